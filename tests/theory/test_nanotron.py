@@ -57,25 +57,26 @@ def lowered(one: Plan, stack: Stack = STACK) -> Lowering:
 @given(
     st.integers(1, 40), st.integers(1, 9), st.integers(0, 60), st.integers(1, 8)
 )  # layers, cost of one, cost of the head, stages
-def test_a_stage_takes_layers_until_the_share_of_the_stages_so_far_is_passed(
+def test_a_stage_takes_layers_until_the_share_of_the_stages_so_far_is_full(
     layers: int, cost: int, head: int, stages: int
 ) -> None:
-    """Layer k stands behind as many borders as layers before it passed one each, a border at a time."""
+    """Layer k stands behind as many borders as layers before it met or passed one each, a border at a time."""
     total = layers * cost + head
     stage_of = []
     for before in accumulate([cost] * layers, initial=0):
         stage = stage_of[-1] if stage_of else 0
-        stage_of.append(stage + (before * stages > total * (stage + 1)))
+        stage_of.append(stage + (before * stages >= total * (stage + 1)))
     counts = by_cost(layers, cost, head, stages)
     assert counts == tuple(stage_of[:layers].count(stage) for stage in range(stages))
     assert sum(counts) == layers
 
 
 def test_a_large_vocabulary_is_the_last_stages_share() -> None:
-    """Sixteen layers and a head of four: borders at 5, 10 and 15 of 20, and whoever passes one keeps the layer."""
-    assert by_cost(16, 1, 4, 4) == (6, 5, 5, 0)
+    """Sixteen layers and a head of four: borders at 5, 10 and 15 of 20; whoever passes one keeps the layer."""
+    assert by_cost(16, 1, 4, 4) == (5, 5, 5, 1)
+    assert by_cost(16, 2, 9, 4) == (6, 5, 5, 0)  # of 41: borders at 10.25, 20.5 and 30.75
     shards = [shard_of(MODEL, plan(pp=2, num_micro_batches=4), stage) for stage in (0, 1)]
-    assert [shard.num_layers for shard in shards] == [6, 2]  # the head is worth two layers: the border is at 5 of 10
+    assert [shard.num_layers for shard in shards] == [5, 3]  # the head is worth two layers: the border is at 5 of 10
     even = plan(pp=2, num_micro_batches=4, stage_layers=(4, 4))
     assert shard_of(MODEL, even).num_layers == 4
 

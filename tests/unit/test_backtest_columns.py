@@ -11,6 +11,7 @@ from rich.console import Console
 
 from simulator.base.errors import ClusterError, ModelError, PlanError, StackError
 from simulator.formats.readers.measured_table import read_measured
+from simulator.formats.readers.run_settings import column_of
 from simulator.formats.readers.runs_table import BadRow, RunRow
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
@@ -243,7 +244,7 @@ def test_every_default_is_a_column_or_a_key_and_every_generic_stack_stands_once(
     entries = [(name, entry) for name in Stack.names() for entry in Stack.load(name).describes]
     assert sorted(name for name, entry in entries if not entry.software) == ["torch-2.11-compiled", "torch-2.6-eager"]
     for name, entry in entries:
-        columns = {key: (value[0] if isinstance(value, list) else str(value)) for key, value in entry.defaults.items()}
+        columns = {column_of(key): (value[0] if isinstance(value, list) else str(value)) for key, value in entry.defaults.items()}
         assert read_measured(table(tmp_path, **columns)).unread == (), name
         assert run_of(tmp_path, stack=name, zero_or_fsdp="", act_ckpt="").stack.name == name
 

@@ -26,11 +26,12 @@ _INTEGER: Final = re.compile(r"-?[0-9]{1,15}")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?(e-?[0-9]{1,3})?")
 _WORDS: Final = {"true": True, "false": False}
 MESSAGE_BYTES: Final = "fabric_message_bytes"
+COPIES: Final = "fabric_gather_copies"
 _NAMED: Final = {
     f"{where}_{name}_gbps": f"fabric.{where}.{kind}"
     for where in ("inter", "intra")
     for name, kind in COLLECTIVES.items()
-} | {MESSAGE_BYTES: "fabric.size_bytes", "nccl_version": "stack.nccl.version"}
+} | {MESSAGE_BYTES: "fabric.size_bytes", COPIES: "fabric.gather_copies", "nccl_version": "stack.nccl.version"}
 
 
 def column_of(setting: str) -> str:
@@ -58,7 +59,7 @@ def _written(owner: type[BaseModel]) -> Mapping[str, FieldInfo]:
 def setting_parser(setting: str) -> Parser:
     """The parser of its cells; None where blank."""
     if setting.startswith("fabric."):
-        return integer_cell if setting == _NAMED[MESSAGE_BYTES] else number_cell
+        return integer_cell if setting in (_NAMED[MESSAGE_BYTES], _NAMED[COPIES]) else number_cell
     noun, *tables, key = setting.split(".")
     owner = model_at(_NOUNS.get(noun, Plan), tables)
     assert owner is not None, setting

@@ -19,15 +19,16 @@ def dealt(model: Model, plan: Plan) -> Split:
 
 
 def by_cost(num_layers: int, layer: int, head: int, num_stages: int) -> tuple[int, ...]:
-    """Layers of each stage: a stage takes layers until it and those before it have passed their share of the cost.
+    """Layers of each stage: a stage takes layers until it and those before it have their share of the cost or more.
 
-    The layer that passes it stays (nanotron, src/nanotron/models/base.py, build_model). Where the layers pass all shares
+    The layer that passes it stays (nanotron, src/nanotron/models/base.py, build_model; what exactly fills it ends it too, by the
+    pace of the stack's calibration runs). Where the layers pass all shares
     but the head's own the stages behind hold none.
     """
     counts, total, passed, stage = [0] * num_stages, num_layers * layer + head, 0, 0
     for _ in range(num_layers):
         counts[stage] += 1
         passed += layer
-        if passed * num_stages > total * (stage + 1):
+        if passed * num_stages >= total * (stage + 1):
             stage += 1
     return tuple(counts)

@@ -72,7 +72,7 @@ class Builder:
             return None
         price = fabric.exchanged(exchange, self._peers.group_kinds(axis))
         hooks_s = fabric.stack.host.unit_s if fabric.sharded and not exchange.copied and not exchange.captured else 0.0
-        host_s = issued_s(exchange, fabric.stack) + hooks_s
+        host_s = issued_s(exchange, fabric) + hooks_s
         named: dict[str, Any] = {"label": label, "kind": exchange.kind, "role": axis, "size_bytes": size}
         return self._append(Call(**named, cost=price[0], slows=price[1], host_s=host_s, waits=waits), *after)
 
@@ -169,7 +169,7 @@ class Builder:
         if size_bytes == 0 or fabric.shape(role).num_ranks == 1:
             return None
         price = fabric.price(kind, role, size_bytes // count, self._peers.group_kinds(role))
-        host_s = count * fabric.stack.host.collective_s + (fabric.stack.host.unit_s if fabric.sharded else 0.0)
+        host_s = fabric.issue_s(role, count) + (fabric.stack.host.unit_s if fabric.sharded else 0.0)
         named: dict[str, Any] = {"label": label, "kind": kind, "role": role, "size_bytes": size_bytes}
         call = Call(**named, cost=price[0], slows=price[1], host_s=host_s, count=count, waits=waits)
         return self._append(call, *after)
@@ -303,7 +303,7 @@ class Builder:
             left_s, lost_s = left_s - slowed_s * (1 - slows), lost_s + slowed_s * slows
             end_s += float(one.latency_s) + moving_s
             longest = exchange.kind
-            host_s += issued_s(exchange, stack)
+            host_s += issued_s(exchange, fabric)
         exposed_s = max(end_s - beside_s - lost_s, 0.0)
         parts = [*segment.beside.parts]
         parts += [("interference", lost_s)] if lost_s else []

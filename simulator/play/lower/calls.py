@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.play.lower.fabric import MeshFabric
-from simulator.spec.software.stack import Stack
 from simulator.work.ops import Exchange
 from simulator.work.program import CollectiveCost
 from simulator.work.script.instructions import Communicate
@@ -41,20 +40,21 @@ def captured_call(one: Communicate, fabric: MeshFabric) -> Call:
         size_bytes=one.size_bytes,
         cost=cost if one.sends else CollectiveCost(latency_s=0.0, link_bytes={}),
         slows=0.0 if one.lane else slows,
-        host_s=fabric.stack.host.collective_s + (fabric.stack.host.unit_s if one.hooked else 0.0),
+        host_s=fabric.issue_s(one.role) + (fabric.stack.host.unit_s if one.hooked else 0.0),
         waits=one.waits,
         stream=one.lane,
         meets=(one.meets, one.members) if one.meets else None,
     )
 
 
-def issued_s(exchange: Exchange, stack: Stack) -> float:
+def issued_s(exchange: Exchange, fabric: MeshFabric) -> float:
     """Host time to issue it; of copies, each and its signal; none inside a CUDA graph."""
+    stack = fabric.stack
     if exchange.captured:
         return 0.0
     if exchange.copied:
         return 2 * exchange.pieces * stack.further_kernel_s()
-    return stack.host.collective_s + (stack.host.redistribute_s if exchange.axis == "tp" else 0.0)
+    return fabric.issue_s(exchange.axis) + (stack.host.redistribute_s if exchange.axis == "tp" else 0.0)
 
 
 def times(one: CollectiveCost, count: int) -> CollectiveCost:

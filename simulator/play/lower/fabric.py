@@ -11,7 +11,7 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.software.nccl import Nccl
 from simulator.spec.software.stack import Stack
-from simulator.work.collectives import collective_cost, copies, interference
+from simulator.work.collectives import collective_cost, copies, interference, rank_wait_s
 from simulator.work.offload import Transfers
 from simulator.work.ops import Exchange
 from simulator.work.program import CollectiveCost
@@ -90,6 +90,15 @@ class MeshFabric:
         if role not in self._shapes:
             self._shapes[role] = self.mesh.group_shape(self.axis(role))
         return self._shapes[role]
+
+    @cached_property
+    def _rank_wait_s(self) -> float:
+        return rank_wait_s(self.cluster, self.nccl)
+
+    def issue_s(self, role: str, count: int = 1) -> float:
+        """Host time to issue so many collectives of a role, and to hear of every rank where each call waits for that."""
+        waits_s = self._rank_wait_s and self._rank_wait_s * self.shape(role).num_ranks
+        return count * (self.stack.host.collective_s + waits_s)
 
     def sent_bytes(self, exchange: Exchange) -> int:
         """Bytes of an exchange once copies of a token that go to the same place are sent once.

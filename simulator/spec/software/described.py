@@ -41,7 +41,8 @@ class Described(Strict):
 
     software: public names; none: whatever no file names. versions: the first that is meant, and the first that no longer is.
     compile: of compiled runs, of others, or (None) of both.
-    defaults: what a blank column means by the software's documents; a list holds all that they leave open.
+    defaults: what a blank column means by the software's documents, or a key behind its noun; a list holds all that they leave
+    open.
     pipeline: micro-batches that pipelines cut a rank's whole batch into where none are stated: as many as stages, or one a sequence.
     selective: what its selective recomputation runs again; `attention` is what a tiled kernel runs again by itself.
     """

@@ -15,6 +15,7 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.hosts import usual_host
+from simulator.spec.cluster.measured import Bandwidth
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.described import Described, named_in
@@ -122,12 +123,27 @@ def as_measured(cluster: Cluster, row: RunRow) -> Cluster:
     common = {"size_bytes": stated[size]} if (size := "size_bytes") in stated else {}
     groups = {"intra": (1, cluster.gpus_per_node), "inter": (cluster.num_nodes, cluster.num_nodes)}
     found = tuple(
-        {"collective": kind, "nodes": groups[where][0], "bus_bytes_per_s": rate * 1e9, **common}
+        _without_copies(
+            Bandwidth(collective=kind, nodes=groups[where][0], bus_bytes_per_s=rate * 1e9, **common),
+            cluster,
+            stated.get("gather_copies", 0),
+        )
         for where in groups
         for kind, rate in stated.get(where, {}).items()
         if groups[where][1] > 1  # a job on one node has no group between nodes
     )
     return cluster.with_measured(found, f"line {row.line}") if found else cluster
+
+
+def _without_copies(one: Bandwidth, cluster: Cluster, copies: int) -> Bandwidth:
+    """What NCCL gave, where a gather was timed with so many copies of the whole message beside it (lists of tensors)."""
+    if not copies or one.collective not in ("all_gather", "reduce_scatter"):
+        return one
+    seconds = one.time_s(one.nodes * cluster.gpus_per_node)
+    copied_s = copies * 2 * one.size_bytes / cluster.device.memory_bytes_per_s
+    return one.model_copy(
+        update={"bus_bytes_per_s": one.bus_bytes_per_s * seconds / max(seconds - copied_s, seconds / 2)}
+    )
 
 
 @cache

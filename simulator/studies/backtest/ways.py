@@ -66,7 +66,7 @@ def _with_defaults(row: RunRow, defaults: Mapping[str, Any]) -> RunRow:
         if name in _COLUMNS and name not in (*_OPEN[1:], "global_batch") and getattr(row, name) in (None, "")
     }
     stated = dict(row.settings)
-    keys = {f"plan.{name}": value for name, value in single.items() if name not in _COLUMNS}
+    keys = {(name if "." in name else f"plan.{name}"): value for name, value in single.items() if name not in _COLUMNS}
     return replace(row, **columns, settings=tuple({**keys, **stated}.items()))
 
 

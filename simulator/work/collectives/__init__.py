@@ -10,6 +10,7 @@ from simulator.work.collectives.cost import (
     collective_cost,
     collective_s,
     link_capacities,
+    rank_wait_s,
     renamed,
 )
 from simulator.work.collectives.effects import interference, sigma, source
@@ -31,6 +32,7 @@ __all__ = [
     "interference",
     "link_capacities",
     "minimum",
+    "rank_wait_s",
     "renamed",
     "sigma",
     "source",

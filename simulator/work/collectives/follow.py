@@ -1,10 +1,10 @@
 """How a call follows what its fabric was measured to give: factors on the model's own waits and flows.
 
-At a stated group the factors give the stated time back. One number for a group of large messages sets the plateau: latencies
-stay nearly the model's, bytes flow as much slower or faster as makes up the time. Several sizes are followed wherever they lie: the
-measured time is interpolated in log-log between them, and below and above them the model keeps its shape. A collective that
-nobody measured follows the plateau of the nearest one that was. Between stated
-counts of nodes (inside a node: of ranks) the factors' logarithms are interpolated over the count's; beyond the counts the
+At a stated group the factors give the stated time back. One number for a group of large messages is shared: what it is slower
+than the model is its steps' latency for the most, up to what a step of a GPU network may take, and its bytes' for the rest. Calls
+below 1 MiB keep the model's steps: their protocols are others. Several
+sizes are followed wherever they lie: the measured time is interpolated in log-log between them, and below and above them the model
+keeps its shape. A collective that nobody measured follows the plateau of the nearest one that was. Between stated counts of nodes (inside a node: of ranks) the factors' logarithms are interpolated over the count's; beyond the counts the
 nearest factor stays, so that what grows is what the model says grows, and the interval widens with every doubling.
 """
 
@@ -17,30 +17,35 @@ from itertools import accumulate, groupby
 from typing import Final
 
 from simulator.spec.calibration.collective_curves import doubling_sigma
+from simulator.spec.cluster.measured import LEAST_ALONE_BYTES
 from simulator.work.collectives.call import Call, Placement
-from simulator.work.collectives.stated import Stated
-from simulator.work.collectives.volumes import POINT_TO_POINT
+from simulator.work.collectives.stated import Stated, of_stated
 
 # One sigma of log time. A repeated sweep of the same nodes, and another job's placement on them; a number of one collective
 # that stands for another's: priors. Each doubling of the nodes beyond what was stated: docs/scales.md.
 REPEAT_SIGMA: Final = 0.05
 OTHER_KIND_SIGMA: Final = 0.10
 _NEAR: Final = 4  # sizes within such a factor of a stated one are as good as it
-_STEPS: Final = 60  # of a bisection: to 1e-15 of a range of e^±10
-_RANGE: Final = 10.0
+# What of a large message's slowness (its logarithm) is its bytes'. Steps' latencies spread over 9 to 60 µs in the networks of
+# topologies/calibrations, bytes at their NICs' speed over 0.75 to 1: ln(1/0.75) of ln(60/9) + ln(1/0.75). NVLink's and PCIe's latencies are known.
+_FLOW_PART: Final = 0.13
+_RING_KINDS: Final = {"all_gather", "reduce_scatter"}  # as many steps for the same bytes; others' steps are others
+LONGEST_STEP_S: Final = 60e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """A call taken apart: seconds that its bytes take on its port and on the NICs, and at least, by the data sheet.
 
-    wait_s: seconds before they flow, by the seconds that they flow (a pipeline fills the longer, the more there is).
+    wait_s: seconds before they flow, by the seconds that they flow (a pipeline fills the longer, the more there is). steps: that
+    follow one another.
     """
 
     near_s: float
     far_s: float
     wire_s: float
     wait_s: Callable[[float], float]
+    steps: int
 
     @property
     def flow_s(self) -> float:
@@ -53,13 +58,14 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Factors on the model's wait and flow.
+    """Factors on the model's wait and flow, and seconds that each step waits beside.
 
     sigma: of the logarithm of the time that comes of them, for calls of least_bytes and more; smaller ones are the model's.
     """
 
     wait: float
     flow: float
+    step_s: float
     sigma: float
     least_bytes: float
 
@@ -71,9 +77,9 @@ class Follow:
         far_s = flow_s if grows else min(parts.far_s, flow_s)
 
         def wait_s(flow_s: float) -> float:
-            return self.wait * parts.wait_s(flow_s / self.flow)
+            return self.wait * parts.wait_s(flow_s / self.flow) + self.step_s * parts.steps
 
-        return Parts(near_s, far_s, parts.wire_s, wait_s)
+        return Parts(near_s, far_s, parts.wire_s, wait_s, parts.steps)
 
 
 def follow_of(call: Call, model: Callable[[Call], Parts], *, far: bool) -> Follow | None:
@@ -97,7 +103,9 @@ def follow_of(call: Call, model: Callable[[Call], Parts], *, far: bool) -> Follo
     other = OTHER_KIND_SIGMA if mine[0].kind != call.kind else 0.0
     sigma = math.hypot(REPEAT_SIGMA, doubling_sigma(call.kind) * distance, other)
     least_bytes = min(one.size_bytes for n in (below, above) for one in by_count[n]) / _NEAR
-    return Follow(_between(low[0], high[0], part), _between(low[1], high[1], part), sigma, least_bytes)
+    wait, flow = (_between(low[which], high[which], part) for which in (0, 1))
+    step_s = ((1 - part) * low[2] + part * high[2]) * min(1.0, call.size_bytes / LEAST_ALONE_BYTES)
+    return Follow(wait, flow, step_s, sigma, least_bytes)
 
 
 def _count(place: Placement, *, far: bool) -> int:
@@ -120,23 +128,20 @@ def _between(low: float, high: float, part: float) -> float:
     return math.exp((1 - part) * math.log(low) + part * math.log(high))
 
 
-def _at(stated: Sequence[Stated], call: Call, model: Callable[[Call], Parts]) -> tuple[float, float]:
-    """(wait, flow) that give the times stated for one group back."""
+def _at(stated: Sequence[Stated], call: Call, model: Callable[[Call], Parts]) -> tuple[float, float, float]:
+    """(wait, flow, seconds a step) that give the times stated for one group back."""
     times, one = dict(_rising(stated)), stated[0]
     if one.kind != call.kind:  # another's small calls wait for other things
         times = dict([max(times.items())])
     if len(times) == 1:
         size, time_s = next(iter(times.items()))
-        wait, flow = _shared(model(_call(one, size, call)), time_s)
-        alike = (one.kind in POINT_TO_POINT) == (call.kind in POINT_TO_POINT)
-        return wait if alike else 1.0, flow
+        parts = model(of_stated(one, call.nccl, size))
+        shared = _shared(parts, time_s, LONGEST_STEP_S if one.place.num_domains > 1 else 0.0)
+        alike = one.kind == call.kind or {one.kind, call.kind} <= _RING_KINDS
+        return shared if alike else (1.0, time_s / parts.time_s, 0.0)
     size = min(max(call.size_bytes, min(times)), max(times))
-    ratio = _interpolated(times, size) / model(_call(one, size, call)).time_s
-    return ratio, ratio
-
-
-def _call(one: Stated, size_bytes: int, like: Call) -> Call:
-    return Call(one.kind, size_bytes, one.place, one.links, like.nccl)
+    ratio = _interpolated(times, size) / model(of_stated(one, call.nccl, size)).time_s
+    return ratio, ratio, 0.0
 
 
 def _rising(stated: Sequence[Stated]) -> Iterable[tuple[int, float]]:
@@ -155,19 +160,17 @@ def _interpolated(times: dict[int, float], size: int) -> float:
     return _between(times[below], times[above], part)
 
 
-def _shared(parts: Parts, time_s: float) -> tuple[float, float]:
-    """The factors on wait and flow at which the call takes `time_s`.
+def _shared(parts: Parts, time_s: float, longest_s: float) -> tuple[float, float, float]:
+    """The factors on wait and flow, and the seconds a step beside, at which the call takes `time_s`.
 
-    One number does not say which of the two is slower. The logarithm of what the call is off is shared as the modelled call
-    is: nearly all goes to the flow of a call that is its bytes, to the waits of one that is its steps.
+    One number does not say which of them is slower. Networks spread more in what a step waits than in what their NICs carry, so
+    steps take most of what a call is slower than the model, until each waits longest_s; then its bytes do.
     """
     flow_s, wait_s = parts.flow_s, parts.wait_s(parts.flow_s)
     if not flow_s:
-        return 1.0, 1.0
-    part = wait_s / (wait_s + flow_s)
-    low, high = -_RANGE, _RANGE
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        told = math.exp(part * middle) * wait_s + math.exp((1 - part) * middle) * flow_s
-        low, high = (low, middle) if told > time_s else (middle, high)
-    return math.exp(part * high), math.exp((1 - part) * high)
+        return 1.0, 1.0, 0.0
+    ratio = time_s / (wait_s + flow_s)
+    if ratio <= 1:
+        return ratio, ratio, 0.0
+    longer_s = max(min(time_s - ratio**_FLOW_PART * flow_s, longest_s * parts.steps) - wait_s, 0.0)
+    return 1.0, (time_s - wait_s - longer_s) / flow_s, longer_s / max(parts.steps, 1)

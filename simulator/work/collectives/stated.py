@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from simulator.work.collectives.call import Links, Placement
+from simulator.work.collectives.call import Call, Links, Placement
 
 if TYPE_CHECKING:
     from simulator.parallel.mesh import GroupShape
@@ -38,6 +38,11 @@ class Stated:
     links: Links
 
 
+def of_stated(one: Stated, nccl: Nccl, size_bytes: int | None = None) -> Call:
+    """Such a call, of another size where one is given."""
+    return Call(one.kind, one.size_bytes if size_bytes is None else size_bytes, one.place, one.links, nccl)
+
+
 class _Shared(tuple[Stated, ...]):
     """What all calls of a kind on one cluster share: told apart by identity, as a sweep's hash would cost more than the call."""
 
@@ -46,30 +51,16 @@ class _Shared(tuple[Stated, ...]):
     __eq__ = object.__eq__
 
 
-_MOST: Final = 1024  # clusters times kinds that are remembered
-_known: dict[tuple[int, str, Nccl], tuple[Cluster, _Shared]] = {}
-
-
-def stated_of(cluster: Cluster, kind: str, nccl: Nccl) -> tuple[Stated, ...]:
+def nearest_kinds(known: Mapping[str, Sequence[Stated]], kind: str) -> tuple[Stated, ...]:
     """The numbers that `kind` follows inside nodes and between them: its own, or the nearest kind's."""
-    key = (id(cluster), kind, nccl)
-    if key not in _known:
-        if len(_known) >= _MOST:
-            _known.clear()
-        _known[key] = cluster, _Shared(_found(cluster, kind, nccl))  # with the cluster, so that the id stays its own
-    return _known[key][1]
-
-
-def _found(cluster: Cluster, kind: str, nccl: Nccl) -> tuple[Stated, ...]:
-    known = {one: _of_kind(cluster, one, nccl) for one in {each.collective for each in cluster.fabric.measured}}
     found: list[Stated] = []
     for far in (False, True):
         mine = ([s for s in known.get(one, ()) if (s.place.num_domains > 1) == far] for one in _STANDS_FOR[kind])
         found += next(filter(None, mine), [])
-    return tuple(found)
+    return _Shared(found)
 
 
-def _of_kind(cluster: Cluster, kind: Kind, nccl: Nccl) -> list[Stated]:
+def of_kind(cluster: Cluster, kind: Kind, nccl: Nccl) -> list[Stated]:
     """Every number of one kind. A group takes the first GPUs of each node, as nccl-tests does."""
     found, seen = [], dict[tuple[int, int], tuple[Placement, Links]]()
     for one in cluster.fabric.measured:

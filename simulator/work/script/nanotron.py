@@ -9,6 +9,7 @@ trainer.py (training_step, make_ddp), optim/gradient_accumulator.py, optim/zero.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from math import prod
 from typing import Final
@@ -16,7 +17,8 @@ from typing import Final
 from typing_extensions import override
 
 from simulator.base.kernels import DTYPE_BYTES, Stream
-from simulator.spec.model import Model
+from simulator.parallel.model_shard import body_names
+from simulator.spec.model import Model, ModelPart
 from simulator.spec.plan import Plan
 from simulator.spec.plan.traits import Traits
 from simulator.spec.software.stack import Stack
@@ -26,12 +28,14 @@ from simulator.work.script.flat import flat_units
 from simulator.work.script.implementation import Implementation, Library, MakeBuffers
 from simulator.work.script.order import Replicated
 from simulator.work.script.resident import optimizer_tensors
-from simulator.work.script.sharding import Shape, numel_of, pieces, shard_ranks
+from simulator.work.script.sharding import Shape, numel_of, shard_ranks
 from simulator.work.script.unit_comm import UnitComm
 
 _SUM: Final = 4  # bytes of an element of the sums
-# Per slice of a parameter: it is cut twice, put into a flat copy and copied out of it
-_LAUNCHES_A_SLICE: Final = 2
+_TOGETHER: Final = (
+    ("attention.q.weight", "attention.k.weight", "attention.v.weight"),
+    ("mlp.gate.weight", "mlp.up.weight"),
+)
 
 
 class NanotronOrder(Replicated):
@@ -64,8 +68,36 @@ class NanotronBuffers(Buffers):
         return [(numel,) for numel in _slices(self.model, self.plan)]
 
 
+def _pieces(model: Model) -> list[tuple[str, tuple[Shape, ...]]]:
+    """Units with their parameters' shapes, as registered."""
+    body = [(name, _joined(model, kind)) for name, kind in zip(body_names(model), model.body, strict=True)]
+    return [("embedding", _joined(model, "embedding")), *body, ("head", _joined(model, "head"))]
+
+
+def _joined(model: Model, part: ModelPart) -> tuple[Shape, ...]:
+    """Shapes of a part's parameters; queries, keys and values are one, as gate and up are (models/llama.py)."""
+    found: dict[str, Shape] = {}
+    for name, shape in model.parameter_shapes(part):
+        first = next((together[0] for together in _TOGETHER if name in together), name)
+        rows = found[first][0] if first in found else 0
+        found[first] = (rows + shape[0], *shape[1:])
+    return tuple(found.values())
+
+
 def _numels(model: Model) -> list[int]:
-    return [prod(shape) for _, shapes in pieces(model) for shape in shapes]
+    return [prod(shape) for _, shapes in _pieces(model) for shape in shapes]
+
+
+def _buckets(model: Model, size: int) -> Counter[str]:
+    """How many of DDP's buckets each unit fills: one closes as soon as it holds its cap, in the order of the backward."""
+    filled, held = Counter[str](), 0
+    for name, shapes in reversed(_pieces(model)):
+        for shape in reversed(shapes):
+            held += prod(shape) * size
+            if held >= DEFAULT_BUCKET_BYTES:
+                filled[name] += 1
+                held = 0
+    return filled
 
 
 def _slices(model: Model, plan: Plan) -> list[int]:
@@ -74,10 +106,11 @@ def _slices(model: Model, plan: Plan) -> list[int]:
 
 
 def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[UnitComm, ...]:  # noqa: ARG001
-    return tuple(_unit_comm(name, shapes, plan) for name, shapes in pieces(model))
+    filled = _buckets(model, DTYPE_BYTES[plan.compute_dtype])
+    return tuple(_unit_comm(name, shapes, plan, max(1, filled[name])) for name, shapes in _pieces(model))
 
 
-def _unit_comm(name: str, shapes: tuple[Shape, ...], plan: Plan) -> UnitComm:
+def _unit_comm(name: str, shapes: tuple[Shape, ...], plan: Plan, num_buckets: int) -> UnitComm:
     numel, size, ranks = numel_of(shapes), DTYPE_BYTES[plan.compute_dtype], shard_ranks(plan)
     if not numel:
         return UnitComm(unit=name)
@@ -91,12 +124,12 @@ def _unit_comm(name: str, shapes: tuple[Shape, ...], plan: Plan) -> UnitComm:
         op="copy",
         read_bytes=3 * numel * size,
         write_bytes=3 * numel * size,
-        launches=_LAUNCHES_A_SLICE * len(shapes) * ranks,
+        launches=len(shapes) * ranks,  # a call a slice copies it out; going in, one call takes a rank's slices
     )
     return UnitComm(
         unit=name,
         all_reduce_bytes=numel * _SUM,
-        num_buckets=max(1, round(numel * size / DEFAULT_BUCKET_BYTES)) if hooked else 1,
+        num_buckets=num_buckets if hooked else 1,
         parameter_gather_bytes=numel * size if gathers else 0,
         gather_forward_kernels=(sliced,) if gathers else (),
         gradient_kernels=(copied, copied) if hooked else (),

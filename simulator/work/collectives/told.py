@@ -1,0 +1,90 @@
+"""What a fabric's numbers tell once they are seen together: hosts that wait for each rank, and calls that took no network's time.
+
+A network gives an all-reduce of large messages about twice the time of an all-gather, and either time hardly grows with the
+ranks of a ring. Where all kinds take equal times, well above the links', and some tenths of a millisecond for each rank, the
+host waited and not the link: each call was checked with every rank before it was issued, one after another. torch does so
+through gloo under TORCH_DISTRIBUTED_DEBUG=DETAIL (torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp: monitoredBarrier, whose
+first rank hears every other, and gathers of the call's shapes). Such numbers say nothing of the links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from simulator.work.collectives.stated import Stated, of_kind
+
+if TYPE_CHECKING:
+    from simulator.spec.cluster import Cluster
+    from simulator.spec.software.nccl import Nccl
+
+# All kinds at least so much slower than the model's links give them, and within so much of one another
+_SLOWER: Final = 1.2
+_EQUAL: Final = 1.5
+# Seconds for each rank: above what a step of a ring over any GPU network takes (10 to 60 µs), below one exchange over TCP with
+# a process that a busy host has to wake
+_LEAST_RANK_S: Final = 0.15e-3
+# What such a wait takes for each rank: a call of large messages, timed, bounds it from above only, as the wait lies beside the
+# call before. Two steps of small messages on 2 and 32 nodes of 8 H100 give 0.22 and 0.26 ms (calibration of nanotron-2025).
+_RANK_S: Final = 0.24e-3
+_GATHERS: Final = ("all_gather", "reduce_scatter")
+
+Model = Callable[[Stated], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """rank_s: what the host waits for each rank of a group before a collective is issued. stated: what the links gave, by kind."""
+
+    rank_s: float
+    stated: Mapping[str, Sequence[Stated]]
+
+
+def told_of(cluster: Cluster, nccl: Nccl, model: Model) -> Told:
+    """The cluster's numbers, told apart. model: seconds of such a call by the calibrated links."""
+    known: dict[str, Sequence[Stated]] = {
+        kind: of_kind(cluster, kind, nccl) for kind in {one.collective for one in cluster.fabric.measured}
+    }
+    waits = [wait for together in _together(known) if (wait := _rank_wait_s(together, model))]
+    rank_s = cluster.fabric.call_rank_s
+    rank_s = (median(waits) if waits else 0.0) if rank_s is None else rank_s
+    kept = {kind: [one for one in many if not _waited(one, rank_s, model)] for kind, many in known.items()}
+    return Told(rank_s, _halved(kept))
+
+
+def _together(known: Mapping[str, Sequence[Stated]]) -> list[list[Stated]]:
+    """Numbers of all-reduce and of gathers over the same nodes in calls of one size."""
+    found: dict[object, list[Stated]] = {}
+    for kind in ("all_reduce", *_GATHERS):
+        for one in known.get(kind, ()):
+            if one.place.num_domains > 1:
+                found.setdefault((one.place.num_ranks, one.place.num_domains, one.size_bytes), []).append(one)
+    return [many for many in found.values() if len(many) > 1 and many[0].kind == "all_reduce"]
+
+
+def _rank_wait_s(together: Sequence[Stated], model: Model) -> float:
+    """Seconds for each rank where the host's waits are all that the numbers show, else 0."""
+    times = [one.time_s for one in together]
+    rank_s = min(times) / together[0].place.num_ranks
+    slower = min(one.time_s / model(one) for one in together) >= _SLOWER
+    waits = slower and max(times) <= _EQUAL * min(times) and rank_s >= _LEAST_RANK_S
+    return min(rank_s, _RANK_S) if waits else 0.0
+
+
+def _waited(one: Stated, rank_s: float, model: Model) -> bool:
+    """The number is no longer than the host's wait and what the links take give it."""
+    return rank_s > 0 and one.time_s <= 2 * (rank_s * one.place.num_ranks + model(one))
+
+
+def _halved(known: Mapping[str, Sequence[Stated]]) -> dict[str, Sequence[Stated]]:
+    """An all-reduce takes no longer than a reduce-scatter and an all-gather: what else its number shows was in its way once."""
+    gathers = [one for kind in _GATHERS for one in known.get(kind, ())]
+
+    def most_s(one: Stated) -> float:
+        who = one.place, one.size_bytes
+        return 2 * max((each.time_s for each in gathers if (each.place, each.size_bytes) == who), default=float("inf"))
+
+    reduced = [replace(one, time_s=min(one.time_s, most_s(one))) for one in known.get("all_reduce", ())]
+    return {**known, "all_reduce": reduced} if reduced else dict(known)

@@ -1,0 +1,111 @@
+"""Numbers of a fabric seen together: hosts that wait for each rank, steps that wait, bytes."""
+
+import pytest
+
+from simulator.cli.fabric import with_fabric
+from simulator.parallel.mesh import GroupShape
+from simulator.predict import predict
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.measured import Bandwidth, bus_factor
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.work.collectives import collective_cost, collective_s, rank_wait_s
+
+H100 = Cluster.load("hgx-h100-8", 16)
+SIZE = 2**30
+KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+def stating(nodes: int, seconds: dict[str, float]) -> Cluster:
+    ranks = 8 * nodes
+    numbers = [
+        Bandwidth(
+            collective=kind,  # type: ignore[arg-type]  # one of KINDS
+            nodes=nodes,
+            size_bytes=SIZE,
+            bus_bytes_per_s=float(bus_factor(kind, ranks)) * SIZE / time_s,
+        )
+        for kind, time_s in seconds.items()
+    ]
+    return H100.with_measured(numbers, "test")
+
+
+def group(nodes: int) -> GroupShape:
+    return GroupShape(
+        num_ranks=8 * nodes, num_nodes=nodes, ranks_per_node=8, num_groups_per_node=1, spans_domain=nodes > 1
+    )
+
+
+def checked(nodes: int = 16) -> Cluster:
+    """Each call takes 0.3 ms for each rank, whatever it is."""
+    return stating(nodes, dict.fromkeys(KINDS, 0.3e-3 * 8 * nodes))
+
+
+def test_equal_times_of_all_kinds_are_hosts_that_wait_for_ranks() -> None:
+    assert rank_wait_s(checked()) == pytest.approx(0.24e-3)
+    assert rank_wait_s(H100) == 0
+
+
+@pytest.mark.parametrize(
+    "times_ms",
+    [
+        {
+            "all_reduce": 80,
+            "all_gather": 40,
+            "reduce_scatter": 40,
+        },  # a narrow network: an all-reduce moves twice the bytes
+        {"all_reduce": 12, "all_gather": 12, "reduce_scatter": 12},  # 0.09 ms a rank: a network's steps
+        {"all_reduce": 40},  # one kind alone does not say
+        {"all_gather": 40, "reduce_scatter": 40},  # nor do two that move the same bytes
+    ],
+)
+def test_what_a_network_may_do_is_a_networks(times_ms: dict[str, float]) -> None:
+    stated = stating(16, {kind: time * 1e-3 for kind, time in times_ms.items()})
+    assert rank_wait_s(stated) == 0
+    for kind, time in times_ms.items():
+        assert float(collective_s(kind, SIZE, group(16), stated)) == pytest.approx(time * 1e-3, rel=1e-6)
+
+
+def test_links_behind_waiting_hosts_stay_the_models() -> None:
+    for kind in KINDS:
+        assert collective_cost(kind, SIZE, group(16), checked()) == collective_cost(kind, SIZE, group(16), H100)
+        assert collective_s(kind, SIZE, group(16), checked()) == pytest.approx(
+            128 * 0.24e-3
+        )  # alone, the host's wait shows
+
+
+def test_a_step_waits_for_the_ranks_of_each_group_inside_nodes_too() -> None:
+    model = Model.load("llama3-8b")
+    plan = Plan(tp=8, dp_shard=16, micro_batch_size=1, seq_len=1024, sequence_parallel=True)
+    slow, usual = (predict(model, plan, one).step_s for one in (checked(), H100))
+    exchanges = 32 * 8  # two gathers and two scatters a layer each way, at the least
+    assert slow - usual > 0.5 * exchanges * 8 * 0.24e-3
+    stated_off = H100.model_copy(update={"fabric": checked().fabric.model_copy(update={"call_rank_s": 0.0})})
+    assert rank_wait_s(stated_off) == 0
+
+
+def test_who_states_the_wait_needs_no_numbers() -> None:
+    fabric = H100.fabric.model_copy(update={"call_rank_s": 1e-3})
+    assert rank_wait_s(H100.model_copy(update={"fabric": fabric})) == 1e-3
+
+
+def test_an_all_reduce_takes_no_longer_than_its_halves() -> None:
+    stated = stating(16, {"all_reduce": 0.2, "all_gather": 0.03, "reduce_scatter": 0.04})
+    assert float(collective_s("all_reduce", SIZE, group(16), stated)) == pytest.approx(0.08, rel=1e-6)
+
+
+def test_a_slower_network_waits_at_each_step_before_its_bytes_are_slower() -> None:
+    """An eighth of the message: half of what the large call loses to steps is lost again, not an eighth."""
+    usual = float(collective_s("all_gather", SIZE, group(16), H100))
+    stated = stating(16, {"all_gather": usual + 4e-3})
+    lost = float(collective_s("all_gather", SIZE // 8, group(16), stated)) - float(
+        collective_s("all_gather", SIZE // 8, group(16), H100)
+    )
+    assert 2e-3 < lost < 4e-3
+    tiny = [float(collective_s("all_gather", 2**14, group(16), one)) for one in (stated, H100)]
+    assert tiny[0] < 1.5 * tiny[1]  # other protocols, other steps
+
+
+def test_flags_state_it_too() -> None:
+    """256 MiB over 128 ranks: 21 ms each, 0.165 ms a rank."""
+    assert rank_wait_s(with_fabric(H100, ["allreduce=25.2@16", "allgather=12.6@16"])) == pytest.approx(0.165e-3, rel=0.01)
