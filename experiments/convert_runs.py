@@ -1,7 +1,7 @@
-"""Published runs in plain columns: writes experiments/measured/runs-plain.csv.gz from the table as it was published.
+"""Published runs in plain columns: writes experiments/measured/runs*-plain.csv.gz from the tables as they were published.
 
-    python experiments/convert_runs.py                       # experiments/measured/runs.csv.gz -> runs-plain.csv.gz
-    python experiments/convert_runs.py --check               # writes nothing; 1 if the file is not what would be written
+    python experiments/convert_runs.py                       # runs.csv.gz -> runs-plain.csv.gz, and runs-2 likewise
+    python experiments/convert_runs.py --check               # writes nothing; 1 if a file is not what would be written
     python experiments/convert_runs.py other.csv plain.csv.gz
 
 `runs_table/` knows what the table's sources mean: which software a name and a note stand for, whose recipe a row points to,
@@ -38,6 +38,8 @@ from simulator.studies.backtest.ways import states_recompute
 
 HERE = Path(__file__).resolve().parent
 RAW, PLAIN = HERE / "measured" / "runs.csv.gz", HERE / "measured" / "runs-plain.csv.gz"
+RAW_2, PLAIN_2 = HERE / "measured" / "runs-2.csv.gz", HERE / "measured" / "runs-2-plain.csv.gz"
+CARRIED = ((RAW, PLAIN), (RAW_2, PLAIN_2))  # runs that were open from the start, and those collected in November 2026
 
 _CLUSTER_TOKENS = re.compile(r"\bcluster tokens/s=([0-9]+)")
 # Columns of the table that it may leave blank, and what a row's meaning fills them with
@@ -49,15 +51,20 @@ _UNSAID = ("sources", "describes", "name", "framework", "date", "calibration_run
 def main(argv: Sequence[str] | None = None) -> int:
     """Convert, and write or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("raw", type=Path, nargs="?", default=RAW)
-    parser.add_argument("plain", type=Path, nargs="?", default=PLAIN)
+    parser.add_argument("raw", type=Path, nargs="?")
+    parser.add_argument("plain", type=Path, nargs="?")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args(argv)
-    written = zipped(table(args.raw))
-    if args.check:
-        return int(args.plain.read_bytes() != written)
-    args.plain.write_bytes(written)
-    return 0
+    if args.raw and not args.plain:
+        parser.error("a table of your own needs a file to write to")
+    others = 0
+    for raw, plain in ((args.raw, args.plain),) if args.raw else CARRIED:
+        written = zipped(table(raw))
+        if args.check:
+            others += plain.read_bytes() != written
+        else:
+            plain.write_bytes(written)
+    return int(others > 0)
 
 
 def table(raw: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fabrics_in_runs
 import pytest
-from convert_runs import PLAIN, RAW, _cells, converted, table, zipped
+from convert_runs import CARRIED, PLAIN, RAW, _cells, converted, table, zipped
 from runs_table import meaning
 from runs_table.frameworks import framework_rule
 
@@ -41,8 +41,9 @@ LLAMA2_7B = RunRow(
 )
 
 
-def test_the_carried_table_is_what_the_converter_writes() -> None:
-    assert zipped(table(RAW)) == PLAIN.read_bytes()
+@pytest.mark.parametrize(("raw", "plain"), CARRIED, ids=lambda path: path.name)
+def test_a_carried_table_is_what_the_converter_writes(raw: Path, plain: Path) -> None:
+    assert zipped(table(raw)) == plain.read_bytes()
 
 
 def test_a_row_means_the_same_when_it_is_read_back() -> None:
