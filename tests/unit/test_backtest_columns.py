@@ -240,9 +240,33 @@ def test_a_stack_is_found_by_the_public_name_and_version_of_its_software(
     assert Stack.described_as(framework, compiled)[0] == stack
 
 
+@pytest.mark.parametrize(
+    ("columns", "stack"),
+    [
+        ({"precision": "fp8", "zero_or_fsdp": "zero1"}, "fused-2025"),  # Transformer Engine's products
+        ({"precision": "fp8_mx", "zero_or_fsdp": "fsdp_full"}, "torch-2.11-compiled"),  # torchao's
+        ({"tp": "2", "zero_or_fsdp": "zero1"}, "fused-2025"),
+        ({"pp": "2", "zero_or_fsdp": "ddp"}, "fused-2025"),
+        ({"tp": "2", "zero_or_fsdp": "fsdp_full"}, "torch-2.6-eager"),
+        ({"tp": "2", "zero_or_fsdp": "zero3"}, "torch-2.6-eager"),
+        ({"tp": "2", "zero_or_fsdp": "zero1", "compile": "y"}, "torch-2.11-compiled"),
+        ({"precision": "fp8", "framework": "torchtitan 2025-06"}, "torchtitan-2025-eager"),  # a described one stays
+    ],
+)
+def test_software_that_no_file_names_runs_on_the_generic_stack_of_what_its_runs_show(
+    tmp_path: Path, columns: dict[str, str], stack: str
+) -> None:
+    run = run_of(tmp_path, **{"framework": "somebody's trainer", "stack": "", **columns})
+    assert run.stack.name == stack
+
+
 def test_every_default_is_a_column_or_a_key_and_every_generic_stack_stands_once(tmp_path: Path) -> None:
     entries = [(name, entry) for name in Stack.names() for entry in Stack.load(name).describes]
-    assert sorted(name for name, entry in entries if not entry.software) == ["torch-2.11-compiled", "torch-2.6-eager"]
+    assert sorted(name for name, entry in entries if not entry.software) == [
+        "fused-2025",
+        "torch-2.11-compiled",
+        "torch-2.6-eager",
+    ]
     for name, entry in entries:
         columns = {column_of(key): (value[0] if isinstance(value, list) else str(value)) for key, value in entry.defaults.items()}
         assert read_measured(table(tmp_path, **columns)).unread == (), name

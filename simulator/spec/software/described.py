@@ -24,6 +24,7 @@ from simulator.spec.plan import DataParallel
 _VERSION = re.compile(r"[\s(,@=v-]*(\d+(?:[.-]\d+)*)")  # right behind a name
 _LATER_VERSION = re.compile(r"(?<![\w.])(20\d\d(?:-\d+)*|\d+(?:\.\d+)+)")  # a date or release further on
 _Version = tuple[int, ...]
+Nature = Literal["eager", "compiled", "fused"]  # who makes the kernels of a block
 Default = str | int | bool | list[str]
 
 
@@ -40,7 +41,7 @@ class Described(Strict):
     """Software that a stack's file describes.
 
     software: public names; none: whatever no file names. versions: the first that is meant, and the first that no longer is.
-    compile: of compiled runs, of others, or (None) of both.
+    compile: of compiled runs, of others, or (None) of both. fused: of runs that only layers of hand-written kernels do.
     defaults: what a blank column means by the software's documents, or a key behind its noun; a list holds all that they leave
     open.
     pipeline: micro-batches that pipelines cut a rank's whole batch into where none are stated: as many as stages, or one a sequence.
@@ -50,6 +51,7 @@ class Described(Strict):
     software: tuple[str, ...] = Field(default=(), strict=False)
     versions: tuple[str, str] = Field(default=("", ""), strict=False)
     compile: bool | None = None
+    fused: bool = False
     data_parallel: Implementations = Implementations()
     defaults: dict[str, Default] = {}
     selective: Literal["operators", "attention"] = "operators"

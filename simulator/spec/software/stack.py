@@ -19,7 +19,7 @@ from simulator.base.schema import read_toml, unknown_name
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.model.experts import StoredExperts
-from simulator.spec.software.described import Described, named_in
+from simulator.spec.software.described import Described, Nature, named_in
 from simulator.spec.software.flat_names import FLAT_NAMES
 from simulator.spec.software.nccl import Nccl
 from simulator.spec.software.nccl.environment import TUNER_FILE
@@ -202,17 +202,18 @@ class Stack(Nested):
         return _read(file) if file.suffix == ".toml" else _shipped(str(name))
 
     @classmethod
-    def described_as(cls, text: str, compiled: str | None = None) -> tuple[str, Described]:
+    def described_as(cls, text: str, compiled: str | None = None, nature: Nature = "eager") -> tuple[str, Described]:
         """The name of the stack that ships for software named in free text, and what its file says of that software.
 
-        compiled: "y", "n", or None where a run is silent. Software that no file names, or names otherwise compiled, runs on
-        the generic stack, compiled or not.
+        compiled: "y", "n", or None where a run is silent. nature: what the run shows of software that no file names, or
+        names otherwise compiled; it runs on the generic stack of that nature.
         """
         entries = _entries()
         found = named_in(text, [entry for _, entry in entries])
         generic = [entry for _, entry in entries if not entry.software]
-        word = compiled or (str(found[0].defaults.get("compile", "n")) if found else "n")
-        fitting = next((entry for entry in (*found, *generic) if entry.compiles(word)), generic[0])
+        word = compiled or (str(found[0].defaults.get("compile", "n")) if found else "ny"[nature == "compiled"])
+        meant = [entry for entry in generic if entry.fused == (nature == "fused" and word != "y")]
+        fitting = next((entry for entry in (*found, *meant) if entry.compiles(word)), meant[0])
         return next(name for name, entry in entries if entry is fitting), (found or [fitting])[0]
 
     @staticmethod

@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any, Final
 
 from simulator.spec.cluster.device import Device
-from simulator.spec.software.described import Described, named_in
+from simulator.spec.software.described import Described, Nature, named_in
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.models import with_sizes
 from simulator.studies.backtest.rows import RunRow
@@ -26,9 +26,22 @@ _COLUMNS: Final = {f.name for f in fields(RunRow)}
 def described(row: RunRow) -> tuple[str, Described]:
     """The stack of a row, by its own column or by its framework's name, and what that stack's file says of the framework."""
     if not row.stack:
-        return Stack.described_as(row.framework, row.compile)
+        return Stack.described_as(row.framework, row.compile, _nature(row))
     entries = Stack.load(row.stack).describes
     return row.stack, next(iter((*named_in(row.framework, entries), *entries)), Described())
+
+
+def _nature(row: RunRow) -> Nature:
+    """Whose kernels software runs that no file names, by what the row says of the run.
+
+    Products in fp8 or fp4 are Transformer Engine's, but under FSDP torchao's, which are made for torch.compile. Models split over
+    tensors or stages are split in Megatron's way, but where parameters are sharded over replicas too, as torch's own are.
+    """
+    narrow, fsdp = row.precision.startswith(("fp8", "nvfp4")), row.zero_or_fsdp.startswith(("fsdp", "hsdp"))
+    if narrow:
+        return "compiled" if fsdp else "fused"
+    split = (row.tp or 1) * (row.pp or 1) > 1
+    return "fused" if split and not fsdp and row.zero_or_fsdp not in ("zero2", "zero3") else "eager"
 
 
 def ways_of(row: RunRow) -> tuple[RunRow, ...]:
