@@ -349,7 +349,7 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         pattern=r"internevo",
         eager="internevo-2023",
         compiled="internevo-2023",
-        replicated="deepspeed",
+        replicated="internevo",
     ),
     # the table of src/maxtext/configs/gpu/a3/llama_2_7b/README.md is of 2024-04-09
     replace(_MAXTEXT, flag=r'"Expected performance results" A3 VMs', flop_convention="half_attention_all_weights"),

@@ -20,7 +20,11 @@ from simulator.studies.backtest.models import family_of, with_sizes
 from simulator.studies.backtest.rows import RunRow
 
 # Machines that the notes name, and the preset cluster each is.
-MACHINES: tuple[tuple[str, str], ...] = ((r"\bA3 VM", "gcp-a3-high"), (r"\bJean Zay A100", "jean-zay-a100-8"))
+MACHINES: tuple[tuple[str, str], ...] = (
+    (r"\bA3 VM", "gcp-a3-high"),
+    (r"\bJean Zay A100", "jean-zay-a100-8"),
+    (r"\b4 ?x ?100Gb RoCE/node", "hgx-a100-80-8-roce-4x100"),
+)
 
 
 # Amazon's instances of each GPU; only they have its NICs (EFA).

@@ -54,10 +54,12 @@ def _all_reduce(build: Builder, step: StageStep, unit: ScheduledUnit, index: int
 
 def gather_updated(build: Builder, unit: ScheduledUnit, *after: int) -> None:
     """A unit's parameters that each rank updated a shard of; or each owner broadcasts its own."""
-    size, count = unit.comm.parameter_gather_bytes, unit.comm.num_broadcasts
-    if count:
-        build.collective(f"broadcast {unit.name}", "broadcast", "shard", size, *after, count=count)
+    for place, (part, count) in enumerate(unit.comm.broadcasts):
+        label = f"broadcast {unit.name}{' vectors' if place else ''}"
+        build.collective(label, "broadcast", "shard", part, *after, count=count)
+    if unit.comm.broadcasts:
         return
+    size = unit.comm.parameter_gather_bytes
     gather = build.collective(f"all-gather {unit.name}", "all_gather", "shard", size, *after)
     if unit.comm.experts is not None:
         size = unit.comm.experts.parameter_gather_bytes

@@ -128,7 +128,7 @@ class StagePricing:
                 every[near].append(self.one("all_gather", near, size).times(n))
                 every[again].append(self.one("all_gather", again, comm.all_gather_backward_bytes).times(n))
             elif comm.parameter_gather_bytes:
-                once["shard"].append(self._late(comm).times(n))
+                once["shard"] += [one.times(n) for one in self._late(comm)]
             reductions["shard"].append(self.one("reduce_scatter", "shard", comm.reduce_scatter_bytes).times(n))
             if not joined and not comm.late_all_reduce:  # MiCS sums with the last micro-batch alone
                 reductions["replicate"].append(self._all_reduce(comm).times(n))
@@ -174,10 +174,10 @@ class StagePricing:
             return self.one("all_gather", "shard", edge.parameter_gather_bytes).alone_s
         return 0.0
 
-    def _late(self, comm: UnitComm) -> CollectiveTime:
-        if comm.num_broadcasts:
-            return self.one("broadcast", "shard", comm.parameter_gather_bytes, comm.num_broadcasts)
-        return self.one("all_gather", "shard", comm.parameter_gather_bytes)
+    def _late(self, comm: UnitComm) -> list[CollectiveTime]:
+        if comm.broadcasts:
+            return [self.one("broadcast", "shard", size, count) for size, count in comm.broadcasts]
+        return [self.one("all_gather", "shard", comm.parameter_gather_bytes)]
 
     def _all_reduce(self, comm: UnitComm) -> CollectiveTime:
         return self.one("all_reduce", "replicate", comm.all_reduce_bytes, comm.num_buckets)

@@ -36,6 +36,7 @@ from simulator.work.collectives.call import (
     spine,
     with_peer_access,
 )
+from simulator.work.collectives.chains import chain_fill_s
 from simulator.work.collectives.follow import Follow, Parts, follow_of
 from simulator.work.collectives.ports import ports_of
 from simulator.work.collectives.proxy_messages import copied, crowd, fabric_of, group_of, posted_channels
@@ -330,10 +331,10 @@ def _model(call: Call, curves: LinkCurves) -> Parts:
         )
         far_s *= buffer_weight(call, protocol, mode, share * call.place.ranks_per_domain, channels)
     by_host = network is not None and copied(call, network)
-    posted = posted_channels(call, algorithm, protocol)
+    posted, chain_s = posted_channels(call, algorithm, protocol), chain_fill_s(call, protocol)
 
     def wait_s(flow_s: float) -> float:
-        return latency_s(port, network, algorithm, protocol, form, flow_s, copied=by_host, channels=posted)
+        return chain_s + latency_s(port, network, algorithm, protocol, form, flow_s, copied=by_host, channels=posted)
 
     return Parts(near_s, far_s, _wire_s(call), wait_s, form.local_steps + form.network_steps)
 

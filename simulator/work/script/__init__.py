@@ -13,6 +13,7 @@ from simulator.work.script.fsdp1 import FSDP1
 from simulator.work.script.fsdp2 import FSDP2
 from simulator.work.script.hops import Hop
 from simulator.work.script.implementation import Implementation, implementation_of, register
+from simulator.work.script.internevo import INTERNEVO
 from simulator.work.script.local_sgd import agreement
 from simulator.work.script.megatron import MEGATRON
 from simulator.work.script.nanotron import NANOTRON
@@ -47,6 +48,7 @@ for _one in (
     DEEPSPEED,
     MEGATRON,
     NANOTRON,
+    INTERNEVO,
 ):  # in the order in which people see them
     register(_one)
 

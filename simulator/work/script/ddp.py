@@ -21,7 +21,7 @@ from simulator.work.script.order import Replicated
 from simulator.work.script.resident import stepped_numels, torch_resident
 from simulator.work.script.sharding import ParameterUnit, Shape, numel_of, pieces, shard_ranks
 from simulator.work.script.storage import ROOT, Storages
-from simulator.work.script.unit_comm import UnitComm
+from simulator.work.script.unit_comm import UnitComm, whole_broadcasts
 
 
 class ReplicatedBuffers(Buffers):
@@ -123,7 +123,7 @@ def bucketed_communication(model: Model, plan: Plan, node_ranks: int | None) -> 
             all_reduce_bytes=0 if hops else sum(numels.get(name, [])) * DTYPE_BYTES[plan.gradient_dtype],
             num_buckets=len(numels.get(name, [])) or 1,
             parameter_gather_bytes=numel_of(shapes) * master if plan.zero == 1 else 0,
-            num_broadcasts=len(shapes) if plan.zero == 1 else 0,
+            broadcasts=whole_broadcasts(shapes, master) if plan.zero == 1 else (),
             gradient_kernels=_bucket_passes(sum(numels.get(name, [])) * master, plan),
             add_kernels=(Stream(op="elementwise", read_bytes=2 * size, write_bytes=size),),
             hops=hops,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from simulator.base.kernels import Stream
 from simulator.work.script.hops import Hop
+from simulator.work.script.sharding import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +18,8 @@ class UnitComm:
     before the embedding and reduced after it.
     reduce_scatter_bytes, all_reduce_bytes: gradients, in every micro-batch or the last one (Plan.syncs_every_micro_batch);
     all_reduce_bytes under HSDP is the shard that travels between replicas. num_buckets: collectives they are split into.
-    parameter_gather_bytes: updated parameters, once a step; num_broadcasts: collectives that carry them where each owner
-    broadcasts its own (torch's ZeRO-1, a tensor at a time), 0 where they are gathered.
+    parameter_gather_bytes: updated parameters, once a step; broadcasts: (bytes, calls) of what carries them where each owner
+    broadcasts its own (torch's ZeRO-1, a tensor at a time), matrices apart from vectors; none where they are gathered.
     backward_gather_ranks: ranks of the backward's all-gather (smaller than dp_shard if reshard_after_forward is a number).
     *_kernels: full-size passes over memory around the collectives, on the compute stream. keep_kernels, add_kernels: for
     gradients that add up whole over micro-batches, in the first one and in later ones. experts: what its routed experts
@@ -31,7 +33,7 @@ class UnitComm:
     all_reduce_bytes: int = 0
     num_buckets: int = 1
     parameter_gather_bytes: int = 0
-    num_broadcasts: int = 0
+    broadcasts: tuple[tuple[int, int], ...] = ()
     backward_gather_ranks: int = 1
     gather_forward_kernels: tuple[Stream, ...] = ()
     gather_backward_kernels: tuple[Stream, ...] = ()
@@ -47,3 +49,9 @@ def last_of(root: UnitComm, head: UnitComm) -> UnitComm:
     """What a stage with the head and without the embedding sends of its end: the head's, or FSDP's root, which holds it."""
     own = head.reduce_scatter_bytes or head.all_reduce_bytes or head.parameter_gather_bytes or head.hops
     return head if own else replace(root, unit=head.unit)
+
+
+def whole_broadcasts(shapes: tuple[Shape, ...], element_bytes: int) -> tuple[tuple[int, int], ...]:
+    """A call a tensor: (bytes, calls) of matrices, and of vectors, where there are any."""
+    kinds = ([prod(one) for one in shapes if (len(one) > 1) == matrix] for matrix in (True, False))
+    return tuple((sum(numels) * element_bytes, len(numels)) for numels in kinds if numels)
