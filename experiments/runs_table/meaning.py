@@ -250,6 +250,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         "seq_len": row.seq_len,
         **_precision(row),
         **nemo.bf16_layers(row),
+        **nemo.cuda_graphs(row),
         "optimizer_impl": rule.optimizer_impl,
         **({"optimizer": "sgd_momentum"} if _MUON.search(f"{row.framework} {row.notes}") else {}),
         **({"master_dtype": rule.master_dtype, "optimizer_dtype": rule.master_dtype} if rule.master_dtype else {}),

@@ -20,6 +20,10 @@ fp8. dgxc's launchers of NeMo 24.09 and 24.12 set model.fp8_params with fp8 (v24
 fp8_param_gather (training/mixed_precision.py, from 25.09 to 26.06): matrices of layers are kept and gathered in fp8. Of those, only what one
 scale of a tensor serves travels so here.
 
+CUDA graphs. NeMo 2's scripts capture whole layers (--cuda_graphs) where scripts/performance/recommended_model_configs/
+model_configs_{gb200,b200}.csv say so (9a86f67, 06c0e70), or dgxc's launchers: Nemotron-4 and Grok-1 on GB200 and B200 (*/launch.sh,
+v25.05.02 to v25.08). None on H100.
+
 Vocabulary. The same launchers train Llama 3.1 405B on mock data through GPT-2's tokenizer (llama3.1/configure.sh, llama3.1_405b.yaml), whose
 50,257 words are padded to a multiple of 128 × tp, whatever a table says of Llama; 8B and 70B read Llama's.
 
@@ -33,6 +37,7 @@ import re
 from typing import Final
 
 from runs_table.published import is_hybrid, published
+from simulator.spec.cluster.device import Device
 from simulator.spec.software.stack import AttentionBackend
 from simulator.studies.backtest.rows import RunRow
 
@@ -43,6 +48,11 @@ _GPT2_WORDS: Final = 50_257
 _OVERLAPS: Final = (25, 7)
 _CURRENT_SCALING: Final = (25, 9)
 _ACCUMULATES: Final = (26, 4)  # Megatron-Bridge
+
+_GRAPHED: Final = {  # families whose layers NeMo 2 captures, by GPU
+    "gb200": r"nemotron-?4|grok|mixtral-?8x7b|gpt-?3|llama-?3(\.\d)?-8b",
+    "b200-sxm": r"nemotron-?4|grok|mixtral-?8x7b|llama-?3(\.\d)?-(8|70)b",
+}
 
 _Release = tuple[int, int]
 
@@ -80,6 +90,14 @@ def keeps_fp8(row: RunRow) -> bool:
         and bool(_LAUNCHED.search(row.framework) or _release(_BRIDGE, row))
         and not is_hybrid(row)
     )
+
+
+def cuda_graphs(row: RunRow) -> dict[str, tuple[str, ...]]:
+    """Fields of the plan for layers that run as CUDA graphs."""
+    families = _GRAPHED.get(Device.resolve(row.gpu)) if _release(_NEMO, row) else None
+    if families is None or not re.match(families, row.model_name, re.IGNORECASE):
+        return {}
+    return {"cuda_graphs": ("attn", "moe" if (row.n_experts or 1) > 1 else "mlp")}
 
 
 def vocabulary(row: RunRow) -> int | None:
