@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
@@ -16,9 +17,12 @@ from simulator.spec.model.experts import Experts
 from simulator.spec.model.hybrid import Mamba
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
+from simulator.studies.search import SearchStudy, Space
 from simulator.studies.search.context import SearchContext
 from simulator.studies.search.memory_floor import MemoryFloor
 from simulator.studies.search.shards import ModelShards
+from simulator.studies.search.space import Pruned
+from simulator.studies.search.survey import Surveyor
 from simulator.studies.search.time_floor import TimeFloor
 from tests.examples import examples
 
@@ -173,3 +177,20 @@ def _check(plan: Plan, cluster: Cluster, model: Model = MODEL) -> None:
     assert time.seconds(plan) <= prediction.step_s
     assert time.least_s(plan) <= prediction.step_s
     assert memory.num_bytes(plan) <= prediction.memory.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("order", ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"])
+def test_bounds_do_not_depend_on_what_was_bounded_before(order: str) -> None:
+    """Floors of one surveyor share prices and blocks: what plans share must be all that those depend on."""
+    fixed = {"stack": ("megatron-core-2025",), "zero": (0, 3), "schedule": (None, "1f1b"), "micro_batch_size": (1,)}
+    fixed |= {"rank_order": (order,), "recompute": ("none",), "tp": (2, 4), "pp": (1, 2)}
+    mixture = MODEL.model_copy(update={"name": "mixture", "max_positions": 16384, "experts": Experts(num_experts=16, top_k=2, d_ff=1024)})
+    space = Space(model=mixture, clusters=(CLUSTERS[4],), global_batch=64, seq_len=16384, fixed=fixed)
+    study = SearchStudy(space=space, layouts=True)
+    together = Surveyor(study)
+    branches = list(space.branches(Pruned()))
+    assert len({branch.fields["ep"] for branch in branches}) > 3
+    found = [(together.survey(branch), Surveyor(study).survey(branch)) for branch in branches]
+    assert sum(len(alone.prospects) for _, alone in found) > 20
+    for one, alone in found:
+        assert one.prospects == alone.prospects

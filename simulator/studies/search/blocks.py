@@ -173,7 +173,9 @@ def block_key(plan: Plan, context: SearchContext, shards: ModelShards) -> tuple[
         if plan.narrow
         else ()
     )  # of weights, once a step
-    return (*whose, *parts, casts, plan.pp > 1 and model.tied_embeddings, layers)
+    usual = plan.rank_order == Plan.model_fields["rank_order"].default  # where only tp, cp and ep decide their groups
+    apart = () if usual else (plan.pp, plan.dp_replicate, plan.dp_shard, plan.zero > 0)
+    return (*whose, *parts, casts, plan.pp > 1 and model.tied_embeddings, layers, *apart)
 
 
 def use_of(clock: Clock, kernels: Iterable[Kernel]) -> Use:

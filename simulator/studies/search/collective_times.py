@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from simulator.parallel.mesh import GroupShape, Mesh
+from simulator.parallel.mesh.groups import EXPERT_AXES
 from simulator.play.lower.fabric import MeshFabric
 from simulator.spec.plan import Plan
 from simulator.studies.search.context import SearchContext
@@ -65,7 +66,9 @@ class CollectiveTimes:
 
     def group(self, mesh: Mesh, axis: str) -> GroupShape:
         """How the groups of an axis, or the ends of a message, lie on the nodes."""
-        key = (tuple(mesh.axes.values()), axis)
+        plan = mesh.plan
+        places = tuple((name, mesh.axes[name]) for name in plan.axis_order)
+        key = (places, axis, (plan.ep, plan.experts.etp, plan.zero > 0) if axis in EXPERT_AXES else ())
         found = self._groups.get(key)
         if found is None:
             found = mesh.pair_shape(0, 1) if axis == "message" else mesh.group_shape(axis)
