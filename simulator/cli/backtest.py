@@ -10,13 +10,14 @@ import click
 from simulator.base.exit_codes import ExitCode
 from simulator.cli.options import write_json
 from simulator.formats.readers.measured_table import read_measured
-from simulator.studies.backtest import BacktestReport, CollectivesReport, render, run
+from simulator.studies.backtest import AnyReport, render, run
 
 _WIDTH = 160  # a dozen columns
-_HELP = """Predict every row of FILE.csv, a table of measured training runs, memory or collectives, and compare.
+_HELP = """Predict every row of FILE.csv, a table of measured training runs, memory, collectives or servers, and compare.
 
 Rows that cannot be expressed are refused with the reason, bad rows are told with their line, and the rest goes on.
-Ctrl-C prints what is done so far. The tables' formats: docs/reference/runs-table.md and collectives-table.md."""
+Ctrl-C prints what is done so far. The tables' formats: docs/reference/runs-table.md,
+collectives-table.md and serving-table.md."""
 
 
 @click.command("backtest", help=_HELP)
@@ -36,7 +37,7 @@ def command(file: Path, *, as_json: bool, plain: bool, jobs: int) -> int:
     return ExitCode.INTERRUPTED if report.interrupted else ExitCode.OK
 
 
-def _judged(file: Path, jobs: int) -> BacktestReport | CollectivesReport:
+def _judged(file: Path, jobs: int) -> AnyReport:
     """The report, with a progress bar on stderr where that is a terminal."""
     with click.progressbar(length=1, label="rows", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
 

@@ -1,4 +1,4 @@
-"""Tables of measurements as a backtest takes them: of runs, tracked memory or collectives, by the names in the header."""
+"""Tables of measurements as a backtest takes them: runs, tracked memory, collectives or servers, by the header's names."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from simulator.base.schema import nearest
-from simulator.formats.readers import collectives_table, memory_table, runs_table
+from simulator.formats.readers import collectives_table, memory_table, runs_table, serving_table
 from simulator.formats.readers.collectives_table import is_collectives_table, read_collectives
 from simulator.formats.readers.csv_table import header_names
 from simulator.formats.readers.memory_table import is_memory_table, read_memory
 from simulator.formats.readers.run_settings import setting_of
 from simulator.formats.readers.runs_table import read_runs
+from simulator.formats.readers.serving_table import is_serving_table, read_serving
 from simulator.studies.backtest.rows import Table
 
 
@@ -24,6 +25,9 @@ def read_measured(path: str | Path) -> Table:
     if is_memory_table(path):
         unread = tuple(_unread(header, memory_table.COLUMNS))
         return Table(name=name, kind="memory", rows=tuple(read_memory(path)), unread=unread)
+    if is_serving_table(path):
+        unread = tuple(_unread(header, serving_table.COLUMNS))
+        return Table(name=name, kind="serving", rows=tuple(read_serving(path)), unread=unread)
     settings = [column for column in header if setting_of(column)]
     unread = tuple(_unread(header, (*runs_table.COLUMNS, *settings)))
     return Table(name=name, kind="runs", rows=tuple(read_runs(path)), unread=unread)

@@ -201,6 +201,14 @@ class HostTimes(Strict):
     )
 
 
+class Engine(Strict):
+    """`[engine]`: what an inference engine does by default, for what a serving plan leaves open."""
+
+    plan: dict[str, int | float | bool | str] = Field(
+        default={}, description="defaults of a serving plan's keys: max_sequences, max_batched_tokens, and so on"
+    )
+
+
 class NcclSetup(Strict):
     """`[nccl]`: NCCL's version and variables. `nccl = "2.27.3"` alone sets `version`."""
 

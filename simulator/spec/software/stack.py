@@ -29,6 +29,7 @@ from simulator.spec.software.records import (
     USUAL_NCCL,
     USUAL_OVERLAP,
     AttentionBackend,
+    Engine,
     Fitted,
     HostTimes,
     Kernels,
@@ -109,6 +110,7 @@ class Stack(Nested):
     nccl: NcclSetup = Field(default=USUAL_NCCL, description="NCCL's version and variables; a text alone is the version")
     overlap: Overlap = Field(default=USUAL_OVERLAP, description="what runs beside what; false alone: nothing does")
     fitted: Fitted = Field(default=NOT_FITTED, description="numbers that measured runs decided")
+    engine: Engine | None = Field(default=None, description="of an inference engine: what it does by default")
     known: Literal["described", "assumed", "unknown"] = Field(
         default="described",
         description="how well it stands for the software that runs: it is that software; nobody named any; somebody named "

@@ -14,12 +14,12 @@ from simulator.studies.backtest.measured import MEMORY_FIGURES, memory_bytes
 from simulator.studies.backtest.outcome import Progress, RefusedError, RowOutcome, gathered, judged
 from simulator.studies.backtest.report import BacktestReport, make_report
 from simulator.studies.backtest.resolve import Run, resolve
-from simulator.studies.backtest.rows import BadRow, CollectiveRow, MemoryRow, RunRow, Table
+from simulator.studies.backtest.rows import BadRow, CollectiveRow, MemoryRow, RunRow, ServingRow, Table
 from simulator.studies.backtest.ways import as_words, states_recompute, ways_of
 from simulator.studies.backtest.work import measured_step_s, work_of
 from simulator.work.ops import build_blocks
 
-Row = RunRow | MemoryRow | CollectiveRow | BadRow
+Row = RunRow | MemoryRow | CollectiveRow | ServingRow | BadRow
 
 
 def run(table: Table, *, progress: Progress | None = None, jobs: int = 1) -> BacktestReport:
@@ -47,8 +47,8 @@ def _evaluated(rows: Sequence[Row], jobs: int) -> Iterator[RowOutcome]:
 
 def evaluate_row(row: Row) -> RowOutcome:
     """What becomes of one row. Never raises, whatever the row: an unexpected exception is the outcome `failed`."""
-    if isinstance(row, CollectiveRow):
-        raise TypeError("rows of collectives have a study of their own")
+    if isinstance(row, CollectiveRow | ServingRow):
+        raise TypeError("rows of collectives and of servers have studies of their own")
     if isinstance(row, BadRow):
         return RowOutcome(id=row.id, line=row.line, status="bad", reason="; ".join(map(str, row.faults)))
     if isinstance(row, RunRow):

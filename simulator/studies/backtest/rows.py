@@ -177,6 +177,39 @@ class MemoryRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServingRow:
+    """One figure of a measured server, in the unit that the row states.
+
+    stack: a file of topologies/stacks by name. dp: engines behind one queue. num_requests: that the figure was taken over.
+    """
+
+    line: int
+    id: str
+    source: str = ""
+    source_location: str = ""
+    engine: str = ""
+    engine_version: str = ""
+    model: str = ""
+    gpu: str = ""
+    n_gpus: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    ep: int | None = None
+    dp: int | None = None
+    precision: str = ""
+    kv_precision: str = ""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    concurrency_or_rate: str = ""
+    num_requests: int | None = None
+    metric: str = ""
+    value: float | None = None
+    unit: str = ""
+    stack: str = ""
+    notes: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:
     """One measured size.
 
@@ -213,6 +246,6 @@ class Table:
     """A table as a reader hands it over. unread: its columns that nobody knows, each with the nearest that are known."""
 
     name: str
-    kind: Literal["runs", "memory", "collectives"]
-    rows: tuple[RunRow | MemoryRow | CollectiveRow | BadRow, ...]
+    kind: Literal["runs", "memory", "collectives", "serving"]
+    rows: tuple[RunRow | MemoryRow | CollectiveRow | ServingRow | BadRow, ...]
     unread: tuple[str, ...] = ()

@@ -7,6 +7,8 @@ and collectives as training; `serve` plays requests through continuous batching 
 from simulator.studies.serving.batch import Batch, Chunk
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.decoding import decode_step
+from simulator.studies.serving.deployment import Deployment
+from simulator.studies.serving.engines import engine_of, with_defaults
 from simulator.studies.serving.highest_rate import highest_rate
 from simulator.studies.serving.memory import serving_memory
 from simulator.studies.serving.plan import InferencePlan, check
@@ -20,6 +22,7 @@ __all__ = [
     "Batch",
     "Choice",
     "Chunk",
+    "Deployment",
     "InferencePlan",
     "Latencies",
     "Limit",
@@ -34,8 +37,10 @@ __all__ = [
     "Workload",
     "check",
     "decode_step",
+    "engine_of",
     "highest_rate",
     "serve",
     "serving_memory",
     "token_costs",
+    "with_defaults",
 ]

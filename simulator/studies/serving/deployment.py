@@ -97,11 +97,19 @@ class Deployment:
         )
 
     def play(
-        self, requests: Sequence[Request], window: Window, progress: Progress | None = None, pace: float = 1.0
+        self,
+        requests: Sequence[Request],
+        window: Window,
+        progress: Progress | None = None,
+        pace: float = 1.0,
+        users: int = 0,
     ) -> ServedRun:
-        """What happens to these requests. window: the time in which figures are counted. pace: a factor on all times."""
+        """What happens to these requests. window: the time in which figures are counted. pace: a factor on all times.
+
+        users: of a closed loop; 0: requests come when they say.
+        """
         if self.prefill is None:
-            return Engine(self.at_pace(pace), self.limits, requests, window).run(progress)
+            return Engine(self.at_pace(pace), self.limits, requests, window, users=users).run(progress)
         assert self.place is not None
         assert self.transfers is not None
         seconds = self.transfers.seconds

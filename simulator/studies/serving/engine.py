@@ -7,8 +7,9 @@ passes while the lane's devices wait.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import simpy
@@ -71,9 +72,11 @@ class Engine:
 
     engines: how many; None: the plan's dp. prefilled: another engine has computed the prompts and made the first tokens.
     env, handed_on: the clock of several pools, and what hears of each request that this one has finished.
+    users: of a closed loop. So many requests are in the system, and each that is answered makes room for the next; 0: requests
+    come at their own times.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  one a noun
         self,
         costs: StepCosts,
         limits: Limits,
@@ -84,6 +87,7 @@ class Engine:
         prefilled: bool = False,
         env: simpy.Environment | None = None,
         handed_on: Callable[[RequestState, Lane], None] | None = None,
+        users: int = 0,
     ) -> None:
         self._env = env or simpy.Environment()
         self.meter = Meter(start_s=window[0], end_s=window[1])
@@ -92,6 +96,7 @@ class Engine:
         self._inside, self._changed_s = 0, 0.0
         self._report: Progress | None = None
         self._handed_on = handed_on
+        self._users, self._coming = users, deque[RequestState]()
         self.lanes: list[Lane] = []
         plan = costs.plan
         for _ in range(plan.dp if engines is None else engines):
@@ -103,9 +108,20 @@ class Engine:
     def run(self, progress: Progress | None = None) -> ServedRun:
         """Play every request. progress is called after each hundredth of them."""
         self._report = progress
-        self._env.process(arrive(self._env, self.jobs, self.take))
+        if self._users:
+            self._coming.extend(self.jobs)
+            self._come(self._users)
+        else:
+            self._env.process(arrive(self._env, self.jobs, self.take))
         self._env.run()
         return self.result(self.jobs)
+
+    def _come(self, count: int) -> None:
+        """The next requests of a closed loop come now."""
+        for _ in range(min(count, len(self._coming))):
+            job = self._coming.popleft()
+            job.request = replace(job.request, arrival_s=self._env.now)
+            self.take(job)
 
     def result(self, jobs: tuple[RequestState, ...]) -> ServedRun:
         """What happened to these requests, in the engines' own figures."""
@@ -140,6 +156,8 @@ class Engine:
         total = len(self.jobs)
         if self._report is not None and before * 100 // total != self._finished * 100 // total:
             self._report(self._finished, total)
+        if self._users:
+            self._come(len(finished))
         if self._handed_on is not None:
             for job in finished:
                 self._handed_on(job, lane)

@@ -1,0 +1,86 @@
+"""Reader of tables of measured servers: one figure of one engine under one load a row.
+
+The columns are documented in docs/reference/serving-table.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from simulator.base.errors import Fault
+from simulator.formats.readers.csv_table import (
+    CellError,
+    Parser,
+    Record,
+    header_names,
+    integer_cell,
+    name_cell,
+    number_cell,
+    open_table,
+    parse_record,
+    repeated,
+    shown,
+    text_cell,
+)
+from simulator.studies.backtest.rows import BadRow, ServingRow
+
+COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(ServingRow) if f.name != "line")
+REQUIRED: tuple[str, ...] = (
+    *("id", "engine", "model", "gpu", "input_tokens", "output_tokens"),
+    *("concurrency_or_rate", "metric", "value", "unit"),
+)
+_COUNTS = ("n_gpus", "tp", "pp", "dp", "input_tokens", "output_tokens", "num_requests")
+_WHOLE = re.compile(r"[0-9]{1,9}")
+
+
+def is_serving_table(path: str | Path) -> bool:
+    """The file's first line names this table's own columns."""
+    return {"engine", "concurrency_or_rate"} <= set(header_names(Path(path)))
+
+
+def read_serving(path: str | Path) -> Iterator[ServingRow | BadRow]:
+    """The table's records in order. `path` is a .csv, or the same compressed with gzip.
+
+    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column or repeats one.
+    A bad record, or one that repeats an id, is yielded as a BadRow and the rest goes on.
+    """
+    seen: dict[str, int] = {}
+    with open_table(Path(path), COLUMNS, REQUIRED, others=True) as (header, records):
+        for record in records:
+            row = _row(record, header)
+            if isinstance(row, ServingRow) and row.id in seen:
+                yield repeated(row.line, row.id, seen[row.id], "id")
+                continue
+            if isinstance(row, ServingRow):
+                seen[row.id] = row.line
+            yield row
+
+
+def _row(record: Record, header: list[str]) -> ServingRow | BadRow:
+    values = parse_record(record, header, _PARSERS, "id")
+    if isinstance(values, BadRow):
+        return values
+    blank = [column for column in ("metric", "value") if values[column] in ("", None)]
+    if blank:
+        faults = (Fault(place=f"line {record.line}: {c}", problem="is blank", remedy="a value") for c in blank)
+        return BadRow(line=record.line, id=str(values["id"]), faults=tuple(faults))
+    return ServingRow(line=record.line, **values)  # type: ignore[arg-type]  # _PARSERS gives each column its field's type
+
+
+def _experts_cell(cell: str) -> int | None:
+    """GPUs that experts are dealt over; tables write 0 and 1 for none."""
+    if cell and not _WHOLE.fullmatch(cell):
+        raise CellError(f"{shown(cell)} is not a whole number", "digits only, or blank if unknown")
+    return max(1, int(cell)) if cell else None
+
+
+_PARSERS: dict[str, Parser] = {
+    **dict.fromkeys(COLUMNS, text_cell),
+    **dict.fromkeys(_COUNTS, integer_cell),
+    "id": name_cell,
+    "ep": _experts_cell,
+    "value": number_cell,
+}

@@ -1,0 +1,153 @@
+"""What is predicted for a row of a table of servers: its load played through the queue, and the figure that it measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from simulator.base.units import format_bytes
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.serving_rows import Asked, Load, Server
+from simulator.studies.serving import Deployment, Request, check
+from simulator.studies.serving.decoding import Z90, batch_of, sigma_of
+from simulator.studies.serving.engine import ServedRun
+from simulator.studies.serving.report import latency_s, percentile, tpot_s, ttft_s
+from simulator.studies.serving.scheduler import RequestState
+from simulator.studies.serving.shards import kv_bytes_per_token, weight_bytes
+
+_ALWAYS: Final = (0.0, math.inf)
+_SEED: Final = 0
+_KEPT: Final = 32  # servers, and their runs, that stay in memory: rows of one stand together in tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The predicted figure and the ends of its 90 % interval, in the row's unit; floors: what baselines know."""
+
+    value: float
+    low: float
+    high: float
+    floors: tuple[float, float]
+
+
+def predicted(server: Server) -> Found:
+    """The row's figure. Raises RefusedError where the plan does not fit in memory."""
+    deployed = _DEPLOYED.get(_key(server), lambda: _deployed(server))
+    run, spread = _RUNS.get((*_key(server), server.load), lambda: _played(deployed, server.load))
+    value = figure_of(run, server.asked) / server.asked.unit
+    floors = _floors(deployed, server.load, server.asked)
+    return Found(value=value, low=value / spread, high=value * spread, floors=floors)
+
+
+class _Recent:
+    """Results of the last so many questions."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Any] = {}
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever is made
+        found = self._known.pop(key, None)
+        self._known[key] = found = make() if found is None else found
+        if len(self._known) > _KEPT:
+            del self._known[next(iter(self._known))]
+        return found
+
+
+_DEPLOYED, _RUNS = _Recent(), _Recent()
+
+
+def _key(server: Server) -> tuple[Hashable, ...]:
+    cluster = server.cluster
+    return server.model.name, server.plan, cluster.name, cluster.num_devices, server.stack.name, server.stack.known
+
+
+def _deployed(server: Server) -> Deployment:
+    model, plan, cluster = server.model, server.plan, server.cluster
+    calibration = Calibration.for_device(cluster.device)
+    check(plan, model, cluster)
+    return Deployment.of(model, plan, cluster, server.stack, calibration, calibration.links or default_curves())
+
+
+def _played(deployed: Deployment, load: Load) -> tuple[ServedRun, float]:
+    """The load from its first request to its last, and the factor to the ends of its steps' 90 % interval."""
+    memory = deployed.tightest.memory
+    if not memory.fit.runs:
+        raise RefusedError(("does not fit", f"{format_bytes(memory.missing_bytes)} of a GPU's memory are missing"))
+    run = deployed.play(_requests(load), _ALWAYS, users=0 if load.alone else load.users)
+    meter = run.meter
+    size = min(max(1, round(meter.output_tokens / max(1, meter.num_steps))), deployed.plan.max_sequences)
+    batch = batch_of(deployed.costs, size, load.prompt + load.output // 2)
+    return run, math.exp(Z90 * sigma_of(deployed.costs, batch, deployed.calibration, deployed.curves))
+
+
+def _requests(load: Load) -> list[Request]:
+    """All of one length. A rate's arrivals are a Poisson process."""
+    count, times = load.requests, [0.0] * load.requests
+    if not load.users and load.rate < math.inf:
+        gaps = np.random.default_rng(_SEED).exponential(1 / load.rate, size=count)
+        times = [float(time) for time in np.cumsum(gaps)]
+    return [Request(arrival_s=time, prompt_tokens=load.prompt, output_tokens=load.output) for time in times]
+
+
+def figure_of(run: ServedRun, asked: Asked) -> float:
+    """In SI. Raises RefusedError where no request has it."""
+    jobs = run.jobs
+    if asked.figure in ("ttft", "tpot", "latency"):
+        measure = {"ttft": ttft_s, "tpot": tpot_s, "latency": latency_s}[asked.figure]
+        return _statistic([value for value in map(measure, jobs) if value is not None], asked)
+    if asked.figure == "itl":
+        return _between_tokens(jobs, asked)
+    prompts, answers = sum(j.request.prompt_tokens for j in jobs), sum(j.request.output_tokens for j in jobs)
+    counted = {"output_rate": answers, "token_rate": answers + prompts, "request_rate": len(jobs)}[asked.figure]
+    return counted / run.end_s
+
+
+def _statistic(values: Sequence[float], asked: Asked) -> float:
+    if not values:
+        raise RefusedError(("metric", f"answers of one token have no {asked.figure}"))
+    if asked.percentile is None:
+        return math.fsum(values) / len(values)
+    return percentile(sorted(values), asked.percentile)
+
+
+def _between_tokens(jobs: Sequence[RequestState], asked: Asked) -> float:
+    """Gaps between tokens of all answers: their mean, each answer as often as it has gaps; percentiles of answers' means."""
+    if asked.percentile is not None:
+        return _statistic([value for value in map(tpot_s, jobs) if value is not None], asked)
+    gaps = sum(job.request.output_tokens - 1 for job in jobs)
+    spent = math.fsum((tpot_s(job) or 0.0) * (job.request.output_tokens - 1) for job in jobs)
+    return _statistic([spent / gaps] if gaps else [], asked)
+
+
+def _floors(deployed: Deployment, load: Load, asked: Asked) -> tuple[float, float]:
+    """Seconds of the figure's work (per unit of it, for rates) on a machine without losses: products, and bytes read.
+
+    Of all sequences that the load or the cache lets run at once; nothing here depends on a calibration.
+    """
+    plan, model, device = deployed.plan, deployed.costs.model, deployed.costs.cluster.device
+    shard = deployed.costs.shards[0]
+    length = load.prompt + load.output
+    room = max(1, deployed.memory.num_blocks * plan.block_size // length)
+    users = -(-load.users // plan.dp) if load.users else room
+    at_once = min(users, room, plan.max_sequences)
+    peak = device.peak("fp8" if plan.weights == "fp8" else plan.compute_dtype) * plan.engine_devices
+    token_s = 2 * model.num_active_parameters / peak
+    held_s = weight_bytes(shard, plan) * plan.pp / device.memory_bytes_per_s
+    cached_s = kv_bytes_per_token(shard, plan) * plan.pp / device.memory_bytes_per_s
+    step = (at_once * token_s, held_s + at_once * cached_s * (load.prompt + load.output / 2))
+    prompts = (load.prompt * token_s * (load.users if load.alone else 1), held_s)
+    if asked.figure == "ttft":
+        return prompts
+    whole = (prompts[0] + load.output * step[0], prompts[1] + load.output * step[1])
+    if asked.figure in ("tpot", "itl"):
+        return step[0] + prompts[0] * at_once / load.output, step[1]
+    if asked.figure == "latency":
+        return whole
+    each = {"output_rate": load.output, "token_rate": length, "request_rate": 1}[asked.figure] * at_once * plan.dp
+    return (at_once * load.prompt * token_s + load.output * step[0]) / each, load.output * step[1] / each
