@@ -25,6 +25,7 @@ from simulator.cli.options import (
     tell_notes,
 )
 from simulator.cli.predict_recorded import recorded_options
+from simulator.cli.recipe import recipe_options, with_recipe
 from simulator.formats.drawing import check_picture
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
@@ -125,6 +126,7 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
 @plan_file_options
 @study_options
+@recipe_options
 @placement_option
 @plan_options
 @fabric_option
@@ -167,6 +169,7 @@ def command(
     names = ("program", "tokens_per_step", "scale_with", "fabric")
     program, tokens_per_step, other, fabric = (flags.pop(name) for name in names)
     largest = flags.pop("largest_batch")
+    unread = with_recipe(flags)
     of_recording = {name: flags.pop(name) for name in predict_recorded.NAMES}
     if program is not None:
         told = {**flags, "study": study, "largest_batch": largest or None, "fabric": fabric}
@@ -178,7 +181,7 @@ def command(
         raise click.UsageError("--tokens-per-step needs --program")
     if other is not None:
         raise click.UsageError("--scale-with needs --program")
-    wrong = _unwritable({"--trace": trace, "--snapshot": snapshot}, {"--memory": memory, "--links": links})
+    wrong = unread + _unwritable({"--trace": trace, "--snapshot": snapshot}, {"--memory": memory, "--links": links})
     wrong += _given_sizes(flags, settings) if largest else []
     try:
         asked = study_of(study, flags, settings)

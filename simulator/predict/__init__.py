@@ -22,6 +22,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
+from simulator.work.parameters import model_flop
 
 __all__ = [
     "Z90",
@@ -101,7 +102,7 @@ def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, ad
         lower_s=played.lower_s,
         upper_s=played.upper_s,
         tokens_per_step=plan.tokens_per_step,
-        model_flop_per_step=model.model_flop_per_sequence(plan.seq_len) * plan.global_batch_size,
+        model_flop_per_step=model_flop(model, plan),
         hardware_flop_per_step=lowering.hardware_flop,
         peak_flop_per_s=peak_flop_per_s,
         breakdown=dict(played.breakdown),

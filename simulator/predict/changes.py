@@ -9,6 +9,7 @@ from typing import Any
 from simulator.spec.cluster import Cluster
 from simulator.spec.plan import Plan
 
+_SHORTEST = 1024  # tokens of a sequence that is still cut in two
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
@@ -66,6 +67,7 @@ def _word(value: object) -> str:
 
 def changes(plan: Plan, cluster: Cluster) -> Iterator[Change]:
     """Single changes, those that usually cost least first."""
+    yield from _tuning(plan)
     yield from _optimizer(plan)
     yield from _sharding(plan)
     yield from _micro_batches(plan)
@@ -84,6 +86,18 @@ def _optimizer(plan: Plan) -> Iterator[Change]:
         yield Change(kind="reduce", plan={"reduce_dtype": compute}, numerics=True)
     if plan.optimizer.kind in ("adam", "adamw"):
         yield Change(kind="optimizer", plan={"optimizer": "adam8bit"}, numerics=True)
+
+
+def _tuning(plan: Plan) -> Iterator[Change]:
+    """Where a model is fine-tuned: adapters instead of its weights, 4-bit weights below adapters, sequences cut in two."""
+    method, base = plan.peft.method, plan.peft.stored
+    if method == "full":
+        yield Change(kind="adapters", plan={"peft": "lora"}, numerics=True)
+    if method == "full" or (method == "lora" and base == "compute"):
+        yield Change(kind="4-bit adapters", plan={"peft": "qlora"}, numerics=True)
+    if method != "none" and plan.seq_len % 2 == 0 and plan.seq_len >= _SHORTEST:
+        halves = {"seq_len": plan.seq_len // 2, "num_micro_batches": plan.num_micro_batches * 2}
+        yield Change(kind="shorter sequences", plan=halves, numerics=True)
 
 
 def _sharding(plan: Plan) -> Iterator[Change]:

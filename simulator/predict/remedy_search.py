@@ -40,7 +40,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 
-NUM_REMEDIES = 3
+NUM_REMEDIES, _OF_TUNING = 3, 6  # of a fine-tuning run more: adapters are another kind of answer
 _DEPTH = 3  # changes on top of each other
 _WIDTH = 10  # combinations that are estimated at each depth
 _MEMORY_LAYERS = 4, 8  # of the models that estimates are made on; every_k's pattern of 2 fits both
@@ -106,11 +106,17 @@ class _Search:
     calibration: Calibration
     curves: LinkCurves
     memory: MemoryUse  # of the plan as it is
+    tunes: bool = False
     proofs: int = _PROOFS
     proof_layers: int = _PROOF_LAYERS
     estimated_layers: int = _ESTIMATED_LAYERS
     effects: dict[frozenset[object], _Figures] = field(default_factory=dict)  # of single changes
     told: set[frozenset[str]] = field(default_factory=set)  # kinds of changes that were found to fit
+
+    @property
+    def wanted(self) -> int:
+        """Remedies that are enough."""
+        return _OF_TUNING if self.tunes else NUM_REMEDIES
 
     @property
     def effort_left(self) -> bool:
@@ -181,7 +187,7 @@ def device_s_per_token(plan: Plan, step_s: float) -> float:
 
 
 def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Remedy, ...]:
-    """Up to three changes under which the plan surely fits, the cheapest in device-seconds a token first.
+    """Up to three changes (six of a fine-tuning run) under which the plan surely fits, the cheapest in device-seconds a token first.
 
     Where fewer fit by themselves, others are put on top of each other; what fits is never added to.
     step_s, memory: of the plan as it is. Deterministic; empty where nothing that was tried fits.
@@ -193,6 +199,7 @@ def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Reme
         calibration=lowering.calibration,
         curves=lowering.curves,
         memory=memory,
+        tunes=plan.peft.method != "none",
         proofs=_PROOFS if plan.pp == 1 else _PIPELINE_PROOFS,
     )
     unchanged = search.estimate(plan, cluster)
@@ -204,7 +211,7 @@ def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Reme
             search.effects = {c.change.key: c.figures.over(unchanged) for c in frontier}
         fitting = [c for c in frontier if c.figures.live <= search.room(c)]
         found += _proved(search, sorted(fitting, key=lambda c: c.rank), device_s_per_token(plan, step_s))
-        if len(found) == NUM_REMEDIES or not search.effort_left:
+        if len(found) == search.wanted or not search.effort_left:
             break
         frontier = [c for c in frontier if c.kinds not in search.told]
     return tuple(sorted(found, key=lambda remedy: remedy.cost))
@@ -268,7 +275,7 @@ def _proved(search: _Search, candidates: Iterable[_Candidate], cost_before: floa
     for candidate in candidates:
         if candidate.kinds in search.told or candidate.figures.live >= too_much.get(candidate.plan.tp, math.inf):
             continue
-        if not search.effort_left or len(search.told) == NUM_REMEDIES:
+        if not search.effort_left or len(search.told) == search.wanted:
             return
         search.proofs -= 1
         search.proof_layers -= search.model.num_layers

@@ -43,7 +43,7 @@ def lowering(plan: Plan) -> Lowering:
 
 def matrices() -> tuple[int, int]:
     """Parameters in matrices, and scales of their int4: a rank's longest side each, 4 bytes."""
-    shapes = [shape for _, shapes in pieces(MODEL) for shape in shapes if len(shape) == 2]
+    shapes = [shape for _, shapes in pieces(MODEL, Plan()) for shape in shapes if len(shape) == 2]
     return sum(a * b for a, b in shapes), 4 * sum(max(a, b, RANKS) for a, b in shapes)
 
 
@@ -84,7 +84,7 @@ def test_gradients_take_two_exchanges() -> None:
     """The first inside nodes with all int4 (M/4), the second between them with an eighth, each matrix on its own."""
     comm = next(c for c in communication(MODEL, plan(zeropp=ALL), GPUS) if c.unit == "layer0")
     near, far, rest = comm.hops
-    shapes = [shape for shape in dict(pieces(MODEL))["layer0"] if len(shape) == 2]
+    shapes = [shape for shape in dict(pieces(MODEL, Plan()))["layer0"] if len(shape) == 2]
     numel = sum(a * b for a, b in shapes)
     assert near.size_bytes == numel // 2 + 4 * sum(max(shape) for shape in shapes)
     assert far.size_bytes == near.size_bytes // GPUS

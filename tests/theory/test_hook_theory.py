@@ -21,7 +21,7 @@ from simulator.work.script.hooks import compressed
 from simulator.work.script.sharding import pieces
 
 MODEL = Model(name="small", num_layers=2, d_model=256, num_heads=4, d_ff=1024, vocab_size=4096)
-SHAPES = [shape for _, shapes in pieces(MODEL) for shape in shapes]
+SHAPES = [shape for _, shapes in pieces(MODEL, Plan()) for shape in shapes]
 FP32 = 4
 
 

@@ -82,7 +82,7 @@ def test_weights_are_cast_once_a_step_where_blocks_are_hand_fused() -> None:
 
 
 def layer_matrices() -> int:
-    return sum(prod(s) for s in dict(pieces(MODEL))["layer0"] if len(s) > 1)
+    return sum(prod(s) for s in dict(pieces(MODEL, Plan()))["layer0"] if len(s) > 1)
 
 
 def test_fsdp2_gathers_matrices_of_layers_in_fp8_and_casts_no_weight() -> None:

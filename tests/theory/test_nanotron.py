@@ -39,7 +39,7 @@ MODEL = Model(
     positions="rope",
     vocab_size=32768,
 )
-PARAMETERS = sum(prod(shape) for _, shapes in pieces(MODEL) for shape in shapes)
+PARAMETERS = sum(prod(shape) for _, shapes in pieces(MODEL, Plan()) for shape in shapes)
 
 
 def plan(**fields: object) -> Plan:
@@ -170,5 +170,5 @@ def test_a_step_that_waits_for_the_host_takes_what_a_layer_costs_it() -> None:
 def test_the_optimizers_loop_takes_the_host_for_each_parameter() -> None:
     one, seconds = plan(seq_len=128), 1e-3
     steps = [play(lowered(one, STACK.copy_with(host_parameter_s=each))).step_s for each in (2e-3, 2e-3 + seconds)]
-    count = sum(len(shapes) for _, shapes in pieces(MODEL))
+    count = sum(len(shapes) for _, shapes in pieces(MODEL, Plan()))
     assert steps[1] - steps[0] == pytest.approx(count * seconds, rel=0.02)

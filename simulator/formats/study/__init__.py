@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 __all__ = ["PlanFile", "Study", "calibration_named", "nested", "read_study"]
 
 
+_OF_PEFT: Final = frozenset(flat for flat, place in Plan.flat_names.items() if place.startswith("peft."))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
     """Everything predict() takes, and where it came from."""
@@ -69,8 +72,17 @@ class Study:
             "nodes": self.cluster.num_nodes,
             **({"seats": list(self.cluster.seats)} if self.cluster.seats else {}),
             "calibration": self.calibration.name if self.calibration else None,
-            "plan": self.plan.model_dump(mode="json"),
+            "plan": self._plan(),
             "imported": self.draft.report() if self.draft else None,
+        }
+
+    def _plan(self) -> dict[str, Any]:
+        """The plan's fields; those of fine-tuning where something is frozen."""
+        fields = self.plan.model_dump(mode="json")
+        return {
+            name: value
+            for name, value in fields.items()
+            if self.plan.peft.method != "none" or self.plan.peft.any or name not in _OF_PEFT
         }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simulator.parallel.legality import blocks, degrees, experts, heads, offload, precision, traffic
+from simulator.parallel.legality import blocks, degrees, experts, heads, offload, precision, traffic, tuning
 from simulator.parallel.legality.pipeline import PIPELINE
 from simulator.parallel.legality.played import PLAYED
 from simulator.parallel.legality.rule import Rule
@@ -17,12 +17,14 @@ RULES: Final[tuple[Rule[Any], ...]] = (
     *offload.PLAN,
     *traffic.PLAN,
     *precision.PLAN,
+    *tuning.PLAN,
     *blocks.PLAN,
     # with the cluster
     *degrees.CLUSTER,
     # with the model
     *heads.MODEL,
     *precision.MODEL,
+    *tuning.MODEL,
     *experts.MODEL,
     *PIPELINE,
     # with all that meets in a run

@@ -225,6 +225,13 @@ SOFTWARE: Final = (
         stated=lambda plan: plan.implementation,
     ),
     _keeps(
+        "peft",  # no plan of theirs has words for adapters or frozen modules
+        by=(DEEPSPEED, MEGATRON_DEEPSPEED, MEGATRON, TORCHTITAN),
+        fields=("peft", "freeze_modules"),
+        holds=lambda plan: not plan.peft.any,
+        runs=lambda _: "none",
+    ),
+    _keeps(
         "offload.activations",
         by=(DEEPSPEED, MEGATRON_DEEPSPEED, MEGATRON, TORCHTITAN),
         fields=("offload",),

@@ -41,6 +41,7 @@ def _in_stage_3(plan: Plan) -> bool:
 _EXPERTS: Final = "a model with experts"
 _DDP: Final = 'data_parallel = "ddp" or "zero_redundancy"'
 _FSDP: Final = 'data_parallel = "fsdp1" or "fsdp2"'
+_PAIRS: Final = 'peft = "lora", "qlora" or "dora"'
 _STAGE_3: Final = 'data_parallel = "deepspeed" with zero = 3'
 
 EFFECTS: Final = (
@@ -74,6 +75,11 @@ EFFECTS: Final = (
         acts=lambda plan: plan.traits.hooks_modules and not plan.traits.shards_rows,
         needs='data_parallel = "fsdp1"',
     ),
+    Effect(where="lora_rank", acts=lambda plan: plan.peft.pairs, needs=_PAIRS),
+    Effect(where="lora_targets", acts=lambda plan: plan.peft.pairs or plan.peft.method == "ia3", needs=_PAIRS),
+    Effect(where="lora_dropout", acts=lambda plan: plan.peft.pairs, needs=_PAIRS),
+    Effect(where="adapter_dtype", acts=lambda plan: plan.peft.pairs, needs=_PAIRS),
+    Effect(where="prefix_tokens", acts=lambda plan: plan.peft.method == "prefix", needs='peft = "prefix"'),
     Effect(where="sequence_parallel", acts=lambda plan: plan.tp > 1, needs="tp above 1"),
     Effect(where="vocab_parallel", acts=lambda plan: plan.tp > 1, needs="tp above 1"),
     Effect(where="cp_exchange", acts=lambda plan: plan.cp > 1, needs="cp above 1"),

@@ -172,7 +172,7 @@ def _copies(clock: Clock, kernels: tuple[Kernel, ...]) -> Work:
 
 def _optimizer(model: Model, plan: Plan, clock: Clock, stack: Stack) -> Work:
     numel = stepped_numel(model, plan)
-    tensors = sum(len(shapes) for _, shapes in pieces(model))
+    tensors = sum(len(shapes) for _, shapes in pieces(model, plan))
     offloaded = plan.offload.optimizer != "none"
     kernels = () if offloaded else (*update_kernels(model, plan), *optimizer_kernels(numel, tensors, plan))
     work = clock.work("optimizer", kernels)

@@ -2,6 +2,7 @@
 
 from simulator.spec.plan.offload import NOTHING_OFFLOADED, Offload
 from simulator.spec.plan.order import AXES
+from simulator.spec.plan.peft import PeftPlan
 from simulator.spec.plan.plan import CudaGraph, DataParallel, Fp8Recipe, Plan, RecomputeModule
 from simulator.spec.plan.records import (
     DdpPlan,
@@ -26,6 +27,7 @@ __all__ = [
     "FsdpPlan",
     "Offload",
     "OptimizerPlan",
+    "PeftPlan",
     "PipelinePlan",
     "Plan",
     "PrecisionPlan",

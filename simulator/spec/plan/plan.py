@@ -13,6 +13,7 @@ from simulator.base.value_errors import OneOf
 from simulator.spec.plan.flat_names import FLAT_NAMES
 from simulator.spec.plan.offload import NOTHING_OFFLOADED, Offload
 from simulator.spec.plan.order import AXES, MAX_COUNT, ordered
+from simulator.spec.plan.peft import NO_PEFT, PeftPlan
 from simulator.spec.plan.records import (
     NO_RECOMPUTE,
     USUAL_DDP,
@@ -111,6 +112,9 @@ class Plan(Nested):
         default=USUAL_PRECISION, description="dtypes; a word alone is that of the products"
     )
     optimizer: OptimizerPlan = Field(default=USUAL_OPTIMIZER, description="which optimizer; a word alone is its kind")
+    peft: PeftPlan = Field(
+        default=NO_PEFT, description="fine-tuning: adapters, frozen weights; a word alone is the method"
+    )
     recompute: RecomputePlan = Field(
         default=NO_RECOMPUTE, description="activation checkpointing; a word alone is its mode"
     )

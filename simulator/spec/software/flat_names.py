@@ -19,6 +19,7 @@ FLAT_NAMES: Final = {
     "loss": "kernels.loss",
     "weight_gradients": "kernels.weight_gradients",
     "squared_relu": "kernels.squared_relu",
+    "adapters": "kernels.adapters",
     "loss_metrics": "kernels.loss_metrics",
     "dropout": "kernels.dropout",
     "autocast": "kernels.autocast",

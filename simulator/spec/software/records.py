@@ -86,6 +86,11 @@ class Kernels(Strict):
         description="of hand-fused blocks: one kernel each way, or ReLU and power by themselves, though other activations are "
         "one kernel (NeMo)",
     )
+    adapters: Literal["operators", "fused"] = Field(
+        default="operators",
+        description="of fine-tuning: LoRA's pairs as operators beside their layer (peft), or inside its own autograd function, "
+        "which keeps nothing but the input (unsloth)",
+    )
     loss_metrics: int = Field(
         ge=0,
         default=0,

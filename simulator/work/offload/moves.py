@@ -54,7 +54,7 @@ class Moves:
 
 def moves(model: Model, plan: Plan, activation_bytes: Mapping[str, int]) -> Moves:
     """What the plan moves. activation_bytes: by piece, of one micro-batch."""
-    order = tuple(name for name, _ in pieces(model))
+    order = tuple(name for name, _ in pieces(model, plan))
     states = _fsdp(model, plan) if plan.traits.offloads_units else _deepspeed(model, plan)
     found = {name: UnitMoves(**states.get(name, {}), activation_bytes=activation_bytes.get(name, 0)) for name in order}
     return Moves(plan=plan, order=order, units=found, groups=_groups(model, plan))
@@ -92,7 +92,7 @@ def _deepspeed(model: Model, plan: Plan) -> dict[str, dict[str, int]]:
     """16-bit gradients go down as they are reduced; added to earlier micro-batches' in HBM, so those come up first."""
     compute, ranks = DTYPE_BYTES[plan.compute_dtype], shard_ranks(plan)
     found: dict[str, dict[str, int]] = {}
-    for name, shapes in pieces(model):
+    for name, shapes in pieces(model, plan):
         numel = -(-numel_of(shapes) // ranks)
         size = numel * compute
         fetched = size if plan.offload.parameters != "none" else 0

@@ -8,6 +8,7 @@ from math import prod
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.work.parameters import trained_numel
 from simulator.work.script import pieces, shard_ranks, units
 
 _STATES = {"master_weights": 1, "moments": 2, "gradients": 1}  # tensors of CPU Adam, in fp32
@@ -39,7 +40,7 @@ def shard_numel(model: Model, plan: Plan) -> int:
     """S: elements of the fullest rank's shard."""
     if plan.traits.offloads_units:
         return sum(sum(unit.local_numels) for unit in units(model, plan))
-    return -(-model.num_parameters // shard_ranks(plan))
+    return -(-trained_numel(model, plan) // shard_ranks(plan))
 
 
 def num_groups(model: Model, plan: Plan) -> int:
@@ -89,6 +90,6 @@ def _accumulated(model: Model, plan: Plan, numel: int) -> int:
     """
     if plan.zero == 3:
         return numel
-    largest = max(prod(shape) for _, shapes in pieces(model) for shape in shapes)
+    largest = max(prod(shape) for _, shapes in pieces(model, plan) for shape in shapes)
     added = numel if plan.num_micro_batches > 1 and plan.syncs_every_micro_batch else 0
     return largest + added

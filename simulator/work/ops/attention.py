@@ -24,6 +24,8 @@ def attention(g: Graph, s: OpContext, x: Value) -> Value:
     if s.stack.traits.one_qkv_layout and s.stack.attention.kernel == "cudnn" and mixed:
         # Transformer Engine takes Q, K, V as parts of one tensor or as three of their own, never mixed
         v = g.pointwise("v.contiguous", [v], g.value("v.contiguous", v.numel, v.dtype), grads=[v], op="copy")
+    if s.plan.peft.method == "prefix":
+        k, v = (_behind_prefix(g, s, x) for x in (k, v))
     if s.expand_kv:
         k, v = _expand(g, s, k, "k"), _expand(g, s, v, "v")
     if s.swaps_heads:
@@ -36,6 +38,28 @@ def attention(g: Graph, s: OpContext, x: Value) -> Value:
     if s.stack.traits.holds_locals:
         g.hold("attention.scope", [given, x, q, k, v, o])  # the caller's argument too
     return leave(g, s, "attention.leave", out)
+
+
+def _behind_prefix(g: Graph, s: OpContext, x: Value) -> Value:
+    """K or V joined to trained ones ahead of them, which all sequences share."""
+    added = s.plan.peft.prefix_tokens * (x.numel // s.tokens)
+    out = g.value(f"{x.name}.prefixed", x.numel + s.batch * added, x.dtype)
+    joined = stream("join", out.num_bytes, out.num_bytes, numel=out.numel)
+    back = (
+        stream("join", x.num_bytes, x.num_bytes, numel=x.numel),
+        stream("reduce", out.num_bytes - x.num_bytes, added),
+    )
+    g.op(
+        out.name,
+        "elementwise",
+        inputs=(x,),
+        outputs=(out,),
+        forward=(joined,),
+        backward=back,
+        grads=(x,),
+        parameter_numel=added,
+    )
+    return out
 
 
 def _heads(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, Value, Value | None]:
@@ -135,7 +159,7 @@ def _groups_apart(s: OpContext, q: Value) -> tuple[Kernel, ...]:
 
 def _expand(g: Graph, s: OpContext, x: Value, name: str) -> Value:
     """K or V copied to all heads; backward sums the copies' gradients."""
-    out = g.value(f"{name}.expanded", s.tokens * s.model.q_width, x.dtype)
+    out = g.value(f"{name}.expanded", x.numel * s.model.q_width // s.model.kv_width, x.dtype)
     g.op(
         out.name,
         "elementwise",

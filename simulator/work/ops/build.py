@@ -84,19 +84,21 @@ def _embedding(s: OpContext) -> Block:
     parts = s.plan.tp if s.vocab_parallel and s.stack.traits.dtensor else 1
     table = parts * m.vocab_size * m.d_model * DTYPE_BYTES[s.parameter_dtype]
     tied = (stream("elementwise", 2 * table, table),) if m.tied_embeddings else ()  # added to the head's gradient
+    trains = s.trains("embedding.weight")
+    scatter = (
+        stream("memset", 0, table),
+        stream("embedding_backward", x.num_bytes + 6 * ids.num_bytes, x.num_bytes, 6),
+        *tied,
+    )
     g.op(
         "embedding",
         "embedding",
         inputs=(ids,),
         outputs=(x,),
         forward=(stream("embedding_forward", ids.num_bytes + x.num_bytes, x.num_bytes),),
-        backward=(
-            stream("memset", 0, table),
-            stream("embedding_backward", x.num_bytes + 6 * ids.num_bytes, x.num_bytes, 6),
-            *tied,
-        ),
-        saved=(ids,),
-        parameter_numel=parts * m.vocab_size * m.d_model,
+        backward=scatter if trains else (),
+        saved=(ids,) if trains else (),
+        parameter_numel=parts * m.vocab_size * m.d_model if trains else 0,
     )
     x = leave(g, s, "embedding.leave", x) if s.vocab_parallel else part(g, s, "embedding.part", x)
     if m.positions == "learned":
@@ -124,10 +126,12 @@ def _learned_positions(g: Graph, s: OpContext, x: Value) -> Value:
             stream("reduce", x.num_bytes, rows),
             stream("memset", 0, table),
             stream("embedding_backward", rows, rows, 6),
-        ),
+        )
+        if s.trains("positions.weight")
+        else (),
         aliases=(x,),
         forward_temporary_bytes=rows,
-        parameter_numel=m.max_positions * m.d_model,
+        parameter_numel=m.max_positions * m.d_model if s.trains("positions.weight") else 0,
     )
     return out
 

@@ -96,14 +96,14 @@ def _route(g: Graph, s: OpContext, experts: Experts, x: Value) -> Value:
         backward=(
             *casts,
             Gemm(m=t, n=d, k=e, dtype=dtype, layout="nn"),
-            Gemm(m=e, n=d, k=t, dtype=dtype, layout="nt"),
+            *([Gemm(m=e, n=d, k=t, dtype=dtype, layout="nt")] if s.trains("router.weight") else []),
             *((conversion(x.numel, "fp32", x.dtype),) if wide else ()),
         ),
         saved=(x,),
         grads=(x,),
         forward_temporary_bytes=4 * x.numel if len(forward) > 1 else 0,
         backward_temporary_bytes=8 * x.numel if wide else 0,
-        parameter_numel=d * e + (e if experts.router_bias else 0),
+        parameter_numel=(d * e + (e if experts.router_bias else 0)) * s.trains("router.weight"),
         selective_save=True,
     )
     weights, choices = g.value("weights", t * e, "fp32"), g.value("choices", t * e, "int8")
@@ -181,11 +181,11 @@ def _gate(g: Graph, s: OpContext, x: Value, shared: Value) -> Value:
         forward=(Gemm(m=t, n=1, k=d, dtype=s.wide_dtype),),
         backward=(
             Gemm(m=t, n=d, k=1, dtype=s.wide_dtype, layout="nn"),
-            Gemm(m=1, n=d, k=t, dtype=s.wide_dtype, layout="nt"),
+            *([Gemm(m=1, n=d, k=t, dtype=s.wide_dtype, layout="nt")] if s.trains("shared_gate.weight") else []),
         ),
         saved=(x,),
         grads=(x,),
-        parameter_numel=d,
+        parameter_numel=d * s.trains("shared_gate.weight"),
     )
     out = g.value("shared.weighted", shared.numel, shared.dtype)
     return g.pointwise(out.name, [gate, shared], out, saved=[gate, shared], grads=[gate, shared])

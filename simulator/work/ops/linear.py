@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.base.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel, Layout, StreamOp
+from simulator.work.ops.adapters import Tuning, adapted, fused_kernels, module_of
 from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.op_context import OpContext
 from simulator.work.ops.quantise import Quantiser, copy_bytes
@@ -37,7 +38,9 @@ def linear(  # noqa: PLR0913  a product has that many facts
     comm = LayerCommunication(s, split, "" if head else name)
     k = x.numel // (s.stream_tokens if comm.gathers_input else t)
     dtype = s.wide_dtype if head else s.gemm_dtype
-    weight = _parameters(g, s, name, n * k)
+    tuning = Tuning(s, module_of(g, name), n, k)
+    weight = _parameters(g, s, name, n * k) if tuning.trains else ()
+    given = x
     x = x if x.dtype == "fp8" else g.cast(x, s.dtype, f"{name}.input")
     parts = s.plan.tp if comm.gathers_input else 1, comm.gradient_parts
     quantise = None
@@ -49,30 +52,45 @@ def linear(  # noqa: PLR0913  a product has that many facts
     casts, casts_back = (quantise.forward(), quantise.backward()) if quantise else ((), ())
     if quantise is not None and (x.dtype == "fp8" or comm.casts_gradient) and not s.stack.traits.casts_in_modules:
         casts, casts_back = quantise.after_gathers(input_came=x.dtype == "fp8", gradient_parts=comm.gradient_parts)
+    pair = fused_kernels(s, (t, n, k)) if tuning.adapts and s.stack.kernels.adapters == "fused" else None
+    added = r * (n + k) if pair and (r := s.plan.peft.rank) else 0
+    if not tuning.trains:
+        keeps_input = pair is not None
     whole_input, whole_output = _whole_bytes(s, x, t * k), t * n * s.element_bytes
     g.op(
         name,
         "gemm",
         inputs=(x, *weight),
         outputs=(y,),
-        forward=(*casts, *_scaled(s, *_forward(s, comm, t, n, k, dtype)), *comm.sums(whole_output)),
+        forward=(
+            *casts,
+            *tuning.dequantised,
+            *_scaled(s, *_forward(s, comm, t, n, k, dtype)),
+            *(pair[0] if pair else ()),
+            *comm.sums(whole_output),
+        ),
         backward=(
             *casts_back,
-            *_exact(s, *_scaled(s, *_backward(s, dtype, t, n, k, bias=bias, pieces=comm.backward_pieces))),
+            *tuning.dequantised,
+            *_exact(s, *_scaled(s, *_backward(s, dtype, (t, n, k), tuning, bias=bias, pieces=comm.backward_pieces))),
+            *(pair[1] if pair else ()),
             *comm.ordered(s.batch, whole_output),
-            *_added(s, n * k),
+            *(_added(s, n * k) if tuning.trains else ()),
         ),
         saved=(x, *weight) if keeps_input else weight,
         grads=(x, *weight),
-        parameter_numel=(n if bias else 0) + (0 if weight else n * k),
+        parameter_numel=(n if bias and tuning.trains_bias else 0)
+        + (n * k if tuning.trains and not weight else 0)
+        + added,
         forward_exchanges=comm.forward(whole_input, whole_output, len(casts)),
         backward_exchanges=comm.backward(whole_input, t * k * s.element_bytes, whole_output, len(casts_back)),
-        forward_temporary_bytes=comm.forward_temporary_bytes(whole_input, whole_output),
-        backward_temporary_bytes=comm.backward_temporary_bytes(whole_input, t * k * s.element_bytes, whole_output),
+        forward_temporary_bytes=tuning.temporary_bytes + comm.forward_temporary_bytes(whole_input, whole_output),
+        backward_temporary_bytes=tuning.temporary_bytes
+        + comm.backward_temporary_bytes(whole_input, t * k * s.element_bytes, whole_output),
         selective_save=True,
         dispatched=s.plan.tp > 1 and split != "none" and s.stack.traits.dtensor,
     )
-    return y
+    return y if pair else adapted(g, s, name, given, y, (t, n, k))
 
 
 def _whole_bytes(s: OpContext, x: Value, numel: int) -> int:
@@ -114,13 +132,15 @@ def _product(t: int, n: int, k: int, dtype: Dtype, pieces: int, layout: Layout =
     return Gemm(m=-(-t // pieces), n=n, k=k, dtype=dtype, layout=layout, batch=pieces, launches=pieces)
 
 
-def _backward(s: OpContext, dtype: Dtype, t: int, n: int, k: int, *, bias: bool, pieces: int) -> tuple[Kernel, ...]:
+def _backward(
+    s: OpContext, dtype: Dtype, shape: tuple[int, int, int], tuning: Tuning, *, bias: bool, pieces: int
+) -> tuple[Kernel, ...]:
     """Data gradient, weight gradient, and the bias gradient: column sums of dy (in the epilogue where fused)."""
-    kernels: list[Kernel] = [
-        _product(t, k, n, dtype, pieces, "nn"),
-        Gemm(m=n, n=k, k=t, dtype=dtype, layout="nt", accumulate_fp32=_accumulates(s)),
-    ]
-    if bias and not s.stack.traits.bias_gradient_in_product:
+    t, n, k = shape
+    kernels: list[Kernel] = [_product(t, k, n, dtype, pieces, "nn")]
+    if tuning.trains:
+        kernels.append(Gemm(m=n, n=k, k=t, dtype=dtype, layout="nt", accumulate_fp32=_accumulates(s)))
+    if bias and tuning.trains_bias and not s.stack.traits.bias_gradient_in_product:
         kernels.append(stream("reduce", t * n * s.element_bytes, n * s.element_bytes))
     return tuple(kernels)
 
@@ -159,7 +179,9 @@ def grouped_linear(
     assert s.model.experts is not None
     held, (n, k) = s.model.experts.num_local, widths
     t = rows or x.numel // k
-    weight = _parameters(g, s, name, held * n * k)
+    tuning = Tuning(s, module_of(g, name), n, k, held)
+    weight = _parameters(g, s, name, held * n * k) if tuning.trains else ()
+    given = x
     launches = 1 if s.stack.kernels.grouped_gemm == "one" or s.fuses_experts else held
     numels = t * k, held * n * k, t * n
     quantise = Quantiser(g, s, name, numels, launches) if s.plan.narrow else None
@@ -169,26 +191,28 @@ def grouped_linear(
     casts, casts_back = (quantise.forward(), () if gradient_came else quantise.backward()) if quantise else ((), ())
     rows = -(-t // held)
     one = Gemm(m=rows, n=n, k=k, dtype=s.gemm_dtype, layout="tn", batch=held, grouped=True, launches=launches)
-    backward: list[Kernel] = [
-        replace(one, n=k, k=n, layout="nn"),
-        replace(one, m=n, n=k, k=rows, layout="nt", accumulate_fp32=_accumulates(s)),
-    ]
-    if bias:
+    backward: list[Kernel] = [*tuning.dequantised, replace(one, n=k, k=n, layout="nn")]
+    if tuning.trains:
+        backward.append(replace(one, m=n, n=k, k=rows, layout="nt", accumulate_fp32=_accumulates(s)))
+    if bias and tuning.trains_bias:
         backward.append(stream("reduce", y.num_bytes, held * n * s.element_bytes))
-    backward += _added(s, held * n * k, held)
+    backward += _added(s, held * n * k, held) if tuning.trains else ()
     g.op(
         name,
         "gemm",
         inputs=(x, *weight),
         outputs=(y,),
-        forward=(*casts, *_scaled(s, one)),
+        forward=(*casts, *tuning.dequantised, *_scaled(s, one)),
         backward=(*casts_back, *_exact(s, *_scaled(s, *backward))),
-        saved=(x, *weight),
+        saved=(x, *weight) if tuning.trains else (),
         grads=(x, *weight),
-        parameter_numel=(held * n if bias else 0) + (0 if weight else held * n * k),
+        forward_temporary_bytes=tuning.temporary_bytes,
+        backward_temporary_bytes=tuning.temporary_bytes,
+        parameter_numel=(held * n if bias and tuning.trains_bias else 0)
+        + (held * n * k if tuning.trains and not weight else 0),
         selective_save=True,
     )
-    return y
+    return adapted(g, s, name, given, y, (t, n, k), held)
 
 
 def _parameters(g: Graph, s: OpContext, name: str, numel: int) -> tuple[Value, ...]:

@@ -13,7 +13,7 @@ from simulator.work.ops.op_context import OpContext
 def norm(g: Graph, s: OpContext, name: str, x: Value, width: int, *, casts: bool = False, biased: bool = True) -> Value:
     """Normalise each row of `width` elements of x. The output has x's dtype; casts: it is written in fp8. biased: it has a bias where the model's norms do."""
     if s.stack.kernels.norm == "eager" and s.model.norm == "rms" and s.model.norm_weight:
-        return _operators(g, name, x, width)
+        return _operators(g, s, name, x, width)
     if s.stack.kernels.norm_dtype == "fp32" and s.stack.traits.runs_operators and x.dtype != "fp32":
         wide = g.cast(x, "fp32", f"{name}.float", "norm")
         return g.cast(_fused(g, s, f"{name}.wide", wide, width, biased=biased), x.dtype, name, "norm")
@@ -32,7 +32,8 @@ def _fused(
     rows = x.numel // width
     out = g.value(name, x.numel, x.dtype)
     statistics = g.value(f"{name}.statistics", rows * num_statistics(s), "fp32")
-    weight = width * (2 if s.model.norm_bias and biased else 1) * s.model.norm_weight
+    trains = s.trains(f"{name}.weight") and s.model.norm_weight
+    weight = width * (2 if s.model.norm_bias and biased else 1) * trains
     small = statistics.num_bytes
     size = x.num_bytes
     sums = stream("norm_backward", 2 * size + small, weight * DTYPE_BYTES[x.dtype], 2)
@@ -50,7 +51,7 @@ def _fused(
     return out
 
 
-def _operators(g: Graph, name: str, x: Value, width: int) -> Value:
+def _operators(g: Graph, s: OpContext, name: str, x: Value, width: int) -> Value:
     """RMSNorm as torch composes it where no fused kernel exists: cast, square, mean, rsqrt, two products, cast."""
     rows, n = x.numel // width, x.numel
     wide = g.cast(x, "fp32", f"{name}.float", "norm")
@@ -80,9 +81,11 @@ def _operators(g: Graph, name: str, x: Value, width: int) -> Value:
     )  # fmt: skip
     weighted = g.value(f"{name}.weighted" if x.dtype != "fp32" else name, n, "fp32")
     spread = stream("strided", f, f, numel=n)
+    trains = s.trains(f"{name}.weight")
     columns = (spread, stream("elementwise", 2 * f, f), stream("reduce", f, 4 * width))
     g.op(
         f"{name}.weighted", "norm", inputs=(scaled,), outputs=(weighted,), forward=(spread,),
-        backward=columns, saved=(scaled,), grads=(scaled,), backward_temporary_bytes=f, parameter_numel=width,
+        backward=columns if trains else columns[:1], saved=(scaled,) if trains else (), grads=(scaled,),
+        backward_temporary_bytes=f if trains else 0, parameter_numel=width if trains else 0,
     )  # fmt: skip
     return g.cast(weighted, x.dtype, name, "norm")

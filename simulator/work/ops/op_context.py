@@ -114,6 +114,8 @@ class OpContext:
         A causal kernel over (q, kv) does q kv / 2 pairs, so a window w < s is the triangle with kv = 2w - w²/s.
         """
         model, s = self.model, self.plan.seq_len
+        if self.plan.peft.method == "prefix":  # every query sees all of it: twice its part of a triangle
+            return s + 2 * self.plan.peft.prefix_tokens
         if model.sliding_window is None or model.sliding_window >= s:
             return s
         return 2 * model.attention_pairs(s) // (model.num_attention_layers * s)
@@ -138,9 +140,14 @@ class OpContext:
     def element_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
 
+    def trains(self, parameter: str) -> bool:
+        """A parameter of the model is trained, and so is not stored as it computes."""
+        return not self.plan.peft.any or self.plan.peft.trains(parameter)
+
     @property
     def stream_dtype(self) -> str:
-        return self.plan.precision.master if self.autocast else self.dtype
+        wide = self.autocast and self.trains("embedding.weight")
+        return self.plan.precision.master if wide else self.dtype
 
     @property
     def parameter_dtype(self) -> str:

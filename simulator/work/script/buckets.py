@@ -26,7 +26,7 @@ def buckets(model: Model, plan: Plan) -> tuple[tuple[str, tuple[Shape, ...], str
     current: list[Shape] = []
     held = 0
     name = ""
-    for name, shapes in reversed(pieces(model)):
+    for name, shapes in reversed(pieces(model, plan)):
         for shape in reversed(shapes):
             current.append(shape)
             held += prod(shape) * size

@@ -9,7 +9,7 @@ from typing_extensions import override
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.work.script.queries import resident_tensors, units
+from simulator.work.script.queries import trained_tensors, units
 from simulator.work.script.sharding import ParameterUnit, keeps_layers, keeps_root
 from simulator.work.script.storage import ROOT, Storages
 
@@ -57,13 +57,13 @@ class Buffers:
     def agree(self) -> None:
         """Replicas that took steps alone reduce one flat copy of their parameters."""
         if self.plan.sync_every_steps > 1:
-            size = sum(resident_tensors(self.model, self.plan)["parameters"])
+            size = sum(trained_tensors(self.model, self.plan))
             self.storages.free(self.storages.alloc(size, "temporaries"))
 
     def stepped(self) -> list[tuple[int, ...]]:
         """Elements of the tensors that the optimizer steps on this rank."""
         size = DTYPE_BYTES[self.plan.precision.master]
-        return [(num_bytes // size,) for num_bytes in resident_tensors(self.model, self.plan)["parameters"]]
+        return [(num_bytes // size,) for num_bytes in trained_tensors(self.model, self.plan)]
 
     def temporaries(self, numels: Sequence[int]) -> None:
         """Square roots of the second momenta: all at once (foreach), two of one parameter (loop), none (fused)."""

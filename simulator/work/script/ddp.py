@@ -128,7 +128,7 @@ def bucketed_communication(model: Model, plan: Plan, node_ranks: int | None) -> 
             add_kernels=(Stream(op="elementwise", read_bytes=2 * size, write_bytes=size),),
             hops=hops,
         )
-        for name, shapes in pieces(model)
+        for name, shapes in pieces(model, plan)
         for size, hops in ((numel_of(shapes) * master, hook_hops(tuple(filled.get(name, ())), plan)),)
     )
 
@@ -143,7 +143,7 @@ def _bucket_passes(num_bytes: int, plan: Plan) -> tuple[Stream, ...]:
 
 def whole_resident(model: Model, plan: Plan) -> dict[str, list[int]]:
     """Bytes of every tensor between steps: whole parameters, the optimizer's state, buckets where there are peers."""
-    stored = [prod(shape) for _, shapes in pieces(model) for shape in shapes]
+    stored = [prod(shape) for _, shapes in pieces(model, plan) for shape in shapes]
     alone = plan.dp_replicate * shard_ranks(plan) == 1
     master = DTYPE_BYTES[plan.precision.master]
     held = [] if alone else [unit.numel * master for unit in bucket_units(model, plan)] + hook_tensors(model, plan)
@@ -154,7 +154,7 @@ def whole_gradients(model: Model, plan: Plan) -> list[int]:
     """Bytes of the gradients that the backward leaves; none where they are views of the buckets."""
     if plan.ddp.gradient_as_bucket_view:
         return []
-    return [prod(shape) * DTYPE_BYTES[plan.precision.master] for _, shapes in pieces(model) for shape in shapes]
+    return [prod(shape) * DTYPE_BYTES[plan.precision.master] for _, shapes in pieces(model, plan) for shape in shapes]
 
 
 def replicated_buffers(plan: Plan, library: Library) -> MakeBuffers:  # noqa: ARG001

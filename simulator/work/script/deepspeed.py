@@ -13,6 +13,7 @@ from simulator.base.kernels import DTYPE_BYTES, Stream
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.plan.traits import Traits
+from simulator.work.parameters import trained_numel
 from simulator.work.script.buffers import Buffers, ShardedBuffers
 from simulator.work.script.flat import flat_communication, flat_resident, flat_units, padded
 from simulator.work.script.implementation import Implementation, Library, MakeBuffers
@@ -43,7 +44,7 @@ class DeepSpeedBuffers(Buffers):
         self._begun = True
         ranks = shard_ranks(self.plan) if self.plan.zero == 2 else 1
         if not self.gradients and self.plan.offload.optimizer == "none":
-            part = -(-self.model.num_parameters // ranks) * self._size
+            part = -(-trained_numel(self.model, self.plan) // ranks) * self._size
             self.gradients = [self.storages.alloc(part, "gradients")]
         if not self._reduces_at_the_end:
             self._bucket = self._new_bucket()
@@ -53,7 +54,7 @@ class DeepSpeedBuffers(Buffers):
         return self.plan.pp > 1 and self.plan.zero < 2
 
     def _new_bucket(self) -> int:
-        numel = min(self.plan.deepspeed.reduce_bucket_numel, self.model.num_parameters)
+        numel = min(self.plan.deepspeed.reduce_bucket_numel, trained_numel(self.model, self.plan))
         return self.storages.alloc(numel * self._size, "buckets")
 
     @override
@@ -70,7 +71,7 @@ class DeepSpeedBuffers(Buffers):
             self.storages.free(self._new_bucket())
         if self.plan.offload.optimizer != "none":
             return
-        shard = -(-self.model.num_parameters // shard_ranks(self.plan))
+        shard = -(-trained_numel(self.model, self.plan) // shard_ranks(self.plan))
         wide = self.storages.alloc(shard * 4, "gradients")
         self.zero_grad()
         state()
@@ -90,7 +91,7 @@ class Fp32SumBuffers(Buffers):
         super().__init__(storages, model, plan)
         self._made: list[int] = []
         self._begun = False
-        self._largest = max(prod(shape) for _, shapes in pieces(model) for shape in shapes)
+        self._largest = max(prod(shape) for _, shapes in pieces(model, plan) for shape in shapes)
 
     @override
     def before_backward(self, unit: int, ahead: Sequence[int] = ()) -> None:
@@ -111,7 +112,7 @@ class Fp32SumBuffers(Buffers):
     @override
     def optimizer(self, state: Callable[[], None]) -> None:
         state()
-        self.temporaries([-(-self.model.num_parameters // shard_ranks(self.plan))])
+        self.temporaries([-(-trained_numel(self.model, self.plan) // shard_ranks(self.plan))])
 
     @override
     def zero_grad(self) -> None:
@@ -126,7 +127,7 @@ class Zero3Buffers(ShardedBuffers):
 
     def _gather(self, unit: int) -> None:
         if unit not in self.parameters and unit in self._numels:
-            size, ranks = self._numels[unit] * self.compute, shard_ranks(self.plan)
+            size, ranks = self._numels[unit] * self.compute + self._still[unit], shard_ranks(self.plan)
             fetched = self.plan.offload.parameters != "none" and ranks > 1
             shard = [self.storages.alloc(size // ranks, "all_gather", GATHER)] if fetched else []
             self.parameters[unit] = [self.storages.alloc(size, "unsharded_parameters", GATHER)]
@@ -134,8 +135,10 @@ class Zero3Buffers(ShardedBuffers):
 
     def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
         super().__init__(storages, model, plan)
-        ((_, embedding), *layers, (_, head)) = [(unit.name, unit.padded_numel) for unit in flat_units(model, plan)]
-        self._numels = {ROOT: embedding + head, **{i: numel for i, (_, numel) in enumerate(layers)}}
+        first, *layers, last = [(unit.padded_numel, unit.frozen_bytes) for unit in flat_units(model, plan)]
+        root = first[0] + last[0], first[1] + last[1]
+        self._numels = {ROOT: root[0], **{i: numel for i, (numel, _) in enumerate(layers)}}
+        self._still = {ROOT: root[1], **{i: size for i, (_, size) in enumerate(layers)}}
 
     @override
     def reshards(self, unit: int) -> bool:
@@ -170,7 +173,7 @@ class Zero3Buffers(ShardedBuffers):
         """Sub-groups of 1e9 elements: only one group's fp32 gradients exist at once. Offloaded, none do."""
         if self.plan.offload.optimizer != "none":
             return
-        shard = -(-self.model.num_parameters // shard_ranks(self.plan))
+        shard = -(-trained_numel(self.model, self.plan) // shard_ranks(self.plan))
         state()
         wide = self.storages.alloc(min(shard, 10**9) * 4, "gradients")
         self.storages.free(wide)
@@ -188,7 +191,7 @@ class ZeroPlusPlusBuffers(Zero3Buffers):
         self._zeropp = plan.deepspeed.zeropp
         self._narrow: dict[int, int] = {}  # unit -> slot of its gathered int8
         self._second: dict[int, int] = {}  # unit -> slot of this rank's part of the second copy
-        self._matrix = max(prod(shape) for _, shapes in pieces(model) for shape in shapes)
+        self._matrix = max(prod(shape) for _, shapes in pieces(model, plan) for shape in shapes)
 
     @override
     def _gather(self, unit: int) -> None:
@@ -266,7 +269,7 @@ def _resident(model: Model, plan: Plan) -> dict[str, list[int]]:
 
     buckets = [plan.deepspeed.reduce_bucket_numel * compute] if plan.zero == 3 else []
     if plan.offload.optimizer != "none" and plan.zero < 3:  # through which gradients leave
-        largest = max(prod(shape) for _, shapes in pieces(model) for shape in shapes)
+        largest = max(prod(shape) for _, shapes in pieces(model, plan) for shape in shapes)
         buckets = [*buckets, largest * compute]
     return flat_resident(model, plan, gradients, buckets)
 
@@ -275,7 +278,7 @@ def _gradients(model: Model, plan: Plan) -> list[int]:
     if plan.zero == 3:
         return []
     ranks = 1 if plan.zero < 2 else shard_ranks(plan)
-    return [-(-model.num_parameters // ranks) * DTYPE_BYTES[plan.compute_dtype]]
+    return [-(-trained_numel(model, plan) // ranks) * DTYPE_BYTES[plan.compute_dtype]]
 
 
 def _order(plan: Plan) -> Order:

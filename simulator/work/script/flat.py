@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from simulator.base.kernels import DTYPE_BYTES, Stream
 from simulator.spec.model import Model
@@ -13,6 +14,7 @@ from simulator.work.script.sharding import (
     Shape,
     flat,
     flat_numels,
+    frozen_pieces,
     numel_of,
     pieces,
     shard_ranks,
@@ -25,8 +27,9 @@ def flat_units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
     """Stage 3: one a piece of the model. Below it: one flat group."""
     ranks = shard_ranks(plan)
     if plan.zero == 3:
-        return tuple(flat(name, shapes, ranks) for name, shapes in pieces(model))
-    everything = tuple(shape for _, shapes in pieces(model) for shape in shapes)
+        held = zip(pieces(model, plan), frozen_pieces(model, plan), strict=True)
+        return tuple(replace(flat(name, shapes, ranks), frozen=still) for (name, shapes), still in held)
+    everything = tuple(shape for _, shapes in pieces(model, plan) for shape in shapes)
     return (flat("parameters", everything, ranks),)
 
 

@@ -16,6 +16,7 @@ from simulator.work.script.sharding import (
     apart,
     by_rows,
     expert_shard_ranks,
+    frozen_pieces,
     gathered_sizes,
     keeps_layers,
     keeps_root,
@@ -44,12 +45,15 @@ def fsdp_units(model: Model, plan: Plan, make: MakeUnit) -> tuple[ParameterUnit,
     """One a transformer block, and the root (embedding, final norm, head), which comes first."""
     ranks = shard_ranks(plan)
     (_, embedding, _), *body, (_, head, _) = apart(model, plan)
-    root = make("root", (*embedding, *head), ranks)
-    made: dict[tuple[tuple[Shape, ...], tuple[Shape, ...]], ParameterUnit] = {}
-    for name, shapes, routed in body:
-        if (shapes, routed) not in made:
-            made[shapes, routed] = _with_experts(make(name, shapes, ranks), routed, expert_shard_ranks(plan))
-    return root, *(replace(made[shapes, routed], name=name) for name, shapes, routed in body)
+    first, *held, last = frozen_pieces(model, plan)
+    root = replace(make("root", (*embedding, *head), ranks), frozen=(*first, *last))
+    made: dict[object, ParameterUnit] = {}
+    for (name, shapes, routed), still in zip(body, held, strict=True):
+        if (shapes, routed, still) not in made:
+            one = _with_experts(make(name, shapes, ranks), routed, expert_shard_ranks(plan))
+            made[shapes, routed, still] = replace(one, frozen=still)
+    units = zip(body, held, strict=True)
+    return root, *(replace(made[shapes, routed, still], name=name) for (name, shapes, routed), still in units)
 
 
 def _with_experts(unit: ParameterUnit, routed: tuple[Shape, ...], ranks: int) -> ParameterUnit:
@@ -80,11 +84,11 @@ def fsdp_communication(units: Sequence[ParameterUnit], plan: Plan, passes: Passe
     )
     if not layers:
         return embedding, head
-    made: dict[tuple[Shape, ...], UnitComm] = {}
+    made: dict[object, UnitComm] = {}
     for unit in layers:
-        if unit.shapes not in made:
-            made[unit.shapes] = _unit_comm(unit, plan, passes, kept=keeps_layers(plan))
-    return embedding, *(replace(made[unit.shapes], unit=unit.name) for unit in layers), head
+        if (unit.shapes, unit.frozen) not in made:
+            made[unit.shapes, unit.frozen] = _unit_comm(unit, plan, passes, kept=keeps_layers(plan))
+    return embedding, *(replace(made[unit.shapes, unit.frozen], unit=unit.name) for unit in layers), head
 
 
 def _unit_comm(unit: ParameterUnit, plan: Plan, passes_of: PassesOf, *, kept: bool) -> UnitComm:
@@ -93,6 +97,8 @@ def _unit_comm(unit: ParameterUnit, plan: Plan, passes_of: PassesOf, *, kept: bo
     comm = _unit_bytes(rest, plan, kept=kept)
     passes = passes_of(unit, plan)
     gather = passes.gather if plan.zero > 0 else ()
+    if not unit.shapes:
+        passes = passes._replace(gradient=(), keep=(), add=())
     return replace(
         comm,
         experts=None if routed is None else _unit_bytes(routed, plan, kept=kept),
@@ -108,7 +114,7 @@ def _unit_bytes(unit: ParameterUnit, plan: Plan, *, kept: bool) -> UnitComm:
     compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
     sharded = unit.shards > 1
     whole = sum(gathered_sizes(unit, plan)) if plan.precision.fp8_all_gather else unit.padded_numel * compute
-    gathered = whole if plan.zero > 0 else 0
+    gathered = whole + unit.frozen_bytes if plan.zero > 0 else 0
     again = 0 if kept else gathered
     ranks = plan.reshard_ranks or unit.shards
     replicas = plan.dp_replicate
@@ -141,4 +147,4 @@ def fsdp_resident(units: Sequence[ParameterUnit], plan: Plan) -> dict[str, list[
 
 def fsdp_gradients(units: Sequence[ParameterUnit], plan: Plan) -> list[int]:
     """FSDP2's sharded gradients are views of one flat output a unit, FSDP1's are that output."""
-    return [unit.shard_numel * DTYPE_BYTES[plan.precision.master] for unit in units]
+    return [unit.shard_numel * DTYPE_BYTES[plan.precision.master] for unit in units if unit.shapes]

@@ -54,10 +54,11 @@ class Fsdp1Buffers(ShardedBuffers):
             self.storages.happened(self._events.pop(0))
         piece = self.units[unit]
         cast = None
-        if self.compute != self.master:
+        still, trained = piece.frozen_bytes, bool(piece.shapes)
+        if self.compute != self.master and trained:
             cast = self.storages.alloc(piece.shard_numel * self.compute, "all_gather", GATHER)
         if piece.shards > 1 or cast is None:
-            num_bytes = piece.padded_numel * self.compute if piece.shards > 1 else 0
+            num_bytes = piece.padded_numel * self.compute + still if piece.shards > 1 else 0
             self.parameters[unit] = (
                 [self.storages.alloc(num_bytes, "unsharded_parameters", GATHER)] if num_bytes else []
             )
@@ -94,6 +95,9 @@ class Fsdp1Buffers(ShardedBuffers):
     @override
     def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:
         piece = self.units[unit]
+        if not piece.shapes:
+            self._reshard(unit)
+            return
         flat = self.storages.alloc(piece.padded_numel * self.compute, "gradients")
         self.storages.free(*[slot for slot, _ in gradients])
         self._reshard(unit)

@@ -60,7 +60,7 @@ class Fsdp2Buffers(ShardedBuffers):
             if self.plan.precision.fp8_all_gather
             else piece.padded_numel * self.compute
         )
-        self._buffers[unit] = self.storages.alloc(num_bytes, "all_gather", GATHER)
+        self._buffers[unit] = self.storages.alloc(num_bytes + piece.frozen_bytes, "all_gather", GATHER)
         self.storages.free(*given)
 
     def _given(self, piece: ParameterUnit) -> list[int]:
@@ -71,8 +71,9 @@ class Fsdp2Buffers(ShardedBuffers):
                 sizes = zip(gathered_sizes(piece, self.plan), piece.tensor_shards, strict=True)
                 return [alloc(sum(size // ranks for size, ranks in sizes), "all_gather", GATHER)]
             numel = sum(piece.local_numels)
-            return [alloc(numel * self.compute, "all_gather", GATHER)] if self.compute != self.master else []
-        given = []
+            casts = self.compute != self.master and numel > 0
+            return [alloc(numel * self.compute, "all_gather", GATHER)] if casts else []
+        given = [alloc(-(-one.size // piece.shards), "all_gather", GATHER) for one in piece.frozen]
         for numel in piece.local_numels:
             fetched = alloc(numel * self.master, "all_gather", GATHER)
             if self.compute != self.master:
@@ -83,7 +84,8 @@ class Fsdp2Buffers(ShardedBuffers):
         return given
 
     def _copy_out(self, unit: int) -> None:
-        sizes = gathered_sizes(self.units[unit], self.plan)
+        piece = self.units[unit]
+        sizes = (*gathered_sizes(piece, self.plan), *(one.size for one in piece.frozen))
         self.parameters[unit] = [self.storages.alloc(size, "unsharded_parameters") for size in sizes]
 
     @override
@@ -107,7 +109,8 @@ class Fsdp2Buffers(ShardedBuffers):
         if self.reshards(unit):
             reshard = self.plan.reshard_ranks
             if reshard is not None:
-                size = self.units[unit].padded_numel // reshard * self.compute
+                piece = self.units[unit]
+                size = (piece.padded_numel * self.compute + piece.frozen_bytes) // reshard
                 self._smaller[unit] = self.storages.alloc(size, "unsharded_parameters")
             self.storages.free(*self.parameters.pop(unit))
         if unit == ROOT:
@@ -134,6 +137,8 @@ class Fsdp2Buffers(ShardedBuffers):
         self.storages.free(*self.parameters.pop(unit))
         piece = self.units[unit]
         self._end_scatter()
+        if not piece.shapes:
+            return
         self._scattering = self.storages.alloc(piece.padded_numel * self.reduced, "reduce_scatter")
         self.storages.free(*slots[1:])
         shard = self.storages.alloc(piece.shard_numel * self.reduced, "gradients", REDUCE)
@@ -218,7 +223,7 @@ def _passes(unit: ParameterUnit, plan: Plan) -> UnitPasses:
 def _gather_passes(unit: ParameterUnit, plan: Plan) -> tuple[Stream, ...]:
     """Cast of the shard to the compute dtype, and the gathered buffer copied out into parameters."""
     compute, master = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.precision.master]
-    shard, full = unit.shard_numel, unit.padded_numel * compute
+    shard, full = unit.shard_numel, unit.padded_numel * compute + unit.frozen_bytes
     if plan.precision.fp8_all_gather:
         # maxima of all weights are found together after the optimizer (precompute_float8_dynamic_scale_for_fsdp): one more
         # read of the shard; their own all-reduce, some bytes a step, is left out

@@ -22,6 +22,7 @@ from simulator.spec.model import Model, ModelPart
 from simulator.spec.plan import Plan
 from simulator.spec.plan.traits import Traits
 from simulator.spec.software.stack import Stack
+from simulator.work.parameters import trained
 from simulator.work.script.buckets import DEFAULT_BUCKET_BYTES
 from simulator.work.script.buffers import Buffers
 from simulator.work.script.flat import flat_units
@@ -68,32 +69,32 @@ class NanotronBuffers(Buffers):
         return [(numel,) for numel in _slices(self.model, self.plan)]
 
 
-def _pieces(model: Model) -> list[tuple[str, tuple[Shape, ...]]]:
-    """Units with their parameters' shapes, as registered."""
-    body = [(name, _joined(model, kind)) for name, kind in zip(body_names(model), model.body, strict=True)]
-    return [("embedding", _joined(model, "embedding")), *body, ("head", _joined(model, "head"))]
+def _pieces(model: Model, plan: Plan) -> list[tuple[str, tuple[Shape, ...]]]:
+    """Units with the shapes of what is trained, as registered."""
+    body = [(name, _joined(model, kind, plan)) for name, kind in zip(body_names(model), model.body, strict=True)]
+    return [("embedding", _joined(model, "embedding", plan)), *body, ("head", _joined(model, "head", plan))]
 
 
-def _joined(model: Model, part: ModelPart) -> tuple[Shape, ...]:
+def _joined(model: Model, part: ModelPart, plan: Plan) -> tuple[Shape, ...]:
     """Shapes of a part's parameters; queries, keys and values are one, as gate and up are (models/llama.py)."""
     found: dict[str, Shape] = {}
-    for name, shape in model.parameter_shapes(part):
+    for name, shape in trained(model, part, plan):
         first = next((together[0] for together in _TOGETHER if name in together), name)
         rows = found[first][0] if first in found else 0
         found[first] = (rows + shape[0], *shape[1:])
     return tuple(found.values())
 
 
-def _numels(model: Model) -> list[int]:
-    return [prod(shape) for _, shapes in _pieces(model) for shape in shapes]
+def _numels(model: Model, plan: Plan) -> list[int]:
+    return [prod(shape) for _, shapes in _pieces(model, plan) for shape in shapes]
 
 
-def _buckets(model: Model, size: int) -> Counter[str]:
+def _buckets(model: Model, plan: Plan) -> Counter[str]:
     """How many of DDP's buckets each unit fills: one closes as soon as it holds its cap, in the order of the backward."""
     filled, held = Counter[str](), 0
-    for name, shapes in reversed(_pieces(model)):
+    for name, shapes in reversed(_pieces(model, plan)):
         for shape in reversed(shapes):
-            held += prod(shape) * size
+            held += prod(shape) * DTYPE_BYTES[plan.compute_dtype]
             if held >= DEFAULT_BUCKET_BYTES:
                 filled[name] += 1
                 held = 0
@@ -102,12 +103,12 @@ def _buckets(model: Model, size: int) -> Counter[str]:
 
 def _slices(model: Model, plan: Plan) -> list[int]:
     """Elements of the slice of each parameter that a rank steps."""
-    return [-(-numel // shard_ranks(plan)) for numel in _numels(model)]
+    return [-(-numel // shard_ranks(plan)) for numel in _numels(model, plan)]
 
 
 def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[UnitComm, ...]:  # noqa: ARG001
-    filled = _buckets(model, DTYPE_BYTES[plan.compute_dtype])
-    return tuple(_unit_comm(name, shapes, plan, max(1, filled[name])) for name, shapes in _pieces(model))
+    filled = _buckets(model, plan)
+    return tuple(_unit_comm(name, shapes, plan, max(1, filled[name])) for name, shapes in _pieces(model, plan))
 
 
 def _unit_comm(name: str, shapes: tuple[Shape, ...], plan: Plan, num_buckets: int) -> UnitComm:
@@ -139,7 +140,7 @@ def _unit_comm(name: str, shapes: tuple[Shape, ...], plan: Plan, num_buckets: in
 
 
 def _resident(model: Model, plan: Plan) -> dict[str, list[int]]:
-    size, numels, slices = DTYPE_BYTES[plan.compute_dtype], _numels(model), _slices(model, plan)
+    size, numels, slices = DTYPE_BYTES[plan.compute_dtype], _numels(model, plan), _slices(model, plan)
     hooked = plan.zero == 0 and plan.num_data_parallel > 1
     tokens = plan.micro_batch_size * plan.seq_len // plan.cp
     gathered = [tokens * model.d_model * size] * 2 if plan.tp > 1 and plan.sequence_parallel else []
@@ -153,9 +154,9 @@ def _resident(model: Model, plan: Plan) -> dict[str, list[int]]:
     }  # fmt: skip
 
 
-def _update(model: Model, plan: Plan) -> tuple[Stream, ...]:  # noqa: ARG001
+def _update(model: Model, plan: Plan) -> tuple[Stream, ...]:
     """Over all sums: their norm, their scale, and zeros for the next step; parameter by parameter but for the zeros."""
-    numels = _numels(model)
+    numels = _numels(model, plan)
     size, count = sum(numels) * _SUM, len(numels)
     return (
         Stream(op="reduce", read_bytes=size, write_bytes=0, launches=count),

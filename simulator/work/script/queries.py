@@ -8,7 +8,7 @@ from simulator.base.kernels import Stream
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.work.script.implementation import implementation_of
-from simulator.work.script.sharding import ParameterUnit
+from simulator.work.script.sharding import ParameterUnit, frozen_pieces, pieces, shard_ranks
 from simulator.work.script.unit_comm import UnitComm
 
 
@@ -23,9 +23,24 @@ def communication(model: Model, plan: Plan, node_ranks: int | None = None) -> tu
     node_ranks: ranks of a shard group on one node; None: all of them.
     """
     comms = implementation_of(plan).communication(model, plan, node_ranks)
+    if plan.peft.any and not plan.traits.hooks_modules:
+        comms = _with_frozen(comms, model, plan)
     if plan.sync_every_steps == 1:
         return comms
     return tuple(replace(comm, all_reduce_bytes=0) for comm in comms)  # replicas agree apart: `agreement`
+
+
+def _with_frozen(comms: tuple[UnitComm, ...], model: Model, plan: Plan) -> tuple[UnitComm, ...]:
+    """Frozen weights are gathered as they are stored; a piece without trained ones reduces nothing."""
+    found = []
+    for comm, (_, shapes), held in zip(comms, pieces(model, plan), frozen_pieces(model, plan), strict=True):
+        ranks = max(comm.backward_gather_ranks, 1)
+        more = sum(-(-one.size // ranks) * ranks for one in held) if plan.gathers and shard_ranks(plan) > 1 else 0
+        idle = replace(comm, gradient_kernels=(), keep_kernels=(), add_kernels=(), num_buckets=1)
+        forward, backward = comm.all_gather_forward_bytes + more, comm.all_gather_backward_bytes + more
+        one = comm if shapes else idle
+        found.append(replace(one, all_gather_forward_bytes=forward, all_gather_backward_bytes=backward))
+    return tuple(found)
 
 
 def resident_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
@@ -36,11 +51,25 @@ def resident_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
     buffers: the model's own (position tables).
     """
     tensors = implementation_of(plan).resident(model, plan)
+    if plan.peft.any:
+        tensors = {**tensors, "parameters": [*tensors["parameters"], *_frozen_tensors(model, plan)]}
     if plan.offload.optimizer != "none":
         tensors = {**tensors, "gradients": [], "optimizer_state": []}
     if plan.offload.parameters != "none":
         tensors = {**tensors, "parameters": []}
     return {**tensors, "buffers": buffer_tensors(model, plan)}
+
+
+def trained_tensors(model: Model, plan: Plan) -> list[int]:
+    """Bytes of the parameters on the fullest GPU that are trained, as the implementation stores them."""
+    return [] if plan.offload.parameters != "none" else implementation_of(plan).resident(model, plan)["parameters"]
+
+
+def _frozen_tensors(model: Model, plan: Plan) -> list[int]:
+    """Bytes of weights that are not trained: this rank's part where they are gathered, and all of their scales."""
+    ranks = shard_ranks(plan) if plan.gathers else 1
+    held = [one for piece in frozen_pieces(model, plan) for one in piece]
+    return [size for one in held for size in (-(-one.size // ranks), *one.beside)]
 
 
 def buffer_tensors(model: Model, plan: Plan) -> list[int]:

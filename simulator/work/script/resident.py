@@ -57,7 +57,7 @@ def optimizer_tensors(numel: int, plan: Plan) -> list[int]:
 
 def stepped_numels(model: Model, plan: Plan) -> list[int]:
     """Elements of the parameters that the fullest rank steps where all ranks hold all: its part under ZeRO-1, or all."""
-    stored = [prod(shape) for _, shapes in pieces(model) for shape in shapes]
+    stored = [prod(shape) for _, shapes in pieces(model, plan) for shape in shapes]
     return _largest_part(stored, shard_ranks(plan)) if plan.zero == 1 else stored
 
 

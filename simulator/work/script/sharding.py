@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Final
 
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.parallel.model_shard import body_names
@@ -11,6 +12,7 @@ from simulator.spec.model import Model
 from simulator.spec.model import ModelPart as Part
 from simulator.spec.model.experts import cuts_rows
 from simulator.spec.plan import Plan
+from simulator.work.parameters import Stored, frozen, trained
 
 Shape = tuple[int, ...]
 
@@ -21,7 +23,8 @@ class ParameterUnit:
 
     shapes: of its parameters in registration order. shards: ranks it is cut into (1: replicated).
     local_numels: elements of each stored tensor on the fullest rank; padded_numel: elements of its collectives.
-    Its last num_expert_tensors are routed experts, cut into expert_shards instead.
+    Its last num_expert_tensors are routed experts, cut into expert_shards instead. frozen: weights that are gathered with
+    them as they are stored, and neither reduced nor stepped.
     """
 
     name: str
@@ -31,6 +34,17 @@ class ParameterUnit:
     padded_numel: int
     expert_shards: int = 0
     num_expert_tensors: int = 0
+    frozen: tuple[Stored, ...] = ()
+
+    @property
+    def frozen_shard_bytes(self) -> int:
+        """Of this rank's part of what is gathered and not trained."""
+        return sum(-(-one.size // self.shards) for one in self.frozen)
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Of what is gathered and not trained."""
+        return self.frozen_shard_bytes * self.shards
 
     @property
     def tensor_shards(self) -> tuple[int, ...]:
@@ -68,32 +82,45 @@ def expert_shard_ranks(plan: Plan) -> int:
     return plan.num_expert_ranks // (plan.ep * plan.experts.etp) if plan.zero > 0 else 1
 
 
-def pieces(model: Model, plan: Plan | None = None) -> tuple[tuple[str, tuple[Shape, ...]], ...]:
-    """Embedding, layers (and modules of multi-token prediction) and head with their parameters' shapes, as registered.
+def pieces(model: Model, plan: Plan, *, cut_first: bool = False) -> tuple[tuple[str, tuple[Shape, ...]], ...]:
+    """Embedding, layers (and modules of multi-token prediction) and head with the shapes that are trained, as registered.
 
-    plan: the dimension that its implementation cuts stands first.
+    cut_first: the dimension that the plan's implementation cuts stands first.
     """
-    shapes = {kind: _shapes(model, kind, plan) for kind in dict.fromkeys(model.body)}
+    cut_by = _by_rows(model, plan) if cut_first else False
+    shapes = {kind: _shapes(model, kind, plan, by_rows=cut_by) for kind in dict.fromkeys(model.body)}
     body = ((name, shapes[kind]) for name, kind in zip(body_names(model), model.body, strict=True))
-    return ("embedding", _shapes(model, "embedding")), *body, ("head", _shapes(model, "head"))
+    return ("embedding", _shapes(model, "embedding", plan)), *body, ("head", _shapes(model, "head", plan))
 
 
 def apart(model: Model, plan: Plan) -> tuple[tuple[str, tuple[Shape, ...], tuple[Shape, ...]], ...]:
     """Like `pieces`, but with the routed experts in a list of their own, where the plan shards and reduces them apart."""
     if model.experts is None or not plan.experts_apart:
-        return tuple((name, shapes, ()) for name, shapes in pieces(model, plan))
-    rest = {kind: _shapes(model, kind, routed=False) for kind in dict.fromkeys(model.body)}
-    routed = {kind: _shapes(model, kind, plan, routed=True) for kind in rest}
+        return tuple((name, shapes, ()) for name, shapes in pieces(model, plan, cut_first=True))
+    rest = {kind: _shapes(model, kind, plan, routed=False) for kind in dict.fromkeys(model.body)}
+    routed = {kind: _shapes(model, kind, plan, by_rows=_by_rows(model, plan), routed=True) for kind in rest}
     body = ((name, rest[kind], routed[kind]) for name, kind in zip(body_names(model), model.body, strict=True))
-    return ("embedding", _shapes(model, "embedding"), ()), *body, ("head", _shapes(model, "head"), ())
+    ends = [(name, _shapes(model, name, plan), ()) for name in _ENDS]
+    return ends[0], *body, ends[1]
 
 
-def _shapes(model: Model, part: Part, plan: Plan | None = None, *, routed: bool | None = None) -> tuple[Shape, ...]:
-    """Shapes of a part's parameters: all, or those of routed experts, or the others. plan: as in `pieces`."""
-    by_rows = plan is not None and _by_rows(model, plan)
+_ENDS: Final[tuple[Part, ...]] = ("embedding", "head")
+
+
+def frozen_pieces(model: Model, plan: Plan) -> tuple[tuple[Stored, ...], ...]:
+    """What is frozen of each of the `pieces`."""
+    kinds: tuple[Part, ...] = ("embedding", *model.body, "head")
+    found = {kind: frozen(model, kind, plan) for kind in dict.fromkeys(kinds)}
+    return tuple(found[kind] for kind in kinds)
+
+
+def _shapes(
+    model: Model, part: Part, plan: Plan, *, by_rows: bool = False, routed: bool | None = None
+) -> tuple[Shape, ...]:
+    """Shapes of what is trained of a part: all, or those of routed experts, or the others. by_rows: of experts too."""
     return tuple(
         (shape[1], shape[0], *shape[2:]) if by_rows and name.startswith("experts.") else shape
-        for name, shape in model.parameter_shapes(part)
+        for name, shape in trained(model, part, plan)
         if routed is None or name.startswith("experts.") == routed
     )
 

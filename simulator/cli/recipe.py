@@ -1,0 +1,53 @@
+"""--recipe and --gpus: a fine-tuning run as people name it, with what such runs usually set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+from simulator.base.errors import Fault
+from simulator.base.schema import nearest
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+# What guides of transformers, TRL, axolotl and torchtune set where nothing speaks against it
+_COMMON: Final = {"seq_len": "2048", "recompute": "full", "stack": "transformers-2024"}
+RECIPES: Final[dict[str, dict[str, str]]] = {
+    "full": {**_COMMON, "peft": "full"},
+    "lora": {**_COMMON, "peft": "lora"},
+    "qlora": {**_COMMON, "peft": "qlora"},
+}
+_ALONE: Final = re.compile(r"1\s*[x×*]")
+
+
+def recipe_options(function: _Command) -> _Command:
+    """--recipe, --gpus."""
+    what = "Fine-tune: all weights, or adapters beside frozen ones; sets what such runs usually set, under other flags."
+    function = click.option("--recipe", metavar="|".join(RECIPES), help=what)(function)
+    count = "COUNTxGPU, as 8xh100: the GPU's usual machine, instead of --cluster."
+    return click.option("--gpus", metavar="COUNTxGPU", help=count)(function)
+
+
+def with_recipe(flags: dict[str, Any]) -> list[Fault]:
+    """Put what the two flags stand for into a command's flags, where it says nothing else; the faults of both."""
+    recipe, gpus = flags.pop("recipe"), flags.pop("gpus")
+    faults = []
+    if gpus is not None:
+        if flags["cluster"] is not None:
+            faults.append(Fault(place="--gpus", problem="--cluster is given too", remedy="one of the two"))
+        elif not re.match(r"\d+\s*[x×*]\s*\S", gpus):
+            faults.append(Fault(place="--gpus", problem=f"{gpus!r} is no COUNTxGPU", remedy="for example 8xh100"))
+        flags["cluster"] = gpus
+    if recipe is None:
+        return faults
+    if recipe not in RECIPES:
+        remedy = nearest(recipe, RECIPES) or f"one of {', '.join(RECIPES)}"
+        return [*faults, Fault(place="--recipe", problem=f"no recipe is called {recipe!r}", remedy=remedy)]
+    alone = {"zero": "0", "data_parallel": "ddp"} if gpus is not None and _ALONE.match(gpus) else {}
+    for name, value in {**RECIPES[recipe], **alone}.items():
+        if flags.get(name) is None:
+            flags[name] = value
+    return faults

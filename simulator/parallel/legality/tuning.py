@@ -1,0 +1,91 @@
+"""Fine-tuning: what is frozen beside what is trained, how frozen weights are stored, and what of it is modelled."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.parallel.legality.rule import ModelRule, OfModel, PlanRule
+from simulator.spec.model import Model, ModelPart
+
+
+def _matches(of: OfModel) -> bool:
+    """Some module of the model has adapters, or some parameter is trained. Models without parameters to ask pass."""
+    if not isinstance(of.model, Model):
+        return True
+    peft = of.plan.peft
+    parts: tuple[ModelPart, ...] = ("embedding", "head", *dict.fromkeys(of.model.body))
+    names = [name for part in parts for name, _ in of.model.parameter_shapes(part)]
+    if peft.pairs or peft.method == "ia3":
+        return any(peft.adapts(name.removesuffix(".weight")) for name in names)
+    return peft.adds or any(map(peft.trains, names))
+
+
+PLAN: Final = (
+    PlanRule(
+        where="base_weights",
+        fields=("base_weights", "peft"),
+        holds=lambda plan: plan.peft.base in (None, "compute") or plan.peft.adds,
+        equation=lambda plan: (
+            f"weights that are trained are not stored as {plan.peft.base}, and peft is {plan.peft.method}"
+        ),
+        remedy='peft = "lora", or no base_weights',
+    ),
+    PlanRule(
+        where="base_weights",
+        fields=("base_weights", "peft"),
+        holds=lambda plan: plan.peft.method != "qlora" or plan.peft.base != "compute",
+        equation="qlora is LoRA beside quantised weights",
+        remedy='peft = "lora", or base_weights = "nf4_double", "nf4", "gptq", "int8" or "fp8"',
+    ),
+    PlanRule(
+        where="train_modules",
+        fields=("train_modules", "peft"),
+        holds=lambda plan: not plan.peft.trained or plan.peft.adds,
+        equation=lambda plan: f"all modules are trained where peft is {plan.peft.method}",
+        remedy='peft = "lora", or no train_modules',
+    ),
+    PlanRule(
+        where="freeze_modules",
+        fields=("freeze_modules", "peft"),
+        holds=lambda plan: not plan.peft.frozen or not plan.peft.adds,
+        equation=lambda plan: f"all modules are frozen where peft is {plan.peft.method}",
+        remedy='no freeze_modules, or peft = "none"',
+    ),
+    PlanRule(
+        where="base_weights",
+        fields=("base_weights", "peft", "precision"),
+        applies=lambda plan: plan.narrow,
+        holds=lambda plan: not plan.peft.quantised,
+        equation=lambda plan: f"{plan.peft.stored} weights in {plan.precision.compute} products are not modelled",
+        remedy='precision = "bf16", or base_weights = "compute"',
+    ),
+    PlanRule(
+        where="zeropp",
+        fields=("zeropp", "peft", "freeze_modules"),
+        applies=lambda plan: plan.peft.any,
+        holds=lambda plan: not plan.deepspeed.zeropp.any,
+        equation="ZeRO++ with frozen weights is not modelled",
+        remedy="no zeropp",
+    ),
+    PlanRule(
+        where="peft",
+        fields=("peft", "cp"),
+        applies=lambda plan: plan.peft.method == "prefix",
+        holds=lambda plan: plan.cp == 1,
+        equation="keys and values ahead of a sequence that ranks split are not modelled",
+        remedy="cp = 1",
+    ),
+)
+
+MODEL: Final = (
+    ModelRule(
+        where="peft",
+        fields=("peft", "lora_targets", "train_modules", "freeze_modules"),
+        applies=lambda of: of.plan.peft.any,
+        holds=_matches,
+        equation=lambda of: (
+            f"the model has no {' or '.join(of.plan.peft.words)}" if of.plan.peft.adds else "nothing is left to train"
+        ),
+        remedy="lora_targets = all, attention or mlp; fewer freeze_modules",
+    ),
+)

@@ -1,0 +1,162 @@
+"""Fine-tuning: adapters beside frozen weights, what else is trained or frozen, and how frozen weights are stored."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Final, Literal
+
+from pydantic import Field, field_validator
+
+from simulator.base.schema import Strict, nearest
+from simulator.spec.plan.order import MAX_COUNT
+
+Method = Literal["none", "full", "lora", "qlora", "dora", "ia3", "prefix"]
+BaseWeights = Literal["compute", "fp8", "int8", "nf4", "nf4_double", "gptq"]
+
+# Words of libraries for the modules of a layer, as peft's `target_modules` and torchtune's `lora_attn_modules` have them
+_ALSO: Final[dict[str, str]] = {
+    **dict.fromkeys(("q_proj", "wq", "query"), "q"),
+    **dict.fromkeys(("k_proj", "wk", "key"), "k"),
+    **dict.fromkeys(("v_proj", "wv", "value"), "v"),
+    **dict.fromkeys(("o_proj", "wo", "out_proj", "output_proj", "linear_proj"), "out"),
+    **dict.fromkeys(("c_attn", "query_key_value", "qkv_proj", "W_pack", "linear_qkv", "Wqkv"), "qkv"),
+    **dict.fromkeys(("gate_proj",), "gate"),
+    **dict.fromkeys(("up_proj", "fc1", "dense_h_to_4h"), "up"),
+    **dict.fromkeys(("down_proj", "fc2", "dense_4h_to_h", "linear_fc2"), "down"),
+    **dict.fromkeys(("linear_fc1", "gate_up_proj"), "gate_up"),
+    **dict.fromkeys(("embed_tokens", "wte", "tok_embeddings"), "embedding"),
+    **dict.fromkeys(("head", "output"), "lm_head"),
+    **dict.fromkeys(("all-linear", "all_linear", "linear"), "all"),
+    **dict.fromkeys(("norms", "norm"), "norms"),
+}
+# Words that name several modules
+_WIDER: Final = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+_KNOWN: Final = (
+    *("all", "attention", "mlp", "experts", "shared", "mamba", "embedding", "positions", "lm_head", "norms", "router"),
+    *("q", "k", "v", "qkv", "out", "gate", "up", "gate_up", "down", "q_down", "q_up", "kv_down", "kv_up"),
+)
+_NOT_LINEAR: Final = ("embedding", "positions", "lm_head", "router", "shared_gate", "mamba.conv")
+_IA3: Final = ("k", "v", "down")  # peft's, of Llama and its kin (utils/constants.py)
+
+
+class PeftPlan(Strict):
+    """`[plan.peft]`: what is trained, of how many parameters, beside which frozen weights. `peft = "lora"` alone sets `method`."""
+
+    method: Method = Field(
+        default="none",
+        description="adapters ([guide](../guides/fine-tuning.md)): low-rank pairs (LoRA), the same beside 4-bit weights, with "
+        "magnitudes (DoRA), vectors (IA³), keys and values ahead of the sequence; all other weights are frozen. `full` trains all "
+        "weights, as `none` does, and remedies name adapters and shorter sequences too",
+    )
+    rank: int = Field(ge=1, le=MAX_COUNT, default=16, description="of LoRA's and DoRA's pairs")
+    targets: tuple[str, ...] = Field(
+        default=("all",),
+        strict=False,
+        description="modules that have adapters: `all` linear layers but the head and routers, or `attention`, `mlp`, `experts`, "
+        "`q`, `k`, `v`, `out`, `gate`, `up`, `down`, `embedding`, `lm_head`; peft's and Megatron's names are read too",
+    )
+    dropout: float = Field(
+        ge=0, lt=1, default=0.0, description="in front of each pair; above 0 it makes and keeps a mask"
+    )
+    prefix_tokens: int = Field(ge=1, le=MAX_COUNT, default=20, description="keys and values of `prefix`, a layer")
+    base: BaseWeights | None = Field(
+        default=None,
+        description="how frozen matrices of layers are stored: as they compute, or dequantised at each use: fp8, int8, NF4 in "
+        "blocks of 64 (`nf4_double`: scales quantised too), GPTQ int4 in groups of 128; not set: `nf4_double` of `qlora`",
+    )
+    dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
+        default=None,
+        description="dtype that pairs multiply in; not set: that of the other products, which autocast casts them to. `fp32`: "
+        "peft's own adapters without autocast. They are stored in `master_dtype`",
+    )
+    trained: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        description="modules that are trained whole beside adapters (peft's `modules_to_save`), by the words of `targets`",
+    )
+    frozen: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        description="without adapters: modules that are not trained, by the words of `targets`, or parameters by a pattern "
+        "(`attention.*`)",
+    )
+
+    @field_validator("targets", "trained", "frozen", mode="before")
+    @classmethod
+    def _words(cls, value: object) -> object:
+        """Words of libraries become ours; a flag's text is split."""
+        words = [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+        if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+            return words
+        found = [_ALSO[word] if word in _ALSO else str(word) for word in words if word]
+        for word in found:
+            if word not in _KNOWN and not set(word) & set("*?["):
+                raise ValueError(
+                    f"{word!r} names no module: {nearest(word, _KNOWN) or 'for example attention, mlp, q, v'}"
+                )
+        return found
+
+    @property
+    def adds(self) -> bool:
+        """Adapters are trained, and the model is frozen."""
+        return self.method not in ("none", "full")
+
+    @property
+    def any(self) -> bool:
+        """Something is frozen."""
+        return self.adds or bool(self.frozen)
+
+    @property
+    def pairs(self) -> bool:
+        """Adapters are low-rank pairs."""
+        return self.method in ("lora", "qlora", "dora")
+
+    @property
+    def stored(self) -> BaseWeights:
+        """How frozen matrices of layers are stored."""
+        return self.base or ("nf4_double" if self.method == "qlora" else "compute")
+
+    @property
+    def quantised(self) -> bool:
+        """Frozen matrices of layers are dequantised at each use."""
+        return self.any and self.stored != "compute"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The modules that adapters stand beside."""
+        return _IA3 if self.method == "ia3" and self.targets == ("all",) else self.targets
+
+    def trains(self, name: str) -> bool:
+        """A parameter of the model is trained, by its name."""
+        if self.adds:
+            return _among(name, self.trained)
+        return not _among(name, self.frozen)
+
+    def adapts(self, module: str) -> bool:
+        """A linear module (`attention.q`) has an adapter."""
+        return (self.pairs or self.method == "ia3") and _among(f"{module}.weight", self.words)
+
+
+@cache
+def _among(name: str, words: tuple[str, ...]) -> bool:
+    return any(_is(name, word) for word in words)
+
+
+def _is(name: str, word: str) -> bool:
+    """`attention.q.weight` is `attention.q`, `attention`, `q`, `qkv`, part of `all`, and matches `attention.*`."""
+    module = name.removesuffix(".weight").removesuffix(".bias")
+    if word == "all":
+        return not module.startswith(_NOT_LINEAR) and "norm" not in module and "sinks" not in module
+    if word == "norms":
+        return "norm" in module
+    first, last = module.partition(".")[0], module.rpartition(".")[2]
+    named = (module, first, last, *_parts(last))
+    return word in named or last in _WIDER.get(word, ()) or fnmatchcase(name, word)
+
+
+def _parts(module: str) -> tuple[str, ...]:
+    return _WIDER.get(module, ())
+
+
+NO_PEFT: Final = PeftPlan()

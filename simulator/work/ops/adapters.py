@@ -1,0 +1,238 @@
+"""Fine-tuning inside a linear layer: frozen weights, dequantised where they are stored narrow, and adapters beside them.
+
+Eager adapters are peft's operators (tuners/lora/layer.py, Linear.forward): the input cast to the adapter's dtype, dropout, two
+products, scale, sum. Fused ones are one autograd function (unsloth/kernels/fast_lora.py; fms-acceleration has the same):
+products accumulate into the layer's result, and nothing but the input is kept.
+Legend: T tokens, N columns out, K columns in, r rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+from simulator.base.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel, Stream
+from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.op_context import OpContext
+from simulator.work.parameters import stored
+
+# What ops call a linear layer -> the module of the model; others have their own name, or are attention's
+_MODULES: Final = {
+    **{name: f"mlp.{name}" for name in ("gate", "up", "down", "gate_up")},
+    **{name: f"mamba.{name}" for name in ("in_proj", "out_proj", "x_proj", "dt_proj")},
+    "logits": "lm_head",
+}
+_OWN: Final = ("shared.", "experts.", "latent_", "mtp.", "router", "shared_gate")
+
+
+def module_of(g: Graph, name: str) -> str:
+    """The module whose product an op is."""
+    name = name.removeprefix(g.prefix)
+    return _MODULES.get(name) or (name if name.startswith(_OWN) else f"attention.{name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What fine-tuning makes of a linear layer's weight of N × K elements (of each of `experts`)."""
+
+    s: OpContext
+    module: str
+    n: int
+    k: int
+    experts: int = 1
+
+    @property
+    def trains(self) -> bool:
+        """The weight is trained."""
+        return self.s.trains(f"{self.module}.weight")
+
+    @property
+    def trains_bias(self) -> bool:
+        return self.s.trains(f"{self.module}.bias")
+
+    @property
+    def adapts(self) -> bool:
+        return self.s.plan.peft.any and self.s.plan.peft.adapts(self.module)
+
+    @property
+    def dequantised(self) -> tuple[Stream, ...]:
+        """The kernels that make the weight in the compute dtype, before each product that reads it."""
+        if self.trains or not self._narrow:
+            return ()
+        held = stored(self._numel, self.k, self.s.plan.peft.stored, self.s.element_bytes)
+        kernels: tuple[Stream, ...] = (
+            stream("elementwise", held.size + sum(held.beside[:1]), self.temporary_bytes, self.experts),
+        )
+        if self.s.plan.peft.stored == "nf4_double":  # the scales first, then their offset
+            scales = held.beside[0]
+            kernels = (stream("elementwise", scales, 4 * scales, 2 * self.experts), *kernels)
+        return kernels
+
+    @property
+    def temporary_bytes(self) -> int:
+        """Of the dequantised weight, while a product reads it."""
+        return 0 if self.trains or not self._narrow else self._numel // self.experts * self.s.element_bytes
+
+    @property
+    def _numel(self) -> int:
+        return self.n * self.k * self.experts
+
+    @property
+    def _narrow(self) -> bool:
+        return self.s.plan.peft.quantised and self.module not in ("lm_head", "router")
+
+
+def adapted(
+    g: Graph, s: OpContext, name: str, x: Value, y: Value, shape: tuple[int, int, int], experts: int = 1
+) -> Value:
+    """The layer's result with its adapter's; the result itself where it has none. shape: T, N, K of each of `experts`."""
+    peft, module = s.plan.peft, module_of(g, name)
+    if not peft.any or not peft.adapts(module):
+        return y
+    if peft.method == "ia3":
+        return _scaled(g, name, y, shape, module)
+    low = _pair(g, s, name, x, shape, experts)
+    if peft.method == "dora":
+        y = _renormed(g, s, name, y, shape)
+    out = g.value(f"{name}.adapted", y.numel, low.dtype)
+    if low.dtype == y.dtype:
+        return g.pointwise(out.name, [y, low], out, aliases=[y, low])
+    g.op(
+        out.name,
+        "elementwise",
+        inputs=(y, low),
+        outputs=(out,),
+        forward=(stream("widen", y.num_bytes + low.num_bytes, out.num_bytes, numel=out.numel),),
+        backward=(g.conversion(y.numel, out.dtype, y.dtype),),
+        grads=(y,),
+        aliases=(low,),
+    )
+    return g.cast(out, y.dtype, f"{name}.narrowed")
+
+
+def _pair(g: Graph, s: OpContext, name: str, x: Value, shape: tuple[int, int, int], experts: int) -> Value:
+    """B A x times the scale, in the adapter's dtype."""
+    (t, n, k), peft, r = shape, s.plan.peft, s.plan.peft.rank
+    dtype = peft.dtype or s.dtype
+    held = s.plan.precision.master if s.autocast else dtype
+    x = g.cast(x, held, f"{name}.lora_x")
+    if peft.dropout:
+        x = _dropped(g, name, x)
+    x = g.cast(x, dtype, f"{name}.lora_in")
+    first = _product(g, f"{name}.lora_a", x, (t, r, k), (held, dtype), experts)
+    up = _product(g, f"{name}.lora_b", first, (t, n, r), (held, dtype), experts)
+    return g.pointwise(f"{name}.lora", [up], g.value(f"{name}.lora", up.numel, dtype), grads=[up])
+
+
+def _dropped(g: Graph, name: str, x: Value) -> Value:
+    out, mask = g.value(f"{name}.lora_dropped", x.numel, x.dtype), g.value(f"{name}.lora_mask", x.numel, "int8")
+    g.op(
+        out.name,
+        "elementwise",
+        inputs=(x,),
+        outputs=(out, mask),
+        forward=(stream("elementwise", x.num_bytes, out.num_bytes + mask.num_bytes),),
+        backward=(stream("elementwise", out.num_bytes + mask.num_bytes, x.num_bytes),),
+        saved=(mask,),
+        grads=(x,),
+    )
+    return out
+
+
+def _product(
+    g: Graph, name: str, x: Value, shape: tuple[int, int, int], dtypes: tuple[str, str], experts: int
+) -> Value:
+    """One of a pair; where it is stored wider (dtypes: stored, multiplied), it is cast at its first use in a micro-batch."""
+    (t, n, k), (held, dtype) = shape, dtypes
+    weights: tuple[Value, ...] = ()
+    out, numel = g.value(name, t * n, dtype), experts * n * k
+    if held != dtype:
+        weights = (g.value(f"{name}.weight", numel, dtype),)
+        casts, back = g.conversion(numel, held, dtype), g.conversion(numel, dtype, held)
+        g.op(weights[0].name, "elementwise", inputs=(), outputs=weights, forward=(casts,), backward=(back,),
+             parameter_numel=numel)  # fmt: skip
+    rows, of = -(-t // experts), cast("Dtype", dtype)
+    one = Gemm(m=rows, n=n, k=k, dtype=of, batch=experts, grouped=experts > 1, launches=experts)
+    g.op(
+        name,
+        "gemm",
+        inputs=(x, *weights),
+        outputs=(out,),
+        forward=(one,),
+        backward=(replace(one, n=k, k=n, layout="nn"), replace(one, m=n, n=k, k=rows, layout="nt")),
+        saved=(x, *weights),
+        grads=(x, *weights),
+        parameter_numel=0 if weights else numel,
+        selective_save=True,
+    )
+    return out
+
+
+def fused_kernels(s: OpContext, shape: tuple[int, int, int]) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+    """Kernels that a fused pair adds to its layer's product, forward and backward."""
+    (t, n, k), r, dtype = shape, s.plan.peft.rank, cast("Dtype", s.plan.peft.dtype or s.dtype)
+    into = Gemm(m=t, n=r, k=k, dtype=dtype)
+    out = Gemm(m=t, n=n, k=r, dtype=dtype), stream("elementwise", t * n * s.element_bytes, 0, 0)
+    back = (
+        replace(into, k=n, layout="nn"),  # dy Bᵀ
+        Gemm(m=t, n=k, k=r, dtype=dtype, layout="nn"),  # into the gradient of x
+        replace(into),  # A x once more
+        Gemm(m=n, n=r, k=t, dtype=dtype, layout="nt"),
+        Gemm(m=r, n=k, k=t, dtype=dtype, layout="nt"),
+    )
+    return (into, *out), back
+
+
+def _scaled(g: Graph, name: str, y: Value, shape: tuple[int, int, int], module: str) -> Value:
+    """IA³: columns times a vector, of the result; a feedforward layer's input is scaled, at about that cost."""
+    out, size = g.value(f"{name}.scaled", y.numel, y.dtype), y.num_bytes
+    width = shape[2] if module.endswith("down") else shape[1]
+    spread = stream("strided", size, size, numel=y.numel)
+    g.op(
+        out.name,
+        "elementwise",
+        inputs=(y,),
+        outputs=(out,),
+        forward=(spread,),
+        backward=(spread, stream("elementwise", 2 * size, size), stream("reduce", size, width * DTYPE_BYTES[y.dtype])),
+        saved=(y,),
+        grads=(y,),
+        backward_temporary_bytes=size,
+        parameter_numel=width,
+    )
+    return out
+
+
+def _renormed(g: Graph, s: OpContext, name: str, y: Value, shape: tuple[int, int, int]) -> Value:
+    """DoRA (peft, tuners/lora/dora.py): the norm of W + s B A by rows, then each column of both results times its factor.
+
+    B A is made by passing an identity matrix through the pair; the norm is a constant in the backward.
+    """
+    (_, n, k), r = shape, s.plan.peft.rank
+    tuning = Tuning(s, module_of(g, name), n, k)
+    weight, out = n * k * s.element_bytes, g.value(f"{name}.renormed", y.numel, y.dtype)
+    dtype = cast("Dtype", s.plan.peft.dtype or s.dtype)
+    g.op(
+        out.name,
+        "elementwise",
+        inputs=(y,),
+        outputs=(out,),
+        forward=(
+            *tuning.dequantised,
+            Gemm(m=k, n=r, k=k, dtype=dtype),
+            Gemm(m=k, n=n, k=r, dtype=dtype),
+            stream("strided", weight, weight, numel=n * k),
+            stream("elementwise", 2 * weight, weight),
+            stream("reduce", weight, n * s.element_bytes),
+            stream("strided", y.num_bytes, out.num_bytes, 2, numel=y.numel),
+        ),
+        backward=(
+            stream("strided", 2 * y.num_bytes, y.num_bytes, 2, numel=y.numel),
+            stream("reduce", y.num_bytes, n * s.element_bytes),
+        ),
+        saved=(y,),
+        grads=(y,),
+        forward_temporary_bytes=2 * weight + tuning.temporary_bytes,
+        parameter_numel=n,
+    )
+    return out

@@ -1,0 +1,158 @@
+"""Parameters as they are trained: those of the model that are not frozen, those of adapters; and frozen weights as stored.
+
+Shapes of adapters are peft's (tuners/lora/layer.py, tuners/ia3/layer.py); Megatron's stand beside its joint linear layers.
+Sizes of stored weights: bitsandbytes (functional.py: quantize_4bit in blocks of 64, scales in blocks of 256; nn/modules.py:
+Linear8bitLt has a scale a row), and GPTQ with groups of 128 (AutoGPTQ, QuantLinear).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+from typing import Final, NamedTuple
+
+from simulator.base.kernels import DTYPE_BYTES
+from simulator.spec.model import Model, Parameter
+from simulator.spec.model import ModelPart as Part
+from simulator.spec.plan import PeftPlan, Plan
+from simulator.spec.plan.peft import BaseWeights
+
+NF4_BLOCK: Final = 64  # elements that share a scale
+_SCALE_BLOCK: Final = 256  # scales that share a scale of their own, where they are quantised too
+GPTQ_GROUP: Final = 128
+_JOINED: Final = (
+    ("attention.qkv", ("attention.q", "attention.k", "attention.v")),
+    ("mlp.gate_up", ("mlp.gate", "mlp.up")),
+)
+
+
+class Stored(NamedTuple):
+    """A frozen tensor's bytes: what FSDP and ZeRO-3 cut and gather, and scales that every rank holds."""
+
+    size: int
+    beside: tuple[int, ...] = ()
+
+
+def stored(numel: int, width: int, base: BaseWeights, compute_bytes: int) -> Stored:
+    """A matrix of `numel` elements in rows of `width`."""
+    match base:
+        case "nf4":
+            return Stored(-(-numel // 2), (-(-numel // NF4_BLOCK) * 4,))
+        case "nf4_double":
+            scales = -(-numel // NF4_BLOCK)
+            return Stored(-(-numel // 2), (scales, -(-scales // _SCALE_BLOCK) * 4))
+        case "int8":
+            return Stored(numel, (numel // width * 4,))
+        case "fp8":
+            return Stored(numel, (4,))
+        case "gptq":
+            groups = -(-numel // GPTQ_GROUP)
+            return Stored(-(-numel // 2), (2 * groups, -(-groups // 2), 4 * width))
+        case "compute":
+            return Stored(numel * compute_bytes)
+
+
+def trained(model: Model, part: Part, plan: Plan) -> tuple[Parameter, ...]:
+    """(name, shape) of what is trained of a part, adapters behind the weights that they stand beside."""
+    parameters = model.parameter_shapes(part)
+    if not plan.peft.any:
+        return parameters
+    kept = tuple(one for one in parameters if plan.peft.trains(one[0]))
+    return (
+        *kept,
+        *(adapter for one in _modules(parameters, plan) for adapter in _adapters(*one, plan.peft)),
+        *_prefix(parameters, plan.peft),
+    )
+
+
+def frozen(model: Model, part: Part, plan: Plan) -> tuple[Stored, ...]:
+    """What is not trained of a part, as it is stored."""
+    if not plan.peft.any:
+        return ()
+    size = DTYPE_BYTES[plan.compute_dtype]
+    return tuple(
+        stored(prod(shape), shape[-1], plan.peft.stored if _is_quantised(name, shape) else "compute", size)
+        for name, shape in model.parameter_shapes(part)
+        if not plan.peft.trains(name)
+    )
+
+
+def trained_numel(model: Model, plan: Plan) -> int:
+    """Elements of all that a rank's part of the model has to train; a tied matrix counts once."""
+    if not plan.peft.any:
+        return model.num_parameters
+    of = {kind: sum(prod(shape) for _, shape in trained(model, kind, plan)) for kind in dict.fromkeys(model.body)}
+    ends = sum(prod(shape) for part in _ENDS for _, shape in trained(model, part, plan))
+    return ends + sum(of[kind] for kind in model.body)
+
+
+def model_flop(model: Model, plan: Plan) -> int:
+    """FLOP of a step, forward and backward: 6 a trained matrix's element and token, 4 a frozen one's (no weight gradient)."""
+    saved = 0
+    for kind, count in Counter(model.body).items() if plan.peft.any else ():
+        saved += count * sum(
+            _per_token(model, *one) for one in model.parameter_shapes(kind) if not plan.peft.trains(one[0])
+        )
+    if plan.peft.any and not plan.peft.trains("lm_head.weight"):
+        saved += model.vocab_size * model.d_model
+    return (model.model_flop_per_sequence(plan.seq_len) - 2 * saved * plan.seq_len) * plan.global_batch_size
+
+
+def _per_token(model: Model, name: str, shape: tuple[int, ...]) -> int:
+    """Elements of a matrix that a token meets: of routed experts, those it is sent to."""
+    if len(shape) < 2 or name == "mamba.conv.weight":
+        return 0
+    routed = model.experts is not None and name.startswith("experts.")
+    return model.experts.top_k * prod(shape[1:]) if routed and model.experts is not None else prod(shape)
+
+
+def frozen_bytes(model: Model, plan: Plan) -> int:
+    """Bytes of all frozen tensors of a rank's part of the model, whole, with their scales."""
+    parts = (*_ENDS, *model.body)
+    return sum(one.size + sum(one.beside) for part in parts for one in frozen(model, part, plan))
+
+
+_ENDS: Final[tuple[Part, ...]] = ("embedding", "head")
+
+
+def _is_quantised(name: str, shape: tuple[int, ...]) -> bool:
+    """Linear layers are; embeddings, heads, norms, routers and biases are not."""
+    everywhere = PeftPlan(method="lora")
+    return len(shape) > 1 and everywhere.adapts(name.removesuffix(".weight"))
+
+
+def _modules(parameters: tuple[Parameter, ...], plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(module, shape of its weight) of matrices; Megatron's joint layers are one module."""
+    weights = {
+        name.removesuffix(".weight"): shape for name, shape in parameters if len(shape) > 1 and name.endswith(".weight")
+    }
+    for joint, parts in _JOINED if plan.traits.core_layers else ():
+        if all(part in weights for part in parts):
+            rows, width = sum(weights[part][0] for part in parts), weights[parts[0]][1]
+            weights = {joint: (rows, width), **{name: shape for name, shape in weights.items() if name not in parts}}
+    yield from weights.items()
+
+
+def _adapters(module: str, shape: tuple[int, ...], peft: PeftPlan) -> Iterator[Parameter]:
+    if not peft.adapts(module):
+        return
+    *each, out, width = shape
+    if peft.method == "ia3":
+        scaled = width if module.endswith("down") else out  # peft scales what enters a feedforward layer
+        yield f"{module}.ia3", (*each, scaled)
+        return
+    yield f"{module}.lora_a", (*each, peft.rank, width)
+    yield f"{module}.lora_b", (*each, out, peft.rank)
+    if peft.method == "dora":
+        yield f"{module}.magnitude", (*each, out)
+
+
+def _prefix(parameters: tuple[Parameter, ...], peft: PeftPlan) -> Iterator[Parameter]:
+    """Keys and values ahead of a layer's own."""
+    if peft.method != "prefix":
+        return
+    rows = {name: shape[0] for name, shape in parameters}
+    for name in ("k", "v"):
+        if f"attention.{name}.weight" in rows:
+            yield f"attention.prefix.{name}", (peft.prefix_tokens, rows[f"attention.{name}.weight"])

@@ -1,0 +1,190 @@
+"""Fine-tuning: what is trained, what it costs and what it sends, by the arithmetic of adapters and of stored weights."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import pytest
+
+from simulator import Cluster, Model, Plan, predict
+from simulator.base.errors import ModelError, PlanError
+from simulator.base.kernels import Gemm
+from simulator.parallel.legality import check
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import build_blocks
+from simulator.work.parameters import frozen_bytes, model_flop, stored, trained, trained_numel
+from simulator.work.script import communication, gradient_tensors, resident_tensors, units
+
+LLAMA = Model.load("llama3-8b")
+ATTENTION = ("q", "k", "v", "out")
+ALONE: dict[str, Any] = {"zero": 0, "seq_len": 512, "master_dtype": "bf16"}
+
+
+def lora(**fields: Any) -> Plan:
+    """LoRA on one GPU in plain bf16."""
+    return Plan(**{"peft": "lora", **ALONE, **fields})
+
+
+@pytest.mark.parametrize(
+    (
+        "name",
+        "count",
+    ),  # trainable parameters that LitGPT prints with rank 8 on queries and values (tutorials/resource-tables.md)
+    [("phi-1.5", 1_572_864), ("llama2-7b", 4_194_304)],
+)
+def test_published_counts(name: str, count: int) -> None:
+    assert trained_numel(Model.load(name), lora(lora_rank=8, lora_targets="q_proj,v_proj")) == count
+
+
+def test_a_pair_has_rank_times_both_widths() -> None:
+    m, r = LLAMA, 16
+    d, kv, f = m.d_model, m.kv_width, m.d_ff
+    attention = 2 * (d + d) + 2 * (d + kv)
+    assert trained_numel(m, lora(lora_targets="attention")) == m.num_layers * r * attention
+    assert trained_numel(m, lora()) == m.num_layers * r * (attention + 3 * (d + f))
+    assert trained_numel(m, lora(peft="dora")) == trained_numel(m, lora()) + m.num_layers * (2 * d + 2 * kv + 2 * f + d)
+    assert trained_numel(m, lora(peft="ia3")) == m.num_layers * (2 * kv + f)  # k, v, and what enters down
+    assert trained_numel(m, lora(peft="prefix", prefix_tokens=20)) == m.num_layers * 20 * 2 * kv
+    assert trained_numel(m, lora(train_modules="embedding,lm_head")) == trained_numel(m, lora()) + 2 * m.vocab_size * d
+
+
+def test_all_but_what_is_frozen_is_trained() -> None:
+    plan = Plan(freeze_modules="embedding,attention.*", **ALONE)
+    held = LLAMA.vocab_size * LLAMA.d_model
+    held += LLAMA.num_layers * sum(prod(s) for n, s in LLAMA.parameter_shapes("layer") if n.startswith("attention."))
+    assert trained_numel(LLAMA, plan) == LLAMA.num_parameters - held
+    assert frozen_bytes(LLAMA, plan) == 2 * held
+
+
+def test_stored_weights_to_the_byte() -> None:
+    """bitsandbytes: 64 elements share an fp32 scale, 256 scales share one of their own where they are bytes."""
+    numel = 4096 * 14336
+    assert stored(numel, 4096, "nf4", 2) == (numel // 2, (numel // 64 * 4,))
+    assert stored(numel, 4096, "nf4_double", 2) == (numel // 2, (numel // 64, numel // 64 // 256 * 4))
+    assert stored(numel, 4096, "int8", 2) == (numel, (14336 * 4,))
+    assert stored(numel, 4096, "compute", 2) == (2 * numel, ())
+
+
+@pytest.mark.parametrize("base", ["compute", "nf4"])
+def test_what_stays_between_steps(base: str) -> None:
+    """Frozen weights as stored, adapters in the master dtype with AdamW's moments, no gradients of frozen ones."""
+    plan = lora(base_weights=base, optimizer_dtype="bf16")
+    held, count = resident_tensors(LLAMA, plan), trained_numel(LLAMA, plan)
+    tensors = 2 * 7 * LLAMA.num_layers
+    assert sum(held["parameters"]) == frozen_bytes(LLAMA, plan) + 2 * count
+    assert sum(held["optimizer_state"]) == 2 * 2 * count + 4 * tensors
+    assert sum(gradient_tensors(LLAMA, plan)) == 2 * count
+    whole = LLAMA.num_parameters
+    ends = 2 * LLAMA.vocab_size * LLAMA.d_model + (2 * LLAMA.num_layers + 1) * LLAMA.d_model
+    wanted = 2 * whole if base == "compute" else 2 * ends + (whole - ends) // 2 + (whole - ends) // 64 * 4
+    assert frozen_bytes(LLAMA, plan) == wanted
+
+
+@pytest.mark.parametrize("whose", ["fsdp1", "fsdp2", "deepspeed"])
+def test_frozen_weights_are_gathered_and_never_reduced(whose: str) -> None:
+    plan = Plan(peft="lora", zero=3, dp_shard=8, data_parallel=whose, reduce_dtype="bf16")
+    layer = next(one for one in communication(LLAMA, plan) if one.unit == "layer0")
+    still = sum(prod(shape) for _, shape in LLAMA.parameter_shapes("layer"))
+    pairs = sum(prod(shape) for _, shape in trained(LLAMA, "layer", plan))
+    assert layer.all_gather_forward_bytes == layer.all_gather_backward_bytes == 2 * (still + pairs)
+    assert layer.reduce_scatter_bytes == 2 * pairs
+    ends = [one for one in communication(LLAMA, plan) if one.unit in ("embedding", "head")]
+    assert sum(one.reduce_scatter_bytes for one in ends) == 0
+    assert sum(unit.shard_numel for unit in units(LLAMA, plan)) * 8 == trained_numel(LLAMA, plan)
+
+
+def test_no_products_for_gradients_of_frozen_weights() -> None:
+    stack = Stack.load("transformers-2024")
+    ops = {op.name: op for op in build_blocks(LLAMA, stack, lora()).layer.ops}
+    assert [k.layout for k in ops["gate"].backward if isinstance(k, Gemm)] == ["nn"]
+    assert ops["gate"].saved == ()
+    assert [k.layout for k in ops["gate.lora_a"].backward if isinstance(k, Gemm)] == ["nn", "nt"]
+    narrow = {op.name: op for op in build_blocks(LLAMA, stack, lora(peft="qlora")).layer.ops}
+    weight = LLAMA.d_model * LLAMA.d_ff
+    assert narrow["gate"].forward_temporary_bytes == narrow["gate"].backward_temporary_bytes == 2 * weight
+    dequantised = [k for k in narrow["gate"].backward if not isinstance(k, Gemm)]
+    assert max(k.num_bytes for k in dequantised) == weight // 2 + weight // 64 + 2 * weight
+
+
+def test_model_flop_of_frozen_matrices_are_four_a_token() -> None:
+    full, tuned = (model_flop(LLAMA, plan) for plan in (Plan(**ALONE), lora()))
+    assert full - tuned == 2 * LLAMA.num_matmul_parameters * 512
+
+
+def test_gradients_of_ops_are_those_of_the_parameters() -> None:
+    """Whatever is trained, a block's ops make exactly the gradients of its parameters."""
+    stack = Stack.load("transformers-2024")
+    plans = [lora(), lora(peft="dora"), lora(peft="ia3"), lora(peft="prefix"), lora(train_modules="norms,lm_head"),
+             Plan(freeze_modules="mlp", **ALONE), lora(master_dtype="fp32"), lora(lora_dropout=0.1)]  # fmt: skip
+    for plan in plans:
+        blocks = build_blocks(LLAMA, stack, plan)
+        for part, block in (("embedding", blocks.embedding), ("layer", blocks.layer), ("head", blocks.head)):
+            made = sum(op.parameter_numel for op in block.ops)
+            assert made == sum(prod(shape) for _, shape in trained(LLAMA, part, plan)), (plan.peft, part)  # type: ignore[arg-type]
+
+
+def test_steps_and_memory_shrink() -> None:
+    """LoRA's step takes less than a full one's, and QLoRA's weights a third of LoRA's."""
+    cluster, model = Cluster.synthesise("a100-80gb", 1), Model.load("llama3.2-1b")
+    of = {}
+    for peft in ("full", "lora", "qlora"):
+        plan = Plan(peft=peft, recompute="full", stack="transformers-2024", **ALONE)
+        of[peft] = predict(model, plan, cluster)
+    assert of["lora"].step_s < of["full"].step_s
+    assert of["qlora"].memory.resident_bytes < of["lora"].memory.resident_bytes < of["full"].memory.resident_bytes
+    assert of["lora"].step_s < of["qlora"].step_s
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"base_weights": "nf4"}, "weights that are trained are not stored as nf4"),
+        ({"peft": "qlora", "base_weights": "compute"}, "beside quantised weights"),
+        ({"train_modules": "lm_head"}, "all modules are trained"),
+        ({"peft": "lora", "freeze_modules": "mlp"}, "all modules are frozen"),
+        ({"peft": "qlora", "precision": "fp8"}, "not modelled"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(fields: dict[str, str], says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        check(Plan(**fields))  # type: ignore[arg-type]
+
+
+def test_unknown_modules_are_named() -> None:
+    with pytest.raises(ValueError, match="names no module"):
+        Plan(peft="lora", lora_targets="q_prj")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("lora", {"r": 8, "target_modules": ["q_proj", "v_proj"]}),
+        ("lora", {"r": 16, "target_modules": "all-linear"}),
+        ("dora", {"r": 4, "target_modules": ["k_proj", "down_proj"], "use_dora": True}),
+        ("ia3", {}),
+    ],
+)
+def test_counts_are_pefts_own(method: str, arguments: dict[str, Any]) -> None:
+    """Exact, by building the adapters on a small Llama without storage."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from tests.programs import with_torchvision  # noqa: F401  transformers asks for it
+
+    peft = pytest.importorskip("peft")
+    sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3, "num_attention_heads": 8}
+    config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=1000, tie_word_embeddings=False)
+    with torch.device("meta"):
+        whole = transformers.LlamaForCausalLM(config)
+    kind = peft.IA3Config if method == "ia3" else peft.LoraConfig
+    tuned = peft.get_peft_model(whole, kind(task_type="CAUSAL_LM", **arguments))
+    counted = sum(p.numel() for p in tuned.parameters() if p.requires_grad)
+    model = Model.parse(
+        {"name": "small", "family": "llama", "num_layers": 3, "d_model": 256, "num_heads": 8, "num_kv_heads": 2,
+         "d_ff": 768, "vocab_size": 1000, "max_positions": 512},
+        "small",
+        ModelError,
+    )  # fmt: skip
+    targets = arguments.get("target_modules", "all")
+    words = {"lora_rank": arguments["r"], "lora_targets": targets} if "r" in arguments else {}
+    assert trained_numel(model, lora(peft=method, **words)) == counted
