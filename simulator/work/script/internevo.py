@@ -22,7 +22,7 @@ from simulator.work.script.unit_comm import UnitComm, whole_broadcasts
 
 def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[UnitComm, ...]:
     """DeepSpeed's buckets, but whole gradients to all, and broadcasts of what was updated."""
-    total, tensors = model.num_parameters, sum(len(shapes) for _, shapes in pieces(model))
+    total, tensors = model.num_parameters, sum(len(shapes) for _, shapes in pieces(model, plan))
     owners = min(shard_ranks(plan), tensors)
     return tuple(
         replace(
@@ -32,7 +32,7 @@ def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[Un
             broadcasts=_broadcasts(shapes, owners, plan, alone=owners == tensors, total=total),
         )
         for comm, (_, shapes) in zip(
-            DEEPSPEED.communication(model, plan, node_ranks), pieces(model), strict=True
+            DEEPSPEED.communication(model, plan, node_ranks), pieces(model, plan), strict=True
         )
     )  # fmt: skip
 
