@@ -1,7 +1,7 @@
 """What a fabric's numbers tell once they are seen together: hosts that wait for each rank, and calls that took no network's time.
 
 A network gives an all-reduce of large messages about twice the time of an all-gather, and either time hardly grows with the
-ranks of a ring. Where all kinds take equal times, well above the links', and some tenths of a millisecond for each rank, the
+ranks of a ring. Where kinds take equal times, well above the links', and some tenths of a millisecond for each rank, the
 host waited and not the link: each call was checked with every rank before it was issued, one after another. torch does so
 through gloo under TORCH_DISTRIBUTED_DEBUG=DETAIL (torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp: monitoredBarrier, whose
 first rank hears every other, and gathers of the call's shapes). Such numbers say nothing of the links.
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from simulator.spec.cluster import Cluster
     from simulator.spec.software.nccl import Nccl
 
-# All kinds at least so much slower than the model's links give them, and within so much of one another
+# All kinds at least so much slower than the model's links give them, and an all-reduce not the twice of a gather that bytes make
+# it, nor much quicker than one. What else disturbs ten timed calls makes them longer, so that it may well be slower than twice.
 _SLOWER: Final = 1.2
+_TWICE: Final = (1.6, 2.2)
 _EQUAL: Final = 1.5
 # Seconds for each rank: above what a step of a ring over any GPU network takes (10 to 60 µs), below one exchange over TCP with
 # a process that a busy host has to wake
@@ -66,11 +68,12 @@ def _together(known: Mapping[str, Sequence[Stated]]) -> list[list[Stated]]:
 
 def _rank_wait_s(together: Sequence[Stated], model: Model) -> float:
     """Seconds for each rank where the host's waits are all that the numbers show, else 0."""
-    times = [one.time_s for one in together]
-    rank_s = min(times) / together[0].place.num_ranks
+    reduced, *gathers = together
+    gathered_s = min(one.time_s for one in gathers)
+    rank_s = min(reduced.time_s, gathered_s) / reduced.place.num_ranks
     slower = min(one.time_s / model(one) for one in together) >= _SLOWER
-    waits = slower and max(times) <= _EQUAL * min(times) and rank_s >= _LEAST_RANK_S
-    return min(rank_s, _RANK_S) if waits else 0.0
+    network = _TWICE[0] <= reduced.time_s / gathered_s <= _TWICE[1] or reduced.time_s * _EQUAL < gathered_s
+    return min(rank_s, _RANK_S) if slower and not network and rank_s >= _LEAST_RANK_S else 0.0
 
 
 def _waited(one: Stated, rank_s: float, model: Model) -> bool:
