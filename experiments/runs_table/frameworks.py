@@ -30,6 +30,8 @@ class FrameworkRule:
     sharding, recompute, micro_batch, global_batch: what a blank zero_or_fsdp, act_ckpt, micro_batch or global_batch means by
         the framework's documents; None: they say nothing. "products" keeps products and attention whatever a table's "selective" means for it.
     recomputes: what was recomputed, whatever act_ckpt says; the rule says how that is known.
+    accumulates_whole: sharded gradients are reduced with a step's last micro-batch alone, and are whole until then.
+    untrained: tables of its are of some twenty steps from random weights, which route as they like.
     sequence_parallel: what a blank seq_parallel means where tp > 1.
     reduce_dtype: what gradients travel in where the notes do not say; None: the implementation's default.
     master_dtype: of parameters and optimizer states, where a run in 16 bits keeps none in fp32.
@@ -57,6 +59,8 @@ class FrameworkRule:
     global_batch: int | None = None
     reduce_dtype: Literal["bf16", "fp32"] | None = None
     master_dtype: Literal["bf16"] | None = None
+    accumulates_whole: bool = False
+    untrained: bool = False
     sequence_parallel: bool = False
     compiles: bool = False
     optimizer_impl: OptimizerImpl = "fused"
@@ -119,6 +123,17 @@ OTHERS: tuple[FrameworkRule, ...] = (
         recompute="none",
         reduce_dtype="fp32",
         sequence_parallel=True,
+    ),
+    FrameworkRule(
+        pattern=r"kempnerforge",
+        eager="kempnerforge-2026-eager",
+        compiled="kempnerforge-2026-compiled",
+        sharding="fsdp_full",
+        reduce_dtype="fp32",
+        master_dtype="bf16",
+        sequence_parallel=True,
+        accumulates_whole=True,
+        untrained=True,
     ),
     FrameworkRule(
         pattern=r"gpt-?neox",

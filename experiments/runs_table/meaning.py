@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, prod
-from typing import Any
+from typing import Any, Final
 
 from runs_table import arguments, nemo
 from runs_table.choices import choices
@@ -161,9 +161,21 @@ def _cluster_of(row: RunRow) -> Cluster:
 _stack = cache(Stack.load)
 
 
+def _untrained(row: RunRow) -> float:
+    """The busiest expert's rows over the mean in the first steps: experiments/untrained_routing.py, 8, 16 and 64 experts, top 2."""
+    busiest = next((value for most, value in _UNTRAINED if (row.n_experts or 1) <= most), _UNTRAINED[-1][1])
+    return min(busiest, (row.n_experts or 1) / (row.top_k or 1))
+
+
+_UNTRAINED: Final = ((8, 2.1), (16, 4.5), (64, 9.0))
+_ONE_TENSOR: Final = re.compile(r"\bpacked experts")  # their weights are one tensor a projection
+
+
 def _stack_of(row: RunRow, plan: Plan, device: Device) -> Stack:
     """The plan's stack with the attention that the row states; in pieces, where its tensor parallelism is asynchronous."""
     given = _stack(plan.stack)
+    if given.kernels.expert_rows == "stacked" and _ONE_TENSOR.search(row.notes):
+        given = given.copy_with(expert_rows="padded")
     if changes := nemo.stack_changes(row):
         given = given.copy_with(**changes)
     stack = with_attention(given, flash=row.flash_attn, device=device)
@@ -237,7 +249,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
     ranks = num_devices // (cp * tp * pp)
     share = (row.global_batch or 1) / ranks
     micro_batch = min(row.micro_batch or 1, ceil(share))
-    micro_batches = share / micro_batch
+    micro_batches = max(share, 1) / micro_batch  # ranks of experts may share a sequence, but none runs a part of one
     fields = {
         "cp": cp,
         "tp": tp,
@@ -262,6 +274,8 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         **_offload(row, rule),
         **(recipe.plan_fields() if (recipe := published_recipe(row)) else package_fields(row)),
         **_reduce_dtype(row, rule),
+        **({"sync_every_micro_batch": False} if rule.accumulates_whole else {}),
+        **({"expert_imbalance": _untrained(row)} if rule.untrained and (row.n_experts or 1) > 1 else {}),
     }
     if nemo.keeps_fp8(row) and (fields["data_parallel"], fields["zero"]) == ("megatron", 1):
         fields["fp8_all_gather"] = fields.get("fp8_recipe") != "blockwise"

@@ -70,11 +70,16 @@ class Kernels(Strict):
         "of its own",
     )
     norm_dtype: Literal["fp32", "compute"] = Field(default="compute", description="what the norm computes in")
-    loss: Literal["fp32_eager", "fp32_compiled", "fp32_in_place", "fp32_beside", "fused", "in_place"] = Field(
+    loss: Literal["eager", "fp32_eager", "fp32_compiled", "fp32_in_place", "fp32_beside", "fused", "in_place"] = Field(
         default="fp32_eager",
-        description="cast to fp32 and separate kernels; the cast fused in; Megatron's without fusion, in one fp32 storage, or in a "
+        description="separate kernels in the logits' own dtype, or behind a cast to fp32; the cast fused in; Megatron's without fusion, in one fp32 storage, or in a "
         "second one beside the logits (nanotron); one "
         "kernel (Megatron's own where blocks are fused by hand); one that leaves the gradient where the logits were",
+    )
+    gathers_logits: bool = Field(
+        default=False,
+        description="where `tp` splits the vocabulary, each rank gathers whole logits before the loss (`ColwiseParallel` with "
+        "replicated outputs), as against losses on parts of them (`loss_parallel`, Megatron's)",
     )
     weight_gradients: Literal["made", "accumulated", "added"] = Field(
         default="made",
@@ -114,6 +119,12 @@ class Kernels(Strict):
         default="one",
         description="the products of a rank's experts: one kernel for all, one each from one call (Transformer Engine: cuBLAS "
         "on several streams), or a module each (Megatron's SequentialMLP)",
+    )
+    expert_rows: Literal["sorted", "each", "padded", "stacked"] = Field(
+        default="sorted",
+        description="how rows come to a rank's experts ([background](../background/experts.md#experts-in-plain-pytorch)): sorted "
+        "by kernels; gathered, run and added expert by expert in a Python loop; copied slice by slice into one padded tensor "
+        "for a product of all, whose weights are one tensor (`padded`) or joined from modules each time (`stacked`)",
     )
     expert_shards: ExpertShards = Field(
         default="rows",

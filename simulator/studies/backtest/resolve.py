@@ -205,12 +205,15 @@ def _plan(row: RunRow, stack: str, software: Described, per_node: int) -> tuple[
 
 
 def _batch(row: RunRow, ranks: int) -> tuple[int, float]:
-    """Sequences of a micro-batch, and micro-batches of a rank. A rank's share below one micro-batch is one smaller micro-batch."""
+    """Sequences of a micro-batch, and micro-batches of a rank. A rank's share below one micro-batch is one smaller micro-batch.
+
+    Ranks of experts may share a sequence, but none runs a part of one.
+    """
     share = (row.global_batch or 1) / ranks
     if row.num_micro_batches:
         return ceil(share / row.num_micro_batches), row.num_micro_batches
     micro_batch = min(row.micro_batch or 1, ceil(share))
-    return micro_batch, share / micro_batch
+    return micro_batch, max(share, 1) / micro_batch
 
 
 def _sharding(row: RunRow, software: Described, ranks: int, per_node: int) -> dict[str, Any]:

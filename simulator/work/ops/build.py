@@ -23,7 +23,7 @@ from simulator.work.ops.mlp import mlp
 from simulator.work.ops.norm import norm
 from simulator.work.ops.op_context import OpContext, uses_autocast
 from simulator.work.ops.quantise import casts_in_norms
-from simulator.work.ops.tensor_parallel import Split, enter, gather, leave, part
+from simulator.work.ops.tensor_parallel import Split, enter, gather, leave, part, whole_columns
 
 Feed = Callable[[Graph, OpContext, Value], Value]
 
@@ -331,6 +331,8 @@ def _loss(g: Graph, s: OpContext, x: Value) -> Value:
     x = enter(g, s, "head.enter", x) if s.vocab_parallel else gather(g, s, "head.gather", x)
     split: Split = "columns" if s.vocab_parallel else "none"
     logits = linear(g, s, "logits", x, m.vocab_size, bias=m.lm_head_bias, split=split, head=True)
+    if s.vocab_parallel and s.stack.kernels.gathers_logits:
+        logits = whole_columns(g, s, "logits.whole", logits, alike=True)
     if m.logit_softcap:
         logits = _softcap(g, s, logits)
     return cross_entropy(g, s, logits)

@@ -33,10 +33,10 @@ def host_counts(s: OpContext) -> bool:
     """The host reads how many rows each expert has before it goes on: no capacity says it, and no graph holds the step.
 
     Megatron-LM's dispatchers all do (token_dispatcher.py: d2h_event.synchronize, tokens_per_expert.cpu; DeepEP's and HybridEP's
-    dispatch wait in C++ for the rows they will receive).
+    dispatch wait in C++ for the rows they will receive). So do loops over experts and over their slices.
     """
     dropless = s.plan.experts.capacity_factor is None and "full_iteration" not in s.plan.cuda_graphs
-    return dropless and s.stack.traits.counts_rows
+    return dropless and (s.stack.traits.counts_rows or s.stack.kernels.expert_rows != "sorted")
 
 
 def dispatch(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
@@ -61,7 +61,10 @@ def dispatch(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
     )
     scope.append(rows)
     if plan.ep > 1:
-        received = g.value("dispatched", ceil(sent * plan.experts.imbalance) * d, x.dtype)
+        busiest = (
+            plan.experts.imbalance if s.stack.kernels.expert_rows == "sorted" else min(plan.experts.imbalance, plan.ep)
+        )
+        received = g.value("dispatched", ceil(sent * busiest) * d, x.dtype)
         sent_with = _weights_exchange(s, received.numel // d)
         rows = _travel(g, "dispatch", rows, received, _rows_exchange(s, received.num_bytes), beside=sent_with)
     if plan.experts.etp > 1 and s.sequence_parallel:

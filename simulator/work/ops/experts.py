@@ -14,6 +14,7 @@ from simulator.base.kernels import Dtype, Gemm, Kernel
 from simulator.spec.model.experts import Experts
 from simulator.work.ops.core import Exchange
 from simulator.work.ops.expert_dispatch import combine, dispatch, host_counts, row_width, sends_tokens
+from simulator.work.ops.expert_loops import in_turns, padded_numel, sliced, stacked_weights
 from simulator.work.ops.graph import Graph, Value, conversion, stream
 from simulator.work.ops.linear import grouped_linear, linear
 from simulator.work.ops.mlp import activation, shared_experts
@@ -35,7 +36,7 @@ def experts(g: Graph, s: OpContext, x: Value) -> Value:
     rows = dispatch(g, s, _latent(g, s, x), scope)
     # hand-fused software weights rows inside the activation, as do those that send a token's weights with it
     late = not s.stack.traits.weights_in_activation and not sends_tokens(s)
-    rows = _products(g, s, s.model.experts, rows, None if late else weights)
+    rows = _by_program(g, s, s.model.experts, x, rows, None if late else weights)
     out = combine(g, s, rows, weights if late else None, scope)
     if s.model.experts.latent_dim:
         out = linear(g, s, "latent_up", out, s.model.d_model, bias=False, split="none", tokens=s.stream_tokens)
@@ -45,6 +46,19 @@ def experts(g: Graph, s: OpContext, x: Value) -> Value:
         return out
     total = g.value("experts.sum", out.numel, out.dtype)
     return g.pointwise(total.name, [out, *shared], total, aliases=[out, *shared])
+
+
+def _by_program(g: Graph, s: OpContext, experts: Experts, x: Value, rows: Value, weights: Value | None) -> Value:
+    """The rank's experts on their rows, and what the program's own way to them costs."""
+    way = s.stack.kernels.expert_rows
+    if way == "sorted":
+        return _products(g, s, experts, rows, weights)
+    if way == "each":
+        return in_turns(g, s, _products(g, s, experts, rows, weights), x)
+    if way == "stacked":
+        stacked_weights(g, s, experts.d_ff)
+    padded = sliced(g, s, "padded", rows, padded_numel(s, rows))
+    return sliced(g, s, "unpadded", _products(g, s, experts, padded, weights), rows.numel)
 
 
 def _latent(g: Graph, s: OpContext, x: Value) -> Value:

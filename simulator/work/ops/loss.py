@@ -24,7 +24,7 @@ _ROW_BYTES_FORWARD, _ROW_BYTES_BACKWARD = 12, 33
 
 def cross_entropy(g: Graph, s: OpContext, logits: Value) -> Value:
     """The mean loss, a scalar, of logits [T, V], and what the stack's training metrics make of the logits."""
-    if s.stack.kernels.loss == "fp32_eager":
+    if s.stack.kernels.loss in ("eager", "fp32_eager"):
         loss = _eager(g, s, logits)
     elif s.stack.kernels.loss == "fused" and s.stack.traits.jit_loss:
         loss = _megatron(g, s, logits)
@@ -46,7 +46,7 @@ def _rows(s: OpContext, num_kernels: int) -> tuple[Exchange, ...]:
 
     Megatron-LM, core/tensor_parallel/cross_entropy.py.
     """
-    if not s.vocab_parallel:
+    if not s.splits_loss:
         return ()
     return (exchange("all_reduce", 4 * s.tokens, num_kernels),) * 3
 
@@ -75,12 +75,15 @@ def _passes(s: OpContext, rows: Value) -> int:
 
 
 def _eager(g: Graph, s: OpContext, logits: Value) -> Value:
-    """Cast (6 B), log-softmax (16, short rows 12), pick; backward zero-fill (4), log-softmax (16), cast (6)."""
-    wide = g.cast(logits, "fp32", "logits.float", "loss")
-    if s.vocab_parallel and s.stack.traits.dtensor:
+    """Cast (6 B), log-softmax (16, short rows 12), pick; backward zero-fill (4), log-softmax (16), cast (6).
+
+    Without a cast torch reads and writes 16 bits, and computes in fp32 inside its kernels.
+    """
+    wide = logits if s.stack.kernels.loss == "eager" else g.cast(logits, "fp32", "logits.float", "loss")
+    if s.splits_loss and s.stack.traits.dtensor:
         return _split(g, s, logits, wide)
     f = wide.num_bytes
-    log_probs = g.value("log_probabilities", wide.numel, "fp32")
+    log_probs = g.value("log_probabilities", wide.numel, wide.dtype)
     g.op(
         "log_softmax",
         "loss",

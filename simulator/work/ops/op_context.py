@@ -88,6 +88,11 @@ class OpContext:
         return self.plan.tp > 1 and self.plan.vocab_parallel
 
     @property
+    def splits_loss(self) -> bool:
+        """Each rank computes the loss of its part of the vocabulary."""
+        return self.vocab_parallel and not self.stack.kernels.gathers_logits
+
+    @property
     def stream_tokens(self) -> int:
         """Tokens of the residual stream on this rank."""
         return self.tokens // self.plan.tp if self.sequence_parallel else self.tokens

@@ -181,22 +181,28 @@ def leave(g: Graph, s: OpContext, name: str, x: Value) -> Value:
     return out
 
 
-def whole_columns(g: Graph, s: OpContext, name: str, x: Value) -> Value:
-    """All columns of a product that was split by columns: gathered, and put side by side; backward, the way back."""
+def whole_columns(g: Graph, s: OpContext, name: str, x: Value, *, alike: bool = False) -> Value:
+    """All columns of a product that was split by columns: gathered, and put side by side; backward, the way back.
+
+    alike: every rank computes the same from there on, so that each has the whole gradient and keeps its columns of it.
+    """
     whole = g.value(name, x.numel * s.plan.tp, x.dtype)
     copied = stream("join", whole.num_bytes, whole.num_bytes, numel=whole.numel)
+    own = (stream("strided", x.num_bytes, x.num_bytes, numel=x.numel),)
     g.op(
         name,
         "elementwise",
         inputs=(x,),
         outputs=(whole,),
         forward=(copied,),
-        backward=(stream("memset", 0, whole.num_bytes), copied),  # of the gradient the rank has its own columns
+        backward=own
+        if alike
+        else (stream("memset", 0, whole.num_bytes), copied),  # of the gradient it has its own columns
         grads=(x,),
         forward_temporary_bytes=whole.num_bytes,
-        backward_temporary_bytes=2 * whole.num_bytes,
+        backward_temporary_bytes=0 if alike else 2 * whole.num_bytes,
         forward_exchanges=(exchange("all_gather", whole.num_bytes),),
-        backward_exchanges=(exchange("reduce_scatter", whole.num_bytes, 2),),
+        backward_exchanges=() if alike else (exchange("reduce_scatter", whole.num_bytes, 2),),
     )
     return whole
 
