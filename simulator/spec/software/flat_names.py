@@ -62,6 +62,7 @@ FLAT_NAMES: Final = {
     "sigma": "fitted.sigma",
     "experts_sigma": "fitted.experts_sigma",
     "calibration_runs": "fitted.calibration_runs",
+    "engine": "engine",
     "known": "known",
     "sources": "sources",
 }
