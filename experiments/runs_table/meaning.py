@@ -40,6 +40,7 @@ from simulator.studies.backtest.beyond import beyond_models
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.resolve import as_measured, with_attention
 from simulator.studies.backtest.rows import RunRow
+from simulator.studies.backtest.ways import described
 
 _GROUPS = re.compile(r"zero1_intragroup([0-9]+)")
 _OFFLOAD = re.compile(
@@ -155,7 +156,10 @@ def _cluster_of(row: RunRow) -> Cluster:
     else:
         cluster = _preset(preset, num_devices)
     rack = rack_gpus(row)
-    return as_measured(cluster if rack is None else cluster.model_copy(update={"nvlink_domain_size": rack}), row)
+    cluster = cluster if rack is None else cluster.model_copy(update={"nvlink_domain_size": rack})
+    habits = described(row)[1].defaults.items()  # of the software that measured the job's fabric
+    habits = tuple((key, value) for key, value in habits if key.startswith("fabric."))
+    return as_measured(cluster, replace(row, settings=(*habits, *row.settings)))
 
 
 _stack = cache(Stack.load)
