@@ -157,7 +157,16 @@ def serve(
     """
     requests = workload.requests() if workload.trace is None else read_arrivals(workload.trace)
     return served(
-        model, plan, cluster, requests, calibration, stack, slo=slo, warmup=workload.warmup, interval=interval
+        model,
+        plan,
+        cluster,
+        requests,
+        calibration,
+        stack,
+        slo=slo,
+        warmup=workload.warmup,
+        users=workload.concurrency,
+        interval=interval,
     )
 
 

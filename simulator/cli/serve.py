@@ -33,6 +33,7 @@ no plan meets the limits, 130 interrupted (what is known is shown)."""
 
 _WORKLOAD = {
     "rate": ("NUMBER", "Requests a second, by a Poisson process; 0: all at once."),
+    "concurrency": ("INTEGER", "A closed loop of so many users instead of a rate: each sends when it is answered."),
     "num_requests": ("INTEGER", "How many. [1000]"),
     "prompt_tokens": ("INTEGER|TABLE", "Tokens of a prompt, or a distribution as an inline TOML table. [512]"),
     "output_tokens": ("INTEGER|TABLE", "Tokens of an answer, likewise. [128]"),
@@ -140,6 +141,7 @@ def _served(asked: ServingStudy, *, interval: bool) -> Serving:
             asked.stack,
             slo=asked.slo,
             warmup=asked.workload.warmup,
+            users=asked.workload.concurrency,
             interval=interval,
             progress=progress,
         )
@@ -147,8 +149,9 @@ def _served(asked: ServingStudy, *, interval: bool) -> Serving:
 
 def _highest(asked: ServingStudy, *, interval: bool) -> Serving:
     """The answer at the highest rate within the limits, or at the lowest that was tried."""
-    if not asked.slo.any or asked.workload.trace is not None:
-        problem = "needs a limit to stay within" if not asked.slo.any else "a trace has its own arrivals"
+    if not asked.slo.any or asked.workload.trace is not None or asked.workload.concurrency:
+        own = "a closed loop" if asked.workload.concurrency else "a trace"
+        problem = "needs a limit to stay within" if not asked.slo.any else f"{own} has its own arrivals"
         remedy = "--slo-ttft, --slo-tpot or --slo-latency" if not asked.slo.any else "drawn requests"
         raise InputError(Fault(place="--highest-rate", problem=problem, remedy=remedy))
 

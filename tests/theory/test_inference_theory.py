@@ -65,7 +65,8 @@ def waits(costs: StepCosts, plan: InferencePlan, workload: Workload) -> tuple[fl
     """Mean time from arrival to the beginning of service, one at a time, and its standard error from 20 batch means."""
     played = Engine(costs, limits(plan, costs), workload.requests(), (0.0, math.inf)).run()
     alone = {n: service_s(costs, n) for n in {job.request.prompt_tokens for job in played.jobs}}
-    found = [job.end_s - job.request.arrival_s - alone[job.request.prompt_tokens] for job in played.jobs]
+    outside_s = costs.request_s  # on the way to the queue and back
+    found = [job.end_s - job.request.arrival_s - outside_s - alone[job.request.prompt_tokens] for job in played.jobs]
     assert min(found) > -1e-9
     size = len(found) // 20
     means = [sum(found[i : i + size]) / size for i in range(0, 20 * size, size)]
@@ -227,7 +228,7 @@ def test_little_s_law_and_conservation_of_tokens(llama: Model, h100: Cluster) ->
         computed = sum(r.prompt_tokens + r.output_tokens - 1 for r in requests)  # the last token is never fed back
         assert played.prefilled + played.decoded == computed + played.recomputed
         assert played.meter.output_tokens == sum(r.output_tokens for r in requests)
-        inside = math.fsum(job.end_s - job.request.arrival_s for job in played.jobs)
+        inside = math.fsum(job.end_s - job.request.arrival_s - costs.request_s for job in played.jobs)
         assert played.meter.request_s == pytest.approx(inside, rel=1e-9)
         assert played.leftover_blocks == 0
         assert played.meter.peak_blocks <= 260
@@ -240,7 +241,7 @@ def test_a_lone_request_takes_its_steps_and_nothing_else(llama: Model, h100: Clu
     request = Request(arrival_s=3.0, prompt_tokens=600, output_tokens=5)
     (job,) = Engine(costs, limits(plan, costs), [request], (0.0, math.inf)).run().jobs
     pieces = [(256, 0, False), (256, 256, False), (88, 512, True)]
-    first_s = 3.0
+    first_s = 3.0 + costs.request_s
     for new, cached, last in pieces:
         chunk = Chunk(new=new, cached=cached, last=last)
         first_s += costs.overhead_s + sum(costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(chunk,))))

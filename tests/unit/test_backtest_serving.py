@@ -9,11 +9,21 @@ from pathlib import Path
 import pytest
 
 from simulator.formats.readers.measured_table import read_measured
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
 from simulator.studies.backtest import render, run
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.serving import ServingReport
 from simulator.studies.backtest.serving_rows import asked_of, load_of, resolve
+from simulator.studies.serving import InferencePlan, Request, StepCosts, engine_of, with_defaults
+from simulator.studies.serving.engine import Engine
+from simulator.studies.serving.own_all_reduce import own_all_reduce_s
+from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
+from simulator.work.ops import Exchange
 
 ROW = ServingRow(
     line=2,
@@ -129,10 +139,63 @@ def test_what_cannot_be_expressed_is_refused_by_name(changes: dict[str, object],
 
 def test_requests_are_counted_from_the_remarks() -> None:
     assert load_of(replace(ROW, notes="500 requests, open loop at QPS; achieved req/s=2")).requests == 500
-    assert load_of(replace(ROW, notes="requests 30000/3000 by length")).requests == 5 * 4
+    assert load_of(replace(ROW, notes="requests 30000/3000 by length")).requests == 10 * 4
 
 
 def test_an_empty_file_is_told(tmp_path: Path) -> None:
     file = tmp_path / "serving.csv"
     file.write_text(f"{HEADER}\n")
     assert run(read_measured(file)).outcomes == ()
+
+
+def test_engines_are_found_by_name_and_version_and_bring_their_defaults() -> None:
+    found = {
+        text: engine_of(text) for text in ("TensorRT-LLM 0.17", "trtllm 1.0.0rc3", "SGLang 0.4.6", "an engine of ours")
+    }
+    assert [stack.name for stack in found.values()] == [
+        "tensorrt-llm-2024", "tensorrt-llm-2025", "sglang-2025", "vllm-2025",
+    ]  # fmt: skip
+    assert found["an engine of ours"].known == "unknown"
+    plan = with_defaults(InferencePlan(max_model_len=20_000, max_sequences=7), found["TensorRT-LLM 0.17"])
+    assert (plan.max_sequences, plan.mixed, plan.cache_of) == (7, True, "free")  # what is given stays
+    assert plan.max_batched_tokens == 20_000  # whole prompts must fit a step
+
+
+def test_an_engines_own_all_reduce_is_its_measured_one() -> None:
+    """3.7 and 5.9 us for 512 bytes, 19.9 and 33.8 us for 1 MiB on 2 and 8 H100 (github.com/sgl-project/sglang/pull/2904)."""
+    cluster, stack = Cluster.load("hgx-h100-8"), engine_of("SGLang 0.5")
+    for ranks, size, measured_us in ((2, 512, 3.7), (8, 512, 5.9), (2, 2**20, 19.9), (8, 2**20, 33.8)):
+        shape = GroupShape(
+            num_ranks=ranks, num_nodes=1, ranks_per_node=ranks, num_groups_per_node=1, spans_domain=False
+        )
+        call = Exchange(kind="all_reduce", axis="tp", num_bytes=size)
+        assert own_all_reduce_s(call, shape, cluster, stack) == pytest.approx(measured_us * 1e-6, rel=0.15)
+
+
+def test_a_reserved_answer_is_never_preempted() -> None:
+    """20 blocks, answers that end with 10: reserved, two run at once; otherwise four begin and some are thrown out."""
+    requests = [Request(arrival_s=0.0, prompt_tokens=64, output_tokens=97) for _ in range(4)]
+    model, cluster = Model.load("llama3.2-1b"), Cluster.load("hgx-h100-8")
+    calibration = Calibration.for_device(cluster.device)
+    costs = StepCosts(model, InferencePlan(), cluster, engine_of("vLLM"), calibration, default_curves())
+    limits = Limits(num_blocks=20, block_size=16, max_sequences=8, max_tokens=512, chunked=True)
+    for reserved, preempted in ((1.0, False), (0.0, True)):
+        played = Engine(costs, replace(limits, reserved=reserved), requests, (0.0, float("inf"))).run()
+        assert (played.preemptions > 0) == preempted
+        assert played.leftover_blocks == 0
+
+
+def test_prompts_come_first_where_steps_are_not_mixed() -> None:
+    """Four prompts of two steps each: unmixed, nobody decodes before the last prompt is through."""
+    requests = [Request(arrival_s=0.0, prompt_tokens=512, output_tokens=8) for _ in range(4)]
+    scheduler = Scheduler(
+        Limits(num_blocks=1000, block_size=16, max_sequences=8, max_tokens=256, chunked=True, mixed=False)
+    )
+    scheduler.waiting.extend(RequestState(request=request, index=i) for i, request in enumerate(requests))
+    steps = []
+    for step in range(10):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        steps.append((batch.decodes, sum(chunk.new for chunk in batch.chunks)))
+        scheduler.complete(float(step))
+    assert steps == [(0, 256)] * 8 + [(4, 0)] * 2

@@ -213,7 +213,7 @@ def test_the_recipes_columns_equal_the_simulators_curves() -> None:
     curve = Calibration.load("h200-sxm").gemms["bf16"]
     stored = {"f0": curve.f0_flop / 1e12, "t0": curve.t0_s * 1e6}
     c = {name: stored.get(name, getattr(curve, name, None)) for name in gemm.STARTS}
-    shapes = [(64, 4096, 4096), (8192, 14336, 4096), (16384, 1024, 128), (100, 320, 70000)]
+    shapes = [(72, 4096, 4096), (8192, 14336, 4096), (16384, 1024, 128), (100, 320, 70000)]
     rows = gemm.Products(*np.array([[*map(float, s), 1.0] for s in shapes]).T)
     columns = gemm.seconds(c, rows, subject.device, peak=subject.peak, element=2, burst=True)
     for (m, n, k), seconds in zip(shapes, columns, strict=True):

@@ -146,7 +146,7 @@ def test_narrow_weights_shrink_the_layers_matrices_and_the_steps_that_read_them(
 def test_without_a_graph_the_host_is_the_floor(h100: Cluster) -> None:
     small = Model.load("llama3.2-1b")
     batch = Batch(decodes=1, keys=(100,))
-    eager, graph = (costs_of(small, InferencePlan(cuda_graphs=on), h100) for on in (False, True))
+    eager, graph = (costs_of(small, InferencePlan(tp=4, cuda_graphs=on), h100) for on in (False, True))
     (cost,) = eager.costs(batch)
     assert cost.host_s > cost.busy_s
     assert eager.stages_s(batch) == (cost.host_s,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -23,7 +24,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving import InferencePlan, Request, Slo, Workload, check
+from simulator.studies.serving import InferencePlan, Request, Slo, Workload, check, with_defaults
 from simulator.studies.serving.slo import USUAL_PERCENTILE, read_times
 
 DEFAULT: Final[Mapping[str, Any]] = {
@@ -34,6 +35,7 @@ DEFAULT: Final[Mapping[str, Any]] = {
 }
 ROOTS: Final = ("inference", "workload", "slo", "model", "cluster", "device", "stack")  # what --set reaches into
 TABLES: Final = ("inference", "workload", "slo")
+_NO_RATE: Final = ("workload.trace", "workload.concurrency")  # instead of the default's rate
 _FILES: Final = (("inference", "stack"), ("workload", "trace"))  # keys that may name one
 
 
@@ -136,18 +138,19 @@ def read_serving_study(
     if cluster is not None:
         faults.attempt(lambda: cluster.must_be_in_order("serving"))
     calibration = faults.attempt(lambda: calibration_named(raw.get("calibration"), cluster))
-    stack = requests = None
+    plan = stack = requests = None
     if study is not None:
-        plan, workload = study.inference, study.workload
-        stack = faults.attempt(lambda: patched(Stack.of(plan), of_root(overrides, "stack"), StackError))
+        asked, workload = study.inference, study.workload
+        stack = faults.attempt(lambda: patched(Stack.of(asked), of_root(overrides, "stack"), StackError))
+        plan = asked if stack is None or cluster is None else with_defaults(asked, stack, cluster.device.architecture)
         if model is not None and cluster is not None and not searched:
-            faults.attempt(lambda: check(plan, model, cluster))
+            faults.attempt(partial(check, plan, model, cluster))
         requests = faults.attempt(lambda: _requests(workload))
-    if faults or study is None or model is None or cluster is None or stack is None or requests is None:
+    if faults or study is None or plan is None or model is None or cluster is None or stack is None or requests is None:
         raise InputError(dict.fromkeys(at_its_key(fault, origins, name, "inference") for fault in faults))
     return ServingStudy(
         model=model,
-        plan=study.inference,
+        plan=plan,
         cluster=cluster,
         calibration=calibration,
         stack=stack,
@@ -166,8 +169,8 @@ def _merged(
     base: Mapping[str, Any], flags: Mapping[str, str], table_flags: Mapping[str, str], overrides: Sequence[Override]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The study as plain data, and for each key that the command line gave, by which flag."""
-    traced = any(key == "workload.trace" for key in table_flags) or any(
-        (o.root, o.path) == ("workload", ("trace",)) for o in overrides
+    traced = any(key in _NO_RATE for key in table_flags) or any(
+        f"{o.root}.{'.'.join(o.path)}" in _NO_RATE for o in overrides
     )
     raw = {**base, **({"workload": {}} if traced and base is DEFAULT else {}), **flags}
     if isinstance(raw.get("nodes"), str):
@@ -227,7 +230,8 @@ def _sources(name: str, raw: Mapping[str, Any], origins: Mapping[str, str], work
             found.append(Source(what=table, kind=assumed, detail=f"{', '.join(rest)} ({name})"))
     if workload.trace is None:
         unsaid = ("rate", "num_requests", "prompt_tokens", "output_tokens", "seed")
-        defaults = [f"{key} = {getattr(workload, key)}" for key in unsaid if key not in workload.model_fields_set]
+        said = workload.model_fields_set | ({"rate"} if workload.concurrency else set())
+        defaults = [f"{key} = {getattr(workload, key)}" for key in unsaid if key not in said]
         if defaults:
             found.append(Source(what="workload", kind="assumed", detail=f"{', '.join(defaults)}, as none was given"))
     return tuple(found)

@@ -18,6 +18,10 @@ from simulator.spec.cluster.device import Device
 
 Basis = Literal["measured", "borrowed", "prior", "definition"]
 MAX_SPLIT_K = 8
+# The smallest tile of rows on Hopper, whose matrix instructions take 64, and what one such tile reaches of the speed of large
+# products: with fewer rows the rest is computed for nothing. H20 has little of it beside its memory: 32 billion weights take it
+# 48 ms in 16 bits and 22 ms in fp8 (Qwen3's speed benchmark, the two rows that sglang-2025 names as its calibration).
+TILE_ROWS, TILE_SHARE = 64, 0.8
 QUERY_TILE = 128  # rows of Q one thread block of a flash kernel owns
 
 
@@ -76,6 +80,23 @@ class Power(Strict):
         return device.power_w / self.reference_w / (use + self.memory_draw * (1 - use))
 
 
+class FewRows(Strict):
+    """Products of at most `rows` rows, which read a matrix of weights: bytes / (bandwidth · bw_frac) + t0_s.
+
+    Kernels compute TILE_ROWS rows whatever there are, so products only count where those take longer.
+    """
+
+    rows: int = Field(ge=1)
+    bw_frac: float = Field(gt=0, le=1)
+    t0_s: float = Field(ge=0)
+    quality: Quality
+
+    def seconds(self, kernel: Gemm, flop_per_s: float, bytes_per_s: float) -> float:
+        """Time at a compute speed of `flop_per_s` and memory of `bytes_per_s`."""
+        compute = 2.0 * max(kernel.m, TILE_ROWS) * kernel.n * kernel.k * kernel.batch / (flop_per_s * TILE_SHARE)
+        return max(compute, kernel.num_bytes / (bytes_per_s * self.bw_frac)) + self.t0_s
+
+
 class GemmCurve(Strict):
     """Time of C[m,n] = A[m,k] B[k,n] in one dtype.
 
@@ -87,7 +108,7 @@ class GemmCurve(Strict):
 
     peak_flop_per_s: the peak that e is a fraction of. layout, accumulate_fp32: factors on t_c.
     misaligned: factor on t_c where a row stride is not a multiple of 16 bytes; the key is the largest power of two
-    (1, 2, 4 elements) that divides it. No tiles: t_c = F / (peak · e).
+    (1, 2, 4 elements) that divides it. No tiles: t_c = F / (peak · e). few_rows: of products that only read weights.
     """
 
     peak_flop_per_s: float = Field(gt=0)
@@ -104,6 +125,7 @@ class GemmCurve(Strict):
     layout: dict[Layout, float] = {}
     accumulate_fp32: float = Field(gt=0, default=1.0)
     misaligned: dict[Literal["1", "2", "4"], float] = {}
+    few_rows: FewRows | None = None
     quality: Quality
 
     @model_validator(mode="after")
@@ -156,6 +178,9 @@ class GemmCurve(Strict):
 
     def seconds(self, kernel: Gemm, flop_per_s: float, bytes_per_s: float, num_sms: int) -> float:
         """Time of one product at a compute speed `flop_per_s` (e · peak) and memory of `bytes_per_s`."""
+        few = self.few_rows
+        if few is not None and kernel.m <= few.rows and kernel.layout == "tn" and not kernel.accumulate_fp32:
+            return few.seconds(kernel, flop_per_s, bytes_per_s)
         compute = self.compute_s(kernel.m, kernel.n, kernel.k, kernel.batch, flop_per_s, num_sms)
         return (
             blend(compute * self.slowdown(kernel), kernel.num_bytes / (bytes_per_s * self.bw_frac), self.p) + self.t0_s
@@ -171,6 +196,7 @@ class AttentionCurve(Strict):
     t_m = bytes / (bandwidth · bw_frac); t = (t_c^p + t_m^p)^(1/p) + t0_s.
 
     kernels: the backends this curve stands for. e_max: head_dim -> fraction of peak, linear between, flat outside.
+    cache_bw_frac: bw_frac of decoding, one query a sequence over cached keys and values; None: the same.
     power_limited: how much of what the power cap takes off the SMs' clock applies (0 none, 1 all).
     """
 
@@ -184,6 +210,7 @@ class AttentionCurve(Strict):
     sustained: float = Field(gt=0, le=1, default=1.0)
     power_limited: float = Field(ge=0, le=1, default=1.0)
     bw_frac: float = Field(gt=0, le=1, default=0.8)
+    cache_bw_frac: float | None = Field(gt=0, le=1, default=None)
     p: float | None = Field(ge=1, default=2.5)
     half_waves: bool = True
     quality: Quality
@@ -216,7 +243,8 @@ class AttentionCurve(Strict):
         if self.half_waves:
             waves = kernel.batch * kernel.num_heads * -(-kernel.seq_q // QUERY_TILE) / num_sms
             compute *= 0.5 + 0.5 * ceil(waves) / waves
-        return blend(compute, kernel.num_bytes / (bytes_per_s * self.bw_frac), self.p) + self.t0_s
+        share = self.cache_bw_frac if self.cache_bw_frac and kernel.seq_q == 1 else self.bw_frac
+        return blend(compute, kernel.num_bytes / (bytes_per_s * share), self.p) + self.t0_s
 
 
 class StreamCurve(Strict):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from simulator.base.kernels import PARENT, Direction, StreamOp
-from simulator.spec.calibration.curves import AttentionCurve, GemmCurve, Power, Quality, StreamCurve
+from simulator.spec.calibration.curves import AttentionCurve, FewRows, GemmCurve, Power, Quality, StreamCurve
 from simulator.spec.calibration.records import Interference, MemoryOverheads, Overheads, Provenance
 from simulator.spec.cluster.device import Device
 
@@ -55,6 +55,7 @@ TYPICAL: dict[str, Typical] = {
 # Elements an SM handles in a clock where torch works on one at a time: kernels inside steps of one H200
 # (docs/background/kernels.md). SMs of 64 lanes count half.
 ELEMENTS_PER_CLOCK: dict[StreamOp, float] = {"strided": 1.2, "join": 0.9, "widen": 1.3}
+FEW_ROWS = 0.82  # of bandwidth by products of 1 to 64 rows: 0.74 to 0.86 on six devices (experiments/fit_few_rows.py)
 _SLOW: tuple[StreamOp, ...] = ("norm_backward", "softmax", "reduce", "embedding_backward", "optimizer")
 _SOURCE = "typical of the architecture, published sweeps"
 
@@ -148,6 +149,7 @@ def _typical_gemm(t: Typical, peak: float, quality: Quality) -> GemmCurve:
         tile_pen=1.0,
         tiles=TILES,
         misaligned={"1": t.misaligned, "2": t.misaligned ** (2 / 3), "4": t.misaligned ** (1 / 3)},
+        few_rows=FewRows(rows=64, bw_frac=FEW_ROWS, t0_s=t.gemm_t0_s, quality=quality),
         quality=quality,
     )
 

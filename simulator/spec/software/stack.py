@@ -130,6 +130,17 @@ class Stack(Nested):
         efficiencies = efficiencies or self.attention.speed_factor
         if efficiencies and not self.sources.get("attention_efficiency"):
             problems.append("attention efficiencies are set, and `sources` has no attention_efficiency")
+        if self.engine is not None:
+            timed = {
+                "request_s": self.engine.request_s,
+                "sequence_s": self.engine.sequence_s,
+                "all_reduce": self.engine.all_reduce,
+            }
+            problems += [
+                f"engine.{name} is set, and `sources` does not say where it comes from"
+                for name, value in timed.items()
+                if value and not self.sources.get(f"engine_{name}")
+            ]
         runs = self.fitted.calibration_runs
         if len(runs) > _MAX_CALIBRATION_RUNS or len(set(runs)) < len(runs):
             problems.append(f"calibration_runs are at most {_MAX_CALIBRATION_RUNS} different ids, not {len(runs)}")
@@ -170,6 +181,13 @@ class Stack(Nested):
             return self
         stated = {name: value for name in _HOST_TIMES if (value := self.value(name)) is not None}
         return self.copy_with(**({name: value * device.host_factor for name, value in stated.items()}))
+
+    def engine_on(self, device: Device) -> Self:
+        """The same with the attention kernel that its engine has for the device."""
+        kernel = self.engine.attention_on.get(device.architecture) if self.engine else None
+        if kernel is None:
+            return self
+        return self.model_copy(update={"attention": self.attention.model_copy(update={"kernel": kernel})})
 
     def elementwise_factor_on(self, architecture: str) -> float:
         """Time of kernels that stream over memory over the calibration's, on one architecture."""

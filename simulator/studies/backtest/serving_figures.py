@@ -87,11 +87,11 @@ def _played(deployed: Deployment, load: Load) -> tuple[ServedRun, float]:
 
 
 def _requests(load: Load) -> list[Request]:
-    """All of one length. A rate's arrivals are a Poisson process."""
+    """All of one length. A rate's arrivals are a Poisson process, stretched so that the mean is the rate's."""
     count, times = load.requests, [0.0] * load.requests
     if not load.users and load.rate < math.inf:
-        gaps = np.random.default_rng(_SEED).exponential(1 / load.rate, size=count)
-        times = [float(time) for time in np.cumsum(gaps)]
+        arrivals = np.cumsum(np.random.default_rng(_SEED).exponential(size=count))
+        times = [float(time) for time in arrivals * (count / load.rate / arrivals[-1])]
     return [Request(arrival_s=time, prompt_tokens=load.prompt, output_tokens=load.output) for time in times]
 
 

@@ -23,7 +23,7 @@ from simulator.studies.serving import InferencePlan, engine_of, with_defaults
 # 30,000 requests by length, some 6.4 million tokens of prompts and answers.
 _TOKENS_AT_MOST_LOAD: Final = 6_400_000
 _FEWEST: Final = 1000
-_ROUNDS: Final = 5  # requests of a closed loop over its users
+_ROUNDS: Final = 10  # requests of a closed loop over its users, as InferenceX plays them
 _OPEN: Final = 1000  # requests of an open loop
 
 _WEIGHTS: Final = {
@@ -103,12 +103,11 @@ def resolve(row: ServingRow) -> Server:
     asked, load = asked_of(row), load_of(row)
     stack = stack_of(row)
     gpus = row.n_gpus or (row.tp or 1) * (row.pp or 1) * (row.dp or 1)
-    plan = _plan(row, stack, gpus, load)
+    cluster = cluster_of(row.gpu, gpus)
+    plan = _plan(row, stack, gpus, load, cluster.device.architecture)
     if asked.unit == 0.0:
         asked = replace(asked, unit=float(gpus))
-    return Server(
-        model=_model(row.model), plan=plan, cluster=cluster_of(row.gpu, gpus), stack=stack, load=load, asked=asked
-    )
+    return Server(model=_model(row.model), plan=plan, cluster=cluster, stack=stack, load=load, asked=asked)
 
 
 def asked_of(row: ServingRow) -> Asked:
@@ -165,7 +164,7 @@ def stack_of(row: ServingRow) -> Stack:
     return engine_of(f"{row.engine} {row.engine_version}")
 
 
-def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load) -> InferencePlan:
+def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, architecture: str) -> InferencePlan:
     tp, pp = row.tp or (1 if row.pp else gpus), row.pp or 1
     dp = row.dp or max(1, gpus // (tp * pp))
     if tp * pp * dp != gpus:
@@ -187,7 +186,7 @@ def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load) -> InferencePlan
         "stack": stack.name,
         **({"experts": "dealt"} if (row.ep or 1) > 1 else {}),
     }
-    return with_defaults(InferencePlan.parse(given, f"line {row.line}", PlanError), stack)
+    return with_defaults(InferencePlan.parse(given, f"line {row.line}", PlanError), stack, architecture)
 
 
 @cache

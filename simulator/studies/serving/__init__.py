@@ -8,7 +8,7 @@ from simulator.studies.serving.batch import Batch, Chunk
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.decoding import decode_step
 from simulator.studies.serving.deployment import Deployment
-from simulator.studies.serving.engines import engine_of, with_defaults
+from simulator.studies.serving.engines import engine_of, usual_values, with_defaults
 from simulator.studies.serving.highest_rate import highest_rate
 from simulator.studies.serving.memory import serving_memory
 from simulator.studies.serving.plan import InferencePlan, check
@@ -42,5 +42,6 @@ __all__ = [
     "serve",
     "serving_memory",
     "token_costs",
+    "usual_values",
     "with_defaults",
 ]

@@ -10,13 +10,13 @@ from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import Any, Self
 
-from simulator.base.kernels import Attention, Gemm, Kernel
+from simulator.base.kernels import Attention, Gemm, Kernel, Stream
 from simulator.spec.model.experts import Experts
 from simulator.spec.plan import ExpertsPlan, Plan, PrecisionPlan
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving.plan import InferencePlan, Part
 from simulator.studies.serving.shards import StageShard, experts_reached
-from simulator.work.ops import Block, Category, build_blocks
+from simulator.work.ops import Block, Category, Op, build_blocks
 from simulator.work.ops.core import Exchange
 from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.linear import linear
@@ -28,7 +28,34 @@ from simulator.work.ops.tensor_parallel import Split
 def forward_blocks(shard: StageShard, plan: InferencePlan, stack: Stack, tokens: int) -> dict[str, Block]:
     """The embedding and a layer of each kind, for `tokens` new tokens of any sequences."""
     blocks = build_blocks(shard.embedding, stack, _training(plan, tokens, "embedding"))
-    return {"embedding": blocks.embedding, **{block.name: block for block in blocks.body}}
+    return {"embedding": blocks.embedding, **{block.name: _as_served(block) for block in blocks.body}}
+
+
+def _as_served(block: Block) -> Block:
+    """A layer as inference engines run it: Q, K and V stay where their product put them, and sums of residuals are made by norms.
+
+    The kernel of such a norm reads what is added besides, and writes the sum; that of a layer's end is the next layer's first.
+    """
+    ops = [replace(op, forward=()) if op.name == "split" else op for op in block.ops]
+    sums = [i for i, op in enumerate(ops) if op.name.startswith("residual") and len(op.forward) == 1]
+    for i in sums:
+        following = [*range(i + 1, len(ops)), *range(i)]
+        into = next((j for j in following if ops[j].category == "norm" and _is_wide(ops[j], ops[i])), None)
+        if into is not None:
+            ops[into] = replace(ops[into], forward=(_with_sum(ops[into].forward[0], ops[i].outputs[0].num_bytes),))
+            ops[i] = replace(ops[i], forward=())
+    return replace(block, ops=tuple(ops))
+
+
+def _is_wide(norm: Op, total: Op) -> bool:
+    """The norm is one kernel over the stream of residuals, not over heads."""
+    return len(norm.forward) == 1 and norm.outputs[0].num_bytes == total.outputs[0].num_bytes
+
+
+def _with_sum(kernel: Kernel, size: int) -> Kernel:
+    """A norm's kernel that reads another addend, and writes the sum."""
+    assert isinstance(kernel, Stream)
+    return replace(kernel, read_bytes=kernel.read_bytes + size, write_bytes=kernel.write_bytes + size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 from simulator.base.errors import Fault, StackError
 from simulator.base.kernels import DTYPE_BYTES, Gemm, Kernel, launches
@@ -28,6 +29,7 @@ from simulator.studies.serving.batch import MOST_CAPTURED, Batch, padded
 from simulator.studies.serving.blocks import ForwardOps, forward_ops, head_ops
 from simulator.studies.serving.groups import pipeline_shape, tensor_shape
 from simulator.studies.serving.kernels import stored_as
+from simulator.studies.serving.own_all_reduce import own_all_reduce_s
 from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.shards import cached_channels, stage_shards
 from simulator.studies.serving.windows import windows
@@ -38,13 +40,17 @@ from simulator.work.ops.graph import stream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Seconds of products, attention, streams over memory, collectives between them, and the host that launches all."""
+    """Seconds of products, attention, streams over memory, collectives between them, and the host that launches all.
+
+    gaps_s: between kernels that are launched one by one, and before collectives whose ranks' hosts are not in step.
+    """
 
     gemm_s: float = 0.0
     attention_s: float = 0.0
     stream_s: float = 0.0
     exchange_s: float = 0.0
     host_s: float = 0.0
+    gaps_s: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -53,6 +59,7 @@ class Cost:
             stream_s=self.stream_s + other.stream_s,
             exchange_s=self.exchange_s + other.exchange_s,
             host_s=self.host_s + other.host_s,
+            gaps_s=self.gaps_s + other.gaps_s,
         )
 
     def times(self, count: int) -> Cost:
@@ -63,6 +70,7 @@ class Cost:
             stream_s=count * self.stream_s,
             exchange_s=count * self.exchange_s,
             host_s=count * self.host_s,
+            gaps_s=count * self.gaps_s,
         )
 
     @property
@@ -92,10 +100,12 @@ class StepCosts:
         curves: LinkCurves,
     ) -> None:
         _refuse_attention(stack)
-        stack = stack.on_host_of(cluster.device)
+        stack = stack.engine_on(cluster.device).on_host_of(cluster.device)
         self.model, self.plan, self.cluster, self.stack = model, plan, cluster, stack
         self._curves, self._ideal = curves, calibration.kind == "ideal"
         self._clock = Clock(cluster.device, calibration, stack)
+        self._casts = stack.engine is None or stack.engine.casts == "separate"
+        self._gap_s = calibration.overheads.launch_s
         self._elementwise = stack.elementwise_factor_on(cluster.device.architecture)
         self._clocks: dict[int, Clock] = {}
         self.shards = stage_shards(model, plan)
@@ -123,6 +133,20 @@ class StepCosts:
         """Host time before each step, while the devices wait. A machine without losses has none."""
         on_host = self.cluster.device.host_factor
         return 0.0 if self._ideal else self.pace * on_host * self.stack.fitted.step_overhead_s
+
+    @property
+    def request_s(self) -> float:
+        """Time of a request outside the queue."""
+        engine = self.stack.engine
+        return 0.0 if self._ideal or engine is None else self.pace * engine.request_s
+
+    def idle_s(self, busy_s: float, sequences: int) -> float:
+        """What devices wait for the host before a step of so many sequences that takes them `busy_s`."""
+        engine = self.stack.engine
+        if self._ideal or engine is None:
+            return self.overhead_s
+        host_s = self.overhead_s + self.pace * self.cluster.device.host_factor * engine.sequence_s * sequences
+        return max(0.0, host_s - busy_s) if engine.overlapped else host_s
 
     def at_pace(self, pace: float) -> StepCosts:
         """The same prices, all of them `pace` times as long."""
@@ -167,15 +191,15 @@ class StepCosts:
                     cost += self._booked(self.attention.decode_s(batch.decodes, keys)).times(count)
                 if batch.chunks and count:
                     cost += self._booked(self.attention.prefill_s(batch, window)).times(count)
-            found.append(replace(cost, host_s=0.0) if graphed else cost)
+            found.append(replace(cost, host_s=0.0, gaps_s=0.0) if graphed else cost)
         return tuple(found)
 
     def _booked(self, seconds: float) -> Cost:
-        return Cost(attention_s=seconds, host_s=self.stack.host.launch_s)
+        return Cost(attention_s=seconds, host_s=self.stack.host.launch_s, gaps_s=self._gap_s)
 
     def _seconds(self, cost: Cost) -> float:
         """The host runs ahead of the device, so the slower of the two decides. An ideal host costs nothing."""
-        return cost.busy_s if self._ideal else max(cost.busy_s, cost.host_s)
+        return cost.busy_s if self._ideal else max(cost.busy_s + cost.gaps_s, cost.host_s)
 
     def _stage(self, stage: int, tokens: int, rows: int) -> Cost:
         """All of a stage but attention."""
@@ -234,16 +258,21 @@ class StepCosts:
         total = Cost()
         for category, kernels, exchanges in block.at(tokens):
             factor = 1.0 if self._ideal or category == "gemm" else self._elementwise
-            total += self._kernels(stored_as(kernels, self.plan.weights) if narrow else kernels, clock, factor)
+            stored = stored_as(kernels, self.plan.weights, cast=self._casts) if narrow else kernels
+            total += self._kernels(stored, clock, factor)
             for exchange in exchanges:
-                total += Cost(exchange_s=self._exchange_s(exchange), host_s=self.stack.host.collective_s)
+                waits_s = 0.0 if self._ideal else self.stack.fitted.collective_wait_s
+                total += Cost(
+                    exchange_s=self._exchange_s(exchange), host_s=self.stack.host.collective_s, gaps_s=waits_s
+                )
         return total
 
     def _kernels(self, kernels: Sequence[Kernel], clock: Clock, factor: float = 1.0) -> Cost:
         gemm_s = sum((clock.seconds(kernel) for kernel in kernels if isinstance(kernel, Gemm)), 0.0)
         stream_s = sum((clock.seconds(kernel) for kernel in kernels if not isinstance(kernel, Gemm)), 0.0)
-        host_s = self.stack.host.launch_s * sum(map(launches, kernels))
-        return Cost(gemm_s=factor * gemm_s, stream_s=factor * stream_s, host_s=host_s)
+        count = sum(map(launches, kernels))
+        host_s, gaps_s = self.stack.host.launch_s * count, self._gap_s * count
+        return Cost(gemm_s=factor * gemm_s, stream_s=factor * stream_s, host_s=host_s, gaps_s=gaps_s)
 
     def _exchange_s(self, exchange: Exchange) -> float:
         key = (exchange.kind, exchange.num_bytes)
@@ -253,7 +282,8 @@ class StepCosts:
             seconds = collective_s(
                 exchange.kind, exchange.num_bytes, shape, self.cluster, curves=self._curves, nccl=self._nccl
             )
-            found = self._exchanges[key] = float(seconds)
+            own_s = inf if self._ideal else own_all_reduce_s(exchange, shape, self.cluster, self.stack)
+            found = self._exchanges[key] = min(float(seconds), own_s)
         return found
 
     def _message_s(self, stage: int, tokens: int) -> float:

@@ -36,7 +36,8 @@ def parts_of(costs: StepCosts, batch: Batch) -> dict[str, float]:
         "elementwise": sum(cost.stream_s for cost in stages),
         "collectives": sum(cost.exchange_s for cost in stages),
     }
-    return {**found, "host": costs.overhead_s + sum(costs.stages_s(batch)) - sum(found.values())}
+    busy_s = sum(costs.stages_s(batch))
+    return {**found, "host": costs.idle_s(busy_s, batch.rows) + busy_s - sum(found.values())}
 
 
 def sigma_of(costs: StepCosts, batch: Batch, calibration: Calibration, curves: LinkCurves) -> float:
@@ -74,7 +75,7 @@ def decode_step(
     batch = batch_of(costs, sequences, context)
     times = costs.stages_s(batch)
     slowest = times.index(max(times))
-    step_s = costs.overhead_s + sum(times)
+    step_s = costs.idle_s(sum(times), sequences) + sum(times)
     spread = math.exp(Z90 * sigma_of(costs, batch, calibration, curves))
     reading_s = _read_bytes(costs, slowest, batch) / costs.cluster.device.memory_bytes_per_s  # no step reads faster
     return DecodeStep(

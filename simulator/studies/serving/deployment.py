@@ -93,6 +93,8 @@ class Deployment:
             max_sequences=plan.max_sequences,
             max_tokens=plan.batched_tokens(model),
             chunked=plan.chunked_prefill,
+            mixed=plan.mixed,
+            reserved=self.costs.stack.engine.reserved if self.costs.stack.engine else 0.0,
             windows=self.costs.windows,
         )
 

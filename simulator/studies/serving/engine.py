@@ -96,6 +96,7 @@ class Engine:
         self._inside, self._changed_s = 0, 0.0
         self._report: Progress | None = None
         self._handed_on = handed_on
+        self._request_s = 0.0 if prefilled else costs.request_s
         self._users, self._coming = users, deque[RequestState]()
         self.lanes: list[Lane] = []
         plan = costs.plan
@@ -112,16 +113,16 @@ class Engine:
             self._coming.extend(self.jobs)
             self._come(self._users)
         else:
-            self._env.process(arrive(self._env, self.jobs, self.take))
+            self._env.process(arrive(self._env, self.jobs, self.take, self._request_s))
         self._env.run()
         return self.result(self.jobs)
 
     def _come(self, count: int) -> None:
         """The next requests of a closed loop come now."""
-        for _ in range(min(count, len(self._coming))):
-            job = self._coming.popleft()
+        jobs = [self._coming.popleft() for _ in range(min(count, len(self._coming)))]
+        for job in jobs:
             job.request = replace(job.request, arrival_s=self._env.now)
-            self.take(job)
+        self._env.process(arrive(self._env, jobs, self.take, self._request_s))
 
     def result(self, jobs: tuple[RequestState, ...]) -> ServedRun:
         """What happened to these requests, in the engines' own figures."""
@@ -173,10 +174,12 @@ def _job(request: Request, index: int, *, prefilled: bool) -> RequestState:
     return RequestState(request=request, index=index, cached=request.prompt_tokens, done=1, first_s=request.arrival_s)
 
 
-def arrive(env: simpy.Environment, jobs: Sequence[RequestState], take: Callable[[RequestState], None]) -> Process:
-    """Every request at its time."""
+def arrive(
+    env: simpy.Environment, jobs: Sequence[RequestState], take: Callable[[RequestState], None], later_s: float
+) -> Process:
+    """Every request reaches the queue so long behind its time."""
     for job in jobs:
-        delay = job.request.arrival_s - env.now
+        delay = job.request.arrival_s + later_s - env.now
         if delay > 0:
             yield env.timeout(delay)
         take(job)
@@ -204,7 +207,7 @@ class Lane:
             idle.succeed()
 
     def run(self) -> Process:
-        env, scheduler, costs, overhead_s = self._env, self.scheduler, self._costs, self._costs.overhead_s
+        env, scheduler, costs = self._env, self.scheduler, self._costs
         while True:
             batch = scheduler.next_batch()
             if batch is None:
@@ -213,8 +216,8 @@ class Lane:
                 continue
             begun_s = env.now
             times = costs.stages_s(batch)
-            alone = len(times) == 1
-            yield env.timeout(overhead_s + times[0] if alone else self._passed_s(begun_s + overhead_s, times) - begun_s)
+            alone, idle_s = len(times) == 1, costs.idle_s(times[0], batch.rows)
+            yield env.timeout(idle_s + times[0] if alone else self._passed_s(begun_s + idle_s, times) - begun_s)
             prefill = sum(chunk.new for chunk in batch.chunks)
             self._measure(begun_s, times[0], prefill, batch.rows)
             finished = scheduler.complete(env.now)

@@ -23,10 +23,23 @@ def engine_of(text: str) -> Stack:
     return next(stack for stack, entry in entries if entry is found[0])
 
 
-def with_defaults(plan: InferencePlan, stack: Stack) -> InferencePlan:
-    """The plan with the engine's own defaults where it says nothing."""
+@cache
+def usual_values(stack: str) -> dict[str, tuple[object, ...]]:
+    """Of each field of a plan under this stack, what it is where nobody says it: one value, or one an architecture."""
+    engine = Stack.load(stack).engine
+    own = InferencePlan().model_dump(mode="json")
+    ways = [own] if engine is None else [own | engine.plan | on for on in ({}, *engine.plan_on.values())]
+    return {name: tuple(way[name] for way in ways) for name in own}
+
+
+def with_defaults(plan: InferencePlan, stack: Stack, architecture: str = "") -> InferencePlan:
+    """The plan with the engine's own defaults, on devices of this architecture, where it says nothing."""
     if stack.engine is None:
         return plan
-    stated = stack.engine.plan
+    stated = stack.engine.plan | stack.engine.plan_on.get(architecture, {})
     left_open = {name: value for name, value in stated.items() if name not in plan.model_fields_set}
-    return plan.model_copy(update=left_open) if left_open else plan
+    found = plan.model_copy(update=left_open) if left_open else plan
+    longest = found.max_model_len or 0
+    if found.chunked_prefill or not found.max_batched_tokens or found.max_batched_tokens >= longest:
+        return found
+    return found.model_copy(update={"max_batched_tokens": longest})  # a whole prompt must fit a step

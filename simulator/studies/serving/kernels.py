@@ -56,15 +56,19 @@ class NarrowWeights(Gemm):
         return self.batch * (e * (self.m * self.k + self.m * self.n) + int(self.k * self.n * self.weight_bits / 8))
 
 
-def stored_as(kernels: tuple[Kernel, ...], weights: str) -> tuple[Kernel, ...]:
-    """The kernels of a layer with its weights stored so: narrower reads, or fp8 products behind quantised activations."""
+def stored_as(kernels: tuple[Kernel, ...], weights: str, *, cast: bool = True) -> tuple[Kernel, ...]:
+    """The kernels of a layer with its weights stored so: narrower reads, or fp8 products behind quantised activations.
+
+    cast: activations are quantised by kernels of their own.
+    """
     found: list[Kernel] = []
     for kernel in kernels:
         if not isinstance(kernel, Gemm) or weights in ("bf16", "fp16"):
             found.append(kernel)
         elif weights == "fp8":
             read = kernel.batch * kernel.m * kernel.k * DTYPE_BYTES[kernel.dtype]
-            found.append(Stream(op="quantise", read_bytes=read, write_bytes=kernel.batch * kernel.m * kernel.k))
+            if cast:
+                found.append(Stream(op="quantise", read_bytes=read, write_bytes=kernel.batch * kernel.m * kernel.k))
             found.append(replace(kernel, dtype="fp8"))
         else:
             same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}

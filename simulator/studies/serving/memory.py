@@ -127,6 +127,9 @@ def _stage(
     block = plan.block_size * kv_bytes_per_token(shard, plan)
     seen = _SEEN_BYTES + outside - outside_torch_bytes(device, Plan(), 0) if outside else 0
     left = budget - held - activations - seen
+    if plan.cache_of == "free":
+        left = int((capacity - held - activations - outside) * plan.gpu_memory_utilization)
+        budget = capacity
     return ServingMemory(
         stage=stage,
         weight_bytes=held,

@@ -40,7 +40,10 @@ class InferencePlan(Strict):
     gpu_memory_utilization: fraction of the GPU's memory for weights, activations and cache. max_model_len: tokens of prompt
     and answer together; None: the model's positions. max_batched_tokens: of one step; None: 8192, or max_model_len where
     that is longer and prompts are not cut. max_sequences: running at once in one engine.
-    chunked_prefill: prompts are cut to fill what decoding leaves of a step (Sarathi); otherwise whole prompts come first.
+    chunked_prefill: prompts are cut to fill what is left of a step (Sarathi); otherwise they are computed whole.
+    mixed_steps: sequences decode in the steps that compute prompts; otherwise prompts come first, in steps of their own.
+    None: where prompts are cut. cache_of: what gpu_memory_utilization is a fraction of: budget, the GPU's memory for all
+    there is; free, what weights and the largest step leave, for the cache alone.
     experts: of a mixture, over tp: split, a slice of each on every GPU; dealt, whole ones (expert parallelism).
     expert_imbalance: rows of the busiest GPU's experts over the mean's, where they are dealt.
     prefill_dp: engines that only compute prompts and hand their cache to the dp others, which only decode (disaggregation);
@@ -64,6 +67,8 @@ class InferencePlan(Strict):
     max_batched_tokens: int | None = Field(ge=1, le=2**31, default=None)
     max_sequences: int = Field(ge=1, le=MAX_COUNT, default=256)
     chunked_prefill: bool = True
+    mixed_steps: bool | None = None
+    cache_of: Literal["budget", "free"] = "budget"
     cuda_graphs: bool = True
     experts: Literal["split", "dealt"] = "split"
     expert_imbalance: float = Field(ge=1, le=1000, default=1.0)
@@ -95,6 +100,11 @@ class InferencePlan(Strict):
         if not self.prefill_dp:
             return None
         return self.model_copy(update={"tp": self.prefill_tp, "pp": self.prefill_pp, "dp": self.prefill_dp} | _ONE_POOL)
+
+    @property
+    def mixed(self) -> bool:
+        """Prompts and decoding share steps."""
+        return self.chunked_prefill if self.mixed_steps is None else self.mixed_steps
 
     @property
     def compute_dtype(self) -> Literal["bf16", "fp16"]:

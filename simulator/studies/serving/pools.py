@@ -45,6 +45,7 @@ class Pools:
         self._jobs = tuple(RequestState(request=request, index=i) for i, request in enumerate(requests))
         prompts = [replace(request, output_tokens=1) for request in requests]
         holding = replace(prefill.limits, hands_over=True)
+        self._request_s = prefill.costs.request_s
         self._prefill = Engine(prefill.costs, holding, prompts, window, env=env, handed_on=self._prompt_ends)
         self._decode = Engine(decode.costs, decode.limits, (), window, env=env, handed_on=self._answered)
         self._senders = _links(env, self._prefill, prefill.costs.plan.dp)
@@ -57,7 +58,7 @@ class Pools:
     def run(self, progress: Progress | None = None) -> ServedRun:
         """Play every request. Steps and blocks are those of the engines that decode; tokens and busy time are of all."""
         self._progress = progress
-        self._env.process(arrive(self._env, self._prefill.jobs, self._prefill.take))
+        self._env.process(arrive(self._env, self._prefill.jobs, self._prefill.take, self._request_s))
         self._env.run()
         prompts, found = self._prefill.result(self._prefill.jobs), self._decode.result(self._jobs)
         meter, other = found.meter, prompts.meter

@@ -4,7 +4,8 @@ Iteration-level scheduling (Orca, OSDI '22) with vLLM's rules: requests wait in 
 admission; where decoding needs a block and none is free, the sequence admitted last gives up its own, goes back to the head
 of the queue and computes everything anew (preemption by recomputation). With chunked prefill decoding comes first and
 pieces of prompts fill the step (Sarathi-Serve, OSDI '24); without it whole prompts come first, in steps of their own.
-A prompt is admitted when all its blocks are free, and WATERMARK of all blocks besides.
+A prompt is admitted when all its blocks are free, and WATERMARK of all blocks besides; or, where blocks are reserved, when
+those of its whole answer are, beside a part of what running sequences still need.
 
 All decoding sequences advance together, so a step costs time in proportion to what changes, not to what runs: sequences
 that need a block, finish or fill a window are found in counters by the number of the decoding step.
@@ -25,6 +26,8 @@ WATERMARK = 0.01  # vLLM, core/block_manager.py: against admitting a prompt and 
 class Limits:
     """Of one scheduler: cache blocks and their tokens, sequences at once, tokens a step.
 
+    chunked: prompts are cut. mixed: sequences decode in steps that compute prompts; None: where they are cut.
+    reserved: part of the answers of running sequences that a new one leaves blocks for; it needs all of its own then.
     hands_over: the blocks of an answered request stay until `release`, as another engine reads them.
     """
 
@@ -33,6 +36,8 @@ class Limits:
     max_sequences: int
     max_tokens: int
     chunked: bool
+    mixed: bool | None = None
+    reserved: float = 0.0
     windows: tuple[int | None, ...] = (None,)
     hands_over: bool = False
 
@@ -97,6 +102,7 @@ class Scheduler:
         self.running: dict[int, RequestState] = {}  # in order of admission
         self.free = limits.num_blocks
         self.preemptions = self.prefilled = self.decoded = self.recomputed = 0
+        self._final = 0  # blocks of all running sequences at their end
         self._keys = tuple(_Keys(window) for window in limits.windows)
         self._need: Counter[int] = Counter()  # decoding step mod block_size -> sequences that then need a block
         self._finish: dict[int, dict[int, RequestState]] = {}  # decoding step -> sequences whose last token it makes
@@ -118,7 +124,7 @@ class Scheduler:
         """What the next step computes; None if there is nothing to do."""
         self._pieces, self._decodes = [], 0
         self._take_over()
-        if self.limits.chunked:
+        if self.limits.chunked if self.limits.mixed is None else self.limits.mixed:
             calm = self._make_room()
             self._decodes = self._decoding
             self._take_blocks()
@@ -160,6 +166,7 @@ class Scheduler:
         for job in finished:
             job.end_s = now_s
             del self.running[job.index]
+            self._final -= self._blocks_at_end(job)
         return finished
 
     def _prefill_ends(self, job: RequestState, now_s: float, finished: list[RequestState]) -> None:
@@ -207,6 +214,7 @@ class Scheduler:
     def _preempt(self) -> None:
         """The sequence admitted last loses its blocks and waits at the head of the queue."""
         _, job = self.running.popitem()
+        self._final -= self._blocks_at_end(job)
         if job is self._partial:
             self._partial = None
             self._return_blocks(job.known)
@@ -231,14 +239,23 @@ class Scheduler:
 
     def _admitted(self, job: RequestState, tokens: int) -> bool:
         """Take the first that waits, if blocks for so many tokens are free."""
-        blocks = -(-tokens // self.limits.block_size)
-        spare = int(WATERMARK * self.limits.num_blocks) if self.running else 0
-        if blocks + spare > self.free:
+        blocks, at_end = -(-tokens // self.limits.block_size), self._blocks_at_end(job)
+        if self.limits.reserved:
+            needed, spare = at_end, int(self.limits.reserved * max(0, self._final - self.used_blocks))
+        else:
+            needed, spare = blocks, int(WATERMARK * self.limits.num_blocks)
+        if needed + (spare if self.running else 0) > self.free:
             return False
         self.waiting.popleft()
         self.running[job.index] = job
         self.free -= blocks
+        self._final += at_end
         return True
+
+    def _blocks_at_end(self, job: RequestState) -> int:
+        """The last token of an answer is sent, never cached."""
+        tokens = job.request.prompt_tokens + job.request.output_tokens - 1
+        return -(-tokens // self.limits.block_size)
 
     def _fill(self, tokens: int, *, admit: bool) -> None:
         """Pieces of prompts for at most so many tokens: the one begun, then those that wait."""

@@ -45,13 +45,15 @@ def serve(  # noqa: PLR0913  one a noun
     curves: LinkCurves | None = None,
     slo: Slo | None = None,
     warmup: float = 0.1,
+    users: int = 0,
     interval: bool = False,
     progress: Progress | None = None,
 ) -> Serving:
     """Play `requests`, in order of arrival, through the plan's engines.
 
     calibration, stack, curves: as `predict` takes them. warmup: the part of the requests, first to arrive, that no figure
-    counts. interval: play them twice more, with all times at the ends of their 90 % interval. progress: is told
+    counts. users: of a closed loop: so many requests are in the system, and the next one comes when one is answered; 0: they
+    come when they say. interval: play them twice more, with all times at the ends of their 90 % interval. progress: is told
     (requests answered, requests in all plays) now and then. A plan that does not fit in memory, and requests that come
     faster than they are served, are answers.
     Raises PlanError, StackError, CalibrationError, or InputError with every fault found.
@@ -65,7 +67,12 @@ def serve(  # noqa: PLR0913  one a noun
     said = sources(setting.costs, calibration, cluster, curves)
     if not setting.tightest.memory.fit.runs:
         return _does_not_fit(setting, requests, said)
-    asked = _Asked(requests=requests, slo=slo or Slo(), warmup=warmup, interval=interval, progress=progress)
+    asked = _Asked(
+        requests=requests, slo=slo or Slo(), warmup=warmup, users=users, interval=interval, progress=progress
+    )
+    if users and setting.prefill is not None:
+        problem = "a closed loop over engines of two kinds is not modelled"
+        raise InputError(Fault(place="workload: concurrency", problem=problem, remedy="a rate, or prefill_dp = 0"))
     return _played(setting, asked, said)
 
 
@@ -76,6 +83,7 @@ class _Asked:
     requests: Sequence[Request]
     slo: Slo
     warmup: float
+    users: int
     interval: bool
     progress: Progress | None
 
@@ -86,6 +94,8 @@ class _Asked:
     @property
     def window(self) -> Window:
         """From the first arrival that counts to the last; to the end of everything where those are one moment."""
+        if self.users:
+            return 0.0, math.inf
         begin_s, end_s = self.requests[self.num_warmup].arrival_s, self.requests[-1].arrival_s
         return begin_s, end_s if end_s > begin_s else math.inf
 
@@ -94,23 +104,25 @@ def _played(setting: Deployment, asked: _Asked, said: tuple[Source, ...]) -> Ser
     """The answer of a plan that fits."""
     requests, costs = asked.requests, setting.costs
     told = _Progress(asked.progress, (3 if asked.interval else 1) * len(requests))
-    played = setting.play(requests, asked.window, told.part(len(requests)))
+    played = setting.play(requests, asked.window, told.part(len(requests)), users=asked.users)
     capacity = setting.capacity_per_s(requests)
     jobs = played.jobs[asked.num_warmup :]
     size, context = _mean_step(costs, played, jobs)
     sigma = sigma_of(costs, batch_of(costs, size, context), setting.calibration, setting.curves)
     spread = math.exp(Z90 * sigma)
     ends = [
-        latencies(setting.play(requests, asked.window, told.part(len(requests)), pace).jobs[asked.num_warmup :])
+        latencies(
+            setting.play(requests, asked.window, told.part(len(requests)), pace, asked.users).jobs[asked.num_warmup :]
+        )
         for pace in ((1 / spread, spread) if asked.interval else ())
     ]
-    found, load = latencies(jobs), _load(setting, played, asked.num_warmup, (capacity, spread))
+    found, load = latencies(jobs), _load(setting, played, 0 if asked.users else asked.num_warmup, (capacity, spread))
     attainments, share = attained(jobs, asked.slo)
-    verdict: Verdict = "overloaded" if load.arriving_per_s >= capacity else "ok"
+    verdict: Verdict = "overloaded" if load.arriving_per_s >= capacity and not asked.users else "ok"
     return Serving(
         **_common(setting, said),
         verdict=verdict,
-        cause=_cause(verdict, load),
+        cause=_cause(verdict, load, asked.users),
         suggestion=_suggestion(setting, verdict, load, found),
         num_requests=len(requests),
         num_warmup=asked.num_warmup,
@@ -282,13 +294,15 @@ def _handed_over(setting: Deployment, played: ServedRun) -> HandedOver | None:
     )
 
 
-def _cause(verdict: Verdict, load: Load) -> str:
+def _cause(verdict: Verdict, load: Load, users: int) -> str:
     arriving, capacity = format_number(load.arriving_per_s), format_number(load.capacity_per_s)
     if verdict == "overloaded":
         return (
             f"{arriving} requests/s arrive and at most {capacity} are served: the queue grows without end, and latencies only "
             "say how long it was watched"
         )
+    if users:
+        return f"{users} users, each with one request at a time: {arriving} of the {capacity} requests/s that could be served"
     if not load.arriving_per_s:
         return "all requests stand in the queue from the beginning: latencies are those of a batch job"
     return f"{arriving} of the {capacity} requests/s that could be served"

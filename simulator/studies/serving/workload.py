@@ -88,11 +88,14 @@ Lengths = Annotated[
 class Workload(Strict):
     """Requests that arrive at `rate` a second by a Poisson process, all at once (rate = 0), or as a trace says.
 
+    concurrency: of a closed loop instead of a rate: so many users, each with one request at a time, and the next one when it
+    is answered; 0: none.
     trace: a CSV of arrival_s, prompt_tokens, output_tokens, instead of everything else. warmup: the part of the requests,
     the first to arrive, that no figure counts. seed: of arrivals and lengths, each with a stream of its own.
     """
 
     rate: float = Field(ge=0, le=1e9, default=1.0)
+    concurrency: int = Field(ge=0, le=10**6, default=0)
     num_requests: int = Field(ge=1, le=10**7, default=1000)
     prompt_tokens: Lengths = 512
     output_tokens: Lengths = 128
@@ -100,11 +103,21 @@ class Workload(Strict):
     warmup: float = Field(ge=0, lt=1, default=0.1)
     trace: str | None = None
 
+    @model_validator(mode="after")
+    def _rate_or_users(self) -> Self:
+        if self.concurrency and self.model_fields_set & {"rate", "trace"}:
+            raise ValueError(
+                "concurrency is a closed loop, whose users send when they are answered: leave rate and trace out"
+            )
+        return self
+
     def requests(self) -> tuple[Request, ...]:
         """The requests in order of arrival. A trace is read by readers.arrivals_table instead."""
         arrivals, prompts, outputs = (np.random.default_rng(s) for s in np.random.SeedSequence(self.seed).spawn(3))
         n = self.num_requests
-        times = np.cumsum(arrivals.exponential(size=n)) / self.rate if self.rate else np.zeros(n)
+        times = (
+            np.cumsum(arrivals.exponential(size=n)) / self.rate if self.rate and not self.concurrency else np.zeros(n)
+        )
         lengths = zip(_drawn(self.prompt_tokens, prompts, n), _drawn(self.output_tokens, outputs, n), strict=True)
         return tuple(
             Request(arrival_s=float(time), prompt_tokens=prompt, output_tokens=output)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from simulator.spec.prices import Price, cost
 from simulator.studies.search.front import pareto
-from simulator.studies.serving import InferencePlan
+from simulator.studies.serving import InferencePlan, usual_values
 from simulator.studies.serving.report import Attainment, percentile
 from simulator.studies.serving.slo import FIGURES, Figure
 from simulator.studies.serving.token_costs import MILLION
@@ -166,8 +166,13 @@ def rows_of(study: ServingSearch, answers: Sequence[Answer], price: Price | None
 
 
 def degrees_of(plan: InferencePlan) -> dict[str, Any]:
-    """The plan's fields that are not at their defaults."""
-    return plan.model_dump(mode="json", exclude_defaults=True)
+    """The plan's fields that are not at their defaults, its engine's or else the plan's own."""
+    usual = usual_values(plan.stack)
+    return {
+        name: value
+        for name, value in plan.model_dump(mode="json").items()
+        if not any(value == one for one in usual[name])
+    }
 
 
 def _price(price: Price) -> dict[str, Any]:

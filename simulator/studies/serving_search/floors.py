@@ -10,6 +10,7 @@ times is at least that percentile of their bounds. The host's time before each s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Final
 
 from simulator.spec.calibration import Calibration
@@ -30,7 +31,7 @@ class Floors:
         calibration, curves = study.numbers
         stack = study.stack.on_host_of(study.cluster.device)
         given = (study.model, layout, study.seen, study.stack)
-        self._overhead_s = StepCosts(*given, calibration, curves).overhead_s
+        self._overhead_s = StepCosts(*given, calibration, curves).idle_s(inf, 1)
         self._ideal = StepCosts(*given, Calibration.ideal(), LinkCurves.ideal())
         quicker = min(1.0, stack.elementwise_factor_on(study.cluster.device.architecture))
         self._share = quicker * (_ROUNDED if study.model.experts else 1.0)

@@ -66,6 +66,9 @@ class ServingSearch:
         if self.workload.trace is not None:
             remedy = "a rate, and distributions of lengths"
             faults.append(Fault(place="workload: trace", problem="a trace has its own rate", remedy=remedy))
+        elif self.workload.concurrency:
+            problem, remedy = "a closed loop has no rate to find GPUs for", "a rate"
+            faults.append(Fault(place="workload: concurrency", problem=problem, remedy=remedy))
         elif not self.workload.rate:
             problem = "all requests at once: no rate to find GPUs for"
             faults.append(Fault(place="workload: rate", problem=problem, remedy="requests a second, as 10"))
