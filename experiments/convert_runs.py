@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runs_table import meaning, rules
+from runs_table import meaning, rules, tuning
 from runs_table.published import published
 from runs_table.recipes import published_recipe
 
@@ -94,7 +94,10 @@ def converted(row: RunRow) -> RunRow:
     """
     own = dict(row.settings)
     row = replace(row, settings=tuple(one for one in row.settings if one[0].startswith("fabric.")))
-    found = _converted(row)
+    if (tuned := tuning.tuned(row)) is not None:
+        found = replace(_also(_converted(tuned.row), tuned.settings), notes=row.notes, model_name=row.model_name)
+    else:
+        found = _converted(row)
     return _also(found, own) if own else found
 
 

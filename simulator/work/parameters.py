@@ -71,8 +71,11 @@ def frozen(model: Model, part: Part, plan: Plan) -> tuple[Stored, ...]:
     if not plan.peft.any:
         return ()
     size = DTYPE_BYTES[plan.compute_dtype]
+    ends = 4 if plan.peft.upcasts else size
     return tuple(
-        stored(prod(shape), shape[-1], plan.peft.stored if _is_quantised(name, shape) else "compute", size)
+        stored(prod(shape), shape[-1], plan.peft.stored, size)
+        if _is_quantised(name, shape)
+        else stored(prod(shape), shape[-1], "compute", ends)
         for name, shape in model.parameter_shapes(part)
         if not plan.peft.trains(name)
     )

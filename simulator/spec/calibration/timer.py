@@ -29,6 +29,7 @@ class Timer:
         self._power, self._clock = (power.factor(device, use), power.clock(device, use)) if power else (1.0, 1.0)
         self._memo: dict[Kernel, float] = {}
         self._gemm_rates: dict[str, tuple[GemmCurve, float]] = {}
+        self._simt: GemmCurve | None = None
         self._streams: dict[str, StreamCurve] = {curve.op: curve for curve in calibration.streams}
 
     def kernel_s(self, kernel: Kernel) -> float:
@@ -83,11 +84,27 @@ class Timer:
         if rate is None:
             rate = self._gemm_rates[kernel.dtype] = self._gemm_rate(kernel.dtype)
         curve, flop_per_s = rate
+        if kernel.dtype == "fp32" and self.calibration.kind != "ideal" and curve.quality.basis == "borrowed":
+            curve = self._on_cuda_cores(curve)
         if self.device.architecture == "hopper" and self.calibration.kind != "ideal":
             flop_per_s *= BLOCKS if kernel.by_blocks else SPLIT if kernel.split_accumulator else 1
         elif kernel.by_blocks and self.calibration.kind != "ideal":
             flop_per_s *= MX_BLOCKS
         return curve.seconds(kernel, flop_per_s, self.device.memory_bytes_per_s, self.device.num_sms)
+
+    def _on_cuda_cores(self, curve: GemmCurve) -> GemmCurve:
+        """A curve of tensor cores for products that run beside them.
+
+        The beginning of a tile takes as long, and so as many fewer steps of k as these are slower; what small tiles read more
+        often holds them up by as much less; cuBLAS's SIMT kernels have tiles of 32 columns (CUTLASS, simt 128x32).
+        """
+        if self._simt is None:
+            wide = max(self.device.peak("bf16"), self.device.peak("fp16"))
+            slower = min(1.0, self.peak("fp32") / wide) if wide else 1.0
+            tiles = (*curve.tiles, (128, 32), (32, 128)) if curve.tiles else ()
+            changed = {"k_ramp": curve.k_ramp * slower, "tile_pen": curve.tile_pen * slower, "tiles": tiles}
+            self._simt = curve.model_copy(update=changed)
+        return self._simt
 
     def _scan_s(self, kernel: Scan) -> float:
         """Its bytes' time plus its products' (`calibration.scan`); on an ideal machine the longer of the two."""

@@ -51,6 +51,7 @@ FLAT_NAMES: Final = {
     "prefix_tokens": "peft.prefix_tokens",
     "base_weights": "peft.base",
     "adapter_dtype": "peft.dtype",
+    "upcast_frozen": "peft.upcasts",
     "train_modules": "peft.trained",
     "freeze_modules": "peft.frozen",
     "recompute": "recompute.mode",

@@ -70,6 +70,11 @@ class PeftPlan(Strict):
         description="dtype that pairs multiply in; not set: that of the other products, which autocast casts them to. `fp32`: "
         "peft's own adapters without autocast. They are stored in `master_dtype`",
     )
+    upcasts: bool = Field(
+        default=False,
+        description="frozen embeddings, norms and heads are stored in fp32, and the residual stream is fp32 under autocast, as "
+        "peft's `prepare_model_for_kbit_training` leaves them",
+    )
     trained: tuple[str, ...] = Field(
         default=(),
         strict=False,

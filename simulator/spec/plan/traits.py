@@ -32,6 +32,8 @@ class Traits:
     whole_modules: bool = False
     # hooks around the user's modules issue the collectives (FSDP)
     hooks_modules: bool = False
+    # a flat vector is trained or frozen as a whole, so adapters are units of their own (peft's fsdp_auto_wrap_policy)
+    wraps_adapters: bool = False
     # each parameter is sharded by its rows (DTensor), not as a part of a flat vector
     shards_rows: bool = False
     # ranks compute with 16-bit parameters, and the optimizer keeps an fp32 copy beside them, made when it is built

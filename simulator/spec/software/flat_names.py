@@ -38,6 +38,7 @@ FLAT_NAMES: Final = {
     "host_layer_s": "host.layer_s",
     "host_dtensor_s": "host.dtensor_s",
     "host_redistribute_s": "host.redistribute_s",
+    "host_adapter_s": "host.adapter_s",
     "host_parameter_s": "host.parameter_s",
     "host_message_s": "host.message_s",
     "activation_tensors": "host.activation_tensors",

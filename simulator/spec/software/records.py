@@ -70,9 +70,24 @@ class Kernels(Strict):
         "of its own",
     )
     norm_dtype: Literal["fp32", "compute"] = Field(default="compute", description="what the norm computes in")
-    loss: Literal["eager", "fp32_eager", "fp32_compiled", "fp32_in_place", "fp32_beside", "fused", "in_place"] = Field(
+    loss: Literal[
+        "eager",
+        "fp32_eager",
+        "fp32_cast",
+        "fp32_cast_fused",
+        "fp32_shifted",
+        "fp32_shifted_fused",
+        "fp32_compiled",
+        "fp32_in_place",
+        "fp32_beside",
+        "fused",
+        "fused_linear",
+        "in_place",
+    ] = Field(
         default="fp32_eager",
-        description="separate kernels in the logits' own dtype, or behind a cast to fp32; the cast fused in; Megatron's without fusion, in one fp32 storage, or in a "
+        description="separate kernels in the logits' own dtype, or behind a cast to fp32; the same of a copy without each sequence's last row (transformers; `fp32_cast` "
+        "before 4.46, whose 16-bit logits go), also with one kernel each way instead of the separate ones; with the head, in chunks of rows that leave the gradient of its "
+        "input (`fused_linear`: Liger); the cast fused in; Megatron's without fusion, in one fp32 storage, or in a "
         "second one beside the logits (nanotron); one "
         "kernel (Megatron's own where blocks are fused by hand); one that leaves the gradient where the logits were",
     )
@@ -174,6 +189,12 @@ class HostTimes(Strict):
         ge=0,
         default=0.0,
         description="host time that DTensor adds to a tensor-parallel collective: the change of layout around it",
+    )
+    adapter_s: Seconds = Field(
+        ge=0,
+        default=5e-4,
+        description="host time of FSDP1's hooks around an adapter that is a unit of its own, behind which the host waits for the "
+        "device (`limit_all_gathers`); a prior, as `unit_s` of torch-2.11-eager",
     )
     parameter_s: Seconds = Field(
         ge=0,

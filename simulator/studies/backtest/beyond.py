@@ -49,5 +49,5 @@ def beyond_models(row: RunRow) -> Iterator[tuple[str, str]]:
             break
     if found := re.search(_NOT_DECODER, name):
         yield "no decoder", f"{found[0]}: a model that is more, or other, than one stack of causal layers"
-    if _ADAPTERS.search(f"{row.model_name} {row.framework} {row.notes}"):
+    if "peft" not in row.of("plan") and _ADAPTERS.search(f"{row.model_name} {row.framework} {row.notes}"):
         yield "adapters", "most parameters are frozen, by its name or notes"

@@ -119,8 +119,8 @@ def _pair(g: Graph, s: OpContext, name: str, x: Value, shape: tuple[int, int, in
     if peft.dropout:
         x = _dropped(g, name, x)
     x = g.cast(x, dtype, f"{name}.lora_in")
-    first = _product(g, f"{name}.lora_a", x, (t, r, k), (held, dtype), experts)
-    up = _product(g, f"{name}.lora_b", first, (t, n, r), (held, dtype), experts)
+    first = _product(g, s, f"{name}.lora_a", x, (t, r, k), (held, dtype), experts)
+    up = _product(g, s, f"{name}.lora_b", first, (t, n, r), (held, dtype), experts)
     return g.pointwise(f"{name}.lora", [up], g.value(f"{name}.lora", up.numel, dtype), grads=[up])
 
 
@@ -140,7 +140,7 @@ def _dropped(g: Graph, name: str, x: Value) -> Value:
 
 
 def _product(
-    g: Graph, name: str, x: Value, shape: tuple[int, int, int], dtypes: tuple[str, str], experts: int
+    g: Graph, s: OpContext, name: str, x: Value, shape: tuple[int, int, int], dtypes: tuple[str, str], experts: int
 ) -> Value:
     """One of a pair; where it is stored wider (dtypes: stored, multiplied), it is cast at its first use in a micro-batch."""
     (t, n, k), (held, dtype) = shape, dtypes
@@ -152,6 +152,7 @@ def _product(
         g.op(weights[0].name, "elementwise", inputs=(), outputs=weights, forward=(casts,), backward=(back,),
              parameter_numel=numel)  # fmt: skip
     rows, of = -(-t // experts), cast("Dtype", dtype)
+    wrapped = s.plan.traits.wraps_adapters and s.plan.gathers and s.plan.num_data_parallel > 1
     one = Gemm(m=rows, n=n, k=k, dtype=of, batch=experts, grouped=experts > 1, launches=experts)
     g.op(
         name,
@@ -164,6 +165,8 @@ def _product(
         grads=(x, *weights),
         parameter_numel=0 if weights else numel,
         selective_save=True,
+        is_unit=wrapped,
+        waits=wrapped,
     )
     return out
 

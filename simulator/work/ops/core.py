@@ -65,6 +65,7 @@ class Op:
     captured: in a CUDA graph, which the host launches whole.
     by_torch: its elementwise kernels are torch's own, one an operator, also where the stack's are written by hand.
     dispatched: DTensor runs it, whose Python takes the host.
+    is_unit: FSDP1 gathers its parameters by themselves.
     waits: the host waits for its forward's end, for it needs a number that the forward makes.
     """
 
@@ -89,6 +90,7 @@ class Op:
     by_torch: bool = False
     waits: bool = False
     dispatched: bool = False
+    is_unit: bool = False
 
     @property
     def saves_only_inputs(self) -> bool:

@@ -108,6 +108,7 @@ class Graph:
         by_torch: bool = False,
         waits: bool = False,
         dispatched: bool = False,
+        is_unit: bool = False,
     ) -> None:
         """Append an op. `grads` are the inputs that get a gradient of their own storage, `aliases` those that don't."""
         op = Op(
@@ -131,6 +132,7 @@ class Graph:
             by_torch=by_torch,
             waits=waits,
             dispatched=dispatched,
+            is_unit=is_unit,
         )
         self._ops.append(op)
 

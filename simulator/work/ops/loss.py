@@ -6,7 +6,9 @@ compiled ones 8.
 
 from __future__ import annotations
 
-from simulator.base.kernels import Stream
+from dataclasses import replace
+
+from simulator.base.kernels import Gemm, Kernel, Stream
 from simulator.work.ops.core import Exchange
 from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.op_context import OpContext
@@ -16,6 +18,7 @@ from simulator.work.ops.tensor_parallel import exchange
 # pass: its forward takes 7.3 ps a logit on A100 where a row has 64 KB and 9.9 ps from 128 KB on (Liger-Kernel's benchmark
 # data, fp32 logits), one read of 4 bytes apart at 1.7 TB/s. Backward it takes the same time for both.
 SHORT_ROW_BYTES = 100_000
+SHIFTED = ("fp32_cast", "fp32_cast_fused", "fp32_shifted", "fp32_shifted_fused")  # of transformers
 
 # What loss_parallel keeps of a row beside its logits: maximum, sum and its logarithm in fp32; backward the target, its
 # column here and its row (int64), whether it is here (a bool), what that adds and the scale in fp32.
@@ -26,6 +29,8 @@ def cross_entropy(g: Graph, s: OpContext, logits: Value) -> Value:
     """The mean loss, a scalar, of logits [T, V], and what the stack's training metrics make of the logits."""
     if s.stack.kernels.loss in ("eager", "fp32_eager"):
         loss = _eager(g, s, logits)
+    elif s.stack.kernels.loss in SHIFTED:
+        loss = _shifted(g, s, logits)
     elif s.stack.kernels.loss == "fused" and s.stack.traits.jit_loss:
         loss = _megatron(g, s, logits)
     elif s.stack.kernels.loss == "fp32_in_place":
@@ -82,6 +87,84 @@ def _eager(g: Graph, s: OpContext, logits: Value) -> Value:
     wide = logits if s.stack.kernels.loss == "eager" else g.cast(logits, "fp32", "logits.float", "loss")
     if s.splits_loss and s.stack.traits.dtensor:
         return _split(g, s, logits, wide)
+    return _log_softmax(g, s, wide, logits)
+
+
+def _shifted(g: Graph, s: OpContext, logits: Value) -> Value:
+    """Transformers from 4.46 on (loss/loss_utils.py, ForCausalLMLoss): 22 B a logit more than without the copy (20).
+
+    The 16-bit logits, their cast and the copy of all rows but each sequence's last are locals of the functions that call each
+    other. The copy's gradient is put into zeros (slice_backward). One kernel (Unsloth's, kernels/cross_entropy_loss.py)
+    writes the gradient over the copy.
+    """
+    wide = g.cast(logits, "fp32", "logits.float", "loss")
+    f, rows = wide.num_bytes, g.value("logits.shifted", wide.numel, "fp32")
+    g.op(
+        rows.name,
+        "loss",
+        inputs=(wide,),
+        outputs=(rows,),
+        forward=(stream("copy", f, f),),
+        backward=(stream("memset", 0, f), stream("copy", f, f)),
+        grads=(wide,),
+    )
+    if not s.stack.kernels.loss.endswith("_fused"):
+        loss = _log_softmax(g, s, rows)
+    else:
+        loss = g.value("loss", 1, "fp32")
+        g.op(
+            "cross_entropy",
+            "loss",
+            inputs=(rows,),
+            outputs=(loss,),
+            forward=(stream("reduce", f, 12 * s.tokens),),
+            backward=(stream("softmax", f, f),),
+            saved=(rows,),
+            overwrites=(rows,),
+        )
+    g.hold("shifted.scope", [*([logits] if s.stack.kernels.loss.startswith("fp32_shifted") else []), wide, rows, loss])
+    return loss
+
+
+# Rows that Liger's kernel takes at once: a power of two, so that a chunk's logits weigh about what the input does
+def _chunks(tokens: int, vocab: int, width: int) -> int:
+    """liger_kernel/ops/fused_linear_cross_entropy.py: chunk_size = next_power_of_2(BT / ceil(V / H))."""
+    rows = -(-tokens // -(-vocab // width))
+    return -(-tokens // (1 << (rows - 1).bit_length()))
+
+
+def linear_cross_entropy(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
+    """Liger's head and loss together: the forward makes the gradients too, chunk by chunk. trains: the head's weight is."""
+    t, v, d = s.tokens, s.model.vocab_size, s.model.d_model
+    count = _chunks(t, v, d)
+    rows, element = -(-t // count), s.element_bytes
+    size = rows * v * element
+    one = Gemm(m=rows, n=v, k=d, dtype=s.wide_dtype, batch=count, launches=count)
+    loss, gradient = g.value("loss", 1, "fp32"), g.value("loss.input_gradient", x.numel, x.dtype)
+    weight = g.value("loss.weight_gradient", v * d, s.dtype) if trains else None
+    products: tuple[Kernel, ...] = (one, replace(one, n=d, k=v, layout="nn"))
+    if trains:
+        products = (*products, replace(one, m=v, n=d, k=rows, layout="nt"))
+    kernels = (stream("softmax", 2 * size * count, size * count, count), stream("memset", 0, x.num_bytes))
+    made = (gradient, *((weight,) if weight else ()))
+    g.op(
+        "linear_cross_entropy",
+        "loss",
+        inputs=(x,),
+        outputs=(loss, *made),
+        forward=(*products, *kernels),
+        backward=(stream("elementwise", sum(one.num_bytes for one in made), sum(one.num_bytes for one in made)),),
+        saved=made,
+        grads=(x,),
+        forward_temporary_bytes=size,
+        parameter_numel=v * d if trains else 0,
+    )
+    g.hold("loss.scope", [x, loss])
+    return loss
+
+
+def _log_softmax(g: Graph, s: OpContext, wide: Value, logits: Value | None = None) -> Value:
+    """Log-softmax of fp32 rows, and the pick. logits: held until then."""
     f = wide.num_bytes
     log_probs = g.value("log_probabilities", wide.numel, wide.dtype)
     g.op(
@@ -130,7 +213,7 @@ def _split(g: Graph, s: OpContext, logits: Value, wide: Value) -> Value:
 def _picked(
     g: Graph,
     s: OpContext,
-    logits: Value,
+    logits: Value | None,
     wide: Value,
     log_probs: Value,
     more_backward: tuple[Stream, ...] = (),
@@ -150,7 +233,7 @@ def _picked(
         grads=(log_probs,),
         backward_temporary_bytes=backward_temporary_bytes,
     )
-    g.hold("loss.scope", [logits, loss])
+    g.hold("loss.scope", [*([logits] if logits else []), loss])
     return loss
 
 

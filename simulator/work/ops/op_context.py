@@ -151,7 +151,7 @@ class OpContext:
 
     @property
     def stream_dtype(self) -> str:
-        wide = self.autocast and self.trains("embedding.weight")
+        wide = self.autocast and (self.trains("embedding.weight") or self.plan.peft.upcasts)
         return self.plan.precision.master if wide else self.dtype
 
     @property

@@ -26,6 +26,7 @@ class Buffers:
         self.storages, self.model, self.plan = storages, model, plan
         self.gradients: list[int] = []
         self.whole_table_numel = 0  # of the embedding, where DTensor makes its gradient whole on every rank
+        self.stream_bytes = 0  # of a unit's input, where checkpoints are re-entrant
         self.redistributed_bytes = 0  # gradients that the optimizer first brings into their parameters' layout
 
     def begin(self) -> None:

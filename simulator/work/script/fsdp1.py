@@ -45,6 +45,7 @@ class Fsdp1Buffers(ShardedBuffers):
     def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
         super().__init__(storages, model, plan)
         self._events: list[int] = []  # frees the host has not waited for
+        self._inputs: list[int] = []  # of units without a gradient, each with its gradient
         self._next_event = 1000
 
     def _gather(self, unit: int) -> None:
@@ -95,6 +96,8 @@ class Fsdp1Buffers(ShardedBuffers):
     @override
     def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:
         piece = self.units[unit]
+        if self.plan.peft.adds:
+            self._keep_input(unit)
         if not piece.shapes:
             self._reshard(unit)
             return
@@ -117,8 +120,19 @@ class Fsdp1Buffers(ShardedBuffers):
             shard = wide
         self.keep_shard(unit, shard)
 
+    def _keep_input(self, unit: int) -> None:
+        """A unit without trained parameters waits for its inputs' gradients (`_register_post_backward_reshard_only_hook`).
+
+        Adapters are units of their own. The hook holds the node that accumulates the gradient of a re-entrant checkpoint's
+        input, and so the input and its gradient, until the backward is over.
+        """
+        if self.stream_bytes and unit >= 0:
+            self._inputs += [self.storages.alloc(self.stream_bytes, "activations") for _ in range(2)]
+
     @override
     def end_backward(self) -> None:
+        self.storages.free(*self._inputs)
+        self._inputs = []
         for event in range(1000, self._next_event + 1):
             self.storages.happened(event)
         self._events, self._next_event = [], 1000
@@ -149,7 +163,7 @@ def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[Un
 
 
 FSDP1: Final = Implementation(
-    traits=Traits(name="fsdp1", zero_stages=(0, 2, 3), gathers_from=0, hooks_modules=True),
+    traits=Traits(name="fsdp1", zero_stages=(0, 2, 3), gathers_from=0, hooks_modules=True, wraps_adapters=True),
     order=lambda _: Fsdp1Order(),
     units=_units,
     communication=_communication,
