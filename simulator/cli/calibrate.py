@@ -1,4 +1,4 @@
-"""`shardwise calibrate`: measure this machine, and fit a calibration from what was measured."""
+"""`shardwise calibrate`: measure this machine, fit a calibration from what was measured, learn from steps of one's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import click
 
 from simulator.base.errors import Fault, InputError
-from simulator.cli.options import FILE
+from simulator.base.exit_codes import ExitCode
+from simulator.base.schema import check_writable
+from simulator.cli.options import FILE, write_json
 
 _RUN_HELP = """Measure this machine for --minutes and write one sample a line.
 
@@ -25,11 +27,17 @@ INPUTS are files of `calibrate run` (.jsonl, .jsonl.gz), nccl-tests output (text
 sweeps (.csv, .csv.gz). Beside OUT.calibration.json a CPU machine also gets OUT.toml (its cluster) and OUT.stack.toml.
 
 Exit codes: 0 fitted, 2 usage, 3 bad input or too few sizes."""
+_LEARN_HELP = """Learn from a handful of your own measured steps.
+
+RUNS.csv is a table of measured runs (docs/reference/runs-table.md): a line each with model, plan, GPUs and step time. OUT.learned.json
+holds what they teach of kernels, host and links, and how sure it is; `predict --calibration OUT` uses it.
+
+Exit codes: 0 learned, 2 usage, 3 no row can teach."""
 
 
 @click.group("calibrate")
 def command() -> None:
-    """Measure this machine, and fit a calibration from samples."""
+    """Measure this machine, and fit a calibration from samples; learn from steps of your own."""
 
 
 @command.command("run", help=_RUN_HELP)
@@ -69,6 +77,29 @@ def fit(*, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str
     from validate import calibrate
 
     return calibrate.fit(inputs=inputs, out=out, device=device, cluster=cluster)
+
+
+@command.command("learn", help=_LEARN_HELP)
+@click.argument("runs", type=FILE, metavar="RUNS.csv")
+@click.option("-o", "--out", type=FILE, default=Path("mine"), show_default=True, metavar="OUT")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: `coefficients`, `runs`, `next`.")
+def learn(*, runs: Path, out: Path, as_json: bool) -> int:
+    """Learn, say what was learned, and write it."""
+    from simulator.formats.readers.runs_table import read_runs
+    from simulator.spec.calibration.learned import LEARNED_SUFFIX
+    from simulator.studies.learning import learn as learn_from
+    from simulator.studies.learning import lines
+
+    name = out.name.removesuffix(LEARNED_SUFFIX)
+    file = out.with_name(f"{name}{LEARNED_SUFFIX}")
+    check_writable(file, "--out")
+    found = learn_from(read_runs(runs), name)
+    found.learned.save(file)
+    if as_json:
+        write_json({**found.as_json(), "file": str(file)})
+    else:
+        click.echo("\n".join([*lines(found), f"\nWrote {file}: shardwise predict --calibration {file}"]))
+    return ExitCode.OK
 
 
 def _needs_torch() -> None:

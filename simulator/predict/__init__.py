@@ -9,7 +9,7 @@ from simulator.base.arguments import checked
 from simulator.base.fit import Fit
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.play.lower import Lowering, lower
-from simulator.predict.confidence import Z90, extrapolated, sigma, sources, spread
+from simulator.predict.confidence import Z90, extrapolated, own_sigma, sigma, sources, spread
 from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_per_s, memory_by_device, worst_fit
 from simulator.predict.network import network_share
 from simulator.predict.play import bounds, play
@@ -116,7 +116,7 @@ def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, ad
         memory_trace=held.trace,
         remedies=found or (),
         spread=spread(lowering, played) | ({"imbalance": imbalance} if imbalance else {}),
-        stack_sigma=lowering.stack.fitted.sigma,
+        stack_sigma=own_sigma(lowering),
         kinds=kind_uses(lowering, played, held.by_device),
         network=network_share(lowering, float(alone.step_s), fold=fold) if advise else None,
     )

@@ -6,11 +6,21 @@ import math
 from collections.abc import Mapping
 
 from simulator.base.kernels import Kernel
-from simulator.parallel.mesh import GroupShape
 from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import Source
+from simulator.predict.slopes import (
+    HOST,
+    LATENCY_SIGMA,
+    OVERHEAD_SIGMA,
+    OVERLAP_SIGMA,
+    UNKNOWN_OVERLAP_SIGMA,
+    group_shape,
+    slopes,
+)
+from simulator.spec.calibration.collective_curves import DOUBLING_SIGMA
+from simulator.spec.calibration.learned import CoefficientName, Learned
 from simulator.spec.calibration.narrow import BLOCKS_SIGMA, FP4_SIGMA
 from simulator.work.collectives import Links, calibrated
 from simulator.work.collectives import sigma as collective_sigma
@@ -22,8 +32,12 @@ from simulator.work.script import units
 _LINKS = "communication"
 Z90 = 1.6449  # two-sided 90 % of a normal distribution
 RELEASE = "release"
-HOST = "host"
 SOFTWARE = "software"
+LEARNED = "learned"
+_SMALL = 1e-4  # of a step: parts of a sigma below it are left out where it was learned
+# Of a stack's own sigma: what it errs by in all steps alike, and so what a few of them teach. The rest is each step's own; as much
+# of one as of the other, for lack of a better prior
+OF_ALL_STEPS = math.sqrt(0.5)
 # One sigma of what stacks make of each part of a step, where nobody says which runs: attention kernels of one GPU lie 10 to 50 %
 # apart, eager and fused blocks a factor 2 in what streams over memory (../docs/background/kernels.md). Of software that somebody
 # named and nobody described, overlap is unknown too, and what is left between such programs: experiments/unnamed_software.py
@@ -42,7 +56,7 @@ _UNNAMED_EXPOSED = 0.5  # of the hidden communication: the end of the 90 %
 _UNKNOWN_SOFTWARE = 0.25
 # One sigma of the logarithm of a host's time: published costs of an eager operator lie at 5 to 15 us, hosts of one GPU generation
 # within that (../docs/background/host.md); 5 to 15 taken for 90 % of them.
-_HOST_SIGMA = math.log(3) / (2 * Z90)
+HOST_SIGMA = math.log(3) / (2 * Z90)
 _KNOWN = {
     "described": "",
     "assumed": ": nobody named the software (--stack), and the interval is wider for it",
@@ -58,7 +72,13 @@ def sigma(lowering: Lowering, played: SimulatedStep) -> float:
     independent; each weighs as its share of the step. The stack's own spread, what kernels cannot explain, adds in
     quadrature.
     """
-    return math.sqrt(lowering.stack.fitted.sigma**2 + sum(one**2 for one in spread(lowering, played).values()))
+    return math.sqrt(own_sigma(lowering) ** 2 + sum(one**2 for one in spread(lowering, played).values()))
+
+
+def own_sigma(lowering: Lowering) -> float:
+    """What kernels, links and host leave unexplained: the stack's own, or how the user's own steps scattered."""
+    learned = lowering.calibration.learned
+    return lowering.stack.fitted.sigma if learned is None else learned.scatter * learned.reach / Z90
 
 
 def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
@@ -66,6 +86,8 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
 
     A release of the software does to a mixture of experts what it does: to all its plans alike.
     """
+    if lowering.calibration.learned is not None:
+        return _learned_spread(lowering, played, lowering.calibration.learned)
     stack, found = lowering.stack, dict[str, float]()
     if stack.fitted.experts_sigma and lowering.model.experts is not None:
         found[f"{RELEASE} of {stack.name}"] = stack.fitted.experts_sigma
@@ -82,6 +104,56 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
         if stack.known != "described":
             found |= _unnamed(played, unknown=stack.known == "unknown")
     return found
+
+
+def _learned_spread(lowering: Lowering, played: SimulatedStep, learned: Learned) -> dict[str, float]:
+    """The same after a user's own steps: what each coefficient leaves, and what is less known here than where it was learned."""
+    j, wider = slopes(lowering, played, HOST_SIGMA), learned.reach / Z90
+    before = {one.name: one.prior_sigma for one in learned.coefficients}
+    names = [one.name for one in learned.coefficients]
+    parts = {
+        name: j.get(name, 0.0) * sum(c * j.get(other, 0.0) for c, other in zip(row, names, strict=True))
+        for name, row in zip(names, learned.covariance, strict=True)
+    }
+    positive = sum(part for part in parts.values() if part > 0)
+    scale = (
+        sum(parts.values()) / positive if positive else 0.0
+    )  # coefficients that err against each other make one less
+    found = {
+        f"{LEARNED}: {n.replace('_', ' ')}": wider * math.sqrt(scale * part) for n, part in parts.items() if part > 0
+    }
+    for name, one in priors(lowering, played).items():
+        less = abs(j.get(name, 0.0)) * math.sqrt(max(0.0, one**2 - before.get(name, 0.0) ** 2))
+        if less > _SMALL:
+            found[f"{name.replace('_', ' ')}, as not learned"] = less
+    for category, weight in shares(played.breakdown, played.step_s).items():
+        if category in TRANSFER_SIGMA:
+            found[category] = weight * TRANSFER_SIGMA[category]
+    return found
+
+
+def priors(lowering: Lowering, played: SimulatedStep) -> dict[CoefficientName, float]:
+    """One sigma of each coefficient before a step was measured: what the interval of a prediction is made of."""
+    stack, calibration = lowering.stack, lowering.calibration
+    named, unknown = stack.known == "described", stack.known == "unknown"
+    more = dict.fromkeys(_UNNAMED, 0.0) if named else _UNNAMED
+    streams = 0.0 if named else _UNNAMED_STREAMS
+    experts = stack.fitted.experts_sigma if lowering.model.experts is not None else 0.0
+    near, far = (_communication_sigma(lowering, played, spans=spans) for spans in (False, True))
+    return {
+        "products": math.hypot(_kernel_sigma(lowering, "gemm"), more["gemm"]),
+        "attention": math.hypot(calibration.sigma("attention"), more["attention"]),
+        "elementwise": math.hypot(calibration.sigma("elementwise"), streams),
+        "operators": HOST_SIGMA,
+        "collectives": HOST_SIGMA,
+        "node_links": math.hypot(near, more[_LINKS]),
+        "network": math.hypot(far, more[_LINKS]),
+        "growth": DOUBLING_SIGMA,
+        "latency": LATENCY_SIGMA,
+        "overlap": UNKNOWN_OVERLAP_SIGMA if unknown else OVERLAP_SIGMA,
+        "overhead": OVERHEAD_SIGMA,
+        "software": math.hypot(OF_ALL_STEPS * stack.fitted.sigma, experts, _UNKNOWN_SOFTWARE if unknown else 0.0),
+    }
 
 
 def _unnamed(played: SimulatedStep, *, unknown: bool) -> dict[str, float]:
@@ -104,8 +176,8 @@ def _host_spread(played: SimulatedStep) -> float:
     the step: what a host at the end of the 90 % adds.
     """
     share = played.breakdown.get(HOST, 0.0) / played.step_s
-    slow = math.exp(Z90 * _HOST_SIGMA) * played.launched_s / played.step_s
-    return max(share * _HOST_SIGMA, math.log(max(1.0, slow)) / Z90)
+    slow = math.exp(Z90 * HOST_SIGMA) * played.launched_s / played.step_s
+    return max(share * HOST_SIGMA, math.log(max(1.0, slow)) / Z90)
 
 
 def _kernel_sigma(lowering: Lowering, category: str) -> float:
@@ -117,21 +189,18 @@ def _kernel_sigma(lowering: Lowering, category: str) -> float:
     return math.hypot(one, FP4_SIGMA if plan.precision.compute == "nvfp4" else BLOCKS_SIGMA if blocks else 0.0)
 
 
-def _communication_sigma(lowering: Lowering, played: SimulatedStep) -> float:
-    """The worst of the program's kinds of collective, at the size it is used."""
-    worst = {(op.kind, op.stream): op for op in played.program.ops if isinstance(op, Collective)}
+def _communication_sigma(lowering: Lowering, played: SimulatedStep, *, spans: bool | None = None) -> float:
+    """The worst of the program's kinds of collective, at the size it is used. spans: of those between nodes, or of the others."""
+    sent = (op for op in played.program.ops if isinstance(op, Collective) and op.kind not in TRANSFER_SIGMA)
+    worst = {(op.kind, op.stream): op for op in sent}
     fabric = lowering.fabric
+    groups = {stream: group_shape(lowering, stream) for _, stream in worst}
     sigmas = (
-        collective_sigma(kind, op.size_bytes, _shape(lowering, stream), fabric.cluster, fabric.curves, nccl=fabric.nccl)
+        collective_sigma(kind, op.size_bytes, groups[stream], fabric.cluster, fabric.curves, nccl=fabric.nccl)
         for (kind, stream), op in worst.items()
-        if kind not in TRANSFER_SIGMA
+        if spans in (None, groups[stream].spans_domain)
     )
     return max(sigmas, default=0.0)  # one device: what rounding leaves of a share belongs to no collective
-
-
-def _shape(lowering: Lowering, stream: str) -> GroupShape:
-    role = stream.removeprefix("nccl:")
-    return lowering.mesh.pair_shape(0, 1) if role.startswith("pp") else lowering.fabric.shape(role)
 
 
 def shares(breakdown: Mapping[str, float], step_s: float) -> dict[str, float]:
@@ -235,7 +304,9 @@ def _links_detail(lowering: Lowering) -> str:
 def _kernels_from(lowering: Lowering) -> str:
     calibration = lowering.calibration
     date = f", {calibration.provenance.date}" if calibration.provenance.date else ""
-    return f"{calibration.name}: {calibration.provenance.machine}{date}"
+    learned = calibration.learned
+    own = f"; as {len(learned.runs)} runs of your own taught ({learned.name})" if learned else ""
+    return f"{calibration.name}: {calibration.provenance.machine}{date}{own}"
 
 
 def _links_kind(lowering: Lowering) -> str:

@@ -18,11 +18,18 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from simulator.predict.confidence import HOST, RELEASE, SOFTWARE, Z90
+from simulator.predict.confidence import LEARNED, RELEASE, SOFTWARE, Z90
+from simulator.predict.slopes import HOST
 from simulator.spec.plan import Plan
 
 _SENT: Final = ("communication", "bubble")  # what hangs on messages
-_COMMON: Final = ("imbalance", RELEASE, HOST, SOFTWARE)  # of the data, the software and the host, whatever the plan
+_COMMON: Final = (
+    "imbalance",
+    RELEASE,
+    HOST,
+    SOFTWARE,
+    LEARNED,
+)  # of the data, the software and the host, whatever the plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from simulator.base.schema import Strict
 from simulator.formats.study.overrides import Override, patched
 from simulator.formats.study.tables import of_root
 from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.learned import LEARNED_SUFFIX, Learned
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.hosts import first_gpus, other_intra
 from simulator.spec.cluster.parts import MAX_NODES
@@ -156,4 +157,8 @@ def calibration_named(name: object, cluster: Cluster | None) -> Calibration | No
         return Calibration.ideal()
     if name == "datasheet":
         return Calibration.datasheet(cluster.device) if cluster is not None else None
+    own = Path(name if name.endswith(LEARNED_SUFFIX) else f"{name}{LEARNED_SUFFIX}")
+    if name.endswith(LEARNED_SUFFIX) or own.is_file():
+        learned = Learned.load(own)
+        return Calibration.for_device(cluster.device).with_learned(learned) if cluster is not None else None
     return Calibration.load(name)

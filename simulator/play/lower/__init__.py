@@ -205,6 +205,7 @@ def lower(
     Raises PlanError with every fault: degrees, divisibilities, and what cannot be modelled yet.
     """
     legal(model, plan, cluster, stack)
+    stack = calibration.learned.of(stack) if calibration.learned is not None else stack
     model, asked, stack = stack.stored(model), stack, _as_hosted(stack, plan, cluster)
     stack = stack.without_interpreter() if calibration.kind == "ideal" else stack
     exceptions, kinds = cluster.exceptions, GpuKinds.of(cluster) if cluster.exceptions else None

@@ -176,11 +176,31 @@ class NetworkCurves(LinkClass):
         return message_bytes <= self.copied_bytes and NO_COPIES not in traits
 
 
+class LearnedLinks(Strict):
+    """What a user's own steps taught of links: factors on the time that bytes and latencies take (`calibration.learned`).
+
+    network: of bytes between nodes at `nodes` nodes, times growth for each doubling beyond. compute_share: added to the
+    share of compute that is lost beside a collective.
+    """
+
+    node: float = Field(gt=0, default=1.0)
+    network: float = Field(gt=0, default=1.0)
+    growth: float = Field(gt=0, default=1.0)
+    nodes: float = Field(ge=1, default=1.0)
+    latency: float = Field(gt=0, default=1.0)
+    compute_share: float = 0.0
+
+    def between(self, num_nodes: int) -> float:
+        """The factor on the time of bytes between that many nodes."""
+        return float(self.network * self.growth ** math.log2(num_nodes / self.nodes))
+
+
 class LinkCurves(Strict):
     """Everything calibrated about links. `ideal` means efficiency 1, latency 0 and exact arithmetic.
 
     library: nccl chooses algorithm and protocol by its own cost model; gloo has one way for each kind of collective, and
     its modes are named after it: "ring/all_gather", "p2p/all_to_all", "send/send_recv"; "ring/simple" is the reference.
+    learned: of a user's own steps; no file of links has it.
     compute_share: measured share of compute speed lost beside a collective; None: from channels and memory traffic.
     """
 
@@ -191,6 +211,7 @@ class LinkCurves(Strict):
     ports: tuple[PortCurves, ...] = ()
     networks: tuple[NetworkCurves, ...] = ()
     provenance: dict[str, str] = {}
+    learned: LearnedLinks | None = None
 
     @classmethod
     def load(cls, path: str | Path = DEFAULT_FILE) -> Self:

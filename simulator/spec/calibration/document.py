@@ -14,7 +14,9 @@ from simulator.base.files import write_whole
 from simulator.base.kernels import Gemm, Kernel, Scan, Stated, Stream
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import faults_of, read_json, unknown_name
+from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.calibration.curve_set import CurveSet, SpeedOf
+from simulator.spec.calibration.learned import Learned, on_links, speeds
 from simulator.spec.calibration.scan import CATEGORY as SCAN
 from simulator.spec.calibration.scan import SIGMA as SCAN_SIGMA
 from simulator.spec.calibration.timer import Timer
@@ -40,6 +42,7 @@ class _Timers(dict[tuple[int, int], Timer]):
 class Calibration(CurveSet, defer_build=False):
     """A calibration file: loading, saving, provenance, and the timers that evaluate its curves."""
 
+    learned: Learned | None = None  # what a user's own steps taught, already in speed and links
     _timers: _Timers = PrivateAttr(default_factory=_Timers)
 
     @classmethod
@@ -63,7 +66,7 @@ class Calibration(CurveSet, defer_build=False):
 
     def save(self, path: str | Path) -> None:
         """Write the file; equal calibrations give equal bytes."""
-        unset = {name for name in ("links", "speed") if not getattr(self, name)}
+        unset = {name for name in ("links", "speed", "learned") if not getattr(self, name)}
         text = json.dumps(self.model_dump(mode="json", exclude=unset), indent=1, ensure_ascii=False)
         write_whole(Path(path), text + "\n")
 
@@ -91,6 +94,12 @@ class Calibration(CurveSet, defer_build=False):
         return type(self).model_validate(
             {**{name: getattr(self, name) for name in type(self).model_fields}, "speed": speed}
         )
+
+    def with_learned(self, learned: Learned) -> Self:
+        """The same under what a user's own steps taught of kernels and links; of the host, `learned.on_stack`."""
+        speed = {name: self.speed.get(name, 1.0) * factor for name, factor in speeds(learned.values).items()}
+        links = on_links(learned.values, self.links or default_curves(), learned.nodes)
+        return self.with_speed(speed).model_copy(update={"links": links, "learned": learned})
 
     def timer(self, device: Device, backend: AttentionBackend | None = None, use: float = 1.0) -> Timer:
         """The kernel clock of one device and attention backend, kept for the life of this calibration.

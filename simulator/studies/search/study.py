@@ -42,11 +42,12 @@ class SearchStudy:
     def context(self, cluster: Cluster, stack_name: str) -> SearchContext:
         """What plans under that stack on that many nodes share."""
         stack = self.stack or _stack(stack_name)
+        calibration = self.calibration or Calibration.for_device(cluster.device)
         return SearchContext(
             model=stack.stored(self.space.model),
             cluster=cluster,
-            stack=stack,
-            calibration=self.calibration or Calibration.for_device(cluster.device),
+            stack=calibration.learned.of(stack) if calibration.learned is not None else stack,
+            calibration=calibration,
         )
 
     def cluster(self, num_nodes: int) -> Cluster:

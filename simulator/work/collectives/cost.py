@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from simulator.base.errors import ClusterError, Fault, PlanError
 from simulator.spec.calibration.collective_curves import (
     PORT_TOLERANCE,
+    LearnedLinks,
     LinkCurves,
     Mode,
     NetworkCurves,
@@ -288,7 +289,19 @@ def parts_of(call: Call, curves: LinkCurves) -> Parts:
     parts, speed = _model(call, curves), call.links.network_speed
     if call.links.stated:
         parts, _ = _followed(parts, call, curves)
+    if curves.learned is not None:
+        parts = _learned(parts, call, curves.learned)
     return parts if speed == 1 else replace(parts, far_s=parts.far_s / speed)
+
+
+def _learned(parts: Parts, call: Call, learned: LearnedLinks) -> Parts:
+    """The call as a user's own steps say that it takes."""
+    far_s, wait_s = parts.far_s, parts.wait_s
+    if call.place.num_domains > 1:
+        far_s *= learned.between(call.place.num_domains)
+    return replace(
+        parts, near_s=parts.near_s * learned.node, far_s=far_s, wait_s=lambda flow_s: learned.latency * wait_s(flow_s)
+    )
 
 
 def follows(call: Call, curves: LinkCurves) -> Follow | None:

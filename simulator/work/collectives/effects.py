@@ -62,12 +62,13 @@ def interference(
     curves = curves or default_curves()
     if curves.ideal_links or shape.num_ranks == 1:
         return 0.0
+    more = curves.learned.compute_share if curves.learned else 0.0
     if curves.compute_share is not None:
-        return curves.compute_share
+        return min(0.9, max(0.0, curves.compute_share + more))
     call = call_of(kind, size_bytes, shape, cluster, nccl)
     memory = memory_weight * MEMORY_PASSES * _wire_bytes_per_s(call, curves) / cluster.device.memory_bytes_per_s
     channels = channels_of(call, choice_of(call, curves), curves) or 0
-    return min(0.9, SMS_PER_CHANNEL * channels / cluster.device.num_sms + memory)
+    return min(0.9, max(0.0, SMS_PER_CHANNEL * channels / cluster.device.num_sms + memory + more))
 
 
 def _wire_bytes_per_s(call: Call, curves: LinkCurves) -> float:

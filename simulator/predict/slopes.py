@@ -1,0 +1,117 @@
+"""How a step follows each coefficient that can be learned (`spec.calibration.learned`), and how sure each is beforehand.
+
+A slope is the relative change of the step for a relative change of the coefficient: its share of the step. Waits for slower GPUs
+and for other pipeline stages have no coefficient of their own; they grow with the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Final
+
+from simulator.parallel.mesh import GroupShape
+from simulator.play.lower import Lowering
+from simulator.predict.play import SimulatedStep, collective_s
+from simulator.spec.calibration.learned import CoefficientName
+from simulator.work.offload import SIGMA as TRANSFER_SIGMA
+from simulator.work.program import Collective, Compute
+
+HOST: Final = "host"
+Slopes = dict[CoefficientName, float]
+# Categories of a breakdown that follow all others, and those with a coefficient of their own; the rest are streams
+_FOLLOWING: Final = ("bubble", "stragglers", "recompute", "overhead")
+_OWN: Final[Mapping[str, CoefficientName]] = {"gemm": "products", "attention": "attention", "interference": "overlap"}
+# One sigma before any step was measured, where the interval of a step has no part of that name. Latencies: residuals of small
+# messages in the sweeps of links. Overlap: published losses beside collectives lie within a few percent of the physical ones
+# where the software is described; elsewhere as much as half of the hidden communication may show (end of the 90 %).
+LATENCY_SIGMA: Final = 0.25
+OVERHEAD_SIGMA: Final = 0.005  # seconds a step of loaders, logs and loops: milliseconds
+OVERLAP_SIGMA, UNKNOWN_OVERLAP_SIGMA = 0.03, 0.3
+
+
+def group_shape(lowering: Lowering, stream: str) -> GroupShape:
+    """The group that meets on a stream of the program."""
+    role = stream.removeprefix("nccl:")
+    return lowering.mesh.pair_shape(0, 1) if role.startswith("pp") else lowering.fabric.shape(role)
+
+
+def slopes(lowering: Lowering, played: SimulatedStep, host_sigma: float) -> Slopes:
+    """The slope of each coefficient. host_sigma: of a host's time, by which one that keeps ahead may fall behind."""
+    found: defaultdict[CoefficientName, float] = defaultdict(float)
+    moving = sum(seconds for name, seconds in played.breakdown.items() if name not in _FOLLOWING) or played.step_s
+    links, issuing = _links_of(lowering, played), _host_of_collectives(lowering, played)
+    for name, seconds in played.breakdown.items():
+        share, kind = seconds / moving, name.removeprefix("exposed:")
+        if name in _FOLLOWING or kind in TRANSFER_SIGMA:
+            continue
+        if name == HOST:
+            found["operators"] += share * (1 - issuing)
+            found["collectives"] += share * issuing
+        elif name.startswith("exposed:"):
+            for coefficient, part in links.get(kind, {"node_links": 1.0}).items():
+                found[coefficient] += share * part
+        elif name != "interference":
+            found[_OWN.get(name, "elementwise")] += share
+    late = math.log(max(1.0, math.exp(host_sigma) * played.launched_s / played.step_s)) / host_sigma
+    found["operators"] = max(found["operators"], late * (1 - issuing))
+    found["collectives"] = max(found["collectives"], late * issuing)
+    active_s = sum(hidden for _, hidden in played.communication.values())
+    found["overlap"] = active_s / played.step_s
+    found["overhead"] = 1 / played.step_s
+    found["software"] = 1.0
+    return dict(found)
+
+
+def _links_of(lowering: Lowering, played: SimulatedStep) -> dict[str, Slopes]:
+    """Of each kind of collective: which coefficients its time hangs on; `growth` in doublings of the nodes."""
+    learned = lowering.curves.learned
+    first = learned.nodes if learned else 1.0
+    nodes_per_domain = lowering.cluster.nvlink_domain_size / lowering.cluster.gpus_per_node
+    weights: defaultdict[str, defaultdict[CoefficientName, float]] = defaultdict(lambda: defaultdict(float))
+    total: defaultdict[str, float] = defaultdict(float)
+    for op in played.program.ops:
+        if not isinstance(op, Collective) or op.kind in TRANSFER_SIGMA:
+            continue
+        seconds, latency = _seconds(played, op)
+        _add(weights[op.kind], group_shape(lowering, op.stream), seconds, latency, nodes_per_domain * first)
+        total[op.kind] += seconds
+    for kind, role, size, count in played.program.exchanges:
+        if kind in TRANSFER_SIGMA:
+            continue
+        cost = lowering.fabric.price(kind, role, size)[0] if not kind.startswith("copied") else None
+        if cost is None:
+            continue
+        flow = max((float(b) / float(played.program.links[k]) for k, b in cost.link_bytes.items()
+                    if k in played.program.links), default=0.0)  # fmt: skip
+        seconds = count * (flow + float(cost.latency_s))
+        _add(
+            weights[kind], lowering.fabric.shape(role), seconds, count * float(cost.latency_s), nodes_per_domain * first
+        )
+        total[kind] += seconds
+    return {
+        kind: {name: part / total[kind] for name, part in of.items()} for kind, of in weights.items() if total[kind]
+    }
+
+
+def _seconds(played: SimulatedStep, op: Collective) -> tuple[float, float]:
+    return float(collective_s(op, played.program)), float(op.cost.latency_s)
+
+
+def _add(
+    of: defaultdict[CoefficientName, float], shape: GroupShape, seconds: float, latency: float, first: float
+) -> None:
+    of["latency"] += latency
+    of["network" if shape.spans_domain else "node_links"] += seconds - latency
+    if shape.spans_domain:
+        of["growth"] += (seconds - latency) * math.log2(shape.num_nodes / first)
+
+
+def _host_of_collectives(lowering: Lowering, played: SimulatedStep) -> float:
+    """Of the host's time: the part that collectives take, those inside a block among them."""
+    ops, host = played.program.ops, lowering.stack.host
+    issued = float(sum(op.host_s for op in ops if isinstance(op, Collective)))
+    every = issued + float(sum(op.host_s for op in ops if isinstance(op, Compute)))
+    inside = sum(count for *_, count in played.program.exchanges) * (host.collective_s + host.redistribute_s)
+    return min(1.0, (issued + inside) / every) if every else 0.0

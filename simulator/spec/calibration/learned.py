@@ -1,0 +1,145 @@
+"""What a user's own measured steps taught: factors on physical coefficients, how sure each is, and how they hang together.
+
+`shardwise calibrate learn` writes the file (docs/guides/learn.md). Factors multiply what calibration, links and stack say;
+the covariance is that of their logarithms, so a plan like those that were measured is surer than the coefficients one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal, Self, get_args
+
+from pydantic import Field, ValidationError, model_validator
+
+from simulator.base.errors import CalibrationError
+from simulator.base.files import write_whole
+from simulator.base.schema import Strict, faults_of, read_json
+from simulator.spec.calibration.collective_curves import LearnedLinks, LinkCurves
+from simulator.spec.calibration.curve_set import SpeedOf
+from simulator.spec.software.stack import Stack
+
+LEARNED_SUFFIX: Final = ".learned.json"
+
+# products, attention, elementwise: time of kernels (elementwise: all that stream over memory). operators, collectives: host
+# time of each. node_links, network: time of bytes inside a node and between nodes, the latter at `nodes` nodes; growth: what
+# each doubling of the nodes beyond adds. latency: of collectives before their bytes flow. overlap: share of a collective's
+# time that the compute beside it loses beyond what the calibration says (no factor: added). overhead: seconds a step beside all
+# that plans and kernels explain (added). software: everything alike.
+CoefficientName = Literal[
+    "products", "attention", "elementwise", "operators", "collectives", "node_links", "network", "growth", "latency",
+    "overlap", "overhead", "software",
+]  # fmt: skip
+NAMES: Final[tuple[CoefficientName, ...]] = get_args(CoefficientName)
+_OPERATORS: Final = ("host_launch_s", "host_module_s", "host_layer_s", "host_parameter_s", "host_kernel_s")
+_COLLECTIVES: Final = ("host_collective_s", "host_unit_s", "host_dtensor_s", "host_redistribute_s", "host_message_s",
+                       "collective_wait_s")  # fmt: skip
+ADDED: Final = ("overlap", "overhead")  # shares, seconds
+_MARK: Final = "learned"
+Values = Mapping[CoefficientName, float]  # logarithms of factors; of ADDED the number itself
+
+
+class Coefficient(Strict):
+    """One coefficient. value: logarithm of its factor, or what is added (ADDED); prior_sigma, sigma: before and after, one sigma."""
+
+    name: CoefficientName
+    value: float
+    prior_sigma: float = Field(gt=0)
+    sigma: float = Field(ge=0)
+
+
+class Learned(Strict):
+    """A file of learned coefficients.
+
+    runs: ids of the rows that taught. covariance: of the values, in the order of `coefficients`. scatter: one sigma of
+    log time by which steps differ whatever the coefficients. reach: 90 % quantile in sigmas, wider than a normal
+    distribution's where few runs said how much steps scatter. nodes: where the network's growth begins.
+    """
+
+    format_version: Literal[1] = 1
+    name: str = Field(min_length=1)
+    runs: tuple[str, ...] = Field(strict=False, min_length=1)
+    coefficients: tuple[Coefficient, ...] = Field(strict=False, min_length=1)
+    covariance: tuple[tuple[float, ...], ...] = Field(strict=False)
+    scatter: float = Field(ge=0)
+    reach: float = Field(gt=0)
+    nodes: float = Field(ge=1, default=1.0)
+
+    @model_validator(mode="after")
+    def _covariance_fits(self) -> Self:
+        count = len(self.coefficients)
+        if [len(row) for row in self.covariance] != [count] * count:
+            raise ValueError(f"covariance must have {count} rows of {count} numbers, one for each coefficient")
+        if len({one.name for one in self.coefficients}) < count:
+            raise ValueError("coefficients: a name appears twice")
+        return self
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """From a file. Raises CalibrationError with every fault."""
+        data = read_json(Path(path), CalibrationError)
+        try:
+            return cls.model_validate_json(json.dumps(data))
+        except ValidationError as exc:
+            raise CalibrationError(faults_of(exc, Path(path).name)) from None
+
+    def save(self, path: Path) -> None:
+        """Write the file whole; equal coefficients give equal bytes."""
+        write_whole(path, json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n")
+
+    @property
+    def values(self) -> dict[CoefficientName, float]:
+        return {one.name: one.value for one in self.coefficients}
+
+    def of(self, stack: Stack) -> Stack:
+        """The stack on the hosts that were learned of; a second time changes nothing."""
+        if stack.sources.get(_MARK) == self.name:
+            return stack
+        return on_stack(self.values, stack).copy_with(sources={**stack.sources, _MARK: self.name})
+
+    def sigma(self, slopes: Mapping[CoefficientName, float]) -> float:
+        """One sigma of log time that the coefficients leave to a step of these slopes."""
+        j = [slopes.get(one.name, 0.0) for one in self.coefficients]
+        rows = (sum(c * b for c, b in zip(row, j, strict=True)) for row in self.covariance)
+        return math.sqrt(max(0.0, sum(a * row for a, row in zip(j, rows, strict=True))))
+
+
+def speeds(values: Values) -> dict[SpeedOf, float]:
+    """Speeds of kernels under these values."""
+    every = values.get("software", 0.0)
+    of: dict[SpeedOf, CoefficientName] = {"gemm": "products", "attention": "attention", "elementwise": "elementwise",
+                                          "scan": "elementwise"}  # fmt: skip
+    return {kernel: math.exp(-every - values.get(name, 0.0)) for kernel, name in of.items()}
+
+
+def on_stack(values: Values, stack: Stack) -> Stack:
+    """The stack's host times under these values."""
+    factors = {
+        **dict.fromkeys(_OPERATORS, math.exp(values.get("software", 0.0) + values.get("operators", 0.0))),
+        **dict.fromkeys(_COLLECTIVES, math.exp(values.get("software", 0.0) + values.get("collectives", 0.0))),
+    }
+    stated = {name: (stack.value(name), factor) for name, factor in factors.items()}
+    changed = {name: time * factor for name, (time, factor) in stated.items() if time}
+    if overhead_s := values.get("overhead", 0.0):
+        changed["step_overhead_s"] = max(0.0, stack.fitted.step_overhead_s + overhead_s)
+    return stack.copy_with(**changed)
+
+
+def on_links(values: Values, curves: LinkCurves, nodes: float) -> LinkCurves:
+    """The curves of links under these values."""
+    every = values.get("software", 0.0)
+
+    def factor(name: CoefficientName) -> float:
+        return math.exp(every + values.get(name, 0.0))
+
+    learned = LearnedLinks(
+        node=factor("node_links"),
+        network=factor("network"),
+        growth=math.exp(values.get("growth", 0.0)),
+        nodes=nodes,
+        latency=factor("latency"),
+        compute_share=values.get("overlap", 0.0),
+    )
+    return curves.model_copy(update={"learned": learned})

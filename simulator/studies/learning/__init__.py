@@ -1,0 +1,45 @@
+"""Learning: a handful of a user's own measured steps in, coefficients with their widths out.
+
+    lesson = learn(rows, "mine")
+    lesson.learned.save(Path("mine.learned.json"))
+
+docs/guides/learn.md explains the report; the file is that of `simulator.spec.calibration.learned`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from simulator.base.errors import Fault, InputError
+from simulator.studies.backtest.rows import BadRow, RunRow
+from simulator.studies.learning.observed import Refused, observed
+from simulator.studies.learning.report import Lesson, lesson, lines
+
+__all__ = ["Lesson", "learn", "lines"]
+
+MOST_RUNS = 64
+
+
+def learn(rows: Iterable[RunRow | BadRow], name: str) -> Lesson:
+    """What the rows teach. Raises InputError where none can, with the reason of each, or where they are too many."""
+    rows = list(rows)
+    if len(rows) > MOST_RUNS:
+        problem = f"{len(rows)} runs; a handful teaches what there is to learn"
+        raise InputError(
+            Fault(place="runs", problem=problem, remedy=f"at most {MOST_RUNS}: spread over sizes and nodes")
+        )
+    bad = [
+        Refused(row.id or f"line {row.line}", "; ".join(map(str, row.faults)))
+        for row in rows
+        if isinstance(row, BadRow)
+    ]
+    found, refused = observed(row for row in rows if isinstance(row, RunRow))
+    if not found:
+        raise InputError(
+            [
+                Fault(place=one.id, problem=one.reason, remedy="see docs/reference/runs-table.md")
+                for one in (*bad, *refused)
+            ]
+            or Fault(place="runs", problem="the table has no rows", remedy="a row for each measured run")
+        )
+    return lesson(found, [*bad, *refused], name)

@@ -1,0 +1,136 @@
+"""What was measured, and what the same runs would take under other coefficients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.base.errors import InputError
+from simulator.play.lower import Lowering, lower
+from simulator.predict import memory_of
+from simulator.predict.confidence import HOST_SIGMA, OF_ALL_STEPS, priors
+from simulator.predict.play import SimulatedStep, play
+from simulator.predict.slopes import slopes
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.spec.calibration.learned import NAMES, Values, on_links, on_stack, speeds
+from simulator.studies.backtest.measured import NoStepTimeError
+from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.resolve import Run, resolve
+from simulator.studies.backtest.rows import RunRow
+from simulator.studies.backtest.ways import ways_of
+from simulator.studies.backtest.work import measured_step_s
+
+Array = NDArray[np.float64]
+# One sigma of a step's own log time beside what a stack's sigma says, where nobody described the software: steps of one such
+# program differ by more than a common factor
+UNKNOWN_SCATTER: Final = 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that teaches nothing, and why."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A run under some coefficients. slopes, prior: in the order of NAMES; prior: one sigma each before anything was measured.
+
+    scatter: one sigma of what such steps differ by beside the coefficients, before anything was measured. described: its software is.
+    """
+
+    seconds: float
+    slopes: Array
+    prior: Array
+    scatter: float
+    described: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A run that can be predicted again under other coefficients, and the seconds that it took (0: nobody measured it)."""
+
+    run: Run
+    measured_s: float
+    calibration: Calibration
+    lowering: Lowering
+
+    @property
+    def fits(self) -> bool:
+        """The best estimate is that it runs, which decides how a row's blanks are meant."""
+        return memory_of(self.lowering, quick=True).verdict.runs
+
+    @property
+    def id(self) -> str:
+        return self.run.row.id
+
+    def step(self, values: Values, curves: LinkCurves | None = None, nodes: float = 1.0) -> Step:
+        """What it takes under these values. curves: of links under them, where they are at hand."""
+        run = self.run
+        if not values:
+            return _step_of(self.lowering, play(self.lowering), run.time_factor)
+        links = curves or on_links(values, self.calibration.links or default_curves(), nodes)
+        calibration = self.calibration.with_speed(speeds(values))
+        lowering = lower(run.model, run.plan, run.cluster, on_stack(values, run.stack), calibration, links)
+        return _step_of(lowering, play(lowering), run.time_factor)
+
+
+def _step_of(lowering: Lowering, played: SimulatedStep, factor: float) -> Step:
+    j, before = slopes(lowering, played, HOST_SIGMA), priors(lowering, played)
+    own = OF_ALL_STEPS * lowering.stack.fitted.sigma
+    return Step(
+        seconds=played.step_s * factor,
+        slopes=np.array([j.get(name, 0.0) for name in NAMES]),
+        prior=np.array([before[name] for name in NAMES]),
+        scatter=math.hypot(own, UNKNOWN_SCATTER) if lowering.stack.known == "unknown" else own,
+        described=lowering.stack.known == "described",
+    )
+
+
+def observed(rows: Iterable[RunRow]) -> tuple[list[Observed], list[Refused]]:
+    """The rows that can teach, and the others with their reasons."""
+    found, refused = list[Observed](), list[Refused]()
+    for row in rows:
+        try:
+            found.append(_observed(row))
+        except (RefusedError, NoStepTimeError) as exc:
+            refused.append(Refused(row.id, str(exc)))
+        except InputError as exc:
+            refused.append(Refused(row.id, "; ".join(map(str, exc.faults))))
+    return found, refused
+
+
+def _observed(row: RunRow) -> Observed:
+    """The row in the first way to fill its blanks that fits the device. Raises RefusedError, or InputError."""
+    first: InputError | RefusedError | None = None
+    last: Observed | None = None
+    ways = ways_of(row)
+    for way in ways:
+        try:
+            run = resolve(way)
+            last = as_run(run, measured_step_s(run) or 0.0)
+            if len(ways) == 1 or last.fits:
+                break
+        except (InputError, RefusedError) as exc:
+            first = first or exc
+    if last is None:
+        raise first or RefusedError(("nothing to predict", ""))
+    if not last.measured_s:
+        raise RefusedError(("no step time", "the row has no metric that gives one"))
+    return last
+
+
+def as_run(run: Run, measured_s: float = 0.0) -> Observed:
+    """A run made ready. Raises InputError."""
+    calibration = Calibration.for_device(run.cluster.device)
+    links = calibration.links or default_curves()
+    lowering = lower(run.model, run.plan, run.cluster, run.stack, calibration, links)
+    return Observed(run, measured_s, calibration, lowering)

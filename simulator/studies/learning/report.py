@@ -1,0 +1,170 @@
+"""What was learned, as JSON and as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from simulator.base.units import format_seconds
+from simulator.spec.calibration.learned import ADDED, CoefficientName, Learned
+from simulator.studies.learning.next_run import NextRun, next_run
+from simulator.studies.learning.observed import Observed, Refused
+from simulator.studies.learning.posterior import Posterior, posterior, without
+
+SCHEMA_VERSION: Final = 1
+_TOLD: Final = 0.2  # of a coefficient's teaching: runs with less are not named
+_MOVED: Final = 0.98  # of its sigma before: a coefficient with more left is as unknown as before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taught:
+    """A coefficient: its factor (overlap, overhead: what is added) and one sigma before and after; runs -> part of the teaching."""
+
+    name: CoefficientName
+    value: float
+    prior_sigma: float
+    sigma: float
+    by: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teacher:
+    """A run: seconds measured, predicted before and after, and predicted by what the other runs teach, with its 90 % interval.
+
+    contradicts: it lies outside that interval. weight: of it among the others, 1 where it agrees.
+    """
+
+    id: str
+    measured_s: float
+    before_s: float
+    after_s: float
+    left_out_s: float
+    low_s: float
+    high_s: float
+    weight: float
+    contradicts: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """All that a table of a user's own runs taught."""
+
+    learned: Learned
+    coefficients: tuple[Taught, ...]
+    runs: tuple[Teacher, ...]
+    refused: tuple[Refused, ...]
+    moved: bool
+    next: NextRun | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `json.dumps`; docs/guides/learn.md describes it."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "scatter": self.learned.scatter,
+            "moved": self.moved,
+            "coefficients": [asdict(one) for one in self.coefficients],
+            "runs": [asdict(one) for one in self.runs],
+            "refused": [asdict(one) for one in self.refused],
+            "next": asdict(self.next) if self.next else None,
+        }
+
+
+def lesson(observed: Sequence[Observed], refused: Sequence[Refused], name: str) -> Lesson:
+    """Learn from the runs, at least one, and say what came of it."""
+    found = posterior(observed)
+    before = [one.step({}).seconds for one in observed]
+    return Lesson(
+        learned=found.as_file(name, [one.id for one in observed]),
+        coefficients=tuple(_taught(found, observed)),
+        runs=tuple(_teacher(found, i, one, before[i]) for i, one in enumerate(observed)),
+        refused=tuple(refused),
+        moved=bool(np.any(found.theta != 0)),
+        next=next_run(found, observed),
+    )
+
+
+def _taught(found: Posterior, observed: Sequence[Observed]) -> Iterator[Taught]:
+    """A run's part: how much less would be known of the coefficient without it."""
+    variance = np.diag(found.covariance)
+    more = np.array([np.diag(without(found, i)[2]) / variance - 1 for i in range(len(observed))])
+    for k, name in enumerate(found.names):
+        total = float(more[:, k].sum())
+        parts = {one.id: float(more[i, k]) / total for i, one in enumerate(observed)} if total > 0 else {}
+        yield Taught(
+            name=name,
+            value=float(found.theta[k]) if name in ADDED else math.exp(found.theta[k]),
+            prior_sigma=float(found.prior[k]),
+            sigma=math.sqrt(variance[k]),
+            by={run: round(part, 3) for run, part in sorted(parts.items(), key=lambda item: -item[1]) if part >= _TOLD},
+        )
+
+
+def _teacher(found: Posterior, index: int, one: Observed, before_s: float) -> Teacher:
+    error, sigma, _ = without(found, index)
+    left_out_s = one.measured_s * math.exp(error)
+    reach = math.exp(found.reach * sigma)
+    low_s, high_s = left_out_s / reach, left_out_s * reach
+    return Teacher(
+        id=one.id,
+        measured_s=one.measured_s,
+        before_s=before_s,
+        after_s=found.steps[index].seconds,
+        left_out_s=left_out_s,
+        low_s=low_s,
+        high_s=high_s,
+        weight=round(float(found.weights[index]), 3),
+        contradicts=len(found.steps) > 1 and not low_s <= one.measured_s <= high_s,
+    )
+
+
+def lines(told: Lesson) -> Iterator[str]:
+    """The lesson as plain text."""
+    yield f"{len(told.runs)} runs taught; beside what the coefficients explain, steps scatter by {told.learned.scatter:.1%} (one sigma)"
+    if not told.moved:
+        yield "Left out one by one, the runs are not clearly nearer to what the others teach: no coefficient was moved."
+    yield f"\n{'coefficient':12} {'before':>18} {'after':>18}  taught by"
+    for one in told.coefficients:
+        by = ", ".join(f"{run} ({part:.0%})" for run, part in one.by.items())
+        unknown = one.sigma > _MOVED * one.prior_sigma
+        by = "no run: as unknown as before" if unknown else by or "all alike"
+        yield f"{one.name.replace('_', ' '):12} {_value(one, before=True):>18} {_value(one, before=False):>18}  {by}"
+    yield f"\n{'run':24} {'measured':>10} {'before':>8} {'after':>8} {'left out':>9}"
+    for run in told.runs:
+        errors = ((s / run.measured_s - 1) for s in (run.before_s, run.after_s, run.left_out_s))
+        before, after, left = (f"{error:+.1%}" for error in errors)
+        yield f"{run.id[:24]:24} {format_seconds(run.measured_s):>10} {before:>8} {after:>8} {left:>9}"
+    yield from _contradictions(told)
+    yield from (f"not used: {one.id}: {one.reason}" for one in told.refused)
+    if told.next is not None:
+        yield from _next(told.next)
+
+
+def _value(one: Taught, *, before: bool) -> str:
+    sigma = one.prior_sigma if before else one.sigma
+    if one.name in ADDED:
+        value, unit = (0.0 if before else one.value), (1e3, " ms") if one.name == "overhead" else (1e2, " %")
+        return f"{value * unit[0]:+.1f}{unit[1]} ± {sigma * unit[0]:.1f}"
+    return f"x {1.0 if before else one.value:.2f} ± {sigma:.0%}"
+
+
+def _contradictions(told: Lesson) -> Iterator[str]:
+    for run in told.runs:
+        if run.contradicts:
+            low, high = (f"{s / run.left_out_s - 1:+.0%}" for s in (run.low_s, run.high_s))
+            yield (
+                f"{run.id} contradicts the others: {run.measured_s / run.left_out_s - 1:+.0%} against what they say "
+                f"({low} to {high} at 90 %); it counts {run.weight:.0%}. Measure it again, or look for what differs."
+            )
+
+
+def _next(one: NextRun) -> Iterator[str]:
+    """What to measure next."""
+    yield f"\nMeasure next: {one.like} with {one.changes}, which is known within ±{math.expm1(one.half):.0%}."
+    yield (
+        f"It narrows all these plans from ±{math.expm1(one.mean_before):.1%} to ±{math.expm1(one.mean_after):.1%} on average, and "
+        f"{one.teaches.replace('_', ' ')} from ±{one.sigma_before:.1%} to ±{one.sigma_after:.1%}."
+    )

@@ -1,0 +1,220 @@
+"""Learning from a handful of measured steps: what is true is found, what contradicts counts less, and a prediction is surer for it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulator import predict
+from simulator.base.errors import CalibrationError, InputError
+from simulator.cli import main
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LearnedLinks, default_curves
+from simulator.spec.calibration.learned import NAMES, Coefficient, Learned
+from simulator.spec.software.stack import Stack
+from simulator.studies.backtest.rows import RunRow
+from simulator.studies.learning import learn, lines
+from simulator.studies.learning.observed import Observed, observed
+from simulator.studies.learning.posterior import Posterior, posterior, without
+from simulator.studies.learning.report import lesson
+
+# Sequence length, GPUs, micro-batch, recomputation: what is cheap to play, and different enough to tell kernels apart
+_SIZES = [
+    (2048, 8, 4, "none"),
+    (8192, 8, 2, "full"),
+    (4096, 16, 2, "none"),
+    (2048, 32, 1, "full"),
+    (16384, 8, 1, "none"),
+]
+_TRUTH = {"attention": math.log(1.5), "software": math.log(1.2)}
+
+
+def _row(index: int, framework: str = "our own trainer", **others: Any) -> RunRow:
+    seq_len, gpus, micro_batch, again = _SIZES[index]
+    of_all = {
+        "n_layers": 8, "d_model": 2048, "n_heads": 32, "n_kv_heads": 8, "d_ff": 8192, "mlp_kind": "swiglu", "vocab": 32000,
+        "gpu": "H100", "precision": "bf16", "zero_or_fsdp": "fsdp_full", "metric": "step_time_s", "value": 1.0, "compile": "n",
+    }  # fmt: skip
+    mine = {
+        "seq_len": seq_len,
+        "n_gpus": gpus,
+        "micro_batch": micro_batch,
+        "global_batch": micro_batch * gpus,
+        "act_ckpt": again,
+    }
+    return RunRow(line=index + 2, id=f"run-{index}", framework=framework, **{**of_all, **mine, **others})
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Observed]:
+    """Five runs of unknown software whose attention takes half as long again, and everything a fifth more."""
+    found, refused = observed(_row(index) for index in range(5))
+    assert not refused
+    return [replace(run, measured_s=run.step(_TRUTH).seconds) for run in found]
+
+
+@pytest.fixture(scope="module")
+def found(runs: list[Observed]) -> Posterior:
+    """What the first four teach."""
+    return posterior(runs[:4])
+
+
+def test_what_is_true_is_predicted_of_a_run_that_did_not_teach(runs: list[Observed], found: Posterior) -> None:
+    """The fifth run has four times the sequence of most: attention's factor must be told from the rest's to be right there."""
+    unseen = runs[4]
+    before, after = (unseen.step(values).seconds / unseen.measured_s - 1 for values in ({}, found.values))
+    assert before < -0.3
+    assert abs(after) < abs(before) / 4
+    step = unseen.step(found.values, nodes=found.nodes)
+    j = step.slopes[[NAMES.index(name) for name in found.names]]
+    prior = math.sqrt(float(((step.prior * step.slopes) ** 2).sum()))
+    assert math.sqrt(float(j @ found.covariance @ j)) < prior / 3
+
+
+def test_a_coefficient_that_no_run_shows_stays_as_unknown_as_before(found: Posterior) -> None:
+    """A host that keeps far ahead of the device has no share of any step."""
+    at = found.names.index("attention")
+    sigmas = np.sqrt(np.diag(found.covariance))
+    assert sigmas[at] < 0.85 * found.prior[at]
+    shown = [n for n in ("operators", "collectives") if n in found.names]
+    assert all(sigmas[found.names.index(n)] > 0.95 * found.prior[found.names.index(n)] for n in shown)
+
+
+def test_a_run_that_contradicts_counts_less_and_is_named(runs: list[Observed]) -> None:
+    found = posterior([*runs[:4], replace(runs[4], measured_s=3 * runs[4].measured_s)])
+    assert found.weights[4] < 0.4 < min(found.weights[:4])
+    error, sigma, _ = without(found, 4)
+    assert error < -found.reach * sigma
+
+
+def test_runs_that_agree_with_what_was_known_move_nothing() -> None:
+    """Measured as predicted but for noise of 2 % to either side: left out one by one, nothing is nearer."""
+    found, _ = observed(_row(index) for index in range(3))
+    noisy = [replace(run, measured_s=run.step({}).seconds * (1 + 0.02 * (-1) ** i)) for i, run in enumerate(found)]
+    learned = posterior(noisy)
+    assert not learned.theta.any()
+    assert learned.covariance[-1, -1] < learned.prior[-1] ** 2  # surer all the same
+
+
+def test_slopes_are_shares_of_the_step(runs: list[Observed]) -> None:
+    """Kernels, host and waits for links make up the step; waits beside compute are no part of these."""
+    added = {"growth", "overlap", "overhead", "software"}
+    for run in runs:
+        step = run.step({})
+        total = sum(j for name, j in zip(NAMES, step.slopes, strict=True) if name not in added)
+        assert 0.9 < total <= 1 + 1e-9
+        doubled = run.step({"products": math.log(1.01)}).seconds / step.seconds - 1
+        assert doubled == pytest.approx(0.01 * step.slopes[NAMES.index("products")], rel=0.2)  # clocks follow too
+
+
+def test_learned_links_scale_bytes_by_the_count_of_nodes() -> None:
+    learned = LearnedLinks(network=1.5, growth=1.1, nodes=2)
+    assert learned.between(2) == pytest.approx(1.5)
+    assert learned.between(8) == pytest.approx(1.5 * 1.1**2)
+
+
+def test_host_times_are_learned_once_however_often_a_stack_passes() -> None:
+    learned = _file({"operators": math.log(2)})
+    stack = Stack.load("torch-2.6-eager")
+    once = learned.of(stack)
+    assert once.host.launch_s == pytest.approx(2 * stack.host.launch_s)
+    assert once.host.collective_s == stack.host.collective_s
+    assert learned.of(once) == once
+
+
+def _file(values: dict[str, float]) -> Learned:
+    coefficients = tuple(Coefficient(name=n, value=v, prior_sigma=0.3, sigma=0.1) for n, v in values.items())  # type: ignore[arg-type]
+    size = len(values)
+    covariance = tuple(tuple(0.01 * (i == k) for k in range(size)) for i in range(size))
+    return Learned(name="mine", runs=("a",), coefficients=coefficients, covariance=covariance, scatter=0.02, reach=1.8)
+
+
+def test_the_file_is_read_back_and_equal_bytes_are_written(tmp_path: Path) -> None:
+    learned = _file(_TRUTH)
+    learned.save(tmp_path / "a.learned.json")
+    Learned.load(tmp_path / "a.learned.json").save(tmp_path / "b.learned.json")
+    assert Learned.load(tmp_path / "b.learned.json") == learned
+    assert (tmp_path / "a.learned.json").read_bytes() == (tmp_path / "b.learned.json").read_bytes()
+
+
+def test_a_covariance_of_other_coefficients_is_refused(tmp_path: Path) -> None:
+    data = _file(_TRUTH).model_dump(mode="json") | {"covariance": [[0.1]]}
+    (tmp_path / "a.learned.json").write_text(json.dumps(data))
+    with pytest.raises(CalibrationError, match="covariance must have 2 rows of 2 numbers"):
+        Learned.load(tmp_path / "a.learned.json")
+
+
+def test_a_prediction_moves_with_what_was_learned_and_says_so(runs: list[Observed], found: Posterior) -> None:
+    run = runs[0].run
+    plain = Calibration.for_device(run.cluster.device)
+    taught = plain.with_learned(found.as_file("mine", ["a", "b"]))
+    before, after = (predict(run.model, run.plan, run.cluster, one, run.stack) for one in (plain, taught))
+    assert after.step_s == pytest.approx(run_step_s(runs[0], found))
+    assert after.high_s / after.low_s < before.high_s / before.low_s
+    assert after.spread.keys() != before.spread.keys()
+    assert "as 2 runs of your own taught (mine)" in next(s.detail for s in after.sources if s.what == "kernels")
+    assert default_curves().learned is None
+
+
+def run_step_s(run: Observed, found: Posterior) -> float:
+    """As learning itself predicts it: by the same road."""
+    return run.step(found.as_file("mine", ["a"]).values, nodes=found.nodes).seconds
+
+
+def test_the_command_writes_what_predict_takes(
+    tmp_path: Path, runs: list[Observed], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, mine = tmp_path / "runs.csv", tmp_path / "mine"
+    rows = [{**_cells(index), "value": f"{run.measured_s:.6g}"} for index, run in enumerate(runs[:2])]
+    rows.append({**_cells(2), "id": "no-number", "micro_batch": "nonsense"})
+    with table.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    assert main(["calibrate", "learn", str(table), "-o", str(mine)]) == 0
+    text = capsys.readouterr().out
+    assert "2 runs taught" in text
+    assert "no run: as unknown as before" in text
+    assert "not used: no-number: " in text
+    assert "Measure next: run-" in text
+    assert f"--calibration {mine}.learned.json" in text
+    study = ("predict", "--model", "llama3.2-1b", "--cluster", "hgx-h100-8", "--calibration")
+    before, after = (_answer(capsys, *study, name) for name in ("h100-sxm", str(mine)))
+    assert after["step_s"] > 1.1 * before["step_s"]
+    assert "learned" in after["uncertainty"]
+
+
+def test_the_report_names_teachers_contradictions_and_the_next_run(runs: list[Observed]) -> None:
+    odd = [*runs[:3], replace(runs[3], measured_s=3 * runs[3].measured_s)]
+    told = lesson(odd, [], "mine")
+    data = told.as_json()
+    assert [run["id"] for run in data["runs"] if run["contradicts"]] == ["run-3"]
+    assert data["next"]["mean_after"] < data["next"]["mean_before"]
+    parts = next(one["by"] for one in data["coefficients"] if one["name"] == "attention")
+    assert "run-1" in parts  # the only one with four times the others' sequence length
+    assert any("run-3 contradicts the others: +" in line for line in lines(told))
+
+
+def _answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
+def _cells(index: int) -> dict[str, str]:
+    row = _row(index)
+    names = ("id", "framework", "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "mlp_kind", "vocab", "seq_len", "gpu", "n_gpus",
+             "zero_or_fsdp", "micro_batch", "global_batch", "precision", "act_ckpt", "metric", "value")  # fmt: skip
+    return {name: str(getattr(row, name)) for name in names}
+
+
+def test_a_table_that_teaches_nothing_says_why_of_each_row() -> None:
+    with pytest.raises(InputError) as caught:
+        learn([_row(0, gpu="H900"), _row(1, d_ff=None)], "mine")
+    assert [fault.place for fault in caught.value.faults] == ["run-0", "run-1"]
