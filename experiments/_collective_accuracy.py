@@ -1,4 +1,4 @@
-"""Collectives in docs/accuracy.md: the published sweeps by machine, and what is predicted of scales and GPUs not fitted."""
+"""docs/accuracy/collectives.md: the published sweeps by machine, and what is predicted of scales and GPUs not fitted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _P90 = 2  # the 90th percentile may be twice the median's target
 HEAD = """
 ## Collectives
 
-Predicted against measured times of `experiments/measured/collectives-plain.csv.gz`, by [the rules](reference/collectives-table.md),
+Predicted against measured times of `experiments/measured/collectives-plain.csv.gz`, by [the rules](../reference/collectives-table.md),
 as `shardwise backtest` prints them. A cell is n: median / 90th percentile of |predicted / measured − 1|, then the noise floor:
 the same of each measurement against the median of its repeats. ~ marks runs that are not repeats, but that the model cannot
 distinguish by the table (other settings, days, software with the same choice). Targets: median ≤ 20 %, 12 %, 6 %, 90th

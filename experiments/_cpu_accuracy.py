@@ -24,7 +24,7 @@ LATE_COPY = (
     "before tracked steps waited for that. The copy was still live at the next gather; it is the whole difference, to the byte."
 )
 TARGET_STEP, TARGET_PEAK = 0.15, 0.01
-TITLE, NEXT = "\n## Two ranks on a CPU\n", "\n## Collectives\n"
+TITLE = "\n## Two ranks on a CPU\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +139,5 @@ slower rank's) over its time during calibration: a virtual machine's cores chang
 
 
 def write_page(page: Path) -> None:
-    """Put the section into the page as it is, before the rows that are not predicted: the rest needs the whole backtest."""
-    text = page.read_text(encoding="utf-8")
-    before, _, after = text.partition(NEXT)
-    kept = before.partition(TITLE)[0].rstrip("\n")
-    page.write_text(f"{kept}\n" + "\n".join(section()) + f"\n{NEXT}{after}", encoding="utf-8")
+    """The section as a page of its own: the other appendices need the whole backtest."""
+    page.write_text("\n".join(section()).strip("\n").replace("## ", "# ", 1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The section of docs/accuracy.md on single-GPU steps: one rank of sharded jobs on one H200, its collectives free."""
+"""The page docs/accuracy/one-h200.md: single-GPU steps: one rank of sharded jobs on one H200, its collectives free."""
 
 from __future__ import annotations
 

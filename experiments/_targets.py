@@ -1,4 +1,4 @@
-"""Of docs/accuracy.md: what each set of runs must reach and does, and why rows miss. accuracy_targets.toml states the sets."""
+"""Of docs/accuracy/targets.md: what each set of runs must reach and does, and why rows miss. accuracy_targets.toml states the sets."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How far off are whole predictions? Regenerates docs/accuracy.md from the published table of measured runs.
+"""How far off are whole predictions? Regenerates docs/accuracy.md and the appendices in docs/accuracy from the published runs.
 
-    python experiments/accuracy.py                   # writes docs/accuracy.md, dated today
+    python experiments/accuracy.py                   # some minutes; dated today
     python experiments/accuracy.py --date 2026-01-31 --jobs 4
-    python experiments/accuracy.py --collectives     # their section alone, a minute
+    python experiments/accuracy.py --collectives     # their appendix alone, a minute
 
 Nothing is fitted here. accuracy_targets.toml holds what sets of runs must reach, accuracy_notes.toml why rows miss; neither changes a number.
 """
@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import _buyer
 import _collective_accuracy
 import _cpu_accuracy
 import _solo_accuracy
@@ -22,192 +24,159 @@ import _targets
 import search_regret
 
 from simulator.formats.readers.measured_table import read_measured
-from simulator.formats.readers.runs_table import RunRow, read_runs
-from simulator.spec.software.stack import Stack
+from simulator.formats.readers.runs_table import RunRow
 from simulator.studies.backtest import BacktestReport, run
-from simulator.studies.backtest.report import Group
+from simulator.studies.backtest.outcome import RowOutcome
+from simulator.studies.backtest.report import Group, make_report
 from simulator.studies.backtest.text import percent
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = ROOT / "experiments" / "measured" / "runs-plain.csv.gz"
-PAGE = ROOT / "docs" / "accuracy.md"
+TABLES = tuple(ROOT / "experiments" / "measured" / f"{name}-plain.csv.gz" for name in ("runs", "runs-2"))
+PAGE, APPENDICES = ROOT / "docs" / "accuracy.md", ROOT / "docs" / "accuracy"
 
-# The sharded data-parallel sources with targets of their own, and the targets.
-JUDGED = (
-    "mosaicml/llm-foundry",
-    "pytorch/torchtitan",
-    "NVIDIA/dgxc-benchmarking",
-    "InternLM/InternEvo",
-    "AI-Hypercomputer/maxtext",
-)
-MEDIAN, P90, BIAS, SPEARMAN = 0.04, 0.09, 0.03, 0.85
+OF_A_SOURCE = """# {source}
 
-TARGETS = (
-    f"Targets: median ≤ {percent(MEDIAN)}, p90 ≤ {percent(P90)}, bias within ±{percent(BIAS)}, MFU rank ≥ {SPEARMAN}. "
-    "A cell in bold misses its target.\n"
-)
+An appendix of [accuracy](../accuracy.md), on {date}. The runs are rows of `experiments/measured`; their columns are in
+[the reference](../reference/runs-table.md).
 
-HEAD = """# Accuracy
-
-Predicted against measured step times of published training runs, on {date}. Regenerate with
-`python experiments/accuracy.py`. The table is `experiments/measured/runs-plain.csv.gz`, which `experiments/convert_runs.py`
-writes from the published one; its columns are in [the reference](reference/runs-table.md).
-
-Kernels and links are fitted on microbenchmarks, never on these runs. {calibration}
-
-err = predicted / measured − 1. *median* and *p90* are those of |err|, *bias* is the median of err, *MFU rank* is Spearman's
-correlation of predicted with measured MFU, *in 90 %* the share of rows inside their 90 % interval. Two baselines are
-fitted on a random half of each group's rows and tested on the other half, 20 times: *one MFU* (one constant per group) and
-*four terms* (GEMM FLOP, attention FLOP, elementwise and loss bytes, communication bytes). The baselines have seen measured
-times of the same runs; the simulator has not. Cells of baselines are median / p90.
-
-{total} rows: {counts}.
+*median*, *p90*: of the size of predicted / measured − 1; *bias*: its median; *MFU rank*: Spearman's correlation of predicted with measured
+MFU; *in 90 %*: share of runs inside their 90 % interval. Two baselines are fitted on a random half of each group's runs and tested on the
+other half, 20 times: *one MFU* (one constant) and *four terms* (GEMM FLOP, attention FLOP, elementwise and loss bytes, communication
+bytes). They have seen measured times of the same runs; the simulator has not. Their cells are median / p90.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the backtest and write the page; 130 if interrupted, and then nothing is written."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", type=Path, default=TABLE)
-    parser.add_argument("--out", type=Path, default=PAGE)
+    """Run the backtests and write the pages; 130 if interrupted, and then nothing is written."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--table", type=Path, action="append", help="tables of runs; default: those that the project carries"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=PAGE, help="the page; appendices lie in a folder of its name beside it"
+    )
     parser.add_argument("--date", default=dt.datetime.now(tz=dt.UTC).date().isoformat())
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--collectives", action="store_true", help="that section alone, in the page as it is")
+    parser.add_argument("--collectives", action="store_true", help="their appendix alone")
     args = parser.parse_args(argv)
+    folder = args.out.with_suffix("")
+    folder.mkdir(exist_ok=True)
     if args.collectives:
-        args.out.write_text(_with_collectives(args.out.read_text(encoding="utf-8")), encoding="utf-8")
+        _write(folder / "collectives.md", _appendix(_collective_accuracy.section()))
         return 0
-    report = run(read_measured(args.table), progress=_show, jobs=args.jobs)
-    if report.interrupted:
-        print("interrupted: the page is left as it was", file=sys.stderr)
+    tables = [read_measured(table) for table in args.table or TABLES]
+    reports = [run(table, progress=_show, jobs=args.jobs) for table in tables]
+    if any(report.interrupted for report in reports):
+        print("interrupted: the pages are left as they were", file=sys.stderr)
         return 130
-    args.out.write_text(page(report, args.date, _rows(args.table)), encoding="utf-8")
+    outcomes = [one for report in reports for one in report.outcomes if isinstance(one, RowOutcome)]
+    rows = [row for table in tables for row in table.rows if isinstance(row, RunRow)]
+    for file, text in pages(outcomes, rows, args.date, args.out, folder):
+        _write(file, text)
     return 0
 
 
-def _with_collectives(text: str) -> str:
-    """The page with its section on collectives written anew."""
-    start, end = text.index("\n## Collectives\n"), text.index("\n## Rows not predicted\n")
-    return text[:start] + "\n".join(_collective_accuracy.section()) + "\n" + text[end:]
+def pages(
+    outcomes: Sequence[RowOutcome], rows: Sequence[RunRow], date: str, page: Path, folder: Path
+) -> Iterator[tuple[Path, str]]:
+    """Every page with its text: the buyer's, and the appendices."""
+    report = make_report("published runs", outcomes)
+    for source in sorted({group.source for group in report.groups}):
+        yield folder / f"{_buyer.slug(source)}.md", "\n".join(_of_a_source(report, source, date)) + "\n"
+    yield folder / "targets.md", _targets_page(outcomes, rows)
+    yield folder / "choices.md", _appendix(search_regret.section(outcomes, rows))
+    yield folder / "one-h200.md", _appendix(_solo_accuracy.section())
+    yield folder / "cpu.md", _appendix(_cpu_accuracy.section())
+    yield folder / "collectives.md", _appendix(_collective_accuracy.section())
+    yield page, _buyer.page(outcomes, {row.id: row for row in rows}, date)
 
 
-def _rows(table: Path) -> list[RunRow]:
-    return [row for row in read_runs(table) if isinstance(row, RunRow)]
+def _appendix(lines: Iterator[str]) -> str:
+    """A section as a page of its own: its heading becomes the title."""
+    text = "\n".join(lines).strip("\n") + "\n"
+    return text.replace("## ", "# ", 1) if text.startswith("## ") else text
 
 
-def page(report: BacktestReport, date: str, rows: Sequence[RunRow]) -> str:
-    """The whole page as Markdown."""
-    judged = [g for g in report.groups if g.step.n and g.source in JUDGED and g.precision == "bf16"]
-    others = [g for g in report.groups if g.step.n and g not in judged]
-    sections = (
-        _head(report, date),
-        *_targets.at_a_glance(report.outcomes, rows),
-        "\n## Sharded data parallelism in bf16\n",
-        TARGETS,
-        *_step_table(judged, targets=True),
-        "\n## Other groups\n",
-        *_step_table(others, targets=False),
-        "\n## Peak memory\n",
-        *_memory_table(report),
-        *_verdicts(report),
-        *_targets.why(report.outcomes, rows),
-        *search_regret.section(report.outcomes, rows),
-        *_solo_accuracy.section(),
-        *_cpu_accuracy.section(),
-        *_collective_accuracy.section(),
-        "\n## Rows not predicted\n",
-        *_refusals(report),
-    )
-    return "\n".join(sections) + "\n"
+def _targets_page(outcomes: Sequence[RowOutcome], rows: Sequence[RunRow]) -> str:
+    body = "\n".join((*_targets.at_a_glance(outcomes, rows), *_targets.why(outcomes, rows)))
+    return f"# Targets\n{body}\n"
 
 
-def _head(report: BacktestReport, date: str) -> str:
-    statuses = ("ok", "calibration", "refused", "bad", "failed")
-    counts = ", ".join(f"{report.count(s)} {s}" for s in statuses)
-    return HEAD.format(date=date, calibration=_calibration(), total=len(report.outcomes), counts=counts)
+def _write(file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8")
 
 
-def _calibration() -> str:
-    """Which stacks were fitted on which named runs."""
-    fitted = {name: runs for name in Stack.names() if (runs := Stack.load(name).fitted.calibration_runs)}
-    if not fitted:
-        return "No stack is fitted on any of them either."
-    named = "; ".join(f"`{name}` on {', '.join(f'`{r}`' for r in runs)}" for name, runs in fitted.items())
-    lent = [name for name in Stack.names() if name not in fitted and Stack.load(name).fitted.elementwise_factor != 1]
-    more = (
-        f" {', '.join(f'`{name}`' for name in lent)} take their coefficients from one of these, as each file says."
-        if lent
-        else ""
-    )
-    return f"Stacks with coefficients fitted on named runs, which are not scored: {named}.{more}"
-
-
-def _step_table(groups: Sequence[Group], *, targets: bool) -> Iterator[str]:
-    yield "| source | GPU | precision | n | median | p90 | bias | MFU rank | in 90 % | one MFU | four terms |"
-    yield "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+def _of_a_source(report: BacktestReport, source: str, date: str) -> Iterator[str]:
+    """A source's appendix: groups, memory, verdicts, refusals."""
+    groups = [group for group in report.groups if group.source == source]
+    yield OF_A_SOURCE.format(source=source, date=date)
+    counts: dict[str, int] = defaultdict(int)
     for group in groups:
-        yield f"| {' | '.join(_step_cells(group, targets=targets))} |"
+        for status, count in group.rows.items():
+            counts[status] += count
+    yield f"{sum(counts.values())} runs: {', '.join(f'{count} {status}' for status, count in sorted(counts.items()))}."
+    if any(group.step.n for group in groups):
+        yield "\n## Step time\n"
+        yield from _step_table([group for group in groups if group.step.n])
+    if any(group.memory for group in groups):
+        yield "\n## Peak memory\n"
+        yield from _memory_table(groups)
+    yield from _verdicts([one for one in report.outcomes if one.source == source])
+    yield from _refusals(groups)
 
 
-def _step_cells(group: Group, *, targets: bool) -> Iterator[str]:
+def _step_table(groups: Sequence[Group]) -> Iterator[str]:
+    yield "| GPU | precision | n | median | p90 | bias | MFU rank | in 90 % | one MFU | four terms |"
+    yield "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+    for group in groups:
+        yield f"| {' | '.join(_step_cells(group))} |"
+
+
+def _step_cells(group: Group) -> Iterator[str]:
     step = group.step
-
-    def cell(text: str, *, missed: bool) -> str:
-        return f"**{text}**" if targets and missed else text
-
-    yield from (group.source, group.gpu, group.precision, str(step.n))
-    yield cell(percent(step.median_abs_error), missed=(step.median_abs_error or 0) > MEDIAN)
-    yield cell(percent(step.p90_abs_error), missed=(step.p90_abs_error or 0) > P90)
-    yield cell(percent(step.bias, signed=True), missed=abs(step.bias or 0) > BIAS)
-    rank = step.spearman_mfu
-    yield "–" if rank is None else cell(f"{rank:.2f}", missed=rank < SPEARMAN)
+    yield from (group.gpu, group.precision, str(step.n))
+    yield from (percent(step.median_abs_error), percent(step.p90_abs_error), percent(step.bias, signed=True))
+    yield "–" if step.spearman_mfu is None else f"{step.spearman_mfu:.2f}"
     yield percent(step.coverage_90)
     for name in ("constant_mfu", "four_terms"):
         baseline = group.baseline(name)
         yield f"{percent(baseline.median_abs_error)} / {percent(baseline.p90_abs_error)}"
 
 
-def _memory_table(report: BacktestReport) -> Iterator[str]:
-    yield "| source | GPU | precision | metric | n | median | p90 | bias | predicted OOM, ran |"
-    yield "|---|---|---|---|--:|--:|--:|--:|--:|"
-    for group in report.groups:
+def _memory_table(groups: Sequence[Group]) -> Iterator[str]:
+    yield "| GPU | precision | metric | n | median | p90 | bias | predicted OOM, ran | OOM, found |"
+    yield "|---|---|---|--:|--:|--:|--:|--:|--:|"
+    for group in groups:
         for m in group.memory:
             errors = (percent(m.median_abs_error), percent(m.p90_abs_error), percent(m.bias, signed=True))
-            cells = (group.source, group.gpu, group.precision, m.mem_metric, str(m.n), *errors, str(m.predicted_oom))
-            yield f"| {' | '.join(cells)} |"
+            found = f"{m.oom_found} of {m.oom_rows}" if m.oom_rows else "–"
+            yield f"| {' | '.join((group.gpu, group.precision, m.mem_metric, str(m.n), *errors, str(m.predicted_oom), found))} |"
 
 
-def _verdicts(report: BacktestReport) -> Iterator[str]:
+def _verdicts(outcomes: Sequence[RowOutcome]) -> Iterator[str]:
     """Rows that ran and were said not to fit, and those whose verdict hangs on what they do not state."""
-    ran, said, left = (sum(getattr(g.verdicts, name) for g in report.groups) for name in ("ran", "said_oom", "open"))
-    yield ""
-    yield (
-        f"{ran} rows ran. {said} of them were predicted not to fit; for {left} it depends on something that the row does not state."
-    )
-    rows = [o for o in report.outcomes if o.status in ("ok", "calibration") and not o.measured_oom]
+    rows = [o for o in outcomes if o.status in ("ok", "calibration") and not o.measured_oom]
     rows = [o for o in rows if not o.fits and (o.open or o.fits is False)]
     if rows:
-        yield ""
-        yield "| row that ran | GPU | predicted |"
+        yield "\n## Runs that ran and were not surely predicted to fit\n"
+        yield "| row | GPU | predicted |"
         yield "|---|---|---|"
     for o in rows:
         yield f"| `{o.id}` | {o.gpu} | {o.open or 'does not fit'} |"
 
 
-def _refusals(report: BacktestReport) -> Iterator[str]:
-    yield "By the first reason of each row."
-    yield ""
-    yield "| source | rows | reasons |"
-    yield "|---|--:|---|"
-    by_source: dict[str, dict[str, int]] = {}
-    for group in report.groups:
-        kinds = by_source.setdefault(group.source, {})
+def _refusals(groups: Sequence[Group]) -> Iterator[str]:
+    kinds: dict[str, int] = defaultdict(int)
+    for group in groups:
         for kind, count in group.refused.items():
-            kinds[kind] = kinds.get(kind, 0) + count
-    for source, kinds in by_source.items():
-        if kinds:
-            reasons = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
-            yield f"| {source} | {sum(kinds.values())} | {reasons} |"
+            kinds[kind] += count
+    if kinds:
+        yield "\n## Runs not predicted\n"
+        yield (
+            "By the first reason of each: "
+            + ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+            + "."
+        )
 
 
 def _show(done: int, total: int) -> None:

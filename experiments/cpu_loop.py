@@ -6,7 +6,7 @@ Runs on gloo with two processes of one thread, and wants the machine for itself.
 before, amid and after the plans, because the cores of a virtual machine do not keep their pace. FOLDER gets
 samples-*.jsonl and runs.jsonl; the next call goes on where this one stopped. Nothing in the samples is a plan: products,
 passes over memory, collectives, hooks. The table is printed. `--keep` packs a folder under experiments/measured and puts
-the newest one's table into docs/accuracy.md, where experiments/accuracy.py keeps it.
+the newest one's table into docs/accuracy/cpu.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from validate.measure import Job, measure
 from validate.run_plan import append, deadlines, play, read_records
 from validate.task import Task
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy" / "cpu.md"
 RANKS, SITTINGS = 2, 3
 MODELS = {
     "3M": Model(name="3M", num_layers=4, d_model=192, num_heads=6, num_kv_heads=3, d_ff=512, vocab_size=4096),
@@ -57,7 +57,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=0.3, help="for each sitting of the calibration")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--stop-after", type=float, default=1e9, help="seconds; begins no plan after them")
-    parser.add_argument("--keep", action="store_true", help="pack the folder, and put its table into docs/accuracy.md")
+    parser.add_argument(
+        "--keep", action="store_true", help="pack the folder, and write its table into docs/accuracy/cpu.md"
+    )
     options = parser.parse_args()
     if options.keep:
         pack(options.folder)

@@ -45,12 +45,11 @@ _GRID = (
 _PLAN = ("tp", "pp", "cp", "ep", "dp", "vpp", "zero_or_fsdp", "micro_batch", "act_ckpt", "seq_parallel")
 _TOP = 3
 _NEAR = 0.05
-HEAD = """
-## Choosing by prediction
+HEAD = """# Choosing by prediction
 
 A published grid is at least {least} runs of one source that differ only in the plan. *Regret* is the measured step of the
 plan predicted to be fastest over the measured best, minus 1; targets: the best among the first three, and regret ≤ 5 %.
-[More](search-regret.md): how often the interval of the ratio of two plans holds the measured ratio.
+[More](../search-regret.md): how often the interval of the ratio of two plans holds the measured ratio.
 """
 
 Key = tuple[object, ...]
@@ -155,18 +154,27 @@ def report(regrets: Sequence[Regret], num_refused: int) -> None:
 
 
 def section(outcomes: Iterable[RowOutcome], rows: Iterable[RunRow], least: int = 4) -> Iterator[str]:
-    """Of docs/accuracy.md: the same of what a backtest has predicted already, without the pairs."""
+    """Of docs/accuracy: the same of what a backtest has predicted already, without the pairs."""
+    by_source, large = tables(_regrets(outcomes, rows, least), covered=False)
+    yield HEAD.format(least=least)
+    yield from by_source
+    yield ""
+    yield from large
+
+
+def section_by_source(outcomes: Iterable[RowOutcome], rows: Iterable[RunRow], least: int = 4) -> Sequence[str]:
+    """Of it the lines of sources alone."""
+    return tables(_regrets(outcomes, rows, least), covered=False)[0]
+
+
+def _regrets(outcomes: Iterable[RowOutcome], rows: Iterable[RunRow], least: int) -> list[Regret]:
     known = {o.id: o for o in outcomes if o.status == "ok" and o.predicted_step_s and o.measured_step_s}
     regrets = []
     for key, plans in grids(rows, least).items():
         points = [_scored(known[row.id]) for row in plans if row.id in known]
         if len(points) >= least:
             regrets.append(Regret(key, points))
-    by_source, large = tables(regrets, covered=False)
-    yield HEAD.format(least=least)
-    yield from by_source
-    yield ""
-    yield from large
+    return regrets
 
 
 def _scored(outcome: RowOutcome) -> Point:
