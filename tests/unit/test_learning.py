@@ -95,8 +95,8 @@ def test_a_run_that_contradicts_counts_less_and_is_named(runs: list[Observed]) -
 
 
 def test_runs_that_agree_with_what_was_known_move_nothing() -> None:
-    """Measured as predicted but for noise of 2 % to either side: left out one by one, nothing is nearer."""
-    found, _ = observed(_row(index) for index in range(3))
+    """Of described software, measured as predicted but for noise of 2 % to either side: left out one by one, nothing is nearer."""
+    found, _ = observed(_row(index, stack="torch-2.6-eager") for index in range(3))
     noisy = [replace(run, measured_s=run.step({}).seconds * (1 + 0.02 * (-1) ** i)) for i, run in enumerate(found)]
     learned = posterior(noisy)
     assert not learned.theta.any()
