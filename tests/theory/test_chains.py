@@ -14,6 +14,7 @@ from simulator.spec.software.nccl import Nccl
 from simulator.work.collectives.call import Call
 from simulator.work.collectives.chains import chain_fill_s
 from simulator.work.collectives.cost import call_of, collective_s
+from simulator.work.collectives.proxy_messages import crowd, sliced
 from simulator.work.script import communication, pieces, resident_bytes
 
 FOUR_NICS = Cluster.load("hgx-a100-80-8-roce-4x100")
@@ -73,3 +74,17 @@ def test_the_fullest_rank_holds_the_largest_tensor_where_there_are_more_ranks_th
     held = resident_bytes(MODEL, plan(1024))
     assert held["optimizer_state"] == pytest.approx(12 * largest)
     assert held["parameters"] == 2 * MODEL.num_parameters
+
+
+def test_small_whole_chunks_are_one_message() -> None:
+    most = 64 * 8 * 32 * 1024  # ranks, channels (two for each of four NICs), and a 32nd of a slice of 1 MiB
+    assert [sliced(call("all_gather", 8, size), "ring", "simple") for size in (most, most + 1)] == [False, True]
+    assert sliced(call("all_gather", 8, 1), "ring", "ll")
+
+
+@pytest.mark.parametrize("nodes", [2, 8])
+def test_crowding_is_as_fitted_and_grows_by_levels(nodes: int) -> None:
+    assert crowd(call("all_to_all", nodes)) == pytest.approx(1 - 2 / nodes)
+    assert crowd(call("all_gather", nodes)) == 0
+    grown = crowd(call("all_to_all", 4 * nodes)) - crowd(call("all_to_all", 2 * nodes))
+    assert grown == pytest.approx(crowd(call("all_to_all", 4)))

@@ -161,14 +161,26 @@ class NetworkCurves(LinkClass):
         return ring and protocol in self.waiting
 
     def start_s(
-        self, mode: Mode, launch_s: float, steps: int, steps_s: float, protocol: str, transfer_s: float, *, ring: bool
+        self,
+        mode: Mode,
+        launch_s: float,
+        steps: int,
+        steps_s: float,
+        protocol: str,
+        transfer_s: float,
+        *,
+        ring: bool,
+        messages: float = 1.0,
     ) -> float:
-        """Seconds of a call over nodes beyond its transfer: launch, steps and the pipeline's fill."""
+        """Seconds of a call over nodes beyond its transfer: launch, steps and the pipeline's fill.
+
+        messages: of a step, over those of a whole chunk; each waits for its own.
+        """
         fill = pipeline_fill_s(mode, transfer_s, self.fill_depth(steps, protocol, ring=ring))
         if not self.waits(protocol, ring=ring):
             return launch_s + steps_s + fill
         if protocol == "simple":
-            return launch_s + max(0.0, max(fill, steps_s) - transfer_s)
+            return launch_s + max(0.0, max(fill * messages, steps_s) - transfer_s)
         return launch_s + steps_s + max(0.0, fill - transfer_s)
 
     def copies(self, message_bytes: float, traits: frozenset[str]) -> bool:

@@ -40,7 +40,7 @@ from simulator.work.collectives.call import (
 from simulator.work.collectives.chains import chain_fill_s
 from simulator.work.collectives.follow import Follow, Parts, follow_of
 from simulator.work.collectives.ports import ports_of
-from simulator.work.collectives.proxy_messages import copied, crowd, fabric_of, group_of, posted_channels
+from simulator.work.collectives.proxy_messages import copied, crowd, fabric_of, group_of, posted_channels, sliced
 from simulator.work.collectives.settings import (
     buffer_weight,
     channel_weight,
@@ -345,9 +345,13 @@ def _model(call: Call, curves: LinkCurves) -> Parts:
         far_s *= buffer_weight(call, protocol, mode, share * call.place.ranks_per_domain, channels)
     by_host = network is not None and copied(call, network)
     posted, chain_s = posted_channels(call, algorithm, protocol), chain_fill_s(call, protocol)
+    whole = network is None or sliced(call, algorithm, protocol)
 
     def wait_s(flow_s: float) -> float:
-        return chain_s + latency_s(port, network, algorithm, protocol, form, flow_s, copied=by_host, channels=posted)
+        delay = latency_s(
+            port, network, algorithm, protocol, form, flow_s, copied=by_host, channels=posted, sliced=whole
+        )
+        return chain_s + delay
 
     return Parts(near_s, far_s, _wire_s(call), wait_s, form.local_steps + form.network_steps)
 
@@ -386,11 +390,12 @@ def latency_s(
     *,
     copied: bool = False,
     channels: int = 1,
+    sliced: bool = True,
 ) -> float:
     """Launch, steps and pipeline fill. Across nodes the network's fill decides: its chunks are the slower ones.
 
     Steps of rings and trees follow one another; sends to many peers are no pipeline. copied: each message is, by the host.
-    channels: the host posts a message for each at every step of a ring.
+    channels: the host posts a message for each at every step of a ring. sliced: its whole chunks are two messages, not one.
     """
     local = port.mode(algorithm, protocol)
     if network is None:
@@ -403,7 +408,9 @@ def latency_s(
     if algorithm in ("p2p", "send"):
         return launch_s + steps + pipeline_fill_s(far, transfer_s)
     every = form.local_steps + form.network_steps
-    return network.start_s(far, launch_s, every, steps, protocol, transfer_s, ring=algorithm in LOOPS)
+    return network.start_s(
+        far, launch_s, every, steps, protocol, transfer_s, ring=algorithm in LOOPS, messages=1.0 if sliced else 0.5
+    )
 
 
 def _drop_zero(link_bytes: dict[str, Number]) -> dict[str, Number]:

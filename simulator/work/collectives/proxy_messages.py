@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import log2
 from typing import TYPE_CHECKING
 
 from simulator.spec.calibration.collective_curves import family_of
 from simulator.spec.software.nccl import efa
+from simulator.spec.software.nccl.environment import DEFAULT_BUFFER_BYTES
 from simulator.work.collectives.call import Call, nic_share
 from simulator.work.collectives.tuning import Group, NcclFabric
 from simulator.work.collectives.volumes import POINT_TO_POINT
@@ -13,6 +15,9 @@ from simulator.work.collectives.volumes import POINT_TO_POINT
 if TYPE_CHECKING:
     from simulator.spec.calibration.collective_curves import NetworkCurves
 
+# Steps of a slice and of a buffer, and the least part of a slice (src/include/device.h, collectives.h: ALLGATHER_SLICESTEPS)
+_SLICE_STEPS, _STEPS, _LEAST_OF_A_SLICE = 2, 8, 32
+_CROWD_A_DOUBLING = (1 - 2 / 8) / 2
 _LL_THREADS, _LL_BYTES = 512, 8  # of a channel, and of a thread before there is another
 
 
@@ -58,6 +63,26 @@ def copied(call: Call, network: NetworkCurves) -> bool:
     return network.copies(message_bytes, call.traits)
 
 
+def sliced(call: Call, algorithm: str, protocol: str) -> bool:
+    """A ring's whole chunk goes out in two messages, but in one where a rank's part of a channel is a 32nd of a slice or less.
+
+    NCCL cuts no slice smaller (src/device/prims_simple.h, genericOp: sliceSize is at least stepSize * StepPerSlice / 32).
+    """
+    if protocol != "simple" or algorithm not in ("ring", "hierarchical"):
+        return True
+    channels = 2 * fabric_of(call).channels("ring", group_of(call), call.nccl.release).count  # each is made twice
+    channels = min(channels, call.nccl.environment.max_channels or channels)
+    buffer_bytes = call.nccl.environment.buffer_bytes or DEFAULT_BUFFER_BYTES
+    return (
+        call.size_bytes > call.place.num_ranks * channels * buffer_bytes // _STEPS * _SLICE_STEPS // _LEAST_OF_A_SLICE
+    )
+
+
 def crowd(call: Call) -> float:
-    """How many streams of others a pair of nodes meets: none between two, towards 1 among many; of an all-to-all."""
-    return 1 - 2 / call.place.num_domains if call.kind == "all_to_all" and call.place.num_domains > 1 else 0.0
+    """How many streams of others a pair of nodes meets in the switches of an all-to-all: none between two.
+
+    With the levels of switches that it crosses, so with the logarithm of the nodes; in units of what it is among very many by
+    1 - 2/N, to which it is equal for eight nodes, the most that sweeps of all-to-alls were fitted on.
+    """
+    nodes = call.place.num_domains
+    return _CROWD_A_DOUBLING * log2(nodes / 2) if call.kind == "all_to_all" and nodes > 1 else 0.0
