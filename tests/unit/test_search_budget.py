@@ -292,3 +292,19 @@ def test_the_front_is_marked_over_all_stacks() -> None:
     marks = re.findall(r"^ *(\d+)≈?(\*?)  ", _text(report), re.MULTILINE)
     assert [(int(rank), bool(star)) for rank, star in marks] == [(row.rank, row.on_front) for row in report.rows]
     assert [plan["on_front"] for plan in report.as_json()["plans"]] == [row.on_front for row in report.rows]
+
+
+def test_a_long_survey_leaves_less_for_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds of all plans are still made, so what is said of the gap stays proven."""
+    whole = _found(_study())
+    branches = list(_study().space.branches(Pruned()))
+    sizes = sum(_study().space.num_sizes(branch) for branch in branches)
+    assert sizes == sum(len({size for size, *_ in _study().space.flows(branch)}) for branch in branches)
+    monkeypatch.setattr("simulator.studies.search.driver._TOGETHER", sizes + 200)
+    short = _found(_study(budget=400))
+    assert short.work <= 200 < whole.work
+    assert short.counts.legal + short.counts.unchecked == whole.counts.legal + whole.counts.unchecked
+    best, found = whole.rows[0].outcome.step_s, short.rows[0].outcome.step_s
+    assert best is not None
+    assert found is not None
+    assert found * (1 - (short.gain or 0.0)) <= best <= found

@@ -9,7 +9,8 @@
    budget is spent.
 
 The budget is of work that is estimated beforehand (`survey.work_of`), so a plan that is slow to simulate counts as much
-as the many that it takes the place of. Before all of the space is known, a part of it may be spent.
+as the many that it takes the place of. Before all of the space is known, a part of it may be spent. A long survey takes
+a part of it too.
 
 Which candidates are simulated depends only on the study, never on timing: candidate i is chosen by the table as it stood
 after candidate i - WINDOW. So any number of processes, and any number of interruptions, ends with the same table.
@@ -20,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
 
@@ -37,6 +38,8 @@ from simulator.studies.search.table import WINDOW, Table, table_of
 _SCOUTED: Final = 3  # branches of each level of split in which scouts look
 _DOUBLINGS: Final = 4  # of what is surveyed, from the first round to the whole space
 _BEFORE: Final = 0.25  # of the budget that scouts may spend, and as much between the rounds of the survey
+_TOGETHER: Final = 30_000  # work of a survey and its simulations: a size of micro-batch of a branch is one, as measured
+_LEAST: Final = 0.25  # of the budget that is for simulations however long the survey is
 _MANY: Final = 1500  # branches of which all are surveyed
 _TOKENS: Final = 4096  # of a sequence on a rank: fewer are rare, as messages then outlast the products between them
 _BRANCHES_A_TASK: Final = 16
@@ -120,6 +123,8 @@ class _Run:
         """Raises InputError where nothing in the space is legal."""
         self.known = self.journal.outcomes() if self.journal else {}
         branches = self._promising(sorted(self.study.space.branches(self.survey.pruned), key=_split))
+        if self.study.layouts:
+            self.table = table_of(replace(self.study, budget=self._left_by_survey(branches)))
         levels = [list(alike) for _, alike in groupby(branches, key=_split)]
         quickest = self._scout(levels)
         levels.sort(key=lambda level: (quickest.get(_split(level[0]), math.inf), _split(level[0])))
@@ -129,6 +134,11 @@ class _Run:
         if self.survey.num_legal == 0 and not self._any_legal(branches):
             raise InputError(tightest(self.survey.pruned))
         self._simulate()
+
+    def _left_by_survey(self, branches: list[Branch]) -> int:
+        """The budget of simulations: a survey that is as long as they are takes a part of it, which bounds both together."""
+        budget, survey = self.study.budget, sum(self.study.space.num_sizes(branch) for branch in branches)
+        return min(budget, max(int(_LEAST * budget), _TOGETHER - survey))
 
     def _promising(self, branches: list[Branch]) -> list[Branch]:
         """Of a very large space, what does not split below what is common; a table of every plan gets all of it."""

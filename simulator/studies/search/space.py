@@ -225,6 +225,13 @@ class Space:
         case = case_of(self.model, plan, branch.cluster, stack, software if software.name in _SELECTIVE else None)
         return plan, first_fault(case, rules)
 
+    def num_sizes(self, branch: Branch) -> int:
+        """Sizes of a micro-batch that the global batch divides by."""
+        chosen = branch.fields
+        ranks = branch.cluster.num_devices // (chosen["tp"] * chosen["cp"] * chosen["pp"])
+        sizes = self._values("micro_batch_size", _divisors(self.global_batch))
+        return sum(self.global_batch % (ranks * size) == 0 for size in sizes)
+
     def flows(self, branch: Branch) -> Iterator[tuple[int, str | None, int]]:
         """(sequences of a micro-batch, schedule, chunks) that are tried."""
         for size in self._values("micro_batch_size", _divisors(self.global_batch)):
