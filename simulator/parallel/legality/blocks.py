@@ -20,14 +20,14 @@ PLAN: Final = (
         fields=("cuda_graphs",),
         holds=lambda plan: "moe_preprocess" not in plan.cuda_graphs or "moe_router" in plan.cuda_graphs,
         equation="moe_preprocess is captured only together with moe_router",
-        remedy="add moe_router",
+        remedy='add "moe_router" to cuda_graphs',
     ),
     PlanRule(
         where="cuda_graphs",
         fields=("cuda_graphs",),
         holds=lambda plan: "moe" not in plan.cuda_graphs or "moe_router" not in plan.cuda_graphs,
         equation="moe already includes moe_router",
-        remedy="one of them",
+        remedy='leave "moe" or "moe_router" out of cuda_graphs',
     ),
 )
 
@@ -38,7 +38,7 @@ MODULES: Final = (
         applies=lambda run: run.plan.recompute.mode == "selective" and run.plan.recompute.modules != ("core_attn",),
         holds=lambda run: run.stack.traits.recomputes_modules,
         equation=lambda run: f"{run.stack.name} recomputes by operator, not by module",
-        remedy="a hand-fused stack (megatron-core-2025), or no recompute_modules",
+        remedy='stack = "megatron-core-2025", or leave recompute_modules out',
     ),
     RunRule(
         where="cuda_graphs",
@@ -46,7 +46,7 @@ MODULES: Final = (
         applies=lambda run: bool(run.plan.cuda_graphs),
         holds=lambda run: run.stack.traits.graphs_modules,
         equation=lambda run: f"CUDA graphs of modules are Megatron's, and {run.stack.name} has none",
-        remedy="megatron-core-2025, or no cuda_graphs",
+        remedy='stack = "megatron-core-2025", or leave cuda_graphs out',
     ),
 )
 
@@ -77,5 +77,5 @@ NEAR_PEERS: Final = RunRule(
     equation=lambda run: (
         f"asynchronous tensor parallelism reads its peers' memory over NVLink, and tp = {run.plan.tp} leaves the domain"
     ),
-    remedy=lambda run: f"tp = {run.tensor_group().ranks_per_node}, or a stack without symmetric_memory",
+    remedy=lambda run: f"tp = {run.tensor_group().ranks_per_node}, or a stack whose overlap.tp is not symmetric_memory",
 )

@@ -51,7 +51,7 @@ PLAN: Final = (
         fields=_ORDER,
         holds=lambda plan: not _left_out(plan),
         equation=_left_out_equation,
-        remedy="tp-cp-ep-dp-pp in any order",
+        remedy='name each of them, as rank_order = "tp-cp-ep-dp-pp" does; any order will do',
     ),
     PlanRule(
         where="rank_order",
@@ -59,7 +59,7 @@ PLAN: Final = (
         applies=lambda plan: plan.ep > 1 and not _left_out(plan),
         holds=lambda plan: not _experts_astray(plan),
         equation=lambda plan: f"{plan.rank_order} puts experts {_experts_astray(plan)}, which is not modelled",
-        remedy="ep behind tp, before dp and pp: tp-cp-ep-dp-pp",
+        remedy='put ep after tp, and before dp and pp: rank_order = "tp-cp-ep-dp-pp"',
     ),
     PlanRule(
         where="dp_shard",
@@ -99,7 +99,7 @@ PLAN: Final = (
         fields=("reshard_after_forward", "dp_shard"),
         holds=_reshards,
         equation=lambda plan: f"{plan.fsdp.reshard_after_forward} does not divide dp_shard = {plan.dp_shard}",
-        remedy="a divisor of dp_shard, true or false",
+        remedy="reshard_after_forward = true, false, or a number that divides dp_shard",
     ),
 )
 

@@ -81,7 +81,7 @@ _OVERLAP: Final = (  # Megatron-LM, arguments.py: overlap_moe_expert_parallel_co
         applies=_overlaps,
         holds=lambda plan: not _runs_again(plan),
         equation="recomputation would run the exchanges again",
-        remedy=f'recompute = "none", or modules without moe, {_OFF}',
+        remedy=f'recompute = "none", or leave "moe" out of recompute_modules, {_OFF}',
     ),
     PlanRule(
         where="expert_overlap",
@@ -113,7 +113,7 @@ PLAN: Final = (
             plan.experts.capacity_factor is None or (plan.experts.imbalance, plan.experts.imbalance_sigma) == (1.0, 0.0)
         ),
         equation="experts padded to a capacity take the same rows on every rank",
-        remedy="expert_imbalance = 1, expert_imbalance_sigma = 0; or no expert_capacity_factor",
+        remedy="expert_imbalance = 1 and expert_imbalance_sigma = 0, or leave expert_capacity_factor out",
     ),
 )
 
@@ -203,6 +203,8 @@ RUN: Final = (
             f"{run.stack.name} cuts {_rows(run)[0]:,} and {_rows(run)[1]:,} rows of experts into {_shards(run.plan):,} "
             "shards, which FSDP2 refuses as uneven"
         ),
-        remedy=lambda run: f"{gcd(*_rows(run), _shards(run.plan)):,} shards: more ep, or dp_replicate for dp_shard",
+        remedy=lambda run: (
+            f"{gcd(*_rows(run), _shards(run.plan)):,} shards: raise ep, or lower dp_shard and raise dp_replicate"
+        ),
     ),
 )

@@ -91,7 +91,7 @@ def _swap_rule(name: str, told: Callable[[OfModel], int]) -> ModelRule:
         applies=lambda of: of.plan.cp > 1 and of.plan.cp_exchange == "all_to_all",
         holds=lambda of: told(of) % (of.plan.cp * of.plan.tp) == 0,
         equation=equation,
-        remedy='cp_exchange = "ring", or a smaller cp',
+        remedy='cp_exchange = "ring", or lower cp',
     )
 
 
@@ -133,7 +133,7 @@ _MIXERS: Final = (  # they swap heads for tokens under context parallelism (Mega
         equation=lambda of: (
             f"the {_mamba(of).projected} columns of a Mamba mixer's product are not a multiple of {_NARROW_MULTIPLE}"
         ),
-        remedy='precision = "bf16", or other heads, groups or states',
+        remedy='precision = "bf16", or change the heads, groups or states of the mixers in the model file',
     ),
     ModelRule(
         where="cp",

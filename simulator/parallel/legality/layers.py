@@ -15,7 +15,7 @@ def _one_or_more(where: str, count: Callable[[Pipeline], int]) -> PipelineRule:
         fields=() if where == "layers" else (where,),
         holds=lambda line: count(line) >= 1,
         equation=lambda line: f"{where} = {count(line)}",
-        remedy="1 or more",
+        remedy=f"{where} = 1 or more",
     )
 
 
@@ -62,7 +62,7 @@ _OF_EACH: Final = (
         applies=_explicit,
         holds=lambda line: line.split.first is None and line.split.last is None and not line.split.ends_as_layers,
         equation="the layers of each stage are given; settings of the first stage, the last stage, embedding or head contradict them",
-        remedy="one of the two",
+        remedy="leave stage_layers out, or those settings",
     ),
     PipelineRule(
         where="stage_layers",
@@ -70,7 +70,7 @@ _OF_EACH: Final = (
         applies=_explicit,
         holds=lambda line: len(_given(line)) == _positions(line),
         equation=lambda line: f"{len(_given(line))} numbers for {_positions(line)} virtual stages",
-        remedy=lambda line: f"{_positions(line)} numbers: pp × virtual_stages",
+        remedy=lambda line: f"give {_positions(line)} numbers: pp × virtual_stages",
     ),
     PipelineRule(
         where="stage_layers",
@@ -78,7 +78,7 @@ _OF_EACH: Final = (
         applies=_explicit,
         holds=lambda line: all(count >= 0 for count in _given(line)),
         equation=lambda line: f"{min(_given(line))} layers in a stage",
-        remedy="0 or more",
+        remedy="give each stage 0 layers or more",
     ),
     PipelineRule(
         where="stage_layers",
@@ -86,7 +86,7 @@ _OF_EACH: Final = (
         applies=_explicit,
         holds=lambda line: sum(_given(line)) == line.num_layers,
         equation=_sum,
-        remedy=lambda line: f"numbers that sum to {line.num_layers}",
+        remedy=lambda line: f"give numbers whose sum is {line.num_layers}",
     ),
 )
 
@@ -129,7 +129,7 @@ def _end_rules(where: str, count: Callable[[Pipeline], int | None]) -> tuple[Pip
             applies=lambda line: _ends(line) and count(line) is not None,
             holds=lambda line: told(line) >= 1,
             equation=lambda line: f"{told(line)} layers",
-            remedy="1 or more",
+            remedy=f"{where} = 1 or more",
         ),
         PipelineRule(
             where=where,
@@ -137,7 +137,7 @@ def _end_rules(where: str, count: Callable[[Pipeline], int | None]) -> tuple[Pip
             applies=lambda line: _ends(line) and told(line) >= 1,
             holds=lambda line: told(line) % _way(line) == 0,
             equation=lambda line: f"{told(line)} layers are not a multiple of virtual_stages = {_way(line)}",
-            remedy=lambda line: _nearest(told(line), _way(line)),
+            remedy=lambda line: f"{where} = {_nearest(told(line), _way(line))}",
         ),
     )
 
@@ -149,7 +149,7 @@ _OF_ENDS: Final = (
         applies=_ends,
         holds=lambda line: not line.split.ends_as_layers,
         equation="the layers of the first or last stage are given, so embedding and head cannot count as layers too",
-        remedy="one of the two",
+        remedy="leave first_stage_layers and last_stage_layers out, or do not count embedding and head as layers",
     ),
     *_end_rules("first_stage_layers", lambda line: line.split.first),
     *_end_rules("last_stage_layers", lambda line: line.split.last),
@@ -167,7 +167,7 @@ _OF_ENDS: Final = (
         applies=lambda line: _ends(line) and _middle(line) == 0,
         holds=lambda line: _left(line) == 0,
         equation=lambda line: f"{_left_text(line)} left over, and no stage takes them",
-        remedy=lambda line: f"sum to {line.num_layers}",
+        remedy=lambda line: f"first_stage_layers + last_stage_layers = {line.num_layers}",
     ),
     PipelineRule(
         where="pp",
@@ -177,7 +177,9 @@ _OF_ENDS: Final = (
             _left(line) >= _middle(line) * _way(line) and _left(line) % (_middle(line) * _way(line)) == 0
         ),
         equation=lambda line: f"{_left_text(line)} left for {_middle(line)} stages of {_way(line)} chunks",
-        remedy=lambda line: f"leave {_nearest(_left(line), _middle(line) * _way(line))}",
+        remedy=lambda line: (
+            f"choose first_stage_layers and last_stage_layers so that {_nearest(_left(line), _middle(line) * _way(line))} are left"
+        ),
     ),
 )
 

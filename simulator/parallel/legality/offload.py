@@ -27,7 +27,7 @@ PLAN: Final = (
         applies=lambda plan: _offloads(plan) and plan.traits.offloads_units,
         holds=lambda plan: plan.offload.optimizer == "host" and plan.offload.parameters == "host",
         equation="FSDP2 offloads parameters, gradients and optimizer together, to the host",
-        remedy='optimizer = "host", parameters = "host"',
+        remedy='offload.optimizer = "host" and offload.parameters = "host"',
     ),
     PlanRule(
         where="offload",
@@ -43,7 +43,7 @@ PLAN: Final = (
         applies=lambda plan: _by_deepspeed(plan) and plan.zero in (1, 2),
         holds=lambda plan: plan.offload.parameters == "none" and plan.offload.optimizer != "nvme",
         equation=lambda plan: f"ZeRO stage {plan.zero} can offload only the optimizer, and only to the host",
-        remedy='zero = 3, or optimizer = "host" alone',
+        remedy='zero = 3, or offload.optimizer = "host" and no offload.parameters',
     ),
     PlanRule(
         where="offload",
@@ -59,7 +59,7 @@ PLAN: Final = (
         applies=lambda plan: plan.offload.delayed,
         holds=lambda plan: plan.offload.optimizer == "host" and plan.traits.zero_engine,
         equation="only DeepSpeed's optimizer in host memory can update late",
-        remedy='data_parallel = "deepspeed", offload.optimizer = "host"; or delayed = false',
+        remedy='data_parallel = "deepspeed", offload.optimizer = "host"; or offload.delayed = false',
     ),
     PlanRule(
         where="optimizer",
@@ -90,7 +90,7 @@ MODELLED: Final = (
         applies=_offloading,
         holds=lambda run: run.model.experts is None,
         equation="offload of a mixture of experts is not modelled",
-        remedy="a dense model, or no offload",
+        remedy="leave offload out",
     ),
     RunRule(
         where="offload",
@@ -98,7 +98,7 @@ MODELLED: Final = (
         applies=_offloading,
         holds=lambda run: run.plan.pp == 1,
         equation="offload with pipeline parallelism is not modelled",
-        remedy="pp = 1, or no offload",
+        remedy="pp = 1, or leave offload out",
     ),
 )
 
@@ -109,7 +109,7 @@ HOSTS: Final = (
         applies=_offloading,
         holds=lambda run: run.cluster.host_tier is not None,
         equation=lambda run: f"{run.cluster.name} has no host memory that its GPUs reach",
-        remedy="a [host] link in the cluster file",
+        remedy="add a [host] link to the cluster file",
     ),
     RunRule(
         where="offload.activations",
@@ -117,7 +117,7 @@ HOSTS: Final = (
         applies=lambda run: run.plan.offload.activations == "peer",
         holds=lambda run: run.cluster.lent_bytes > 0,
         equation=_no_peers,
-        remedy='idle_gpus in the cluster file, or activations = "host"',
+        remedy='set idle_gpus in the cluster file, or offload.activations = "host"',
     ),
 )
 # reported at the cluster
@@ -128,5 +128,5 @@ EVEN_NODES: Final = RunRule(
     applies=_offloading,
     holds=lambda run: not run.cluster.exceptions,
     equation="offload on nodes that differ is not modelled",
-    remedy="no offload, or no exceptions",
+    remedy="leave offload out of the plan, or exceptions out of the cluster",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from simulator.parallel.legality.degrees import nearest_divisor
 from simulator.parallel.legality.rule import Played, PlayRule
 from simulator.spec.plan import AXES, NOTHING_OFFLOADED, Plan
 
@@ -19,7 +20,7 @@ def _model_rule(where: str, what: str, there: Callable[[Played], bool]) -> PlayR
         fields=("seq_len",) if where == "global_every" else (),
         holds=lambda played: not there(played),
         equation=f"{what} is not played",
-        remedy="`predict` takes it",
+        remedy="not needed for an answer: `shardwise predict` takes this model",
     )
 
 
@@ -54,7 +55,7 @@ def _one(axis: str) -> PlayRule:
         fields=(axis,),
         holds=lambda played: getattr(played.plan, axis) <= 1,
         equation=lambda played: f"{axis} = {getattr(played.plan, axis)} is not played",
-        remedy="1",
+        remedy=f"{axis} = 1; `shardwise predict` takes any",
     )
 
 
@@ -70,7 +71,7 @@ _PLAN: Final = (
         fields=("implementation",),
         holds=lambda played: played.plan.traits.whole_modules or played.plan.traits.shards_rows,
         equation=lambda played: f"{played.plan.implementation} is not played",
-        remedy="ddp, zero_redundancy or fsdp2",
+        remedy='data_parallel = "ddp", "zero_redundancy" or "fsdp2"',
     ),
     _one("cp"),
     _one("pp"),
@@ -80,21 +81,21 @@ _PLAN: Final = (
         fields=("rank_order", *AXES),
         holds=lambda played: _in_mesh_order(played.plan),
         equation=lambda played: f"{played.plan.rank_order} is not the order of torch's device mesh",
-        remedy="tp-cp-ep-dp-pp; `predict` takes any",
+        remedy='rank_order = "tp-cp-ep-dp-pp"; `shardwise predict` takes any',
     ),
     PlayRule(
         where="precision",
         fields=("precision",),
         holds=lambda played: not played.plan.narrow,
         equation=lambda played: f"{played.plan.precision.compute} products need more than torch",
-        remedy="bf16",
+        remedy='precision = "bf16"',
     ),
     PlayRule(
         where="optimizer",
         fields=("optimizer",),
         holds=lambda played: played.plan.optimizer.kind != "adam8bit",
         equation="adam8bit needs bitsandbytes",
-        remedy="adamw",
+        remedy='optimizer = "adamw"',
     ),
     PlayRule(
         where="optimizer_impl",
@@ -102,7 +103,7 @@ _PLAN: Final = (
         applies=lambda played: played.plan.traits.shards_rows and played.plan.optimizer.kind.startswith("sgd"),
         holds=lambda played: played.plan.optimizer.impl != "fused",
         equation="torch has no fused SGD for sharded parameters",
-        remedy="foreach",
+        remedy='optimizer_impl = "foreach"',
     ),
     PlayRule(
         where="optimizer_dtype",
@@ -114,9 +115,9 @@ _PLAN: Final = (
             f"not {played.plan.optimizer.dtype}"
         ),
         remedy=lambda played: (
-            f"optimizer_dtype = {played.plan.precision.master}"
+            f'optimizer_dtype = "{played.plan.precision.master}"'
             if played.plan.precision.master != "fp16"
-            else "master_dtype = fp32"
+            else 'master_dtype = "fp32"'
         ),
     ),
     PlayRule(
@@ -125,7 +126,7 @@ _PLAN: Final = (
         applies=lambda played: not played.plan.traits.shards_rows,
         holds=lambda played: played.plan.precision.master in ("fp32", played.plan.gradient_dtype),
         equation=lambda played: f"DDP's hooks only narrow fp32 gradients, and these are {played.plan.precision.master}",
-        remedy=lambda played: f"reduce_dtype = {played.plan.precision.master}",
+        remedy=lambda played: f'reduce_dtype = "{played.plan.precision.master}"',
     ),
 )
 
@@ -140,7 +141,7 @@ _OFFLOAD: Final = (  # CPUOffloadPolicy is all there is: states of FSDP2 to the 
         fields=("offload",),
         holds=lambda played: played.plan.offload.activations == "none",
         equation="torch's save_on_cpu takes gathered weights along, and waits for every copy",
-        remedy='activations = "none"; `predict` takes it',
+        remedy='offload.activations = "none"; `shardwise predict` takes any',
     ),
     PlayRule(
         where="offload.migration",
@@ -150,7 +151,7 @@ _OFFLOAD: Final = (  # CPUOffloadPolicy is all there is: states of FSDP2 to the 
         equation=lambda played: (
             f"torch's allocator has no unified memory to migrate by {played.plan.offload.migration}"
         ),
-        remedy='migration = "copy"',
+        remedy='offload.migration = "copy"',
     ),
     PlayRule(
         where="offload.prefetch",
@@ -158,7 +159,7 @@ _OFFLOAD: Final = (  # CPUOffloadPolicy is all there is: states of FSDP2 to the 
         applies=_states_leave,
         holds=lambda played: played.plan.offload.prefetch == NOTHING_OFFLOADED.prefetch,
         equation="FSDP2 copies a unit back when it gathers it: forward_prefetch and backward_prefetch say how far ahead",
-        remedy=f"prefetch = {NOTHING_OFFLOADED.prefetch}",
+        remedy=f"offload.prefetch = {NOTHING_OFFLOADED.prefetch}",
     ),
 )
 
@@ -178,34 +179,38 @@ def _stack_rule(equation: str, remedy: str, broken: Callable[[Played], bool]) ->
 _STACK: Final = (
     _stack_rule(
         "hand-fused blocks are not torch's own",
-        "an eager or compiled stack",
+        'stack = "torch-2.11-eager" or "torch-2.11-compiled"',
         lambda played: played.stack.traits.own_layers,
     ),
     _stack_rule(
         "a fused rotary kernel is not torch's own",
-        'rope = "half"',
+        "--set stack.rope=half",
         lambda played: played.stack.traits.runs_operators and played.stack.kernels.rope == "fused",
     ),
-    _stack_rule("dropout is not played", "dropout = false", lambda played: played.stack.kernels.dropout),
+    _stack_rule("dropout is not played", "--set stack.dropout=false", lambda played: played.stack.kernels.dropout),
     _stack_rule(
-        "training metrics are not played", "loss_metrics = 0", lambda played: played.stack.kernels.loss_metrics > 0
+        "training metrics are not played",
+        "--set stack.loss_metrics=0",
+        lambda played: played.stack.kernels.loss_metrics > 0,
     ),
     _stack_rule(
         "Transformer Engine's loss is not torch's own",
-        'loss = "fp32_eager"',
+        "--set stack.loss=fp32_eager",
         lambda played: played.stack.kernels.loss == "in_place",
     ),
     _stack_rule(
-        "a fused loss is not torch's own", 'loss = "fp32_eager"', lambda played: played.stack.kernels.loss == "fused"
+        "a fused loss is not torch's own",
+        "--set stack.loss=fp32_eager",
+        lambda played: played.stack.kernels.loss == "fused",
     ),
     _stack_rule(
         "the Triton kernel of 2022 is not in torch",
-        'kernel = "flash2"',
+        "--set stack.attention.kernel=flash2",
         lambda played: played.stack.attention.kernel == "flash1_triton",
     ),
     _stack_rule(
         "compiled blocks do not run on fake tensors",
-        "solo on a GPU",
+        "--mode solo, on a GPU",
         lambda played: played.mode == "fake" and played.stack.traits.compiles_blocks,
     ),
 )
@@ -223,7 +228,7 @@ def _divides(name: str) -> PlayRule:
         applies=_split,
         holds=lambda played: getattr(played.model, name) % played.plan.tp == 0,
         equation=lambda played: f"{played.plan.tp} does not divide {name} = {getattr(played.model, name)}",
-        remedy=lambda played: f"a divisor of {getattr(played.model, name)}",
+        remedy=lambda played: f"tp = {nearest_divisor(getattr(played.model, name), played.plan.tp)}",
     )
 
 
@@ -272,7 +277,7 @@ _MODE: Final = (
         applies=lambda played: played.mode == "cpu",
         holds=lambda played: played.plan.num_devices <= MAX_CPU_RANKS,
         equation=lambda played: f"{played.plan.num_devices} ranks are too many processes for one CPU machine",
-        remedy=f"at most {MAX_CPU_RANKS}, or --mode fake",
+        remedy=f"a plan of at most {MAX_CPU_RANKS} ranks, or --mode fake",
     ),
 )
 
@@ -287,7 +292,7 @@ _HOOKS: Final = (
         fields=("sync_every_steps",),
         holds=lambda played: played.plan.sync_every_steps <= 1,
         equation="`validate run` does not take steps without the replicas",
-        remedy="1; `predict` takes any",
+        remedy="sync_every_steps = 1; `shardwise predict` takes any",
     ),
     PlayRule(
         where="comm_hook",
@@ -311,7 +316,7 @@ _HOOKS: Final = (
         applies=_powersgd,
         holds=lambda played: not played.plan.ddp.comm_hook.error_feedback or played.mode != "cpu",
         equation="gloo ends the hook on threads of its own, where no tracker sees the error's memory",
-        remedy="false, or GPUs",
+        remedy="comm_hook.error_feedback = false, or play it on GPUs",
     ),
     PlayRule(
         where="comm_hook",
@@ -319,7 +324,7 @@ _HOOKS: Final = (
         applies=lambda played: played.plan.ddp.comm_hook.kind == "bf16_compress",
         holds=lambda played: played.mode != "cpu",
         equation="torch's bf16 hook needs NCCL",
-        remedy="fp16_compress, or GPUs",
+        remedy='comm_hook.kind = "fp16_compress", or play it on GPUs',
     ),
 )
 

@@ -21,7 +21,7 @@ def _of_fp8(where: str) -> PlanRule:
         fields=(where, "precision"),
         holds=lambda plan: plan.precision.compute == "fp8" or plan.value(where) in (None, False),
         equation=lambda plan: f"it only applies to fp8 products, and the precision is {plan.precision.compute}",
-        remedy=f'precision = "fp8", or no {where}',
+        remedy=f'precision = "fp8", or leave {where} out',
     )
 
 
@@ -33,7 +33,7 @@ PLAN: Final = (
         equation=lambda plan: (
             f"layers stay in bf16 where the others' products are narrower, and the precision is {plan.precision.compute}"
         ),
-        remedy='precision = "fp8" or "nvfp4", or 0',
+        remedy='precision = "fp8" or "nvfp4", or first_layers_bf16 = 0 and last_layers_bf16 = 0',
     ),
     _of_fp8("fp8_recipe"),
     _of_fp8("fp8_all_gather"),
@@ -51,7 +51,7 @@ PLAN: Final = (
         applies=_gathers_fp8,
         holds=lambda plan: plan.precision.first_layers_bf16 + plan.precision.last_layers_bf16 == 0,
         equation="layers of another precision among those gathered in fp8 are not modelled",
-        remedy="fp8_all_gather = false, or no such layers",
+        remedy="fp8_all_gather = false, or first_layers_bf16 = 0 and last_layers_bf16 = 0",
     ),
     PlanRule(
         where="fp8_all_gather",
@@ -93,7 +93,7 @@ MODEL: Final = (
             f"{of.plan.precision.first_layers_bf16} + {of.plan.precision.last_layers_bf16} layers in bf16, "
             f"and the model has {of.model.num_layers}"
         ),
-        remedy=lambda of: f"{of.model.num_layers} together at most",
+        remedy=lambda of: f"first_layers_bf16 + last_layers_bf16 = {of.model.num_layers} at most",
     ),
 )
 
@@ -125,7 +125,7 @@ RUN: Final = (  # products of block-scaled operands need tensor cores that read 
         applies=lambda run: run.plan.precision.compute == "nvfp4",
         holds=lambda run: run.stack.traits.narrow_by_blocks,
         equation=lambda run: f"nvfp4 products are Transformer Engine's, and {run.stack.name} has torch's own",
-        remedy='stack = "megatron-core-2025", or "fp8"',
+        remedy='stack = "megatron-core-2025", or precision = "fp8"',
     ),
     RunRule(
         where="fp8_recipe",

@@ -76,7 +76,7 @@ _ZEROPP: Final = (
         applies=_zeropp,
         holds=lambda plan: not plan.offload.any,
         equation="ZeRO++ with offload is not modelled",
-        remedy="no offload, or no ZeRO++",
+        remedy="leave offload out, or zeropp",
     ),
 )
 
@@ -86,7 +86,7 @@ _MICS: Final = PlanRule(  # MiCS is DeepSpeed's stage 3 inside groups: dp_shard 
     applies=lambda plan: plan.deepspeed.hierarchical_gather,
     holds=lambda plan: _at_stage_3(plan) and plan.dp_replicate > 1,
     equation="only MiCS (DeepSpeed's stage 3 inside groups) gathers in two stages",
-    remedy='data_parallel = "deepspeed", zero = 3, dp_shard = ranks of a group, dp_replicate = groups',
+    remedy='data_parallel = "deepspeed", zero = 3, dp_shard = the ranks of a group, dp_replicate = the number of groups',
 )
 
 
@@ -110,7 +110,7 @@ _HOOKS: Final = (
         applies=_hooked,
         holds=lambda plan: plan.traits.whole_modules,
         equation=lambda plan: f"communication hooks are DDP's, not {plan.implementation}'s",
-        remedy="zero = 0 or 1 without data_parallel, or reduce_dtype",
+        remedy='data_parallel = "ddp", or leave comm_hook out and set reduce_dtype',
     ),
     PlanRule(
         where="reduce_dtype",
@@ -133,7 +133,7 @@ _HOOKS: Final = (
         equation=(
             "DDP rebuilds its buckets after the first step, which error feedback and warm start would not survive"
         ),
-        remedy="start_step = 2 or more",
+        remedy="comm_hook.start_step = 2 or more",
     ),
     PlanRule(
         where="comm_hook",
@@ -141,7 +141,7 @@ _HOOKS: Final = (
         applies=_powersgd,
         holds=lambda plan: plan.pp <= 1,
         equation="PowerSGD with pipeline parallelism is not modelled",
-        remedy="pp = 1, or fp16_compress",
+        remedy='pp = 1, or comm_hook.kind = "fp16_compress"',
     ),
 )
 
@@ -194,7 +194,7 @@ _LOCAL: Final = (
         applies=_alone,
         holds=lambda plan: plan.pp == 1,
         equation=lambda plan: f"local steps with pp = {plan.pp} are not modelled",
-        remedy="without pp, or sync_every_steps = 1",
+        remedy="pp = 1, or sync_every_steps = 1",
     ),
     PlanRule(
         where="sync_every_steps",
@@ -202,7 +202,7 @@ _LOCAL: Final = (
         applies=_alone,
         holds=lambda plan: plan.ep == 1,
         equation=lambda plan: f"local steps with ep = {plan.ep} are not modelled",
-        remedy="without ep, or sync_every_steps = 1",
+        remedy="ep = 1, or sync_every_steps = 1",
     ),
     PlanRule(
         where="sync_every_steps",
@@ -210,7 +210,7 @@ _LOCAL: Final = (
         applies=_alone,
         holds=lambda plan: plan.ddp.comm_hook.kind == "none",
         equation=lambda plan: f"local steps with comm_hook = {plan.ddp.comm_hook.kind} are not modelled",
-        remedy="without comm_hook, or sync_every_steps = 1",
+        remedy="leave comm_hook out, or sync_every_steps = 1",
     ),
     PlanRule(
         where="sync_every_steps",
@@ -218,7 +218,7 @@ _LOCAL: Final = (
         applies=_alone,
         holds=lambda plan: not plan.offload.any,
         equation="local steps with offload = on are not modelled",
-        remedy="without offload, or sync_every_steps = 1",
+        remedy="leave offload out, or sync_every_steps = 1",
     ),
 )
 
