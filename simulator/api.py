@@ -12,7 +12,7 @@ from simulator.base.arguments import checked
 from simulator.base.errors import ArgumentError, Fault, InputError
 from simulator.base.schema import nearest
 from simulator.formats.readers.arrivals_table import read_arrivals
-from simulator.formats.readers.capture import read_capture
+from simulator.formats.readers.capture import kind_of, read_capture
 from simulator.predict.prediction import Prediction
 from simulator.predict.program import predict_program as predicted_program
 from simulator.spec.calibration import Calibration
@@ -122,7 +122,7 @@ def predict_program(
     what would make it fit. Raises InputError with every fault found.
     """
     path = Path(program)
-    if path.suffix == ".py":
+    if kind_of(path) == "script":
         remedy = f"shardwise capture {path} -o {path.stem}.capture.gz, and predict that file"
         raise InputError(Fault(place=str(path), problem="a script is run by the command line only", remedy=remedy))
     found = [read_capture(path), *([read_capture(Path(scale_with))] if scale_with is not None else [])]

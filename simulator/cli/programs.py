@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from simulator.base.errors import Fault, InputError
-from simulator.formats.readers.capture import capture_of, read_capture
+from simulator.formats.readers.capture import capture_of, kind_of, read_capture
+from simulator.formats.readers.recording import is_recording
 from simulator.formats.study import Study, read_study
 from simulator.spec.prices import Prices
 from simulator.studies.compare import Subject
@@ -23,8 +24,8 @@ _OF_PLACE = ("cluster", "device", "link", "stack", "kernels", "checkpoint")
 
 
 def is_program(file: Path | None) -> bool:
-    """A capture file or a script, not a STUDY.toml."""
-    return file is not None and file.suffix in (".gz", ".py")
+    """A capture file or a script by what it holds, not a STUDY.toml."""
+    return file is not None and kind_of(file) != "other"
 
 
 def place_of(flags: Mapping[str, Any], settings: Sequence[str], faults: Sequence[Fault] = ()) -> Study:
@@ -72,24 +73,26 @@ def program_at(file: Path, place: Study, tokens_per_step: int | None = None, sca
     """
     if scale_with is not None:
         files = (file, scale_with)
-        scripts = [Fault(place=str(one), problem="is no capture file") for one in files if one.suffix == ".py"]
+        remedy = "shardwise capture writes one"
+        problem = "is a script, and two captures are needed"
+        scripts = [Fault(place=str(one), problem=problem, remedy=remedy) for one in files if kind_of(one) == "script"]
         if scripts:
             raise InputError(scripts)
         both = [program_at(one, place, tokens_per_step) for one in files]
         return next((one for one in both if one.world_size == place.cluster.num_devices), None) or scaled(
             both[0], both[1], place.cluster.num_devices
         )
-    found = (
-        _captured_now(file, place)
-        if file.suffix == ".py"
-        else _read(file, file.stat().st_mtime_ns if file.exists() else 0)
-    )
+    script = kind_of(file) == "script"
+    found = _captured_now(file, place) if script else _read(file, file.stat().st_mtime_ns if file.exists() else 0)
     return replace(found, tokens_per_step=tokens_per_step) if tokens_per_step else found
 
 
 @cache
 def _read(file: Path, _changed: int) -> Capture:
-    """A study of many predictions reads its file once."""
+    """A study of many predictions reads its file once. Raises InputError for a recorded step."""
+    if file.is_file() and is_recording(file):
+        problem = "a recorded step, which only `predict --program` answers for"
+        raise InputError(Fault(place=str(file), problem=problem, remedy="shardwise capture writes a program's file"))
     return read_capture(file)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -25,3 +28,17 @@ class StatusLine:
             return
         self._told = now
         click.echo(f"\r\x1b[2K{line}" if self._live else line, nl=last or not self._live, err=True)
+
+
+@contextmanager
+def ended_as_interrupted() -> Iterator[None]:
+    """A batch system that ends the job gets what is known by then, as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

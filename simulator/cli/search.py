@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import format_seconds
 from simulator.cli.options import FILE, answer_options, price_options, write_json
-from simulator.cli.progress import StatusLine
+from simulator.cli.progress import StatusLine, ended_as_interrupted
 from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.cli.terminal import show
 from simulator.formats.study import calibration_named
@@ -116,7 +115,7 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
     with (
         Journal(journal, study.identity) if journal is not None else nullcontext() as kept,
         _engine(study, options) as engine,
-        _ended_as_interrupted(),
+        ended_as_interrupted(),
     ):
         try:
             report = search_stacks(study, engine, kept, _Teller())
@@ -135,20 +134,6 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
     if interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.OK if report.rows else ExitCode.DOES_NOT_FIT
-
-
-@contextmanager
-def _ended_as_interrupted() -> Iterator[None]:
-    """A batch system that ends the job gets what is known by then, as Ctrl-C does."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _kit(options: dict[str, Any]) -> Path | None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, format_seconds, parse_seconds
 from simulator.cli.options import FILE, loaded_prices, write_json
-from simulator.cli.progress import StatusLine
+from simulator.cli.progress import StatusLine, ended_as_interrupted
 from simulator.cli.terminal import show
 from simulator.formats.study.overrides import literal
 
@@ -121,7 +120,7 @@ def run_search(asked: ServingStudy, options: Mapping[str, Any], *, as_json: bool
     jobs = options["jobs"] or len(os.sched_getaffinity(0))
     journal: Path | None = options["journal"]
     interrupted = False
-    with Notes(journal, study.identity) if journal is not None else nullcontext() as notes, _ended_as_interrupted():
+    with Notes(journal, study.identity) if journal is not None else nullcontext() as notes, ended_as_interrupted():
         try:
             report = search_serving(study, jobs=jobs, notes=notes, prices=prices, tell=_teller())
         except SearchInterrupted as stop:
@@ -198,17 +197,3 @@ def _teller() -> Callable[[Progress], None]:
         line.tell(f"{progress.phase}: {progress.done:,} plays{best}, {format_seconds(time.monotonic() - since)}")
 
     return tell
-
-
-@contextmanager
-def _ended_as_interrupted() -> Iterator[None]:
-    """A batch system that ends the job gets what is known by then, as Ctrl-C does."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -182,15 +182,17 @@ def _check(plan: Plan, cluster: Cluster, model: Model = MODEL) -> None:
 @pytest.mark.parametrize("order", ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"])
 def test_bounds_do_not_depend_on_what_was_bounded_before(order: str) -> None:
     """Floors of one surveyor share prices and blocks: what plans share must be all that those depend on."""
-    fixed = {"stack": ("megatron-core-2025",), "zero": (0, 3), "schedule": (None, "1f1b"), "micro_batch_size": (1,)}
-    fixed |= {"rank_order": (order,), "recompute": ("none",), "tp": (2, 4), "pp": (1, 2)}
-    mixture = MODEL.model_copy(update={"name": "mixture", "max_positions": 16384, "experts": Experts(num_experts=16, top_k=2, d_ff=1024)})
+    fixed = {"stack": ("megatron-core-2025",), "zero": (3,), "schedule": (None, "1f1b"), "micro_batch_size": (1,)}
+    fixed |= {"rank_order": (order,), "recompute": ("none",), "tp": (2,), "pp": (1, 2)}
+    mixture = MODEL.model_copy(
+        update={"name": "mixture", "max_positions": 16384, "experts": Experts(num_experts=16, top_k=2, d_ff=1024)}
+    )
     space = Space(model=mixture, clusters=(CLUSTERS[4],), global_batch=64, seq_len=16384, fixed=fixed)
     study = SearchStudy(space=space, layouts=True)
     together = Surveyor(study)
     branches = list(space.branches(Pruned()))
     assert len({branch.fields["ep"] for branch in branches}) > 3
     found = [(together.survey(branch), Surveyor(study).survey(branch)) for branch in branches]
-    assert sum(len(alone.prospects) for _, alone in found) > 20
+    assert sum(len(alone.prospects) for _, alone in found) > 10
     for one, alone in found:
         assert one.prospects == alone.prospects

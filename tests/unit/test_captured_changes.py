@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from simulator.base.errors import InputError
 from simulator.base.fit import Fit
 from simulator.base.kernels import Gemm, Stated, Stream
-from simulator.formats.readers.capture import capture_of
+from simulator.formats.readers.capture import capture_of, kind_of
 from simulator.memory.history import script_history, step_live_bytes
 from simulator.predict.program import predict_program
 from simulator.spec.calibration import Calibration
@@ -304,3 +306,28 @@ def test_cudnns_attention_is_attention() -> None:
     args = [q, q, q, q, q, None, None, None, None, None, None, 1024, 1024, 0.0, True]
     (back,) = kernels("aten._scaled_dot_product_cudnn_attention_backward.default", args, [q, q, q])
     assert (back.direction, back.causal) == ("backward", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "kind"),
+    [
+        ("study", b"[plan]\nzero = 3\n", "other"),
+        ("study.toml", b"[plan]\ndata_parallel = fsdp2\n", "other"),  # a mistake, and Python
+        ("study", b"model = llama\n", "other"),
+        ("train", b"import torch\n\n\ndef step():\n    pass\n", "script"),
+        ("train.py", b"print 'no Python of today'\n", "script"),
+        ("step", gzip.compress(b"{}"), "packed"),
+        ("step.toml", gzip.compress(b"{}"), "packed"),
+        ("notes.txt", b"\xff\xfe", "other"),
+        ("empty", b"", "other"),
+    ],
+)
+def test_what_a_file_holds_decides_whether_it_is_a_program(tmp_path: Path, name: str, data: bytes, kind: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(data)
+    assert kind_of(file) == kind
+
+
+def test_a_file_that_is_not_there_is_what_its_name_says(tmp_path: Path) -> None:
+    kinds = [kind_of(tmp_path / name) for name in ("a.gz", "a.py", "a.toml")]
+    assert kinds == ["packed", "script", "other"]

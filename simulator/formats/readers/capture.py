@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import os
+import tomllib
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from simulator.base.errors import Fault, InputError
 from simulator.work.captured.capture import ARITY, Capture, Kind
@@ -22,9 +24,41 @@ _KEYS: Final = {
     "signatures": list, "names": list, "groups": list, "ranks": list,
 }  # fmt: skip
 _RANK: Final = {"rank": int, "steady": int, "categories": dict, "answers": dict, "events": list}
+_GZIP: Final = b"\x1f\x8b"
 _WHOLE: Final = {int}
 _ARITY: Final[dict[int, int]] = {int(kind): number for kind, number in ARITY.items()}
 _AGAIN: Final = "capture the program again"
+
+
+def kind_of(path: Path) -> Literal["packed", "script", "other"]:
+    """What a file that may be a program holds: something gzipped, as a capture is, Python, or something else, as a study is.
+
+    A study with a mistake must never run as Python, of which `name = word` is: so that a file is a script without being
+    called one, it has to import or define something. What cannot be read is what its name says.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return {".gz": "packed", ".py": "script"}.get(path.suffix, "other")  # type: ignore[return-value]
+    if data.startswith(_GZIP):
+        return "packed"
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return "other"
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return "script" if path.suffix == ".py" or (path.suffix != ".toml" and _is_python(text)) else "other"
+    return "other"
+
+
+def _is_python(text: str) -> bool:
+    try:
+        found = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(isinstance(one, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef) for one in found)
 
 
 def read_capture(path: Path) -> Capture:
