@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from simulator.base.errors import ClusterError, Fault, PlanError
 from simulator.spec.calibration.collective_curves import (
@@ -48,8 +48,8 @@ from simulator.work.collectives.settings import (
     nic_channel_weight,
     send_ceiling_bytes_per_s,
 )
-from simulator.work.collectives.stated import Stated, nearest_kinds, of_stated
-from simulator.work.collectives.told import Told, told_of
+from simulator.work.collectives.stated import Stated, of_stated
+from simulator.work.collectives.told import remembered, stated_for
 from simulator.work.collectives.tuning import Pick, pick
 from simulator.work.collectives.volumes import KINDS, POINT_TO_POINT, Algorithm, Kind, Volume, minimum, volume
 from simulator.work.program import CollectiveCost, Number
@@ -97,41 +97,19 @@ def call_of(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, ncc
     cluster = with_peer_access(cluster, nccl)
     links = Links.of(cluster, shape, checked_kind(kind), nccl)
     if cluster.fabric.measured:
-        links = replace(links, stated=_stated_of(cluster, checked_kind(kind), nccl))
+        links = replace(links, stated=stated_for(cluster, checked_kind(kind), nccl, _seconds))
     return Call(checked_kind(kind), size_bytes, Placement.of(shape, links), links, nccl)
-
-
-_MOST: Final = 1024  # clusters and kinds that are remembered
-_told: dict[tuple[int, Nccl], tuple[Cluster, Told]] = {}
-_stated: dict[tuple[int, str, Nccl], tuple[Told, tuple[Stated, ...]]] = {}
 
 
 def rank_wait_s(cluster: Cluster, nccl: Nccl | None = None) -> float:
     """Seconds that the host waits for each rank of a group before it issues a collective (see told.py)."""
     fabric = cluster.fabric
-    return _told_of(cluster, nccl or Nccl()).rank_s if fabric.measured else fabric.call_rank_s or 0.0
+    return remembered(cluster, nccl or Nccl(), _seconds).rank_s if fabric.measured else fabric.call_rank_s or 0.0
 
 
-def _told_of(cluster: Cluster, nccl: Nccl) -> Told:
-    key = id(cluster), nccl
-    if key not in _told:
-        if len(_told) >= _MOST:
-            _told.clear()
-        curves = default_curves()  # what is told apart are factors: no calibration moves a number across
-        told = told_of(cluster, nccl, lambda one: _model(of_stated(one, nccl), curves).time_s)
-        _told[key] = cluster, told  # with the cluster, so that the id stays its own
-    return _told[key][1]
-
-
-def _stated_of(cluster: Cluster, kind: str, nccl: Nccl) -> tuple[Stated, ...]:
-    """What the links were measured to give, as `kind` follows it."""
-    told = _told_of(cluster, nccl)
-    key = id(told), kind, nccl
-    if key not in _stated:
-        if len(_stated) >= _MOST:
-            _stated.clear()
-        _stated[key] = told, nearest_kinds(told.stated, kind)
-    return _stated[key][1]
+def _seconds(one: Stated, nccl: Nccl) -> float:
+    """By the shipped curves: what is told apart are factors, and no calibration moves a number across."""
+    return _model(of_stated(one, nccl), default_curves()).time_s
 
 
 def choose(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from simulator.work.collectives.stated import Stated, of_kind
+from simulator.work.collectives.stated import Stated, nearest_kinds, of_kind
 
 if TYPE_CHECKING:
     from simulator.spec.cluster import Cluster
@@ -33,6 +33,9 @@ _LEAST_RANK_S: Final = 0.15e-3
 _RANK_S: Final = 0.24e-3
 _GATHERS: Final = ("all_gather", "reduce_scatter")
 
+_MOST: Final = 1024  # clusters and kinds that are remembered
+
+
 Model = Callable[[Stated], float]
 
 
@@ -44,8 +47,33 @@ class Told:
     stated: Mapping[str, Sequence[Stated]]
 
 
-def told_of(cluster: Cluster, nccl: Nccl, model: Model) -> Told:
-    """The cluster's numbers, told apart. model: seconds of such a call by the calibrated links."""
+_told: dict[tuple[int, Nccl], tuple[Cluster, Told]] = {}
+_stated: dict[tuple[int, str, Nccl], tuple[Told, tuple[Stated, ...]]] = {}
+
+
+def remembered(cluster: Cluster, nccl: Nccl, seconds: Callable[[Stated, Nccl], float]) -> Told:
+    """The cluster's numbers, told apart once. seconds: of such a call by the calibrated links."""
+    key = id(cluster), nccl
+    if key not in _told:
+        if len(_told) >= _MOST:
+            _told.clear()
+        told = _told_of(cluster, nccl, lambda one: seconds(one, nccl))
+        _told[key] = cluster, told  # with the cluster, so that the id stays its own
+    return _told[key][1]
+
+
+def stated_for(cluster: Cluster, kind: str, nccl: Nccl, seconds: Callable[[Stated, Nccl], float]) -> tuple[Stated, ...]:
+    """What the links were measured to give, as `kind` follows it."""
+    told = remembered(cluster, nccl, seconds)
+    key = id(told), kind, nccl
+    if key not in _stated:
+        if len(_stated) >= _MOST:
+            _stated.clear()
+        _stated[key] = told, nearest_kinds(told.stated, kind)
+    return _stated[key][1]
+
+
+def _told_of(cluster: Cluster, nccl: Nccl, model: Model) -> Told:
     known: dict[str, Sequence[Stated]] = {
         kind: of_kind(cluster, kind, nccl) for kind in {one.collective for one in cluster.fabric.measured}
     }
