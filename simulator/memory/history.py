@@ -106,7 +106,7 @@ def step_events(
     return tuple(events)
 
 
-def write_history(
+def write_history(  # noqa: PLR0913  what a history hangs on
     model: Model,
     plan: Plan,
     stack: Stack,
@@ -116,14 +116,16 @@ def write_history(
     steps: int = 2,
     library: Library = "nccl",
     stage: int = 0,
+    lead: int = 0,
 ) -> History:
     """A step that creates the optimizer's state (if `steps` is 2), then a steady one.
 
     The first decides how later blocks lie: its peak is reserved before the optimizer's state exists. Two micro-batches
-    stand for any number: what a second one finds, the third finds too; of a pipeline, as many as fill it twice.
+    stand for any number: what a second one finds, the third finds too; of a pipeline, as many as fill it twice. lead: passes of a
+    layer by which the host runs ahead of the device.
     """
     shard, buffers = shard_of(stack.stored(model), plan, stage), implementation_of(plan).buffers(plan, library)
-    step = StepWriter(shard, plan, stack, blocks, buffers, stage)
+    step = StepWriter(shard, plan, stack, blocks, buffers, stage, lead)
     early = plan.traits.master_copy  # their optimizers make their state when they are built
     step.persistent(workspaces, optimizer_state=early or steps == 1)
     count = min(plan.num_micro_batches, 2 * plan.pp)

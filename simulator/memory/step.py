@@ -101,8 +101,9 @@ class StepWriter:
         blocks: ModelBlocks,
         buffers: Callable[[Storages, Model, Plan], Buffers],
         stage: int = 0,
+        lead: int = 0,
     ) -> None:
-        self.writer = Writer()
+        self.writer = Writer(lead)
         self.model, self.plan, self._stack, self.stage = model, plan, stack, stage
         self._parts = _parts(model)
         self._names, self._kinds = body_names(model), model.body
@@ -166,6 +167,7 @@ class StepWriter:
                     pass
         self.writer.at("optimizer", num_micro_batches - 1, "", "zero_grad")
         self.buffers.zero_grad()
+        self.writer.catch_up()
 
     def _state(self) -> None:
         for size in resident_tensors(self.model, self.plan)["optimizer_state"]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from simulator.work.ops import Block, Op
+from simulator.work.ops import Block, Exchange, Op
 from simulator.work.script.storage import COMPUTE
 
 # (slot, bytes or FREE, stream, category)
@@ -18,6 +18,7 @@ Event = tuple[int, int, int, int]
 FREE = -1
 FREE_LATER = -2  # freed, but the allocator waits for the event whose number stands in the stream's place
 DONE = -3  # that event has come
+RECORDED = -4  # in the place of an event's number: of the pass that the tape is played for
 INPUT = -1  # the block's input, made by the block before it
 GRADIENT = -2  # the gradient of the block's output, made by the block after it
 
@@ -69,7 +70,7 @@ class Tape:
     early: int
 
 
-def record(
+def record(  # noqa: PLR0913  a block has that many habits
     block: Block,
     again: tuple[Op, ...] = (),
     *,
@@ -79,6 +80,7 @@ def record(
     gradients: ParameterGradients = "kept",
     owns_input: bool = True,
     ends_forward: bool = False,
+    records: bool = False,
 ) -> Tape:
     """Record a block.
 
@@ -86,10 +88,11 @@ def record(
     keep_constants: what ops without inputs make (position tables) is made first and kept over a checkpoint: FSDP2 casts
     a block's inputs before it gathers, and before the checkpoint sees them. parameter_bytes: of an element of parameter gradients.
     gradients: what becomes of parameter gradients.
+    records: what reduce-scatters read is recorded on their stream.
     ends_forward: the model's own forward, which holds the block's input, ends at the last product (the head); the
     gradient of its output is the caller's, who frees it.
     """
-    writer = _Writer(block, owns_input=owns_input, ends_forward=ends_forward)
+    writer = _Writer(block, owns_input=owns_input, ends_forward=ends_forward, records=records)
     saved = {name for op in block.ops for name in op.saved}
     constants = [op for op in block.ops if keep_constants and not op.inputs and not op.parameter_numel]
     tables = {t.name for op in constants if again for t in op.outputs}
@@ -118,8 +121,10 @@ def record(
 class _Writer:
     """Walks a block's ops and writes what they allocate and free."""
 
-    def __init__(self, block: Block, *, owns_input: bool, ends_forward: bool) -> None:
+    def __init__(self, block: Block, *, owns_input: bool, ends_forward: bool, records: bool) -> None:
         self.block = block
+        self._records = records
+        self._recorded: set[int] = set()
         self.ends_forward = ends_forward
         self.owns_input = owns_input
         self.slots: dict[str, int] = {block.input: INPUT}  # live tensors of the forward
@@ -170,6 +175,8 @@ class _Writer:
         tag = TAG["loss" if op.category == "loss" else "activations"]
         for tensor in op.outputs:
             self.slots[tensor.name] = self._alloc(tensor.num_bytes, tag)
+        if self._records and _scatters(op.forward_exchanges):
+            self._recorded.update(self.slots[name] for name in op.inputs)
         self._temporary(op.forward_temporary_bytes)
 
     def _drop(self, name: str) -> None:
@@ -208,7 +215,7 @@ class _Writer:
         made = [(t.name, self._alloc(t.num_bytes, tag)) for t in op.grad_inputs]
         if not product:
             self._parameter_gradient(op, parameter_bytes, kept=gradients == "kept")
-        self._temporary(op.backward_temporary_bytes)
+        self._temporary(op.backward_temporary_bytes, recorded=self._records and _scatters(op.backward_exchanges))
         for name in op.grad_aliases:
             self._refs[incoming[0]] += 1
             self._give(name, incoming[0])
@@ -276,8 +283,16 @@ class _Writer:
         return slot
 
     def _free(self, slot: int) -> None:
-        self._part.events.append((slot, FREE, COMPUTE, 0))
+        later = slot in self._recorded
+        self._part.events.append((slot, FREE_LATER, RECORDED, 0) if later else (slot, FREE, COMPUTE, 0))
 
-    def _temporary(self, num_bytes: int) -> None:
+    def _temporary(self, num_bytes: int, *, recorded: bool = False) -> None:
         if num_bytes:
-            self._free(self._alloc(num_bytes, TAG["temporaries"]))
+            slot = self._alloc(num_bytes, TAG["temporaries"])
+            if recorded:
+                self._recorded.add(slot)
+            self._free(slot)
+
+
+def _scatters(exchanges: Iterable[Exchange]) -> bool:
+    return any(one.kind == "reduce_scatter" for one in exchanges)

@@ -28,7 +28,12 @@ def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradient
     gradients: ParameterGradients = "kept" if keep_gradients else "added"
     if plan.traits.fuses_gradient_sums and stack.kernels.weight_gradients == "accumulated":
         gradients = "accumulated"
-    tape = partial(record, parameter_bytes=DTYPE_BYTES[gradient_dtype(plan, stack)], gradients=gradients)
+    tape = partial(
+        record,
+        parameter_bytes=DTYPE_BYTES[gradient_dtype(plan, stack)],
+        gradients=gradients,
+        records=stack.overlap.records_streams,
+    )
     again = {block.name: recompute_ops(block, plan, stack) for block in blocks.body}
     constant = plan.traits.shards_rows
     head = tape(blocks.head, ends_forward=True)

@@ -135,7 +135,7 @@ class MemoryUse:
         )
 
 
-def simulate_memory(
+def simulate_memory(  # noqa: PLR0913  what memory hangs on
     model: Model,
     plan: Plan,
     stack: Stack,
@@ -145,13 +145,15 @@ def simulate_memory(
     stages: Sequence[int] | None = None,
     *,
     quick: bool = False,
+    lead: int = 0,
 ) -> tuple[MemoryUse, MemoryTrace]:
     """Memory of one rank: peaks of allocated and reserved bytes, categories at the peak, and the course of a step.
 
     stages: pipeline stages that have ranks on such a device; None: all. quick: the peaks without the course, and where
-    live tensors alone do not fit, the allocator is not asked what it would reserve for them.
+    live tensors alone do not fit, the allocator is not asked what it would reserve for them. lead: passes of a layer by which
+    the host runs ahead of the device.
     """
-    history, live = _fullest(model, plan, stack, blocks, device, stages)
+    history, live = _fullest(model, plan, stack, blocks, device, stages, lead)
     outside = outside_torch_bytes(device, plan, stack=stack) + window_bytes(model, plan, stack)
     return history_memory(history, live, plan, device, outside, settings, quick=quick)
 
@@ -217,9 +219,12 @@ def _fullest(
     blocks: ModelBlocks,
     device: Device,
     stages: Sequence[int] | None = None,
+    lead: int = 0,
 ) -> tuple[History, StepLiveBytes]:
     """The history of the rank whose live bytes reach highest, among the pipeline's stages."""
-    write = partial(write_history, model, plan, stack, blocks, workspace_bytes(device), library=_library(device))
+    write = partial(
+        write_history, model, plan, stack, blocks, workspace_bytes(device), library=_library(device), lead=lead
+    )
     found = (write(stage=stage) for stage in _candidates(model, plan, stages))
     return max(((one, step_live_bytes(one)) for one in found), key=lambda pair: pair[1].peak[0])
 

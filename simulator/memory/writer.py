@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from simulator.memory.tape import DONE, FREE, FREE_LATER, GRADIENT, INPUT, TAG, Event, Part
+from simulator.memory.tape import DONE, FREE, FREE_LATER, GRADIENT, INPUT, RECORDED, TAG, Event, Part
 from simulator.work.script.storage import COMPUTE
 
+_FIRST = 1 << 20  # events of passes; those of scripts are numbered from 0
 Mark = tuple[int, str, int, str, str]  # (event index, phase, micro-batch, unit, op)
 
 
 class Writer:
     """Collects events and the moments at which ops begin: the `Storages` of a step."""
 
-    def __init__(self) -> None:
+    def __init__(self, lead: int = 0) -> None:
+        """lead: passes of a block by which the host is ahead of the device."""
+        self._lead, self._passes = lead, 0
         self.events: list[Event] = []
         self.marks: list[Mark] = []
         self.num_slots = 0
@@ -37,9 +40,18 @@ class Writer:
     def happened(self, event: int) -> None:
         self.events.append((0, DONE, event, 0))
 
+    def catch_up(self) -> None:
+        """The device has done all that was launched."""
+        for number in range(max(1, self._passes - self._lead + 1), self._passes + 1) if self._lead else ():
+            self.happened(_FIRST + number)
+
     def play(self, part: Part, base: int, given: int, gradient: int, start: int = 0, end: int | None = None) -> None:
         """Append events `start` to `end` of a tape's part whose slots begin at `base`."""
         outside = {INPUT: given, GRADIENT: gradient}
+        self._passes += 1
+        if self._passes > self._lead > 0:
+            self.happened(_FIRST + self._passes - self._lead)
+        recorded = _FIRST + self._passes if self._lead else COMPUTE
         shift = len(self.events) - start
         phase, micro_batch, unit = self._phase
         stop = len(part.events) if end is None else end
@@ -51,5 +63,8 @@ class Writer:
             ]
         )
         self.events.extend(
-            [(base + s if s >= 0 else outside[s], n, stream, tag) for s, n, stream, tag in part.events[start:end]]
+            [
+                (base + s if s >= 0 else outside[s], n, recorded if stream == RECORDED else stream, tag)
+                for s, n, stream, tag in part.events[start:end]
+            ]
         )

@@ -268,7 +268,10 @@ def test_every_default_is_a_column_or_a_key_and_every_generic_stack_stands_once(
         "torch-2.6-eager",
     ]
     for name, entry in entries:
-        columns = {column_of(key): (value[0] if isinstance(value, list) else str(value)) for key, value in entry.defaults.items()}
+        columns = {
+            column_of(key): (value[0] if isinstance(value, list) else str(value))
+            for key, value in entry.defaults.items()
+        }
         assert read_measured(table(tmp_path, **columns)).unread == (), name
         assert run_of(tmp_path, stack=name, zero_or_fsdp="", act_ckpt="").stack.name == name
 

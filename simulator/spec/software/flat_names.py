@@ -56,6 +56,7 @@ FLAT_NAMES: Final = {
     "late_parameters": "overlap.late_parameters",
     "tp_overlap": "overlap.tp",
     "tp_whole": "overlap.tp_whole",
+    "records_streams": "overlap.records_streams",
     "all_reduce_combine": "overlap.all_reduce_combine",
     "gemm_factor": "fitted.gemm_factor",
     "elementwise_factor": "fitted.elementwise_factor",

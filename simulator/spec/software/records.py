@@ -325,6 +325,12 @@ class Overlap(Strict):
         description="what `userbuffers` leaves whole and exposed, before or behind its product "
         "(`--disable-tp-comm-overlap-ag`, `-rs`)",
     )
+    records_streams: bool = Field(
+        default=False,
+        description="what a tensor-parallel reduce-scatter reads is recorded on NCCL's stream: once freed, the allocator reuses it "
+        "when the device has passed the call, and a host that runs ahead of the device takes new memory meanwhile "
+        "([memory](../background/memory.md#what-another-stream-has-read))",
+    )
     all_reduce_combine: Bytes = Field(
         ge=0,
         default=0,
