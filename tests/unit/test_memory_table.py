@@ -151,8 +151,7 @@ def test_every_moment_of_every_row_equals_the_tracker(tracked: BacktestReport) -
         for name, moment in outcome.moments.items()
         if moment.predicted_bytes != moment.measured_bytes
     ]
-    # the foreach optimizer takes split and whole parameters in two goes, one after the other; we add up their temporaries
-    assert {(row, name) for row, name, *_ in wrong} == {("12", "peak_opt"), ("25", "peak_opt")}
+    assert not wrong
     assert tracked.count("ok") == len(tracked.outcomes)
 
 
@@ -163,3 +162,37 @@ def test_the_report_has_the_keys_of_a_table_of_runs(tracked: BacktestReport) -> 
     assert first["predicted_memory_bytes"] == first["measured_memory_bytes"]
     assert set(first["moments"]) == {"start", "after_fwd", "after_bwd", "peak_fwd", "peak_bwd", "peak_opt", "peak"}
     assert sum(score["exact"] for group in data["groups"] for score in group["memory"]) == tracked.count("ok")
+
+
+# What torch's MemTracker said of tensor parallelism over 8 ranks in FakeTensorMode (torch 2.13, CPU): a Llama of 4 layers, width 512,
+# 8 heads, MLP of 1,536 and 2 x 512 tokens, whose optimizer has a group of split parameters and one of the others.
+SPLIT = {"n_layers": "4", "d_model": "512", "n_heads": "8", "d_ff": "1536", "seq_len": "512", "tp": "8", "attn": "sdpa_repeat",
+         "device": "cpu"}  # fmt: skip
+MOMENTS = ("start", "after_fwd", "after_bwd", "peak_fwd", "peak_bwd", "peak_opt")
+
+
+@pytest.mark.parametrize(
+    ("changes", "measured"),
+    [
+        (
+            {"vocab": "32000", "world": "8", "strategy": "tp", "param_dtype": "fp32"},
+            (413997212, 618522788, 551903388, 749594788, 880666788, 682993820),
+        ),
+        ({"vocab": "1024", "world": "64"}, (4414364, 66858916, 5792924, 73150372, 75247524, 6644892)),
+        (
+            {"vocab": "128256", "world": "16", "ac": "full"},
+            (798534812, 1596506276, 1064620188, 2384511140, 2647179428, 1327297692),
+        ),
+    ],
+)
+def test_tensor_parallelism_over_eight_ranks_is_exact(
+    tmp_path: Path, changes: dict[str, str], measured: tuple[int, ...]
+) -> None:
+    names = [f"{name}_bytes" if name.startswith(("start", "after")) else name for name in MOMENTS]
+    cells = {**SPLIT, **changes, **dict(zip(names, map(str, measured), strict=True)), "peak_bytes": str(measured[4])}
+    merged = {**GOOD, **cells}
+    path = table(tmp_path, ",".join(merged.values()), header=",".join(merged))
+    (outcome,) = judged(read_measured(path)).outcomes
+    assert outcome.status == "ok", outcome.reason
+    found = {name: moment.predicted_bytes for name, moment in outcome.moments.items()}
+    assert [found[name] for name in MOMENTS] == list(measured)

@@ -146,8 +146,10 @@ def _sharding(row: MemoryRow) -> dict[str, Any]:
     world, replicas = row.world or 1, (row.replicate or 1) if row.strategy == "hsdp" else 1
     if row.strategy == "tp":
         return {"zero": 0, "tp": row.tp or world, "vocab_parallel": False}  # torch's styles on the blocks alone
+    tp = {"tp": row.tp, "vocab_parallel": False} if (row.tp or 1) > 1 else {}
+    world //= row.tp or 1
     if row.strategy in ("single", "ddp"):
-        return {"zero": 0, "data_parallel": "ddp", "dp_replicate": world}
+        return {"zero": 0, "data_parallel": "ddp", "dp_replicate": world, **tp}
     return {
         "zero": 3,
         "data_parallel": "fsdp2",
@@ -155,4 +157,5 @@ def _sharding(row: MemoryRow) -> dict[str, Any]:
         "dp_replicate": replicas,
         "reduce_dtype": row.reduce_dtype,
         "reshard_after_forward": False if row.strategy == "fsdp2_noreshard" else None,
+        **tp,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from typing_extensions import override
 
@@ -10,7 +11,7 @@ from simulator.base.kernels import DTYPE_BYTES
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.work.script.queries import trained_tensors, units
-from simulator.work.script.sharding import ParameterUnit, keeps_layers, keeps_root
+from simulator.work.script.sharding import ParameterUnit, keeps_layers, keeps_root, pieces, shard_ranks
 from simulator.work.script.storage import ROOT, Storages
 
 
@@ -67,13 +68,14 @@ class Buffers:
         return [(num_bytes // size,) for num_bytes in trained_tensors(self.model, self.plan)]
 
     def temporaries(self, numels: Sequence[int]) -> None:
-        """Square roots of the second momenta: all at once (foreach), two of one parameter (loop), none (fused)."""
+        """Square roots of the second momenta: a group's at once (foreach), two of one parameter (loop), none (fused)."""
         on_host = self.plan.offload.optimizer != "none"
         if on_host or self.plan.optimizer.kind not in ("adam", "adamw") or self.plan.optimizer.impl == "fused":
             return
         size = DTYPE_BYTES[self.plan.optimizer.dtype]
         if self.plan.optimizer.impl == "foreach":
-            self.storages.free(*[self.storages.alloc(numel * size, "temporaries") for numel in numels])
+            for group in foreach_groups(numels, self.model, self.plan):
+                self.storages.free(*[self.storages.alloc(numel * size, "temporaries") for numel in group])
             return
         denominator: list[int] = []  # Python's variable holds the last parameter's until it is bound anew
         for numel in numels:
@@ -85,6 +87,22 @@ class Buffers:
     def zero_grad(self) -> None:
         self.storages.free(*self.gradients)
         self.gradients = []
+
+
+def foreach_groups(numels: Sequence[int], model: Model, plan: Plan) -> list[Sequence[int]]:
+    """What is stepped at once: all, but parameters that DTensor splits over `tp` apart from those that it does not.
+
+    torch's foreach kernels take no DTensors of different meshes in one list, so scripts give the optimizer a group of each.
+    """
+    if plan.tp == 1 or plan.vocab_parallel or not (plan.traits.hooks_modules or plan.traits.whole_modules):
+        return [numels]
+    ranks = shard_ranks(plan) if plan.traits.shards_rows and plan.zero == 3 else 1
+    split, whole = list[int](), list[int]()
+    for name, shapes in pieces(model, plan):
+        for shape in shapes:
+            apart = len(shape) > 1 and name not in ("embedding", "head")
+            (split if apart else whole).append(-(-shape[0] // ranks) * prod(shape[1:]))
+    return [split, whole] if sum(split) + sum(whole) == sum(numels) else [numels]
 
 
 class ShardedBuffers(Buffers):
