@@ -40,7 +40,14 @@ from simulator.work.collectives.call import (
 from simulator.work.collectives.chains import chain_fill_s
 from simulator.work.collectives.follow import Follow, Parts, follow_of
 from simulator.work.collectives.ports import ports_of
-from simulator.work.collectives.proxy_messages import copied, crowd, fabric_of, group_of, posted_channels, sliced
+from simulator.work.collectives.proxy_messages import (
+    ONE_MESSAGE,
+    Messages,
+    crowd,
+    fabric_of,
+    group_of,
+    messages_of,
+)
 from simulator.work.collectives.settings import (
     buffer_weight,
     channel_weight,
@@ -321,15 +328,10 @@ def _model(call: Call, curves: LinkCurves) -> Parts:
             far_s, float(form.nic) * call.size_bytes / call.place.ranks_per_domain / send_ceiling_bytes_per_s(call)
         )
         far_s *= buffer_weight(call, protocol, mode, share * call.place.ranks_per_domain, channels)
-    by_host = network is not None and copied(call, network)
-    posted, chain_s = posted_channels(call, algorithm, protocol), chain_fill_s(call, protocol)
-    whole = network is None or sliced(call, algorithm, protocol)
+    messages, chain_s = messages_of(call, network, algorithm, protocol), chain_fill_s(call, protocol)
 
     def wait_s(flow_s: float) -> float:
-        delay = latency_s(
-            port, network, algorithm, protocol, form, flow_s, copied=by_host, channels=posted, sliced=whole
-        )
-        return chain_s + delay
+        return chain_s + latency_s(port, network, algorithm, protocol, form, flow_s, messages)
 
     return Parts(near_s, far_s, _wire_s(call), wait_s, form.local_steps + form.network_steps)
 
@@ -365,29 +367,26 @@ def latency_s(
     protocol: str,
     form: Volume,
     transfer_s: float,
-    *,
-    copied: bool = False,
-    channels: int = 1,
-    sliced: bool = True,
+    messages: Messages = ONE_MESSAGE,
 ) -> float:
     """Launch, steps and pipeline fill. Across nodes the network's fill decides: its chunks are the slower ones.
 
-    Steps of rings and trees follow one another; sends to many peers are no pipeline. copied: each message is, by the host.
-    channels: the host posts a message for each at every step of a ring. sliced: its whole chunks are two messages, not one.
+    Steps of rings and trees follow one another; sends to many peers are no pipeline.
     """
     local = port.mode(algorithm, protocol)
     if network is None:
         return local.base_s + form.local_steps * local.hop_s + pipeline_fill_s(local, transfer_s)
     far: Mode = network.mode(algorithm, protocol)
-    near_hop_s = max(local.hop_s, channels * far.post_s) if algorithm in LOOPS else local.hop_s
-    far_hop_s = far.hop_s + (channels - 1) * far.post_s + (far.copied_s if copied else 0.0)
+    near_hop_s = max(local.hop_s, messages.channels * far.post_s) if algorithm in LOOPS else local.hop_s
+    far_hop_s = far.hop_s + (messages.channels - 1) * far.post_s + (far.copied_s if messages.copied else 0.0)
     steps = form.local_steps * near_hop_s + form.network_steps * far_hop_s
     launch_s = local.base_s + far.base_s
     if algorithm in ("p2p", "send"):
         return launch_s + steps + pipeline_fill_s(far, transfer_s)
     every = form.local_steps + form.network_steps
+    of_a_chunk = 1.0 if messages.sliced else 0.5
     return network.start_s(
-        far, launch_s, every, steps, protocol, transfer_s, ring=algorithm in LOOPS, messages=1.0 if sliced else 0.5
+        far, launch_s, every, steps, protocol, transfer_s, ring=algorithm in LOOPS, messages=of_a_chunk
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import log2
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.spec.calibration.collective_curves import family_of
 from simulator.spec.software.nccl import efa
@@ -19,6 +19,25 @@ if TYPE_CHECKING:
 _SLICE_STEPS, _STEPS, _LEAST_OF_A_SLICE = 2, 8, 32
 _CROWD_A_DOUBLING = (1 - 2 / 8) / 2
 _LL_THREADS, _LL_BYTES = 512, 8  # of a channel, and of a thread before there is another
+
+
+class Messages(NamedTuple):
+    """What a host posts at a step: a message for each of so many channels, copied by itself; whole chunks in two, if sliced."""
+
+    channels: int = 1
+    copied: bool = False
+    sliced: bool = True
+
+
+ONE_MESSAGE = Messages()
+
+
+def messages_of(call: Call, network: NetworkCurves | None, algorithm: str, protocol: str) -> Messages:
+    """Those of a call."""
+    if network is None:
+        return ONE_MESSAGE
+    posted = posted_channels(call, algorithm, protocol)
+    return Messages(posted, copied(call, network), sliced(call, algorithm, protocol))
 
 
 def group_of(call: Call) -> Group:
