@@ -4,7 +4,8 @@
 
 Benchmarks that train from random weights for some twenty steps run in this state unless they force balance. A small Llama with a
 softmax top-2 router and Switch's balance loss (weight 0.01), normal(0, 0.02) weights, AdamW at 3e-4 behind a warm-up of 5 steps,
-on the words of this repository's documents. Prints a line a step: median and largest over layers.
+on the words of this repository's documents. A step of Adam moves a router's logit by rate times width, so the rate here is that of a
+model WIDTH wide. Prints a line a step: median, mean and largest over layers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from torch import nn
 from torch.nn import functional
 
 D, LAYERS, HEADS, D_FF, TOP_K, VOCAB, SEQ, BATCH = 256, 8, 8, 896, 2, 8192, 512, 3
-_BALANCE, _RATE, _WARM = 0.01, 3e-4, 5
+WIDTH = 2048
+_BALANCE, _RATE, _WARM = 0.01, 3e-4 * WIDTH / D, 5
 
 
 class Layer(nn.Module):  # type: ignore[misc]

@@ -77,7 +77,7 @@ def sliced(g: Graph, s: OpContext, name: str, rows: Value, numel: int) -> Value:
     return out
 
 
-def stacked_weights(g: Graph, s: OpContext, d_ff: int) -> None:
+def stacked_weights(g: Graph, s: OpContext, rows: Value, d_ff: int) -> None:
     """Modules' weights joined into one tensor a projection, transposed; a strided copy each, and again of its gradient."""
     copies = (3 if s.model.gated else 2) * _held(s)
     weights = g.value("stacked", copies * d_ff * s.model.d_model, s.dtype)
@@ -85,7 +85,7 @@ def stacked_weights(g: Graph, s: OpContext, d_ff: int) -> None:
     g.op(
         "stacked",
         "elementwise",
-        inputs=(),
+        inputs=(rows,),  # so that it is made again with them
         outputs=(weights,),
         forward=(copy,),
         backward=(copy,),

@@ -56,7 +56,7 @@ def _by_program(g: Graph, s: OpContext, experts: Experts, x: Value, rows: Value,
     if way == "each":
         return in_turns(g, s, _products(g, s, experts, rows, weights), x)
     if way == "stacked":
-        stacked_weights(g, s, experts.d_ff)
+        stacked_weights(g, s, rows, experts.d_ff)
     padded = sliced(g, s, "padded", rows, padded_numel(s, rows))
     return sliced(g, s, "unpadded", _products(g, s, experts, padded, weights), rows.numel)
 
