@@ -29,7 +29,7 @@ from runs_table.recipes import published_recipe
 
 from simulator.base.errors import InputError, PlanError
 from simulator.formats.readers.run_settings import column_of
-from simulator.formats.readers.runs_table import COLUMNS, RunRow, read_runs
+from simulator.formats.readers.runs_table import COLUMNS, REQUIRED, RunRow, read_runs
 from simulator.spec.plan import Plan
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.resolve import Run, resolve
@@ -45,6 +45,7 @@ _CLUSTER_TOKENS = re.compile(r"\bcluster tokens/s=([0-9]+)")
 # Columns of the table that it may leave blank, and what a row's meaning fills them with
 _FILLED = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "mlp_kind", "vocab", "n_experts", "top_k", "n_gpus",
            "dp", "vpp", "zero_or_fsdp", "micro_batch", "global_batch", "act_ckpt")  # fmt: skip
+_TEXT = ("framework", "notes", "model_name")  # kept as published where a row was read without them
 _UNSAID = ("sources", "describes", "name", "framework", "date", "calibration_runs")  # no part of what is predicted
 
 
@@ -71,7 +72,7 @@ def table(raw: Path) -> str:
     """The converted table as CSV. Rows that cannot be read are left out: the reader names them."""
     rows = [_cells(converted(row)) for row in read_runs(raw) if isinstance(row, RunRow)]
     used = {name for row in rows for name in row}
-    columns = [*(name for name in COLUMNS if name in used), *sorted(used - set(COLUMNS))]
+    columns = [*(name for name in COLUMNS if name in used or name in REQUIRED), *sorted(used - set(COLUMNS))]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
@@ -95,7 +96,7 @@ def converted(row: RunRow) -> RunRow:
     own = dict(row.settings)
     row = replace(row, settings=tuple(one for one in row.settings if one[0].startswith("fabric.")))
     if (tuned := tuning.tuned(row)) is not None:
-        found = replace(_also(_converted(tuned.row), tuned.settings), notes=row.notes, model_name=row.model_name)
+        found = replace(_also(_converted(tuned.row), tuned.settings), **{name: getattr(row, name) for name in _TEXT})
     else:
         found = _converted(row)
     return _also(found, own) if own else found

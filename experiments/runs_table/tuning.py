@@ -67,7 +67,7 @@ def _sft_trainer(row: RunRow) -> Tuned:
     if half and not adapts:
         settings |= _HALF
     fused = "foak" in config
-    older = any(word in row.id for word in ("_liger-", "_granite-"))
+    older = any(word in row.source_location for word in ("_liger.csv", "_granite.csv"))
     settings["stack.loss"] = f"fp32_{'cast' if older else 'shifted'}{'_fused' if fused else ''}"
     if "liger" in config:
         settings["stack.loss"] = "fused_linear"
@@ -78,4 +78,111 @@ def _sft_trainer(row: RunRow) -> Tuned:
     return Tuned(replace(row, notes="", model_name=row.model_name.replace("-GPTQ", "")), settings)
 
 
-_SOURCES: Final[tuple[tuple[str, Callable[[RunRow], Tuned | None]], ...]] = (("fms-acceleration", _sft_trainer),)
+def _finetune_py(row: RunRow) -> Tuned:
+    """github:QwenLM/Qwen, finetune.py: peft before 0.8 leaves adapters in the base's dtype; rank 64, dropout 0.05, all linear layers.
+
+    modeling_qwen.py: logits are copied without their last rows, and autocast casts them. Q-LoRA: GPTQ int4 in fp16. All
+    weights: finetune_ds.sh, DeepSpeed's ZeRO-3 also on one GPU (ds_config_zero3.json).
+    """
+    method = _noted(row, r"method=([^;]*)")
+    half = "fp16" if method == "Q-LoRA" else "bf16"
+    settings: Settings = {"stack.loss": "fp32_shifted", "plan.peft": "full"}
+    memory = None if row.mem_value is None else row.mem_value / (row.n_gpus or 1)  # the table's is the sum over GPUs
+    row = replace(
+        row, notes="", framework="HF Trainer", mem_value=memory, global_batch=row.global_batch or 8 * (row.n_gpus or 1)
+    )
+    if method == "Full-parameter":
+        return Tuned(replace(row, zero_or_fsdp="zero3"), {**settings, **_ZERO3})
+    settings |= {
+        "plan.peft": "qlora" if method == "Q-LoRA" else "lora",
+        "plan.lora_rank": 64,
+        "plan.lora_dropout": 0.05,
+    }
+    settings |= {"plan.master_dtype": half, "plan.optimizer_dtype": "bf16", "plan.optimizer_impl": "foreach"}
+    if method == "Q-LoRA":
+        settings |= {"plan.base_weights": "gptq", "stack.dequantised": "operators"}
+    if method == "LoRA (emb)":
+        settings["plan.train_modules"] = ("embedding", "lm_head")
+    return Tuned(replace(row, zero_or_fsdp=row.zero_or_fsdp or "ddp"), settings)
+
+
+_ZERO3: Final[Settings] = {"plan.data_parallel": "deepspeed", "plan.zero": 3}
+
+
+def _litgpt(row: RunRow) -> Tuned:
+    """github:Lightning-AI/litgpt, finetune/lora.py: bf16-true, rank 8 on queries and values, dropout 0.05, chunks of the head."""
+    base = {"bnb.nf4": "nf4", "bnb.nf4-dq": "nf4_double"}.get(_noted(row, r"quantize=([^;]*)"))
+    settings: Settings = {**_PURE, "plan.peft": "lora", "plan.lora_rank": 8, "plan.lora_targets": ("q", "v")}
+    settings |= {"plan.lora_dropout": 0.05, "stack.loss": "fused", "plan.optimizer_impl": "foreach"}
+    if base:
+        settings |= {"plan.peft": "qlora", "plan.base_weights": base, "stack.quantised_keeps_input": True}
+    again = "full" if (row.n_gpus or 1) > 1 else "none"  # FSDPStrategy(activation_checkpointing_policy={Block})
+    whole = (row.micro_batch or 1) * (row.n_gpus or 1)
+    return Tuned(replace(row, notes="", act_ckpt=again, global_batch=row.global_batch or whole), settings)
+
+
+def _fsdp_qlora(row: RunRow) -> Tuned:
+    """github:AnswerDotAI/fsdp_qlora, train.py: bf16, rank 64, dropout 0.1, FSDP1 with adapters as units of their own."""
+    settings: Settings = {**_PURE, "plan.peft": "lora", "plan.lora_rank": 64, "plan.lora_dropout": 0.1}
+    settings |= {"plan.lora_targets": ("q", "k", "v", "gate", "up", "down"), "stack.loss": "fp32_cast"}
+    if "method=QLoRA" in row.notes:
+        settings |= {"plan.peft": "qlora", "plan.base_weights": "nf4_double"}
+    if "cpu_offload=param+grad" in row.notes:
+        settings |= {"plan.offload.parameters": "host", "plan.offload.optimizer": "host"}
+    gpu = row.gpu.replace("RTX3090-24GB", "rtx-3090").replace("RTX4090-24GB", "rtx-4090")
+    return Tuned(replace(row, notes="", gpu=gpu), settings)
+
+
+_LADDER: Final = ("baseline", "+packed", "+compile", "+chunked CE", "+activation checkpointing", "+optimizer in backward",
+                  "+activation offloading", "+8-bit AdamW", "LoRA", "QLoRA")  # fmt: skip
+
+
+def _torchtune(row: RunRow) -> Tuned:
+    """github:pytorch/torchtune, README: a ladder of options on one GPU.
+
+    recipes/configs/llama3_2/3B_lora_single_device.yaml: adapters of rank 64 on queries, values, outputs and the MLP.
+    """
+    step = _LADDER.index(_noted(row, r"technique cumulative: ([^;]*)"))
+    settings: Settings = {
+        **_PURE,
+        "plan.peft": "full",
+        "plan.optimizer_impl": "fused",
+        "plan.offload.activations": "none",
+    }
+    settings["stack.loss"] = "in_place" if step >= 3 else "fp32_cast"
+    if 5 <= step <= 7:
+        settings["plan.optimizer_in_backward"] = True
+    if step >= 6:
+        settings["plan.offload.activations"] = "host"
+    if step == 7:
+        settings["plan.optimizer"] = "adam8bit"
+    if step >= 8:
+        settings |= {"plan.peft": "lora" if step == 8 else "qlora", "plan.lora_rank": 64}
+        settings["plan.lora_targets"] = ("q", "v", "out", "mlp")
+        settings |= {} if step == 8 else {"plan.base_weights": "nf4_double"}
+    if step >= 2:
+        settings |= {
+            "stack.blocks": "compiled",
+            "stack.norm": "fused",
+            "stack.norm_dtype": "compute",
+            "stack.rope": "fused",
+        }
+    return Tuned(replace(row, notes="", compile="n"), settings)
+
+
+def _bridge(row: RunRow) -> Tuned:
+    """Rank 32 (github:NVIDIA-NeMo/Megatron-Bridge, peft/lora.py), in performance recipes beside linear_qkv alone (github:NVIDIA/NeMo)."""
+    settings: Settings = {"plan.peft": "full"}
+    if "LoRA Performance" in row.notes:
+        settings = {"plan.peft": "lora", "plan.lora_rank": 32, "plan.lora_targets": ("qkv",)}
+    return Tuned(replace(row, notes=""), settings)
+
+
+_SOURCES: Final[tuple[tuple[str, Callable[[RunRow], Tuned | None]], ...]] = (
+    ("fms-acceleration", _sft_trainer),
+    ("QwenLM/Qwen", _finetune_py),
+    ("litgpt tables", _litgpt),
+    ("fsdp_qlora", _fsdp_qlora),
+    ("torchtune README", _torchtune),
+    (r"Megatron-Bridge \(SFT", _bridge),
+)

@@ -111,3 +111,40 @@ def test_rows_with_a_fabric_are_told_by_node_count(tmp_path: Path, capsys: pytes
     assert [line.split("|")[2].strip() for line in lines[2:]] == ["2 nodes", "4 nodes", "one stage", "all"]
     without, with_numbers = (lines[3].split("|")[column] for column in (4, 6))
     assert without != with_numbers
+
+
+FRAMEWORKS = {
+    "foundation-model-stack/fms-acceleration": "HF Trainer + FSDP1/accelerate 1.0.1, torch 2.4.1",
+    "QwenLM/Qwen README": "HF Trainer + peft<0.8 / DeepSpeed (finetune.py)",
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "notes", "said"),
+    [
+        (
+            "foundation-model-stack/fms-acceleration",
+            "framework_config=accelerated-peft-bnb-foak; PEFT LoRA r=16",
+            {"peft": "qlora", "base": "nf4_double", "rank": 16, "targets": ("attention",), "dropout": 0.1},
+        ),
+        (
+            "foundation-model-stack/fms-acceleration",
+            "framework_config=none; full fine-tuning; foak = fused triton kernels (LoRA QKV/MLP)",
+            {"peft": "full", "base": None, "rank": 16, "targets": ("all",), "dropout": 0.0},
+        ),
+        (
+            "QwenLM/Qwen README",
+            "method=LoRA (emb); s/it",
+            {"peft": "lora", "base": None, "rank": 64, "targets": ("all",), "dropout": 0.05},
+        ),
+    ],
+)
+def test_fine_tuning_runs_say_what_is_trained(source: str, notes: str, said: dict[str, object]) -> None:
+    """What the notes mean stands in columns; the row keeps its text, and its plan what the columns say."""
+    row = replace(LLAMA2_7B, source=source, notes=notes, n_gpus=1, global_batch=4, framework=FRAMEWORKS[source])
+    plain = converted(row)
+    assert (plain.notes, plain.framework, plain.excluded) == (row.notes, row.framework, "")
+    peft = resolve(plain).plan.peft
+    assert {
+        "peft": peft.method, "base": peft.base, "rank": peft.rank, "targets": peft.targets, "dropout": peft.dropout
+    } == said  # fmt: skip

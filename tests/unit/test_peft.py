@@ -10,7 +10,11 @@ import pytest
 from simulator import Cluster, Model, Plan, predict
 from simulator.base.errors import ModelError, PlanError
 from simulator.base.kernels import Gemm
+from simulator.memory import simulate_memory
+from simulator.memory.tape import record
 from simulator.parallel.legality import check
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster.device import Device
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import build_blocks
 from simulator.work.parameters import frozen_bytes, model_flop, stored, trained, trained_numel
@@ -134,6 +138,76 @@ def test_steps_and_memory_shrink() -> None:
     assert of["lora"].step_s < of["full"].step_s
     assert of["qlora"].memory.resident_bytes < of["lora"].memory.resident_bytes < of["full"].memory.resident_bytes
     assert of["lora"].step_s < of["qlora"].step_s
+
+
+def test_losses_of_transformers_hold_what_its_code_holds() -> None:
+    """Bytes a logit at the loss: 16-bit logits, their cast, the copy without last rows, log-probabilities; Liger none."""
+    held = {"fp32_shifted": 14, "fp32_cast": 12, "fp32_shifted_fused": 10, "fp32_cast_fused": 8}
+    plan = lora(seq_len=4096, recompute="full")
+    logits = 4096 * LLAMA.vocab_size
+    for loss, count in held.items():
+        stack = Stack.load("transformers-2024").copy_with(loss=loss)
+        block = build_blocks(LLAMA, stack, plan).head
+        tape = record(block, ends_forward=True)
+        live, most, sizes = 0, 0, {}
+        for slot, size, *_ in tape.forward.events:
+            sizes |= {slot: size} if size >= 0 else {}
+            live += size if size >= 0 else -sizes.get(slot, 0)
+            most = max(most, live)
+        assert most // logits == count, loss
+    stack = Stack.load("transformers-2024").copy_with(loss="fused_linear")
+    liger = next(op for op in build_blocks(LLAMA, stack, plan).head.ops if op.name == "linear_cross_entropy")
+    assert [tensor.num_bytes for tensor in liger.outputs] == [4, 2 * 4096 * LLAMA.d_model]
+    assert liger.forward_temporary_bytes == 2 * 128 * LLAMA.vocab_size  # 4,096 rows in chunks of 2^7: V / D is 31.3
+
+
+def test_fsdp1_keeps_the_inputs_of_frozen_layers_to_the_end_of_the_backward() -> None:
+    """Re-entrant checkpoints: each layer's input and its gradient stay, so live bytes grow by both at every layer."""
+    model, device = Model.load("llama3.2-1b"), Cluster.synthesise("a100-80gb", 2).device
+    peaks = {}
+    for early_stop in (False, True):
+        stack = Stack.load("transformers-2024").copy_with(early_stop=early_stop, loss="fused_linear")
+        plan = lora(zero=3, dp_shard=2, data_parallel="fsdp1", seq_len=4096, micro_batch_size=4, recompute="full")
+        blocks = build_blocks(model, stack, plan)
+        peaks[early_stop] = simulate_memory(model, plan, stack, blocks, device, quick=True)[0].peak_allocated_bytes
+    stream = 4 * 4096 * model.d_model * 2
+    assert peaks[False] - peaks[True] > (model.num_layers - 3) * stream
+
+
+def test_gradients_go_where_the_optimizer_steps_in_the_backward() -> None:
+    plan = Plan(optimizer_in_backward=True, optimizer_dtype="bf16", **ALONE)
+    assert gradient_tensors(LLAMA, plan) == []
+    with pytest.raises(PlanError, match="as they appear"):
+        check(plan.copy_with(num_micro_batches=2))
+
+
+def test_weights_that_torch_unpacks_stay_for_the_backward() -> None:
+    stack = Stack.load("transformers-2024").copy_with(dequantised="operators")
+    ops = {op.name: op for op in build_blocks(LLAMA, stack, lora(peft="qlora", base_weights="gptq")).layer.ops}
+    numel = LLAMA.d_model * LLAMA.d_ff
+    assert sum(k.num_bytes for k in ops["gate"].forward if not isinstance(k, Gemm)) == numel * 33 // 2
+    assert not any(k.num_bytes > numel for k in ops["gate"].backward if not isinstance(k, Gemm))
+    assert "gate.dequantised" in ops["gate"].saved
+
+
+def test_boards_that_their_power_does_not_hold_sustain_more() -> None:
+    """GeForce boards multiply at half rate where sums are fp32, and so sustain it; an L40S does not sustain its peak."""
+    share = {}
+    for name in ("rtx-4090", "l40s"):
+        device = Device.load(name)
+        gemm = Gemm(m=16384, n=8192, k=8192, dtype="bf16")
+        share[name] = gemm.flop / (Calibration.for_device(device).timer(device).kernel_s(gemm) * device.peak("bf16"))
+    assert share["l40s"] < 0.6
+    assert 0.7 < share["rtx-4090"] < 0.8
+
+
+def test_thin_fp32_products_cost_about_their_bytes() -> None:
+    """A pair in fp32 beside the tensor cores: within three times what its operands take to be read."""
+    device = Device.load("a100-sxm4-80gb")
+    timer = Calibration.for_device(device).timer(device)
+    for m, n, k in ((16384, 16, 4096), (16384, 4096, 16)):
+        moved_s = 4 * (m * k + k * n + m * n) / device.memory_bytes_per_s
+        assert moved_s < timer.kernel_s(Gemm(m=m, n=n, k=k, dtype="fp32")) < 3.3 * moved_s
 
 
 @pytest.mark.parametrize(

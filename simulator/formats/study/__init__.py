@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 __all__ = ["PlanFile", "Study", "calibration_named", "nested", "read_study"]
 
 
-_OF_PEFT: Final = frozenset(flat for flat, place in Plan.flat_names.items() if place.startswith("peft."))
+_OF_PEFT: Final = frozenset(
+    ("optimizer_in_backward", *(flat for flat, place in Plan.flat_names.items() if place.startswith("peft.")))
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +81,8 @@ class Study:
     def _plan(self) -> dict[str, Any]:
         """The plan's fields; those of fine-tuning where something is frozen."""
         fields = self.plan.model_dump(mode="json")
-        return {
-            name: value
-            for name, value in fields.items()
-            if self.plan.peft.method != "none" or self.plan.peft.any or name not in _OF_PEFT
-        }
+        tuned = self.plan.peft.method != "none" or self.plan.peft.any or self.plan.optimizer.in_backward
+        return {name: value for name, value in fields.items() if tuned or name not in _OF_PEFT}
 
 
 def read_study(

@@ -222,4 +222,17 @@ _LOCAL: Final = (
     ),
 )
 
-PLAN: Final = (*_ZEROPP, _MICS, *_HOOKS, *_LOCAL)
+PLAN: Final = (
+    PlanRule(
+        where="optimizer_in_backward",
+        fields=("optimizer_in_backward", "data_parallel", "zero", "dp_replicate", "num_micro_batches"),
+        applies=lambda plan: plan.optimizer.in_backward,
+        holds=lambda plan: plan.traits.whole_modules and plan.num_devices == 1 and plan.num_micro_batches == 1,
+        equation="gradients that go as they appear are neither reduced nor added up",
+        remedy="one GPU with zero = 0 and one micro-batch, or optimizer_in_backward = false",
+    ),
+    *_ZEROPP,
+    _MICS,
+    *_HOOKS,
+    *_LOCAL,
+)

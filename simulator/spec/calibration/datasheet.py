@@ -6,7 +6,7 @@ deviate by 10-20 %, which is what its sigma says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from simulator.base.kernels import PARENT, Direction, StreamOp
@@ -56,6 +56,10 @@ TYPICAL: dict[str, Typical] = {
 # (docs/background/kernels.md). SMs of 64 lanes count half.
 ELEMENTS_PER_CLOCK: dict[StreamOp, float] = {"strided": 1.2, "join": 0.9, "widen": 1.3}
 FEW_ROWS = 0.82  # of bandwidth by products of 1 to 64 rows: 0.74 to 0.86 on six devices (experiments/fit_few_rows.py)
+# Boards with less than this of tensor-core peak a watt are not held by their power: an A40 (0.5e12) and an RTX PRO 6000 (0.78e12)
+# sustain 0.76 of peak in large products, an L40S (1.03e12) 0.52 (medians of the same sweeps); GeForce boards have half rates
+# where sums are fp32
+_UNCAPPED_FLOP_PER_J, _UNCAPPED = 0.8e12, 0.76
 _SLOW: tuple[StreamOp, ...] = ("norm_backward", "softmax", "reduce", "embedding_backward", "optimizer")
 _SOURCE = "typical of the architecture, published sweeps"
 
@@ -110,7 +114,7 @@ def _ideal_attention(direction: Direction, quality: Quality) -> AttentionCurve:
 
 def datasheet(device: Device) -> dict[str, Any]:
     """Fields of a calibration from the device's data sheet and the typical fractions of its architecture."""
-    t = TYPICAL[device.architecture]
+    t = _uncapped(TYPICAL[device.architecture], device)
     prior = Quality(basis="prior", notes=(_SOURCE,))
     dtypes = [d for d in ("bf16", "fp16", "tf32", "fp32", "fp8") if device.peak(d) > 0]
     return {
@@ -133,6 +137,14 @@ def datasheet(device: Device) -> dict[str, Any]:
         "uncertainty": {"gemm": 0.15, "attention": 0.25, "elementwise": 0.2, "communication": 0.25},
         "provenance": Provenance(machine=f"none: data sheet of {device.name}", notes=(_SOURCE,)),
     }
+
+
+def _uncapped(t: Typical, device: Device) -> Typical:
+    """The typical fractions, of a board whose power does not hold its products."""
+    wide = max(device.peak("bf16"), device.peak("fp16"))
+    if device.architecture not in ("ampere", "ada", "blackwell") or wide >= _UNCAPPED_FLOP_PER_J * device.power_w:
+        return t
+    return replace(t, e_sust=max(t.e_sust, min(t.e_burst, _UNCAPPED)))
 
 
 def _typical_gemm(t: Typical, peak: float, quality: Quality) -> GemmCurve:

@@ -140,6 +140,11 @@ class OptimizerPlan(Strict):
         default="fused", description="its kernels: one for lists of tensors, one for all, or tensor by tensor"
     )
     dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="dtype of the moments")
+    in_backward: bool = Field(
+        default=False,
+        description="each parameter is stepped as its gradient appears, which goes at once (hooks of torch's tutorial, torchtune, "
+        "LOMO); DDP's implementation on one GPU, one micro-batch",
+    )
 
 
 class RecomputePlan(Strict):

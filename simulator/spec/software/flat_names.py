@@ -20,6 +20,8 @@ FLAT_NAMES: Final = {
     "gathers_logits": "kernels.gathers_logits",
     "weight_gradients": "kernels.weight_gradients",
     "squared_relu": "kernels.squared_relu",
+    "dequantised": "kernels.dequantised",
+    "quantised_keeps_input": "kernels.quantised_keeps_input",
     "adapters": "kernels.adapters",
     "loss_metrics": "kernels.loss_metrics",
     "dropout": "kernels.dropout",

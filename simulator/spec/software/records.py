@@ -106,6 +106,16 @@ class Kernels(Strict):
         description="of hand-fused blocks: one kernel each way, or ReLU and power by themselves, though other activations are "
         "one kernel (NeMo)",
     )
+    dequantised: Literal["kernel", "operators"] = Field(
+        default="kernel",
+        description="GPTQ's weights in 16 bits: by one kernel before each product, or by torch's operators, whose result autograd "
+        "keeps for the backward (AutoGPTQ without exllama)",
+    )
+    quantised_keeps_input: bool = Field(
+        default=False,
+        description="products of frozen quantised weights keep their input, which their backward does not need (bitsandbytes "
+        "up to 0.41: MatMul4Bit)",
+    )
     adapters: Literal["operators", "fused"] = Field(
         default="operators",
         description="of fine-tuning: LoRA's pairs as operators beside their layer (peft), or inside its own autograd function, "

@@ -14,6 +14,8 @@ MemoryFigure = Literal["allocated", "reserved", "used"]
 MEMORY_FIGURES: dict[str, tuple[MemoryFigure, int]] = {
     "peak_allocated_gib": ("allocated", 2**30),
     "peak_reserved_gib": ("reserved", 2**30),
+    "peak_active_gib": ("allocated", 2**30),
+    "max_gpu_ram_gb": ("reserved", 10**9),
     "nvidia_smi_used_gb": ("used", 10**9),
     "gpu_memory_gb": ("used", 10**9),
 }

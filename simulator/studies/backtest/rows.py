@@ -12,7 +12,15 @@ from typing import Literal
 from simulator.base.errors import Fault
 
 Metric = Literal["step_time_s", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s", "model_tflops_per_gpu"]
-MemoryMetric = Literal["peak_allocated_gib", "peak_reserved_gib", "nvidia_smi_used_gb", "gpu_memory_gb", "oom"]
+MemoryMetric = Literal[
+    "peak_allocated_gib",
+    "peak_active_gib",
+    "peak_reserved_gib",
+    "max_gpu_ram_gb",
+    "nvidia_smi_used_gb",
+    "gpu_memory_gb",
+    "oom",
+]
 YesNo = Literal["y", "n"]
 FlopConvention = Literal["full_attention", "half_attention_all_weights", "hardware_2021"]
 Strategy = Literal["single", "ddp", "fsdp2_full", "fsdp2_noreshard", "hsdp", "tp"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
-from simulator.base.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel, Stream
+from simulator.base.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel, Stream, StreamOp
 from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.op_context import OpContext
 from simulator.work.parameters import stored
@@ -55,10 +55,40 @@ class Tuning:
         return self.s.plan.peft.any and self.s.plan.peft.adapts(self.module)
 
     @property
+    def keeps_input(self) -> bool:
+        """The frozen weight's product keeps what it read."""
+        return self._narrow and self.s.stack.kernels.quantised_keeps_input
+
+    @property
+    def keeps_weight(self) -> bool:
+        """The dequantised weight stays for the backward."""
+        by_torch = self.s.stack.kernels.dequantised == "operators" and self.s.plan.peft.stored == "gptq"
+        return by_torch and self._narrow and not self.trains
+
+    @property
+    def dequantised_again(self) -> tuple[Stream, ...]:
+        """Of those kernels what the backward runs once more."""
+        return () if self.keeps_weight else self.dequantised
+
+    def _by_torch(self) -> tuple[Stream, ...]:
+        """AutoGPTQ, nn_modules/qlinear/qlinear_cuda_old.py: shifted out of int32, to int8, masked, less its zero, scaled."""
+        n = self._numel
+        passes: tuple[tuple[StreamOp, int, int], ...] = (
+            ("strided", n // 2, 4 * n),
+            ("cast", 4 * n, n),
+            ("elementwise", n, n),
+            ("strided", n, n),
+            ("strided", n, 2 * n),
+        )
+        return tuple(stream(op, read, write, numel=n) for op, read, write in passes)
+
+    @property
     def dequantised(self) -> tuple[Stream, ...]:
         """The kernels that make the weight in the compute dtype, before each product that reads it."""
         if self.trains or not self._narrow:
             return ()
+        if self.keeps_weight:
+            return self._by_torch()
         held = stored(self._numel, self.k, self.s.plan.peft.stored, self.s.element_bytes)
         kernels: tuple[Stream, ...] = (
             stream("elementwise", held.size + sum(held.beside[:1]), self.temporary_bytes, self.experts),
@@ -95,6 +125,8 @@ def adapted(
     if peft.method == "dora":
         y = _renormed(g, s, name, y, shape)
     out = g.value(f"{name}.adapted", y.numel, low.dtype)
+    if s.stack.traits.fuses_elementwise and low.dtype == y.dtype:
+        return g.pointwise(out.name, [y, low], out, grads=[low], aliases=[y])
     if low.dtype == y.dtype:
         return g.pointwise(out.name, [y, low], out, aliases=[y, low])
     g.op(
@@ -121,6 +153,8 @@ def _pair(g: Graph, s: OpContext, name: str, x: Value, shape: tuple[int, int, in
     x = g.cast(x, dtype, f"{name}.lora_in")
     first = _product(g, s, f"{name}.lora_a", x, (t, r, k), (held, dtype), experts)
     up = _product(g, s, f"{name}.lora_b", first, (t, n, r), (held, dtype), experts)
+    if s.stack.traits.fuses_elementwise:  # scale and sum are one kernel
+        return up
     return g.pointwise(f"{name}.lora", [up], g.value(f"{name}.lora", up.numel, dtype), grads=[up])
 
 

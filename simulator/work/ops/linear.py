@@ -55,13 +55,14 @@ def linear(  # noqa: PLR0913  a product has that many facts
     pair = fused_kernels(s, (t, n, k)) if tuning.adapts and s.stack.kernels.adapters == "fused" else None
     added = r * (n + k) if pair and (r := s.plan.peft.rank) else 0
     if not tuning.trains:
-        keeps_input = pair is not None
+        keeps_input = pair is not None or tuning.keeps_input
+        weight = (g.value(f"{name}.dequantised", n * k, s.dtype),) if tuning.keeps_weight else ()
     whole_input, whole_output = _whole_bytes(s, x, t * k), t * n * s.element_bytes
     g.op(
         name,
         "gemm",
-        inputs=(x, *weight),
-        outputs=(y,),
+        inputs=(x, *(weight if tuning.trains else ())),
+        outputs=(y, *(() if tuning.trains else weight)),
         forward=(
             *casts,
             *tuning.dequantised,
@@ -71,14 +72,14 @@ def linear(  # noqa: PLR0913  a product has that many facts
         ),
         backward=(
             *casts_back,
-            *tuning.dequantised,
+            *tuning.dequantised_again,
             *_exact(s, *_scaled(s, *_backward(s, dtype, (t, n, k), tuning, bias=bias, pieces=comm.backward_pieces))),
             *(pair[1] if pair else ()),
             *comm.ordered(s.batch, whole_output),
             *(_added(s, n * k) if tuning.trains else ()),
         ),
         saved=(x, *weight) if keeps_input else weight,
-        grads=(x, *weight),
+        grads=(x, *(weight if tuning.trains else ())),
         parameter_numel=(n if bias and tuning.trains_bias else 0)
         + (n * k if tuning.trains and not weight else 0)
         + added,

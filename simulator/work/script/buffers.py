@@ -44,6 +44,9 @@ class Buffers:
 
     def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:  # noqa: ARG002
         """Parameter gradients of the unit exist: (slot, elements) in the order of the backward."""
+        if self.plan.optimizer.in_backward:
+            self.storages.free(*[slot for slot, _ in gradients])
+            return
         self.gradients.extend(slot for slot, _ in gradients)
 
     def end_backward(self) -> None:

@@ -89,7 +89,8 @@ def resident_bytes(model: Model, plan: Plan, *, granularity_bytes: int = 1) -> d
 
 def gradient_tensors(model: Model, plan: Plan) -> list[int]:
     """Bytes of every tensor that the backward leaves for the optimizer and that did not exist before the step."""
-    return [] if plan.offload.optimizer != "none" else implementation_of(plan).gradients(model, plan)
+    none = plan.offload.optimizer != "none" or plan.optimizer.in_backward
+    return [] if none else implementation_of(plan).gradients(model, plan)
 
 
 def update_kernels(model: Model, plan: Plan) -> tuple[Stream, ...]:
