@@ -133,6 +133,19 @@ def test_streams_and_events_say_who_waits_for_whom() -> None:
     assert script.flop == 2 * 2 * 512**3
 
 
+def test_the_hook_before_a_collective_runs_on_another_stream() -> None:
+    """FSDP2 copies in on one stream and gathers on the next, which waits for it: the host ran a hook all the same."""
+    data = capture()
+    data["signatures"].append(["fsdp.all_gather_copy_in.default", *COPY[1:]])
+    events = data["events"]
+    at = next(index for index, event in enumerate(events) if event[0] == Kind.COLLECTIVE)
+    for hook, hooked in ((len(data["signatures"]) - 1, True), (0, False)):
+        before = [[int(Kind.OPERATOR), hook, 1, 0, 0], [int(Kind.WAIT_STREAM), 2, 1]]
+        data["events"] = [*events[:at], *before, *events[at:]]
+        found = [one for one in captured_script(capture_of(data, "x")).step if isinstance(one, Communicate)]
+        assert found[0].hooked is hooked
+
+
 def test_a_capture_is_predicted_and_its_storages_are_live_bytes() -> None:
     one = capture_of(capture(), "by hand")
     found = predict_program(one, Cluster.load("hgx-h100-8"))

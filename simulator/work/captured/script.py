@@ -51,7 +51,7 @@ class _Writer:
         self._meetings = Meetings(capture, column)
         self._batches: dict[int, tuple[int, list[str]]] = {}  # by group: the last batch of messages
         self._previous: dict[int, tuple[str, ...]] = {}  # by group: the messages of the batch before
-        self._hooked: dict[int, bool] = {}  # by stream: the last operator was one of FSDP2's hooks
+        self._hooked = False  # the last operator, on whatever stream, was one of FSDP2's hooks
         self._priced: dict[int, Priced] = {}
         self._behind: dict[int, set[str]] = {}  # collectives that each stream has waited for, or that ran on it
         self._events: dict[int, set[str]] = {}
@@ -95,7 +95,7 @@ class _Writer:
             cost = self._capture.costs.get(signature)
             self._priced[signature] = priced(name, parsed(args), parsed(results), cost)
         one = self._priced[signature]
-        self._hooked[stream] = name.startswith(_HOOKED)
+        self._hooked = name.startswith(_HOOKED)
         if not one.known:
             self.unpriced[name] += 1
         if not one.kernels:
@@ -126,7 +126,7 @@ class _Writer:
                 tuple(sorted(self._of(stream))),
                 meets=meets,
                 members=members,
-                hooked=self._hooked.get(stream, False),
+                hooked=self._hooked,
             )
         )
         self._works[number] = {label}
