@@ -82,8 +82,14 @@ def fit(*, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str
 @command.command("learn", help=_LEARN_HELP)
 @click.argument("runs", type=FILE, metavar="RUNS.csv")
 @click.option("-o", "--out", type=FILE, default=Path("mine"), show_default=True, metavar="OUT")
+@click.option(
+    "--stack-file",
+    type=FILE,
+    metavar="OUT.toml",
+    help="Also write a stack with what was learned of kernels and host, from at most 6 runs of one stack and one kind of GPU.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `coefficients`, `runs`, `next`.")
-def learn(*, runs: Path, out: Path, as_json: bool) -> int:
+def learn(*, runs: Path, out: Path, stack_file: Path | None, as_json: bool) -> int:
     """Learn, say what was learned, and write it."""
     from simulator.formats.readers.runs_table import read_runs
     from simulator.spec.calibration.learned import LEARNED_SUFFIX
@@ -93,8 +99,15 @@ def learn(*, runs: Path, out: Path, as_json: bool) -> int:
     name = out.name.removesuffix(LEARNED_SUFFIX)
     file = out.with_name(f"{name}{LEARNED_SUFFIX}")
     check_writable(file, "--out")
+    if stack_file is not None:
+        check_writable(stack_file, "--stack-file")
     found = learn_from(read_runs(runs), name)
+    stack = found.stack() if stack_file is not None else None
     found.learned.save(file)
+    if stack is not None and stack_file is not None:
+        from validate.fit.machine import write_stack
+
+        write_stack(stack, stack_file)
     if as_json:
         write_json({**found.as_json(), "file": str(file)})
     else:

@@ -24,6 +24,7 @@ from simulator.studies.learning import learn, lines
 from simulator.studies.learning.observed import Observed, observed
 from simulator.studies.learning.posterior import Posterior, posterior, without
 from simulator.studies.learning.report import lesson
+from validate.fit.machine import write_stack
 
 # Sequence length, GPUs, micro-batch, recomputation: what is cheap to play, and different enough to tell kernels apart
 _SIZES = [
@@ -134,6 +135,20 @@ def _file(values: dict[str, float]) -> Learned:
     size = len(values)
     covariance = tuple(tuple(0.01 * (i == k) for k in range(size)) for i in range(size))
     return Learned(name="mine", runs=("a",), coefficients=coefficients, covariance=covariance, scatter=0.02, reach=1.8)
+
+
+def test_what_was_learned_of_kernels_and_host_is_a_stack(runs: list[Observed], tmp_path: Path) -> None:
+    """The stack alone predicts what the file of coefficients does, links apart; clocks follow the one a little, not the other."""
+    run = runs[0].run
+    learned = _file({**_TRUTH, "products": 0.1, "elementwise": -0.1, "operators": 0.2, "overhead": 0.002})
+    write_stack(learned.as_stack(run.stack, "hopper"), tmp_path / "mine.toml")
+    stack = Stack.load(tmp_path / "mine.toml")
+    assert stack.fitted.calibration_runs == ("a",)
+    plain = Calibration.for_device(run.cluster.device)
+    by_stack = predict(run.model, run.plan, run.cluster, plain, stack)
+    by_file = predict(run.model, run.plan, run.cluster, plain.with_learned(learned), run.stack)
+    for category in ("gemm", "attention", "elementwise", "norm", "overhead"):
+        assert by_stack.breakdown[category] == pytest.approx(by_file.breakdown[category], rel=0.03)
 
 
 def test_the_file_is_read_back_and_equal_bytes_are_written(tmp_path: Path) -> None:

@@ -330,11 +330,9 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
 
 def write_stack(stack: Stack, path: Path) -> None:
     """The stack as a TOML file that a plan's `stack` reads."""
-    data = stack.model_dump(mode="json", exclude_unset=True)
-    for key in ("host_launch_s", "host_collective_s", "host_unit_s", "step_overhead_s"):
-        if key in data:
-            data[key] = f"{data[key]:.6g}s"
-    data = Stack.in_records(data)
+    data = Stack.in_records(stack.model_dump(mode="json", exclude_unset=True))
+    for record in (data.get("host", {}), data.get("fitted", {})):
+        record |= {key: f"{value:.6g}s" for key, value in record.items() if key.endswith("_s") and value is not None}
     tables = {k: v for k, v in data.items() if isinstance(v, dict)}
     below = {f"{k}.{name}": v for k, table in tables.items() for name, v in table.items() if isinstance(v, dict)}
     plain = {k: v for k, v in data.items() if k not in tables}

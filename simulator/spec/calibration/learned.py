@@ -14,7 +14,7 @@ from typing import Final, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from simulator.base.errors import CalibrationError
+from simulator.base.errors import CalibrationError, StackError
 from simulator.base.files import write_whole
 from simulator.base.schema import Strict, faults_of, read_json
 from simulator.spec.calibration.collective_curves import LearnedLinks, LinkCurves
@@ -98,6 +98,33 @@ class Learned(Strict):
         if stack.sources.get(_MARK) == self.name:
             return stack
         return on_stack(self.values, stack).copy_with(sources={**stack.sources, _MARK: self.name})
+
+    def as_stack(self, stack: Stack, architecture: str) -> Stack:
+        """What was learned of kernels and hosts as a stack of its own, for devices of one architecture.
+
+        Links and overlap are no part of a stack. Raises StackError where more runs taught than a stack may name.
+        """
+        speed, fitted, attention = speeds(self.values), stack.fitted, stack.attention
+        gemm = {architecture: stack.gemm_factor_on(architecture, "")} | fitted.gemm_factor
+        mine = {key: factor * speed["gemm"] for key, factor in gemm.items() if key.partition("_")[0] == architecture}
+        streams = {architecture: stack.elementwise_factor_on(architecture) / speed["elementwise"]}
+        others = fitted.elementwise_factor if isinstance(fitted.elementwise_factor, dict) else {}
+        kernel = {architecture: attention.speed_factor.get(architecture, 1.0) * speed["attention"]}
+        taught = f"calibrate learn on the runs of calibration_runs ({self.name})"
+        hosted = on_stack(self.values, stack)
+        found = hosted.copy_with(
+            name=self.name,
+            describes=(),
+            gemm_factor=fitted.gemm_factor | mine,
+            elementwise_factor=others | streams,
+            attention=attention.model_copy(update={"speed_factor": attention.speed_factor | kernel}),
+            calibration_runs=self.runs,
+            sigma=max(self.scatter, 1e-3),
+            sources=stack.sources
+            | dict.fromkeys(("gemm_factor", "elementwise_factor", "attention_efficiency", "step_overhead_s"), taught)
+            | {name: taught for name in (*_OPERATORS, *_COLLECTIVES) if hosted.value(name)},
+        )
+        return Stack.parse(found.model_dump(mode="json", exclude_unset=True), self.name, StackError)
 
     def sigma(self, slopes: Mapping[CoefficientName, float]) -> float:
         """One sigma of log time that the coefficients leave to a step of these slopes."""

@@ -9,8 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from simulator.base.errors import Fault, StackError
 from simulator.base.units import format_seconds
 from simulator.spec.calibration.learned import ADDED, CoefficientName, Learned
+from simulator.spec.software.stack import Stack
 from simulator.studies.learning.next_run import NextRun, next_run
 from simulator.studies.learning.observed import Observed, Refused
 from simulator.studies.learning.posterior import Posterior, posterior, without
@@ -59,6 +61,16 @@ class Lesson:
     refused: tuple[Refused, ...]
     moved: bool
     next: NextRun | None
+    observed: tuple[Observed, ...] = ()
+
+    def stack(self) -> Stack:
+        """What was learned as a stack. Raises StackError where the runs are of several stacks or architectures."""
+        kinds = {(one.run.stack.name, one.run.cluster.device.architecture): one.run.stack for one in self.observed}
+        if len(kinds) > 1:
+            problem = f"the runs are of {', '.join(' on '.join(kind) for kind in kinds)}"
+            raise StackError(Fault(place="runs", problem=problem, remedy="a table for each stack and architecture"))
+        (_, architecture), stack = next(iter(kinds.items()))
+        return self.learned.as_stack(stack.copy_with(known="described"), architecture)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`; docs/guides/learn.md describes it."""
@@ -84,6 +96,7 @@ def lesson(observed: Sequence[Observed], refused: Sequence[Refused], name: str) 
         refused=tuple(refused),
         moved=bool(np.any(found.theta != 0)),
         next=next_run(found, observed),
+        observed=tuple(observed),
     )
 
 
