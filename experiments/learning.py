@@ -27,7 +27,7 @@ from simulator.formats.readers.runs_table import RunRow, read_runs
 from simulator.predict.confidence import Z90
 from simulator.spec.calibration.learned import ADDED, NAMES
 from simulator.spec.software.stack import Stack
-from simulator.studies.learning.observed import Array, Observed, observed
+from simulator.studies.learning.observed import Array, Observed, observed, on_one_stack
 from simulator.studies.learning.posterior import Posterior, posterior
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,6 +90,7 @@ def judged(source: str, rows: Sequence[RunRow], *, described: bool) -> Judged | 
     runs, _ = observed(rows if described else [undescribed(row) for row in rows])
     if len(runs) <= 2 * TAUGHT:
         return None
+    runs = on_one_stack(runs)
     chosen = choose(runs, TAUGHT)
     learned = posterior([runs[i] for i in chosen])
     rest = [run for i, run in enumerate(runs) if i not in chosen]

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from simulator.base.errors import Fault, InputError
 from simulator.studies.backtest.rows import BadRow, RunRow
-from simulator.studies.learning.observed import Refused, observed
+from simulator.studies.learning.observed import Refused, observed, on_one_stack
 from simulator.studies.learning.report import Lesson, lesson, lines
 
 __all__ = ["Lesson", "learn", "lines"]
@@ -42,4 +42,4 @@ def learn(rows: Iterable[RunRow | BadRow], name: str) -> Lesson:
             ]
             or Fault(place="runs", problem="the table has no rows", remedy="a row for each measured run")
         )
-    return lesson(found, [*bad, *refused], name)
+    return lesson(on_one_stack(found), [*bad, *refused], name)

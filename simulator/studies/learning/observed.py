@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -19,9 +19,10 @@ from simulator.predict.slopes import slopes
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.calibration.learned import NAMES, Values, on_links, on_stack, speeds
+from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.measured import NoStepTimeError
 from simulator.studies.backtest.outcome import RefusedError
-from simulator.studies.backtest.resolve import Run, resolve
+from simulator.studies.backtest.resolve import Run, resolve, with_attention
 from simulator.studies.backtest.rows import RunRow
 from simulator.studies.backtest.ways import ways_of
 from simulator.studies.backtest.work import measured_step_s
@@ -126,6 +127,33 @@ def _observed(row: RunRow) -> Observed:
     if not last.measured_s:
         raise RefusedError(("no step time", "the row has no metric that gives one"))
     return last
+
+
+def on_one_stack(runs: Sequence[Observed]) -> list[Observed]:
+    """Runs of software that nobody described, on the generic stack that most of them get: one program is one stack.
+
+    Compiled runs and others are two. A plan that the stack cannot run keeps its own.
+    """
+    usual: dict[str | None, str] = {}
+    for compiled in {one.run.row.compile for one in runs}:
+        mine = [
+            one.run.stack.name for one in runs if one.run.row.compile == compiled and one.run.stack.known == "unknown"
+        ]
+        usual |= {compiled: max(sorted(set(mine)), key=mine.count)} if mine else {}
+    return [_moved_to(one, usual.get(one.run.row.compile)) for one in runs]
+
+
+def _moved_to(one: Observed, name: str | None) -> Observed:
+    run = one.run
+    if name is None or run.stack.known != "unknown" or run.stack.name == name:
+        return one
+    stack = with_attention(Stack.load(name), flash=run.row.flash_attn, device=run.cluster.device).copy_with(
+        known="unknown"
+    )
+    try:
+        return as_run(replace(run, stack=stack, plan=run.plan.copy_with(stack=name)), one.measured_s)
+    except InputError:
+        return one
 
 
 def as_run(run: Run, measured_s: float = 0.0) -> Observed:

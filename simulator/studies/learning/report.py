@@ -137,6 +137,9 @@ def _teacher(found: Posterior, index: int, one: Observed, before_s: float) -> Te
 def lines(told: Lesson) -> Iterator[str]:
     """The lesson as plain text."""
     yield f"{len(told.runs)} runs taught; beside what the coefficients explain, steps scatter by {told.learned.scatter:.1%} (one sigma)"
+    guessed = sorted({one.run.stack.name for one in told.observed if one.run.stack.known != "described"})
+    if guessed:
+        yield f"Their software is taken as {' and '.join(guessed)}: give the same to predict (--stack), or name it in the table (stack)."
     if not told.moved:
         yield "Left out one by one, the runs are not clearly nearer to what the others teach: no coefficient was moved."
     yield f"\n{'coefficient':12} {'before':>18} {'after':>18}  taught by"
