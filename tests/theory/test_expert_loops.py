@@ -1,4 +1,4 @@
-"""Experts in plain PyTorch: what loops and padded slices add to the products, and whole logits under tensor parallelism."""
+"""Plain PyTorch as programs write it: loops and padded slices around experts; logits and tokens gathered under tensor parallelism."""
 
 from __future__ import annotations
 
@@ -69,3 +69,15 @@ def test_gathered_logits_are_whole_on_every_rank() -> None:
         assert isinstance(picked, Stream)
         assert picked.write_bytes == 2 * TOKENS * dense.vocab_size // parts
         assert any(one.name == "logits.whole" for one in head.ops) == gathers
+
+
+@pytest.mark.parametrize("attention", [3, 1])
+def test_linear_layers_that_gather_for_themselves_gather_once_a_product(attention: int) -> None:
+    plan = Plan.model_validate({"zero": 3, "tp": 2, "sequence_parallel": True, "seq_len": TOKENS})
+    dense = MODEL.model_copy(update={"experts": None, "fused_qkv": attention == 1})
+    for each, expected in ((False, (1, 1)), (True, (attention, 2))):
+        stack = Stack.load("torch-2.6-eager").copy_with(gathers_each=each)
+        block = build_blocks(shard_of(dense, plan), stack, plan).layer
+        entered = [op(block, name) for name in ("attention.enter", "mlp.enter")]
+        assert tuple(len(one.forward_exchanges) for one in entered) == expected
+        assert tuple(len(one.backward_exchanges) for one in entered) == expected

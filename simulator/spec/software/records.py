@@ -96,6 +96,12 @@ class Kernels(Strict):
         description="where `tp` splits the vocabulary, each rank gathers whole logits before the loss (`ColwiseParallel` with "
         "replicated outputs), as against losses on parts of them (`loss_parallel`, Megatron's)",
     )
+    gathers_each: bool = Field(
+        default=False,
+        description="with sequence parallelism each linear layer gathers its tokens and scatters its input's gradient by itself "
+        "(`ColwiseParallel(input_layouts=Shard(1))` on Q, K, V, gate and up), instead of once for all that read them "
+        "(`PrepareModuleInput`)",
+    )
     weight_gradients: Literal["made", "accumulated", "added"] = Field(
         default="made",
         description="a tensor each; or added into Megatron's gradient buffer by the product, while autograd gets a dummy of "

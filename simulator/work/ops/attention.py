@@ -18,7 +18,7 @@ _SOFTMAX_MATRICES = 4  # of scores, that a thread block of Megatron's fused soft
 
 def attention(g: Graph, s: OpContext, x: Value) -> Value:
     """The attention of one layer, [T, D] -> [T, D], without its norm and residual."""
-    given, x = x, enter(g, s, "attention.enter", x, FED)
+    given, x = x, enter(g, s, "attention.enter", x, FED, products=1 if s.model.fused_qkv else 3)
     q, k, v, gate = _heads(g, s, x)
     mixed = q.base == q.name and s.model.latent is None  # latent attention makes all three
     if s.stack.traits.one_qkv_layout and s.stack.attention.kernel == "cudnn" and mixed:

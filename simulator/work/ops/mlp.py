@@ -34,7 +34,8 @@ class _Part(NamedTuple):
 
 
 def _mlp(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
-    given, x = x, enter(g, s, f"{part.name}.enter", x, tuple(f"{part.prefix}{name}" for name in FED))
+    feeds, products = tuple(f"{part.prefix}{name}" for name in FED), 2 if s.model.gated else 1
+    given, x = x, enter(g, s, f"{part.name}.enter", x, feeds, products=products)
     hidden = _gated(g, s, x, part) if s.model.gated else _plain(g, s, x, part)
     out = linear(g, s, f"{part.prefix}down", hidden, s.model.d_model, bias=part.bias, split="rows")
     if s.stack.traits.holds_locals:

@@ -57,8 +57,11 @@ _SPLITS: Final = (
 )
 
 
-def enter(g: Graph, s: OpContext, name: str, x: Value, feeds: tuple[str, ...] = ()) -> Value:
-    """The region's input on whole tokens. Fused stacks: unchanged, their linear layers gather. feeds: the products it is for."""
+def enter(g: Graph, s: OpContext, name: str, x: Value, feeds: tuple[str, ...] = (), *, products: int = 1) -> Value:
+    """The region's input on whole tokens. Fused stacks: unchanged, their linear layers gather.
+
+    feeds: names of the products it is for. products: how many there are, which the stack may gather for one by one.
+    """
     if s.plan.tp == 1 or s.stack.traits.linears_communicate:
         return x
     if not s.sequence_parallel:
@@ -72,7 +75,8 @@ def enter(g: Graph, s: OpContext, name: str, x: Value, feeds: tuple[str, ...] = 
         )
         return x
     scattered = (exchange("reduce_scatter", x.num_bytes * s.plan.tp),)
-    return _gather(g, s, name, x, backward_exchanges=scattered, feeds=feeds)
+    times = products if s.stack.kernels.gathers_each else 1
+    return _gather(g, s, name, x, backward_exchanges=scattered, feeds=feeds, times=times)
 
 
 def gather(g: Graph, s: OpContext, name: str, x: Value) -> Value:
@@ -87,6 +91,7 @@ def _gather(
     x: Value,
     backward_exchanges: tuple[Exchange, ...] = (),
     feeds: tuple[str, ...] = (),
+    times: int = 1,
 ) -> Value:
     narrow = bool(feeds) and s.casts_before_gathers
     whole = g.value(name, x.numel * s.plan.tp, "fp8" if narrow else x.dtype)
@@ -101,18 +106,19 @@ def _gather(
     gathered = exchange("all_gather", whole.num_bytes, len(before) + len(staged))
     if in_pieces:
         gathered = replace(gathered, pieces=s.plan.tp, feeds=feeds, copied=True)
+    summed = (stream("elementwise", 2 * x.num_bytes, x.num_bytes),) * (times - 1)
     g.op(
         name,
         "elementwise",
         inputs=(x,),
         outputs=(whole,),
-        forward=(*before, *staged, *_copies(copied)),
-        backward=(*late, *_copies(scattered or x.num_bytes)),
+        forward=(*before, *staged, *_copies(copied) * times),
+        backward=(*late, *_copies(scattered or x.num_bytes) * times, *summed),
         grads=(x,),
         forward_temporary_bytes=copied,
         backward_temporary_bytes=scattered,
-        forward_exchanges=(gathered,),
-        backward_exchanges=backward_exchanges,
+        forward_exchanges=(gathered,) * times,
+        backward_exchanges=backward_exchanges * times,
     )
     return whole
 
