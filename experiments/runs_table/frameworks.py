@@ -30,7 +30,7 @@ class FrameworkRule:
     sharding, recompute, micro_batch, global_batch: what a blank zero_or_fsdp, act_ckpt, micro_batch or global_batch means by
         the framework's documents; None: they say nothing. "products" keeps products and attention whatever a table's "selective" means for it.
     recomputes: what was recomputed, whatever act_ckpt says; the rule says how that is known.
-    accumulates_whole: sharded gradients are reduced with a step's last micro-batch alone, and are whole until then.
+    keys: further keys of the plan, by the framework's code.
     untrained: tables of its are of some twenty steps from random weights, which route as they like.
     sequence_parallel: what a blank seq_parallel means where tp > 1.
     reduce_dtype: what gradients travel in where the notes do not say; None: the implementation's default.
@@ -59,7 +59,7 @@ class FrameworkRule:
     global_batch: int | None = None
     reduce_dtype: Literal["bf16", "fp32"] | None = None
     master_dtype: Literal["bf16"] | None = None
-    accumulates_whole: bool = False
+    keys: tuple[tuple[str, bool], ...] = ()
     untrained: bool = False
     sequence_parallel: bool = False
     compiles: bool = False
@@ -132,7 +132,7 @@ OTHERS: tuple[FrameworkRule, ...] = (
         reduce_dtype="fp32",
         master_dtype="bf16",
         sequence_parallel=True,
-        accumulates_whole=True,
+        keys=(("sync_every_micro_batch", False), ("reshard_after_forward", True)),
         untrained=True,
     ),
     FrameworkRule(

@@ -279,7 +279,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         **_offload(row, rule),
         **(recipe.plan_fields() if (recipe := published_recipe(row)) else package_fields(row)),
         **_reduce_dtype(row, rule),
-        **({"sync_every_micro_batch": False} if rule.accumulates_whole else {}),
+        **dict(rule.keys),
         **({"expert_imbalance": _untrained(row)} if rule.untrained and (row.n_experts or 1) > 1 else {}),
     }
     if nemo.keeps_fp8(row) and (fields["data_parallel"], fields["zero"]) == ("megatron", 1):

@@ -6,6 +6,8 @@ import pytest
 
 from simulator.base.kernels import Gemm, Stream
 from simulator.parallel.model_shard import shard_of
+from simulator.predict import predict
+from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
@@ -81,3 +83,13 @@ def test_linear_layers_that_gather_for_themselves_gather_once_a_product(attentio
         entered = [op(block, name) for name in ("attention.enter", "mlp.enter")]
         assert tuple(len(one.forward_exchanges) for one in entered) == expected
         assert tuple(len(one.backward_exchanges) for one in entered) == expected
+
+
+def test_a_variable_that_holds_the_logits_costs_them_at_the_peak() -> None:
+    plan = Plan.model_validate({"zero": 3, "seq_len": TOKENS, "dp_shard": 8, "stack": "torch-2.6-eager"})
+    dense = MODEL.model_copy(update={"experts": None, "vocab_size": 128256})
+    cluster, stack = Cluster.load("hgx-h100-8"), Stack.load("torch-2.6-eager").copy_with(loss="eager")
+    free, held = (
+        predict(dense, plan, cluster, stack=stack.copy_with(holds_logits=one)).memory for one in (False, True)
+    )
+    assert held.peak_allocated_bytes - free.peak_allocated_bytes == 2 * TOKENS * dense.vocab_size

@@ -18,6 +18,7 @@ FLAT_NAMES: Final = {
     "norm_dtype": "kernels.norm_dtype",
     "loss": "kernels.loss",
     "gathers_logits": "kernels.gathers_logits",
+    "holds_logits": "kernels.holds_logits",
     "gathers_each": "kernels.gathers_each",
     "weight_gradients": "kernels.weight_gradients",
     "squared_relu": "kernels.squared_relu",

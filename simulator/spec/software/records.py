@@ -96,6 +96,9 @@ class Kernels(Strict):
         description="where `tp` splits the vocabulary, each rank gathers whole logits before the loss (`ColwiseParallel` with "
         "replicated outputs), as against losses on parts of them (`loss_parallel`, Megatron's)",
     )
+    holds_logits: bool = Field(
+        default=False, description="the script's own variable holds the logits while the loss goes backward"
+    )
     gathers_each: bool = Field(
         default=False,
         description="with sequence parallelism each linear layer gathers its tokens and scatters its input's gradient by itself "

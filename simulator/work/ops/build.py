@@ -335,6 +335,8 @@ def _loss(g: Graph, s: OpContext, x: Value) -> Value:
     logits = linear(g, s, "logits", x, m.vocab_size, bias=m.lm_head_bias, split=split, head=True)
     if s.vocab_parallel and s.stack.kernels.gathers_logits:
         logits = whole_columns(g, s, "logits.whole", logits, alike=True)
+    if s.stack.kernels.holds_logits:
+        g.op("logits.held", "elementwise", inputs=(logits,), aliases=(logits,), saved=(logits,))
     if m.logit_softcap:
         logits = _softcap(g, s, logits)
     loss = cross_entropy(g, s, logits)
