@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from simulator.base.errors import ClusterError, Fault, PlanError
+from simulator.base.errors import ClusterError, Fault
 from simulator.spec.calibration.collective_curves import (
     PORT_TOLERANCE,
     LearnedLinks,
@@ -58,7 +58,7 @@ from simulator.work.collectives.settings import (
 from simulator.work.collectives.stated import Stated, of_stated
 from simulator.work.collectives.told import remembered, stated_for
 from simulator.work.collectives.tuning import Pick, pick
-from simulator.work.collectives.volumes import KINDS, POINT_TO_POINT, Algorithm, Kind, Volume, minimum, volume
+from simulator.work.collectives.volumes import POINT_TO_POINT, Algorithm, Volume, checked_kind, minimum, volume
 from simulator.work.program import CollectiveCost, Number
 
 if TYPE_CHECKING:
@@ -384,22 +384,12 @@ def latency_s(
     if algorithm in ("p2p", "send"):
         return launch_s + steps + pipeline_fill_s(far, transfer_s)
     every = form.local_steps + form.network_steps
-    of_a_chunk = 1.0 if messages.sliced else 0.5
-    return network.start_s(
-        far, launch_s, every, steps, protocol, transfer_s, ring=algorithm in LOOPS, messages=of_a_chunk
-    )
+    part, ring = 1.0 if messages.sliced else 0.5, algorithm in LOOPS
+    return network.start_s(far, launch_s, every, steps, protocol, transfer_s, ring=ring, messages=part)
 
 
 def _drop_zero(link_bytes: dict[str, Number]) -> dict[str, Number]:
     return {name: value for name, value in link_bytes.items() if value}
-
-
-def checked_kind(kind: str) -> Kind:
-    """`kind` if it is one. Raises PlanError with the legal ones."""
-    found = next((k for k in KINDS if k == kind), None)
-    if found is None:
-        raise PlanError(Fault(place="collective", problem=f"no kind {kind!r}", remedy=f"one of {', '.join(KINDS)}"))
-    return found
 
 
 def calibrated(links: Links, curves: LinkCurves) -> bool:

@@ -13,6 +13,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
+from simulator.base.errors import Fault, PlanError
+
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv"]
 Algorithm = Literal[
     "ring",
@@ -216,3 +218,11 @@ def minimum(kind: Kind, num_ranks: int, num_nodes: int) -> Volume:
     local = -(-num_ranks // num_nodes)
     port = Fraction(min(passes * (local - 1), local), local)
     return Volume(port=port, nic=Fraction(passes * (num_nodes - 1), num_nodes), local_steps=0, network_steps=0)
+
+
+def checked_kind(kind: str) -> Kind:
+    """`kind` if it is one. Raises PlanError with the legal ones."""
+    found = next((k for k in KINDS if k == kind), None)
+    if found is None:
+        raise PlanError(Fault(place="collective", problem=f"no kind {kind!r}", remedy=f"one of {', '.join(KINDS)}"))
+    return found
