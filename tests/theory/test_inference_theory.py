@@ -58,7 +58,7 @@ def limits(plan: InferencePlan, costs: StepCosts, num_blocks: int = 10**6) -> Li
 def service_s(costs: StepCosts, prompt: int) -> float:
     """A request whose answer is one token, alone."""
     batch = Batch(decodes=0, keys=(0,), chunks=(Chunk(new=prompt, cached=0),))
-    return costs.overhead_s + sum(costs.stages_s(batch))
+    return costs.idle_s(0.0, 1) + sum(costs.stages_s(batch))
 
 
 def waits(costs: StepCosts, plan: InferencePlan, workload: Workload) -> tuple[float, float]:
@@ -244,10 +244,10 @@ def test_a_lone_request_takes_its_steps_and_nothing_else(llama: Model, h100: Clu
     first_s = 3.0 + costs.request_s
     for new, cached, last in pieces:
         chunk = Chunk(new=new, cached=cached, last=last)
-        first_s += costs.overhead_s + sum(costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(chunk,))))
+        first_s += costs.idle_s(0.0, last) + sum(costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(chunk,))))
     end_s = first_s
     for cached in range(600, 604):
-        end_s += costs.overhead_s + sum(costs.stages_s(Batch(decodes=1, keys=(cached + 1,))))
+        end_s += costs.idle_s(0.0, 1) + sum(costs.stages_s(Batch(decodes=1, keys=(cached + 1,))))
     assert job.first_s == pytest.approx(first_s, rel=1e-12)
     assert job.end_s == pytest.approx(end_s, rel=1e-12)
 

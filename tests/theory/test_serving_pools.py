@@ -48,9 +48,9 @@ def test_a_lone_request_is_its_prompt_its_transfer_and_its_steps(llama: Model, h
     played = setting.play([Request(arrival_s=1.0, prompt_tokens=prompt, output_tokens=answer)], (0.0, math.inf))
     costs, before = setting.costs, setting.prefill.costs
     batch = Batch(decodes=0, keys=(0,), chunks=(Chunk(new=prompt, cached=0),))
-    first_s = before.request_s + before.overhead_s + sum(before.stages_s(batch))
+    first_s = before.request_s + before.idle_s(0.0, 1) + sum(before.stages_s(batch))
     steps_s = sum(
-        costs.overhead_s + sum(costs.stages_s(Batch(decodes=1, keys=(prompt + n,)))) for n in range(1, answer)
+        costs.idle_s(0.0, 1) + sum(costs.stages_s(Batch(decodes=1, keys=(prompt + n,)))) for n in range(1, answer)
     )
     (job,) = played.jobs
     assert job.first_s == pytest.approx(1.0 + first_s, rel=1e-12)

@@ -96,7 +96,9 @@ def test_replicas_at_random_are_m_d_1_queues_at_their_share() -> None:
     plan, engines = InferencePlan(max_sequences=1), 4
     asked = study(plan=plan, workload=Workload(rate=1.0, num_requests=10_000, output_tokens=1, warmup=0.0))
     costs = Player(asked).deployed(plan, 1).costs
-    service_s = costs.overhead_s + sum(costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(Chunk(new=512, cached=0),))))
+    service_s = costs.idle_s(0.0, 1) + sum(
+        costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(Chunk(new=512, cached=0),)))
+    )
     load = 0.6
     workload = asked.workload.model_copy(update={"rate": engines * load / service_s})
     play = Player(replace(asked, workload=workload)).play("both", plan, engines)

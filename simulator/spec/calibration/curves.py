@@ -240,7 +240,7 @@ class AttentionCurve(Strict):
         if not kernel.causal:
             e *= self.noncausal
         compute = kernel.flop / (peak * e)
-        if self.half_waves:
+        if self.half_waves and kernel.seq_q > 1:  # decoding splits the keys over what SMs there are
             waves = kernel.batch * kernel.num_heads * -(-kernel.seq_q // QUERY_TILE) / num_sms
             compute *= 0.5 + 0.5 * ceil(waves) / waves
         share = self.cache_bw_frac if self.cache_bw_frac and kernel.seq_q == 1 else self.bw_frac

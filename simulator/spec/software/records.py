@@ -279,6 +279,10 @@ class Engine(Strict):
     plan_on: dict[str, dict[str, int | float | bool | str]] = Field(
         default={}, description="others by the device's architecture (`ampere`)"
     )
+    kv_cache_of: dict[str, str] = Field(
+        default={},
+        description="dtype of the cache by that of the weights (`fp8`), as checkpoints for the engine say it",
+    )
     attention_on: dict[str, Literal["flash2", "flash3", "cudnn"]] = Field(
         default={}, description="the attention kernel by the device's architecture, where it is another"
     )
@@ -293,8 +297,12 @@ class Engine(Strict):
         description="the host prepares the next step while the GPU computes this one: `step_overhead_s` only counts beyond that",
     )
     sequence_s: Seconds = Field(
-        ge=0, default=0.0, description="host time that each sequence of a step adds to `step_overhead_s`"
+        ge=0,
+        default=0.0,
+        description="what each sequence of a step adds where its tokens are streamed to somebody, hidden by nothing; not where "
+        "whole answers are collected",
     )
+    fp8_prompts: bool = Field(default=False, description="attention of prompts runs in fp8 where the cache is in fp8")
     casts: Literal["separate", "fused"] = Field(
         default="separate",
         description="activations become fp8 in kernels of their own (scales of tokens or blocks), or in the kernels before them",

@@ -23,6 +23,7 @@ from simulator.studies.serving.shards import kv_bytes_per_token, weight_bytes
 
 _ALWAYS: Final = (0.0, math.inf)
 _SEED: Final = 0
+_APART: Final = 0.1  # of answers
 _KEPT: Final = 32  # servers, and their runs, that stay in memory: rows of one stand together in tables
 
 
@@ -39,10 +40,11 @@ class Found:
 def predicted(server: Server) -> Found:
     """The row's figure. Raises RefusedError where the plan does not fit in memory."""
     deployed = _DEPLOYED.get(_key(server), lambda: _deployed(server))
-    run, spread = _RUNS.get((*_key(server), server.load), lambda: _played(deployed, server.load))
-    value = figure_of(run, server.asked) / server.asked.unit
+    runs, spread = _RUNS.get((*_key(server), server.load), lambda: _played(deployed, server.load))
+    value, *others = (figure_of(run, server.asked) / server.asked.unit for run in runs)
     floors = _floors(deployed, server.load, server.asked)
-    return Found(value=value, low=value / spread, high=value * spread, floors=floors)
+    ends = [value, *others]
+    return Found(value=value, low=min(ends) / spread, high=max(ends) * spread, floors=floors)
 
 
 class _Recent:
@@ -74,25 +76,40 @@ def _deployed(server: Server) -> Deployment:
     return Deployment.of(model, plan, cluster, server.stack, calibration, calibration.links or default_curves())
 
 
-def _played(deployed: Deployment, load: Load) -> tuple[ServedRun, float]:
-    """The load from its first request to its last, and the factor to the ends of its steps' 90 % interval."""
+def _played(deployed: Deployment, load: Load) -> tuple[tuple[ServedRun, ...], float]:
+    """The load from its first request to its last, and the factor to the ends of its steps' 90 % interval.
+
+    A closed loop is played twice. Users whose answers are equally long stay in step for ever, and wait for each other's
+    prompts; a few per cent of difference part them. A table does not say which it was, so the interval spans both.
+    """
     memory = deployed.tightest.memory
     if not memory.fit.runs:
         raise RefusedError(("does not fit", f"{format_bytes(memory.missing_bytes)} of a GPU's memory are missing"))
-    run = deployed.play(_requests(load), _ALWAYS, users=0 if load.alone else load.users)
-    meter = run.meter
+    users = 0 if load.alone else load.users
+    streamed = users > 0 or load.rate < math.inf
+    ways = (0.0, _APART) if users > 1 else (0.0,)
+    runs = tuple(deployed.play(_requests(load, way), _ALWAYS, users=users, streamed=streamed) for way in ways)
+    meter = runs[0].meter
     size = min(max(1, round(meter.output_tokens / max(1, meter.num_steps))), deployed.plan.max_sequences)
     batch = batch_of(deployed.costs, size, load.prompt + load.output // 2)
-    return run, math.exp(Z90 * sigma_of(deployed.costs, batch, deployed.calibration, deployed.curves))
+    return runs, math.exp(Z90 * sigma_of(deployed.costs, batch, deployed.calibration, deployed.curves))
 
 
-def _requests(load: Load) -> list[Request]:
-    """All of one length. A rate's arrivals are a Poisson process, stretched so that the mean is the rate's."""
+def _requests(load: Load, apart: float = 0.0) -> list[Request]:
+    """A rate's arrivals are a Poisson process, stretched so that the mean is the rate's.
+
+    apart: answers are so much shorter or longer at most; the longest that fits stays the longest.
+    """
     count, times = load.requests, [0.0] * load.requests
     if not load.users and load.rate < math.inf:
         arrivals = np.cumsum(np.random.default_rng(_SEED).exponential(size=count))
         times = [float(time) for time in arrivals * (count / load.rate / arrivals[-1])]
-    return [Request(arrival_s=time, prompt_tokens=load.prompt, output_tokens=load.output) for time in times]
+    shorter = np.random.default_rng(_SEED).uniform(0, apart, size=count)
+    answers = [max(1, round(load.output * (1 - float(part)))) for part in shorter]
+    return [
+        Request(arrival_s=time, prompt_tokens=load.prompt, output_tokens=answer)
+        for time, answer in zip(times, answers, strict=True)
+    ]
 
 
 def figure_of(run: ServedRun, asked: Asked) -> float:

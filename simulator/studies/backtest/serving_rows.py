@@ -107,7 +107,14 @@ def resolve(row: ServingRow) -> Server:
     plan = _plan(row, stack, gpus, load, cluster.device.architecture)
     if asked.unit == 0.0:
         asked = replace(asked, unit=float(gpus))
-    return Server(model=_model(row.model), plan=plan, cluster=cluster, stack=stack, load=load, asked=asked)
+    return Server(
+        model=_model(row.model, load.prompt + load.output),
+        plan=plan,
+        cluster=cluster,
+        stack=stack,
+        load=load,
+        asked=asked,
+    )
 
 
 def asked_of(row: ServingRow) -> Asked:
@@ -181,7 +188,7 @@ def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, architecture: st
         "pp": pp,
         "dp": dp,
         "weights": _WEIGHTS[row.precision.strip().casefold()],
-        "kv_cache": _KV[row.kv_precision.strip().casefold()],
+        **({"kv_cache": _KV[row.kv_precision.strip().casefold()]} if row.kv_precision else {}),
         "max_model_len": load.prompt + load.output,
         "stack": stack.name,
         **({"experts": "dealt"} if (row.ep or 1) > 1 else {}),
@@ -190,11 +197,13 @@ def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, architecture: st
 
 
 @cache
-def _model(name: str) -> Model:
+def _model(name: str, tokens: int) -> Model:
+    """With as many positions as what ran: rotary ones are stretched for longer sequences."""
     presets = presets_of(name)
     if not presets:
         raise RefusedError(("model", f"{name!r} is no model of topologies/models"))
-    return Model.load(presets[0])
+    model = Model.load(presets[0])
+    return model if tokens <= model.max_positions else model.model_copy(update={"max_positions": tokens})
 
 
 @cache

@@ -9,8 +9,9 @@ from simulator.base.kernels import DTYPE_BYTES, Gemm
 from simulator.parallel.model_shard import ModelShard
 from simulator.play.lower.work import Clock
 from simulator.spec.model.experts import Latent
+from simulator.spec.software.stack import Stack
 from simulator.studies.serving.batch import Batch, causal_pairs, padded
-from simulator.studies.serving.kernels import CachedAttention
+from simulator.studies.serving.kernels import FP8_PROMPTS, TILE_ROWS, CachedAttention
 from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.shards import cached_channels
 
@@ -18,10 +19,21 @@ KEYS_APART = 64  # a sequence, between the exact prices of decoding
 
 
 class AttentionCosts:
-    """Prices of one GPU's heads. clock_of: the clock of a step of so many new tokens."""
+    """Prices of one GPU's heads. clock_of: the clock of a step of so many new tokens. stack: whose kernels run; ideal: without losses."""
 
-    def __init__(self, part: ModelShard, plan: InferencePlan, clock_of: Callable[[int], Clock]) -> None:
+    def __init__(
+        self,
+        part: ModelShard,
+        plan: InferencePlan,
+        clock_of: Callable[[int], Clock],
+        stack: Stack,
+        *,
+        ideal: bool,
+    ) -> None:
         self._part, self._plan, self._clock_of = part, plan, clock_of
+        self._rows = 0 if ideal else TILE_ROWS.get(stack.attention.kernel, 0)
+        fp8 = stack.engine is not None and stack.engine.fp8_prompts and plan.kv_dtype == "fp8"
+        self._prompt_speed = FP8_PROMPTS if fp8 and not ideal else 1.0
         self._decodes: dict[tuple[int, int], float] = {}
 
     def decode_s(self, count: int, keys: int) -> float:
@@ -48,7 +60,7 @@ class AttentionCosts:
             rank = part.latent.kv_lora_rank
             width = rank + part.latent.qk_rope_head_dim
             kernel = replace(kernel, num_kv_heads=1, head_dim=width, v_head_dim=rank)
-        return clock.seconds(kernel)
+        return clock.seconds(replace(kernel, rows=self._rows))
 
     def prefill_s(self, batch: Batch, window: int | None) -> float:
         """All pieces of prompts of a step. Cached latents become keys and values first."""
@@ -64,7 +76,7 @@ class AttentionCosts:
             widened_s = self._widened_s(sum(chunk.cached for chunk in batch.chunks), part.latent, clock)
         seq_kv = max(1, 2 * pairs // new)
         kernel = self._kernel(count, -(-new // count), seq_kv, pairs=pairs, queries=new, cached_bytes=cached_bytes)
-        return clock.seconds(kernel) + widened_s
+        return clock.seconds(kernel) / self._prompt_speed + widened_s
 
     def _widened_s(self, tokens: int, latent: Latent, clock: Clock) -> float:
         """Keys and values of cached tokens out of their latents, once more for every piece behind them."""

@@ -85,10 +85,11 @@ class Cost:
 class StepCosts:
     """Prices batches. One object a (model, plan, cluster, stack, calibration); everything is kept that was priced.
 
-    pace: a factor on every time, for the ends of an interval (`at_pace`).
+    pace: a factor on every time, for the ends of an interval (`at_pace`). streamed: tokens are sent one by one.
     """
 
     pace = 1.0
+    streamed = True
 
     def __init__(
         self,
@@ -112,7 +113,9 @@ class StepCosts:
         self._nccl = stack.software()
         self._linear: dict[int, tuple[dict[str, Cost], Clock]] = {}
         self._heads: dict[int, Cost] = {}
-        self.attention = AttentionCosts(self.shards[0].part, plan, lambda tokens: self._linear_of(tokens)[1])
+        self.attention = AttentionCosts(
+            self.shards[0].part, plan, lambda tokens: self._linear_of(tokens)[1], stack, ideal=self._ideal
+        )
         self._exchanges: dict[tuple[str, int], float] = {}
         self._messages: dict[tuple[GroupShape, int], float] = {}
         self._captured: dict[int, tuple[float, ...]] = {}
@@ -145,13 +148,19 @@ class StepCosts:
         engine = self.stack.engine
         if self._ideal or engine is None:
             return self.overhead_s
-        host_s = self.overhead_s + self.pace * self.cluster.device.host_factor * engine.sequence_s * sequences
-        return max(0.0, host_s - busy_s) if engine.overlapped else host_s
+        sent_s = self.pace * self.cluster.device.host_factor * engine.sequence_s * sequences if self.streamed else 0.0
+        return sent_s + (max(0.0, self.overhead_s - busy_s) if engine.overlapped else self.overhead_s)
 
     def at_pace(self, pace: float) -> StepCosts:
         """The same prices, all of them `pace` times as long."""
         other = copy(self)  # what was priced is shared: it knows no pace
         other.pace = pace
+        return other
+
+    def collected(self) -> StepCosts:
+        """The same where answers are collected whole."""
+        other = copy(self)
+        other.streamed = False
         return other
 
     def graphed(self, batch: Batch) -> bool:
@@ -224,6 +233,7 @@ class StepCosts:
             channels = tokens * cached_channels(self.shards[0].part)
             sizes = (channels * DTYPE_BYTES[dtype] for dtype in (self.plan.compute_dtype, self.plan.kv_dtype))
             store = self._kernels((stream("copy", *sizes),), clock)  # K and V into their blocks
+            store += Cost(host_s=self.stack.host.layer_s)
             costs = {"embedding": self._ops(self._forward["embedding"], tokens, clock)}
             for kind in self._forward.keys() - costs.keys():
                 costs[kind] = self._ops(self._forward[kind], tokens, clock, narrow=True) + store

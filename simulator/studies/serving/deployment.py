@@ -105,13 +105,17 @@ class Deployment:
         progress: Progress | None = None,
         pace: float = 1.0,
         users: int = 0,
+        *,
+        streamed: bool = True,
     ) -> ServedRun:
         """What happens to these requests. window: the time in which figures are counted. pace: a factor on all times.
 
-        users: of a closed loop; 0: requests come when they say.
+        users: of a closed loop; 0: requests come when they say. streamed: tokens are sent one by one.
         """
         if self.prefill is None:
-            return Engine(self.at_pace(pace), self.limits, requests, window, users=users).run(progress)
+            costs = self.at_pace(pace)
+            costs = costs if streamed else costs.collected()
+            return Engine(costs, self.limits, requests, window, users=users).run(progress)
         assert self.place is not None
         assert self.transfers is not None
         seconds = self.transfers.seconds

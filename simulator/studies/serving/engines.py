@@ -36,7 +36,8 @@ def with_defaults(plan: InferencePlan, stack: Stack, architecture: str = "") -> 
     """The plan with the engine's own defaults, on devices of this architecture, where it says nothing."""
     if stack.engine is None:
         return plan
-    stated = stack.engine.plan | stack.engine.plan_on.get(architecture, {})
+    cache = stack.engine.kv_cache_of.get(plan.weights)
+    stated = stack.engine.plan | stack.engine.plan_on.get(architecture, {}) | ({"kv_cache": cache} if cache else {})
     left_open = {name: value for name, value in stated.items() if name not in plan.model_fields_set}
     found = plan.model_copy(update=left_open) if left_open else plan
     longest = found.max_model_len or 0

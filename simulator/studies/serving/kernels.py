@@ -16,24 +16,34 @@ from simulator.base.kernels import DTYPE_BYTES, Attention, Gemm, Kernel, Stream
 # 4-bit zero for each group of 128 (AWQ and GPTQ checkpoints).
 WEIGHT_BITS = {"bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4 + 20 / 128}
 
+# Queries of one head of keys that a decoding kernel computes whatever there are: Hopper's matrix instructions take 64 rows
+# (flash-attention, hopper/flash_fwd_kernel_sm90.h). Others are taken as bound by the cache alone.
+TILE_ROWS = {"flash3": 64}
+# Speed of prompts' attention in fp8 over 16 bits: flash-attention 3 on H100, long sequences of heads of 128 (arXiv 2407.08608,
+# figures 5 to 7: some 1.2 PFLOP/s beside 0.74).
+FP8_PROMPTS = 1.6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedAttention(Attention):
     """Attention of new tokens over what is cached, for a whole batch of sequences of any lengths.
 
     pairs: (query, key) pairs of one head, over the batch. queries: new tokens. cached_bytes: of K and V of all tokens that
-    are seen, the new ones among them, in the dtype that they are kept in. The inherited shape only says how well the kernel fills the device: seq_q
+    are seen, the new ones among them, in the dtype that they are kept in. rows: that one tile of matrix instructions takes, queries of one head of keys
+    or none; 0: as many as there are. The inherited shape only says how well the kernel fills the device: seq_q
     and seq_kv of a mean sequence, whose queries see seq_kv / 2 keys on average.
     """
 
     pairs: int
     queries: int
     cached_bytes: int
+    rows: int = 0
 
     @property
     @override
     def flop(self) -> int:
-        return 2 * self.pairs * self.num_heads * (self.head_dim + (self.v_head_dim or self.head_dim))
+        heads = max(self.num_heads, self.rows * self.num_kv_heads)
+        return 2 * self.pairs * heads * (self.head_dim + (self.v_head_dim or self.head_dim))
 
     @property
     @override
