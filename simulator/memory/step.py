@@ -111,8 +111,9 @@ class StepWriter:
         self.buffers = buffers(self.writer, model, plan)
         self._parameter_bytes = DTYPE_BYTES[gradient_dtype(plan, stack)]
         self.buffers.whole_table_numel = whole_table_numel(model, blocks)
-        if plan.recompute.mode == "full" and not stack.kernels.early_stop:
-            self.buffers.stream_bytes = blocks.layer.input_bytes
+        self.buffers.stream_bytes = self._message_bytes * (
+            plan.recompute.mode == "full" and not stack.kernels.early_stop
+        )
         self.buffers.redistributed_bytes = redistributed_bytes(model, blocks, plan, stack)
         self._tapes = record_tapes(blocks, plan, stack, keep_gradients=self.buffers.keeps_gradients)
         self._adding = (

@@ -25,6 +25,7 @@ from simulator.spec.cluster.tiers import HostTier
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.work.collectives import collective_s
+from simulator.work.parameters import trained_numel
 from simulator.work.script import units
 
 
@@ -161,11 +162,11 @@ def _state_bytes(model: Model, plan: Plan, checkpoint: Checkpoint) -> tuple[int,
     """(bytes of the whole state, of which are below HBM already)."""
     weights, moments = _numel_bytes(plan)
     moments = moments if checkpoint.optimizer_state else 0
-    size = model.num_parameters * (weights + moments)
+    size = trained_numel(model, plan) * (weights + moments)
     if plan.offload.optimizer == "none":
         return size, 0
     stays = DTYPE_BYTES[plan.compute_dtype] if plan.offload.parameters == "none" else 0
-    return size, size - model.num_parameters * stays
+    return size, size - trained_numel(model, plan) * stays
 
 
 def _gathering(
@@ -177,7 +178,7 @@ def _gathering(
     shape = Mesh(plan, cluster).group_shape("dp_shard_cp")
     if shape.num_ranks == 1 or not any(per_numel):
         return 0.0, 0
-    sizes = [unit.padded_numel for unit in units(shard_of(model, plan), plan)]
+    sizes = [unit.padded_numel for unit in units(shard_of(model, plan), plan) if unit.padded_numel]
     seconds = sum(
         float(collective_s("all_gather", numel * size, shape, cluster, curves)) for numel in sizes for size in per_numel
     )

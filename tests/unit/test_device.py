@@ -83,7 +83,7 @@ def test_usual_spellings(spelling: str, name: str) -> None:
     assert Device.resolve(spelling) == name
 
 
-@pytest.mark.parametrize("spelling", ["H100 64GB", "H100 SXM (500W)", "MI355X", "GPU", "A100-SXM-64GB"])
+@pytest.mark.parametrize("spelling", ["H100 64GB", "H100 SXM (500W)", "MI455X", "GPU", "A100-SXM-64GB"])
 def test_another_memory_or_power_is_another_board(spelling: str) -> None:
     with pytest.raises(ClusterError):
         Device.resolve(spelling)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import prod
 from typing import Any
 
@@ -10,12 +11,15 @@ import pytest
 from simulator import Cluster, Model, Plan, predict
 from simulator.base.errors import ModelError, PlanError
 from simulator.base.kernels import Gemm
+from simulator.cli import main
 from simulator.memory import simulate_memory
 from simulator.memory.tape import record
 from simulator.parallel.legality import check
+from simulator.predict.changes import changes
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster.device import Device
 from simulator.spec.software.stack import Stack
+from simulator.work.checkpoint import Checkpoint, saving
 from simulator.work.ops import build_blocks
 from simulator.work.parameters import frozen_bytes, model_flop, stored, trained, trained_numel
 from simulator.work.script import communication, gradient_tensors, resident_tensors, units
@@ -262,3 +266,41 @@ def test_counts_are_pefts_own(method: str, arguments: dict[str, Any]) -> None:
     targets = arguments.get("target_modules", "all")
     words = {"lora_rank": arguments["r"], "lora_targets": targets} if "r" in arguments else {}
     assert trained_numel(model, lora(peft=method, **words)) == counted
+
+
+def test_a_recipe_sets_what_such_runs_set_under_other_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--recipe", "qlora", "--model", "llama3.2-1b", "--gpus", "1xrtx4090", "--seq-len", "512", "--json"]
+    assert main(["predict", *asked]) == 0
+    plan = json.loads(capsys.readouterr().out)["inputs"]["plan"]
+    said = {name: plan[name] for name in ("peft", "base_weights", "seq_len", "recompute", "zero", "data_parallel")}
+    assert said == {
+        "peft": "qlora", "base_weights": None, "seq_len": 512, "recompute": "full", "zero": 0, "data_parallel": "ddp"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (["--recipe", "lra"], "did you mean lora"),
+        (["--gpus", "8xh100", "--cluster", "dgx-h100-8"], "--cluster is given too"),
+        (["--gpus", "h100"], "no COUNTxGPU"),
+        (["--cluster", "0xh100"], "0 GPUs"),
+    ],
+)
+def test_what_a_recipe_or_a_count_cannot_be_is_told(
+    asked: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", *asked]) == 3
+    assert says in capsys.readouterr().err
+
+
+def test_remedies_of_a_full_fine_tune_name_adapters_and_those_of_training_do_not() -> None:
+    cluster = Cluster.synthesise("h100", 8)
+    kinds = {peft: [one.kind for one in changes(Plan(peft=peft, dp_shard=8), cluster)] for peft in ("full", "none")}  # type: ignore[arg-type]
+    assert set(kinds["full"]) - set(kinds["none"]) == {"adapters", "4-bit adapters", "shorter sequences"}
+
+
+def test_checkpoints_hold_what_is_trained() -> None:
+    cluster, asked = Cluster.synthesise("a100-80gb", 1), Checkpoint()
+    full, tuned = (saving(LLAMA, plan, cluster, asked).state_bytes for plan in (Plan(**ALONE), lora()))
+    assert full * trained_numel(LLAMA, lora()) == tuned * LLAMA.num_parameters

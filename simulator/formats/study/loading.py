@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from simulator.base.errors import ClusterError, Fault, InputError, ModelError
+from simulator.base.errors import ClusterError, InputError, ModelError
 from simulator.base.schema import Strict
 from simulator.formats.study.overrides import Override, patched
 from simulator.formats.study.tables import of_root
@@ -71,7 +70,7 @@ def loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Clu
     if not isinstance(name, str):
         return None
     counted = isinstance(nodes, int) and not isinstance(nodes, bool) and 1 <= nodes <= MAX_NODES
-    cluster = _named(name, nodes if counted and isinstance(nodes, int) else None)
+    cluster = Cluster.load(name, nodes if counted else None)
     below = [replace(o, path=("device", *o.path)) for o in of_root(overrides, "device")]
     if any(o.path == ("device", "memory_bytes") for o in below):  # CUDA's total was that of the device as it was
         device = cluster.device.model_copy(update={"cuda_memory_bytes": None})
@@ -79,21 +78,6 @@ def loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Clu
     cluster, stated = _with_first_gpus(cluster, of_root(overrides, "cluster"))
     own = [each for one in stated for each in _rewired(cluster, one)]
     return patched(cluster, [*own, *below], ClusterError)
-
-
-_COUNTED: Final = re.compile(r"(\d+)\s*[x×*]\s*([^\s/.].*)")  # 8xh100
-
-
-def _named(name: str, nodes: int | None) -> Cluster:
-    """A preset or a file; `8xh100`: so many GPUs of the machine that they usually sit in."""
-    counted = _COUNTED.fullmatch(name.strip())
-    if counted is None or Path(name).exists():
-        return Cluster.load(name, nodes)
-    gpus = int(counted[1]) if len(counted[1]) < len(str(MAX_NODES * 1000)) else 0
-    if not gpus:
-        raise ClusterError(Fault(place="cluster", problem=f"{counted[1]} GPUs", remedy="for example 8xh100"))
-    cluster = Cluster.synthesise(counted[2], gpus)
-    return cluster if nodes is None else cluster.with_nodes(nodes)
 
 
 def _with_first_gpus(cluster: Cluster, stated: list[Override]) -> tuple[Cluster, list[Override]]:

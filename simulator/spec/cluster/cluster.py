@@ -97,8 +97,11 @@ class Cluster(Strict):
 
     @classmethod
     def load(cls, name_or_path: str | Path, num_nodes: int | None = None) -> Self:
-        """A preset by name, or a TOML file. Raises ClusterError with every fault."""
+        """A preset by name, a TOML file, or as `8xh100` so many GPUs of their usual machine. Raises ClusterError with every fault."""
         text = str(name_or_path)
+        if (counted := hosts.counted(text)) is not None:
+            cluster = cls.synthesise(counted[1], counted[0])
+            return cluster if num_nodes is None else cluster.with_nodes(num_nodes)
         is_path = isinstance(name_or_path, Path) or text.endswith(".toml")
         if not is_path and text not in cluster_names():
             fault = unknown_name("cluster", text, cluster_names(), "a cluster's .toml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -25,6 +26,8 @@ _BY_RATE: Final = {
 _HOSTS: Final = facts(__file__, "hosts")
 _USUAL: Final[dict[str, str]] = _HOSTS["usual"]
 _ONE_WAY: Final[dict[str, float]] = _HOSTS["one_way"]
+_COUNTED: Final = re.compile(r"(\d+)\s*[x×*]\s*([^\s/.\d][^/]*?)(?<!\.toml)")
+_MOST_GPUS: Final = 10_000_000
 _WIRED: Final = ("mesh", "cube_mesh", "pairs")  # shapes that a larger node does not simply continue
 
 
@@ -57,6 +60,16 @@ def usual_host(device: str) -> str:
     raise ClusterError(
         Fault(place="device", problem=f"no rule says which machine holds {device!r}", remedy=nearest(device, _USUAL))
     )
+
+
+def counted(text: str) -> tuple[int, str] | None:
+    """(GPUs, name) of `8xh100`; None for anything else. Raises ClusterError for a number that no cluster has."""
+    found = _COUNTED.fullmatch(text.strip())
+    if found is None:
+        return None
+    if not 0 < int(found[1][:12]) <= _MOST_GPUS or len(found[1]) > 12:
+        raise ClusterError(Fault(place="cluster", problem=f"{found[1][:40]} GPUs", remedy="for example 8xh100"))
+    return int(found[1]), found[2]
 
 
 def adapt(
