@@ -17,6 +17,11 @@ def whole_table_numel(model: Model, blocks: ModelBlocks) -> int:
     return numel if numel > model.vocab_size * model.d_model else 0
 
 
+def reentrant_input_bytes(blocks: ModelBlocks, plan: Plan, stack: Stack) -> int:
+    """Bytes of a layer's input, where its checkpoint is re-entrant: a leaf of its own in the backward."""
+    return blocks.layer.input_bytes if plan.recompute.mode == "full" and not stack.kernels.early_stop else 0
+
+
 def redistributed_bytes(model: Model, blocks: ModelBlocks, plan: Plan, stack: Stack) -> int:
     """Bytes of gradients that DTensor brings into their parameters' layout when the optimizer asks for them.
 

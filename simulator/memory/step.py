@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from simulator.base.kernels import DTYPE_BYTES
-from simulator.memory.gradients import dummy_gradients, redistributed_bytes, whole_table_numel
+from simulator.memory.gradients import dummy_gradients, redistributed_bytes, reentrant_input_bytes, whole_table_numel
 from simulator.memory.offloading import Evictor
 from simulator.memory.outside import grouped_workspaces
 from simulator.memory.tape import GRADIENT, INPUT, Tape
@@ -111,9 +111,7 @@ class StepWriter:
         self.buffers = buffers(self.writer, model, plan)
         self._parameter_bytes = DTYPE_BYTES[gradient_dtype(plan, stack)]
         self.buffers.whole_table_numel = whole_table_numel(model, blocks)
-        self.buffers.stream_bytes = self._message_bytes * (
-            plan.recompute.mode == "full" and not stack.kernels.early_stop
-        )
+        self.buffers.stream_bytes = reentrant_input_bytes(blocks, plan, stack)
         self.buffers.redistributed_bytes = redistributed_bytes(model, blocks, plan, stack)
         self._tapes = record_tapes(blocks, plan, stack, keep_gradients=self.buffers.keeps_gradients)
         self._adding = (
