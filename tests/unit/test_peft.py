@@ -202,7 +202,7 @@ def test_boards_that_their_power_does_not_hold_sustain_more() -> None:
         gemm = Gemm(m=16384, n=8192, k=8192, dtype="bf16")
         share[name] = gemm.flop / (Calibration.for_device(device).timer(device).kernel_s(gemm) * device.peak("bf16"))
     assert share["l40s"] < 0.6
-    assert 0.7 < share["rtx-4090"] < 0.8
+    assert 0.85 < share["rtx-4090"] < 0.92
 
 
 def test_thin_fp32_products_cost_about_their_bytes() -> None:

@@ -51,7 +51,7 @@ PLAN: Final = (
         applies=_offloads,
         holds=lambda plan: plan.traits.offloads_units or plan.traits.zero_engine,
         equation=lambda plan: f"{plan.implementation} cannot offload states",
-        remedy='data_parallel = "deepspeed" or "fsdp2"',
+        remedy='data_parallel = "deepspeed", "fsdp1" or "fsdp2"',
     ),
     PlanRule(
         where="offload: delayed",

@@ -57,9 +57,11 @@ TYPICAL: dict[str, Typical] = {
 ELEMENTS_PER_CLOCK: dict[StreamOp, float] = {"strided": 1.2, "join": 0.9, "widen": 1.3}
 FEW_ROWS = 0.82  # of bandwidth by products of 1 to 64 rows: 0.74 to 0.86 on six devices (experiments/fit_few_rows.py)
 # Boards with less than this of tensor-core peak a watt are not held by their power: an A40 (0.5e12) and an RTX PRO 6000 (0.78e12)
-# sustain 0.76 of peak in large products, an L40S (1.03e12) 0.52 (medians of the same sweeps); GeForce boards have half rates
-# where sums are fp32
+# sustain 0.76 of peak in large products, an L40S (1.03e12) 0.52 (medians of the same sweeps)
 _UNCAPPED_FLOP_PER_J, _UNCAPPED = 0.8e12, 0.76
+# GeForce boards have half the tensor-core rate where sums are fp32: twice that of fp32 products, not four times. What feeds
+# these cores then keeps up: cuBLAS reaches 105 to 115 TFLOP/s of 119.5 on an L20 (github:DefTruth/CUDA-Learn-Notes, hgemm)
+_HALF_RATE, _OF_HALF_RATE = 2.1, 0.92
 _SLOW: tuple[StreamOp, ...] = ("norm_backward", "softmax", "reduce", "embedding_backward", "optimizer")
 _SOURCE = "typical of the architecture, published sweeps"
 
@@ -144,6 +146,8 @@ def _uncapped(t: Typical, device: Device) -> Typical:
     wide = max(device.peak("bf16"), device.peak("fp16"))
     if device.architecture not in ("ampere", "ada", "blackwell") or wide >= _UNCAPPED_FLOP_PER_J * device.power_w:
         return t
+    if wide <= _HALF_RATE * device.peak("fp32"):
+        return replace(t, e_burst=_OF_HALF_RATE, e_sust=_OF_HALF_RATE)
     return replace(t, e_sust=max(t.e_sust, min(t.e_burst, _UNCAPPED)))
 
 

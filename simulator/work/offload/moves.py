@@ -10,7 +10,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.work.offload.tier_usage import num_groups, shard_numel
 from simulator.work.script import keeps_layers, keeps_root, pieces, shard_ranks, units
-from simulator.work.script.sharding import numel_of
+from simulator.work.script.sharding import ParameterUnit, frozen_pieces, numel_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,26 +61,28 @@ def moves(model: Model, plan: Plan, activation_bytes: Mapping[str, int]) -> Move
 
 
 def _fsdp(model: Model, plan: Plan) -> dict[str, dict[str, int]]:
-    """CPUOffloadPolicy: the fp32 shard goes up before each all-gather, the fp32 gradient down after each reduction.
+    """CPU offload of FSDP: the fp32 shard goes up before each all-gather, the fp32 gradient down after each reduction.
 
-    The CPU adds it to those of earlier micro-batches. The root is fetched with the embedding and reduced after it.
+    The CPU adds it to those of earlier micro-batches. The root is fetched with the embedding and reduced after it. Frozen
+    weights go up as they are stored, and have no gradients.
     """
     if plan.offload.parameters == "none":
         return {}
     master = DTYPE_BYTES[plan.precision.master]
     root, *layers = units(model, plan)
 
-    def of(numel: int, *, kept: bool) -> dict[str, int]:
-        size = numel * master
+    def of(unit: ParameterUnit, *, kept: bool) -> dict[str, int]:
+        numel = sum(unit.local_numels)
+        fetched = numel * master + unit.frozen_shard_bytes
         return {
-            "fetch_forward_bytes": size,
-            "fetch_backward_bytes": 0 if kept else size,
-            "gradient_bytes": size,
+            "fetch_forward_bytes": fetched,
+            "fetch_backward_bytes": 0 if kept else fetched,
+            "gradient_bytes": numel * master,
             "added_numel": numel,
         }
 
-    found = {unit.name: of(sum(unit.local_numels), kept=keeps_layers(plan)) for unit in layers}
-    whole = of(sum(root.local_numels), kept=keeps_root(plan))
+    found = {unit.name: of(unit, kept=keeps_layers(plan)) for unit in layers}
+    whole = of(root, kept=keeps_root(plan))
     return {
         **found,
         "embedding": {**whole, "fetch_backward_bytes": 0},
@@ -92,10 +94,11 @@ def _deepspeed(model: Model, plan: Plan) -> dict[str, dict[str, int]]:
     """16-bit gradients go down as they are reduced; added to earlier micro-batches' in HBM, so those come up first."""
     compute, ranks = DTYPE_BYTES[plan.compute_dtype], shard_ranks(plan)
     found: dict[str, dict[str, int]] = {}
-    for name, shapes in pieces(model, plan):
+    for (name, shapes), held in zip(pieces(model, plan), frozen_pieces(model, plan), strict=True):
         numel = -(-numel_of(shapes) // ranks)
         size = numel * compute
-        fetched = size if plan.offload.parameters != "none" else 0
+        still = sum(-(-one.size // ranks) for one in held)
+        fetched = size + still if plan.offload.parameters != "none" else 0
         down = size if plan.offload.optimizer != "none" else 0
         found[name] = {
             "fetch_forward_bytes": fetched,

@@ -10,6 +10,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.work.parameters import trained_numel
 from simulator.work.script import pieces, shard_ranks, units
+from simulator.work.script.sharding import frozen_pieces
 
 _STATES = {"master_weights": 1, "moments": 2, "gradients": 1}  # tensors of CPU Adam, in fp32
 _BUFFER_SETS = 3  # one is read, one updated, one written
@@ -72,6 +73,8 @@ def tier_usage(model: Model, plan: Plan, activation_bytes: int = 0) -> TierUsage
         group = min(numel, offload.sub_group_numel)
         host["swap_buffers"] = (_BUFFER_SETS if offload.overlap else 1) * offload.buffer_count * group * 4
     (nvme if offload.optimizer == "nvme" else host).update(states)
+    if offload.parameters != "none" and (still := _frozen_bytes(model, plan)):
+        (nvme if offload.parameters == "nvme" else host)["frozen_weights"] = still
     if offload.parameters != "none" and plan.traits.zero_engine:
         (nvme if offload.parameters == "nvme" else host)["parameters_16bit"] = numel * compute
         if offload.parameters == "nvme":
@@ -81,6 +84,12 @@ def tier_usage(model: Model, plan: Plan, activation_bytes: int = 0) -> TierUsage
     if activation_bytes:
         (peer if offload.activations == "peer" else host)["activations"] = activation_bytes
     return TierUsage(host={k: v for k, v in host.items() if v}, nvme=nvme, peer=peer)
+
+
+def _frozen_bytes(model: Model, plan: Plan) -> int:
+    """This rank's part of weights that are not trained."""
+    ranks = shard_ranks(plan)
+    return sum(-(-one.size // ranks) for piece in frozen_pieces(model, plan) for one in piece)
 
 
 def _accumulated(model: Model, plan: Plan, numel: int) -> int:

@@ -54,7 +54,7 @@ class Fsdp1Buffers(ShardedBuffers):
         if self.plan.fsdp.limit_all_gathers and len(self._events) >= 2:
             self.storages.happened(self._events.pop(0))
         piece = self.units[unit]
-        cast = None
+        cast, fetched = None, self._fetched(piece)
         still, trained = piece.frozen_bytes, bool(piece.shapes)
         if self.compute != self.master and trained:
             cast = self.storages.alloc(piece.shard_numel * self.compute, "all_gather", GATHER)
@@ -67,6 +67,14 @@ class Fsdp1Buffers(ShardedBuffers):
                 self._free_later(cast)
         else:
             self.parameters[unit] = [cast]
+        self._free_later(*fetched)
+
+    def _fetched(self, piece: ParameterUnit) -> list[int]:
+        """With CPUOffload the rank's part comes up before it is gathered."""
+        if self.plan.offload.parameters == "none":
+            return []
+        size = piece.shard_numel * self.master + piece.frozen_shard_bytes
+        return [self.storages.alloc(size, "all_gather", GATHER)]
 
     def _free_later(self, *slots: int) -> None:
         self.storages.free_later(self._next_event, *slots)
@@ -163,7 +171,14 @@ def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[Un
 
 
 FSDP1: Final = Implementation(
-    traits=Traits(name="fsdp1", zero_stages=(0, 2, 3), gathers_from=0, hooks_modules=True, wraps_adapters=True),
+    traits=Traits(
+        name="fsdp1",
+        zero_stages=(0, 2, 3),
+        gathers_from=0,
+        hooks_modules=True,
+        wraps_adapters=True,
+        offloads_units=True,
+    ),
     order=lambda _: Fsdp1Order(),
     units=_units,
     communication=_communication,
