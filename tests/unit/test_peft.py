@@ -20,8 +20,10 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.cluster.device import Device
 from simulator.spec.software.stack import Stack
 from simulator.work.checkpoint import Checkpoint, saving
+from simulator.work.offload.moves import moves
+from simulator.work.offload.tier_usage import tier_usage
 from simulator.work.ops import build_blocks
-from simulator.work.parameters import frozen_bytes, model_flop, stored, trained, trained_numel
+from simulator.work.parameters import frozen, frozen_bytes, model_flop, stored, trained, trained_numel
 from simulator.work.script import communication, gradient_tensors, resident_tensors, units
 
 LLAMA = Model.load("llama3-8b")
@@ -304,3 +306,15 @@ def test_checkpoints_hold_what_is_trained() -> None:
     cluster, asked = Cluster.synthesise("a100-80gb", 1), Checkpoint()
     full, tuned = (saving(LLAMA, plan, cluster, asked).state_bytes for plan in (Plan(**ALONE), lora()))
     assert full * trained_numel(LLAMA, lora()) == tuned * LLAMA.num_parameters
+
+
+def test_offloaded_frozen_weights_come_up_as_stored_and_send_nothing_back() -> None:
+    """FSDP1 with CPUOffload: a layer's NF4 weights and bf16 adapters go up before each gather; adapters' gradients go down."""
+    away = {"offload": {"optimizer": "host", "parameters": "host"}}
+    plan = Plan(**{"peft": "qlora", "dp_shard": 2, "zero": 3, "data_parallel": "fsdp1", "master_dtype": "bf16", **away})
+    layer = moves(LLAMA, plan, {}).units["layer0"]
+    pairs = sum(prod(shape) for _, shape in trained(LLAMA, "layer", plan))
+    still = sum(-(-one.size // 2) for one in frozen(LLAMA, "layer", plan))
+    assert layer.fetch_forward_bytes == layer.fetch_backward_bytes == still + 2 * pairs // 2
+    assert layer.gradient_bytes == 2 * pairs // 2
+    assert tier_usage(LLAMA, plan).host["frozen_weights"] > LLAMA.num_layers * still
