@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
-from simulator.base.errors import Fault
+from simulator.base.errors import Fault, InputError
 from simulator.base.schema import nearest
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -25,8 +26,10 @@ _ALONE: Final = re.compile(r"1\s*[x×*]")
 
 def recipe_options(function: _Command) -> _Command:
     """--recipe, --gpus."""
-    what = "Fine-tune: all weights, or adapters beside frozen ones; sets what such runs usually set, under other flags."
-    function = click.option("--recipe", metavar="|".join(RECIPES), help=what)(function)
+    what = (
+        "Fine-tune: all weights, or adapters beside frozen ones (peft's file says which); what such runs usually set."
+    )
+    function = click.option("--recipe", metavar=f"{'|'.join(RECIPES)}|adapter_config.json", help=what)(function)
     count = "COUNTxGPU, as 8xh100: the GPU's usual machine, instead of --cluster."
     return click.option("--gpus", metavar="COUNTxGPU", help=count)(function)
 
@@ -43,11 +46,24 @@ def with_recipe(flags: dict[str, Any]) -> list[Fault]:
         flags["cluster"] = gpus
     if recipe is None:
         return faults
+    if recipe.endswith(".json"):
+        from simulator.formats.readers.adapter_config import read_adapter_config
+
+        try:
+            found = {**_COMMON, **read_adapter_config(Path(recipe))}
+        except InputError as exc:
+            return [*faults, *exc.faults]
+        return _filled(flags, found, gpus, faults)
     if recipe not in RECIPES:
         remedy = nearest(recipe, RECIPES) or f"one of {', '.join(RECIPES)}"
         return [*faults, Fault(place="--recipe", problem=f"no recipe is called {recipe!r}", remedy=remedy)]
+    return _filled(flags, RECIPES[recipe], gpus, faults)
+
+
+def _filled(flags: dict[str, Any], recipe: Mapping[str, str], gpus: str | None, faults: list[Fault]) -> list[Fault]:
+    """Flags that are not given, as the recipe has them; nothing is sharded on one GPU."""
     alone = {"zero": "0", "data_parallel": "ddp"} if gpus is not None and _ALONE.match(gpus) else {}
-    for name, value in {**RECIPES[recipe], **alone}.items():
+    for name, value in {**recipe, **alone}.items():
         if flags.get(name) is None:
             flags[name] = value
     return faults

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simulator import Cluster, Model, Plan, predict
-from simulator.base.errors import ModelError, PlanError
+from simulator.base.errors import InputError, ModelError, PlanError
 from simulator.base.kernels import Gemm
 from simulator.cli import main
+from simulator.formats.readers.adapter_config import read_adapter_config
 from simulator.memory import simulate_memory
 from simulator.memory.tape import record
 from simulator.parallel.legality import check
@@ -318,3 +320,28 @@ def test_offloaded_frozen_weights_come_up_as_stored_and_send_nothing_back() -> N
     assert layer.fetch_forward_bytes == layer.fetch_backward_bytes == still + 2 * pairs // 2
     assert layer.gradient_bytes == 2 * pairs // 2
     assert tier_usage(LLAMA, plan).host["frozen_weights"] > LLAMA.num_layers * still
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.1},
+         {"peft": "lora", "lora_rank": "8", "lora_targets": "q_proj,v_proj", "lora_dropout": "0.1"}),
+        ({"peft_type": "LORA", "use_dora": True, "target_modules": "all-linear"},
+         {"peft": "dora", "lora_targets": "all-linear"}),
+        ({"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 30}, {"peft": "prefix", "prefix_tokens": "30"}),
+        ({"peft_type": "LORA", "r": "8", "rank_pattern": {"q": 4}, "lora_dropout": []}, 3),
+        ({"peft_type": "VERA"}, 1),
+        ({"r": 8}, 1),
+        ([], 1),
+    ],
+)  # fmt: skip
+def test_pefts_file_is_read_or_every_fault_of_it_told(data: object, says: object, tmp_path: Path) -> None:
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(data))
+    if isinstance(says, dict):
+        assert read_adapter_config(file) == says
+        return
+    with pytest.raises(InputError) as caught:
+        read_adapter_config(file)
+    assert len(caught.value.faults) == says
