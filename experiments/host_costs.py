@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -129,6 +129,7 @@ def calls() -> Iterator[tuple[str, float]]:
     yield "its backward", node_us(lambda z: z.transpose(0, 1))
     yield "autograd function in Python", cpu_us(lambda: Identity.apply(x))
     yield "its backward", node_us(Identity.apply)
+    yield "view, not recorded", cpu_us(lambda: y.transpose(0, 1))
     nothing = nn.Identity()
     yield "module", cpu_us(lambda: nothing(x))
     yield "collective and its wait", cpu_us(lambda: dist.all_gather_into_tensor(out, y, async_op=True).wait())
@@ -141,6 +142,27 @@ def calls() -> Iterator[tuple[str, float]]:
     yield "fused AdamW, a group a parameter: one", cpu_us(step, 3) / 100
 
 
+def layouts() -> Iterator[tuple[str, float, float]]:
+    """What DTensor takes by itself: forward, and backward."""
+    mesh, part = init_device_mesh("cpu", (RANKS,)), torch.ones(8, 8, requires_grad=True)
+
+    def made(placement: Placement) -> DTensor:
+        return DTensor.from_local(part.detach(), mesh, [placement], run_check=False).requires_grad_()
+
+    def both(call: Callable[[], torch.Tensor], of: torch.Tensor) -> tuple[float, float]:
+        gradient, forward = call().detach(), cpu_us(call, 50)
+        return forward, cpu_us(lambda: torch.autograd.grad(call(), of, gradient), 50) - forward
+
+    whole, rows, sums = made(Replicate()), made(Shard(0)), made(Partial())
+    plain = rows.detach()
+    yield "operator of two DTensors, not recorded", cpu_us(lambda: plain * plain), 0.0
+    yield "from_local", *both(lambda: DTensor.from_local(part, mesh, [Shard(0)], run_check=False), part)
+    yield "to_local", *both(rows.to_local, rows)
+    yield "redistribute, rows to whole", *both(lambda: rows.redistribute(mesh, whole.placements), rows)
+    yield "redistribute, sums to rows", *both(lambda: sums.redistribute(mesh, rows.placements), sums)
+    yield "redistribute, sums to whole", *both(lambda: sums.redistribute(mesh, whole.placements), sums)
+
+
 def main() -> None:
     """Print all of it."""
     warnings.filterwarnings("ignore")
@@ -149,6 +171,8 @@ def main() -> None:
     print(f"torch {torch.__version__}, microseconds of CPU time")
     for name, us in calls():
         print(f"{name:40} {us:8.1f}")
+    for name, forward, backward in layouts():
+        print(f"{name:40} {forward:8.1f} {backward:8.1f}")
     for kind in ("plain", "sums", "tokens"):
         forward, both = layer_us(kind)
         print(f"layer, {kind:33} {forward:8.0f} {both - forward:8.0f}")

@@ -13,9 +13,11 @@ from simulator.base.errors import InputError
 from simulator.base.kernels import Attention, Gemm, Stream
 from simulator.formats.readers.capture import capture_of, read_capture, write_capture
 from simulator.memory.history import script_history, step_live_bytes
+from simulator.play.lower.work import Clock
 from simulator.predict.program import predict_program
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
+from simulator.spec.software.stack import Stack
 from simulator.work.captured.capture import Kind
 from simulator.work.captured.kernels import priced
 from simulator.work.captured.script import captured_script
@@ -144,6 +146,43 @@ def test_the_hook_before_a_collective_runs_on_another_stream() -> None:
         data["events"] = [*events[:at], *before, *events[at:]]
         found = [one for one in captured_script(capture_of(data, "x")).step if isinstance(one, Communicate)]
         assert found[0].hooked is hooked
+
+
+def test_what_the_host_does_beside_launches_is_spread_over_them_and_priced() -> None:
+    """Two kernels forward and one backward; a phase without kernels has nobody to wait for it."""
+    counts = {"forward": [10, 0, 4, 2, 6], "backward": [3, 5, 0, 0, 0], "optimizer": [7, 0, 0, 0, 0]}
+    data = capture()
+    plain = captured_script(capture_of(data, "x")).step
+    found = [one for one in captured_script(capture_of({**data, "host": counts}, "x")).step if isinstance(one, Launch)]
+    assert [one.handled for one in found] == [(5.0, 0.0, 2.0, 1.0, 3.0)] * 2 + [(3.0, 5.0, 0.0, 0.0, 0.0)]
+    assert not any(one.handled for one in plain if isinstance(one, Launch))
+    host = {"view_s": 1e-6, "node_s": 2e-6, "dispatch_s": 10e-6, "wrap_s": 20e-6, "layout_s": 100e-6}
+    stack = Stack.load("torch-2.11-eager")
+    stack = stack.model_copy(update={"host": stack.host.model_copy(update=host)})
+    device = Cluster.load("hgx-h100-8", 1).device
+    clock = Clock(device, Calibration.for_device(device), stack)
+    assert clock.handled_s(found[0].handled) == pytest.approx(5e-6 + 20e-6 + 20e-6 + 300e-6)
+    assert clock.handled_s(found[2].handled) == pytest.approx(3e-6 + 10e-6)
+    assert clock.handled_s(()) == 0.0
+
+
+def test_a_step_that_waits_for_its_host_waits_for_what_launches_nothing_too() -> None:
+    cluster = Cluster.load("hgx-h100-8", 1)
+    steps = [
+        predict_program(capture_of({**capture(), "host": {"forward": [count, 0, 0, 0, 0]}}, "x"), cluster).step_s
+        for count in (0, 100_000, 200_000)
+    ]
+    view_s = Stack.load("torch-2.11-eager").host.view_s
+    assert steps[2] - steps[1] == pytest.approx(100_000 * view_s, rel=1e-3)
+    assert steps[0] < steps[1]
+
+
+@pytest.mark.parametrize(
+    "host", [[], {"sideways": [0] * 5}, {"forward": [1]}, {"forward": [0, 0, 0, 0, -1]}, {"backward": "a"}]
+)
+def test_counts_of_the_host_that_are_none(host: Any) -> None:
+    with pytest.raises(InputError, match=r"x: rank 0: host\."):
+        capture_of({**capture(), "host": host}, "x")
 
 
 def test_a_capture_is_predicted_and_its_storages_are_live_bytes() -> None:

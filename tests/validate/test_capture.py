@@ -11,7 +11,7 @@ import pytest
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
 from simulator.formats.readers.capture import read_capture
-from simulator.work.captured.capture import Capture, Kind
+from simulator.work.captured.capture import HOST, Capture, Kind, Phase
 from simulator.work.captured.script import captured_script
 from simulator.work.script.instructions import Communicate, Launch
 from validate.players import guard
@@ -63,13 +63,19 @@ def collectives(capture: Capture) -> Counter[tuple[str, int]]:
 
 
 def test_a_script_is_predicted_like_the_described_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same model, described and captured: equal FLOP, and a step of 11 ms within 3 %."""
-    program = predicted(capsys, "--program", str(captured(folder, "fsdp", *SIZES)))
+    """The same model, described and captured: equal FLOP, and a step of 11 ms within one hook of FSDP2 (0.5 ms).
+
+    But for views and nodes, which a described model does not have.
+    """
+    alone = [word for name in ("view_s", "node_s") for word in ("--set", f"stack.host.{name}=0s")]
+    program = predicted(capsys, "--program", str(captured(folder, "fsdp", *SIZES)), *alone)
     (folder / "config.json").write_text(json.dumps(MODEL))
     plan = ["--zero", "3", "--seq-len", str(SEQ), "--stack", "torch-2.11-eager"]
     described = predicted(capsys, "--model", str(folder / "config.json"), *plan)
     assert program["hardware_flop_per_step"] == described["hardware_flop_per_step"]
-    assert program["step_s"] == pytest.approx(described["step_s"], rel=0.03)
+    assert program["step_s"] == pytest.approx(described["step_s"], rel=0.05)
+    whole = predicted(capsys, "--program", str(captured(folder, "fsdp", *SIZES)))
+    assert program["step_s"] < whole["step_s"] < 1.1 * described["step_s"]
 
 
 def test_collectives_are_those_of_fsdp2(folder: Path) -> None:
@@ -137,6 +143,40 @@ def test_one_gpu_and_a_model_of_torch_itself(folder: Path) -> None:
     ]
     assert [kernel.flop for one in products for kernel in one.kernels] == [2 * (32 * 14 * 14) * 512 * (3 * 16 * 16)]
     assert not collectives(capture)
+
+
+HOST_COUNTS = """
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+distributed.init_process_group("nccl")
+mesh = init_device_mesh("cuda", (distributed.get_world_size(),))
+weight = torch.nn.Parameter(torch.ones(64, 64, device="cuda"))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(4):
+    rows = DTensor.from_local(weight.t().view(64, 64), mesh, [Shard(0)], run_check=False)
+    whole = (rows * rows).redistribute(mesh, [Replicate()]).to_local()
+    whole.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_the_host_does_without_a_launch_is_counted(folder: Path) -> None:
+    """By hand: a tensor that becomes rows, one product of rows, one change of layout, and a tensor again.
+
+    Nodes: of the sum, the product, the view, the transposition, and the leaf's.
+    """
+    (folder / "counts.py").write_text(HOST_COUNTS)
+    host = read_capture(captured(folder, "counts", "--ranks=2", script=folder / "counts.py")).host
+    forward, backward = (dict(zip(HOST, host[phase], strict=True)) for phase in (Phase.FORWARD, Phase.BACKWARD))
+    assert (forward["wraps"], backward["wraps"]) == (2, 2)
+    assert (forward["layouts"], backward["layouts"]) == (1, 1)
+    assert (forward["nodes"], backward["nodes"]) == (0, 5)
+    assert forward["dispatches"] >= 1
+    assert forward["views"] >= 2
 
 
 def test_the_same_program_gives_the_same_bytes(folder: Path) -> None:

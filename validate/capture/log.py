@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from simulator.work.captured.capture import Kind, Phase
+from simulator.work.captured.capture import HOST, Kind, Phase
 from simulator.work.captured.cost import KernelCost
 
 Signature = tuple[Hashable, ...]
@@ -28,12 +28,18 @@ class Log:
         self.detailed = False
         self.closed = False  # the recorded step is over: what dies with the program is no part of it
         self.phase = Phase.FORWARD
+        self.host: dict[Phase, list[int]] = {phase: [0] * len(HOST) for phase in Phase}
 
     def add(self, kind: Kind, *values: int) -> None:
         """An event as it stands."""
         if self.closed:
             return
         self.events.append([kind, *values])
+
+    def handled(self, what: int, phase: Phase, count: int = 1) -> None:
+        """The host did something of `HOST` that launches nothing."""
+        if self.detailed and not self.closed:
+            self.host[phase][what] += count
 
     def signature(self, one: Signature) -> int:
         """The number of an operator's signature."""
@@ -60,5 +66,6 @@ class Log:
             "categories": {str(storage): name for storage, name in sorted(self.categories.items())},
             "answers": dict(sorted(self.answers.items())),
             **({"costs": {str(number): one.as_json() for number, one in self.costs.items()}} if self.costs else {}),
+            "host": {phase.name.lower(): counts for phase, counts in self.host.items() if any(counts)},
             "events": self.events,
         }

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from simulator.work.captured.capture import Kind
+from simulator.work.captured.capture import DISPATCH, VIEW, Kind
 from simulator.work.captured.cost import cost_of
 from validate.capture import trees, values
 from validate.capture.collectives import Collectives
@@ -54,6 +54,7 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         if self.paused:
             return func(*args, **kwargs)
         if any(one not in _OWN for one in types):
+            self._log.handled(DISPATCH, self._modules.phase())
             return NotImplemented  # wrappers as DTensor come back here with what they hold
         if func is _WRAP:  # its fake operator would be another tensor, which nobody waits for
             return AsyncCollectiveTensor(args[0])
@@ -68,6 +69,7 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         if func in _ANSWERS and any(isinstance(one, FakeTensor) for one in read):
             return self._truth(func, args)
         if not self._is_fake(args, kwargs, read):
+            self._log.handled(VIEW, self._modules.phase())
             return func(*args, **kwargs)
         return self._on_gpu(func, types, args, kwargs, read)
 
@@ -128,6 +130,8 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
             raise UnknownShapeError(str(func)) from exc
         results = trees.tensors(found)
         made = [one for one in results if one.device.type == "cuda"]
+        if _is_view(func):
+            log.handled(VIEW, log.phase)
         if made or any(one.device.type == "cuda" for one in read):
             if func.namespace not in ("c10d", "_c10d_functional") and log.detailed and not _is_view(func):
                 self._write(func, args, kwargs, found)

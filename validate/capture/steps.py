@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import torch
 
-from simulator.work.captured.capture import Kind
+from simulator.work.captured.capture import LAYOUT, NODE, WRAP, Kind, Phase
 from validate.capture.log import Log
 from validate.capture.modules import Modules
 from validate.capture.storages import Storages
+
+# autograd functions in Python of torch.distributed.tensor (torch 2.13: _api.py, _redistribute.py)
+_OF_DTENSOR = {"_FromTorchTensorBackward": WRAP, "_ToTorchTensorBackward": WRAP, "RedistributeBackward": LAYOUT}
 
 
 class Steps:
@@ -30,6 +34,7 @@ class Steps:
         self._finished, self._warm_up, self._tell = finished, warm_up, tell
         self._first: object = None
         self.count, self.begin, self.done = 0, 0, False
+        _count_nodes(log)
         optimizer = torch.optim.Optimizer
         original = optimizer.profile_hook_step
 
@@ -70,6 +75,33 @@ class Steps:
         elif self.count == self._warm_up + 1:
             self.done = self._log.closed = True
             raise self._finished
+
+
+def _count_nodes(log: Log) -> None:
+    """Of each backward, autograd's nodes that it may run: those that its results depend on."""
+    run = torch.autograd.graph._engine_run_backward
+
+    def counted(results: Any, *args: Any, **kwargs: Any) -> Any:
+        if log.detailed:
+            for what, count in _nodes([one.grad_fn for one in results if one.grad_fn is not None]).items():
+                log.handled(what, Phase.BACKWARD, count)
+                if what != NODE:
+                    log.handled(what, Phase.FORWARD, count)  # where the node was made
+        return run(results, *args, **kwargs)
+
+    for module in (torch.autograd, torch.autograd.graph):
+        setattr(module, "_engine_run_backward", counted)  # noqa: B010  mypy knows no such name
+
+
+def _nodes(left: list[Any]) -> Counter[int]:
+    """How many nodes there are of each kind."""
+    seen: set[Any] = set()
+    while left:
+        node = left.pop()
+        if node not in seen:
+            seen.add(node)
+            left += [after for after, _ in node.next_functions if after is not None]
+    return Counter(_OF_DTENSOR.get(node.name(), NODE) for node in seen)
 
 
 def _subclasses(owner: type) -> list[type]:

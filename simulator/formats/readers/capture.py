@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from simulator.base.errors import Fault, InputError
-from simulator.work.captured.capture import ARITY, Capture, Kind
+from simulator.work.captured.capture import ARITY, HOST, Capture, Kind, Phase
 from simulator.work.captured.cost import KernelCost
 from simulator.work.captured.folding import folded, unfolded
 
@@ -95,7 +95,7 @@ def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON
         problem = f"version {data.get('version')} of captures; this release reads {VERSION}"
         raise InputError(Fault(place=place, problem=problem, remedy=_AGAIN))
     if data["version"] == 1:
-        data = {**data, "ranks": [{name: data[name] for name in _RANK if name in data}]}
+        data = {**data, "ranks": [{name: data[name] for name in (*_RANK, "host") if name in data}]}
     if "tokens" in data:
         try:
             data = unfolded(data)
@@ -104,6 +104,7 @@ def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON
     _check_keys(data, _KEYS, place)
     for one in data["ranks"]:
         _check_keys(one, _RANK, f"{place}: ranks")
+        _check_host(one, f"{place}: rank {one['rank']}: host")
         _check_events(data, one["events"], f"{place}: rank {one['rank']}")
     if not data["ranks"]:
         raise InputError(Fault(place=f"{place}: ranks", problem="there are none", remedy=_AGAIN))
@@ -116,7 +117,23 @@ def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON
 
 def _of_rank(head: Mapping[str, Any], one: Mapping[str, Any]) -> Capture:
     categories = {int(storage): name for storage, name in one["categories"].items()}
-    return Capture(**head, **{**{name: one[name] for name in _RANK}, "categories": categories})
+    host = {Phase[phase.upper()]: tuple(counts) for phase, counts in one.get("host", {}).items()}
+    return Capture(**head, **{**{name: one[name] for name in _RANK}, "categories": categories, "host": host})
+
+
+def _check_host(one: Mapping[str, Any], place: str) -> None:
+    found = one.get("host", {})
+    counts = found.items() if isinstance(found, dict) else [("", found)]
+    faults = [
+        Fault(place=f"{place}.{phase}", problem=f"{numbers!r} is no {len(HOST)} counts of a phase", remedy=_AGAIN)
+        for phase, numbers in counts
+        if phase.upper() not in Phase.__members__
+        or type(numbers) is not list
+        or len(numbers) != len(HOST)
+        or any(type(number) is not int or number < 0 for number in numbers)
+    ]
+    if faults:
+        raise InputError(faults)
 
 
 def _costs(data: Mapping[str, Any], place: str) -> dict[int, KernelCost]:

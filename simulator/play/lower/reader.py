@@ -6,7 +6,7 @@ The script says in which order; what an op costs, and whether the host waits for
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from simulator.play.lower import offloading
 from simulator.play.lower.builder import Builder
@@ -313,5 +313,7 @@ class StageReader:
         else:
             assert self._clock is not None
             work = self._clock.launched(one.category, one.kernels)
+            if one.handled:
+                work = replace(work, host_s=work.host_s + self._clock.handled_s(one.handled))
             done = self._build.compute(one.label, work, *after, waits=one.waits, beside=one.stream)
         self._labels[one.label] = done

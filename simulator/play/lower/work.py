@@ -195,6 +195,12 @@ class Clock:
         work, gaps_s = self.work(category, kernels), self._calibration.overheads.launch_s * sum(map(launches, kernels))
         return replace(work, parts=(*work.parts, ("launch gaps", gaps_s)) if gaps_s else work.parts)
 
+    def handled_s(self, counts: Sequence[float]) -> float:
+        """The host's time for views, autograd's nodes and DTensor's operators of a captured program."""
+        host = self._stack.host
+        each = (host.view_s, host.node_s, host.dispatch_s, host.wrap_s, host.layout_s)
+        return sum(count * seconds for count, seconds in zip(counts, each, strict=True)) if counts else 0.0
+
     @property
     def stack(self) -> Stack:
         """Whose factors and launch costs these are."""

@@ -209,6 +209,12 @@ class HostTimes(Strict):
         default=0.0,
         description="host time that DTensor adds to a tensor-parallel collective: the change of layout around it",
     )
+    # of captured programs
+    view_s: Seconds = Field(ge=0, default=0.0, description="captured: host time of an operator that launches nothing")
+    node_s: Seconds = Field(ge=0, default=0.0, description="captured: host time of a node of autograd's graph")
+    dispatch_s: Seconds = Field(ge=0, default=0.0, description="captured: host time that DTensor adds to an operator")
+    wrap_s: Seconds = Field(ge=0, default=0.0, description="captured: of a tensor that becomes a DTensor, or back")
+    layout_s: Seconds = Field(ge=0, default=0.0, description="captured: of a change of a DTensor's layout, each way")
     adapter_s: Seconds = Field(
         ge=0,
         default=5e-4,

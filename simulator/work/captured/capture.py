@@ -11,6 +11,7 @@
       rank             its number
       categories       storage -> what it is for, as memory names it
       answers          what only a real run knows, and was answered: what -> how often
+      host             phase -> what the host did beside launches, as counts in the order of `HOST`; absent in older files
       events           [kind, ...], see `Kind`; in the file `tokens` of all ranks, see `simulator.work.captured.folding`
       steady           index of the event at which the recorded step begins; storages are followed from the begin
     costs              signature -> what its author says that it costs, where a `kernel_cost` did
@@ -74,6 +75,11 @@ class Phase(IntEnum):
     OPTIMIZER = 2
 
 
+# Operators that launch nothing; autograd's nodes; DTensor's own operators; tensors that become DTensors, or tensors again;
+# changes of a DTensor's layout
+HOST = ("views", "nodes", "dispatches", "wraps", "layouts")
+VIEW, NODE, DISPATCH, WRAP, LAYOUT = range(len(HOST))
+
 STATE = ("parameters", "optimizer_state")  # categories of what a checkpoint saves
 
 
@@ -100,6 +106,7 @@ class Capture:
     others: tuple[Capture, ...] = ()
     costs: Mapping[int, KernelCost] = field(default_factory=dict)
     tokens_per_step: int = 0
+    host: Mapping[Phase, tuple[int, ...]] = field(default_factory=dict)
 
     def resident(self) -> dict[int, int]:
         """Storages that are there when the recorded step begins -> bytes."""

@@ -137,6 +137,7 @@ def _scaled(one: Capture, other: Capture, rule: _Rule, ranks: int) -> Capture:
         events=events,
         costs=costs,
         tokens_per_step=tokens,
+        host=one.host,
     )
     note = f"sizes at {ranks:,} ranks from captures at {one.world_size:,} and {other.world_size:,}: equal, in proportion, or a share"
     return replace(both, answers={**one.answers, note: 1})

@@ -59,6 +59,7 @@ class _Writer:
         self._found: list[Instruction] = []
         self._last: dict[int, int] = {}  # where the last op of each stream stands
         self._works: dict[int, set[str]] = {}
+        self._phases: dict[str, Phase] = {}  # of each kernel, by label
         self.unpriced, self.unmodelled = Counter[str](), Counter[str]()
         self.flop = 0
         self._roles = [f"@{lattice(group)}" for group in capture.groups]
@@ -87,7 +88,14 @@ class _Writer:
                     self._found += self.storages([event])
                 case _:
                     self._synchronised(event)
-        return self._found
+        launched = Counter(self._phases.values())
+        return [self._with_host(one, launched) if isinstance(one, Launch) else one for one in self._found]
+
+    def _with_host(self, one: Launch, launched: Counter[Phase]) -> Launch:
+        """With the kernel's part of what the host did beside launches in its phase, which is spread evenly over them."""
+        phase = self._phases[one.label]
+        counts = self._capture.host.get(phase, ())
+        return one._replace(handled=tuple(count / launched[phase] for count in counts)) if counts else one
 
     def _operator(self, signature: int, stream: int, module: int, phase: int) -> None:
         name, args, results = self._capture.signatures[signature]
@@ -108,6 +116,7 @@ class _Writer:
             Launch(label, one.category, one.kernels, tuple(sorted(self._behind.pop(stream, ()))), stream)
         )
         self._computed[stream] = label
+        self._phases[label] = Phase(phase)
 
     def _collective(self, number: int, kind: int, group: int, size: int, stream: int) -> None:
         name = self._capture.names[kind]

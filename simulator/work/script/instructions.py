@@ -148,7 +148,8 @@ class Launch(NamedTuple):
     """Kernels on a stream. after: labels of launches and collectives on other streams that they wait for.
 
     stream: 0 is the compute stream; what runs on others beside it is not slowed by it, nor slows it. waits: the host, for
-    their end. measured: of a recorded program, which has no kernels to price.
+    their end. measured: of a recorded program, which has no kernels to price. handled: what the host does besides: views,
+    autograd's nodes, DTensor's operators.
     """
 
     label: str
@@ -158,6 +159,7 @@ class Launch(NamedTuple):
     stream: int = 0
     waits: bool = False
     measured: Measured | None = None
+    handled: tuple[float, ...] = ()
 
 
 class Communicate(NamedTuple):
