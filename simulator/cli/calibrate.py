@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +12,9 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import check_writable
 from simulator.cli.options import FILE, write_json
+
+if TYPE_CHECKING:
+    from simulator.work.recorded.recording import Recording
 
 _RUN_HELP = """Measure this machine for --minutes and write one sample a line.
 
@@ -83,13 +87,19 @@ def fit(*, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str
 @click.argument("runs", type=FILE, metavar="RUNS.csv")
 @click.option("-o", "--out", type=FILE, default=Path("mine"), show_default=True, metavar="OUT")
 @click.option(
+    "--traces",
+    multiple=True,
+    metavar="ID=TRACE.json",
+    help="torch.profiler's trace of one rank's step of that row; repeatable.",
+)
+@click.option(
     "--stack-file",
     type=FILE,
     metavar="OUT.toml",
     help="Also write a stack with what was learned of kernels and host, from at most 6 runs of one stack and one kind of GPU.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `coefficients`, `runs`, `next`.")
-def learn(*, runs: Path, out: Path, stack_file: Path | None, as_json: bool) -> int:
+def learn(*, runs: Path, out: Path, traces: tuple[str, ...], stack_file: Path | None, as_json: bool) -> int:
     """Learn, say what was learned, and write it."""
     from simulator.formats.readers.runs_table import read_runs
     from simulator.spec.calibration.learned import LEARNED_SUFFIX
@@ -101,7 +111,7 @@ def learn(*, runs: Path, out: Path, stack_file: Path | None, as_json: bool) -> i
     check_writable(file, "--out")
     if stack_file is not None:
         check_writable(stack_file, "--stack-file")
-    found = learn_from(read_runs(runs), name)
+    found = learn_from(read_runs(runs), name, _recordings(traces))
     stack = found.stack() if stack_file is not None else None
     found.learned.save(file)
     if stack is not None and stack_file is not None:
@@ -113,6 +123,21 @@ def learn(*, runs: Path, out: Path, stack_file: Path | None, as_json: bool) -> i
     else:
         click.echo("\n".join([*lines(found), f"\nWrote {file}: shardwise predict --calibration {file}"]))
     return ExitCode.OK
+
+
+def _recordings(traces: tuple[str, ...]) -> dict[str, Recording]:
+    """Recordings by the ids of their rows. Raises InputError."""
+    from simulator.formats.readers.recording import read_recordings
+
+    found = {}
+    for text in traces:
+        row, equals, path = text.rpartition("=")
+        if not equals:
+            raise InputError(
+                Fault(place=f"--traces {text}", problem="names no row", remedy="ID=TRACE.json, ID as in the table")
+            )
+        found[row] = read_recordings(Path(path))[0]
+    return found
 
 
 def _needs_torch() -> None:

@@ -24,6 +24,8 @@ from simulator.studies.learning import learn, lines
 from simulator.studies.learning.observed import Observed, observed
 from simulator.studies.learning.posterior import Posterior, posterior, without
 from simulator.studies.learning.report import lesson
+from simulator.studies.learning.traced import traced
+from simulator.work.recorded.recording import RecordedOp, Recording
 from validate.fit.machine import write_stack
 
 # Sequence length, GPUs, micro-batch, recomputation: what is cheap to play, and different enough to tell kernels apart
@@ -135,6 +137,46 @@ def _file(values: dict[str, float]) -> Learned:
     size = len(values)
     covariance = tuple(tuple(0.01 * (i == k) for k in range(size)) for i in range(size))
     return Learned(name="mine", runs=("a",), coefficients=coefficients, covariance=covariance, scatter=0.02, reach=1.8)
+
+
+def _recording(run: Observed, on_host: bool = False) -> Recording:  # noqa: FBT001, FBT002
+    """A trace of the run's step as it truly is: a kernel for each category."""
+    truth = _TRUTH["software"]
+    factors = {"gemm": truth, "attention": truth + _TRUTH["attention"]}
+    kernels = [
+        (c, s * math.exp(factors.get(c, truth)))
+        for c, s in run.played.breakdown.items()
+        if c not in ("host", "interference")
+    ]
+    ops = [
+        RecordedOp(name=category, category=category, stream=0, start_s=0.0, end_s=seconds)
+        for category, seconds in kernels
+        if not category.startswith(("exposed", "stragglers"))
+    ]
+    return Recording(
+        name="trace", ops=ops, waits=(), step=None, step_s=run.measured_s, step_times_s={}, origin_s=0.0, host_ahead_s=0.0, host_end_s=None,
+        on_host=on_host, rank=0, world_size=8, device="", peaks=None, notes=(),
+    )  # fmt: skip
+
+
+def test_a_trace_tells_attention_from_the_rest_in_one_run(runs: list[Observed]) -> None:
+    one = runs[:1]
+    alone, with_trace = posterior(one), posterior([*one, *traced(one, {"run-0": _recording(one[0])})])
+    at = alone.names.index("attention")
+    left = [math.sqrt(found.covariance[at, at]) / found.prior[at] for found in (alone, with_trace)]
+    assert left[1] < 0.5 < left[0]
+    assert with_trace.values["attention"] == pytest.approx(_TRUTH["attention"], abs=0.15)
+
+
+def test_a_trace_that_cannot_stand_beside_its_row_says_why(runs: list[Observed]) -> None:
+    asked = {"run-1": _recording(runs[1]), "run-0": _recording(runs[0], on_host=True), "run-9": _recording(runs[0])}
+    with pytest.raises(InputError) as caught:
+        list(traced(runs, asked))
+    assert [(f.place, f.problem) for f in caught.value.faults] == [
+        ("--traces run-1", "its recomputed kernels cannot be told from the others"),
+        ("--traces run-0", "no device was recorded"),
+        ("--traces run-9", "no row that teaches has this id"),
+    ]
 
 
 def test_what_was_learned_of_kernels_and_host_is_a_stack(runs: list[Observed], tmp_path: Path) -> None:

@@ -8,20 +8,25 @@ docs/guides/learn.md explains the report; the file is that of `simulator.spec.ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from simulator.base.errors import Fault, InputError
 from simulator.studies.backtest.rows import BadRow, RunRow
 from simulator.studies.learning.observed import Refused, observed, on_one_stack
 from simulator.studies.learning.report import Lesson, lesson, lines
+from simulator.studies.learning.traced import traced
+from simulator.work.recorded.recording import Recording
 
 __all__ = ["Lesson", "learn", "lines"]
 
 MOST_RUNS = 64
 
 
-def learn(rows: Iterable[RunRow | BadRow], name: str) -> Lesson:
-    """What the rows teach. Raises InputError where none can, with the reason of each, or where they are too many."""
+def learn(rows: Iterable[RunRow | BadRow], name: str, traces: Mapping[str, Recording] | None = None) -> Lesson:
+    """What the rows teach. traces: of one rank's step, by the id of its row.
+
+    Raises InputError where no row can teach, with the reason of each, where they are too many, or where a trace cannot.
+    """
     rows = list(rows)
     if len(rows) > MOST_RUNS:
         problem = f"{len(rows)} runs; a handful teaches what there is to learn"
@@ -42,4 +47,5 @@ def learn(rows: Iterable[RunRow | BadRow], name: str) -> Lesson:
             ]
             or Fault(place="runs", problem="the table has no rows", remedy="a row for each measured run")
         )
-    return lesson(on_one_stack(found), [*bad, *refused], name)
+    runs = on_one_stack(found)
+    return lesson([*runs, *traced(runs, traces or {})], [*bad, *refused], name)

@@ -77,14 +77,24 @@ class Observed:
         """What it takes under these values. curves: of links under them, where they are at hand."""
         run = self.run
         if not values:
-            return _step_of(self.lowering, play(self.lowering), run.time_factor)
+            return self.taken(self.lowering, self.played)
         links = curves or on_links(values, self.calibration.links or default_curves(), nodes)
         calibration = self.calibration.with_speed(speeds(values))
         lowering = lower(run.model, run.plan, run.cluster, on_stack(values, run.stack), calibration, links)
-        return _step_of(lowering, play(lowering), run.time_factor)
+        return self.taken(lowering, play(lowering))
+
+    @property
+    def played(self) -> SimulatedStep:
+        """The step as nothing was learned."""
+        return play(self.lowering)
+
+    def taken(self, lowering: Lowering, played: SimulatedStep) -> Step:
+        """What was measured, of a step as predicted."""
+        return step_of(lowering, played, self.run.time_factor)
 
 
-def _step_of(lowering: Lowering, played: SimulatedStep, factor: float) -> Step:
+def step_of(lowering: Lowering, played: SimulatedStep, factor: float) -> Step:
+    """A whole step. factor: of a run's time over its plan's."""
     j, before = slopes(lowering, played, HOST_SIGMA), priors(lowering, played)
     own = OF_ALL_STEPS * lowering.stack.fitted.sigma
     return Step(

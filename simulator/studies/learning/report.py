@@ -90,7 +90,7 @@ def lesson(observed: Sequence[Observed], refused: Sequence[Refused], name: str) 
     found = posterior(observed)
     before = [one.step({}).seconds for one in observed]
     return Lesson(
-        learned=found.as_file(name, [one.id for one in observed]),
+        learned=found.as_file(name, tuple(dict.fromkeys(one.run.row.id for one in observed))),
         coefficients=tuple(_taught(found, observed)),
         runs=tuple(_teacher(found, i, one, before[i]) for i, one in enumerate(observed)),
         refused=tuple(refused),
@@ -136,7 +136,7 @@ def _teacher(found: Posterior, index: int, one: Observed, before_s: float) -> Te
 
 def lines(told: Lesson) -> Iterator[str]:
     """The lesson as plain text."""
-    yield f"{len(told.runs)} runs taught; beside what the coefficients explain, steps scatter by {told.learned.scatter:.1%} (one sigma)"
+    yield f"{len(told.learned.runs)} runs taught; beside what the coefficients explain, steps scatter by {told.learned.scatter:.1%} (one sigma)"
     guessed = sorted({one.run.stack.name for one in told.observed if one.run.stack.known != "described"})
     if guessed:
         yield f"Their software is taken as {' and '.join(guessed)}: give the same to predict (--stack), or name it in the table (stack)."
