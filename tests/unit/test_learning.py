@@ -250,7 +250,16 @@ def test_the_command_writes_what_predict_takes(
 
 def test_the_report_names_teachers_contradictions_and_the_next_run(runs: list[Observed]) -> None:
     odd = [*runs[:3], replace(runs[3], measured_s=3 * runs[3].measured_s)]
+    row = replace(odd[0].run.row, mem_metric="peak_allocated_gib", mem_value=8.0)
+    odd[0] = replace(odd[0], run=replace(odd[0].run, row=row))
     told = lesson(odd, [], "mine")
+    assert [(one.id, one.measured_bytes) for one in told.memory] == [("run-0", 8 * 2**30)]
+    assert (
+        told.memory[0].predicted_bytes
+        == predict(
+            runs[0].run.model, runs[0].run.plan, runs[0].run.cluster, stack=runs[0].run.stack
+        ).memory.peak_allocated_bytes
+    )
     data = told.as_json()
     assert [run["id"] for run in data["runs"] if run["contradicts"]] == ["run-3"]
     assert data["next"]["mean_after"] < data["next"]["mean_before"]

@@ -103,7 +103,7 @@ def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
         low_step_s=min(each.seconds(each.prediction.low_s) for each in spanned),
         high_step_s=max(each.seconds(each.prediction.high_s) for each in spanned),
         measured_step_s=measured,
-        predicted_memory_bytes=_memory(run, prediction.memory),
+        predicted_memory_bytes=memory_figure(run, prediction.memory),
         fits=fits,
         open=hangs_on,
         work=work_of(run),
@@ -152,7 +152,7 @@ def _verdict(way: _Variant, *, stated: bool) -> tuple[bool | None, str, list[_Va
     return None, hangs_on, [way, _Variant(replace(run, plan=plan), least)]
 
 
-def _memory(run: Run, fullest: MemoryUse) -> int:
+def memory_figure(run: Run, fullest: MemoryUse) -> int:
     """The figure that the row's memory metric measures, on the GPU that it measured; else what the fullest one holds in all."""
     row = run.row
     figure = MEMORY_FIGURES[row.mem_metric][0] if row.mem_metric in MEMORY_FIGURES else "used"

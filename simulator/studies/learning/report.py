@@ -10,9 +10,12 @@ from typing import Any, Final
 import numpy as np
 
 from simulator.base.errors import Fault, StackError
-from simulator.base.units import format_seconds
+from simulator.base.units import format_bytes, format_seconds
+from simulator.predict import memory_of
 from simulator.spec.calibration.learned import ADDED, CoefficientName, Learned
 from simulator.spec.software.stack import Stack
+from simulator.studies.backtest.evaluate import memory_figure
+from simulator.studies.backtest.measured import memory_bytes
 from simulator.studies.learning.next_run import NextRun, next_run
 from simulator.studies.learning.observed import Observed, Refused
 from simulator.studies.learning.posterior import Posterior, posterior, without
@@ -52,6 +55,16 @@ class Teacher:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Memory of a run, where its row states it: the figure of its metric, predicted and measured."""
+
+    id: str
+    metric: str
+    predicted_bytes: int
+    measured_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
     """All that a table of a user's own runs taught."""
 
@@ -61,6 +74,7 @@ class Lesson:
     refused: tuple[Refused, ...]
     moved: bool
     next: NextRun | None
+    memory: tuple[Held, ...] = ()
     observed: tuple[Observed, ...] = ()
 
     def stack(self) -> Stack:
@@ -80,6 +94,7 @@ class Lesson:
             "moved": self.moved,
             "coefficients": [asdict(one) for one in self.coefficients],
             "runs": [asdict(one) for one in self.runs],
+            "memory": [asdict(one) for one in self.memory],
             "refused": [asdict(one) for one in self.refused],
             "next": asdict(self.next) if self.next else None,
         }
@@ -96,8 +111,23 @@ def lesson(observed: Sequence[Observed], refused: Sequence[Refused], name: str) 
         refused=tuple(refused),
         moved=bool(np.any(found.theta != 0)),
         next=next_run(found, observed),
+        memory=tuple(_held(observed)),
         observed=tuple(observed),
     )
+
+
+def _held(observed: Sequence[Observed]) -> Iterator[Held]:
+    """Memory is computed, not learned: what is off points to something that the row does not say."""
+    for one in {each.run.row.id: each for each in observed}.values():
+        measured = memory_bytes(one.run.row)
+        if measured is not None:
+            predicted = memory_figure(one.run, memory_of(one.lowering).memory)
+            yield Held(
+                id=one.run.row.id,
+                metric=one.run.row.mem_metric or "",
+                predicted_bytes=predicted,
+                measured_bytes=measured,
+            )
 
 
 def _taught(found: Posterior, observed: Sequence[Observed]) -> Iterator[Taught]:
@@ -153,6 +183,10 @@ def lines(told: Lesson) -> Iterator[str]:
         errors = ((s / run.measured_s - 1) for s in (run.before_s, run.after_s, run.left_out_s))
         before, after, left = (f"{error:+.1%}" for error in errors)
         yield f"{run.id[:24]:24} {format_seconds(run.measured_s):>10} {before:>8} {after:>8} {left:>9}"
+    for held in told.memory:
+        off = f"{held.predicted_bytes / held.measured_bytes - 1:+.1%}"
+        figures = f"{format_bytes(held.predicted_bytes)} predicted, {format_bytes(held.measured_bytes)} measured ({held.metric})"
+        yield f"memory of {held.id}: {figures}, {off}; nothing is learned of memory"
     yield from _contradictions(told)
     yield from (f"not used: {one.id}: {one.reason}" for one in told.refused)
     if told.next is not None:
