@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -120,7 +120,9 @@ def _descended(
         move = np.where(positive, np.maximum(target, 0.0), target) - theta
         if float(np.max(np.abs(move) / prior)) < _SMALL:
             break
-        theta, steps = _moved(theta, move, steps, measured, prior, tau, steps_at)
+        before, (theta, steps) = steps, _moved(theta, move, steps, measured, prior, tau, steps_at)
+        if steps is before:
+            break
 
     def at(theta: Array, steps: tuple[Step, ...], tau: float) -> Posterior:
         j, residuals = _linear(steps, kept, measured)
@@ -132,7 +134,9 @@ def _descended(
         )  # fmt: skip
 
     found, unmoved = at(theta, steps, tau), at(np.zeros(len(names)), first, tau)
-    return found if _predicts(found, unmoved) else unmoved
+    if _predicts(found, unmoved):
+        return found
+    return replace(unmoved, covariance=found.covariance + np.outer(theta, theta))  # around where nothing was moved
 
 
 def _predicts(found: Posterior, unmoved: Posterior) -> bool:
