@@ -201,6 +201,12 @@ def test_the_file_is_read_back_and_equal_bytes_are_written(tmp_path: Path) -> No
     assert (tmp_path / "a.learned.json").read_bytes() == (tmp_path / "b.learned.json").read_bytes()
 
 
+def test_a_command_that_needs_a_device_s_calibration_says_what_the_file_is(tmp_path: Path) -> None:
+    _file(_TRUTH).save(tmp_path / "mine.learned.json")
+    with pytest.raises(CalibrationError, match="holds what runs taught, and no calibration of a device"):
+        Calibration.load(tmp_path / "mine.learned.json")
+
+
 def test_a_covariance_of_other_coefficients_is_refused(tmp_path: Path) -> None:
     data = _file(_TRUTH).model_dump(mode="json") | {"covariance": [[0.1]]}
     (tmp_path / "a.learned.json").write_text(json.dumps(data))

@@ -9,14 +9,14 @@ from typing import Self
 from pydantic import PrivateAttr, ValidationError
 from typing_extensions import override
 
-from simulator.base.errors import CalibrationError
+from simulator.base.errors import CalibrationError, Fault
 from simulator.base.files import write_whole
 from simulator.base.kernels import Gemm, Kernel, Scan, Stated, Stream
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import faults_of, read_json, unknown_name
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.calibration.curve_set import CurveSet, SpeedOf
-from simulator.spec.calibration.learned import Learned, on_links, speeds
+from simulator.spec.calibration.learned import LEARNED_SUFFIX, Learned, on_links, speeds
 from simulator.spec.calibration.scan import CATEGORY as SCAN
 from simulator.spec.calibration.scan import SIGMA as SCAN_SIGMA
 from simulator.spec.calibration.timer import Timer
@@ -59,6 +59,12 @@ class Calibration(CurveSet, defer_build=False):
     @classmethod
     def _read(cls, path: Path) -> Self:
         data = read_json(path, CalibrationError)
+        if path.name.endswith(LEARNED_SUFFIX):
+            problem = "holds what runs taught, and no calibration of a device"
+            remedy = (
+                "--calibration of predict and search, or `calibration` of a study; elsewhere a measured calibration"
+            )
+            raise CalibrationError(Fault(place=path.name, problem=problem, remedy=remedy))
         try:
             return cls.model_validate_json(json.dumps(data))
         except ValidationError as exc:

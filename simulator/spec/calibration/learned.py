@@ -122,7 +122,7 @@ class Learned(Strict):
             sigma=max(self.scatter, 1e-3),
             sources=stack.sources
             | dict.fromkeys(("gemm_factor", "elementwise_factor", "attention_efficiency", "step_overhead_s"), taught)
-            | {name: taught for name in (*_OPERATORS, *_COLLECTIVES) if hosted.value(name)},
+            | {name: taught for name in (*_OPERATORS, *_COLLECTIVES) if hosted.value(name) != stack.value(name)},
         )
         return Stack.parse(found.model_dump(mode="json", exclude_unset=True), self.name, StackError)
 
