@@ -3,6 +3,7 @@
     python experiments/accuracy.py                   # some minutes; dated today
     python experiments/accuracy.py --date 2026-01-31 --jobs 4
     python experiments/accuracy.py --collectives     # their appendix alone, a minute
+    python experiments/accuracy.py --rows 12         # of each source at most so many runs, drawn by their ids; the pages say so
 
 Nothing is fitted here. accuracy_targets.toml holds what sets of runs must reach, accuracy_notes.toml why rows miss; neither changes a number.
 """
@@ -14,6 +15,7 @@ import datetime as dt
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import _buyer
@@ -22,12 +24,14 @@ import _cpu_accuracy
 import _solo_accuracy
 import _targets
 import search_regret
+from unnamed_software import chosen
 
 from simulator.formats.readers.measured_table import read_measured
 from simulator.formats.readers.runs_table import RunRow
 from simulator.studies.backtest import BacktestReport, run
 from simulator.studies.backtest.outcome import RowOutcome
 from simulator.studies.backtest.report import Group, make_report
+from simulator.studies.backtest.rows import Table
 from simulator.studies.backtest.text import percent
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--date", default=dt.datetime.now(tz=dt.UTC).date().isoformat())
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--rows", type=int, help="of each source at most so many runs; default: all")
     parser.add_argument("--collectives", action="store_true", help="their appendix alone")
     args = parser.parse_args(argv)
     folder = args.out.with_suffix("")
@@ -64,16 +69,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.collectives:
         _write(folder / "collectives.md", _appendix(_collective_accuracy.section()))
         return 0
-    tables = [read_measured(table) for table in args.table or TABLES]
+    tables = [_sampled(read_measured(table), args.rows) for table in args.table or TABLES]
     reports = [run(table, progress=_show, jobs=args.jobs) for table in tables]
     if any(report.interrupted for report in reports):
         print("interrupted: the pages are left as they were", file=sys.stderr)
         return 130
     outcomes = [one for report in reports for one in report.outcomes if isinstance(one, RowOutcome)]
     rows = [row for table in tables for row in table.rows if isinstance(row, RunRow)]
-    for file, text in pages(outcomes, rows, args.date, args.out, folder):
+    date = (
+        f"{args.date}, of each source at most {args.rows} runs drawn by the SHA-256 of their ids"
+        if args.rows
+        else args.date
+    )
+    for file, text in pages(outcomes, rows, date, args.out, folder):
         _write(file, text)
     return 0
+
+
+def _sampled(table: Table, most: int | None) -> Table:
+    """The table with at most so many runs of each source, in its order."""
+    if most is None:
+        return table
+    kept = {row.id for row in chosen((row for row in table.rows if isinstance(row, RunRow)), most)}
+    return replace(table, rows=tuple(row for row in table.rows if isinstance(row, RunRow) and row.id in kept))
 
 
 def pages(
