@@ -149,7 +149,7 @@ def test_mics_gathers_between_nodes_first() -> None:
             ["dp_shard = 32", "quantise 16-bit values"],
         ),
         ({"zeropp": ALL, "tp": 2}, ["tp = 1"]),
-        ({"hierarchical_gather": True}, ["dp_replicate = groups"]),
+        ({"hierarchical_gather": True}, ["dp_replicate = the number of groups"]),
     ],
 )
 def test_what_has_no_meaning_is_told_at_once(fields: dict[str, object], words: list[str]) -> None:

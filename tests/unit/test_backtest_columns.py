@@ -186,19 +186,19 @@ def test_a_fabric_above_the_links_or_below_zero_is_no_answer(tmp_path: Path) -> 
 
 
 def test_an_unknown_memory_metric_costs_its_cell_and_is_named(tmp_path: Path) -> None:
-    report = backtest.run(read_measured(table(tmp_path, mem_metric="peak_active_gib", mem_value="30")))
+    report = backtest.run(read_measured(table(tmp_path, mem_metric="peak_guessed_gib", mem_value="30")))
     assert isinstance(report, backtest.BacktestReport)
     (row,) = report.as_json()["rows"]
     assert (row["status"], row["measured_step_s"], row["mem_metric"]) == ("ok", 1.5, None)
-    assert "peak_active_gib" in row["unread"][0]
-    assert "peak_active_gib" in _text(report)
+    assert "peak_guessed_gib" in row["unread"][0]
+    assert "peak_guessed_gib" in _text(report)
 
 
 def test_a_row_that_measured_nothing_else_says_which_word_is_unknown(tmp_path: Path) -> None:
-    cells = {"metric": "", "value": "", "mem_metric": "peak_active_gib", "mem_value": "30"}
+    cells = {"metric": "", "value": "", "mem_metric": "peak_guessed_gib", "mem_value": "30"}
     (row,) = read_measured(table(tmp_path, **cells)).rows
     assert isinstance(row, BadRow)
-    assert "peak_active_gib" in str(row.faults[0])
+    assert "peak_guessed_gib" in str(row.faults[0])
 
 
 def _text(report: backtest.BacktestReport) -> str:
