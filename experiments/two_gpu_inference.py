@@ -13,9 +13,19 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulator import Cluster, Model
+from simulator import Cluster, Model, Stack
 from simulator.base.units import format_bytes, format_seconds
-from simulator.studies.serving import InferencePlan, Lognormal, Serving, Slo, Uniform, Workload, highest_rate, serve
+from simulator.studies.serving import (
+    InferencePlan,
+    Lognormal,
+    Serving,
+    Slo,
+    Uniform,
+    Workload,
+    highest_rate,
+    serve,
+    with_defaults,
+)
 
 MODEL = "gpt-neox-20b"
 # Two GPUs of a node on NVLink; of 40 GB each one alone does not hold the model, of 80 GB it does
@@ -46,7 +56,8 @@ class Found:
 def played(plan: InferencePlan, cluster: Cluster, rate: float, requests: int) -> Serving:
     """The same requests at another rate."""
     asked = Workload(rate=rate, num_requests=requests, prompt_tokens=PROMPTS, output_tokens=ANSWERS, seed=SEED)
-    return serve(Model.load(MODEL), plan, cluster, asked.requests(), slo=SLO)
+    known = with_defaults(plan, Stack.of(plan), cluster.device.architecture)
+    return serve(Model.load(MODEL), known, cluster, asked.requests(), slo=SLO)
 
 
 def search(plan: InferencePlan, cluster: Cluster, requests: int) -> Found | None:

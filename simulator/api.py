@@ -33,7 +33,7 @@ from simulator.studies.search import (
     usual_stacks,
 )
 from simulator.studies.search.space import DERIVED, OFFLOADS
-from simulator.studies.serving import InferencePlan, Serving, Slo, Workload
+from simulator.studies.serving import InferencePlan, Serving, Slo, Workload, with_defaults
 from simulator.studies.serving import serve as served
 from simulator.studies.serving_search import (
     DISAGGREGATED,
@@ -152,13 +152,14 @@ def serve(
 ) -> Serving:
     """Latencies, throughput and memory of a model that is served, as `shardwise serve` predicts them.
 
-    interval: also with all times at the ends of their 90 % interval. A plan that does not fit is an answer.
+    What the plan leaves open is as the stack's engine has it. interval: also with all times at the ends of their 90 % interval.
+    A plan that does not fit is an answer.
     Raises PlanError, StackError, CalibrationError, or InputError with every fault found.
     """
     requests = workload.requests() if workload.trace is None else read_arrivals(workload.trace)
     return served(
         model,
-        plan,
+        with_defaults(plan, stack or Stack.of(plan), cluster.device.architecture),
         cluster,
         requests,
         calibration,
@@ -197,7 +198,8 @@ def search_serving(  # noqa: PLR0913  an option of the command line each
     own: "yes", "no" or "both" ways. every: every plan that meets the limits. jobs, journal: as `search` takes them.
     Raises ArgumentError, PlanError where no layout is legal, or InputError; SearchInterrupted, with what is known, on Ctrl-C.
     """
-    base = plan or InferencePlan()
+    asked = plan or InferencePlan()
+    base = with_defaults(asked, stack or Stack.of(asked), cluster.device.architecture)
     given = {name: tuple(v) if isinstance(v, list | tuple) else (v,) for name, v in (fix or {}).items()}
     faults = [f for name, values in given.items() for f in fix_faults(name, values, f"search_serving(fix=): {name}")]
     if disaggregated not in DISAGGREGATED:
@@ -213,7 +215,7 @@ def search_serving(  # noqa: PLR0913  an option of the command line each
         slo=slo,
         stack=stack or Stack.of(base),
         calibration=calibration,
-        fixed=degrees_given(base) | given,
+        fixed=degrees_given(asked) | given,
         max_gpus=max_gpus,
         any_nodes=gpus_needed,
         disaggregated=disaggregated,

@@ -22,7 +22,7 @@ _SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 class ServingOutcome:
     """One row: its status, why if it is not ok, and predicted beside measured in the row's unit; None where unknown.
 
-    stack: that predicted it. floors: seconds of its work on a machine without losses, products and bytes, for baselines.
+    load: its `concurrency_or_rate`. stack: that predicted it. floors: seconds of its work on a machine without losses, products and bytes, for baselines.
     """
 
     id: str
@@ -33,6 +33,7 @@ class ServingOutcome:
     source: str = ""
     engine: str = ""
     gpu: str = ""
+    load: str = ""
     metric: str = ""
     unit: str = ""
     stack: str = ""
@@ -135,6 +136,7 @@ def evaluate_row(row: ServingRow | BadRow) -> ServingOutcome:
         source=row.source,
         engine=row.engine,
         gpu=row.gpu,
+        load=row.concurrency_or_rate,
         metric=row.metric,
         unit=row.unit,
         measured=row.value,

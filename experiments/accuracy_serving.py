@@ -1,0 +1,161 @@
+"""How far off are predictions of servers? Regenerates docs/accuracy-serving.md from a table of measured ones.
+
+    python experiments/accuracy_serving.py --jobs 2              # some ten minutes
+    python experiments/accuracy_serving.py --report REPORT.json  # from what `shardwise backtest --json` wrote
+
+measured/serving.csv.gz holds figures of six public sources, each row with its place. Nothing is fitted here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from simulator.formats.readers.measured_table import read_measured
+from simulator.spec.software.stack import Stack
+from simulator.studies.backtest import run
+from simulator.studies.backtest.scores import error_score, spearman
+from simulator.studies.backtest.text import percent
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = ROOT / "experiments" / "measured" / "serving.csv.gz"
+PAGE = ROOT / "docs" / "accuracy-serving.md"
+Row = dict[str, Any]
+
+HEAD = """# Accuracy of serving
+
+Predicted against measured figures of servers, on {date}. Regenerate with `python experiments/accuracy_serving.py`. The table is
+`experiments/measured/serving.csv.gz`, as it was published; its columns and rules are in [the reference](reference/serving-table.md),
+and `shardwise backtest` takes it as it is.
+
+err = predicted / measured − 1. *median* and *p90* are those of |err|, *bias* is the median of err, *rank* is Spearman's correlation
+of predicted with measured, *in 90 %* the share of rows inside their 90 % interval. Two baselines are fitted on a random half of each
+group's rows and tested on the other half, 20 times: *one efficiency* over a machine without losses, and *two terms* (products, bytes
+read). They have seen measurements of the same group; the prediction has not. Cells of baselines are median / p90.
+
+Coefficients that rows decided (those rows are not scored): {calibration}.
+
+{counts}
+"""
+
+# What a reader asks -> which rows answer it, and the target (median, p90) where there is one
+QUESTIONS: tuple[tuple[str, Callable[[Row], bool], tuple[float, float] | None], ...] = (
+    ("maximum throughput, 16 bits", lambda r: r["load"].startswith("inf (") and "A100" in r["gpu"], (0.06, 0.15)),
+    ("maximum throughput, fp8", lambda r: r["load"].startswith("inf (") and "H100" in r["gpu"], (0.06, 0.15)),
+    ("static batches", lambda r: "static" in r["metric"], (0.06, 0.12)),
+    ("time to first token at a rate", lambda r: _at_a_rate(r) and r["metric"].startswith("ttft"), (0.08, 0.20)),
+    ("time per token at a rate", lambda r: _at_a_rate(r) and r["metric"].startswith("itl"), (0.08, 0.20)),
+    ("closed loop, time per token", lambda r: r["load"].isdigit() and r["metric"].startswith("tpot"), (0.10, 0.20)),
+    (
+        "closed loop, time to first token",
+        lambda r: r["load"].isdigit() and r["metric"].startswith("ttft"),
+        (0.10, 0.20),
+    ),
+    ("closed loop, throughput", lambda r: r["load"].isdigit() and r["unit"] == "tokens/s", None),
+)
+
+WHY = """
+## Why rows miss
+
+- **Time to first token in a closed loop.** Users with equally long answers stay in step and wait for each other's prompts; a few per
+  cent of difference part them, and their wait falls to a fraction. SGLang's rows show users in step, vLLM's show them apart, and no
+  row says how lengths were drawn, nor whether a figure is a mean or a median. Predicted are users in step, and the interval spans both.
+  Some runs wait several times as long as their neighbours (TensorRT-LLM, Llama 8B on 4 GPUs: 0.69 s beside 0.16 s).
+- **Lengths behind a mean.** The online rows of TensorRT-LLM give mean lengths of data sets. With all 500 requests at once the longest
+  answer decides, which the mean does not know.
+- **Time per token of TensorRT-LLM with few tokens a step**, on 4 and 8 GPUs: 10 to 40 % too fast where answers are short. Each prompt
+  there costs the host some 10 ms, which a prediction of users in step hides behind joint prompts.
+- **fp8 at maximum load** is some 5 % too slow; memory-starved plans (70 billion weights on one GPU) 12 to 16 %, as a few hundred MB
+  more cache are a tenth more sequences.
+- **H20**: its products and its decoding attention are bound by tiles of 64 rows, whatever the batch; their speed there is a prior.
+- **LMDeploy's first tokens** behind long prompts come when the whole batch's prompts are through, which version 0.2.0 did in an order
+  that is only partly modelled.
+"""
+
+
+def _at_a_rate(row: Row) -> bool:
+    return "/s" in row["load"] and not row["load"].lower().startswith("inf")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Predict, or take a report, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", type=Path, default=TABLE)
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--out", type=Path, default=PAGE)
+    parser.add_argument("--date", default=dt.datetime.now(tz=dt.UTC).date().isoformat())
+    parser.add_argument("--jobs", type=int, default=1)
+    args = parser.parse_args(argv)
+    report = (
+        json.loads(args.report.read_text()) if args.report else run(read_measured(args.table), jobs=args.jobs).as_json()
+    )
+    args.out.write_text("\n".join(page(report, args.date)), encoding="utf-8")
+    return 0
+
+
+def page(report: dict[str, Any], date: str) -> Iterator[str]:
+    """The lines of the page."""
+    rows = report["rows"]
+    status = {
+        word: sum(row["status"] == word for row in rows) for word in ("ok", "calibration", "refused", "bad", "failed")
+    }
+    counts = ", ".join(f"{count} {word}" for word, count in status.items())
+    yield HEAD.format(date=date, calibration=_calibration(rows), counts=f"{len(rows)} rows: {counts}.")
+    yield "## At a glance\n\n**Bold** misses its target.\n"
+    yield "| question | n | median | p90 | target | bias | rank | in 90 % |\n|---|--:|--:|--:|--:|--:|--:|--:|"
+    for name, asked, target in QUESTIONS:
+        yield _line(name, [row for row in rows if row["scored"] and asked(row)], target)
+    yield "\n## By source\n"
+    yield from _groups(report["groups"])
+    yield WHY
+    yield "## Rows not predicted\n"
+    for row in rows:
+        if row["status"] not in ("ok", "calibration"):
+            yield f"- `{row['id']}`: {row['reason']}"
+    yield ""
+
+
+def _calibration(rows: Sequence[Row]) -> str:
+    names = sorted({row["stack"] for row in rows if row["stack"]})
+    known = {row["id"] for row in rows}
+    counts = ((name, sum(one in known for one in Stack.load(name).fitted.calibration_runs)) for name in names)
+    return ", ".join(f"`{name}` on {count} rows" for name, count in counts if count)
+
+
+def _line(name: str, rows: Sequence[Row], target: tuple[float, float] | None) -> str:
+    score = error_score([row["error"] for row in rows])
+    aims = target or (1.0, 1.0)
+    cells = [
+        f"**{percent(value)}**" if value is not None and value > aim else percent(value)
+        for value, aim in zip((score.median_abs_error, score.p90_abs_error), aims, strict=True)
+    ]
+    rank = spearman([row["predicted"] for row in rows], [row["measured"] for row in rows])
+    inside = sum(row["low"] <= row["measured"] <= row["high"] for row in rows) / max(1, len(rows))
+    wanted = " / ".join(f"{100 * aim:.0f} %" for aim in target) if target else "–"
+    told = "–" if rank is None else f"{rank:.2f}"
+    return f"| {name} | {score.n} | {cells[0]} | {cells[1]} | {wanted} | {percent(score.bias, signed=True)} | {told} | {percent(inside)} |"
+
+
+def _groups(groups: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield "| source | engine | GPU | metric | n | median | p90 | bias | rank | in 90 % | one efficiency | two terms |"
+    yield "|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+    for group in groups:
+        rank = "–" if group["spearman"] is None else f"{group['spearman']:.2f}"
+        cells = [
+            *(group[name] for name in ("source", "engine", "gpu", "metric")),
+            str(group["n"]),
+            *(percent(group[name]) for name in ("median_abs_error", "p90_abs_error")),
+            percent(group["bias"], signed=True),
+            rank,
+            percent(group["coverage_90"]),
+            *(f"{percent(one['median_abs_error'])} / {percent(one['p90_abs_error'])}" for one in group["baselines"]),
+        ]
+        yield f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
