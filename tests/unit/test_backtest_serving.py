@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from simulator.base.kernels import Gemm
 from simulator.formats.readers.measured_table import read_measured
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.studies.backtest import render, run
 from simulator.studies.backtest.outcome import RefusedError
@@ -199,3 +201,44 @@ def test_prompts_come_first_where_steps_are_not_mixed() -> None:
         steps.append((batch.decodes, sum(chunk.new for chunk in batch.chunks)))
         scheduler.complete(float(step))
     assert steps == [(0, 256)] * 8 + [(4, 0)] * 2
+
+
+def test_a_cache_is_as_checkpoints_for_the_engine_have_it() -> None:
+    stack = engine_of("trtllm 1.0")
+    assert with_defaults(InferencePlan(weights="fp8"), stack).kv_dtype == "fp8"
+    assert with_defaults(InferencePlan(weights="fp8", kv_cache="bf16"), stack).kv_dtype == "bf16"
+    assert with_defaults(InferencePlan(), stack).kv_dtype == "bf16"
+
+
+def test_products_of_few_rows_read_their_weights_or_compute_64_rows() -> None:
+    """1 row and 64 take the same; H100 is bound by 2 n k bytes, H20, with 0.15 of its products, by the 64 rows."""
+    calibration = Calibration.load("h100-sxm")
+    few = calibration.gemms["bf16"].few_rows
+    assert few is not None
+    one, all_of_them = (Gemm(m=m, n=8192, k=8192, dtype="bf16") for m in (1, 64))
+    h100, h20 = Device.load("h100-sxm5-80gb"), Device.load("h20")
+    read_s = one.num_bytes / (h100.memory_bytes_per_s * few.bw_frac) + few.t0_s
+    assert calibration.kernel_s(one, h100) == pytest.approx(read_s, rel=1e-9)
+    slow_s = calibration.kernel_s(one, h20)
+    assert slow_s > 2 * one.num_bytes / h20.memory_bytes_per_s
+    assert slow_s == pytest.approx(calibration.kernel_s(all_of_them, h20), rel=1e-9)
+
+
+def test_tokens_that_are_streamed_cost_each_sequence() -> None:
+    costs = StepCosts(
+        Model.load("llama3.2-1b"),
+        InferencePlan(),
+        Cluster.load("hgx-h100-8"),
+        engine_of("vLLM"),
+        Calibration.load("h100-sxm"),
+        default_curves(),
+    )
+    each_s = engine_of("vLLM").engine.sequence_s  # type: ignore[union-attr]  # it is an engine
+    assert costs.idle_s(0.0, 100) - costs.idle_s(0.0, 0) == pytest.approx(100 * each_s)
+    assert costs.collected().idle_s(0.0, 100) == costs.idle_s(0.0, 0)
+
+
+def test_a_closed_loops_interval_spans_users_in_step_and_apart(report: ServingReport) -> None:
+    """In step all four prompts are one step; apart each waits for itself: the lower end is below half of that."""
+    row = report.as_json()["rows"][0]
+    assert row["low"] < 0.5 * row["predicted"]

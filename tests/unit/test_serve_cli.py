@@ -176,3 +176,13 @@ def test_a_few_requests_are_answered_with_or_without_a_cost(
     out, err = capsys.readouterr()
     answer = json.loads(out)
     assert bool(answer["costs"]) == (answer["load"]["requests_per_s"] > 0) == ("none has a cost" not in err)
+
+
+def test_a_closed_loop_has_no_rate_and_is_never_overloaded(capsys: pytest.CaptureFixture[str]) -> None:
+    loop = ["serve", "--concurrency", "8", "--requests", "40", "--model", "llama3.2-1b"]
+    assert main([*loop, "--json"]) == ExitCode.OK
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdict"] == "ok"
+    assert 4 < told["load"]["in_system"] <= 8  # what is on its way to the queue is not in it
+    assert main([*loop, "--rate", "3"]) == ExitCode.BAD_INPUT
+    assert "concurrency" in capsys.readouterr().err
