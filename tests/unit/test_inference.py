@@ -37,6 +37,7 @@ from simulator.studies.serving import (
 from simulator.studies.serving.batch import padded
 from simulator.studies.serving.blocks import forward_blocks, forward_ops
 from simulator.studies.serving.engine import Engine
+from simulator.studies.serving.memory import activation_bytes
 from simulator.studies.serving.report import spread
 from simulator.studies.serving.scheduler import Limits
 from simulator.studies.serving.shards import stage_shards
@@ -414,3 +415,17 @@ def test_the_context_comes_on_top_of_the_fraction(llama: Model, h100: Cluster) -
     assert "leaves too little for the CUDA context" in served.cause
     assert served.remedies[0].plan == {"gpu_memory_utilization": 0.95}
     assert round((0.8 * 79.19 - 1.12 - m.seen_outside_bytes / 2**30 - 0.23), 2) == 61.84
+
+
+def test_an_engine_that_samples_in_place_keeps_no_copies_of_its_logits(llama: Model, h100: Cluster) -> None:
+    """At most, fp32 logits and probabilities stand side by side, 8 bytes a logit; in place the product's 2 bytes."""
+    plan = InferencePlan(max_sequences=2048, max_batched_tokens=2048)
+    copied = Stack.load("tensorrt-llm-2024")
+    assert copied.engine is not None
+    copied = copied.copy_with(engine=copied.engine.model_copy(update={"samples_in_place": False}))
+    shard = stage_shards(llama, plan)[0]
+    kept, less = (
+        activation_bytes(llama, shard, plan, s, h100.device) for s in (copied, Stack.load("tensorrt-llm-2024"))
+    )
+    logits = 2048 * 128_256  # the vocabulary is a multiple of 64
+    assert kept - less == pytest.approx((8 - 2) * logits, rel=0.05)

@@ -313,6 +313,9 @@ class Engine(Strict):
         default="separate",
         description="activations become fp8 in kernels of their own (scales of tokens or blocks), or in the kernels before them",
     )
+    samples_in_place: bool = Field(
+        default=False, description="sampling works on the logits as the product made them, without copies of them"
+    )
     request_s: Seconds = Field(
         ge=0,
         default=0.0,

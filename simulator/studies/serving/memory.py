@@ -8,7 +8,7 @@ that of the caching allocator for the forward's allocations: an activation is fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.base.fit import Fit
 from simulator.memory import outside_torch_bytes
@@ -28,6 +28,8 @@ from simulator.work.ops import Block
 # 0.16GiB" in the logs of two 80 GB GPUs (github.com/kubernetes-sigs/gateway-api-inference-extension/pull/550 and
 # github.com/generative-computing/mellea/pull/416). The CUDA context is older than that look, so the fraction leaves it out.
 _SEEN_BYTES = int(0.16 * 2**30)
+
+_COPIES = ("logits.float", "probabilities")  # of logits, where sampling does not work on them as they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +168,8 @@ def activation_bytes(model: Model, shard: StageShard, plan: InferencePlan, stack
     if head is not None:
         rows = allocator.malloc(head.input_bytes)  # the rows that sample, picked from all
         allocator.free(state)
+        if stack.engine is not None and stack.engine.samples_in_place:
+            head = replace(head, ops=tuple(op for op in head.ops if op.name not in _COPIES))
         state = _play(allocator, head, rows)
     return allocator.peak_allocated_bytes
 
