@@ -198,6 +198,24 @@ def test_weights_that_torch_unpacks_stay_for_the_backward() -> None:
     assert "gate.dequantised" in ops["gate"].saved
 
 
+def test_upcast_streams_are_cast_around_quantised_layers() -> None:
+    """prepare_model_for_kbit_training: the stream is fp32 under autocast, and Linear4bit's results are fp32 again."""
+    stack = Stack.load("transformers-2024")
+    plain = lora(peft="qlora", master_dtype="fp32", lora_targets="q")
+    made = {}
+    for upcasts in (False, True):
+        blocks = build_blocks(LLAMA, stack, plain.copy_with(upcast_frozen=upcasts))
+        made[upcasts] = {tensor.name: tensor.num_bytes for op in blocks.layer.ops for tensor in op.outputs}
+        made[upcasts]["stream"] = blocks.layer.input_bytes
+    assert made[True]["stream"] == 2 * made[False]["stream"] == 4 * 512 * LLAMA.d_model
+    assert made[True]["gate.widened"] == 2 * made[True]["gate"]
+    assert "gate.widened" not in made[False]
+    ends = LLAMA.vocab_size * LLAMA.d_model * 2 + (2 * LLAMA.num_layers + 1) * LLAMA.d_model
+    plans = (plain.copy_with(upcast_frozen=upcasts) for upcasts in (False, True))
+    plain_bytes, upcast_bytes = (frozen_bytes(LLAMA, plan) for plan in plans)
+    assert upcast_bytes - plain_bytes == 2 * ends
+
+
 def test_boards_that_their_power_does_not_hold_sustain_more() -> None:
     """GeForce boards multiply at half rate where sums are fp32, and so sustain it; an L40S does not sustain its peak."""
     share = {}

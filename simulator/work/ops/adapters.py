@@ -60,6 +60,11 @@ class Tuning:
         return self._narrow and self.s.stack.kernels.quantised_keeps_input
 
     @property
+    def keeps_dtype(self) -> bool:
+        """The result has the input's dtype again (bitsandbytes, nn/modules.py: Linear4bit.forward ends in `.to(inp_dtype)`)."""
+        return self._narrow and not self.trains and self.s.plan.peft.stored in ("nf4", "nf4_double")
+
+    @property
     def keeps_weight(self) -> bool:
         """The dequantised weight stays for the backward."""
         by_torch = self.s.stack.kernels.dequantised == "operators" and self.s.plan.peft.stored == "gptq"
@@ -124,7 +129,8 @@ def adapted(
     low = _pair(g, s, name, x, shape, experts)
     if peft.method == "dora":
         y = _renormed(g, s, name, y, shape)
-    out = g.value(f"{name}.adapted", y.numel, low.dtype)
+    wide, narrow = (y, low) if DTYPE_BYTES[y.dtype] > DTYPE_BYTES[low.dtype] else (low, y)
+    out = g.value(f"{name}.adapted", y.numel, wide.dtype)
     if s.stack.traits.fuses_elementwise and low.dtype == y.dtype:
         return g.pointwise(out.name, [y, low], out, grads=[low], aliases=[y])
     if low.dtype == y.dtype:
@@ -135,9 +141,9 @@ def adapted(
         inputs=(y, low),
         outputs=(out,),
         forward=(stream("widen", y.num_bytes + low.num_bytes, out.num_bytes, numel=out.numel),),
-        backward=(g.conversion(y.numel, out.dtype, y.dtype),),
-        grads=(y,),
-        aliases=(low,),
+        backward=(g.conversion(y.numel, out.dtype, narrow.dtype),),
+        grads=(narrow,),
+        aliases=(wide,),
     )
     return g.cast(out, y.dtype, f"{name}.narrowed")
 

@@ -28,6 +28,8 @@ def attention(g: Graph, s: OpContext, x: Value) -> Value:
         k, v = (_behind_prefix(g, s, x) for x in (k, v))
     if s.expand_kv:
         k, v = _expand(g, s, k, "k"), _expand(g, s, v, "v")
+    if q.dtype != s.dtype and s.plan.peft.upcasts:  # flash-attention takes 16 bits
+        q, k, v = (g.cast(x, s.dtype, f"{x.name}.narrowed") for x in (q, k, v))
     if s.swaps_heads:
         q, k, v = swap(g, "heads", q, k, v, by=_swaps(s))
     core = _core_math if s.stack.attention.kernel == "math" else _core_fused

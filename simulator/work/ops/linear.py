@@ -91,6 +91,8 @@ def linear(  # noqa: PLR0913  a product has that many facts
         selective_save=True,
         dispatched=s.plan.tp > 1 and split != "none" and s.stack.traits.dtensor,
     )
+    if tuning.keeps_dtype:
+        y = g.cast(y, given.dtype, f"{name}.widened")
     return y if pair else adapted(g, s, name, given, y, (t, n, k))
 
 
@@ -213,6 +215,8 @@ def grouped_linear(
         + (held * n * k if tuning.trains and not weight else 0),
         selective_save=True,
     )
+    if tuning.keeps_dtype:
+        y = g.cast(y, given.dtype, f"{name}.widened")
     return adapted(g, s, name, given, y, (t, n, k), held)
 
 
