@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -89,10 +90,12 @@ class Block(nn.Module):
 
 
 def layer_us(kind: str) -> tuple[float, float]:
-    """CPU microseconds of a layer: forward, and forward with backward. kind: plain, sums, or tokens (sequence parallelism)."""
+    """CPU microseconds of a layer: forward, and forward with backward. kind: plain, units (FSDP2), sums, or tokens."""
     mesh, blocks = init_device_mesh("cpu", (RANKS,)), [Block() for _ in range(LAYERS)]
     tokens = kind == "tokens"
-    for block in blocks if kind != "plain" else []:
+    for block in blocks if kind == "units" else []:
+        fully_shard(block, mesh=mesh)
+    for block in blocks if kind in ("sums", "tokens") else []:
         rows = RowwiseParallel(output_layouts=Shard(1) if tokens else Replicate())
         parts = {"attention": ("q", "k", "v", "out"), "mlp": ("gate", "up", "down")}
         plan = {f"{part}.{n}": rows if n in _ROWS else ColwiseParallel() for part, ns in parts.items() for n in ns}
@@ -173,7 +176,7 @@ def main() -> None:
         print(f"{name:40} {us:8.1f}")
     for name, forward, backward in layouts():
         print(f"{name:40} {forward:8.1f} {backward:8.1f}")
-    for kind in ("plain", "sums", "tokens"):
+    for kind in ("plain", "units", "sums", "tokens"):
         forward, both = layer_us(kind)
         print(f"layer, {kind:33} {forward:8.0f} {both - forward:8.0f}")
 

@@ -32,21 +32,22 @@ LAYERS = 4
 FORWARD, BACKWARD, OPTIMIZER = Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER
 
 
-def layered(**changes: Any) -> Capture:
+def layered(micro_batches: int = 1, **changes: Any) -> Capture:
     """LAYERS modules, each of three products: what the first two make is saved, as is the third's, its result.
 
-    Storage 0 is a parameter. Backward each layer has a product behind which its saved storages go, the last first.
+    Storage 0 is a parameter. Backward each layer has a product behind which its saved storages go, the last first. Micro-batches
+    all go forward, and come back in the same order, as through a pipeline.
     """
     events: list[list[int]] = [[Kind.ALLOCATE, 0, SIZE, 0]]
     steady, number = len(events), 1
     made: list[list[int]] = []
-    for layer in range(LAYERS):
+    for layer in list(range(LAYERS)) * micro_batches:
         made.append([])
         for _ in range(3):
             events += [[Kind.OPERATOR, 0, 0, 1 + layer, FORWARD], [Kind.ALLOCATE, number, SIZE, 0]]
             made[-1].append(number)
             number += 1
-    for each in reversed(made):
+    for each in (one for at in range(0, len(made), LAYERS) for one in reversed(made[at : at + LAYERS])):
         events += [[Kind.OPERATOR, 0, 0, 0, BACKWARD], *([Kind.FREE, one] for one in reversed(each))]
     events += [[Kind.OPERATOR, 0, 0, 0, OPTIMIZER], [Kind.STEP, 3]]
     categories = {"0": "parameters"} | {str(one): "activations" for one in range(1, number)}
@@ -102,6 +103,27 @@ def test_activations_in_host_memory_come_back_before_their_backward() -> None:
     moved_s = 2 * (LAYERS - 1) * 2 * SIZE / rate
     assert after.step_s >= moved_s
     assert after.breakdown["exposed:offload"] == pytest.approx(after.step_s - before.step_s, rel=0.1)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3])
+def test_storages_leave_and_come_back_before_they_are_needed_in_any_order_of_backwards(micro_batches: int) -> None:
+    """What the first forwards of a pipeline saved is needed first, not last."""
+    capture = layered(micro_batches)
+    found = [checkpointed(capture), checkpointed(capture, 2), offloaded(capture, 1e10, 1e10)]
+    for one in found:
+        assert one is not None
+        alive: set[int] = set()
+        for kind, storage, *_ in one.events:
+            if kind == Kind.ALLOCATE:
+                assert storage not in alive
+                alive.add(storage)
+            elif kind == Kind.FREE:
+                alive.remove(storage)
+        assert alive == {0}
+        assert peak(one) <= peak(capture)
+    # two stay: the last forward, behind which no other hides the copy, and the one whose backward is the first of all
+    leave = [event for event in found[2].events if event[0] == Kind.OPERATOR and event[1] > 0]  # type: ignore[union-attr]
+    assert len(leave) == 2 * (LAYERS * micro_batches - (1 if micro_batches == 1 else 2))
 
 
 def test_a_program_that_does_not_fit_gets_remedies_that_do() -> None:

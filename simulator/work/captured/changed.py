@@ -184,22 +184,22 @@ def offloaded(capture: Capture, d2h_bytes_per_s: float, h2d_bytes_per_s: float) 
     """The program with what its repeated modules save in host memory, but for the last one; None where that frees nothing.
 
     A copy of its own on a stream of its own leaves behind each forward, and must have left when the next one is over; it is
-    back before its backward, sent for when the backward before begins.
+    back before its backward, sent for when the backward before begins. What is needed again before that stays.
     """
-    chosen = forwards(capture)
-    if len(chosen) < 2:  # the last one's backward is the first
+    chosen = list(_leaving(capture))
+    if not chosen:
         return None
     more: dict[int, list[list[int]]] = defaultdict(list)
     signatures, costs = list(capture.signatures), dict(capture.costs)
     event = 1 + max((one[1] for one in capture.events if one[0] == Kind.RECORD), default=0)
-    for one, after in pairwise(chosen):
+    for one, after, sent in chosen:
         main = _main_stream(one, capture)
         seconds = one.saved_bytes / d2h_bytes_per_s, one.saved_bytes / h2d_bytes_per_s
         out, back = (_copy(signatures, costs, each) for each in seconds)
         more[one.end] += _beside(event, main, out)
         more[after.end] += [[Kind.WAIT_EVENT, main, event + 1], *([Kind.FREE, one_] for one_ in one.saved)]
         begins = [[Kind.ALLOCATE, storage, size, main] for storage, size in one.saved.items()]
-        more[after.back] += [*begins, *_beside(event + 2, main, back)]
+        more[sent] += [*begins, *_beside(event + 2, main, back)]
         more[one.back] = [[Kind.WAIT_EVENT, main, event + 3], *more[one.back]]
         event += 4
     others = tuple(offloaded(one, d2h_bytes_per_s, h2d_bytes_per_s) or one for one in capture.others)
@@ -222,7 +222,19 @@ def _beside(event: int, main: int, signature: int) -> list[list[int]]:
 
 def offloaded_bytes(capture: Capture) -> int:
     """What `offloaded` keeps in host memory of one rank, at most."""
-    return sum(one.saved_bytes for one in forwards(capture)[:-1])
+    return sum(one.saved_bytes for one, _, _ in _leaving(capture))
+
+
+def _leaving(capture: Capture) -> Iterator[tuple[Forward, Forward, int]]:
+    """Forwards whose saved part leaves, each with the next forward, and the event of the backward before its own.
+
+    With one micro-batch that backward is the next forward's; micro-batches of a pipeline come back in the order they went.
+    """
+    chosen = forwards(capture)
+    for one, after in pairwise(chosen):
+        sent = max((each.back for each in chosen if after.end <= each.back < one.back), default=None)
+        if sent is not None:
+            yield one, after, sent
 
 
 def _with(capture: Capture, more: dict[int, list[list[int]]], **changes: object) -> Capture:
