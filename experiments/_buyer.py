@@ -25,7 +25,9 @@ from simulator.studies.backtest.text import percent
 
 FIGURES = {
     "peak_allocated_gib": "allocated by torch, peak",
+    "peak_active_gib": "active in torch's allocator, peak",
     "peak_reserved_gib": "reserved by torch, peak",
+    "max_gpu_ram_gb": "memory of the GPU in use, peak",
     "nvidia_smi_used_gb": "nvidia-smi",
     "gpu_memory_gb": "GPU memory, kind not stated",
 }
@@ -280,7 +282,7 @@ def _memory(outcomes: Sequence[RowOutcome]) -> Iterator[str]:
 
 def _memory_line(score: MemoryScore) -> str:
     errors = (percent(score.median_abs_error), percent(score.p90_abs_error), percent(score.bias, signed=True))
-    return f"| {FIGURES[score.mem_metric]} | {score.n} | {' | '.join(errors)} | {score.exact} |"
+    return f"| {FIGURES.get(score.mem_metric, score.mem_metric)} | {score.n} | {' | '.join(errors)} | {score.exact} |"
 
 
 def _collectives() -> Iterator[str]:

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from simulator.formats.readers.runs_table import RunRow
+from simulator.studies.backtest.measured import MEMORY_FIGURES
 from simulator.studies.backtest.outcome import RowOutcome
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -61,3 +62,7 @@ def test_each_source_of_the_carried_tables_has_an_appendix_of_its_own(buyer: Mod
     }
     assert len({buyer.slug(source) for source in sources}) == len(sources)
     assert not {buyer.slug(source) for source in sources} & {"targets", "choices", "one-h200", "cpu", "collectives"}
+
+
+def test_every_metric_of_memory_has_words(buyer: ModuleType) -> None:
+    assert set(MEMORY_FIGURES) <= set(buyer.FIGURES)
