@@ -41,9 +41,10 @@ def with_recipe(flags: dict[str, Any]) -> list[Fault]:
     if gpus is not None:
         if flags["cluster"] is not None:
             faults.append(Fault(place="--gpus", problem="--cluster is given too", remedy="one of the two"))
-        elif not re.match(r"\d+\s*[x×*]\s*\S", gpus):
+        elif re.match(r"\d+\s*[x×*]\s*\S", gpus):
+            flags["cluster"] = gpus
+        else:
             faults.append(Fault(place="--gpus", problem=f"{gpus!r} is no COUNTxGPU", remedy="for example 8xh100"))
-        flags["cluster"] = gpus
     if recipe is None:
         return faults
     if recipe.endswith(".json"):

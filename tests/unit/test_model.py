@@ -132,6 +132,9 @@ PUBLISHED = {
 # As their authors print them, in billions, where no exact count is known or the preset counts a norm over all heads as
 # one a head. GLM-4.5's pages count a second embedding and head in the module of multi-token prediction.
 ROUNDED = {
+    "gpt-20b": "20",
+    "gpt-530b": "530",  # arXiv 2201.11990
+    "powerlm-3b": "3.51",  # arXiv 2408.13359
     "internlm-7b": "7.3",
     "internlm-20b": "20.1",
     "qwen2-57b-a14b": "57.41",

@@ -35,6 +35,7 @@ ASKED = {
     "validate run": "a.toml --mode fake",
     "validate compare": "runs.jsonl",
     "calibrate fit": "samples.jsonl.gz -o x.json",
+    "calibrate learn": "runs.csv",
     "calibrate run": "--device cpu --minutes 0.1 --ranks 1",
     "import": "trace.json.gz",
     "export": "a.toml --to toml",
