@@ -73,6 +73,7 @@ class StageReader:
         self._early: list[int | None] = []
         self._updated = self._end = -1  # ops: the optimizer, and what the last pass sends
         self._labels: dict[str, int | None] = {}
+        self._works: dict[object, tuple[object, Work]] = {}
 
     def read(self, script: Iterable[Instruction]) -> None:
         """All of a step. Storages are for memory to read."""
@@ -311,9 +312,17 @@ class StageReader:
         if isinstance(one, Communicate):
             done = self._build.communicate(one, *after)
         else:
+            work = self._launched(one)
+            done = self._build.compute(one.label, work, *after, waits=one.waits, beside=one.stream)
+        self._labels[one.label] = done
+
+    def _launched(self, one: Launch) -> Work:
+        """Its work, made once for launches of the same kernels: a captured operator's are one object."""
+        key = (id(one.kernels), one.category, one.handled)
+        if key not in self._works:
             assert self._clock is not None
             work = self._clock.launched(one.category, one.kernels)
             if one.handled:
                 work = replace(work, host_s=work.host_s + self._clock.handled_s(one.handled))
-            done = self._build.compute(one.label, work, *after, waits=one.waits, beside=one.stream)
-        self._labels[one.label] = done
+            self._works[key] = one.kernels, work  # kept with it, so that no other tuple gets its id
+        return self._works[key][1]
