@@ -118,9 +118,7 @@ class StepWriter:
             record_tapes(blocks, plan, stack, keep_gradients=False) if plan.num_micro_batches > 1 else self._tapes
         )
         self._sums_tied = not (uses_autocast(stack, plan) or stack.traits.gradient_buffer)
-        self._inputs = 0
-        self._workspaces: list[int] = []
-        self._made: set[tuple[int, int]] = set()
+        self._inputs, self._workspaces, self._made = 0, list[int](), set[tuple[int, int]]()
         self._dummies = dummy_gradients(blocks, plan) if stack.kernels.weight_gradients == "accumulated" else {}
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
 

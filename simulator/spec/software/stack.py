@@ -20,6 +20,7 @@ from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.model.experts import StoredExperts
 from simulator.spec.software.described import Described, Nature, named_in
+from simulator.spec.software.engine import Engine
 from simulator.spec.software.flat_names import FLAT_NAMES
 from simulator.spec.software.nccl import Nccl
 from simulator.spec.software.nccl.environment import TUNER_FILE
@@ -29,7 +30,6 @@ from simulator.spec.software.records import (
     USUAL_NCCL,
     USUAL_OVERLAP,
     AttentionBackend,
-    Engine,
     Fitted,
     HostTimes,
     Kernels,
