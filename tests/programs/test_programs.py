@@ -9,7 +9,6 @@ import pytest
 from tests.programs.comparing import PROGRAMS, captured, real
 from validate.players import guard
 
-
 SMALL_BYTES = 512
 
 
