@@ -2,10 +2,11 @@
 
 At a stated group the factors give the stated time back. One number for a group of large messages is shared: what it is slower
 than the model is its steps' latency for the most, up to what a step of a GPU network may take, and its bytes' for the rest. Calls
-below 1 MiB keep the model's steps: their protocols are others. Several
-sizes are followed wherever they lie: the measured time is interpolated in log-log between them, and below and above them the model
-keeps its shape. A collective that nobody measured follows the plateau of the nearest one that was. Between stated counts of nodes (inside a node: of ranks) the factors' logarithms are interpolated over the count's; beyond the counts the
-nearest factor stays, so that what grows is what the model says grows, and the interval widens with every doubling.
+below 1 MiB keep the model's steps: their protocols are others. Several sizes are followed wherever they lie: the measured time is
+interpolated in log-log between them, and below and above them the model keeps its shape. A collective that nobody measured
+follows the plateau of the nearest one that was. Between stated counts of nodes (inside a node: of ranks) the factors' logarithms
+are interpolated over the count's; beyond the counts the nearest factor stays, so that what grows is what the model says grows,
+and the interval widens with every doubling.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ REPEAT_SIGMA: Final = 0.05
 OTHER_KIND_SIGMA: Final = 0.10
 _NEAR: Final = 4  # sizes within such a factor of a stated one are as good as it
 # What of a large message's slowness (its logarithm) is its bytes'. Steps' latencies spread over 9 to 60 µs in the networks of
-# topologies/calibrations, bytes at their NICs' speed over 0.75 to 1: ln(1/0.75) of ln(60/9) + ln(1/0.75). NVLink's and PCIe's latencies are known.
+# topologies/calibrations, bytes at their NICs' speed over 0.75 to 1: ln(1/0.75) of ln(60/9) + ln(1/0.75). NVLink's and PCIe's
+# latencies are known.
 _FLOW_PART: Final = 0.13
 _RING_KINDS: Final = {"all_gather", "reduce_scatter"}  # as many steps for the same bytes; others' steps are others
 LONGEST_STEP_S: Final = 60e-6

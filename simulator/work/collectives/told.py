@@ -35,7 +35,6 @@ _GATHERS: Final = ("all_gather", "reduce_scatter")
 
 _MOST: Final = 1024  # clusters and kinds that are remembered
 
-
 Model = Callable[[Stated], float]
 
 
