@@ -54,6 +54,10 @@ _UNNAMED = {
 _UNNAMED_STREAMS = 0.4
 _UNNAMED_EXPOSED = 0.5  # of the hidden communication: the end of the 90 %
 _UNKNOWN_SOFTWARE = 0.25
+# Of programs that nobody described, how rows come to their experts is not known: as slices in one padded tensor, one expert after
+# another or sorted lie a factor of 1.05 to 4.4 apart on six plans of one cluster (../docs/background/experts.md); 2 taken for the
+# end of the 90 %
+_UNKNOWN_EXPERTS = math.log(2) / Z90
 # One sigma of the logarithm of a host's time: published costs of an eager operator lie at 5 to 15 us, hosts of one GPU generation
 # within that (../docs/background/host.md); 5 to 15 taken for 90 % of them.
 HOST_SIGMA = math.log(3) / (2 * Z90)
@@ -102,7 +106,7 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
     if lowering.calibration.kind != "ideal":
         found[HOST] = _host_spread(played)
         if stack.known != "described":
-            found |= _unnamed(played, unknown=stack.known == "unknown")
+            found |= _unnamed(played, unknown=stack.known == "unknown", experts=lowering.model.experts is not None)
     return found
 
 
@@ -138,7 +142,7 @@ def priors(lowering: Lowering, played: SimulatedStep) -> dict[CoefficientName, f
     named, unknown = stack.known == "described", stack.known == "unknown"
     more = dict.fromkeys(_UNNAMED, 0.0) if named else _UNNAMED
     streams = 0.0 if named else _UNNAMED_STREAMS
-    experts = stack.fitted.experts_sigma if lowering.model.experts is not None else 0.0
+    experts = _UNKNOWN_EXPERTS if unknown else stack.fitted.experts_sigma
     near, far = (_communication_sigma(lowering, played, spans=spans) for spans in (False, True))
     return {
         "products": math.hypot(_kernel_sigma(lowering, "gemm"), more["gemm"]),
@@ -152,11 +156,15 @@ def priors(lowering: Lowering, played: SimulatedStep) -> dict[CoefficientName, f
         "latency": LATENCY_SIGMA,
         "overlap": UNKNOWN_OVERLAP_SIGMA if unknown else OVERLAP_SIGMA,
         "overhead": OVERHEAD_SIGMA,
-        "software": math.hypot(OF_ALL_STEPS * stack.fitted.sigma, experts, _UNKNOWN_SOFTWARE if unknown else 0.0),
+        "software": math.hypot(
+            OF_ALL_STEPS * stack.fitted.sigma,
+            experts if lowering.model.experts is not None else 0.0,
+            _UNKNOWN_SOFTWARE if unknown else 0.0,
+        ),
     }
 
 
-def _unnamed(played: SimulatedStep, *, unknown: bool) -> dict[str, float]:
+def _unnamed(played: SimulatedStep, *, unknown: bool, experts: bool) -> dict[str, float]:
     """What other software could make of the step, one sigma: by the nature of its parts."""
     found = dict[str, float]()
     for category, weight in shares(played.breakdown, played.step_s).items():
@@ -166,6 +174,7 @@ def _unnamed(played: SimulatedStep, *, unknown: bool) -> dict[str, float]:
         hidden_s = sum(hidden for _, hidden in played.communication.values())
         found["overlap"] = math.log1p(_UNNAMED_EXPOSED * hidden_s / played.step_s) / Z90
         found["rest"] = _UNKNOWN_SOFTWARE
+        found["experts"] = _UNKNOWN_EXPERTS if experts else 0.0
     return {f"{SOFTWARE}: {name}": one for name, one in found.items() if one}
 
 

@@ -4,7 +4,7 @@ from math import prod
 
 import pytest
 
-from simulator.base.errors import PlanError
+from simulator.base.errors import ClusterError, PlanError
 from simulator.base.kernels import Gemm
 from simulator.parallel.legal import legal
 from simulator.parallel.legality import check
@@ -361,7 +361,13 @@ def test_a_slow_host_launches_late() -> None:
     slow = stack.on_host_of(grace)
     for name in ("host_launch_s", "host_module_s", "host_kernel_s", "host_collective_s"):
         assert slow.value(name) == pytest.approx(grace.host_factor * stack.value(name))
-    assert stack.on_host_of(Cluster.load("hgx-h100-8").device) is stack
+    h100 = Cluster.load("hgx-h100-8")
+    assert stack.on_host_of(h100.device) is stack
+    # a cluster's own word on its CPUs stands above the device's, and stays with its nodes
+    other = Cluster.parse({**h100.model_dump(), "device": "h100", "host_factor": 1.2}, "mine", ClusterError).with_nodes(
+        4
+    )
+    assert (other.device.host_factor, h100.device.host_factor) == (1.2, 1.0)
 
 
 def test_the_hosts_time_is_of_calls_modules_and_what_they_launch_in_cpp() -> None:

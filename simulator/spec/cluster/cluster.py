@@ -35,6 +35,7 @@ class Cluster(Strict):
     nvlink_domain_size: GPUs (consecutive ranks) that one NVLink switch joins; gpus_per_node unless stated.
     idle_gpus: of each node beside gpus_per_node, on the same NVLink: they compute nothing and lend their memory.
     tier: a node's memory and drives below HBM; what is left out is the usual host's behind a link of its kind.
+    host_factor: time that Python takes on its CPUs over DGX H100's Xeon; not stated: the device's own.
     exceptions: nodes and GPUs that differ from the rest.
     sources: where each number stands.
     """
@@ -49,6 +50,7 @@ class Cluster(Strict):
     host: Host | None = None
     pcie: Pcie | None = None
     tier: HostTier | None = None
+    host_factor: float | None = Field(gt=0, le=100, default=None)
     inter: Inter | None = None
     fabric: Fabric = Fabric()
     exceptions: Annotated[tuple[Deviation, ...], Field(strict=False)] = ()
@@ -72,6 +74,13 @@ class Cluster(Strict):
         known, given = usual_tier(kind) if kind in get_args(HostKind) else {}, data["tier"]
         sources = {**known.get("sources", {}), **dict.fromkeys(given, "given"), **given.get("sources", {})}
         return {**data, "tier": {**known, **given, "sources": sources}}
+
+    @model_validator(mode="after")
+    def _host_is_as_stated(self) -> Self:
+        if self.host_factor not in (None, self.device.host_factor):
+            device = self.device.model_copy(update={"host_factor": self.host_factor})
+            object.__setattr__(self, "device", device)
+        return self
 
     @model_validator(mode="after")
     def _structure(self, info: ValidationInfo) -> Self:
