@@ -15,12 +15,13 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, Final, NoReturn
+from typing import IO, Any, Final, Literal, NoReturn
 
 import pytest
 
@@ -38,7 +39,12 @@ class Server:
         told = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
         with theirs:
             self._process = subprocess.Popen(
-                command, cwd=ROOT, env=told, pass_fds=(theirs.fileno(),), start_new_session=True
+                command,
+                cwd=ROOT,
+                env=told,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
             )
         self.started: list[int] = []
 
@@ -63,15 +69,31 @@ class Process:
     """What `validate.supervise` uses of a `subprocess.Popen`: pipes to stdin and from stderr, nothing from stdout."""
 
     def __init__(
-        self, server: Server, command: Sequence[str], *, env: Mapping[str, str], pass_fds: Sequence[int] = (), **_: Any
+        self,
+        server: Server,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        pass_fds: Sequence[int] = (),
+        **_: Any,
     ) -> None:
-        program, flag, module, *arguments = command
+        program, *rest = command
+        filters = rest[1:2] if rest[0] == "-W" else []
+        flag, module, *arguments = rest[2:] if filters else rest
         assert (program, flag) == (sys.executable, "-m")
         reads, stdin = os.pipe()
         stderr, writes = os.pipe()
         self.stdin: IO[bytes] = os.fdopen(stdin, "wb", buffering=0)
         self.stderr: IO[bytes] = os.fdopen(stderr, "rb", buffering=0)
-        request = {"module": module, "arguments": arguments, "environment": dict(env), "numbers": [0, 2, *pass_fds]}
+        request = {
+            "module": module,
+            "arguments": arguments,
+            "environment": dict(env),
+            "numbers": [0, 2, *pass_fds],
+            "folder": str(cwd or Path.cwd()),
+            "filters": filters,
+        }
         self._server = server
         self.returncode: int | None = None
         try:
@@ -115,10 +137,15 @@ def server(*modules: str, **environment: str) -> Iterator[Server]:
 
 
 @contextmanager
-def forked_ranks(made: Server) -> Iterator[Server]:
-    """What `validate.supervise` starts meanwhile is forked."""
+def forked_ranks(made: Server, **others: Server) -> Iterator[Server]:
+    """What `validate.supervise` starts meanwhile is forked. others: servers of modules, by the last part of their names."""
     made.started.clear()
-    subprocess_of_ranks = SimpleNamespace(Popen=made.popen, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
+
+    def popen(command: Sequence[str], **how: Any) -> Process:
+        module = command[list(command).index("-m") + 1]
+        return others.get(module.rpartition(".")[2], made).popen(command, **how)
+
+    subprocess_of_ranks = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("validate.supervise.processes.subprocess", subprocess_of_ranks)
         yield made
@@ -160,7 +187,13 @@ def _received(channel: socket.socket) -> tuple[Any, list[int]]:
 
 
 def _become(
-    module: str, arguments: list[str], environment: dict[str, str], numbers: list[int], descriptors: list[int]
+    module: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    numbers: list[int],
+    descriptors: list[int],
+    folder: str,
+    filters: list[Literal["ignore"]],
 ) -> NoReturn:
     """What `python -m module arguments` is, in a session of its own."""
     status = 1
@@ -172,6 +205,9 @@ def _become(
         os.closerange(ABOVE, ABOVE + len(above))
         os.environ.clear()
         os.environ.update(environment)
+        os.chdir(folder)
+        for action in filters:
+            warnings.simplefilter(action)
         sys.argv[1:] = arguments
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         status = 0

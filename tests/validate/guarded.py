@@ -1,4 +1,4 @@
-"""Loaded by a process that forks ranks on fake CUDA tensors: what `validate.players.rank` does first, done once."""
+"""Loaded by a process that forks ranks on fake CUDA tensors: what they and captures do first, done once."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,9 @@ from validate.players import guard
 
 if guard.needs_guard():
     guard.stand_in(Path(os.environ["SHARDWISE_CACHE"]))
-    guard.needs_guard = lambda: False  # a forked rank has it already
+    guard.stand_in = lambda _: None  # a forked rank has it already
 
-import validate.players.fake  # noqa: F401  after the guard, since it loads torch
+import validate.capture.child  # after the guard, since what it needs loads torch
+import validate.players.fake
+
+validate.capture.child._load()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from simulator.formats.readers.capture import read_capture
 from simulator.work.captured.capture import HOST, Capture, Kind, Phase
 from simulator.work.captured.script import captured_script
 from simulator.work.script.instructions import Communicate, Launch
-from validate.players import guard
+
+pytestmark = pytest.mark.usefixtures("warm_captures")
 
 SCRIPT = Path(__file__).resolve().parents[1] / "data" / "capture" / "llama.py"
 SIZES = ["2", "2048", "32768", "2048"]  # layers, width, vocabulary, sequence
@@ -30,17 +32,8 @@ MODEL = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Captures of this file, and the compiled device guard."""
-    if guard.needs_guard() and guard.compiler() is None:
-        pytest.skip("needs a CUDA build of torch, or a C++ compiler for the device guard")
+    """Captures of this file."""
     return tmp_path_factory.mktemp("capture")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(folder: Path) -> object:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SHARDWISE_CACHE", str(folder))
-        yield
 
 
 def captured(folder: Path, name: str, *arguments: str, script: Path = SCRIPT) -> Path:
@@ -179,8 +172,10 @@ def test_what_the_host_does_without_a_launch_is_counted(folder: Path) -> None:
     assert forward["views"] >= 2
 
 
-def test_the_same_program_gives_the_same_bytes(folder: Path) -> None:
+def test_the_same_program_gives_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forked as in the other tests, and in a process that starts as a user's does."""
     first = captured(folder, "fsdp", *SIZES).read_bytes()
+    monkeypatch.setattr("validate.supervise.processes.subprocess", subprocess)
     assert captured(folder, "again", *SIZES).read_bytes() == first
 
 

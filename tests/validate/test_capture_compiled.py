@@ -19,7 +19,8 @@ from simulator.spec.software.stack import Stack
 from simulator.work.captured.capture import Capture, Kind, Phase
 from simulator.work.captured.changed import forwards
 from simulator.work.ops import build_blocks
-from validate.players import guard
+
+pytestmark = pytest.mark.usefixtures("warm_captures")
 
 SCRIPT = Path(__file__).resolve().parents[1] / "data" / "capture" / "llama.py"
 LAYERS, WIDTH, VOCAB, SEQ = 2, 2048, 32768, 2048
@@ -57,16 +58,7 @@ UNTRACEABLE = BLOCK.replace("return x +", "print(float(y.sum())); return x +")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if guard.needs_guard() and guard.compiler() is None:
-        pytest.skip("needs a CUDA build of torch, or a C++ compiler for the device guard")
     return tmp_path_factory.mktemp("compiled")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(folder: Path) -> object:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SHARDWISE_CACHE", str(folder))
-        yield
 
 
 def captured(script: Path, out: Path, *flags: str, words: tuple[str, ...] = ()) -> Capture:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,20 +17,15 @@ from simulator.formats.readers.capture import read_capture
 from simulator.predict.program import predict_program
 from simulator.spec.cluster import Cluster
 from simulator.work.captured.capture import Capture, Kind
-from validate.players import guard
+from tests import warm
+
+pytestmark = pytest.mark.usefixtures("warm_captures")
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = ROOT / "docs" / "examples" / "llama.py"
 DATA = ROOT / "tests" / "data" / "capture"
 ROTATED = 2 * 8 * 2 * 16 * 4  # k and v of eight tokens, two heads of 16, four bytes: as much as of both ranks in bf16
 SIZES = ["--layers=4", "--width=64", "--hidden=128", "--heads=4", "--kv-heads=2", "--vocab=128", "--seq=16"]
-
-
-@pytest.fixture(autouse=True)
-def _guarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    if guard.needs_guard() and guard.compiler() is None:
-        pytest.skip("needs a CUDA build of torch, or a C++ compiler for the device guard")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def captured(tmp_path: Path, script: Path, ranks: int, *arguments: str, flags: tuple[str, ...] = ()) -> Capture:
@@ -60,7 +54,9 @@ def waited_for(one: Capture) -> bool:
     return called == {event[2] for event in events if event[0] == Kind.WAIT_WORK}
 
 
-def for_real(tmp_path: Path, script: Path, ranks: int, *arguments: str) -> list[list[list[object]]]:
+def for_real(
+    server: warm.Server, tmp_path: Path, script: Path, ranks: int, *arguments: str
+) -> list[list[list[object]]]:
     """The same of every rank, as torch's dispatcher tells it of a run over gloo."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -69,28 +65,26 @@ def for_real(tmp_path: Path, script: Path, ranks: int, *arguments: str) -> list[
     for rank in range(ranks):
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
         surroundings = os.environ | {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in own.items()}
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            str(DATA / "gloo.py"),
-            str(tmp_path / "real"),
-            str(script),
-            *arguments,
-        ]
-        started.append(subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE))
-    told = [each.communicate(timeout=300)[1].decode() for each in started]
-    assert [each.returncode for each in started] == [0] * ranks, told
+        command = [sys.executable, "-W", "ignore", "-m", "tests.data.capture.gloo"]
+        started.append(server.popen([*command, str(tmp_path / "real"), str(script), *arguments], env=surroundings))
+    try:
+        statuses = [each.wait(timeout=300) for each in started]
+        assert statuses == [0] * ranks, [each.stderr.read()[-2000:] for each in started]
+    finally:
+        for each in started:
+            each.close()
     return [json.loads((tmp_path / f"real.{rank}").read_text()) for rank in range(ranks)]
 
 
-def test_tensor_and_pipeline_parallel_ranks_call_what_a_real_run_calls(tmp_path: Path) -> None:
+def test_tensor_and_pipeline_parallel_ranks_call_what_a_real_run_calls(
+    tmp_path: Path, torch_server: warm.Server
+) -> None:
     """FSDP2 or its like over nobody, tensor parallelism over two, 1F1B over two stages: each of four ranks."""
     flags = ["--tp=2", "--pp=2", "--micro-batches=3", *SIZES]
     one = captured(tmp_path, LLAMA, 4, *flags, flags=("--check",))
     every = {each.rank: each for each in (one, *one.others)}
     assert sorted(every) == [0, 1, 2, 3]  # the first rank's column and the last one's
-    real = for_real(tmp_path, LLAMA, 4, *flags)
+    real = for_real(torch_server, tmp_path, LLAMA, 4, *flags)
     for rank, each in every.items():
         assert calls(each) == real[rank], rank
         assert waited_for(each)
@@ -102,16 +96,16 @@ def test_tensor_and_pipeline_parallel_ranks_call_what_a_real_run_calls(tmp_path:
     assert found.memory.used_bytes == max(each.memory.used_bytes for each in found.kinds)
 
 
-def test_interleaved_stages_meet(tmp_path: Path) -> None:
+def test_interleaved_stages_meet(tmp_path: Path, torch_server: warm.Server) -> None:
     flags = ["--pp=2", "--schedule=Interleaved1F1B", "--chunks=2", "--micro-batches=4", *SIZES]
     one = captured(tmp_path, LLAMA, 2, *flags)
-    real = for_real(tmp_path, LLAMA, 2, *flags)
+    real = for_real(torch_server, tmp_path, LLAMA, 2, *flags)
     for each in (one, *one.others):
         assert calls(each) == real[each.rank]
     assert predict_program(one, Cluster.load("hgx-h100-8").model_copy(update={"gpus_per_node": 2})).step_s > 0
 
 
-def test_a_pipeline_by_hand_sends_shapes_before_tensors(tmp_path: Path) -> None:
+def test_a_pipeline_by_hand_sends_shapes_before_tensors(tmp_path: Path, torch_server: warm.Server) -> None:
     """Only the first stage knows that the second micro-batch has twice the rows: the others must receive it."""
     one = captured(tmp_path, DATA / "stages.py", 3)
     assert [each.rank for each in (one, *one.others)] == [0, 1, 2]
@@ -119,17 +113,17 @@ def test_a_pipeline_by_hand_sends_shapes_before_tensors(tmp_path: Path) -> None:
     sizes = [16, 32 * row, 16, 64 * row]  # a shape is two whole numbers of eight bytes
     received = [size for kind, size, _ in calls(one.others[0]) if kind == "receive"]
     assert received == [*sizes, *sizes]  # forward from 0, backward from 2
-    real = for_real(tmp_path, DATA / "stages.py", 3)
+    real = for_real(torch_server, tmp_path, DATA / "stages.py", 3)
     for each in (one, *one.others):
         assert calls(each) == real[each.rank]
 
 
 @pytest.mark.parametrize("how", ["by hand", "functional"])
-def test_tokens_go_to_their_experts_and_back(how: str, tmp_path: Path) -> None:
+def test_tokens_go_to_their_experts_and_back(how: str, tmp_path: Path, torch_server: warm.Server) -> None:
     """Two all-to-alls in each direction and a reduction of each of the router's gradients, as in a real run."""
     one = captured(tmp_path, DATA / "experts.py", 2, how)
     assert Counter(kind for kind, *_ in calls(one)) == {"all_to_all": 4, "all_reduce": 2}
-    assert calls(one) == for_real(tmp_path, DATA / "experts.py", 2, how)[0]
+    assert calls(one) == for_real(torch_server, tmp_path, DATA / "experts.py", 2, how)[0]
 
 
 def test_ring_attention_sends_keys_and_values_around(tmp_path: Path) -> None:

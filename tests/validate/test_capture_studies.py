@@ -15,7 +15,9 @@ from simulator.spec.cluster import Cluster
 from simulator.work.captured.changed import checkpointed
 from simulator.work.captured.scaled import scaled
 from simulator.work.captured.script import captured_script
-from validate.players import guard
+from tests import warm
+
+pytestmark = pytest.mark.usefixtures("warm_captures")
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "data" / "capture" / "llama.py"
@@ -25,16 +27,7 @@ TOKENS = 8 * 2048
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if guard.needs_guard() and guard.compiler() is None:
-        pytest.skip("needs a CUDA build of torch, or a C++ compiler for the device guard")
     return tmp_path_factory.mktemp("studies")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(folder: Path) -> object:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SHARDWISE_CACHE", str(folder))
-        yield
 
 
 def captured(folder: Path, name: str, *flags: str, words: tuple[str, ...] = (), script: Path = SCRIPT) -> Path:
@@ -45,7 +38,7 @@ def captured(folder: Path, name: str, *flags: str, words: tuple[str, ...] = (), 
 
 
 @pytest.fixture(scope="module")
-def fsdp(folder: Path) -> Path:
+def fsdp(folder: Path, warm_captures: warm.Server) -> Path:  # noqa: ARG001
     return captured(folder, "fsdp", f"--tokens-per-step={TOKENS}", words=tuple(SIZES))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,18 @@ import pytest
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
 from simulator.formats.readers.recording import read_recording
-from validate.players import guard
+from tests import warm
 
 SCRIPT = Path(__file__).resolve().parents[1] / "data" / "capture" / "llama.py"
 SIZES = ["1", "256", "512", "64"]  # layers, width, vocabulary, sequence
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    if guard.needs_guard() and guard.compiler() is None:
-        pytest.skip("needs a CUDA build of torch, or a C++ compiler for the device guard")
-    made = tmp_path_factory.mktemp("programs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SHARDWISE_CACHE", str(made))
-        yield made
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, guarded_server: warm.Server, torch_server: warm.Server
+) -> Iterator[Path]:
+    with warm.forked_ranks(guarded_server, player=torch_server):
+        yield tmp_path_factory.mktemp("programs")
 
 
 def played(folder: Path, script: Path, *words: str, ranks: int = 1, steps: int = 1) -> tuple[int, dict[str, Any]]:

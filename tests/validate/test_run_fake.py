@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import functools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from validate.compare.borders import borders
 from validate.models import Decoder
 from validate.parallel import style_of
 from validate.playable import played_otherwise
-from validate.players import fake, guard
+from validate.players import fake
 from validate.run_plan import play
 from validate.tracker import TrackedMemory
 
@@ -179,23 +178,6 @@ def test_rows_measured_on_a_cpu_to_the_byte(number: str) -> None:
     assert tracked.peak_by_phase_bytes == {name: int(row[column]) for name, column in phases.items()}
 
 
-@pytest.fixture(scope="module")
-def kept_guard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The device guard is compiled by the first play and found by the others."""
-    if guard.needs_guard() and guard.compiler() is None:
-        pytest.skip("needs a CUDA build and a GPU, or a C++ compiler for the device guard")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SHARDWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def guarded_ranks(kept_guard: None) -> Iterator[warm.Server]:  # noqa: ARG001
-    """Ranks that need not load torch and the guard each."""
-    with warm.server("tests.validate.guarded") as made:
-        yield made
-
-
 @pytest.mark.usefixtures("kept_guard")
 @pytest.mark.parametrize("number", ["85"])  # every other one has been checked by hand, and takes as long
 def test_rows_measured_for_cuda_to_the_byte(number: str) -> None:
@@ -310,10 +292,10 @@ def test_a_stack_with_a_fused_norm_is_told_that_operators_were_played() -> None:
     [{"dp_shard": 2, "dp_replicate": 2}, {"dp_shard": 4, "precision": "fp32", "num_micro_batches": 2}],
     ids=["replicas", "fp32, accumulated"],
 )
-def test_offloaded_states_leave_the_gpu_to_the_byte(options: dict[str, Any], guarded_ranks: warm.Server) -> None:
+def test_offloaded_states_leave_the_gpu_to_the_byte(options: dict[str, Any], guarded_server: warm.Server) -> None:
     model = TINY.model_copy(update={"num_layers": 4, "d_model": 128, "head_dim": 32})
     asked, stack = plan(**{"precision": "bf16", **options, "offload": STATES}), Stack.load("torch-2.13-fake-cuda")
-    with warm.forked_ranks(guarded_ranks):
+    with warm.forked_ranks(guarded_server):
         record = play(Task(mode="fake", device="cuda", model=model, plan=asked, stack=stack))
     assert record["verdict"] == "ok", record["trouble"]
     assert (record["device"], len(record["notes"])) == ("cuda", 1)
