@@ -1,4 +1,4 @@
-"""What all tests share: reproducible hypothesis runs, and the reference data that not every checkout has."""
+"""What all tests share: reproducible hypothesis runs, reference data that not every checkout has, processes with torch loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from simulator.predict import MemoryUse, Prediction, Source
 from simulator.work.trace import MemoryTrace, Timeline
-from tests import examples
+from tests import examples, warm
+from validate.machine import KEEP_FREED_MEMORY
+from validate.players import guard
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: every core has a worker of xdist's already
 examples.load()  # before hypothesis reads its own option, --hypothesis-profile
@@ -22,13 +24,24 @@ examples.load()  # before hypothesis reads its own option, --hypothesis-profile
 ROOT = Path(__file__).resolve().parents[1]
 
 
-# Files whose fixtures cost seconds, by what they share: one worker makes it and runs all that asks for it
+# Files and tests whose fixtures cost seconds, by what they share: one worker makes it and runs all that asks for it
 TOGETHER = {
     "tests/validate/test_bench_cpu.py": "ranks",
     "tests/validate/test_run_cpu.py": "ranks",
     "tests/validate/test_tensor_parallel.py": "ranks",
+    "tests/programs/test_programs.py": "captures",
+    "tests/unit/test_guides.py::test_every_command_runs[capture]": "captures",
+    "tests/unit/test_guides.py::test_every_command_runs[validate]": "captures",
+    **dict.fromkeys(
+        (
+            f"tests/validate/test_{name}.py"
+            for name in ("capture", "capture_ranks", "capture_studies", "capture_compiled")
+        ),
+        "captures",
+    ),
+    "tests/validate/test_program_run.py": "captures",
+    "tests/validate/test_run_fake.py": "captures",
     "tests/validate/test_bench_gpu.py": "a GPU's samples",
-    "tests/validate/test_run_fake.py": "fake plays",
     "tests/unit/test_remedy_search.py": "searches for remedies",
     "tests/unit/test_search.py": "searches",
     **dict.fromkeys(
@@ -42,7 +55,7 @@ class _ByCost(LoadScopeScheduling):
 
     @override
     def _split_scope(self, nodeid: str) -> str:
-        return TOGETHER.get(nodeid.split("::", 1)[0], nodeid)
+        return TOGETHER.get(nodeid) or TOGETHER.get(nodeid.split("::", 1)[0], nodeid)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -108,3 +121,46 @@ def made_prediction() -> Prediction:
         timeline=Timeline(spans=(), step_s=2.0),
         memory_trace=MemoryTrace(samples=(), peak_index=0, by_category={}),
     )
+
+
+# --- ranks that tests start by the dozen, without loading torch for each
+
+
+@pytest.fixture(scope="session")
+def torch_server() -> Iterator[warm.Server]:
+    """One process that has loaded what ranks on a CPU load."""
+    modules = "validate.players.real", "validate.players.fake", "torch.distributed.pipelining"
+    with warm.server(*modules, **KEEP_FREED_MEMORY) as made:
+        yield made
+
+
+@pytest.fixture
+def warm_ranks(torch_server: warm.Server) -> Iterator[warm.Server]:
+    """Supervised ranks are forked, in this test."""
+    with warm.forked_ranks(torch_server) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def kept_guard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the device guard: compiled by the first that needs it, found by the others of this worker."""
+    if guard.needs_guard() and guard.compiler() is None:
+        pytest.skip("needs a CUDA build of torch, or a C++ compiler for the device guard")
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("SHARDWISE_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def guarded_server(kept_guard: Path) -> Iterator[warm.Server]:
+    """One process that has loaded the guard and what captures load."""
+    with warm.server("tests.validate.guarded", SHARDWISE_CACHE=str(kept_guard)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def warm_captures(guarded_server: warm.Server) -> Iterator[warm.Server]:
+    """Captures, and other ranks on fake CUDA tensors, are forked in this file."""
+    with warm.forked_ranks(guarded_server) as made:
+        yield made

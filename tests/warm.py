@@ -117,10 +117,20 @@ class Process:
             time.sleep(0.02)
         return status
 
-    def close(self) -> None:
-        """Nothing of it is left."""
+    def communicate(self, timeout: float) -> tuple[bytes, bytes]:
+        """Nothing, and what it wrote to stderr (no more than a pipe holds). It has ended."""
+        self.wait(timeout)
+        with self.stdin, self.stderr:
+            return b"", self.stderr.read()
+
+    def kill(self) -> None:
+        """With all that it started."""
         if self.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Nothing of it is left."""
+        self.kill()
         self.wait(60)
         self.stdin.close()
         self.stderr.close()

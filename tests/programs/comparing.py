@@ -12,9 +12,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from simulator.cli import main as shardwise
 from simulator.formats.readers.capture import read_capture
@@ -111,8 +113,8 @@ def step_of(capture: Capture) -> Step:
     return Step(found, sorted(at_peak, reverse=True))
 
 
-def real(program: Program, folder: Path) -> Step:
-    """The third step of rank 0 of a real run."""
+def real(program: Program, folder: Path, popen: Callable[..., Any] = subprocess.Popen) -> Step:
+    """The third step of rank 0 of a real run. popen: starts its processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -122,9 +124,11 @@ def real(program: Program, folder: Path) -> Step:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    ranks = [_rank(program, folder, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(RANKS)]
+    ranks = [
+        _rank(popen, program, folder, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(RANKS)
+    ]
     try:
-        told = [one.communicate(timeout=DEADLINE_S)[0] for one in ranks]
+        told = [one.communicate(timeout=DEADLINE_S)[1] for one in ranks]
     finally:
         for one in ranks:
             one.kill()
@@ -134,14 +138,14 @@ def real(program: Program, folder: Path) -> Step:
     return Step(found["collectives"], sorted((size for size, _ in found["peak"]), reverse=True))
 
 
-def _rank(program: Program, folder: Path, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+def _rank(popen: Callable[..., Any], program: Program, folder: Path, variables: dict[str, str]) -> Any:
     out = folder / f"rank{variables['RANK']}.json"
-    command = [sys.executable, "-W", "ignore", str(HERE / "real_rank.py"), str(out)]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.programs.real_rank", str(out)]
     own = {**os.environ, **variables, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     own["DS_ACCELERATOR"] = "cpu"  # DeepSpeed looks for a device by itself
-    return subprocess.Popen(
+    return popen(
         [*command, str(HERE / program.file), *program.arguments],
-        env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=own, cwd=HERE.parents[1], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
 
 

@@ -6,25 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.programs.comparing import PROGRAMS, captured, real
-from validate.players import guard
 
 SMALL_BYTES = 512
 
 
+@pytest.mark.usefixtures("warm_captures")
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_captured_step_is_the_real_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_step_is_the_real_one(name: str, tmp_path: Path, torch_server: warm.Server) -> None:
     program = PROGRAMS[name]
     if missing := program.missing():
         pytest.skip(f"needs {', '.join(missing)}: pip install 'shardwise[programs]'")
-    if guard.needs_guard() and guard.compiler() is None:
-        pytest.skip("needs a CUDA build of torch, or a C++ compiler for the device guard")
-    monkeypatch.setenv("SHARDWISE_CACHE", str(tmp_path.parent))
     one = captured(program, tmp_path)
     if not program.real:
         assert {kind for kind, _ in one.collectives} >= {"all_gather", "reduce_scatter"}
         return
-    other = real(program, tmp_path)
+    other = real(program, tmp_path, torch_server.popen)
     assert one.collectives == other.collectives
     if program.memory:
         assert beyond_scalars(one.at_peak) == beyond_scalars(other.at_peak)

@@ -48,7 +48,11 @@ def run(line: str) -> int:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_command_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if page.stem in ("capture", "validate"):
+        request.getfixturevalue("warm_captures")
     folder = tmp_path / "examples"
     shutil.copytree(ROOT / "docs" / "examples", folder)
     monkeypatch.chdir(folder)

@@ -13,3 +13,5 @@ import validate.capture.child  # after the guard, since what it needs loads torc
 import validate.players.fake
 
 validate.capture.child._load()
+
+import torch.distributed.pipelining  # noqa: E402, F401  what many programs load

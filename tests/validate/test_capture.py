@@ -259,7 +259,7 @@ def test_programs_that_cannot_be_captured(name: str, tmp_path: Path, capsys: pyt
 
 def test_a_program_that_does_not_end_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "loop.py").write_text("while True: pass")
-    flags = ["-o", str(tmp_path / "loop.capture.gz"), "--minutes", "0.1"]
+    flags = ["-o", str(tmp_path / "loop.capture.gz"), "--minutes", "0.02"]
     assert main(["capture", str(tmp_path / "loop.py"), *flags]) == ExitCode.BAD_INPUT
     assert "--minutes gives it more" in capsys.readouterr().err
     assert [one.name for one in tmp_path.iterdir()] == ["loop.py"]
