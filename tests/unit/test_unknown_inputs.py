@@ -25,7 +25,8 @@ FILES = {
 ASKED = {
     "predict": "a.toml",
     "serve": "b.toml",
-    "search": "--model llama3.2-1b --cluster hgx-h100-8 --global-batch 8 --seq-len 512 --fix tp=1 --fix zero=3 --jobs 1",
+    "search": "--model llama3.2-1b --cluster hgx-h100-8 --global-batch 8 --seq-len 512 --stack torch-2.6-eager --jobs 1 "
+    "--fix tp=1 --fix cp=1 --fix pp=1 --fix zero=3 --fix recompute=none",
     "place": "a.toml",
     "capture": "train.py -o x.capture.gz --warm-up 1",
     "goodput": "a.toml --steps 10 --replicas 2",
