@@ -317,11 +317,12 @@ _COMMAND = (
     *("search", "--model", "gpt2", "--cluster", "hgx-h100-8", "--nodes", "1", "--global-batch", "16"),
     *("--seq-len", "512", "--fix", "recompute=none", "--fix", "pp=1", "--fix", "cp=1", "--json", "--jobs", "1"),
 )
+_TWO = ("--stack", "torch-2.6-eager,megatron-core-2025")
 
 
 def test_the_command_prints_the_table_and_exports_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "plans.csv"
-    assert main([*_COMMAND, "--export", str(out)]) == 0
+    assert main([*_COMMAND, *_TWO, "--export", str(out)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [plan["rank"] for plan in report["plans"]] == list(range(1, 11))
     header, first, *_ = out.read_text(encoding="utf-8").splitlines()
@@ -366,10 +367,10 @@ def test_parquet_without_pyarrow_is_told_before_the_search(
 
 
 def test_a_killed_search_goes_on_to_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(list(_COMMAND)) == 0
+    assert main([*_COMMAND, *_TWO]) == 0
     whole = capsys.readouterr().out
     path, random = tmp_path / "search.db", Random(7)  # noqa: S311  moments, no secrets
-    command = [sys.executable, "-m", "simulator.cli", *_COMMAND, "--journal", str(path)]
+    command = [sys.executable, "-m", "simulator.cli", *_COMMAND, *_TWO, "--journal", str(path)]
     acknowledged: dict[str, PlanOutcome] = {}
     for _ in range(2):
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -388,7 +389,7 @@ def test_a_killed_search_goes_on_to_the_same_table(tmp_path: Path, capsys: pytes
                     assert acknowledged.items() <= now.items()
                     acknowledged = now
     for _ in range(2):  # the second takes every candidate from the journal
-        assert main([*_COMMAND, "--journal", str(path)]) == 0
+        assert main([*_COMMAND, *_TWO, "--journal", str(path)]) == 0
         assert capsys.readouterr().out == whole
 
 
@@ -406,7 +407,20 @@ _FRONT = (
         "--jobs",
         "1",
     ),
-    *("--fix", "recompute=none", "--fix", "pp=1", "--fix", "cp=1", "--fix", "tp=1", "--front", "--nodes", "1,2,3"),
+    *(
+        *_TWO,
+        "--fix",
+        "recompute=none",
+        "--fix",
+        "pp=1",
+        "--fix",
+        "cp=1",
+        "--fix",
+        "tp=1",
+        "--front",
+        "--nodes",
+        "1,2,3",
+    ),
 )
 
 
