@@ -22,6 +22,7 @@ from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.serving import ServingReport
 from simulator.studies.backtest.serving_rows import asked_of, load_of, resolve
 from simulator.studies.serving import InferencePlan, Request, StepCosts, engine_of, with_defaults
+from simulator.studies.serving.decoding import batch_of
 from simulator.studies.serving.engine import Engine
 from simulator.studies.serving.own_all_reduce import own_all_reduce_s
 from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
@@ -242,3 +243,36 @@ def test_a_closed_loops_interval_spans_users_in_step_and_apart(report: ServingRe
     """In step all four prompts are one step; apart each waits for itself: the lower end is below half of that."""
     row = report.as_json()["rows"][0]
     assert row["low"] < 0.5 * row["predicted"]
+    assert row["high"] > 1.5 * row["predicted"]  # and what no play shows
+
+
+class _Ahead(StepCosts):
+    works_ahead = True
+
+
+def test_a_host_that_works_ahead_admits_a_request_one_step_later() -> None:
+    """The second request comes while the first decodes: its prompt is in the next step, or in the one behind that."""
+    calibration, cluster = Calibration.load("h100-sxm"), Cluster.load("hgx-h100-8")
+    stack = engine_of("vLLM")
+    assert stack.engine is not None
+    made = (Model.load("llama3.2-1b"), InferencePlan(), cluster, stack, calibration, default_curves())
+    requests = [Request(arrival_s=at, prompt_tokens=32, output_tokens=64) for at in (0.0, 0.0501)]
+    limits = Limits(num_blocks=1000, block_size=16, max_sequences=8, max_tokens=512, chunked=True)
+    costs, ahead = StepCosts(*made), _Ahead(*made)
+    later_s, first_s = (
+        Engine(one, limits, requests, (0.0, float("inf"))).run().jobs[1].first_s or 0.0 for one in (ahead, costs)
+    )
+    step_s = costs.idle_s(0.0, 1) + sum(costs.stages_s(batch_of(costs, 1, 48)))
+    assert later_s - first_s == pytest.approx(step_s, rel=0.01)
+
+
+def test_a_launch_for_so_many_users_has_its_own_tokens_a_step() -> None:
+    """One prompt, a token a user, and what the stack says; the engine's own default is played for the interval."""
+    server = resolve(ROW)
+    assert server.stack.engine is not None
+    assert server.plan.max_batched_tokens == 512 + 4 + (server.stack.engine.launch_tokens or 0)
+    assert server.plan.max_sequences == 4
+    assert server.other is not None
+    assert server.other.max_batched_tokens == 8192
+    at_a_rate = resolve(replace(ROW, concurrency_or_rate="4 requests/s"))
+    assert (at_a_rate.plan.max_batched_tokens, at_a_rate.other) == (8192, None)

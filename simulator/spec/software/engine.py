@@ -68,6 +68,13 @@ class Engine(Strict):
         default=0.0,
         description="of a request outside the queue: its way to the scheduler, tokens, and the first answer's way back",
     )
+    launch_tokens: int | None = Field(
+        ge=0,
+        le=2**20,
+        default=None,
+        description="launches of benchmarks with so many users give a step one prompt, a token a user and these beyond (where that "
+        "is less than `max_batched_tokens`)",
+    )
     all_reduce: OwnAllReduce | None = Field(
         default=None, description="the engine's own kernel for small sums; else NCCL's"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +24,14 @@ from simulator.studies.serving.shards import kv_bytes_per_token, weight_bytes
 _ALWAYS: Final = (0.0, math.inf)
 _SEED: Final = 0
 _APART: Final = 0.1  # of answers
+# Part of a GPU's memory by which a launch may leave less for the cache: NVIDIA's generator of launches says 0.8 where
+# SGLang and TensorRT-LLM take 0.84 to 0.9 (ai-dynamo/aiconfigurator, backend_templates); half of it where that leaves none.
+_LESS_CACHE: Final = 0.04
+_FULL: Final = 0.97  # of the cache's blocks at their peak: it limits what runs
+# Prior, one sigma, of how long users of a closed loop wait beyond what the plays span: cold kernels in a first round, the
+# client's own time. Of twelve rows that calibrate engines' time per token (and are not scored), four waited longer or
+# shorter than any play, by 8 % to a factor of 12.
+_WAIT_SIGMA: Final = 0.25
 _KEPT: Final = 32  # servers, and their runs, that stay in memory: rows of one stand together in tables
 
 
@@ -39,12 +47,13 @@ class Found:
 
 def predicted(server: Server) -> Found:
     """The row's figure. Raises RefusedError where the plan does not fit in memory."""
-    deployed = _DEPLOYED.get(_key(server), lambda: _deployed(server))
-    runs, spread = _RUNS.get((*_key(server), server.load), lambda: _played(deployed, server.load))
-    value, *others = (figure_of(run, server.asked) / server.asked.unit for run in runs)
+    deployed = _deployed_once(server)
+    runs, spread = _RUNS.get((*_key(server), server.load), lambda: _played(server, deployed))
+    ends = [figure_of(run, server.asked) / server.asked.unit for run in runs]
+    if len(runs) > 1 and server.asked.figure == "ttft":
+        spread = math.exp(math.hypot(math.log(spread), Z90 * _WAIT_SIGMA))
     floors = _floors(deployed, server.load, server.asked)
-    ends = [value, *others]
-    return Found(value=value, low=min(ends) / spread, high=max(ends) * spread, floors=floors)
+    return Found(value=ends[0], low=min(ends) / spread, high=max(ends) * spread, floors=floors)
 
 
 class _Recent:
@@ -69,6 +78,10 @@ def _key(server: Server) -> tuple[Hashable, ...]:
     return server.model.name, server.plan, cluster.name, cluster.num_devices, server.stack.name, server.stack.known
 
 
+def _deployed_once(server: Server) -> Deployment:
+    return _DEPLOYED.get(_key(server), lambda: _deployed(server))  # type: ignore[no-any-return]  # what _deployed makes
+
+
 def _deployed(server: Server) -> Deployment:
     model, plan, cluster = server.model, server.plan, server.cluster
     calibration = Calibration.for_device(cluster.device)
@@ -76,23 +89,45 @@ def _deployed(server: Server) -> Deployment:
     return Deployment.of(model, plan, cluster, server.stack, calibration, calibration.links or default_curves())
 
 
-def _played(deployed: Deployment, load: Load) -> tuple[tuple[ServedRun, ...], float]:
+def _played(server: Server, deployed: Deployment) -> tuple[tuple[ServedRun, ...], float]:
     """The load from its first request to its last, and the factor to the ends of its steps' 90 % interval.
 
-    A closed loop is played twice. Users whose answers are equally long stay in step for ever, and wait for each other's
-    prompts; a few per cent of difference part them. A table does not say which it was, so the interval spans both.
+    A closed loop is played in several ways, the likeliest first, since a table leaves open what decides how long its users
+    wait. Users whose answers are equally long stay in step for ever, and wait for each other's prompts; a few per cent of
+    difference part them. Launches give a step more tokens or fewer, and the cache more memory or less.
     """
-    memory = deployed.tightest.memory
+    load, memory = server.load, deployed.tightest.memory
     if not memory.fit.runs:
         raise RefusedError(("does not fit", f"{format_bytes(memory.missing_bytes)} of a GPU's memory are missing"))
-    users = 0 if load.alone else load.users
-    streamed = users > 0 or load.rate < math.inf
-    ways = (0.0, _APART) if users > 1 else (0.0,)
-    runs = tuple(deployed.play(_requests(load, way), _ALWAYS, users=users, streamed=streamed) for way in ways)
+    runs = [_run(deployed, load)]
+    if load.users > 1 and not load.alone:
+        runs.append(_run(deployed, load, _APART))
+        if server.other is not None:
+            other = _deployed_once(replace(server, plan=server.other))
+            runs += [_run(other, load, apart) for apart in (0.0, _APART)]
+        runs += _with_less_cache(server, deployed, runs[0])
     meter = runs[0].meter
     size = min(max(1, round(meter.output_tokens / max(1, meter.num_steps))), deployed.plan.max_sequences)
     batch = batch_of(deployed.costs, size, load.prompt + load.output // 2)
-    return runs, math.exp(Z90 * sigma_of(deployed.costs, batch, deployed.calibration, deployed.curves))
+    return tuple(runs), math.exp(Z90 * sigma_of(deployed.costs, batch, deployed.calibration, deployed.curves))
+
+
+def _run(deployed: Deployment, load: Load, apart: float = 0.0) -> ServedRun:
+    users = 0 if load.alone else load.users
+    streamed = users > 0 or load.rate < math.inf
+    return deployed.play(_requests(load, apart), _ALWAYS, users=users, streamed=streamed)
+
+
+def _with_less_cache(server: Server, deployed: Deployment, run: ServedRun) -> list[ServedRun]:
+    """The same load where a launch leaves the cache less memory, if the cache limits what runs."""
+    if run.meter.peak_blocks < _FULL * deployed.memory.num_blocks:
+        return []
+    for less in (_LESS_CACHE, _LESS_CACHE / 2):
+        part = server.plan.gpu_memory_utilization - less
+        smaller = _deployed_once(replace(server, plan=server.plan.model_copy(update={"gpu_memory_utilization": part})))
+        if smaller.memory.fit.runs:
+            return [_run(smaller, server.load)]
+    return []
 
 
 def _requests(load: Load, apart: float = 0.0) -> list[Request]:

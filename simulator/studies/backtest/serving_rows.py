@@ -88,7 +88,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A row made concrete. known: the stack describes the engine that the row names."""
+    """A row made concrete. other: the plan with the engine's defaults, where a launch for the row's users has others."""
 
     model: Model
     plan: InferencePlan
@@ -96,6 +96,7 @@ class Server:
     stack: Stack
     load: Load
     asked: Asked
+    other: InferencePlan | None = None
 
 
 def resolve(row: ServingRow) -> Server:
@@ -107,9 +108,11 @@ def resolve(row: ServingRow) -> Server:
     plan = _plan(row, stack, gpus, load, cluster.device.architecture)
     if asked.unit == 0.0:
         asked = replace(asked, unit=float(gpus))
+    launched = _launched(plan, stack, load)
     return Server(
         model=_model(row.model, load.prompt + load.output),
-        plan=plan,
+        plan=launched or plan,
+        other=plan if launched else None,
         cluster=cluster,
         stack=stack,
         load=load,
@@ -194,6 +197,17 @@ def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, architecture: st
         **({"experts": "dealt"} if (row.ep or 1) > 1 else {}),
     }
     return with_defaults(InferencePlan.parse(given, f"line {row.line}", PlanError), stack, architecture)
+
+
+def _launched(plan: InferencePlan, stack: Stack, load: Load) -> InferencePlan | None:
+    """As a benchmark of so many users launches the engine; None where that is how it is launched anyway."""
+    spare = stack.engine.launch_tokens if stack.engine else None
+    users = ceil(load.users / plan.dp)
+    tokens = load.prompt + users + (spare or 0)
+    if spare is None or load.alone or not users or tokens >= (plan.max_batched_tokens or inf):
+        return None
+    most = min(users, plan.max_sequences)
+    return plan.model_copy(update={"max_batched_tokens": tokens, "max_sequences": most})
 
 
 @cache

@@ -138,6 +138,11 @@ class StepCosts:
         return 0.0 if self._ideal else self.pace * on_host * self.stack.fitted.step_overhead_s
 
     @property
+    def works_ahead(self) -> bool:
+        """The host decides on a step while the one before it runs. A machine without losses decides in no time."""
+        return not self._ideal and self.stack.engine is not None and self.stack.engine.overlapped
+
+    @property
     def request_s(self) -> float:
         """Time of a request outside the queue."""
         engine = self.stack.engine

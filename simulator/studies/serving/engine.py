@@ -14,6 +14,7 @@ from typing import Any
 
 import simpy
 
+from simulator.studies.serving.batch import Batch
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
 from simulator.studies.serving.workload import Request
@@ -140,13 +141,12 @@ class Engine:
 
     def take(self, job: RequestState) -> None:
         """A request comes: to the lane with the fewest."""
-        self.give(job, min(self.lanes, key=lambda each: each.scheduler.unfinished))  # the first of the least
+        self.give(job, min(self.lanes, key=lambda each: each.unfinished))  # the first of the least
 
     def give(self, job: RequestState, lane: Lane) -> None:
         """A request comes to this lane."""
         self._count(+1)
-        lane.scheduler.waiting.append(job)
-        lane.wake()
+        lane.take(job)
 
     def leave(self, finished: Sequence[RequestState], lane: Lane) -> None:
         """Count requests that are answered."""
@@ -186,7 +186,10 @@ def arrive(
 
 
 class Lane:
-    """One scheduler. free_s: when each stage that its steps pass is free, of all lanes of an engine."""
+    """One scheduler. free_s: when each stage that its steps pass is free, of all lanes of an engine.
+
+    A host that works ahead decides on the next step when a step begins, so what comes meanwhile waits for the one behind it.
+    """
 
     def __init__(
         self,
@@ -199,6 +202,26 @@ class Lane:
         self._engine, self._env, self._costs = engine, env, costs
         self.scheduler, self._free_s = scheduler, free_s
         self._idle: simpy.Event | None = None
+        self._coming: deque[RequestState] = deque()  # in no step that has been decided on
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._coming) + self.scheduler.unfinished
+
+    def take(self, job: RequestState) -> None:
+        """A request comes."""
+        (self._coming if self._costs.works_ahead and self._idle is None else self.scheduler.waiting).append(job)
+        self.wake()
+
+    def _batch(self) -> Batch | None:
+        """The next step; None if there is nothing to do."""
+        scheduler, coming = self.scheduler, self._coming
+        batch = scheduler.next_batch()
+        scheduler.waiting.extend(coming)
+        if batch is None and coming:
+            batch = scheduler.next_batch()
+        coming.clear()
+        return batch
 
     def wake(self) -> None:
         """Start the lane if it is idle, since there is work."""
@@ -209,7 +232,7 @@ class Lane:
     def run(self) -> Process:
         env, scheduler, costs = self._env, self.scheduler, self._costs
         while True:
-            batch = scheduler.next_batch()
+            batch = self._batch()
             if batch is None:
                 self._idle = env.event()
                 yield self._idle
