@@ -6,6 +6,9 @@
 The rows are chosen without a look at their errors: 120 over all sources of experiments/measured/runs*-plain.csv.gz, equally
 many of each as far as a source has them, in the order of the SHA-256 of their ids. Rows that were used for calibration or are
 refused are passed over, and so are pipelines of more than four positions (pp x vpp), which take longest.
+
+12 figures of servers are pinned likewise, of experiments/measured/serving.csv.gz, in a file of their own (`pinned_servers.csv`): those whose users
+ask for few tokens in all, and of maximum load the shortest answers, as the others take longest.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -24,11 +28,20 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from simulator.formats.readers.runs_table import RunRow, read_runs  # noqa: E402
+from simulator.formats.readers.serving_table import read_serving  # noqa: E402
+from simulator.studies.backtest import serving  # noqa: E402
 from simulator.studies.backtest.evaluate import evaluate_row  # noqa: E402
+from simulator.studies.backtest.rows import ServingRow  # noqa: E402
 
 TABLES = tuple(ROOT / "experiments" / "measured" / f"{name}-plain.csv.gz" for name in ("runs", "runs-2"))
-PINNED = Path(__file__).with_name("pinned.csv")
+SERVERS = ROOT / "experiments" / "measured" / "serving.csv.gz"
+PINNED, PINNED_SERVERS = (Path(__file__).with_name(f"{name}.csv") for name in ("pinned", "pinned_servers"))
 ROWS, POSITIONS = 120, 4
+FIGURES, TOKENS, SHORTEST = (
+    15,
+    10_000,
+    128,
+)  # of servers: figures, tokens of answers that users have under way, at most load
 # A median may rise by this share of itself, or by the floor where that is more: errors are written with four digits, and a
 # change of a tenth of a point in a median of seven rows says nothing.
 OF_A_SOURCE, FLOOR_OF_A_SOURCE = 0.10, 0.003
@@ -37,7 +50,7 @@ OF_ALL, FLOOR_OF_ALL = 0.05, 0.001
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A row and its errors (predicted over measured, minus 1); None: not measured."""
+    """A row and its errors (predicted over measured, minus 1); None: not measured. A server's figure stands as time."""
 
     id: str
     source: str
@@ -45,14 +58,33 @@ class Known:
     memory: float | None
 
 
+@cache
 def rows() -> dict[str, RunRow]:
-    """All rows that a prediction may exist for, by id."""
+    """All runs that a prediction may exist for, by id."""
     read = (row for table in TABLES for row in read_runs(table) if isinstance(row, RunRow))
     return {row.id: row for row in read if row.metric and not row.excluded}
 
 
-def now(row: RunRow) -> Known | None:
+def servers() -> dict[str, ServingRow]:
+    """The figures of servers that cost little, by id."""
+    read = (row for row in read_serving(SERVERS) if isinstance(row, ServingRow))
+    return {row.id: row for row in read if _cheap(row)}
+
+
+def _cheap(row: ServingRow) -> bool:
+    load, answer = row.concurrency_or_rate, row.output_tokens or 0
+    return int(load) * answer <= TOKENS if load.isdigit() else answer <= SHORTEST
+
+
+def now(row: RunRow | ServingRow) -> Known | None:
     """How far off the row is; None where it is refused, calibrates a stack, or has no time."""
+    if isinstance(row, ServingRow):
+        found = serving.evaluate_row(row)
+        return (
+            None
+            if found.status != "ok" or found.error is None
+            else Known(row.id, row.source, round(found.error, 4), None)
+        )
     outcome = evaluate_row(row)
     if outcome.status != "ok" or outcome.step_error is None:
         return None
@@ -60,11 +92,11 @@ def now(row: RunRow) -> Known | None:
     return Known(row.id, row.source, round(outcome.step_error, 4), None if memory is None else round(memory, 4))
 
 
-def chosen(candidates: Iterable[RunRow], most: int = ROWS) -> list[Known]:
+def chosen(candidates: Iterable[RunRow | ServingRow], most: int = ROWS) -> list[Known]:
     """The rows of the rule, in the order of source and id."""
-    by_source: dict[str, list[RunRow]] = defaultdict(list)
+    by_source: dict[str, list[RunRow | ServingRow]] = defaultdict(list)
     for row in sorted(candidates, key=lambda row: hashlib.sha256(row.id.encode()).hexdigest()):
-        if (row.pp or 1) * (row.vpp or 1) <= POSITIONS:
+        if isinstance(row, ServingRow) or (row.pp or 1) * (row.vpp or 1) <= POSITIONS:
             by_source[row.source].append(row)
     waiting = {source: _judged(found) for source, found in sorted(by_source.items())}
     taken: list[Known] = []
@@ -78,7 +110,7 @@ def chosen(candidates: Iterable[RunRow], most: int = ROWS) -> list[Known]:
     return sorted(taken, key=lambda known: (known.source, known.id))
 
 
-def _judged(found: Iterable[RunRow]) -> Iterator[Known]:
+def _judged(found: Iterable[RunRow | ServingRow]) -> Iterator[Known]:
     return (known for row in found if (known := now(row)) is not None)
 
 
@@ -122,7 +154,7 @@ def write(known: Iterable[Known], file: Path = PINNED) -> None:
 
 def judged(pinned: Iterable[Known]) -> tuple[list[Known], list[str]]:
     """The pinned rows as they are predicted now, and the ids of those that no longer are."""
-    known = rows()
+    known: dict[str, RunRow | ServingRow] = {**rows(), **servers()}
     found = {one.id: now(known[one.id]) if one.id in known else None for one in pinned}
     return [one for one in found.values() if one], [row for row, one in found.items() if one is None]
 
@@ -160,17 +192,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pin", action="store_true", help="choose the rows anew and write down their errors")
     if parser.parse_args().pin:
-        known = chosen(rows().values())
-        before, after = medians(read()) if PINNED.exists() else {}, medians(known)
+        known, figures = chosen(rows().values()), chosen(servers().values(), FIGURES)
+        before = {**medians(read()), **_of_servers(read(PINNED_SERVERS))} if PINNED.exists() else {}
+        after = {**medians(known), **_of_servers(figures)}
         write(known)
+        write(figures, PINNED_SERVERS)
         for key in sorted(before.keys() | after.keys(), key=lambda key: key[::-1]):
             old, new = (f"{each[key]:.2%}" if key in each else "none" for each in (before, after))
             if old != new:
                 print(f"{key[1]:6} {key[0][:60]:60} {old} -> {new}")
         return 0
-    lines, holds = verdict(read())
-    print("\n".join(lines))
-    return int(not holds)
+    verdicts = [verdict(read(file)) for file in (PINNED, PINNED_SERVERS)]
+    print("\n".join(line for lines, _ in verdicts for line in lines))
+    return int(not all(holds for _, holds in verdicts))
+
+
+def _of_servers(known: Iterable[Known]) -> dict[tuple[str, str], float]:
+    """Their medians, apart from those of runs."""
+    return {("all servers" if source == "all" else source, what): m for (source, what), m in medians(known).items()}
 
 
 if __name__ == "__main__":

@@ -20,6 +20,13 @@ def test_no_source_is_worse_than_when_it_was_pinned() -> None:
     assert holds, "\n".join(["python tests/accuracy/gate.py --pin, where this is meant:", *lines])
 
 
+def test_no_source_of_servers_is_worse_than_when_it_was_pinned() -> None:
+    pinned = gate.read(gate.PINNED_SERVERS)
+    assert len({one.id for one in pinned}) == gate.FIGURES
+    lines, holds = gate.verdict(pinned)
+    assert holds, "\n".join(["python tests/accuracy/gate.py --pin, where this is meant:", *lines])
+
+
 def test_a_source_that_becomes_worse_by_more_than_a_tenth_is_named() -> None:
     then = gate.medians(BEFORE)
     assert then == {
