@@ -7,7 +7,7 @@ The rows are chosen without a look at their errors: 120 over all sources of expe
 many of each as far as a source has them, in the order of the SHA-256 of their ids. Rows that were used for calibration or are
 refused are passed over, and so are pipelines of more than four positions (pp x vpp), which take longest.
 
-12 figures of servers are pinned likewise, of experiments/measured/serving.csv.gz, in a file of their own (`pinned_servers.csv`): those whose users
+Eleven figures of servers are pinned likewise, of experiments/measured/serving.csv.gz, in a file of their own (`pinned_servers.csv`): those whose users
 ask for few tokens in all, and of maximum load the shortest answers, as the others take longest.
 """
 
