@@ -37,11 +37,8 @@ TABLES = tuple(ROOT / "experiments" / "measured" / f"{name}-plain.csv.gz" for na
 SERVERS = ROOT / "experiments" / "measured" / "serving.csv.gz"
 PINNED, PINNED_SERVERS = (Path(__file__).with_name(f"{name}.csv") for name in ("pinned", "pinned_servers"))
 ROWS, POSITIONS = 120, 4
-FIGURES, TOKENS, SHORTEST = (
-    15,
-    10_000,
-    128,
-)  # of servers: figures, tokens of answers that users have under way, at most load
+FIGURES = 11  # of servers
+TOKENS, SHORTEST = 10_000, 128  # of answers: that users have under way; of one, at a rate or at most load
 # A median may rise by this share of itself, or by the floor where that is more: errors are written with four digits, and a
 # change of a tenth of a point in a median of seven rows says nothing.
 OF_A_SOURCE, FLOOR_OF_A_SOURCE = 0.10, 0.003
