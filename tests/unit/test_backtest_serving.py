@@ -22,6 +22,7 @@ from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.serving import ServingReport
 from simulator.studies.backtest.serving_rows import asked_of, load_of, resolve
 from simulator.studies.serving import InferencePlan, Request, StepCosts, engine_of, with_defaults
+from simulator.studies.serving.batch import Batch
 from simulator.studies.serving.decoding import batch_of
 from simulator.studies.serving.engine import Engine
 from simulator.studies.serving.own_all_reduce import own_all_reduce_s
@@ -276,3 +277,25 @@ def test_a_launch_for_so_many_users_has_its_own_tokens_a_step() -> None:
     assert server.other.max_batched_tokens == 8192
     at_a_rate = resolve(replace(ROW, concurrency_or_rate="4 requests/s"))
     assert (at_a_rate.plan.max_batched_tokens, at_a_rate.other) == (8192, None)
+
+
+class _StepByStep(StepCosts):
+    def on_a_line(self, batch: Batch) -> int:  # noqa: ARG002  as the one that it replaces
+        return 1
+
+
+@pytest.mark.parametrize("engine", ["vLLM", "SGLang"])
+def test_steps_that_are_passed_over_take_what_each_takes(engine: str) -> None:
+    calibration, cluster = Calibration.load("h100-sxm"), Cluster.load("hgx-h100-8")
+    made = (Model.load("llama3.2-1b"), InferencePlan(dp=2), cluster, engine_of(engine), calibration, default_curves())
+    limits = Limits(num_blocks=60, block_size=16, max_sequences=8, max_tokens=512, chunked=True)
+    sizes = ((30, 300), (200, 90), (64, 200), (500, 2), (16, 256), (100, 100))
+    requests = [
+        Request(arrival_s=0.3 * i, prompt_tokens=prompt, output_tokens=answer)
+        for i, (prompt, answer) in enumerate(sizes)
+    ]
+    one, all_at_once = (Engine(kind(*made), limits, requests, (0.2, 1.5)).run() for kind in (_StepByStep, StepCosts))
+    for figure in ("num_steps", "output_tokens", "peak_blocks", "busy_s", "block_s"):
+        assert getattr(all_at_once.meter, figure) == pytest.approx(getattr(one.meter, figure), rel=1e-3), figure
+    assert [job.end_s for job in all_at_once.jobs] == pytest.approx([job.end_s for job in one.jobs], rel=1e-9)
+    assert (all_at_once.decoded, all_at_once.preemptions) == (one.decoded, one.preemptions)

@@ -24,7 +24,7 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving.attention import AttentionCosts
+from simulator.studies.serving.attention import KEYS_APART, AttentionCosts
 from simulator.studies.serving.batch import MOST_CAPTURED, Batch, padded
 from simulator.studies.serving.blocks import ForwardOps, forward_ops, head_ops
 from simulator.studies.serving.groups import pipeline_shape, tensor_shape
@@ -176,6 +176,13 @@ class StepCosts:
         """Seconds of the step on each pipeline stage, the message to the next one included."""
         times = self._graph_s(batch) if self.graphed(batch) else [self._seconds(cost) for cost in self.costs(batch)]
         return tuple(times) if self.pace == 1.0 else tuple(self.pace * seconds for seconds in times)
+
+    def on_a_line(self, batch: Batch) -> int:
+        """For how many steps from this one, which only decodes, the price is one line of the keys: 1 where that is not known."""
+        if self.windows != (None,) or not self.graphed(batch):
+            return 1
+        apart = KEYS_APART * batch.decodes
+        return (apart - batch.keys[0] % apart) // batch.decodes + 1
 
     def _graph_s(self, batch: Batch) -> list[float]:
         """Stages of a step that only decodes: all but attention is kept by the number of sequences."""

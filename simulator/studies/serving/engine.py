@@ -7,6 +7,7 @@ passes while the lane's devices wait.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +42,14 @@ class Meter:
     block_s: float = 0.0
     peak_blocks: int = 0
     request_s: float = 0.0
+
+    def counts(self, at_s: float) -> bool:
+        """Steps that end then count."""
+        return self.start_s <= at_s <= self.end_s
+
+    def is_one_way(self, first_s: float, last_s: float) -> bool:
+        """All steps that end between these times count, or none does."""
+        return self.counts(first_s) == self.counts(last_s) and not first_s < self.start_s <= self.end_s < last_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +108,7 @@ class Engine:
         self._handed_on = handed_on
         self._request_s = 0.0 if prefilled else costs.request_s
         self._users, self._coming = users, deque[RequestState]()
+        self._comes_s: float | None = None  # when the next request of a stream comes; None where answers bring them
         self.lanes: list[Lane] = []
         plan = costs.plan
         for _ in range(plan.dp if engines is None else engines):
@@ -114,9 +124,18 @@ class Engine:
             self._coming.extend(self.jobs)
             self._come(self._users)
         else:
-            self._env.process(arrive(self._env, self.jobs, self.take, self._request_s))
+            self._comes_s = 0.0
+            self._env.process(arrive(self._env, self.jobs, self.take, self._request_s, self._next_comes))
         self._env.run()
         return self.result(self.jobs)
+
+    def _next_comes(self, at_s: float) -> None:
+        self._comes_s = at_s
+
+    @property
+    def nothing_before_s(self) -> float:
+        """Until then no lane hears of anything: the next request of a stream; or any event, where answers bring requests."""
+        return self._env.peek() if self._comes_s is None else self._comes_s
 
     def _come(self, count: int) -> None:
         """The next requests of a closed loop come now."""
@@ -152,7 +171,7 @@ class Engine:
         """Count requests that are answered."""
         self._count(-len(finished))
         before, self._finished = self._finished, self._finished + len(finished)
-        if self.meter.start_s <= self._env.now <= self.meter.end_s:
+        if self.meter.counts(self._env.now):
             self.meter.finished += len(finished)
         total = len(self.jobs)
         if self._report is not None and before * 100 // total != self._finished * 100 // total:
@@ -175,14 +194,20 @@ def _job(request: Request, index: int, *, prefilled: bool) -> RequestState:
 
 
 def arrive(
-    env: simpy.Environment, jobs: Sequence[RequestState], take: Callable[[RequestState], None], later_s: float
+    env: simpy.Environment,
+    jobs: Sequence[RequestState],
+    take: Callable[[RequestState], None],
+    later_s: float,
+    told: Callable[[float], None] = lambda _: None,
 ) -> Process:
-    """Every request reaches the queue so long behind its time."""
+    """Every request reaches the queue so long behind its time. told: hears when the next one does; inf: there is none."""
     for job in jobs:
-        delay = job.request.arrival_s + later_s - env.now
-        if delay > 0:
-            yield env.timeout(delay)
+        at_s = job.request.arrival_s + later_s
+        if at_s > env.now:
+            told(at_s)
+            yield env.timeout(at_s - env.now)
         take(job)
+    told(math.inf)
 
 
 class Lane:
@@ -230,22 +255,60 @@ class Lane:
             idle.succeed()
 
     def run(self) -> Process:
+        """Step after step. A step is an event of its own only if something may come before it ends, or somebody leaves."""
         env, scheduler, costs = self._env, self.scheduler, self._costs
+        now_s = env.now
         while True:
             batch = self._batch()
             if batch is None:
                 self._idle = env.event()
                 yield self._idle
+                now_s = env.now
                 continue
-            begun_s = env.now
             times = costs.stages_s(batch)
-            alone, idle_s = len(times) == 1, costs.idle_s(times[0], batch.rows)
-            yield env.timeout(idle_s + times[0] if alone else self._passed_s(begun_s + idle_s, times) - begun_s)
-            prefill = sum(chunk.new for chunk in batch.chunks)
-            self._measure(begun_s, times[0], prefill, batch.rows)
-            finished = scheduler.complete(env.now)
+            begun_s, idle_s = now_s, costs.idle_s(times[0], batch.rows)
+            alone = len(times) == 1
+            if alone and scheduler.undisturbed:
+                passed_s = self._pass_over(batch, begun_s, idle_s + times[0])
+                if passed_s:
+                    now_s = begun_s + passed_s
+                    continue
+            now_s = begun_s + (idle_s + times[0]) if alone else self._passed_s(begun_s + idle_s, times)
+            if not alone or not scheduler.undisturbed or self._engine.nothing_before_s <= now_s:
+                yield env.timeout(now_s - env.now)
+            self._measure((begun_s, now_s), times[0], batch)
+            finished = scheduler.complete(now_s)
             if finished:
                 self._engine.leave(finished, self)
+
+    def _pass_over(self, batch: Batch, begun_s: float, step_s: float) -> float:
+        """Steps that only decode and end before anything comes, at once: their seconds; 0.0 if there are not two of them.
+
+        Their times are an arithmetic series, as the keys grow by one a sequence and the price is a line of the keys.
+        """
+        costs, meter, until_s = self._costs, self._engine.meter, self._engine.nothing_before_s
+        if until_s <= begun_s + 2 * step_s:
+            return 0.0
+        count = self.scheduler.alike(int(min(costs.on_a_line(batch), (until_s - begun_s) / step_s)))
+        last = replace(batch, keys=(batch.keys[0] + (count - 1) * batch.decodes,))
+        busy_s = [costs.stages_s(one)[0] for one in (batch, last)]
+        spent_s = count * (step_s + costs.idle_s(busy_s[1], batch.rows) + busy_s[1]) / 2
+        hidden = costs.works_ahead and min(busy_s) < costs.overhead_s  # then what is seen of the host is no line
+        if (
+            count < 2
+            or hidden
+            or begun_s + spent_s >= until_s
+            or not meter.is_one_way(begun_s + step_s, begun_s + spent_s)
+        ):
+            return 0.0
+        used = self.scheduler.pass_over(count)
+        if meter.counts(begun_s + spent_s):
+            meter.num_steps += count
+            meter.busy_s += count * sum(busy_s) / 2
+            meter.output_tokens += count * batch.rows
+            meter.block_s += spent_s * used
+            meter.peak_blocks = max(meter.peak_blocks, self.scheduler.used_blocks)
+        return spent_s
 
     def _passed_s(self, at_s: float, times: Sequence[float]) -> float:
         """When a step that reaches the first stage then has passed all. Each serves one lane at a time, in order of arrival.
@@ -257,13 +320,13 @@ class Lane:
             at_s = free[stage] = max(at_s, free[stage]) + seconds
         return at_s
 
-    def _measure(self, begun_s: float, busy_s: float, prefill: int, rows: int) -> None:
-        meter, used = self._engine.meter, self.scheduler.used_blocks
-        if not meter.start_s <= self._env.now <= meter.end_s:
+    def _measure(self, step: tuple[float, float], busy_s: float, batch: Batch) -> None:
+        (begun_s, end_s), meter, used = step, self._engine.meter, self.scheduler.used_blocks
+        if not meter.counts(end_s):
             return
         meter.num_steps += 1
         meter.busy_s += busy_s
-        meter.prefill_tokens += prefill
-        meter.output_tokens += rows
-        meter.block_s += used * (self._env.now - begun_s)
+        meter.prefill_tokens += sum(chunk.new for chunk in batch.chunks) if batch.chunks else 0
+        meter.output_tokens += batch.rows
+        meter.block_s += used * (end_s - begun_s)
         meter.peak_blocks = max(meter.peak_blocks, used)

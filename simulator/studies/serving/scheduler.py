@@ -120,6 +120,34 @@ class Scheduler:
     def unfinished(self) -> int:
         return len(self.waiting) + len(self.running)
 
+    @property
+    def undisturbed(self) -> bool:
+        """The step at hand only decodes, nobody waits, and nobody's answer ends with it."""
+        return not self._pieces and not self.waiting and not self._finish.get(self._step)
+
+    def alike(self, most: int) -> int:
+        """How many steps from the one at hand on are like it: nobody's answer ends, and blocks are free; `most` at most."""
+        ends = min(step for step, jobs in self._finish.items() if jobs)
+        count, free, size = min(most, ends - self._step), self.free, self.limits.block_size
+        for ahead in range(1, count):
+            free -= self._need[(self._step + ahead) % size]
+            if free < 0:
+                return ahead
+        return count
+
+    def pass_over(self, count: int) -> float:
+        """So many steps that are alike end, the one at hand among them: blocks in use, mean over them."""
+        size, used, total = self.limits.block_size, self.used_blocks, self.used_blocks
+        for ahead in range(1, count):
+            used += self._need[(self._step + ahead) % size]
+            total += used
+        self.free = self.limits.num_blocks - used
+        self.decoded += count * self._decodes
+        for each in self._keys:
+            each.total += count * self._decodes
+        self._step += count
+        return total / count
+
     def next_batch(self) -> Batch | None:
         """What the next step computes; None if there is nothing to do."""
         self._pieces, self._decodes = [], 0
