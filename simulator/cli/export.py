@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
-from simulator.cli.options import input_options, placement_option, set_option
+from simulator.cli.options import input_options, placement_option, set_option, write_files
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.formats.exchange import FORMATS, Export, Job, export_plan
 from simulator.formats.study import Study
@@ -92,22 +90,6 @@ def _write_kit(asked: Study, folder: Path, hosts: str | None, topology: str | No
     host, asked = placed(asked, topology, placement)
     write_files(kit_files(asked, job_of(asked), head_of(asked), hosts, host), folder)
     return ExitCode.OK
-
-
-def write_files(files: Mapping[str, str], folder: Path) -> None:
-    """Into a folder that is new or empty. Raises InputError where that cannot be."""
-    try:
-        if folder.exists() and any(folder.iterdir()):
-            raise InputError(Fault(place=str(folder), problem="is not empty", remedy="a new folder"))
-        for name, text in files.items():
-            file = folder / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, text)
-            if name.endswith(".sh"):
-                file.chmod(0o755)
-    except OSError as exc:
-        raise InputError(Fault(place=str(folder), problem=f"cannot be written: {exc.strerror}")) from None
-    click.echo(f"launch kit of {len(files)} files written to {folder}", err=True)
 
 
 def head_of(asked: Study) -> dict[str, str | int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.files import write_whole
 
 if TYPE_CHECKING:
     from simulator.formats.study import Study
@@ -133,3 +134,19 @@ def answer_options(function: _Command) -> _Command:
 def write_json(answer: object) -> None:
     """Print to stdout as JSON, readable; keys keep their order."""
     click.echo(json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def write_files(files: Mapping[str, str], folder: Path) -> None:
+    """Into a folder that is new or empty. Raises InputError where that cannot be."""
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise InputError(Fault(place=str(folder), problem="is not empty", remedy="a new folder"))
+        for name, text in files.items():
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, text)
+            if name.endswith(".sh"):
+                file.chmod(0o755)
+    except OSError as exc:
+        raise InputError(Fault(place=str(folder), problem=f"cannot be written: {exc.strerror}")) from None
+    click.echo(f"launch kit of {len(files)} files written to {folder}", err=True)

@@ -14,8 +14,8 @@ import click
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
-from simulator.cli.export import head_of, job_of, write_files
-from simulator.cli.options import FILE, answer_options, placement_option, set_option, study_options
+from simulator.cli.export import head_of, job_of
+from simulator.cli.options import FILE, answer_options, placement_option, set_option, study_options, write_files
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.terminal import show
 

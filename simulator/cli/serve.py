@@ -12,8 +12,8 @@ import click
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.units import format_number
-from simulator.cli.options import answer_options, loaded_prices, price_options, set_option, study_options
-from simulator.cli.serve_search import OF_SEARCH, option_faults, rate_of_users, run_search, search_options
+from simulator.cli.options import answer_options, loaded_prices, price_options, set_option, study_options, write_files
+from simulator.cli.serve_search import OF_SEARCH, launch_of, option_faults, rate_of_users, run_search, search_options
 from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
 from simulator.predict import Source
 from simulator.studies.serving import InferencePlan, Serving, serve, token_costs
@@ -72,6 +72,13 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
     is_flag=True,
     help="Instead of --rate: the highest at which every --slo holds (plays the requests eight times).",
 )
+@click.option(
+    "--export",
+    "exported",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Into a new folder: commands that start the plan (of --search: the best) in the stack's engine, and a Kubernetes manifest.",
+)
 @search_options
 @price_options
 @answer_options
@@ -88,7 +95,7 @@ def command(
     **flags: Any,  # noqa: ANN401  one type an option
 ) -> int:
     """Serve, print, and say by the exit code whether it fits."""
-    options = {name: flags.pop(name) for name in (*OF_SEARCH, "searched", "prices", "price_kind")}
+    options = {name: flags.pop(name) for name in (*OF_SEARCH, "searched", "prices", "price_kind", "exported")}
     given = {name: text for name, text in flags.items() if text is not None}
     tables = {name.replace("__", "."): text for name, text in given.items() if "__" in name}
     rate, faults = rate_of_users(users, between, tables)
@@ -102,6 +109,8 @@ def command(
         raise InputError(faults)
     if options["searched"]:
         return run_search(asked, options, as_json=as_json, plain=plain)
+    exported: Path | None = options["exported"]
+    files = {} if exported is None else launch_of(asked, exported)
     listed = loaded_prices(options)
     if listed is not None:
         listed.of(asked.cluster)  # an error now, not after all requests
@@ -121,6 +130,8 @@ def command(
         from simulator.formats.writers.serving_text import render
 
         show(render(serving), plain=plain)
+    if exported is not None and serving.fits:
+        write_files(files, exported)
     return serving.memory.fit.exit_code
 
 

@@ -14,7 +14,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, format_seconds, parse_seconds
-from simulator.cli.options import FILE, loaded_prices, write_json
+from simulator.cli.options import FILE, loaded_prices, write_files, write_json
 from simulator.cli.progress import StatusLine, ended_as_interrupted
 from simulator.cli.terminal import show
 from simulator.formats.study.overrides import literal
@@ -22,6 +22,7 @@ from simulator.formats.study.overrides import literal
 if TYPE_CHECKING:
     from simulator.formats.study.serving import ServingStudy
     from simulator.studies.search.driver import Progress
+    from simulator.studies.serving import InferencePlan
     from simulator.studies.serving_search import ServingSearch, ServingSearchReport
 
 OF_SEARCH: Mapping[str, str] = {  # of --search alone
@@ -34,6 +35,9 @@ OF_SEARCH: Mapping[str, str] = {  # of --search alone
     "journal": "--journal",
     "jobs": "--jobs",
 }
+
+
+_ONE_ENGINE: Mapping[str, int] = {"tp": 1, "pp": 1, "dp": 1, "prefill_tp": 1, "prefill_pp": 1, "prefill_dp": 0}
 
 
 def search_options(function: Callable[..., int]) -> Callable[..., int]:
@@ -109,11 +113,22 @@ def option_faults(options: Mapping[str, Any], *, interval: bool, highest_rate: b
     ]
 
 
+def launch_of(asked: ServingStudy, folder: Path, plan: InferencePlan | None = None) -> dict[str, str]:
+    """Files that start the study's plan, or another. Raises InputError where they cannot be written, before anything is played."""
+    from simulator.formats.writers.serving_launch import launch_files
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(Fault(place=f"--export {folder}", problem="is not empty", remedy="a new folder"))
+    return launch_files(plan or asked.plan, asked.model, asked.cluster, asked.stack)
+
+
 def run_search(asked: ServingStudy, options: Mapping[str, Any], *, as_json: bool, plain: bool) -> int:
     """Search, print, and say by the exit code whether a plan meets the limits."""
     from simulator.studies.serving_search import Notes, SearchInterrupted, search_serving
 
-    study = study_of(asked, options)
+    study, exported = study_of(asked, options), options["exported"]
+    if exported is not None:
+        launch_of(asked, exported, asked.plan.model_copy(update=_ONE_ENGINE))
     prices = loaded_prices(options)
     if prices is not None:
         prices.of(study.cluster)  # an error now, not after the search
@@ -126,6 +141,8 @@ def run_search(asked: ServingStudy, options: Mapping[str, Any], *, as_json: bool
         except SearchInterrupted as stop:
             report, interrupted = stop.report, True
     _print(report, as_json=as_json, plain=plain)
+    if exported is not None and report.best is not None:
+        write_files(launch_of(asked, exported, report.best.answer.plan), exported)
     if interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.OK if report.best is not None else ExitCode.DOES_NOT_FIT

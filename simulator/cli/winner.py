@@ -10,8 +10,9 @@ import click
 
 from simulator.base.fit import Fit
 from simulator.base.units import format_seconds
-from simulator.cli.export import head_of, job_of, write_files
+from simulator.cli.export import head_of, job_of
 from simulator.cli.launch_kit import host_of, kit_files
+from simulator.cli.options import write_files
 from simulator.formats.study import Study
 from simulator.studies.place import place
 from simulator.studies.search import SearchReport

@@ -186,3 +186,22 @@ def test_a_closed_loop_has_no_rate_and_is_never_overloaded(capsys: pytest.Captur
     assert 4 < told["load"]["in_system"] <= 8  # what is on its way to the queue is not in it
     assert main([*loop, "--rate", "3"]) == ExitCode.BAD_INPUT
     assert "concurrency" in capsys.readouterr().err
+
+
+def test_of_a_queue_that_grows_without_end_only_the_first_requests_are_watched(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("simulator.studies.serving.serving._WATCHED", 60)
+    assert main(["serve", "--requests", "400", "--rate", "1000", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["num_requests"]) == ("overloaded", 60)
+    assert main(["serve", "--requests", "100", "--rate", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_requests"] == 100
+
+
+def test_contradictory_settings_of_an_engine_are_told_together(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--block-size", "9000", "--max-batched-tokens", "100", "--chunked-prefill", "false", "--replicate", "head"]
+    assert main(["serve", *words]) == 3
+    said = capsys.readouterr().err
+    for key in ("block_size: blocks of 9000", "a whole prompt may have", "100 tokens a step for", "replicate"):
+        assert key in said

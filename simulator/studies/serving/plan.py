@@ -248,6 +248,9 @@ def _length_faults(plan: InferencePlan, model: Model) -> list[Fault]:
         faults.append(
             Fault(place="inference: max_model_len", problem=problem, remedy=f"max_model_len = {model.max_positions}")
         )
+    if plan.block_size > longest:
+        problem = f"blocks of {plan.block_size} tokens, and no sequence has more than {longest}"
+        faults.append(Fault(place="inference: block_size", problem=problem, remedy="block_size = 16, or its like"))
     if not plan.chunked_prefill and batched < longest:
         problem = f"{batched} tokens a step, and a whole prompt may have max_model_len = {longest}"
         remedy = f"max_batched_tokens = {longest}, or chunked_prefill = true"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -32,6 +32,7 @@ from simulator.studies.serving.workload import Request
 _SHOWN_FAULTS = 20
 _NEARLY_FULL = 0.95
 _SETTLED = 10  # mean latencies that a measured time should have
+_WATCHED = 10_000  # requests of a queue that grows without end: more of them only grow it further
 
 
 def serve(  # noqa: PLR0913  one a noun
@@ -91,6 +92,11 @@ class _Asked:
     def num_warmup(self) -> int:
         return math.floor(self.warmup * len(self.requests))
 
+    def watched(self, capacity_per_s: float) -> _Asked:
+        """The first of them, where more than that come faster than they are served."""
+        grows = not self.users and _rate(self.requests) >= capacity_per_s > 0
+        return replace(self, requests=self.requests[:_WATCHED]) if grows else self
+
     @property
     def window(self) -> Window:
         """From the first arrival that counts to the last; to the end of everything where those are one moment."""
@@ -100,12 +106,19 @@ class _Asked:
         return begin_s, end_s if end_s > begin_s else math.inf
 
 
+def _rate(requests: Sequence[Request]) -> float:
+    """Requests a second that arrive; 0 where all come at once."""
+    spanned_s = requests[-1].arrival_s - requests[0].arrival_s
+    return (len(requests) - 1) / spanned_s if spanned_s else 0.0
+
+
 def _played(setting: Deployment, asked: _Asked, said: tuple[Source, ...]) -> Serving:
     """The answer of a plan that fits."""
-    requests, costs = asked.requests, setting.costs
+    costs, capacity = setting.costs, setting.capacity_per_s(asked.requests)
+    asked = asked.watched(capacity)
+    requests = asked.requests
     told = _Progress(asked.progress, (3 if asked.interval else 1) * len(requests))
     played = setting.play(requests, asked.window, told.part(len(requests)), users=asked.users)
-    capacity = setting.capacity_per_s(requests)
     jobs = played.jobs[asked.num_warmup :]
     size, context = _mean_step(costs, played, jobs)
     sigma = sigma_of(costs, batch_of(costs, size, context), setting.calibration, setting.curves)
@@ -255,12 +268,11 @@ def _load(setting: Deployment, played: ServedRun, skipped: int, capacity: tuple[
     """capacity: requests a second, and the factor to the ends of its interval."""
     meter, plan, requests = played.meter, setting.costs.plan, played.jobs
     measured_s = min(meter.end_s, played.end_s) - meter.start_s
-    spanned_s = requests[-1].request.arrival_s - requests[0].request.arrival_s
     pools = setting.memory.num_blocks * setting.memory.num_schedulers * plan.dp
     answered = len(requests) - skipped if math.isinf(meter.end_s) else meter.finished
     return Load(
         measured_s=measured_s,
-        arriving_per_s=(len(requests) - 1) / spanned_s if spanned_s else 0.0,
+        arriving_per_s=_rate([job.request for job in requests]),
         capacity_per_s=capacity[0],
         low_capacity_per_s=capacity[0] / capacity[1],
         high_capacity_per_s=capacity[0] * capacity[1],

@@ -1,0 +1,57 @@
+"""SGLang's command (python/sglang/srt/server_args.py)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.base.errors import Fault
+from simulator.formats.writers.serving_launch.launcher import (
+    Launcher,
+    Pool,
+    cache_fault,
+    checkpoint_note,
+    flags,
+    scheduling_fault,
+)
+from simulator.studies.serving import InferencePlan
+
+
+def _command(pool: Pool, port: int) -> list[str]:
+    plan = pool.plan
+    values = {
+        "model-path": "$MODEL",
+        "host": "0.0.0.0",  # noqa: S104  a server is there to be reached
+        "port": port,
+        "tp-size": plan.tp,
+        "pp-size": plan.pp,
+        "ep-size": plan.tp if plan.experts == "dealt" else None,
+        "dtype": "float16" if plan.compute_dtype == "fp16" else "bfloat16",
+        "quantization": "fp8" if plan.weights == "fp8" else None,
+        "kv-cache-dtype": "fp8_e4m3" if plan.kv_dtype == "fp8" else None,
+        "context-length": pool.longest,
+        "max-prefill-tokens": pool.tokens,
+        "chunked-prefill-size": pool.tokens if plan.chunked_prefill else -1,
+        "enable-mixed-chunk": plan.chunked_prefill and plan.mixed,
+        "max-running-requests": plan.max_sequences,
+        "mem-fraction-static": plan.gpu_memory_utilization,
+        "page-size": plan.block_size,
+        "disable-cuda-graph": not plan.cuda_graphs,
+        "disable-radix-cache": True,
+        "disaggregation-mode": None if pool.role == "both" else pool.role,
+    }
+    return ["python", "-m", "sglang.launch_server", *flags(values)]
+
+
+def _faults(plan: InferencePlan) -> list[Fault]:
+    mixed = scheduling_fault(
+        plan, holds=plan.chunked_prefill or not plan.mixed, what="it mixes steps only where prompts are cut"
+    )
+    return mixed + cache_fault(plan, "budget")
+
+
+def _notes(pool: Pool) -> list[str]:
+    router = [] if pool.role == "both" else ["sglang_router --pd-disaggregation stands before both pools."]
+    return checkpoint_note(pool.plan, on_the_fly=("fp8",)) + router
+
+
+SGLANG: Final = Launcher(software="SGLang", image="lmsysorg/sglang", command=_command, faults=_faults, notes=_notes)

@@ -1,0 +1,78 @@
+"""TensorRT-LLM's command and its options file (tensorrt_llm/commands/serve.py, llmapi/llm_args.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from simulator.base.errors import Fault
+from simulator.formats.writers.serving_launch.launcher import (
+    Launcher,
+    Pool,
+    cache_fault,
+    checkpoint_note,
+    flags,
+    scheduling_fault,
+)
+from simulator.studies.serving import InferencePlan
+
+
+def _command(pool: Pool, port: int) -> list[str]:
+    plan = pool.plan
+    values = {
+        "backend": "pytorch",
+        "host": "0.0.0.0",  # noqa: S104  a server is there to be reached
+        "port": port,
+        "tp_size": plan.tp,
+        "pp_size": plan.pp,
+        "ep_size": plan.tp if plan.experts == "dealt" else None,
+        "max_batch_size": plan.max_sequences,
+        "max_num_tokens": pool.tokens,
+        "max_seq_len": pool.longest,
+        "kv_cache_free_gpu_memory_fraction": plan.gpu_memory_utilization,
+        "extra_llm_api_options": _file(pool),
+    }
+    return ["trtllm-serve", "serve", "$MODEL", *flags(values)]
+
+
+def _file(pool: Pool) -> str:
+    return f"{pool.name}.yaml"
+
+
+def _options(pool: Pool) -> Mapping[str, str]:
+    """What the command has no flags for."""
+    import yaml
+
+    plan = pool.plan
+    options = {
+        "enable_chunked_prefill": plan.chunked_prefill,
+        "kv_cache_config": {
+            "enable_block_reuse": False,
+            "tokens_per_block": plan.block_size,
+            "dtype": "fp8" if plan.kv_dtype == "fp8" else "auto",
+        },
+        "cuda_graph_config": {"enable_padding": True} if plan.cuda_graphs else None,
+    }
+    if pool.role != "both":
+        options["cache_transceiver_config"] = {"backend": "DEFAULT"}
+    return {_file(pool): str(yaml.safe_dump(options, sort_keys=False))}
+
+
+def _faults(plan: InferencePlan) -> list[Fault]:
+    mixed = scheduling_fault(plan, holds=plan.mixed, what="prompts and answers share its steps")
+    return mixed + cache_fault(plan, "free")
+
+
+def _notes(pool: Pool) -> list[str]:
+    router = [] if pool.role == "both" else ["trtllm-serve disaggregated stands before both pools."]
+    return checkpoint_note(pool.plan, on_the_fly=()) + router
+
+
+TENSORRT_LLM: Final = Launcher(
+    software="TensorRT-LLM",
+    image="nvcr.io/nvidia/tensorrt-llm/release",
+    command=_command,
+    files=_options,
+    faults=_faults,
+    notes=_notes,
+)

@@ -1,0 +1,60 @@
+"""vLLM's command (vllm/engine/arg_utils.py)."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from simulator.base.errors import Fault
+from simulator.formats.writers.serving_launch.launcher import (
+    Launcher,
+    Pool,
+    cache_fault,
+    checkpoint_note,
+    flags,
+    scheduling_fault,
+)
+from simulator.studies.serving import InferencePlan
+
+_HANDED: Final = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})
+
+
+def _command(pool: Pool, port: int) -> list[str]:
+    plan = pool.plan
+    values = {
+        "host": "0.0.0.0",  # noqa: S104  a server is there to be reached
+        "port": port,
+        "tensor-parallel-size": plan.tp,
+        "pipeline-parallel-size": plan.pp,
+        "enable-expert-parallel": plan.experts == "dealt",
+        "dtype": "float16" if plan.compute_dtype == "fp16" else "bfloat16",
+        "quantization": "fp8" if plan.weights == "fp8" else None,
+        "kv-cache-dtype": "fp8" if plan.kv_dtype == "fp8" else None,
+        "max-model-len": pool.longest,
+        "max-num-batched-tokens": pool.tokens,
+        "max-num-seqs": plan.max_sequences,
+        "gpu-memory-utilization": plan.gpu_memory_utilization,
+        "block-size": plan.block_size,
+        "no-enable-chunked-prefill": not plan.chunked_prefill,
+        "enforce-eager": not plan.cuda_graphs,
+        "no-enable-prefix-caching": True,
+        "kv-transfer-config": None if pool.role == "both" else _HANDED,
+    }
+    return ["vllm", "serve", "$MODEL", *flags(values)]
+
+
+def _faults(plan: InferencePlan) -> list[Fault]:
+    mixed = scheduling_fault(
+        plan, holds=plan.mixed == plan.chunked_prefill, what="it mixes steps where prompts are cut"
+    )
+    return mixed + cache_fault(plan, "budget")
+
+
+def _notes(pool: Pool) -> list[str]:
+    router = (
+        [] if pool.role == "both" else ["A proxy sends each request to a prefill engine, then to one that decodes."]
+    )
+    return checkpoint_note(pool.plan, on_the_fly=("fp8",)) + router
+
+
+VLLM: Final = Launcher(software="vLLM", image="vllm/vllm-openai", command=_command, faults=_faults, notes=_notes)

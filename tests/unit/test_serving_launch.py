@@ -1,0 +1,109 @@
+"""`serve --export`: what each engine is told of a plan, what it cannot be told, and that nothing is written by halves."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from simulator.base.errors import PlanError
+from simulator.cli import main
+from simulator.formats.writers.serving_launch import launch_files
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
+from simulator.studies.serving import InferencePlan, with_defaults
+
+CLUSTER = Cluster.load("hgx-h100-8")
+MODEL = Model.load("llama3-8b")
+
+
+def files_of(stack: str, **plan: Any) -> dict[str, str]:
+    found = Stack.load(stack)
+    return launch_files(with_defaults(InferencePlan(stack=stack, **plan), found), MODEL, CLUSTER, found)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each engine's command."""
+    return [shlex.split(line.split(" && ", 1)[1].rsplit(" & ", 1)[0]) for line in text.splitlines() if " && " in line]
+
+
+@pytest.mark.parametrize(
+    ("stack", "words"),
+    [
+        ("vllm-2025", ("--tensor-parallel-size 2", "--max-num-batched-tokens 4096", "--max-num-seqs 64", "--max-model-len 8192")),
+        ("sglang-2025", ("--tp-size 2", "--chunked-prefill-size 4096", "--max-running-requests 64", "--context-length 8192")),
+        ("tensorrt-llm-2025", ("--tp_size 2", "--max_num_tokens 8192", "--max_batch_size 64", "--max_seq_len 8192")),
+    ],
+)  # fmt: skip
+def test_each_engine_is_told_the_plan(stack: str, words: tuple[str, ...]) -> None:
+    files = files_of(stack, tp=2, dp=3, max_sequences=64, max_batched_tokens=4096 if "tensorrt" not in stack else 8192)
+    assert subprocess.run(["bash", "-n"], input=files["launch.sh"], text=True, check=False).returncode == 0  # noqa: S607
+    found = commands(files["launch.sh"])
+    assert len(found) == 3
+    assert all(word in " ".join(found[0]) for word in words)
+    assert [one[0] for one in found] == [f"CUDA_VISIBLE_DEVICES={gpus}" for gpus in ("0,1", "2,3", "4,5")]
+    ports = [re.search(r"--port (\d+)", " ".join(one)) for one in found]
+    assert len({port[1] for port in ports if port}) == 3
+    deployment = next(one for one in yaml.safe_load_all(files["kubernetes.yaml"]) if one["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert (deployment["spec"]["replicas"], container["resources"]["limits"]["nvidia.com/gpu"]) == (3, 2)
+    assert all(word in " ".join(container["command"]) for word in words)
+
+
+def test_pools_have_commands_and_deployments_of_their_own() -> None:
+    files = files_of("sglang-2025", tp=4, prefill_tp=2, prefill_dp=2)
+    modes = [one[one.index("--disaggregation-mode") + 1] for one in commands(files["launch.sh"])]
+    assert modes == ["prefill", "prefill", "decode"]
+    kinds = [
+        one["metadata"]["name"] for one in yaml.safe_load_all(files["kubernetes.yaml"]) if one["kind"] == "Deployment"
+    ]
+    assert kinds == ["llama3-8b-prefill", "llama3-8b-decode"]
+
+
+def test_engines_of_the_second_node_start_there() -> None:
+    text = launch_files(
+        InferencePlan(tp=4, dp=3), MODEL, Cluster.load("hgx-h100-8").with_nodes(2), Stack.load("vllm-2025")
+    )
+    assert re.findall(r'"\$NODE" = (\d)', text["launch.sh"]) == ["0", "0", "1"]
+
+
+def test_all_that_an_engine_cannot_be_told_is_said_at_once() -> None:
+    with pytest.raises(PlanError) as caught:
+        files_of("vllm-2025", tp=8, pp=2, mixed_steps=False, cache_of="free", replicate=("head",))
+    places = {fault.place.removeprefix("inference: ") for fault in caught.value.faults}
+    assert places == {"tp", "mixed_steps", "cache_of", "replicate"}
+
+
+def test_an_engine_whose_launch_is_unknown_is_named() -> None:
+    with pytest.raises(PlanError, match=r"lmdeploy-2024: describes no engine whose launch is known: vLLM, SGLang"):
+        files_of("lmdeploy-2024")
+
+
+def test_the_command_writes_only_what_fits_and_into_a_new_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, taken = tmp_path / "launch", tmp_path / "taken"
+    assert main(["serve", "--requests", "5", "--export", str(folder)]) == 0
+    assert {file.name for file in folder.iterdir()} == {"launch.sh", "kubernetes.yaml"}
+    taken.mkdir()
+    (taken / "mine").touch()
+    assert main(["serve", "--requests", "5", "--export", str(taken)]) == 3
+    assert "is not empty" in capsys.readouterr().err
+    assert main(["serve", "--requests", "5", "--model", "llama3-70b", "--export", str(tmp_path / "new")]) == 4
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_search_writes_its_best_plan(tmp_path: Path) -> None:
+    folder = tmp_path / "best"
+    words = ["--search", "--rate", "4", "--slo-tpot", "p95=50ms", "--fix", "tp=1,2", "--fix", "pp=1"]
+    assert (
+        main(["serve", *words, "--disaggregated", "no", "--requests", "50", "--jobs", "1", "--export", str(folder)])
+        == 0
+    )
+    assert "--tensor-parallel-size 1" in (folder / "launch.sh").read_text()
