@@ -81,7 +81,7 @@ def plan_options(function: Callable[..., int]) -> Callable[..., int]:
 
 def plan_file_options(function: Callable[..., int]) -> Callable[..., int]:
     """--plan, --plan-format and --define: a plan in another framework's words."""
-    help_text = "The plan in Megatron-LM's arguments, DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML or JSON."
+    help_text = "The plan in the file of Megatron-LM, DeepSpeed, accelerate, torchtitan or a fine-tuning framework."
     for option in (
         click.option(
             "--define",

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from simulator.base.errors import Fault, InputError, PlanError
 from simulator.base.schema import faults_of, nearest
-from simulator.formats.readers import PLAN_FORMATS
+from simulator.formats.readers import PLAN_FORMATS, READ_ONLY
 from simulator.formats.readers.plans import Draft, plan_fields
 from simulator.formats.readers.plans.accelerate import read_accelerate
 from simulator.formats.readers.plans.deepspeed import read_deepspeed
@@ -40,7 +40,7 @@ from simulator.spec.plan import Plan
 
 __all__ = ["FORMATS", "Export", "Job", "effective_fields", "export_plan"]
 
-FORMATS: Final = tuple(form for form in PLAN_FORMATS if form != "search")  # a search is read only
+FORMATS: Final = tuple(form for form in PLAN_FORMATS if form not in READ_ONLY)
 
 # What a framework's users state in the training script, or nowhere: beside the file
 _BESIDE: Final[Mapping[str, frozenset[str]]] = {

@@ -106,6 +106,12 @@ def test_any_torchtitan_job_is_answered(flat: dict[str, Any]) -> None:
     answered(json.dumps(nested(flat)), "torchtitan")
 
 
+@given(st.sampled_from(("transformers", "axolotl", "llama-factory", "torchtune")), st.data())
+@examples(120, ci=80)
+def test_any_fine_tuning_configuration_is_answered(form: str, data: st.DataObject) -> None:
+    answered(json.dumps(nested(data.draw(tables(options_of(form).known)))), form)
+
+
 @given(
     st.lists(
         st.tuples(

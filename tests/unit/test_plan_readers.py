@@ -555,7 +555,8 @@ def test_our_own_plan_is_a_format_too(tmp_path: Path) -> None:
 def test_the_reference_names_every_setting_that_is_read() -> None:
     text = (FILES.parents[2] / "docs" / "reference" / "plan-formats.md").read_text()
     missing = [name for name in megatron_arguments().known if f"`{name}`" not in text and f"`{name} " not in text]
-    others = (*options_of("deepspeed").known, *options_of("accelerate").known, *options_of("torchtitan").known)
+    forms = ("deepspeed", "accelerate", "torchtitan", "transformers", "axolotl", "llama-factory", "torchtune")
+    others = [name for form in forms for name in options_of(form).known]
     missing += [name for name in others if name.rpartition(".")[2] not in text]
     assert not missing
 

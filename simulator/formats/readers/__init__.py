@@ -2,4 +2,5 @@
 
 from typing import Final
 
-PLAN_FORMATS: Final = ("toml", "megatron", "deepspeed", "accelerate", "torchtitan", "search")  # of `readers.plans`
+READ_ONLY: Final = ("search", "transformers", "axolotl", "llama-factory", "torchtune")
+PLAN_FORMATS: Final = ("toml", "megatron", "deepspeed", "accelerate", "torchtitan", *READ_ONLY)  # of `readers.plans`

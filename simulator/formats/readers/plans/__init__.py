@@ -23,6 +23,12 @@ MAX_BYTES: Final = 2**20
 _DEEPSPEED: Final = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping"}
 _TORCHTITAN: Final = {"parallelism", "training", "activation_checkpoint", "job"}
 _ACCELERATE: Final = {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config"}
+# Keys that no other format has: the first format of which one is there
+_TUNING: Final[Mapping[str, frozenset[str]]] = {
+    "axolotl": frozenset({"base_model"}),
+    "llama-factory": frozenset({"finetuning_type", "cutoff_len", "lora_target"}),
+    "transformers": frozenset({"per_device_train_batch_size", "num_train_epochs", "lr_scheduler_type", "use_peft"}),
+}
 _MEGATRON: Final = re.compile(r"--(micro-batch-size|num-layers|hidden-size|seq-length|tensor-model-parallel-size)\b")
 
 
@@ -50,12 +56,8 @@ def read_plan(
             from simulator.formats.readers.plans.search_report import read_search
 
             return read_search(_json(path), str(path), define or {})
-        case "accelerate":
-            from simulator.formats.readers.plans.accelerate import read_accelerate
-            from simulator.formats.readers.plans.yaml_file import read_yaml
-
-            data = read_yaml(text, str(path))
-            return read_accelerate(data, str(path), lambda name: _beside(path.parent, name), given)
+        case "accelerate" | "axolotl" | "llama-factory" | "transformers" | "torchtune":
+            return _of_yaml(form, text, path, given, define or {})
         case "torchtitan":
             from simulator.formats.readers.plans.torchtitan import read_torchtitan
 
@@ -65,10 +67,50 @@ def read_plan(
             return _own(_toml(text, path), path)
 
 
+def _of_yaml(form: str, text: str, path: Path, given: Collection[str], define: Mapping[str, str]) -> Draft:
+    """Accelerate's file or a fine-tuning framework's, in YAML or in JSON, which is YAML too."""
+    from simulator.formats.readers.plans.yaml_file import read_yaml
+
+    data, file = read_yaml(text, str(path)), str(path)
+
+    def read_json(name: str) -> Mapping[str, Any]:
+        return _beside(path.parent, name)
+
+    match form:
+        case "accelerate":
+            from simulator.formats.readers.plans.accelerate import read_accelerate
+
+            return read_accelerate(data, file, read_json, given)
+        case "axolotl":
+            from simulator.formats.readers.plans.axolotl import read_axolotl
+
+            return read_axolotl(data, file, read_json, given)
+        case "llama-factory":
+            from simulator.formats.readers.plans.llama_factory import read_llama_factory
+
+            return read_llama_factory(data, file, read_json, given)
+        case "torchtune":
+            from simulator.formats.readers.plans.torchtune import read_torchtune
+
+            return read_torchtune(data, file, given, define.get("recipe") or recipe_of(text))
+        case _:
+            from simulator.formats.readers.plans.transformers import read_transformers
+
+            return read_transformers(data, file, read_json, given)
+
+
+def recipe_of(text: str) -> str:
+    """Torchtune's recipe, which its file names only in comments and paths; "" where it names none."""
+    found = re.search(
+        r"\b(full|lora|qat)_(finetune_)?(lora_)?(finetune_)?(single_device|distributed)\b|single_device", text
+    )
+    return found[0] if found else ""
+
+
 def detect(text: str, file: str) -> str:
     """Which of PLAN_FORMATS a file is in. Raises PlanError where it is in none."""
     if OPENS.match(text):
-        return _detect_json(strict(text, {})[0])
+        return _detect_json(strict(text, {})[0], file)
     if _MEGATRON.search(text):
         return "megatron"
     table = _quietly(tomllib.loads, text)
@@ -77,8 +119,11 @@ def detect(text: str, file: str) -> str:
             return "torchtitan"
         if "plan" in table or set(table) & set(Plan.written_fields()):
             return "toml"
-    if any(re.search(rf"^{key}\s*:", text, re.MULTILINE) for key in _ACCELERATE):
-        return "accelerate"
+    if re.search(r"^\s+_component_\s*:", text, re.MULTILINE):
+        return "torchtune"
+    keys = frozenset(re.findall(r"^(\w+)\s*:", text, re.MULTILINE))
+    if keys & (_ACCELERATE | frozenset().union(*_TUNING.values())):
+        return next((form for form, own in _TUNING.items() if keys & own), "accelerate")
     if file.endswith(".py"):
         raise PlanError(is_python(file))
     problem = "is in no format that holds a plan"
@@ -87,12 +132,16 @@ def detect(text: str, file: str) -> str:
     )
 
 
-def _detect_json(text: str) -> str:
+def _detect_json(text: str, file: str) -> str:
     data = _quietly(json.loads, text)
     keys = set(data) if isinstance(data, dict) else set()
     if keys >= {"plans", "inputs", "counts"}:
         return "search"
-    return (
+    if "peft_type" in keys:
+        problem = "is peft's adapter_config.json, which holds no plan"
+        raise PlanError(Fault(place=file, problem=problem, remedy=f"--recipe {file}"))
+    tuning = next((form for form, own in _TUNING.items() if keys & own), None)
+    return tuning or (
         "torchtitan" if keys & _TORCHTITAN and not keys & _DEEPSPEED else "deepspeed"
     )  # whose reader says what is wrong
 

@@ -67,8 +67,8 @@ def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, giv
         case "DEEPSPEED":
             leftover, by_model = _deepspeed(r, fields, read_json, mixed)
         case "FSDP":
-            leftover = _fsdp(r, fields, processes, machines or 1)
-            by_model = {"reduce_dtype": _compute_dtype}
+            leftover = fsdp(r, fields, processes, machines or 1)
+            by_model = {"reduce_dtype": compute_dtype}
         case "MEGATRON_LM":
             leftover = _megatron(r, fields)
         case _:
@@ -154,10 +154,10 @@ def _deepspeed(
     """The plugin's own keys, or the file that they name; a file and keys that say the same thing contradict each other."""
     if isinstance(r.entries.get(_D[:-1], _NONE).value, Mapping):
         data = r.raw(_D[:-1])
-        return _deepspeed_file(r, fields, lambda _: data, f"{r.file}: {_D[:-1]}", mixed)
+        return deepspeed_file(r, fields, lambda _: data, f"{r.file}: {_D[:-1]}", mixed)
     path = r.text(f"{_D}deepspeed_config_file")
     if path is not None:
-        return _deepspeed_file(r, fields, read_json, path, mixed)
+        return deepspeed_file(r, fields, read_json, path, mixed)
     stage = r.integer(f"{_D}zero_stage", least=0, plan_field="zero")
     if stage is not None and stage > 3:
         r.fault(f"{_D}zero_stage", f"there is no stage {stage}", "0, 1, 2 or 3")
@@ -180,9 +180,10 @@ def _deepspeed(
     return ("dp_shard" if stage else "dp_replicate"), {}
 
 
-def _deepspeed_file(
+def deepspeed_file(
     r: Reading, fields: dict[str, Any], read_json: ReadJson, path: str, mixed: str | None
 ) -> tuple[Degree, Mapping[str, Any]]:
+    """DeepSpeed's own file, with what it leaves `"auto"` to `r.given` and to the precision `mixed`."""
     name = f"{_D}deepspeed_config_file"
     for key in ("zero_stage", "gradient_accumulation_steps", "offload_optimizer_device", "offload_param_device"):
         if f"{_D}{key}" in r:
@@ -212,7 +213,8 @@ def _deepspeed_file(
     return leftover, by_model
 
 
-def _fsdp(r: Reading, fields: dict[str, Any], processes: int | None, machines: int) -> Degree:
+def fsdp(r: Reading, fields: dict[str, Any], processes: int | None, machines: int) -> Degree:
+    """FSDP's plugin, by the settings `fsdp_config.fsdp_*`."""
     version = r.integer(f"{_F}version") or 1
     if version > 2:
         r.fault(f"{_F}version", f"there is no FSDP {version}", "1 or 2")
@@ -234,7 +236,7 @@ def _fsdp(r: Reading, fields: dict[str, Any], processes: int | None, machines: i
     return "dp_replicate" if fields["zero"] == 0 or "dp_shard" in fields else "dp_shard"
 
 
-def _compute_dtype(model: Model, fields: Mapping[str, Any]) -> str:
+def compute_dtype(model: Model, fields: Mapping[str, Any]) -> str:
     """Gradients travel in the dtype of the computation."""
     del model
     return {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}.get(str(fields.get("precision")), "fp32")
@@ -258,8 +260,9 @@ def _fsdp1(r: Reading, fields: dict[str, Any], processes: int | None, machines: 
     if strategy.startswith("HYBRID"):
         if processes is not None and processes % machines == 0:
             fields["dp_shard"] = processes // machines
-        else:
-            r.fault(name, f"{strategy} shards over a machine's GPUs", "num_processes a multiple of num_machines")
+        elif "dp_shard" not in r.given:
+            remedy = "num_processes a multiple of num_machines, or --dp-shard N"
+            r.fault(name, f"{strategy} shards over a machine's GPUs", remedy, (("--dp-shard", "8"),))
     before = r.choice(f"{_F}backward_prefetch", ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH", "None"))
     fields["backward_prefetch"] = 1 if before == "BACKWARD_PRE" else 0
     if before == "BACKWARD_POST":

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from simulator.base.presets import facts
 
@@ -50,13 +50,17 @@ class Arguments(Options):
 
 @cache
 def options_of(name: str) -> Options:
-    """The settings of "accelerate", "deepspeed" or "torchtitan"."""
+    """The settings of a format but Megatron's, with those of the one that its table `includes`."""
     table = table_of(name)
+    base = options_of(table["includes"]) if "includes" in table else Options(known=_NONE, no_effect=_NONE, off={})
     return Options(
-        known=frozenset(table["known"]),
-        no_effect=frozenset(table["no_effect"]),
-        off={name: _off(told) for name, told in table["not_modelled"].items()},
+        known=base.known | frozenset(table["known"]),
+        no_effect=base.no_effect | frozenset(table["no_effect"]),
+        off={**base.off, **{name: _off(told) for name, told in table["not_modelled"].items()}},
     )
+
+
+_NONE: Final[frozenset[str]] = frozenset()
 
 
 @cache

@@ -78,9 +78,9 @@ class Reading:
 
     def fault(self, name: str, problem: str, remedy: str = "", flags: tuple[tuple[str, str], ...] = ()) -> None:
         """Report a fault of this setting by its name, since a line may hold several settings."""
-        place = self.place(name)
-        if not place.endswith(f": {name}"):
-            place = f"{place}: {name}"
+        place, own = self.place(name), self.entries[name].name if name in self.entries else name
+        if not place.endswith(f": {own}"):
+            place = f"{place}: {own}"
         self.faults.append(Fault(place=place, problem=problem, remedy=remedy, flags=flags))
 
     # -- taking a setting ----------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Reading:
         typos: a name that is all but one that the reader asks for is a fault, since it would matter.
         """
         for name, entry in self.entries.items():
-            if name in self.taken:
+            if entry.name in self.taken:
                 continue
             if entry.value is None or _listed(name, options.no_effect):
                 self._mark(entry, "no effect")
@@ -200,8 +200,8 @@ class Reading:
 
     def settings(self) -> tuple[Setting, ...]:
         """Every setting, in the file's order."""
-        found = [self.taken[name] for name in self.entries if name in self.taken]
-        return (*found, *self.added)
+        names = dict.fromkeys(entry.name for entry in self.entries.values())  # as the file spells them
+        return (*(self.taken[name] for name in names if name in self.taken), *self.added)
 
     def _mark(self, entry: Entry, use: Use, note: str = "") -> None:
         setting = Setting(name=entry.name, value=_shown(entry.value), place=entry.place, use=use, note=note)

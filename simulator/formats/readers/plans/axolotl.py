@@ -1,0 +1,143 @@
+"""axolotl's YAML (0.13 to 0.16: utils/schemas, utils/config, loaders/model.py, core/builders)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from simulator.formats.readers.plans.accelerate import ReadJson
+from simulator.formats.readers.plans.draft import Draft
+from simulator.formats.readers.plans.trainer import (
+    LIGER,
+    Job,
+    adapters,
+    batch,
+    begin,
+    kernels,
+    length,
+    optimizer,
+    parallelism,
+    precision,
+    recompute,
+    weights,
+)
+
+_NAMES: Final = {
+    "base_model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size", "sequence_len": "max_length",
+    "sample_packing": "packing", "optimizer": "optim", "peft_use_dora": "use_dora", "fsdp_version": "fsdp_config.fsdp_version",
+    "deepspeed": "deepspeed_config.deepspeed_config_file", "sequence_parallel_degree": "context_parallel_size",
+}  # fmt: skip
+_FLAGS: Final = {  # older words for attn_implementation
+    "flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager", "xformers_attention": "xformers",
+    "flex_attention": "flex_attention",
+}  # fmt: skip
+_FUSED: Final = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+_LIGER: Final = {
+    "liger_rms_norm": ("norm", "norm_dtype"),
+    "liger_rope": ("rope",),
+    "liger_fused_linear_cross_entropy": ("loss",),
+}
+
+
+def read_axolotl(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
+    """The plan of a configuration that was read as plain data. read_json: reads a DeepSpeed file that it names."""
+    job = begin(data, file, read_json, given, _NAMES)
+    r = job.r
+    precision(job, default=True)
+    plain = "bf16" if r.flag("bfloat16") else "fp16" if r.flag("float16") else "fp32"
+    job.loaded = job.mixed if job.mixed != "no" else plain
+    if r.flag("fp8"):
+        job.fields["precision"] = "fp8"
+    parallelism(job)
+    _degrees(job)
+    _batch(job)
+    length(job, 512)
+    recompute(job)
+    _adapter(job)
+    optimizer(job, "adamw_torch_fused")
+    kernels(job)
+    _kernels(job)
+    _refusals(job)
+    return job.draft("axolotl", "axolotl 0.16")
+
+
+def _batch(job: Job) -> None:
+    total = job.r.integer("batch_size")
+    micro = job.r.integer("per_device_train_batch_size") or 1
+    batch(job, micro=1, accumulation=max(1, (total or micro) // micro))
+
+
+def _degrees(job: Job) -> None:
+    r, fields = job.r, job.fields
+    for name, key in (("cp", "context_parallel_size"), ("tp", "tensor_parallel_size")):
+        degree = r.integer(key, plan_field=name)
+        if degree is not None and degree > 1:
+            fields |= {name: degree, **({"vocab_parallel": False} if name == "tp" else {})}
+    for name, key in (("dp_shard", "dp_shard_size"), ("dp_replicate", "dp_replicate_size")):
+        degree = r.integer(key, plan_field=name)
+        if degree is not None and degree > 0:
+            fields[name] = degree
+    if job.engine == "fsdp" and "dp_shard" in fields:
+        job.leftover = "dp_replicate"
+
+
+def _adapter(job: Job) -> None:
+    r = job.r
+    kind = r.choice("adapter", ("lora", "qlora"))
+    four, eight = r.flag("load_in_4bit"), r.flag("load_in_8bit")
+    if kind is None:
+        weights(job)
+        return
+    if kind == "qlora" and not four and not r.flag("gptq"):
+        r.fault("load_in_4bit", "adapter: qlora needs it", "load_in_4bit: true")
+    double = r.flag("bnb_config_kwargs.bnb_4bit_use_double_quant") is not False
+    base = "gptq" if r.flag("gptq") else "int8" if eight else None
+    if kind == "qlora" and base is None:
+        base = "nf4_double" if double else "nf4"
+    kept = r.flag("peft_autocast_adapter_dtype") is False  # as loaded
+    adapters(job, "dora" if r.flag("use_dora") else "lora", base, job.loaded if kept else "fp32")
+    if r.flag("lora_target_linear"):
+        job.fields["lora_targets"] = ("all",)
+    _fused(job, eight=bool(eight))
+
+
+def _fused(job: Job, *, eight: bool) -> None:
+    """Autograd functions of whole projections: on unless they are named (utils/schemas/config.py)."""
+    r = job.r
+    flags = {name: r.flag(name) for name in _FUSED}
+    named = [value for value in flags.values() if value is not None]
+    sharded_flat = job.fields.get("data_parallel") == "fsdp1"
+    usual = not (eight or r.flag("trust_remote_code") or sharded_flat)
+    if all(flags.values()) or (not named and usual):
+        place = next((r.place(name) for name in _FUSED if flags[name]), f"{r.file} (default)")
+        job.changes["adapters"] = ("fused", place)
+    elif any(named):
+        for name in (name for name, on in flags.items() if on):
+            r.unmodelled(name, "adapters are fused in all projections, or in none")
+
+
+def _kernels(job: Job) -> None:
+    r = job.r
+    for name, kernel in _FLAGS.items():
+        if r.flag(name) and kernel == "eager":
+            job.change(name, **{"attention.kernel": "math"})
+    plugins = " ".join(map(str, r.raw("plugins") or ()))
+    for name, settings in _LIGER.items():
+        if not r.flag(name):
+            continue
+        if "liger" in plugins:
+            job.change(name, **{key: LIGER[key] for key in settings})
+        else:
+            r.overruled(name, "needs axolotl.integrations.liger.LigerPlugin among the plugins")
+    if r.flag("cut_cross_entropy") or ("cut_cross_entropy" in plugins and r.raw("cut_cross_entropy") is None):
+        job.change("plugins", loss="fused_linear")
+    if r.flag("chunked_cross_entropy"):
+        job.change("chunked_cross_entropy", loss="fused_linear")
+
+
+def _refusals(job: Job) -> None:
+    r = job.r
+    if r.text("rl"):
+        r.fault("rl", "preferences, rewards and reference models are not modelled", "without rl: the policy's own step")
+    if r.raw("unfrozen_parameters") and "freeze_modules" not in r.given:
+        r.fault("unfrozen_parameters", "patterns of parameters are not read", "--freeze-modules with what stays frozen")

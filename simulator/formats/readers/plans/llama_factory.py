@@ -1,0 +1,106 @@
+"""LLaMA-Factory's YAML (0.9 and later: hparams/*.py, model/adapter.py, model/model_utils/checkpointing.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from simulator.formats.readers.plans.accelerate import ReadJson
+from simulator.formats.readers.plans.draft import Draft
+from simulator.formats.readers.plans.trainer import (
+    Job,
+    adapters,
+    batch,
+    begin,
+    kernels,
+    length,
+    optimizer,
+    parallelism,
+    precision,
+    recompute,
+    weights,
+)
+
+_NAMES: Final = {
+    "cutoff_len": "max_length", "lora_rank": "lora_r", "lora_target": "lora_target_modules",
+    "additional_target": "lora_modules_to_save", "flash_attn": "attn_implementation", "enable_liger_kernel": "use_liger_kernel",
+    "deepspeed": "deepspeed_config.deepspeed_config_file",
+}  # fmt: skip
+_STAGES: Final = ("pt", "sft", "rm", "ppo", "dpo", "kto")
+# Optimizers by switches of their own; {}: which word of TrainingArguments that is
+_SWITCHES: Final = {"use_galore": "galore_adamw", "use_apollo": "apollo_adamw", "use_badam": "badam", "use_adam_mini": "adam_mini", "use_muon": "muon"}  # fmt: skip
+
+
+def read_llama_factory(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
+    """The plan of a configuration that was read as plain data. read_json: reads a DeepSpeed file that it names."""
+    job = begin(data, file, read_json, given, _NAMES)
+    r = job.r
+    precision(job)
+    pure = bool(r.flag("pure_bf16"))
+    if pure:
+        job.mixed = "no"
+    job.loaded = (
+        job.mixed if job.mixed != "no" else "bf16"
+    )  # infer_optim_dtype (extras/misc.py), of what checkpoints are in
+    parallelism(job)
+    batch(job, micro=8)
+    length(job, 2048)
+    recompute(job, default=not r.flag("disable_gradient_checkpointing"))
+    if r.flag("use_reentrant_gc") is False and job.fields["recompute"] == "full":
+        job.change("use_reentrant_gc", early_stop=True)
+    if r.flag("use_unsloth_gc"):
+        job.fields["offload"] = {**job.fields.get("offload", {}), "activations": "host"}
+    _trained(job, pure=pure)
+    optimizer(job, _optimizer(job))
+    kernels(job)
+    if r.flag("use_unsloth"):
+        job.change("use_unsloth", adapters="fused", norm="fused", norm_dtype="compute", rope="fused", loss="fused")
+    stage = r.choice("stage", _STAGES) or "sft"
+    if stage not in ("pt", "sft"):
+        r.fault(
+            "stage",
+            f"{stage}: preferences, rewards and reference models are not modelled",
+            "sft: the policy's own step",
+        )
+    return job.draft("llama-factory", "LLaMA-Factory 0.9")
+
+
+def _optimizer(job: Job) -> str:
+    """A switch's word, or the usual one."""
+    r = job.r
+    on = [word for name, word in _SWITCHES.items() if r.flag(name)]
+    for name, word in _SWITCHES.items():
+        if on and word == on[0] and r.flag(name) and "optim" in r:
+            r.overruled("optim", f"{name} decides")
+    return on[0] if on else "adamw_torch"
+
+
+def _trained(job: Job, *, pure: bool) -> None:
+    """What is trained is cast to fp32, unless in pure bf16 (model/adapter.py)."""
+    r = job.r
+    kind = r.choice("finetuning_type", ("lora", "full", "freeze", "oft")) or "lora"
+    bits = r.integer("quantization_bit")
+    if kind == "full":
+        if bits is not None:
+            r.fault("quantization_bit", "needs adapters", "finetuning_type: lora")
+        weights(job, "bf16" if pure else "fp32")
+        return
+    if kind != "lora":
+        r.fault("finetuning_type", f"{kind} is not modelled", "lora or full")
+    base = None
+    if bits is not None:
+        _quantised(job, bits)
+        base = "int8" if bits == 8 else "nf4" if r.flag("double_quantization") is False else "nf4_double"
+    elif "gptq" in (r.text("model_name_or_path") or "").lower():
+        base = "gptq"
+    adapters(job, "dora" if r.flag("use_dora") else "lora", base, "bf16" if pure else "fp32")
+    if "lora_target_modules" not in r and "lora_targets" not in r.given:
+        job.fields["lora_targets"] = ("all",)
+
+
+def _quantised(job: Job, bits: int) -> None:
+    r = job.r
+    if bits not in (4, 8):
+        r.fault("quantization_bit", f"{bits} bits are not modelled", "4 or 8")
+    if (r.text("quantization_method") or "bnb") not in ("bnb", "bitsandbytes"):
+        r.fault("quantization_method", "only bitsandbytes' kernels are modelled", "bnb")

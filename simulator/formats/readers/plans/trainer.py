@@ -1,0 +1,334 @@
+"""What files of Hugging Face's Trainer have in common (transformers 4.46 to 5, training_args.py; trl; peft 0.17; accelerate).
+
+Readers of transformers' own arguments, of axolotl's and of LLaMA-Factory's files give each setting the name that
+TrainingArguments, trl's SFTConfig and ModelConfig have for it; places keep the file's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+from simulator.base.schema import nearest
+from simulator.formats.readers.plans import accelerate
+from simulator.formats.readers.plans.accelerate import ReadJson
+from simulator.formats.readers.plans.draft import Degree, Draft
+from simulator.formats.readers.plans.options import options_of, table_of
+from simulator.formats.readers.plans.reading import Entry, Reading, flattened
+from simulator.spec.model import Model
+from simulator.spec.model.families import presets_of
+
+_F: Final = "fsdp_config.fsdp_"
+_DEEPSPEED: Final = "deepspeed_config.deepspeed_config_file"
+_NEVER: Final = "\0"  # these files' "auto" is a value like others
+DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "auto": "bf16", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}  # fmt: skip
+_ATTENTION: Final = {
+    "eager": "math", "sdpa": "flash2", "flash_attention_2": "flash2", "flash_attention_3": "flash3", "auto": "flash2",
+    "flex_attention": "flash2", "disabled": "math", "fa2": "flash2", "fa3": "flash3", "xformers": "flash2",
+}  # fmt: skip
+_WORDS: Final = {  # of the setting `fsdp`
+    "full_shard": "FULL_SHARD", "shard_grad_op": "SHARD_GRAD_OP", "no_shard": "NO_SHARD",
+    "hybrid_shard": "HYBRID_SHARD", "hybrid_shard_zero2": "HYBRID_SHARD_ZERO2",
+}  # fmt: skip
+LIGER: Final = {"loss": "fused_linear", "norm": "fused", "norm_dtype": "compute", "rope": "fused"}
+
+Engine = Literal["ddp", "fsdp", "deepspeed"]
+
+
+@dataclass
+class Job:
+    """A run as it is read: Plan's fields, settings of its software, and what only the model decides.
+
+    mixed: the dtype that products are cast to, "no" without; loaded: that of the weights as they come from the disk.
+    """
+
+    r: Reading
+    read_json: ReadJson
+    fields: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, tuple[object, str]] = field(default_factory=dict)
+    by_model: Mapping[str, Callable[[Model, Mapping[str, Any]], object]] = field(default_factory=dict)
+    assumed: dict[str, tuple[object, str]] = field(default_factory=dict)
+    engine: Engine = "ddp"
+    mixed: str = "no"
+    loaded: str = "fp32"
+    leftover: Degree | None = "dp_replicate"
+
+    def change(self, name: str, **settings: object) -> None:
+        """Settings of the stack that the file's setting `name` implies."""
+        self.changes |= {key: (value, self.r.place(name)) for key, value in settings.items()}
+
+    def draft(self, form: str, software: str) -> Draft:
+        """What was read, once everything is."""
+        r, total = self.r, self.fields.pop("global_batch_size", None)
+        model, unknown = _model(r)
+        r.sort_rest(options_of(form), typos=True)
+        stack = "torch-2.11-compiled" if self.fields.pop("compiled", False) else "transformers-2024"
+        return Draft(
+            format=form,
+            software=software,
+            file=r.file,
+            fields=self.fields,
+            places={name: r.place(key) for name, key in _PLACES.items() if key in r},
+            leftover=self.leftover,
+            model=model,
+            model_unknown=unknown,
+            global_batch_size=total,
+            assumed={name: told for name, told in self.assumed.items() if name not in self.fields},
+            by_model=self.by_model,
+            stack=stack,
+            stack_why="Hugging Face's Trainer; versions are not stated",
+            stack_changes=self.changes,
+            settings=r.settings(),
+            faults=tuple(r.faults),
+        )
+
+
+_PLACES: Final = {
+    "micro_batch_size": "per_device_train_batch_size",
+    "num_micro_batches": "gradient_accumulation_steps",
+    "seq_len": "max_length",
+    "model": "model_name_or_path",
+    "optimizer": "optim",
+    "lora_rank": "lora_r",
+    "lora_dropout": "lora_dropout",
+    "lora_targets": "lora_target_modules",
+    "train_modules": "lora_modules_to_save",
+    "data_parallel": "fsdp",
+}
+
+
+def begin(
+    data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str], names: Mapping[str, str]
+) -> Job:
+    """The file's settings under common names. names: the file's own -> the common one."""
+    return Job(Reading(_entries(data, file, names), file, given, auto=_NEVER), read_json)
+
+
+def _entries(data: Mapping[str, Any], file: str, names: Mapping[str, str]) -> dict[str, Entry]:
+    """FSDP's words become accelerate's settings, a DeepSpeed file or table the one that accelerate's plugin would name."""
+    found: dict[str, Entry] = {}
+    for name, entry in flattened(data, file, leaves=("deepspeed",)).items():
+        if name.startswith("fsdp_config."):
+            key = name.removeprefix("fsdp_config.").removeprefix("fsdp_")
+            found[f"{_F}{ {'cpu_offload': 'offload_params'}.get(key, key) }"] = entry
+        else:
+            found[names.get(name, name)] = entry
+    stated = found.get("fsdp")
+    words = stated.value if stated is not None else None
+    listed = words.replace(",", " ").split() if isinstance(words, str) else words if isinstance(words, list) else []
+    version = found.get(f"{_F}version")
+    for word in map(str, listed):
+        key, value = ("sharding_strategy", _WORDS.get(word)) if word in _WORDS else _OTHER.get(word, ("", None))
+        if stated is not None and value is not None and not (key == "sharding_strategy" and _is_two(version)):
+            found.setdefault(f"{_F}{key}", replace(stated, value=value))
+    if words:
+        found.setdefault(
+            f"{_F}auto_wrap_policy", Entry(name="fsdp", value="TRANSFORMER_BASED_WRAP", place=f"{file}: fsdp")
+        )
+    return found
+
+
+_OTHER: Final = {"offload": ("offload_params", True), "auto_wrap": ("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")}
+
+
+def _is_two(version: Entry | None) -> bool:
+    return version is not None and str(version.value) == "2"
+
+
+def precision(job: Job, default: object = None) -> None:
+    """Mixed precision: bf16, fp16, tf32. default: of bf16."""
+    r, flags = job.r, {}
+    for name in ("bf16", "fp16"):
+        value = r.raw(name)
+        flags[name] = (
+            (default if name == "bf16" else None) if value is None else value in ("auto", "full") or r.flag(name)
+        )
+    if flags["bf16"] and flags["fp16"]:
+        r.fault("fp16", "contradicts bf16", "one of the two")
+    job.mixed = "bf16" if flags["bf16"] else "fp16" if flags["fp16"] else "no"
+    if r.raw("tf32") not in (True, "true", "auto", None, False, "false"):
+        r.flag("tf32")
+    plain = "tf32" if r.raw("tf32") is True else "fp32"
+    job.fields["precision"] = job.mixed if job.mixed != "no" else plain
+
+
+def batch(job: Job, micro: int, accumulation: int = 1) -> None:
+    """Sequences a GPU and micro-batch, and micro-batches a step; where the file does not say, the framework's defaults."""
+    r, fields = job.r, job.fields
+    for name, key, default in (
+        ("micro_batch_size", "per_device_train_batch_size", micro),
+        ("num_micro_batches", "gradient_accumulation_steps", accumulation),
+    ):
+        value = r.integer(key, plan_field=name) or default
+        if (
+            name in fields
+            and job.engine == "deepspeed"
+            and fields[name] != value
+            and not (name == "num_micro_batches" and fields[name] == 1)
+        ):
+            r.fault(key, f"{value} contradicts the DeepSpeed file's {fields[name]}", 'the same, or "auto" there')
+        fields[name] = value
+    if r.flag("auto_find_batch_size"):
+        r.unmodelled("auto_find_batch_size", "the batch as it is stated")
+
+
+def length(job: Job, default: int | None) -> None:
+    """Tokens a sequence: what the file cuts them to. default: None: the training script's."""
+    r = job.r
+    found = r.integer("max_length", plan_field="seq_len") or default
+    if found is None:
+        job.assumed["seq_len"] = (2048, "these arguments state no length")
+    else:
+        job.fields["seq_len"] = found
+    if r.flag("packing"):
+        r.note("packing", "sequences of the full length; attention is counted over all of it")
+    else:
+        why = "every sequence is taken as long as the longest that is allowed; shorter ones are faster"
+        r.default_unmodelled("packing", "false", why)
+
+
+def parallelism(job: Job) -> None:
+    """DDP, FSDP or DeepSpeed, as accelerate's plugins run them."""
+    r, fields = job.r, job.fields
+    sharded = bool(r.raw("fsdp")) or any(name.startswith(_F) for name in r.entries)
+    mixed = job.mixed if job.mixed != "no" else None
+    if _DEEPSPEED in r and sharded:
+        r.fault(_DEEPSPEED, "contradicts fsdp", "one of the two")
+    if _DEEPSPEED in r:
+        job.engine = "deepspeed"
+        given = {*r.given, "precision", "micro_batch_size", "num_micro_batches", "optimizer"}
+        inner = replace(r, given=given)  # what this file says fills in "auto"
+        value = r.raw(_DEEPSPEED)
+        read, path = (
+            (job.read_json, str(value)) if not isinstance(value, Mapping) else (lambda _: value, r.place(_DEEPSPEED))
+        )
+        job.leftover, job.by_model = accelerate.deepspeed_file(inner, fields, read, path, mixed)
+    elif sharded:
+        job.engine = "fsdp"
+        job.leftover = accelerate.fsdp(r, fields, None, 1)
+        job.by_model = {"reduce_dtype": accelerate.compute_dtype}
+    else:
+        fields |= {"data_parallel": "ddp", "zero": 0}
+    megabytes = r.number("ddp_bucket_cap_mb")
+    if megabytes is not None and megabytes > 0 and job.engine == "ddp":
+        fields["bucket_bytes"] = int(megabytes * 2**20)
+
+
+def recompute(job: Job, default: bool = False) -> None:  # noqa: FBT001, FBT002
+    """Checkpointed layers, and what of them leaves for host memory."""
+    r, fields = job.r, job.fields
+    word = r.raw("gradient_checkpointing", "recompute")
+    moved = word in ("offload", "unsloth", "offload_disk") or r.raw("activation_offloading") in (
+        True,
+        "legacy",
+        "hidden_states",
+    )
+    on = moved or (
+        default if word is None else bool(r.flag("gradient_checkpointing") if not isinstance(word, bool) else word)
+    )
+    again = on or fields.get("recompute") == "full"
+    fields["recompute"] = "full" if again else "none"
+    if moved:
+        fields["offload"] = {**fields.get("offload", {}), "activations": "host"}
+    if again and r.flag("gradient_checkpointing_kwargs.use_reentrant") is False:
+        job.change("gradient_checkpointing_kwargs.use_reentrant", early_stop=True)
+
+
+def optimizer(job: Job, default: str) -> None:
+    """By TrainingArguments' names; states in the dtype of what is trained, bitsandbytes' 32-bit ones in fp32."""
+    r, fields, table = job.r, job.fields, table_of("transformers")["optimizers"]
+    name = (r.text("optim") or default).lower()
+    found = table.get(name)
+    if found is None and "optimizer" not in r.given:
+        remedy = f"{nearest(name, table) or 'adamw_torch'}, or --optimizer"
+        r.fault("optim", f"{name} is not modelled", remedy, (("--optimizer", "adamw"),))
+    kind, impl, *more = (found or "adamw foreach").split()
+    fields |= {"optimizer": kind, "optimizer_impl": impl}
+    if "paged" in name:
+        r.note("optim", "states counted as held on the GPU: pages that do not fit move to the host and back")
+    if "in_backward" in more:
+        fields["optimizer_in_backward"] = True
+    if fields.get("master_dtype", "fp32") == "bf16" and "fp32" not in more:
+        fields["optimizer_dtype"] = "bf16"
+
+
+def weights(job: Job, trained: str | None = None) -> None:
+    """Dtype of what is trained. trained: what the framework casts it to; None: as loaded, but engines keep fp32 beside mixed precision.
+
+    FSDP: accelerate casts flat parameters that are trained (accelerator.py, fsdp_utils.py); DeepSpeed: its master weights.
+    """
+    found = trained or job.loaded
+    if job.engine in ("fsdp", "deepspeed") and job.mixed != "no":
+        found = "fp32"
+    if found != "fp32":
+        job.fields["master_dtype"] = found
+    if job.mixed == "no" and job.loaded != "fp32":
+        job.fields["precision"] = job.loaded
+
+
+def adapters(job: Job, method: str, base: str | None, dtype: str) -> None:
+    """Adapters of peft. method: lora, dora; base: of frozen weights, None: as they are loaded; dtype: of the pairs."""
+    r, fields = job.r, job.fields
+    rank = r.integer("lora_r", plan_field="lora_rank")
+    dropout = r.number("lora_dropout")
+    if dropout is not None and not 0 <= dropout < 1:
+        r.fault("lora_dropout", f"{dropout:g} is no fraction", "0 or more, below 1")
+    fields |= {"peft": method, "lora_rank": rank or 8, **({"lora_dropout": dropout} if dropout else {})}
+    targets, saved = _names(r, "lora_target_modules"), _names(r, "lora_modules_to_save")
+    if targets or "lora_targets" not in r.given:
+        fields["lora_targets"] = targets or ("q", "v")  # peft's own choice for Llama and its kin (utils/constants.py)
+    if saved:
+        fields["train_modules"] = saved
+    if base is not None:
+        fields["base_weights"] = base
+    if dtype != "fp32":
+        fields["master_dtype"] = dtype
+    elif job.mixed == "no":
+        fields["adapter_dtype"] = "fp32"
+    for key in ("lora_target_parameters", "lora_rank_pattern", "lora_layers_to_transform", "lora_layer_replication"):
+        if r.raw(key):
+            r.fault(
+                key,
+                "adapters that differ by layer, or stand beside single parameters, are not modelled",
+                f"without {key}",
+            )
+
+
+def _names(r: Reading, key: str) -> tuple[str, ...]:
+    """Modules as a list, or as one text with commas; patterns of peft are faults."""
+    value = r.raw(key)
+    if value is None:
+        return ()
+    words = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+    found = tuple(word.strip().rpartition(".")[2] for word in map(str, words) if word.strip())
+    if any(set(word) & set("()|\\^$") for word in map(str, words)):
+        r.fault(key, "a regular expression is not read", "the modules' names, or all-linear")
+        return ()
+    return found
+
+
+def kernels(job: Job) -> None:
+    """Attention, Liger's kernels, torch.compile."""
+    r = job.r
+    attention = r.text("attn_implementation")
+    kernel = _ATTENTION.get((attention or "auto").rpartition("/")[2].replace("flash-attn", "fa").replace("-", "_"))
+    if attention is not None and kernel is None:
+        r.unmodelled("attn_implementation", "FlashAttention 2 is taken")
+    elif kernel not in (None, "flash2"):
+        job.change("attn_implementation", **{"attention.kernel": kernel})
+    if r.flag("use_liger_kernel"):
+        job.change("use_liger_kernel", **LIGER)
+    if r.flag("torch_compile"):
+        job.fields["compiled"] = True
+
+
+def _model(r: Reading) -> tuple[str | None, str]:
+    """The preset that the model's name is of; else its name and what to do."""
+    name = r.text("model_name_or_path")
+    found = next(iter(presets_of(name)), None) if name else None
+    if name is None or found is not None:
+        r.note("model_name_or_path", f"model {found}")
+        return found, ""
+    r.note("model_name_or_path", f"{name} is not a preset")
+    return None, f"{name} is not a preset; --model NAME, or its config.json"

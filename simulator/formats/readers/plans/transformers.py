@@ -1,0 +1,88 @@
+"""TrainingArguments as JSON or YAML, with trl's SFTConfig and ModelConfig beside them (transformers 4.46 to 5, trl 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from simulator.formats.readers.plans.accelerate import ReadJson
+from simulator.formats.readers.plans.draft import Draft
+from simulator.formats.readers.plans.trainer import (
+    DTYPES,
+    Job,
+    adapters,
+    batch,
+    begin,
+    kernels,
+    length,
+    optimizer,
+    parallelism,
+    precision,
+    recompute,
+    weights,
+)
+
+_NAMES: Final = {"torch_dtype": "dtype", "max_seq_length": "max_length", "per_gpu_train_batch_size": "per_device_train_batch_size",
+                 "model_init_kwargs.torch_dtype": "dtype", "model_init_kwargs.dtype": "dtype",
+                 "model_init_kwargs.attn_implementation": "attn_implementation"}  # fmt: skip
+_OF_TRL: Final = (
+    "packing",
+    "dataset_text_field",
+    "completion_only_loss",
+    "assistant_only_loss",
+    "use_peft",
+    "load_in_4bit",
+)
+_PAIRS: Final = (
+    "beta",
+    "ref_model_sync_steps",
+    "num_generations",
+    "precompute_ref_log_probs",
+)  # of trl's DPO, GRPO and their kin
+
+
+def read_transformers(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
+    """The plan of arguments that were read as plain data. read_json: reads a DeepSpeed file that they name."""
+    job = begin(data, file, read_json, given, _NAMES)
+    r = job.r
+    precision(job)
+    stated = r.text("dtype")
+    job.loaded = DTYPES.get((stated or "float32").rpartition(".")[2], "fp32")
+    parallelism(job)
+    batch(job, micro=8)
+    length(job, 1024 if any(name in r for name in _OF_TRL) else None)
+    recompute(job)
+    _frozen(job)
+    if stated is None and job.engine == "ddp" and "peft" not in job.fields:
+        why = "the script's from_pretrained decides; trl's trainers load float32"
+        job.assumed["master_dtype"] = ("fp32", why)
+    optimizer(job, "adamw_torch")
+    kernels(job)
+    for name in _PAIRS:
+        if r.raw(name) is not None:
+            r.fault(
+                name,
+                "preferences, rewards and reference models are not modelled",
+                f"without {name}: the policy's own step",
+            )
+    return job.draft("transformers", "transformers' TrainingArguments")
+
+
+def _frozen(job: Job) -> None:
+    """Trl's ModelConfig: LoRA, beside quantised weights in bf16 (sft_trainer.py)."""
+    r, four, eight = job.r, job.r.flag("load_in_4bit"), job.r.flag("load_in_8bit")
+    if not (r.flag("use_peft") or four or eight):
+        weights(job)
+        return
+    if four and eight:
+        r.fault("load_in_8bit", "contradicts load_in_4bit", "one of the two")
+    double = r.flag("use_bnb_nested_quant")
+    kind = r.choice("bnb_4bit_quant_type", ("nf4", "fp4"))
+    if kind == "fp4":
+        r.note("bnb_4bit_quant_type", "as many bytes as nf4")
+    base = ("nf4_double" if double else "nf4") if four else "int8" if eight else None
+    adapters(job, "dora" if r.flag("use_dora") else "lora", base, "bf16" if base and job.mixed == "bf16" else "fp32")
+    if "lora_r" not in r:
+        job.fields["lora_rank"] = 16
+    if "lora_dropout" not in r:
+        job.fields["lora_dropout"] = 0.05

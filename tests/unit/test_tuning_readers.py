@@ -1,0 +1,221 @@
+"""Files of fine-tuning frameworks as plans: what their settings become, by the frameworks' public code, and bad ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.base.errors import PlanError
+from simulator.formats.readers.plans import Draft, detect, plan_fields, read_plan
+from simulator.parallel.legality import check
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+
+FILES = Path(__file__).resolve().parents[1] / "data" / "plans"
+
+
+def plan_of(draft: Draft, num_devices: int = 8, **given: Any) -> Plan:
+    model = Model.load(draft.model if isinstance(draft.model, str) else "llama3.1-8b")
+    plan = Plan.model_validate(plan_fields(draft, num_devices, given, model))
+    check(plan)
+    return plan
+
+
+def read(folder: Path, name: str, **settings: object) -> Draft:
+    file = folder / name
+    file.write_text(json.dumps(settings))
+    return read_plan(file)
+
+
+def told(draft: Draft) -> str:
+    with pytest.raises(PlanError) as caught:
+        plan_of(draft)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("axolotl-qlora.yml", "axolotl"),
+        ("axolotl-fsdp.yml", "axolotl"),
+        ("llama-factory-full.yaml", "llama-factory"),
+        ("training-arguments.json", "transformers"),
+        ("torchtune-lora.yaml", "torchtune"),
+        ("zero3-auto.json", "deepspeed"),
+    ],
+)
+def test_a_format_is_told_by_its_content(name: str, form: str) -> None:
+    draft = read_plan(FILES / name)
+    assert detect((FILES / name).read_text(), name) == draft.format == form
+    assert not draft.named("unknown")
+
+
+def test_axolotl_s_qlora() -> None:
+    draft = read_plan(FILES / "axolotl-qlora.yml")
+    plan = plan_of(draft, 4)
+    assert (draft.model, plan.seq_len, plan.micro_batch_size, plan.num_micro_batches) == ("llama3-8b", 4096, 2, 4)
+    assert (plan.peft.method, plan.peft.rank, plan.peft.dropout, plan.peft.targets) == ("lora", 32, 0.05, ("all",))
+    assert plan.peft.stored == "nf4_double"  # loaders/model.py: bnb_4bit_use_double_quant
+    assert (plan.implementation, plan.zero, plan.dp_replicate) == ("ddp", 0, 4)
+    assert (plan.optimizer.kind, plan.recompute.mode, plan.precision.compute) == ("adam8bit", "full", "bf16")
+    assert plan.precision.master == "fp32"  # peft's adapters
+    changes = {name: value for name, (value, _) in draft.stack_changes.items()}
+    assert changes == {"adapters": "fused", "loss": "fused_linear"}  # kernels of LoRA are on unless they are named
+
+
+def test_axolotl_s_fsdp2_keeps_fp32_beside_mixed_precision() -> None:
+    draft = read_plan(FILES / "axolotl-fsdp.yml")
+    plan = plan_of(draft)
+    assert (plan.implementation, plan.zero, plan.dp_shard) == ("fsdp2", 3, 8)
+    assert (plan.num_micro_batches, plan.precision.master, plan.optimizer.dtype) == (16, "fp32", "fp32")
+    assert draft.stack_changes["early_stop"][0] is True
+    assert [setting.name for setting in draft.named("not modelled")] == ["packing"]
+
+
+def test_axolotl_alone_trains_what_it_loads(tmp_path: Path) -> None:
+    draft = read(tmp_path, "a.yml", base_model="Qwen/Qwen2.5-7B", sequence_len=1024, bf16="auto")
+    plan = plan_of(draft, 1)
+    assert (plan.precision.master, plan.optimizer.dtype, plan.optimizer.impl) == ("bf16", "bf16", "fused")
+    assert plan.seq_len == 1024
+
+
+def test_llama_factory_fills_in_its_deepspeed_file() -> None:
+    draft = read_plan(FILES / "llama-factory-full.yaml")
+    plan = plan_of(draft)
+    assert (plan.implementation, plan.zero, plan.dp_shard) == ("deepspeed", 3, 8)
+    assert (plan.micro_batch_size, plan.num_micro_batches, plan.precision.compute) == (2, 4, "bf16")
+    assert plan.deepspeed.reduce_bucket_numel == Model.load("qwen2.5-7b").d_model ** 2
+    assert plan.recompute.mode == "full"  # unless disable_gradient_checkpointing
+    assert draft.stack_changes["loss"][0] == "fused_linear"
+
+
+def test_llama_factory_trains_in_fp32_unless_pure(tmp_path: Path) -> None:
+    common = {"model_name_or_path": "Qwen/Qwen2.5-7B", "finetuning_type": "full", "cutoff_len": 512}
+    assert plan_of(read(tmp_path, "a.yaml", **common, bf16=True)).precision.master == "fp32"
+    pure = plan_of(read(tmp_path, "b.yaml", **common, pure_bf16=True, disable_gradient_checkpointing=True))
+    assert (pure.precision.master, pure.precision.compute, pure.optimizer.dtype) == ("bf16", "bf16", "bf16")
+    assert pure.recompute.mode == "none"
+
+
+def test_training_arguments_with_trl_s_own(tmp_path: Path) -> None:
+    draft = read_plan(FILES / "training-arguments.json")
+    plan = plan_of(draft, 2)
+    assert (plan.peft.rank, plan.peft.targets, plan.peft.stored) == (64, ("q", "k", "v", "out"), "nf4")
+    assert plan.peft.dropout == 0.05  # ModelConfig's default
+    assert plan.precision.master == "bf16"  # trl casts adapters beside quantised weights
+    assert (plan.micro_batch_size, plan.num_micro_batches, plan.recompute.mode) == (4, 2, "full")
+    bare = read(tmp_path, "args.json", per_device_train_batch_size=2, bf16=True, model_name_or_path="Qwen/Qwen2.5-7B")
+    assert {name: value for name, (value, _) in bare.assumed.items()} == {"seq_len": 2048, "master_dtype": "fp32"}
+    assert bare.stack == "transformers-2024"
+
+
+def test_fsdp_s_words_are_accelerate_s(tmp_path: Path) -> None:
+    common = {"per_device_train_batch_size": 1, "bf16": True, "max_length": 512}
+    one = plan_of(read(tmp_path, "a.json", **common, fsdp="full_shard auto_wrap"))
+    assert (one.implementation, one.zero, one.dp_shard, one.precision.reduce) == ("fsdp1", 3, 8, "bf16")
+    two = plan_of(
+        read(tmp_path, "b.json", **common, fsdp=True, fsdp_config={"version": 2, "activation_checkpointing": True})
+    )
+    assert (two.implementation, two.recompute.mode) == ("fsdp2", "full")
+    grads = plan_of(read(tmp_path, "c.json", **common, fsdp=["shard_grad_op"]))
+    assert grads.zero == 2
+    hybrid = read(tmp_path, "d.json", **common, fsdp="hybrid_shard")
+    assert "--dp-shard" in told(hybrid)
+
+
+def test_torchtune_s_builder_names_model_and_adapters() -> None:
+    draft = read_plan(FILES / "torchtune-lora.yaml")
+    plan = plan_of(draft, 2)
+    assert (draft.model, draft.stack, plan.seq_len) == ("llama3.1-8b", "torchtune-2024", 4096)
+    assert (plan.implementation, plan.zero, plan.dp_shard) == ("fsdp2", 3, 2)
+    assert (plan.peft.method, plan.peft.rank) == ("lora", 16)
+    assert set(plan.peft.targets) == {"q", "v", "out", "mlp"}
+    assert (plan.precision.master, plan.optimizer.dtype, plan.optimizer.impl) == ("bf16", "bf16", "fused")
+    assert (plan.micro_batch_size, plan.num_micro_batches, plan.recompute.mode) == (2, 8, "full")
+
+
+@pytest.mark.parametrize(
+    ("builder", "preset"),
+    [
+        ("qwen2_5.qwen2_5_0_5b", "qwen2.5-0.5b"),
+        ("qwen2_5.qwen2_5_7b_instruct", "qwen2.5-7b"),
+        ("qwen2.qwen2_0_5b", "qwen2-0.5b"),
+        ("llama2.llama2_13b", "llama2-13b"),
+        ("mistral.mistral_7b", "mistral-7b"),
+        ("phi3.phi3_mini", "phi-3-mini"),
+    ],
+)
+def test_torchtune_s_builders_are_presets(builder: str, preset: str, tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text(f"model:\n  _component_: torchtune.models.{builder}\nbatch_size: 1\n")
+    assert read_plan(file).model == preset
+
+
+def test_torchtune_on_one_device_shards_nothing(tmp_path: Path) -> None:
+    text = (
+        (FILES / "torchtune-lora.yaml").read_text().replace("lora_finetune_distributed", "lora_finetune_single_device")
+    )
+    file = tmp_path / "t.yaml"
+    file.write_text(text)
+    draft = read_plan(file)
+    assert (draft.num_devices, plan_of(draft, 1).zero) == (1, 0)
+    assert read_plan(file, define={"recipe": "lora_finetune_distributed"}).num_devices is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rl": "dpo"}, ("rl", "reference models are not modelled", "without rl")),
+        ({"optimizer": "came_pytorch"}, ("optimizer", "came_pytorch is not modelled", "--optimizer")),
+        ({"adapter": "qlora"}, ("load_in_4bit", "load_in_4bit: true")),
+        ({"adapter": "prompt"}, ("adapter", "one of lora, qlora")),
+        ({"deepspeed": "none.json", "fsdp": ["full_shard"]}, ("contradicts fsdp", "none.json")),
+        ({"bf16": True, "fp16": True}, ("fp16", "contradicts bf16")),
+        ({"micro_batch_size": 0}, ("micro_batch_size", "0 is not a whole number of 1 or more")),
+        ({"adapter": "lora", "lora_dropout": 2}, ("lora_dropout", "2 is no fraction")),
+        ({"adapter": "lora", "lora_target_modules": ".*(q|v)_proj"}, ("lora_target_modules", "regular expression")),
+        ({"gradient_acumulation_steps": 4}, ("gradient_acumulation_steps", "gradient_accumulation_steps?")),
+        ({"unfrozen_parameters": ["lm_head"]}, ("unfrozen_parameters", "--freeze-modules")),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_what_to_write(
+    settings: dict[str, object], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    common: dict[str, object] = {"base_model": "Qwen/Qwen2.5-7B", "sequence_len": 512, "bf16": True}
+    found = told(read(tmp_path, "a.yml", **{**common, **settings}))
+    assert all(word in found for word in words), found
+
+
+def test_faults_come_together_and_name_the_file_s_own_settings(tmp_path: Path) -> None:
+    settings = {
+        "model_name_or_path": "Qwen/Qwen2.5-7B",
+        "finetuning_type": "oft",
+        "quantization_bit": 3,
+        "stage": "dpo",
+        "cutoff_len": "long",
+    }
+    found = told(read(tmp_path, "a.yaml", **settings))
+    for words in (
+        "finetuning_type: oft is not modelled",
+        "quantization_bit: 3 bits",
+        "stage: dpo",
+        "cutoff_len: long is not a whole number",
+    ):
+        assert words in found
+    assert "max_length" not in found
+
+
+def test_an_unknown_model_is_told_with_a_flag(tmp_path: Path) -> None:
+    draft = read(tmp_path, "a.yml", base_model="someone/new-model-9b", sequence_len=512)
+    assert (draft.model, draft.model_unknown) == (
+        None,
+        "someone/new-model-9b is not a preset; --model NAME, or its config.json",
+    )
+
+
+def test_an_adapter_s_file_is_no_plan(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="--recipe"):
+        read(tmp_path, "adapter_config.json", peft_type="LORA", r=8)
