@@ -24,6 +24,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.tiers import HostTier
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.plan.optimizers import OPTIMIZERS
 from simulator.work.collectives import collective_s
 from simulator.work.parameters import trained_numel
 from simulator.work.script import units
@@ -153,9 +154,9 @@ def _numel_bytes(plan: Plan) -> tuple[int, int]:
     """Bytes a parameter: of weights (16-bit copies beside master weights included), of moments."""
     copies = plan.traits.master_copy and plan.compute_dtype != plan.precision.master
     weights = DTYPE_BYTES[plan.precision.master] + (DTYPE_BYTES[plan.compute_dtype] if copies else 0)
-    moments = {"sgd": 0, "sgd_momentum": 1, "adam8bit": 2}.get(plan.optimizer.kind, 2)
-    size = 1 if plan.optimizer.kind == "adam8bit" else DTYPE_BYTES[plan.optimizer.dtype]
-    return weights, moments * size
+    found = OPTIMIZERS[plan.optimizer.kind]
+    size = -(-found.bits // 8) or DTYPE_BYTES[plan.optimizer.dtype]
+    return weights, found.moments * size
 
 
 def _state_bytes(model: Model, plan: Plan, checkpoint: Checkpoint) -> tuple[int, int]:

@@ -53,6 +53,11 @@ def stored(numel: int, width: int, base: BaseWeights, compute_bytes: int) -> Sto
             return Stored(numel * compute_bytes)
 
 
+def is_matrix(part: str, shape: tuple[int, ...]) -> bool:
+    """A matrix of a layer (or a stack of them), as against embedding, head, norms and biases."""
+    return len(shape) > 1 and part not in ("embedding", "head")
+
+
 def trained(model: Model, part: Part, plan: Plan) -> tuple[Parameter, ...]:
     """(name, shape) of what is trained of a part, adapters behind the weights that they stand beside."""
     parameters = model.parameter_shapes(part)

@@ -44,7 +44,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "last_layers_bf16": st.sampled_from((0, 1)),
     "reduce_dtype": st.sampled_from((None, "fp32", "bf16")),
     "master_dtype": st.sampled_from(("fp32", "bf16")),
-    "optimizer": st.sampled_from(("adamw", "sgd", "adam8bit")),
+    "optimizer": st.sampled_from(("adamw", "sgd", "adam8bit", "adam4bit", "adafactor", "muon")),
     "recompute": st.sampled_from(("none", "full", "selective")),
     "recompute_modules": st.sampled_from((("core_attn",), ("moe",))),
     "cuda_graphs": st.sampled_from(((), ("attn",), ("full_iteration", "attn"), ("moe_preprocess",))),

@@ -168,7 +168,7 @@ def plans(draw: st.DrawFn) -> Plan:
             "reduce_dtype": draw(st.sampled_from([None, "bf16", "fp32"])),
             "recompute": draw(st.sampled_from(["none", "full", "selective", "every_k"])),
             "recompute_every": 2,
-            "optimizer": draw(st.sampled_from(["adamw", "sgd", "adam8bit"])),
+            "optimizer": draw(st.sampled_from(["adamw", "sgd", "adam8bit", "lion8bit"])),
             "optimizer_impl": draw(st.sampled_from(["fused", "foreach", "loop"])),
             "reshard_after_forward": draw(st.sampled_from([None, True, False, ranks])),
             "forward_prefetch": draw(st.integers(0, 2)),

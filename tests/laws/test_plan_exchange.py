@@ -105,7 +105,9 @@ def deepspeed_plans(draw: st.DrawFn) -> Plan:
         cp_exchange="all_to_all",
         precision=draw(st.sampled_from(("bf16", "fp16", "fp32"))),
         reduce_dtype=draw(st.sampled_from((None, "fp32", "bf16"))),
-        optimizer="adamw" if offload else draw(st.sampled_from(("adamw", "adam", "sgd", "sgd_momentum", "adam8bit"))),
+        optimizer="adamw"
+        if offload
+        else draw(st.sampled_from(("adamw", "adam", "sgd", "sgd_momentum", "adam8bit", "lion"))),
         optimizer_impl=draw(st.sampled_from(("fused", "foreach"))),
         reduce_bucket_numel=10**6 * draw(counts),
         prefetch_bucket_numel=10**5 * draw(counts),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +361,12 @@ def test_fused_blocks_launch_fewer_kernels() -> None:
         ({"optimizer": "sgd"}, 12),
         ({"optimizer": "sgd_momentum"}, 20),
         ({"optimizer": "adam8bit"}, 16),  # p and g in fp32, two states of a byte
+        ({"optimizer": "adam4bit"}, 14),  # two of half a byte
+        ({"optimizer": "lion"}, 20),  # one moment
+        ({"optimizer": "lion8bit"}, 14),
+        ({"optimizer": "lion", "master_dtype": "bf16", "optimizer_dtype": "bf16"}, 10),
+        # twelve kernels of transformers' Adafactor read 13 tensors and write 8, all in fp32
+        ({"optimizer": "adafactor", "data_parallel": "fsdp1"}, 4 * (13 + 8)),
         ({"optimizer_dtype": "bf16"}, 20),
         ({"zero": 1, "data_parallel": "megatron", "reduce_dtype": "fp32"}, 28 + 6),  # and the bf16 copy
         ({"zero": 3, "data_parallel": "deepspeed"}, 28 + 6 + 6),  # bf16 gradients widened first
@@ -369,6 +376,29 @@ def test_bytes_of_the_optimizer_a_parameter(fields: dict[str, object], per_param
     plan = Plan(**{"dp_shard": 8, **fields})  # type: ignore[arg-type]
     kernels = optimizer_kernels(10**6, 100, plan)
     assert sum(k.num_bytes for k in kernels) == per_parameter * 10**6
+
+
+def test_muon_multiplies_each_matrix_with_itself_five_times() -> None:
+    # of an m × n matrix, m ≤ n: X Xᵀ, its square, their polynomial times X: 4 m² n + 2 m³ FLOP an iteration (torch/optim/_muon.py)
+    parts = [("embedding", [(512, 64)]), ("layer0", [(128, 64), (64, 192), (64,)]), ("head", [(512, 64)])]
+    numel = sum(math.prod(shape) for _, shapes in parts for shape in shapes)
+    plan = Plan(optimizer="muon", zero=0, data_parallel="ddp")
+    kernels = optimizer_kernels(numel, 5, plan, parts)
+    gemms = [kernel for kernel in kernels if isinstance(kernel, Gemm)]
+    assert sum(gemm.flop for gemm in gemms) == 5 * sum(4 * 64**2 * n + 2 * 64**3 for n in (128, 192))
+    rest = kernels[-1]  # embedding, head and the norm are AdamW's
+    assert isinstance(rest, Stream)
+    assert rest.num_bytes == 28 * (2 * 512 * 64 + 64)
+
+
+def test_galore_projects_gradients_and_steps() -> None:
+    parts = [("layer0", [(128, 64), (64, 192)])]
+    plan = Plan(
+        optimizer="galore", galore_rank=16, zero=0, data_parallel="ddp", master_dtype="bf16", optimizer_dtype="bf16"
+    )
+    gemms = [k for k in optimizer_kernels(128 * 64 + 64 * 192, 2, plan, parts) if isinstance(k, Gemm)]
+    assert sum(gemm.flop for gemm in gemms) == 2 * 2 * 16 * (128 * 64 + 64 * 192)
+    assert {gemm.dtype for gemm in gemms} == {"bf16"}
 
 
 def test_a_loop_launches_for_every_tensor() -> None:

@@ -176,7 +176,11 @@ def test_torchtune_on_one_device_shards_nothing(tmp_path: Path) -> None:
         ({"bf16": True, "fp16": True}, ("fp16", "contradicts bf16")),
         ({"micro_batch_size": 0}, ("micro_batch_size", "0 is not a whole number of 1 or more")),
         ({"adapter": "lora", "lora_dropout": 2}, ("lora_dropout", "2 is no fraction")),
-        ({"adapter": "lora", "lora_target_modules": ".*(q|v)_proj"}, ("lora_target_modules", "regular expression")),
+        ({"adapter": "lora", "lora_target_modules": "(a+)+$"}, ("lora_target_modules", "is no pattern")),
+        (
+            {"adapter": "lora", "lora_target_modules": r".*layers\.[02]\.mlp.*"},
+            ("lora_target_modules", "in all layers"),
+        ),
         ({"gradient_acumulation_steps": 4}, ("gradient_acumulation_steps", "gradient_accumulation_steps?")),
         ({"unfrozen_parameters": ["lm_head"]}, ("unfrozen_parameters", "--freeze-modules")),
     ],
@@ -206,6 +210,42 @@ def test_faults_come_together_and_name_the_file_s_own_settings(tmp_path: Path) -
     ):
         assert words in found
     assert "max_length" not in found
+
+
+def test_patterns_of_modules_are_matched_as_peft_does(tmp_path: Path) -> None:
+    pattern = r"model.layers.[\d]+.(mlp|self_attn).(up|down|q|v)_proj"
+    draft = read(tmp_path, "a.yml", base_model="Qwen/Qwen2.5-7B", adapter="lora", lora_target_modules=pattern)
+    assert set(plan_of(draft).peft.targets) == {"q", "v", "up", "down"}
+
+
+@pytest.mark.parametrize(
+    ("word", "kind", "dtype"),
+    [
+        ("adamw_torch_4bit", "adam4bit", "bf16"),
+        ("lion_8bit", "lion8bit", "fp32"),
+        ("paged_adamw_32bit", "adamw", "fp32"),  # bitsandbytes' wide states are fp32 whatever is trained
+        ("adafactor", "adafactor", "bf16"),
+        ("muon", "muon", "bf16"),
+    ],
+)
+def test_words_for_optimizers(word: str, kind: str, dtype: str, tmp_path: Path) -> None:
+    plan = plan_of(read(tmp_path, "a.yml", base_model="Qwen/Qwen2.5-7B", optimizer=word), 1)
+    assert (plan.optimizer.kind, plan.optimizer.dtype) == (kind, dtype)
+
+
+def test_galore_s_rank(tmp_path: Path) -> None:
+    settings = {
+        "model_name_or_path": "Qwen/Qwen2.5-7B",
+        "finetuning_type": "full",
+        "use_galore": True,
+        "galore_rank": 32,
+    }
+    plan = plan_of(
+        read(tmp_path, "a.yaml", **settings, galore_layerwise=True, pure_bf16=True, per_device_train_batch_size=1), 1
+    )
+    assert (plan.optimizer.kind, plan.optimizer.galore_rank, plan.optimizer.in_backward) == ("galore", 32, True)
+    arguments = {"optim": "galore_adamw", "optim_args": "rank=64, scale=2", "num_train_epochs": 1, "max_length": 512}
+    assert plan_of(read(tmp_path, "b.json", **arguments), 1).optimizer.galore_rank == 64
 
 
 def test_an_unknown_model_is_told_with_a_flag(tmp_path: Path) -> None:

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import pytest
 
+from simulator.base.errors import PlanError
+from simulator.parallel.legality import check
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.work.script import (
     communication,
     gradient_tensors,
     optimizer_tensors,
+    pieces,
     resident_bytes,
+    resident_tensors,
     stepped_numels,
     units,
 )
@@ -113,6 +118,43 @@ def test_adam8bit_state() -> None:
     plan = Plan(optimizer="adam8bit")
     assert sum(optimizer_tensors(2**20, plan)) == 2 * (2**20 + 4 * 2**20 // 256)
     assert sum(optimizer_tensors(1024, plan)) == 2 * 4 * 1024
+
+
+def test_states_of_other_optimizers() -> None:
+    """torchao: half a byte, an fp32 scale in 128 and 16 levels, twice; bitsandbytes' Lion: one state; a wide one if small."""
+    size = 2**20
+    assert sum(optimizer_tensors(size, Plan(optimizer="adam4bit"))) == 2 * (size // 2 + 4 * size // 128 + 64)
+    assert sum(optimizer_tensors(1024, Plan(optimizer="adam4bit"))) == 2 * 4 * 1024
+    assert sum(optimizer_tensors(size, Plan(optimizer="lion8bit"))) == size + 4 * size // 256
+    assert sum(optimizer_tensors(size, Plan(optimizer="lion"))) == 4 * size
+    assert sum(optimizer_tensors(size, Plan(optimizer="adafactor", data_parallel="fsdp1"))) == 4 * size  # a flat vector
+
+
+def test_states_by_shape() -> None:
+    model = Model.load("gpt2")
+    alone: dict[str, Any] = {"zero": 0, "data_parallel": "ddp", "optimizer_impl": "foreach"}
+    shapes = [(name, shape) for name, found in pieces(model, Plan(**alone)) for shape in found]
+    inner = [shape for name, shape in shapes if len(shape) > 1 and name.startswith("layer")]
+    rest = sum(prod(shape) for _, shape in shapes) - sum(map(prod, inner))
+
+    def states(**fields: Any) -> int:
+        return sum(resident_tensors(model, Plan(**{**alone, **fields}))["optimizer_state"])
+
+    # a mean a row and a column in fp32; vectors are not factored
+    rows = sum(4 * sum(shape) if len(shape) > 1 else 4 * shape[0] for _, shape in shapes)
+    assert states(optimizer="adafactor") == rows
+    assert states(optimizer="muon") == 4 * sum(map(prod, inner)) + 8 * rest
+    low = sum(2 * 64 * max(shape) + 64 * min(shape) for shape in inner)  # two moments, and the projection
+    assert states(optimizer="galore", galore_rank=64) == 4 * low + 8 * rest
+
+
+def test_whole_matrices_are_asked_for() -> None:
+    for fields in ({"dp_shard": 8}, {"zero": 0, "tp": 2}, {"zero": 0, "peft": "lora"}):
+        with pytest.raises(PlanError, match="muon steps whole matrices"):
+            check(Plan.model_validate({"optimizer": "muon", **fields}))
+    with pytest.raises(PlanError, match="rows and columns"):
+        check(Plan(optimizer="adafactor", dp_shard=8))
+    check(Plan(optimizer="adafactor", dp_shard=8, data_parallel="fsdp1"))
 
 
 @pytest.mark.parametrize(("optimizer", "momenta"), [("adamw", 2), ("sgd_momentum", 1), ("sgd", 0)])

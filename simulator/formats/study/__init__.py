@@ -48,7 +48,11 @@ __all__ = ["PlanFile", "Study", "calibration_named", "nested", "read_study"]
 
 
 _OF_PEFT: Final = frozenset(
-    ("optimizer_in_backward", *(flat for flat, place in Plan.flat_names.items() if place.startswith("peft.")))
+    (
+        "optimizer_in_backward",
+        "galore_rank",
+        *(flat for flat, place in Plan.flat_names.items() if place.startswith("peft.")),
+    )
 )
 
 
@@ -82,6 +86,7 @@ class Study:
         """The plan's fields; those of fine-tuning where something is frozen."""
         fields = self.plan.model_dump(mode="json")
         tuned = self.plan.peft.method != "none" or self.plan.peft.any or self.plan.optimizer.in_backward
+        tuned |= self.plan.optimizer.kind == "galore"
         return {name: value for name, value in fields.items() if tuned or name not in _OF_PEFT}
 
 

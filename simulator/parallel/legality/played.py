@@ -8,6 +8,7 @@ from typing import Final
 from simulator.parallel.legality.degrees import nearest_divisor
 from simulator.parallel.legality.rule import Played, PlayRule
 from simulator.spec.plan import AXES, NOTHING_OFFLOADED, Plan
+from simulator.spec.plan.optimizers import OPTIMIZERS
 
 MAX_CPU_RANKS: Final = 4
 
@@ -22,6 +23,12 @@ def _model_rule(where: str, what: str, there: Callable[[Played], bool]) -> PlayR
         equation=f"{what} is not played",
         remedy="not needed for an answer: `shardwise predict` takes this model",
     )
+
+
+def _of_torch(plan: Plan) -> bool:
+    """The optimizer steps all parameters by torch's own kernels."""
+    found = OPTIMIZERS[plan.optimizer.kind]
+    return bool(found.foreach) and not found.matrices
 
 
 def _windows(played: Played) -> bool:
@@ -93,8 +100,8 @@ _PLAN: Final = (
     PlayRule(
         where="optimizer",
         fields=("optimizer",),
-        holds=lambda played: played.plan.optimizer.kind != "adam8bit",
-        equation="adam8bit needs bitsandbytes",
+        holds=lambda played: _of_torch(played.plan),
+        equation=lambda played: f"torch has no {played.plan.optimizer.kind} for all parameters",
         remedy='optimizer = "adamw"',
     ),
     PlayRule(
@@ -108,7 +115,7 @@ _PLAN: Final = (
     PlayRule(
         where="optimizer_dtype",
         fields=("optimizer", "optimizer_dtype", "master_dtype"),
-        applies=lambda played: played.plan.optimizer.kind not in ("sgd", "adam8bit"),
+        applies=lambda played: played.plan.optimizer.kind in ("adam", "adamw", "sgd_momentum"),
         holds=lambda played: played.plan.optimizer.dtype == played.plan.precision.master,
         equation=lambda played: (
             f"torch keeps its state in the parameters' dtype, {played.plan.precision.master}, "

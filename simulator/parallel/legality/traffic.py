@@ -6,6 +6,7 @@ from typing import Final
 
 from simulator.parallel.legality.rule import PlanRule
 from simulator.spec.plan import Plan
+from simulator.spec.plan.optimizers import OPTIMIZERS
 
 _STAGE_3: Final = ("implementation", "zero")
 
@@ -230,6 +231,22 @@ PLAN: Final = (
         holds=lambda plan: plan.traits.whole_modules and plan.num_devices == 1 and plan.num_micro_batches == 1,
         equation="gradients that go as they appear are neither reduced nor added up",
         remedy="one GPU with zero = 0 and one micro-batch, or optimizer_in_backward = false",
+    ),
+    PlanRule(
+        where="optimizer",
+        fields=("optimizer", "data_parallel", "zero", "tp", "peft"),
+        applies=lambda plan: OPTIMIZERS[plan.optimizer.kind].matrices,
+        holds=lambda plan: plan.traits.whole_modules and plan.zero == 0 and plan.tp == 1 and not plan.peft.adds,
+        equation=lambda plan: f"{plan.optimizer.kind} steps whole matrices of the model, which each GPU must hold",
+        remedy='data_parallel = "ddp", zero = 0, tp = 1, without adapters; or optimizer = "adamw"',
+    ),
+    PlanRule(
+        where="optimizer",
+        fields=("optimizer", "data_parallel", "zero"),
+        applies=lambda plan: plan.optimizer.kind == "adafactor",
+        holds=lambda plan: not plan.traits.shards_rows and not (plan.traits.whole_modules and plan.zero),
+        equation="adafactor needs means over rows and columns, which are on other GPUs",
+        remedy='data_parallel = "ddp" with zero = 0, or a flat vector: "fsdp1", "deepspeed"',
     ),
     *_ZEROPP,
     _MICS,

@@ -66,6 +66,7 @@ def _kernels(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> lis
         found += [(kernel, 1 - first) for kernel in unit.add_kernels]
     if plan.offload.optimizer == "none":
         numel = stepped_numel(model, plan)
-        update = optimizer_kernels(numel, sum(len(shapes) for _, shapes in pieces(model, plan)), plan)
+        parts = pieces(model, plan)
+        update = optimizer_kernels(numel, sum(len(shapes) for _, shapes in parts), plan, parts)
         found += [(kernel, first) for kernel in update]
     return found

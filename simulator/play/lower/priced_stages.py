@@ -171,10 +171,10 @@ def _copies(clock: Clock, kernels: tuple[Kernel, ...]) -> Work:
 
 
 def _optimizer(model: Model, plan: Plan, clock: Clock, stack: Stack) -> Work:
-    numel = stepped_numel(model, plan)
-    tensors = sum(len(shapes) for _, shapes in pieces(model, plan))
+    numel, parts = stepped_numel(model, plan), pieces(model, plan)
+    tensors = sum(len(shapes) for _, shapes in parts)
     offloaded = plan.offload.optimizer != "none"
-    kernels = () if offloaded else (*update_kernels(model, plan), *optimizer_kernels(numel, tensors, plan))
+    kernels = () if offloaded else (*update_kernels(model, plan), *optimizer_kernels(numel, tensors, plan, parts))
     work = clock.work("optimizer", kernels)
     host_s = work.host_s + tensors * stack.host.parameter_s
     return Work(parts=(*work.parts, ("overhead", stack.fitted.step_overhead_s)), host_s=host_s)

@@ -44,6 +44,7 @@ FLAT_NAMES: Final = {
     "optimizer": "optimizer.kind",
     "optimizer_impl": "optimizer.impl",
     "optimizer_dtype": "optimizer.dtype",
+    "galore_rank": "optimizer.galore_rank",
     "optimizer_in_backward": "optimizer.in_backward",
     "peft": "peft.method",
     "lora_rank": "peft.rank",

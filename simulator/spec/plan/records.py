@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from simulator.base.schema import Strict
 from simulator.base.units import Bytes
 from simulator.spec.plan.compression import NO_HOOK, NO_ZEROPP, CommHook, ZeroPlusPlus
+from simulator.spec.plan.optimizers import Kind
 from simulator.spec.plan.order import MAX_COUNT, MAX_SIZE
 from simulator.spec.plan.schedules import Schedule
 
@@ -133,13 +134,18 @@ class PrecisionPlan(Strict):
 class OptimizerPlan(Strict):
     """`[plan.optimizer]`: which optimizer steps. `optimizer = "adamw"` alone sets `kind`."""
 
-    kind: Literal["adamw", "adam", "sgd", "sgd_momentum", "adam8bit"] = Field(
-        default="adamw", description="the optimizer"
+    kind: Kind = Field(
+        default="adamw",
+        description="the optimizer: also bitsandbytes' with states of 8 bits (`adam8bit`, `lion8bit`) and torchao's of 4 "
+        "(`adam4bit`); transformers' `adafactor`; `muon`, which orthogonalises the moment of each matrix of a layer (torch's: five "
+        "Newton-Schulz steps) and leaves all else to AdamW; `galore`, whose moments are of gradients projected to `galore_rank` "
+        "(the decomposition that finds the projection every 200 steps is not counted)",
     )
     impl: Literal["foreach", "fused", "loop"] = Field(
         default="fused", description="its kernels: one for lists of tensors, one for all, or tensor by tensor"
     )
     dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="dtype of the moments")
+    galore_rank: int = Field(ge=1, le=MAX_COUNT, default=128, description="of `galore`'s projections")
     in_backward: bool = Field(
         default=False,
         description="each parameter is stepped as its gradient appears, which goes at once (hooks of torch's tutorial, torchtune, "

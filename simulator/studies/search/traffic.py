@@ -80,5 +80,5 @@ def passes_of(shard: Model, plan: Plan, units: tuple[UnitGroup, ...]) -> Passes:
     if plan.offload.optimizer != "none":
         return Passes(units, ())
     numel = stepped_numel(shard, plan)
-    tensors = sum(len(shapes) for _, shapes in pieces(shard, plan))
-    return Passes(units, optimizer_kernels(numel, tensors, plan))
+    parts = pieces(shard, plan)
+    return Passes(units, optimizer_kernels(numel, sum(len(shapes) for _, shapes in parts), plan, parts))

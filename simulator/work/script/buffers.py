@@ -10,8 +10,10 @@ from typing_extensions import override
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.plan.optimizers import OPTIMIZERS
+from simulator.work.parameters import is_matrix
 from simulator.work.script.queries import trained_tensors, units
-from simulator.work.script.sharding import ParameterUnit, keeps_layers, keeps_root, pieces, shard_ranks
+from simulator.work.script.sharding import ParameterUnit, Shape, keeps_layers, keeps_root, pieces, shard_ranks
 from simulator.work.script.storage import ROOT, Storages
 
 
@@ -73,6 +75,9 @@ class Buffers:
     def temporaries(self, numels: Sequence[int]) -> None:
         """Square roots of the second momenta: a group's at once (foreach), two of one parameter (loop), none (fused)."""
         on_host = self.plan.offload.optimizer != "none"
+        if OPTIMIZERS[self.plan.optimizer.kind].matrices or self.plan.optimizer.kind == "adafactor":
+            self._single()
+            return
         if on_host or self.plan.optimizer.kind not in ("adam", "adamw") or self.plan.optimizer.impl == "fused":
             return
         size = DTYPE_BYTES[self.plan.optimizer.dtype]
@@ -87,9 +92,47 @@ class Buffers:
             denominator = [quotient]
         self.storages.free(*denominator)
 
+    def _single(self) -> None:
+        """Of optimizers that step tensor by tensor: two of the largest kind of a tensor, and the update of the one before."""
+        master = DTYPE_BYTES[self.plan.precision.master]
+        before: list[int] = []
+        for shape in _stepped_shapes(self.model, self.plan):
+            sizes = _temporary_bytes(shape, master, self.plan)
+            made = [self.storages.alloc(size, "temporaries") for size in sizes]
+            self.storages.free(*before, *made[1:])
+            before = made[:1]
+        self.storages.free(*before)
+
     def zero_grad(self) -> None:
         self.storages.free(*self.gradients)
         self.gradients = []
+
+
+def _stepped_shapes(model: Model, plan: Plan) -> list[Shape]:
+    """Of what is stepped tensor by tensor, in order: a flat vector counts as one."""
+    if not plan.traits.whole_modules:
+        return [(sum(trained_tensors(model, plan)) // DTYPE_BYTES[plan.precision.master],)]
+    every = plan.optimizer.kind == "adafactor"
+    parts = pieces(model, plan)
+    return [shape for name, shapes in parts for shape in shapes if every or is_matrix(name, shape)]
+
+
+def _temporary_bytes(shape: Shape, master: int, plan: Plan) -> tuple[int, ...]:
+    """Bytes of what one tensor's step makes; the first lives until the next tensor's does.
+
+    Adafactor: update and its square, with gradient and parameter in fp32 where they are narrower. Muon: its moment towards the
+    gradient, two iterates in bf16, two Gram matrices. GaLore: the step, unscaled and scaled, and two of its low rank.
+    """
+    numel, kind = prod(shape), plan.optimizer.kind
+    if kind == "adafactor":
+        return (numel * 4, numel * 4, *((numel * 4, numel * 4) if master < 4 else ()))
+    if len(shape) < 2:
+        return ()
+    short, long = sorted(shape[-2:])
+    if kind == "muon":
+        return (2 * short * long, master * short * long, 2 * short * long, 2 * short**2, 2 * short**2)
+    low = long * min(plan.optimizer.galore_rank, short)
+    return (numel * master, numel * master, low * master, low * master)
 
 
 def foreach_groups(numels: Sequence[int], model: Model, plan: Plan) -> list[Sequence[int]]:

@@ -12,13 +12,14 @@ from simulator.base.kernels import DTYPE_BYTES, Stream
 from simulator.parallel.model_shard import body_names
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.plan.optimizers import OPTIMIZERS
 from simulator.spec.plan.traits import Traits
 from simulator.work.script.buckets import buckets
 from simulator.work.script.buffers import Buffers
 from simulator.work.script.hooks import compressed, hook_hops, hook_tensors
 from simulator.work.script.implementation import Implementation, Library, MakeBuffers
 from simulator.work.script.order import Replicated
-from simulator.work.script.resident import stepped_numels, torch_resident
+from simulator.work.script.resident import shaped_states, stepped_numels, torch_resident
 from simulator.work.script.sharding import ParameterUnit, Shape, numel_of, pieces, shard_ranks
 from simulator.work.script.storage import ROOT, Storages
 from simulator.work.script.unit_comm import UnitComm, whole_broadcasts
@@ -147,7 +148,10 @@ def whole_resident(model: Model, plan: Plan) -> dict[str, list[int]]:
     alone = plan.dp_replicate * shard_ranks(plan) == 1
     master = DTYPE_BYTES[plan.precision.master]
     held = [] if alone else [unit.numel * master for unit in bucket_units(model, plan)] + hook_tensors(model, plan)
-    return torch_resident(stored, stepped_numels(model, plan), held, plan)
+    by_shape = plan.zero == 0 and (OPTIMIZERS[plan.optimizer.kind].matrices or plan.optimizer.kind == "adafactor")
+    return torch_resident(
+        stored, stepped_numels(model, plan), held, plan, shaped_states(model, plan) if by_shape else None
+    )
 
 
 def whole_gradients(model: Model, plan: Plan) -> list[int]:

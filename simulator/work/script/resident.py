@@ -4,31 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Final
 
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.plan.optimizers import OPTIMIZERS, matrix_state
+from simulator.work.parameters import is_matrix
 from simulator.work.script.sharding import pieces, shard_ranks
-
-MIN_8BIT_NUMEL: Final = 4096  # bitsandbytes keeps 32-bit state for smaller tensors
-QUANT_BLOCK_NUMEL: Final = 256  # bitsandbytes: one fp32 scale a block
 
 
 def torch_resident(
-    stored: Sequence[int], stepped: Sequence[int], buckets: list[int], plan: Plan
+    stored: Sequence[int],
+    stepped: Sequence[int],
+    buckets: list[int],
+    plan: Plan,
+    states: list[int] | None = None,
 ) -> dict[str, list[int]]:
     """Of torch's own implementations: parameters in the master dtype, and the state of those that the rank steps.
 
-    stored, stepped: elements of each tensor.
+    stored, stepped: elements of each tensor. states: bytes of the optimizer's tensors, where they hang on shapes.
     """
     master = DTYPE_BYTES[plan.precision.master]
     return {
         "parameters": [numel * master for numel in stored],
         "gradients": [],
         "optimizer_state": [
-            size for numel in stepped for size in (*optimizer_tensors(numel, plan), *_outer_tensors(numel, plan))
-        ],
+            size
+            for numel in stepped
+            for size in (*(optimizer_tensors(numel, plan) if states is None else ()), *_outer_tensors(numel, plan))
+        ]
+        + (states or []),
         "buckets": buckets,
     }
 
@@ -41,18 +46,23 @@ def _outer_tensors(numel: int, plan: Plan) -> list[int]:
 
 def optimizer_tensors(numel: int, plan: Plan) -> list[int]:
     """Bytes of the state tensors of one parameter of `numel` elements. The fused optimizer keeps its step on the GPU."""
-    step = [4] if plan.optimizer.impl == "fused" and plan.optimizer.kind in ("adam", "adamw") else []
-    match plan.optimizer.kind:
-        case "sgd":
-            return []
-        case "sgd_momentum":
-            return [numel * DTYPE_BYTES[plan.optimizer.dtype]]
-        case "adam8bit" if numel >= MIN_8BIT_NUMEL:
-            return [numel, numel, *[-(-numel // QUANT_BLOCK_NUMEL) * 4] * 2]
-        case "adam8bit":
-            return [numel * 4] * 2
-        case _:
-            return [numel * DTYPE_BYTES[plan.optimizer.dtype]] * 2 + step
+    found = OPTIMIZERS[plan.optimizer.kind]
+    if plan.optimizer.kind == "adafactor":
+        return [numel * 4]  # a vector's second moment is not factored
+    counted = found.steps and plan.optimizer.impl == "fused"
+    return found.state(numel, DTYPE_BYTES[plan.optimizer.dtype]) + ([4] if counted else [])
+
+
+def shaped_states(model: Model, plan: Plan) -> list[int]:
+    """The same of all whole parameters, where it hangs on their shapes."""
+    master, size = DTYPE_BYTES[plan.precision.master], DTYPE_BYTES[plan.optimizer.dtype]
+    kind, found = plan.optimizer.kind, list[int]()
+    for name, shapes in pieces(model, plan):
+        for shape in shapes:
+            factored = len(shape) > 1 if kind == "adafactor" else is_matrix(name, shape)
+            states = matrix_state(kind, shape, plan.optimizer.galore_rank, size, master) if factored else None
+            found += optimizer_tensors(prod(shape), plan) if states is None else states
+    return found
 
 
 def stepped_numels(model: Model, plan: Plan) -> list[int]:

@@ -20,6 +20,7 @@ from simulator.spec.plan import Plan
 __all__ = ["GPUS", "Draft", "detect", "drafted_fields", "plan_fields", "read_plan"]
 
 MAX_BYTES: Final = 2**20
+_FOLDERS_ABOVE: Final = 5  # examples lie below the folder that their paths start from
 _DEEPSPEED: Final = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping"}
 _TORCHTITAN: Final = {"parallelism", "training", "activation_checkpoint", "job"}
 _ACCELERATE: Final = {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config"}
@@ -185,8 +186,9 @@ def _template(text: str, path: Path, define: Mapping[str, str]) -> tuple[Mapping
 
 
 def _beside(folder: Path, name: str) -> Mapping[str, Any]:
-    """A DeepSpeed file by the path that another file gives: from its folder, or by its name alone."""
-    paths = (folder / name, folder / Path(name).name)
+    """A DeepSpeed file by the path that another file gives: from its folder or one above, or by its name alone."""
+    above = [up / name for up in list(folder.absolute().parents)[:_FOLDERS_ABOVE]]
+    paths = (folder / name, *above, folder / Path(name).name)
     path = next((path for path in paths if path.is_file()), paths[0])
     return _template(_text(path), path, {})[0]
 

@@ -23,7 +23,7 @@ _BATCH: Final = {
 }
 _OPTIMIZERS: Final = {
     "adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "deepspeedcpuadam": "adamw", "sgd": "sgd_momentum",
-    "adam8bit": "adam8bit", "adamw8bit": "adam8bit",
+    "adam8bit": "adam8bit", "adamw8bit": "adam8bit", "lion": "lion",
 }  # fmt: skip
 _DEVICES: Final = {"none": "none", "cpu": "host", "nvme": "nvme"}
 _OLD_NAMES: Final = {
@@ -175,7 +175,7 @@ def _optimizer(r: Reading, fields: dict[str, Any]) -> None:
         return  # the script's own: Plan's default, adamw
     found = _OPTIMIZERS.get(name.lower())
     if found is None and "optimizer" not in r.given:
-        remedy = "--optimizer, the nearest of adamw, sgd, adam8bit"
+        remedy = "--optimizer, the nearest of adamw, sgd, adam8bit, lion"
         r.fault("optimizer.type", f"{name} is not modelled", remedy, (("--optimizer", "adamw"),))
     elif found is not None:
         adam = str(r.raw("optimizer.params.adam_w_mode")).lower()

@@ -72,6 +72,9 @@ def _optimizer(job: Job) -> str:
     for name, word in _SWITCHES.items():
         if on and word == on[0] and r.flag(name) and "optim" in r:
             r.overruled("optim", f"{name} decides")
+    if on and on[0] == "galore_adamw":
+        job.fields["galore_rank"] = r.integer("galore_rank", plan_field="galore_rank") or 16
+        return "galore_adamw_layerwise" if r.flag("galore_layerwise") else on[0]
     return on[0] if on else "adamw_torch"
 
 

@@ -21,6 +21,9 @@ _REFERENCE: Final = re.compile(r"\$\{([\w.]+)\}")
 _BUILDER: Final = re.compile(r"^(lora_|qlora_)?(.*?)(_instruct|_base)?$")
 _OPTIMIZERS: Final = {
     "torch.optim.AdamW": "adamw", "torch.optim.Adam": "adam", "torch.optim.SGD": "sgd", "bitsandbytes.optim.AdamW8bit": "adam8bit",
+    "torchao.optim.AdamW4bit": "adam4bit",
+    "torchao.prototype.low_bit_optim.AdamW4bit": "adam4bit",
+    "bitsandbytes.optim.Lion8bit": "lion8bit",
     "bitsandbytes.optim.PagedAdamW8bit": "adam8bit", "torchao.optim.AdamW8bit": "adam8bit",
     "torchao.prototype.low_bit_optim.AdamW8bit": "adam8bit", "bitsandbytes.optim.PagedAdamW": "adamw",
 }  # fmt: skip
@@ -50,6 +53,8 @@ def read_torchtune(data: Mapping[str, Any], file: str, given: Collection[str] = 
         other = _REFERENCE.fullmatch(entry.value) if isinstance(entry.value, str) else None
         if other is not None:
             r.note(other[1], f"the value of {entry.name}")
+    if "batch_size" not in r and "optimizer._component_" not in r:
+        r.fault("batch_size", "and optimizer are not stated: no recipe that trains", "a training recipe's file")
     for name, what in _OTHER_RECIPES.items():
         if any(entry.startswith(name) for entry in r.entries):
             r.fault(name, f"{what}: not modelled", "a recipe that fine-tunes: lora_finetune_distributed and its kin")

@@ -6,6 +6,7 @@ TrainingArguments, trl's SFTConfig and ModelConfig have for it; places keep the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
@@ -247,6 +248,9 @@ def optimizer(job: Job, default: str) -> None:
     fields |= {"optimizer": kind, "optimizer_impl": impl}
     if "paged" in name:
         r.note("optim", "states counted as held on the GPU: pages that do not fit move to the host and back")
+    rank = re.search(r"\brank\s*=\s*([1-9]\d{0,5})\b", str(r.raw("optim_args") or ""))
+    if kind == "galore" and rank:
+        fields["galore_rank"] = int(rank[1])
     if "in_backward" in more:
         fields["optimizer_in_backward"] = True
     if fields.get("master_dtype", "fp32") == "bf16" and "fp32" not in more:
@@ -258,6 +262,8 @@ def weights(job: Job, trained: str | None = None) -> None:
 
     FSDP: accelerate casts flat parameters that are trained (accelerator.py, fsdp_utils.py); DeepSpeed: its master weights.
     """
+    for name in ("lora_r", "lora_dropout", "lora_target_modules", "lora_target_linear", "lora_modules_to_save", "gptq"):
+        job.r.overruled(name, "there is no adapter")
     found = trained or job.loaded
     if job.engine in ("fsdp", "deepspeed") and job.mixed != "no":
         found = "fp32"
@@ -296,16 +302,47 @@ def adapters(job: Job, method: str, base: str | None, dtype: str) -> None:
 
 
 def _names(r: Reading, key: str) -> tuple[str, ...]:
-    """Modules as a list, or as one text with commas; patterns of peft are faults."""
+    """Modules as a list, as one text with commas, or as a pattern that whole paths of modules match (peft)."""
     value = r.raw(key)
     if value is None:
         return ()
     words = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
     found = tuple(word.strip().rpartition(".")[2] for word in map(str, words) if word.strip())
-    if any(set(word) & set("()|\\^$") for word in map(str, words)):
-        r.fault(key, "a regular expression is not read", "the modules' names, or all-linear")
+    if not any(set(word) & _OF_PATTERNS for word in map(str, words)):
+        return found
+    layers = {_matched(value, layer) for layer in (0, 1, 2, 3)} if isinstance(value, str) else {()}
+    if len(layers) != 1 or not (modules := layers.pop()):
+        r.fault(key, "is no pattern of the same modules in all layers", "the modules' names, or all-linear")
         return ()
-    return found
+    r.note(key, f"the pattern matches {', '.join(modules)}")
+    return modules
+
+
+_OF_PATTERNS: Final = frozenset("()|\\^$*?+[]")
+_MOST_LETTERS: Final = 400
+_NESTED: Final = re.compile(r"[*+}][^()]*\)\s*[*+{]")  # a repetition of repetitions takes for ever
+_PATHS: Final = (
+    "model.layers.{}.",
+    "model.language_model.layers.{}.",
+    "language_model.model.layers.{}.",
+    "model.text_model.layers.{}.",
+)
+_MODULES: Final = (
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+)
+
+
+def _matched(pattern: str, layer: int) -> tuple[str, ...]:
+    """Modules of a layer that a pattern takes, by the last part of their names; none if it cannot be tried."""
+    if len(pattern) > _MOST_LETTERS or _NESTED.search(pattern):
+        return ()
+    try:
+        whole = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return ()
+    taken = (name for name in _MODULES if any(whole.fullmatch(path.format(layer) + name) for path in _PATHS))
+    return tuple(name.rpartition(".")[2] for name in taken)
 
 
 def kernels(job: Job) -> None:

@@ -9,7 +9,7 @@ from simulator.spec.plan import Plan
 
 _DEVICES: Final = {"none": "none", "host": "cpu", "nvme": "nvme"}
 _DTYPES: Final = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
-_OPTIMIZERS: Final = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "sgd_momentum": "SGD", "adam8bit": "Adam8bit"}
+_OPTIMIZERS: Final = {"adam": "Adam", "sgd": "SGD", "sgd_momentum": "SGD", "adam8bit": "Adam8bit", "lion": "Lion"}
 
 
 def deepspeed_json(plan: Plan) -> str:
@@ -23,7 +23,7 @@ def deepspeed_json(plan: Plan) -> str:
         data[plan.precision.compute] = {"enabled": True}
     if plan.precision.reduce is not None and plan.gradient_dtype != plan.compute_dtype:
         data["communication_data_type"] = _DTYPES[plan.gradient_dtype]
-    data["optimizer"] = {"type": _OPTIMIZERS[plan.optimizer.kind], "params": _optimizer(plan)}
+    data["optimizer"] = {"type": _OPTIMIZERS.get(plan.optimizer.kind, "AdamW"), "params": _optimizer(plan)}
     data["zero_optimization"] = _zero(plan)
     if plan.tp > 1:
         data["tensor_parallel"] = {"autotp_size": plan.tp}

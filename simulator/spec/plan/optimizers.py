@@ -1,0 +1,94 @@
+"""Optimizers: what each keeps of a parameter, and what its kernels read and write. Another one is another value here.
+
+A pass is what one kernel reads and what it writes an element: p parameter, g gradient, m and v state, t temporary of the
+state's dtype, f of fp32, h of 16 bits, 8 and 4 states of so many bits. Without `foreach` there are fused kernels alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal[
+    "adamw", "adam", "sgd", "sgd_momentum", "adam8bit", "adam4bit", "lion", "lion8bit", "adafactor", "muon", "galore"
+]
+Pass = tuple[str, str]
+
+_MIN_NUMEL: Final = 4096  # smaller tensors keep wide states (bitsandbytes: min_8bit_size; torchao: optim/adam.py)
+_SCALES: Final = {8: 256, 4: 128}  # elements that share an fp32 scale
+_LEVELS_BYTES: Final = 16 * 4  # torchao keeps the 16 levels of four bits beside each state (OptimState4bit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """What one optimizer keeps and does.
+
+    moments: tensors of state, of the plan's dtype or of so many bits. matrices: steps whole matrices of layers its own
+    way, and all else as AdamW. loops: launches its kernels tensor by tensor. steps: fused, it counts steps on the GPU.
+    """
+
+    fused: tuple[Pass, ...]
+    foreach: tuple[Pass, ...] = ()
+    moments: int = 0
+    bits: int = 0
+    matrices: bool = False
+    loops: bool = False
+    steps: bool = False
+
+    def state(self, numel: int, size: int) -> list[int]:
+        """Bytes of the states of a tensor. size: bytes of the plan's dtype of states."""
+        if not self.bits:
+            return [numel * size] * self.moments
+        block = _SCALES[self.bits]
+        if numel < _MIN_NUMEL or (self.bits == 4 and numel % block):
+            return [numel * 4] * self.moments
+        levels = [_LEVELS_BYTES] * self.moments if self.bits == 4 else []
+        return [*[numel * self.bits // 8] * self.moments, *[-(-numel // block) * 4] * self.moments, *levels]
+
+
+_ADAM: Final = (("gm", "m"), ("v", "v"), ("gv", "v"), ("v", "t"), ("t", "t"), ("t", "t"), ("mtp", "p"))
+_ADAMW: Final = (
+    ("p", "p"),
+    *_ADAM,
+)  # decay, lerp of m, decay of v, addcmul of v, root, divide, add epsilon, addcdiv of p
+# transformers' Adafactor (optimization.py): square, epsilon, two means, outer product, times g, its norm, clip, rate, norm of p,
+# sign, sum
+_ADAFACTOR: Final = (("g", "f"), ("f", "f"), ("f", ""), ("f", ""), ("", "f"), ("fg", "f"), ("f", ""), ("f", "f"), ("f", "f"),
+                     ("p", ""), ("f", "f"), ("fp", "p"))  # fmt: skip
+
+OPTIMIZERS: Final[dict[str, Optimizer]] = {
+    "adamw": Optimizer(fused=(("pgmv", "pmv"),), foreach=_ADAMW, moments=2, steps=True),
+    "adam": Optimizer(fused=(("pgmv", "pmv"),), foreach=_ADAM, moments=2, steps=True),
+    "sgd": Optimizer(fused=(("pg", "p"),), foreach=(("gp", "p"),)),
+    "sgd_momentum": Optimizer(fused=(("pgm", "pm"),), foreach=(("m", "m"), ("gm", "m"), ("mp", "p")), moments=1),
+    "adam8bit": Optimizer(fused=(("pg88", "p88"),), moments=2, bits=8),
+    "adam4bit": Optimizer(fused=(("pg44", "p44"),), moments=2, bits=4),
+    "lion": Optimizer(fused=(("pgm", "pm"),), moments=1),
+    "lion8bit": Optimizer(fused=(("pg8", "p8"),), moments=1, bits=8),
+    "adafactor": Optimizer(fused=_ADAFACTOR, loops=True),
+    "muon": Optimizer(fused=(("pgmv", "pmv"),), foreach=_ADAMW, moments=2, matrices=True, steps=True),
+    "galore": Optimizer(fused=_ADAMW, moments=2, matrices=True, loops=True),
+}
+
+NEWTON_SCHULZ_STEPS: Final = 5  # torch.optim.Muon (torch/optim/_muon.py)
+# Muon a matrix: lerp of the moment, of the gradient towards it, decay and update of the parameter
+MUON: Final[tuple[Pass, ...]] = (("gm", "m"), ("gm", "t"), ("p", "p"), ("ph", "p"))
+
+
+def matrix_state(kind: str, shape: tuple[int, ...], rank: int, size: int, master_bytes: int) -> list[int]:
+    """Bytes of the states of a matrix of a layer (or of as many as its first dimensions say).
+
+    Muon: a moment in the parameter's dtype. GaLore: two of the projected gradient, and the projection
+    (galore_torch/galore_projector.py, "std": the longer side stays). Adafactor: means of rows and columns in fp32.
+    """
+    *many, rows, columns = shape
+    count = 1
+    for number in many:
+        count *= number
+    if kind == "adafactor":
+        return [count * rows * 4, count * columns * 4]
+    if kind == "muon":
+        return [count * rows * columns * master_bytes]
+    short, long = sorted((rows, columns))
+    rank = min(rank, short)
+    return [count * long * rank * size] * 2 + [count * short * rank * master_bytes]
