@@ -37,6 +37,7 @@ _KIND: Final = {
     "blackwell": "nvlink5",
     "cdna2": "xgmi",
     "cdna3": "xgmi",
+    "cdna4": "xgmi",
 }
 _WITHOUT_PEERS: Final = ("rtx-4090",)  # GeForce: NVIDIA's driver offers no peer access over PCIe
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")

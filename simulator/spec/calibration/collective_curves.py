@@ -32,7 +32,7 @@ Family = Literal["nvlink", "pcie", "host"]
 # direct: GPU to GPU. host: both PCIe links and the memory of one socket between them. sockets: over both sockets' memory.
 Transport = Literal["direct", "host", "sockets"]
 # xGMI has no calibration of its own: it stands with the NVLink whose data sheet is nearest to its GPU's
-_OF_ITS_GENERATION = {"cdna2": "nvlink3", "cdna3": "nvlink4"}
+_OF_ITS_GENERATION = {"cdna2": "nvlink3", "cdna3": "nvlink4", "cdna4": "nvlink4"}
 # Where nobody calibrated an algorithm: the one that loads links alike
 _RELATIVES = {
     "pat": "ring",

@@ -38,18 +38,30 @@ class Typical:
     channels: int
     misaligned: float
     sm_hz: float | None  # highest clock of an SM with 128 lanes; None: memory alone limits
+    held_w: float | None = (
+        None  # power of the board that products and attention were measured on, which their speed hangs on
+    )
+    fp8: float = 1.0  # fraction of peak of fp8 products over that of 16-bit ones
 
 
-# GEMM, attention and bandwidth: medians over large shapes of the sweeps in experiments/measured/kernels; volta,
-# cdna2, cdna3 and cpu have no sweep there and take round figures of the same kind.
+# GEMM, attention and bandwidth: medians over large shapes of the sweeps in experiments/measured/kernels; volta and cpu have
+# no sweep there and take round figures of the same kind. AMD's:
+# cdna2: MI210 in that sweep, 120 of 181 TFLOP/s at 300 W; a GCD of an MI250X has 0.88 of its power a compute unit.
+# cdna3 at 750 W: AMD's best shape 708 of 1,307 TFLOP/s (github:ROCm/rocm-blogs, measuring-max-achievable-flops-part2), of which
+# squares of 4,096 to 16,384 reach 0.89 by hipBLASLt (github:HazyResearch/HipKittens@f09e968, analysis/bf16_gemm/mi325x); fp8
+# 1,273 of 2,614. Attention: AITER's assembly on MI300X, causal, 8,192 tokens, sums of dQ in fp32: 540 and 433 TFLOP/s
+# (github:ROCm/aiter@0403bcd, op_tests/cpp/mha/README.md), over s/(s + 500).
+# cdna4 at 1,400 W: hipBLASLt 1,521 to 1,560 of 2,516 TFLOP/s and fp8 3,233 to 3,293 of 5,033 (HipKittens, analysis/bf16_gemm/mi350x,
+# fp8_gemm/mi350x); AITER on MI355X 1,318 and 772 TFLOP/s. Bandwidth and launches of all three are round figures.
 TYPICAL: dict[str, Typical] = {
     "volta": Typical(0.80, 0.70, 160, 0.33, 5e-6, 0.35, 0.28, 0.85, 0.65, 2.6e-6, 12, 4.0, 0.765e9),
     "ampere": Typical(0.85, 0.79, 167, 0.33, 4.4e-6, 0.60, 0.48, 0.85, 0.65, 2.6e-6, 24, 2.9, 1.41e9),
     "ada": Typical(0.77, 0.55, 160, 0.33, 4e-6, 0.50, 0.38, 0.90, 0.70, 1.6e-6, 4, 2.9, 2.5e9),
     "hopper": Typical(0.82, 0.68, 130, 0.20, 3.5e-6, 0.45, 0.36, 0.87, 0.65, 2.4e-6, 16, 6.0, 1.98e9),
     "blackwell": Typical(0.71, 0.55, 70, 0.0, 2.6e-6, 0.50, 0.42, 0.80, 0.60, 2.4e-6, 16, 6.0, 1.965e9),
-    "cdna2": Typical(0.55, 0.48, 130, 0.33, 6e-6, 0.30, 0.20, 0.75, 0.55, 5e-6, 32, 4.0, 0.85e9),
-    "cdna3": Typical(0.55, 0.48, 130, 0.33, 6e-6, 0.35, 0.22, 0.75, 0.55, 5e-6, 32, 4.0, 1.05e9),
+    "cdna2": Typical(0.66, 0.61, 130, 0.33, 6e-6, 0.30, 0.20, 0.75, 0.55, 5e-6, 32, 4.0, 0.85e9),
+    "cdna3": Typical(0.55, 0.48, 130, 0.33, 6e-6, 0.46, 0.37, 0.75, 0.55, 5e-6, 32, 4.0, 1.05e9, 750, 0.90),
+    "cdna4": Typical(0.62, 0.61, 130, 0.33, 6e-6, 0.59, 0.34, 0.75, 0.55, 5e-6, 32, 4.0, 1.2e9, 1400, 1.05),
     "cpu": Typical(0.60, 0.50, 64, 0.0, 2e-6, 0.20, 0.15, 0.60, 0.45, 2e-6, 0, 1.0, None),
 }
 # Elements an SM handles in a clock where torch works on one at a time: kernels inside steps of one H200
@@ -62,6 +74,9 @@ _UNCAPPED_FLOP_PER_J, _UNCAPPED = 0.8e12, 0.76
 # GeForce boards have half the tensor-core rate where sums are fp32: twice that of fp32 products, not four times. What feeds
 # these cores then keeps up: cuBLAS reaches 105 to 115 TFLOP/s of 119.5 on an L20 (github:DefTruth/CUDA-Learn-Notes, hgemm)
 _HALF_RATE, _OF_HALF_RATE = 2.1, 0.92
+# AMD's best products on the same chip at 750 and at 1,000 W: 654 and 794 TFLOP/s in fp16, 708 and 843 in bf16, 1,273 and 1,519 in
+# fp8 (measuring-max-achievable-flops-part2): the ratio of the powers to the 0.61, 0.61 and 0.67
+_OF_POWER, _MOST = 0.61, 0.9
 _SLOW: tuple[StreamOp, ...] = ("norm_backward", "softmax", "reduce", "embedding_backward", "optimizer")
 _SOURCE = "typical of the architecture, published sweeps"
 
@@ -116,14 +131,14 @@ def _ideal_attention(direction: Direction, quality: Quality) -> AttentionCurve:
 
 def datasheet(device: Device) -> dict[str, Any]:
     """Fields of a calibration from the device's data sheet and the typical fractions of its architecture."""
-    t = _uncapped(TYPICAL[device.architecture], device)
+    t = _held(_uncapped(TYPICAL[device.architecture], device), device)
     prior = Quality(basis="prior", notes=(_SOURCE,))
     dtypes = [d for d in ("bf16", "fp16", "tf32", "fp32", "fp8") if device.peak(d) > 0]
     return {
         "name": f"datasheet:{device.name}",
         "kind": "datasheet",
         "power": Power(reference_w=device.power_w, exponent=0.75, source="its own data sheet"),
-        "gemms": {d: _typical_gemm(t, device.peak(d), prior) for d in dtypes},
+        "gemms": {d: _typical_gemm(_of_dtype(t, d), device.peak(d), prior) for d in dtypes},
         "attention": tuple(_typical_attention(t, d, device, prior) for d in DIRECTIONS),
         "streams": tuple(_typical_stream(t, op, prior) for op in STREAM_OPS if t.sm_hz or op not in PARENT),
         "overheads": Overheads(
@@ -149,6 +164,19 @@ def _uncapped(t: Typical, device: Device) -> Typical:
     if wide <= _HALF_RATE * device.peak("fp32"):
         return replace(t, e_burst=_OF_HALF_RATE, e_sust=_OF_HALF_RATE)
     return replace(t, e_sust=max(t.e_sust, min(t.e_burst, _UNCAPPED)))
+
+
+def _held(t: Typical, device: Device) -> Typical:
+    """The typical fractions, on a board of the same chip with another power cap."""
+    if t.held_w is None:
+        return t
+    by = (device.power_w / t.held_w) ** _OF_POWER
+    names = ("e_burst", "e_sust", "attention_forward", "attention_backward")
+    return replace(t, **{name: min(_MOST, by * getattr(t, name)) for name in names})
+
+
+def _of_dtype(t: Typical, dtype: str) -> Typical:
+    return replace(t, e_burst=t.e_burst * t.fp8, e_sust=t.e_sust * t.fp8) if dtype == "fp8" else t
 
 
 def _typical_gemm(t: Typical, peak: float, quality: Quality) -> GemmCurve:

@@ -16,7 +16,7 @@ from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import Strict, nearest, read_toml
 from simulator.base.units import Bytes, BytesPerS, FlopPerS
 
-Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna2", "cdna3", "cpu"]
+Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna2", "cdna3", "cdna4", "cpu"]
 
 DEVICES: Final = TOPOLOGIES / "devices"
 
