@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -14,18 +13,18 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.document import SUFFIX
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
-from validate.launch import Launch
+from validate.launch import Launch, threads_each, usable_cores
 from validate.machine import count_gpus
 from validate.measure import Job, measure
 from validate.samples import SampleFile, read_samples
-from validate.stopwatch import DeviceKind
+from validate.stopwatch import MEMORY_SHARE, DeviceKind
 
 PARTIAL = 5  # exit code: something is missing, and is named
 CPU_RANKS = 2
 _SHOWN = 20  # faults of a file that are printed; the count of the rest follows
 
 
-def run(
+def run(  # noqa: PLR0913  one a flag
     *,
     minutes: float,
     out: Path,
@@ -34,6 +33,8 @@ def run(
     threads: int | None,
     resume: bool,
     tiny: bool,
+    patience: float = 1.0,
+    memory_fraction: float = MEMORY_SHARE,
 ) -> int:
     """Measure this machine. Returns the exit code; raises InputError for what is refused."""
     gpus = count_gpus() if device != "cpu" else 0
@@ -43,7 +44,8 @@ def run(
     kind: DeviceKind = "cuda" if gpus else "cpu"
     count = _ranks(ranks, gpus)
     out = _own_file(out)
-    each = threads or max(1, (os.cpu_count() or 1) // count)
+    launch = Launch.of_environment()
+    each = threads or threads_each(launch.local_size if launch.outside else count)
     job = Job(
         out=out,
         minutes=minutes,
@@ -52,13 +54,16 @@ def run(
         threads=each,
         resume=resume,
         tiny=tiny,
+        patience=patience,
+        memory_fraction=memory_fraction,
         command=shlex.join(["shardwise", *sys.argv[1:]]),
     )
-    _say(f"{count} {'GPUs' if gpus else 'CPU processes'}, {minutes:g} minutes, samples to {out}")
-    outcome = measure(job, _say)
+    say = _say if launch.rank == 0 else _say_nothing  # what rank 0 says is true of all
+    say(f"{count} {'GPUs' if gpus else 'CPU processes'}, {minutes:g} minutes, samples to {out}")
+    outcome = measure(job, say)
     for problem in outcome.problems:
-        _say(f"not measured: {problem}")
-    _say(f"{outcome.verdict}: {outcome.num_samples} samples, {outcome.num_failures} failures in {out}")
+        say(f"not measured: {problem}")
+    say(f"{outcome.verdict}: {outcome.num_samples} samples, {outcome.num_failures} failures in {out}")
     return {"complete": ExitCode.OK, "interrupted": ExitCode.INTERRUPTED}.get(outcome.verdict, PARTIAL)
 
 
@@ -68,7 +73,7 @@ def _ranks(asked: int | None, gpus: int) -> int:
         return launch.size
     if asked and gpus and asked > gpus:
         raise InputError(Fault(place="--ranks", problem=f"{asked} ranks on {gpus} GPUs", remedy=f"at most {gpus}"))
-    return asked or gpus or min(CPU_RANKS, os.cpu_count() or 1)
+    return asked or gpus or min(CPU_RANKS, usable_cores())
 
 
 def _own_file(out: Path) -> Path:
@@ -135,6 +140,10 @@ def _with_links(calibration: Calibration, found: SampleFile, cluster: str | None
     for line in lines:
         _say(line)
     return calibration.model_copy(update={"links": links})
+
+
+def _say_nothing(_: str) -> None:
+    pass
 
 
 def _say(text: str) -> None:

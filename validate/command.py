@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -20,7 +20,7 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.software.stack import Stack
 from validate import run_plan
-from validate.launch import Launch
+from validate.launch import Launch, threads_each
 from validate.machine import count_gpus
 from validate.task import Mode, Task
 from validate.text import comparison_text, run_text
@@ -35,14 +35,18 @@ def run(study: Path | None, options: Options) -> int:
     asked, out = _asked(study, options), options["out"]
     if out is not None:
         check_writable(out, "-o")
+    task = _task(asked, options)
     record = run_plan.play(
-        _task(asked, options),
-        run_plan.deadlines(options["minutes"]),
+        task,
+        run_plan.deadlines(options["minutes"], task, options["patience"]),
+        patience=options["patience"],
         files=_stem(out) if out is not None else None,
         study={"cluster": asked.cluster.model_dump(mode="json"), "calibration": _calibration(study)},
         progress=_progress(),
     )
-    if options["mode"] == "full" and Launch.of_environment().rank:
+    if options["mode"] == "full" and (rank := Launch.of_environment().rank):
+        if record["trouble"] and record["trouble"]["rank"] in (0, rank):  # rank 0, which tells it, may be gone
+            click.echo("\n".join(run_text(record).splitlines()[:2]), err=True)
         return _status(record["verdict"], kept=True)
     kept = _keep(out, record)
     if options["as_json"] or not kept:
@@ -70,7 +74,7 @@ def _run_program(study: Path | None, options: Options) -> int:
         check_writable(out, "-o")
     asked = PlayedProgram(
         target=options["program"], arguments=options["arguments"], ranks=options["ranks"], device=options["device"] or _found_device(),
-        warm_up=options["warm_up"], steps=options["steps"], threads=options["threads"], minutes=options["minutes"],
+        warm_up=options["warm_up"], steps=options["steps"], threads=options["threads"] or 1, minutes=options["minutes"],
         capture=options["capture"], cluster=Cluster.load(options["cluster"] or "hgx-h100-8"),
         command=shlex.join(["shardwise", *sys.argv[1:]]),
     )  # fmt: skip
@@ -108,19 +112,27 @@ def _task(asked: Study, options: Options) -> Task:
     usual = {"full": "cuda", "solo": "cuda", "cpu": "cpu", "fake": "cpu"}[mode]
     if options["device"] not in (None, usual) and mode == "cpu":
         raise click.UsageError("--mode cpu runs on cpu; --device is for the other modes")
+    usual_device: Literal["cuda", "cpu"] = "cuda" if (options["device"] or usual) == "cuda" else "cpu"
     return Task(
         mode=mode,
         model=asked.model,
         plan=asked.plan,
         stack=asked.stack or Stack.of(asked.plan),
-        device="cuda" if (options["device"] or usual) == "cuda" else "cpu",
+        device=usual_device,
         num_steps=options["steps"],
         num_warm_up=options["warm_up"],
-        threads=options["threads"],
+        threads=options["threads"] or (threads_each(_ranks_here(asked, mode)) if usual_device == "cuda" else 1),
+        memory_fraction=options["memory_fraction"],
         profile=not options["no_profile"],
         record=options["record"],
         command=shlex.join(["shardwise", *sys.argv[1:]]),
     )
+
+
+def _ranks_here(asked: Study, mode: Mode) -> int:
+    """Ranks that share this machine's cores."""
+    launch = Launch.of_environment()
+    return 1 if mode != "full" else launch.local_size if launch.outside else asked.plan.num_devices
 
 
 def _progress() -> Callable[[int, str], None]:

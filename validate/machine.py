@@ -5,20 +5,43 @@ from __future__ import annotations
 import datetime as dt
 import os
 import platform
-import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from simulator.base.errors import Fault
+from validate.gpus import Gpu, busy, clocks, facts_of, own_gpus, run_quietly
+from validate.launch import Launch, host_name
 from validate.stopwatch import MEMORY_SHARE, DeviceKind, free_memory
 
-_ASK_S = 20.0
 _LOAD_S = 120.0  # torch from a cold disk
 _CAPABILITY = {7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell", 12: "blackwell"}
-_IDLE_BYTES = 600 * 2**20  # what a driver, a display or a monitoring agent may hold
+# What changes how collectives, allocator and kernels behave is read from the environment, and by these names.
+_SETTINGS: Final = (
+    "NCCL_",
+    "TORCH_NCCL_",
+    "GLOO_",
+    "UCX_",
+    "FI_",
+    "RCCL_",
+    "OMP_",
+    "CUBLAS_",
+    "NVTE_",
+    "TORCHINDUCTOR_",
+)
+_SETTING_NAMES: Final = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "LD_PRELOAD",
+)
+_ALLOCATOR: Final = (
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)  # torch 2.9's name, and the older one that it still reads
 
 
 def describe(torch: Any, device: DeviceKind, *, num_ranks: int, threads: int, command: Sequence[str]) -> dict[str, Any]:  # noqa: ANN401
@@ -28,7 +51,7 @@ def describe(torch: Any, device: DeviceKind, *, num_ranks: int, threads: int, co
         "schema_version": 1,
         "date": now.isoformat().replace("+00:00", "Z"),
         "command": " ".join(command),
-        "hostname": platform.node(),
+        "hostname": host_name(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cpu": cpu_name(),
@@ -36,6 +59,8 @@ def describe(torch: Any, device: DeviceKind, *, num_ranks: int, threads: int, co
         "threads": threads,
         "num_ranks": num_ranks,
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "settings": settings(),
+        "nics": nics(),
     }
     return facts | (_gpu(torch) if device == "cuda" else _cpu(torch))
 
@@ -54,12 +79,12 @@ def _cpu(torch: Any) -> dict[str, Any]:  # noqa: ANN401
 
 def _gpu(torch: Any) -> dict[str, Any]:  # noqa: ANN401
     cuda = torch.cuda
-    properties, (major, minor) = cuda.get_device_properties(0), cuda.get_device_capability()
+    here = cuda.current_device()
+    properties, (major, minor) = cuda.get_device_properties(here), cuda.get_device_capability()
     free, total = cuda.mem_get_info()
     torch.ones(1, device="cuda")
     cuda.synchronize()
-    asked = _ask("driver_version,power.limit,clocks.max.sm")
-    limits = dict(zip(("driver", "power_limit_w", "max_sm_clock_mhz"), asked[0] if asked else [], strict=False))
+    own = own_gpu(here)
     return {
         "device": properties.name,
         "architecture": "ada" if (major, minor) == (8, 9) else _CAPABILITY.get(major, "hopper"),
@@ -73,17 +98,55 @@ def _gpu(torch: Any) -> dict[str, Any]:  # noqa: ANN401
         "cuda": torch.version.cuda,
         "nccl": ".".join(map(str, cuda.nccl.version())),
         "collectives": "nccl",
-        "topology": _topology(),
-        **limits,
-        **clocks(),
+        "topology": run_quietly(["nvidia-smi", "topo", "-m"]) or None,
+        **facts_of(own),
+        **clocks(own),
     }
 
 
-def clocks() -> dict[str, str]:
-    """Clocks, power and temperature of the first GPU as the driver tells them; empty where it does not."""
-    asked = _ask("clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active")
-    names = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c", "throttle_reasons")
-    return dict(zip(names, asked[0] if asked else [], strict=False))
+def own_gpu(number: int) -> Gpu | None:
+    """The GPU that CUDA counts as `number` here, as the driver knows it; None where it does not say."""
+    there = own_gpus()
+    return there[number] if number < len(there) else None
+
+
+def settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables that change what is measured, by name; secrets are in none of them."""
+    told = os.environ if environment is None else environment
+    return {
+        name: told[name]
+        for name in sorted(told)
+        if name.startswith(_SETTINGS) or name in _SETTING_NAMES or name in _ALLOCATOR
+    }
+
+
+def allocator_settings() -> str:
+    """What the caching allocator was told: torch reads the newer name first."""
+    return next((os.environ[name] for name in _ALLOCATOR if os.environ.get(name)), "")
+
+
+def nics(root: Path = Path("/sys/class")) -> list[str]:
+    """RDMA ports and network cards that are up, with rate, firmware and driver, a line each."""
+    found = []
+    for port in sorted(root.glob("infiniband/*/ports/*")):
+        device = port.parent.parent
+        facts = (_read(port / "link_layer"), _read(port / "rate"), _read(port / "state").partition(": ")[2])
+        firmware = _read(device / "fw_ver")
+        told = ", ".join(filter(None, (*facts, f"firmware {firmware}" if firmware else "")))
+        found.append(f"{device.name} port {port.name}: {told}")
+    for card in sorted(root.glob("net/*/device")):
+        speed, driver = _read(card.parent / "speed"), (card / "driver").resolve().name
+        if _read(card.parent / "operstate") == "up":
+            rate = f"{int(speed) / 1000:g} Gb/s, " if speed.isdigit() else ""
+            found.append(f"{card.parent.name}: {rate}MTU {_read(card.parent / 'mtu')}, {driver}")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def cpu_name() -> str:
@@ -111,50 +174,26 @@ def count_gpus() -> int:
     return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else 0
 
 
-def running_jobs() -> list[Fault]:
-    """Somebody else's work on the GPUs that would be measured: their processes, or memory in use without any."""
-    faults = [
-        Fault(place=f"GPU {row[0]}", problem=f"process {row[1]} ({row[2]}) holds {row[3]} MiB", remedy="wait for it")
-        for row in _ask("gpu_uuid,pid,process_name,used_gpu_memory", "compute-apps")
-        if len(row) == 4
-    ]
-    for row in _ask("index,memory.used"):
-        if not faults and len(row) == 2 and row[1].isdigit() and int(row[1]) * 2**20 > _IDLE_BYTES:
-            problem = f"{row[1]} MiB are in use, by whom the driver does not say"
-            faults.append(
-                Fault(place=f"GPU {row[0]}", problem=problem, remedy="see nvidia-smi; an idle GPU holds less")
-            )
-    return faults
+def running_jobs(local_ranks: int = 1) -> list[Fault]:
+    """Somebody else's work on the GPUs that this process would use; that on others is nobody's trouble.
+
+    local_ranks: of ranks that this process starts itself; one that a launcher started looks at its own GPU.
+    """
+    there, launch = own_gpus(), Launch.of_environment()
+    if not launch.outside or not there:
+        return busy(there[:local_ranks])
+    number = launch.device(len(there))
+    return busy(there[number : number + 1])
 
 
-def memory_limit() -> int | None:
-    """The most that ranks on a CPU may hold together: a share of what the machine says is free; None where it does not."""
+def memory_limit(share: float = MEMORY_SHARE, parents: int = 1) -> int | None:
+    """The most that ranks on a CPU may hold together: a share of what the machine says is free; None where it does not.
+
+    parents: how many processes like this one start ranks here, and share it.
+    """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
         return None
-    return int(MEMORY_SHARE * kib * 1024)
-
-
-def _topology() -> str | None:
-    found = _run(["nvidia-smi", "topo", "-m"])
-    return found or None
-
-
-def _ask(fields: str, what: str = "gpu") -> list[list[str]]:
-    text = _run(["nvidia-smi", f"--query-{what}={fields}", "--format=csv,noheader,nounits"])
-    return [[part.strip() for part in line.split(",")] for line in text.splitlines() if line.strip()]
-
-
-def _run(command: list[str]) -> str:
-    program = shutil.which(command[0])
-    if program is None:
-        return ""
-    try:
-        done = subprocess.run(  # noqa: S603  a fixed command
-            [program, *command[1:]], capture_output=True, text=True, timeout=_ASK_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    return int(share * kib * 1024 / parents)

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from simulator.base.errors import Fault, InputError
-from validate.launch import Launch
+from validate.joined import joined
+from validate.launch import LOOPBACK, Launch
 from validate.machine import KEEP_FREED_MEMORY, memory_limit, running_jobs
 from validate.phases import phases_of
 from validate.samples import machine_id, read_samples, sample_line
-from validate.stopwatch import DeviceKind, SessionSettings
-from validate.supervise import Deadlines, Verdict, scratch_folder, supervise
+from validate.stopwatch import MEMORY_SHARE, DeviceKind, SessionSettings
+from validate.supervise import Deadlines, Peers, Verdict, scratch_folder, supervise
 
 START_S: Final = 120.0  # loading torch, joining the group
 GRACE_S: Final = 45.0  # beyond a phase's own time: its last item may be long
@@ -34,7 +35,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is asked: `minutes` for everything, ranks on this machine, where the lines go."""
+    """What is asked: `minutes` for everything, ranks on this machine, where the lines go.
+
+    patience: a factor on every deadline. memory_fraction: of what is free, the most to take.
+    """
 
     out: Path
     minutes: float
@@ -45,6 +49,8 @@ class Job:
     tiny: bool = False
     start_s: float = START_S
     grace_s: float = GRACE_S
+    patience: float = 1.0
+    memory_fraction: float = MEMORY_SHARE
     command: str = "shardwise calibrate run"
 
 
@@ -63,36 +69,53 @@ def measure(job: Job, say: Say = lambda _: None) -> MeasureOutcome:
 
     Raises InputError before it starts, or where the file to resume turns out to be another machine's.
     """
-    _refuse(job)
-    done, machine = _resumed(job) if job.resume else ((), "")
+    refusal, done, machine = _checked(job)
     outcome = MeasureOutcome()
-    end_s = time.monotonic() + 60 * job.minutes
-    phases = phases_of(job.device, job.num_ranks)
     try:
-        with job.out.open("ab", buffering=0) as file:
-            writer = _Writer(job.out, file, outcome, machine, say)
-            while phases:
-                verdict = _attempt(job, phases, end_s, done, writer)
-                phases = _after(verdict, phases, outcome, writer)
-                if phases and time.monotonic() > end_s + LATE_S:
-                    outcome.problems.append(f"{', '.join(phases)}: no time left")
-                    break
+        with joined(refusal, patience=job.patience) as peers, job.out.open("ab", buffering=0) as file:
+            _play(job, done, _Writer(job.out, file, outcome, machine, say), outcome, peers)
     except OSError as exc:
         outcome.verdict = "partial"
         outcome.problems.append(f"{job.out}: {exc.strerror}")
     return outcome
 
 
-def _refuse(job: Job) -> None:
-    faults = running_jobs() if job.device == "cuda" and Launch.of_environment().is_first_here else []
+def _play(job: Job, done: tuple[str, ...], writer: _Writer, outcome: MeasureOutcome, peers: Peers | None) -> None:
+    """Attempts, until every phase is done or lost. Ranks of a launcher decide together, or some would wait for ever."""
+    end_s = time.monotonic() + 60 * job.minutes
+    phases, attempt = phases_of(job.device, job.num_ranks), 0
+    while phases:
+        try:
+            verdict = _attempt(job, phases, end_s, done, writer, attempt, peers)
+        except OSError as exc:
+            if peers is None:
+                raise
+            verdict = peers.own(Verdict(kind="storage_full", detail=f"{job.out}: {exc.strerror}"))
+        late = time.monotonic() > end_s + LATE_S
+        if peers is not None:
+            verdict = peers.settle(f"attempt {attempt}", verdict)
+            late = any(said["late"] for said in peers.gather(f"late {attempt}", {"late": late}).values())
+            peers.forget()
+        phases, attempt = _after(verdict, phases, outcome, writer), attempt + 1
+        if phases and late:
+            outcome.problems.append(f"{', '.join(phases)}: no time left")
+            return
+
+
+def _checked(job: Job) -> tuple[InputError | None, tuple[str, ...], str]:
+    """Why not to start; else what an interrupted run has measured, and of which machine."""
+    faults = running_jobs(job.num_ranks) if job.device == "cuda" else []
     if job.out.exists() and job.out.stat().st_size and not job.resume:
         faults.append(Fault(place=str(job.out), problem="holds samples already", remedy="--resume, or another --out"))
     if not job.out.resolve().parent.is_dir():
         faults.append(Fault(place=str(job.out), problem="its folder does not exist", remedy="make it first"))
     if job.minutes <= 0:
         faults.append(Fault(place="--minutes", problem=f"{job.minutes} is not above 0", remedy="8 is enough for a GPU"))
-    if faults:
-        raise InputError(faults)
+    try:
+        done, machine = _resumed(job) if job.resume and not faults else ((), "")
+    except InputError as exc:
+        return exc, (), ""
+    return InputError(faults) if faults else None, done, machine
 
 
 def _resumed(job: Job) -> tuple[tuple[str, ...], str]:
@@ -120,6 +143,10 @@ def _after(verdict: Verdict, phases: tuple[str, ...], outcome: MeasureOutcome, w
         return ()
     if verdict.kind == "interrupted":
         outcome.verdict = "interrupted"
+        return ()
+    if not verdict.phase:  # no rank's trouble in a phase: a disk is full, or a rank and its parent are gone
+        outcome.verdict = "partial"
+        outcome.problems.append(str(verdict))
         return ()
     where = verdict.phase if verdict.phase in phases else "start"
     problem = str(replace(verdict, phase=""))
@@ -156,10 +183,14 @@ class _Writer:
         kind, text = row.get("kind"), json.dumps(row, allow_nan=False) + "\n"
         if kind == "machine" and index == 0:
             self._check(machine_id(row))
+            self._say(
+                f"at most {row['memory_cap_bytes'] / 1e9:.1f} GB of memory a rank"
+            ) if "memory_cap_bytes" in row else None
             self.line(text)
-        elif kind == "section" and index == 0:
+        begins = kind == "section" and row.get("state", "begins") == "begins"
+        if begins and index == 0:
             self._say(f"{row['name']}: {row['seconds']:.0f} s")
-        if kind not in ("machine", "section") or (kind == "section" and index == 0):
+        if kind != "machine" and not (begins and index):
             self._early.append(text)
         while self._machine and self._early:
             self.line(self._early.pop(0))
@@ -171,12 +202,21 @@ class _Writer:
         self._machine = identity
 
 
-def _attempt(job: Job, phases: tuple[str, ...], end_s: float, done: tuple[str, ...], writer: _Writer) -> Verdict:
+def _attempt(
+    job: Job,
+    phases: tuple[str, ...],
+    end_s: float,
+    done: tuple[str, ...],
+    writer: _Writer,
+    attempt: int,
+    peers: Peers | None,
+) -> Verdict:
     """Start the ranks and play `phases` until all are done or one is in trouble; no process survives."""
     launch = Launch.of_environment()
     ranks = (launch.rank,) if launch.outside else range(job.num_ranks)
-    total_s = job.start_s + max(0.0, end_s - time.monotonic()) + len(phases) * job.grace_s
-    limits = Deadlines(by_phase_s={"start": job.start_s}, other_s=job.grace_s, total_s=total_s)
+    start_s, grace_s = job.patience * job.start_s, job.patience * job.grace_s
+    total_s = start_s + max(0.0, end_s - time.monotonic()) + len(phases) * grace_s
+    limits = Deadlines(by_phase_s={"start": start_s}, other_s=grace_s, total_s=total_s)
     with scratch_folder() as scratch:
         setting = SessionSettings(
             device=job.device,
@@ -191,6 +231,9 @@ def _attempt(job: Job, phases: tuple[str, ...], end_s: float, done: tuple[str, .
             done=done,
             tiny=job.tiny,
             command=job.command,
+            memory_fraction=job.memory_fraction,
+            attempt=attempt,
+            join_s=start_s,
         )
         commands = [_command(scratch, replace(setting, rank=rank)) for rank in ranks]
         outcome = supervise(
@@ -198,11 +241,13 @@ def _attempt(job: Job, phases: tuple[str, ...], end_s: float, done: tuple[str, .
             limits,
             environments=[_environment(job)] * len(commands),
             scratch=scratch,
-            memory_bytes=memory_limit() if job.device == "cpu" else None,
+            memory_bytes=memory_limit(job.memory_fraction, launch.local_size) if job.device == "cpu" else None,
             samples=writer.take,
+            peers=peers,
         )
     verdict = outcome.verdict
-    return replace(verdict, rank=launch.rank) if launch.outside and verdict.rank is not None else verdict
+    alone = launch.outside and peers is None and verdict.rank is not None
+    return replace(verdict, rank=launch.rank) if alone else verdict
 
 
 def _command(scratch: Path, setting: SessionSettings) -> list[str]:
@@ -216,7 +261,9 @@ def _environment(job: Job) -> dict[str, str]:
     here = str(Path(__file__).resolve().parents[1])
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(job.threads)}
-    if job.device == "cpu" and not Launch.of_environment().outside:
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        own["GLOO_SOCKET_IFNAME"] = loopback
+    launch = Launch.of_environment()
+    if launch.outside:
+        own |= {**launch.environment, **launch.gloo_interface}
+    elif job.device == "cpu":
+        own["GLOO_SOCKET_IFNAME"] = LOOPBACK
     return own | ({"CUDA_VISIBLE_DEVICES": "", **KEEP_FREED_MEMORY} if job.device == "cpu" else {})

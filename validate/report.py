@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import faulthandler
 import json
 import os
 import shutil
@@ -26,7 +28,12 @@ class RankReport:
         if descriptor is None:
             return cls()
         threading.Thread(target=_hold_lifeline, daemon=True).start()
-        return cls(int(descriptor))
+        report = cls(int(descriptor))
+        if hasattr(faulthandler, "register"):
+            with contextlib.suppress(OSError, ValueError):  # a standard error that is no file
+                faulthandler.register(signal.SIGUSR1, all_threads=False)
+                report._write("answers", True)  # noqa: FBT003  a JSON value
+        return report
 
     def phase(self, name: str, seconds: float | None = None) -> None:
         """A phase begins; its deadline counts from now. seconds: what it plans to take, before the usual deadline."""

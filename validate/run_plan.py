@@ -5,37 +5,52 @@ The parent's side: no torch. Ranks are processes of their own (`validate.players
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import hashlib
 import json
 import os
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError, PlanError
+from simulator.base.units import format_bytes
 from simulator.parallel.legality import unplayable
 from simulator.parallel.legality.played import MAX_CPU_RANKS
-from validate.launch import Launch
-from validate.machine import KEEP_FREED_MEMORY, count_gpus, memory_limit, running_jobs
+from validate.joined import joined
+from validate.launch import LOOPBACK, Launch
+from validate.machine import KEEP_FREED_MEMORY, allocator_settings, count_gpus, memory_limit, running_jobs
 from validate.playable import played_otherwise
-from validate.supervise import Deadlines, SupervisedOutcome, Verdict, scratch_folder, supervise
+from validate.slow_ranks import own_s, slow_ranks
+from validate.supervise import Deadlines, Peers, SupervisedOutcome, Verdict, scratch_folder, supervise
 from validate.task import Task
 
 SCHEMA_VERSION: Final = 1
+COMPILE_S: Final = 900.0  # torch.compile of a block and a loss with cold caches, on a slow core
 FILES: Final = {"spans.json.gz": "{}-spans.json.gz", "allocator.json.gz": "trace-{}.json.gz"}
 
 Record = dict[str, Any]
 Progress = Callable[[int, str], None]
 
 
-def deadlines(minutes: float) -> Deadlines:
-    """What each phase may take in a run of at most `minutes`."""
-    by_phase = {"start": 60.0, "load": 120.0, "join": 120.0, "build": 240.0, "memory": 300.0, "warm-up": 240.0}
-    return Deadlines(by_phase_s=by_phase, other_s=120.0, total_s=60 * minutes)
+def deadlines(minutes: float, task: Task | None = None, patience: float = 1.0) -> Deadlines:
+    """What each phase may take in a run of at most `minutes`; patience: a factor on each.
+
+    Communicators cost the more the more ranks meet, and blocks that are compiled are compiled in the first step.
+    """
+    ranks = task.plan.num_devices if task is not None and task.mode in ("full", "cpu") else 1
+    compiled = task is not None and (task.stack.traits.compiles_blocks or task.stack.kernels.loss == "fp32_compiled")
+    by_phase = {
+        "start": 60.0, "load": 120.0, "join": 120.0 + ranks, "build": 240.0, "memory": 300.0,
+        "warm-up": COMPILE_S if compiled else 240.0,
+    }  # fmt: skip
+    by_phase = {name: patience * seconds for name, seconds in by_phase.items()}
+    return Deadlines(by_phase_s=by_phase, other_s=patience * 120.0, total_s=60 * minutes)
 
 
 def play(
@@ -45,6 +60,7 @@ def play(
     files: Path | None = None,
     study: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    patience: float = 1.0,
 ) -> Record:
     """Play a task to the end or to its first trouble, and say what is known in either case.
 
@@ -52,20 +68,46 @@ def play(
     should say of what was asked. Raises PlanError if torch cannot play the plan this way, InputError if the device is
     somebody else's.
     """
-    check(task)
-    with scratch_folder() as scratch:
+    with _joined(task, patience) as peers, scratch_folder() as scratch:
         (scratch / "task.json").write_text(task.model_dump_json(exclude_unset=True), encoding="utf-8")
         outcome = supervise(
             [_command(scratch)] * _num_local(task),
-            limits or deadlines(8),
+            limits or deadlines(8, task, patience),
             environments=_environments(task, scratch),
             scratch=scratch,
-            memory_bytes=None if task.device == "cuda" else memory_limit(),
+            memory_bytes=None if task.device == "cuda" else memory_limit(task.memory_fraction, _parents_here(task)),
             progress=progress,
+            peers=peers,
         )
+        if peers is not None:
+            outcome = _agreed(peers, outcome)
         outcome = _in_a_launched_job(task, outcome)
         kept = _keep_files(scratch, files, outcome)
     return record(task, outcome, files=kept, study=study)
+
+
+def _joined(task: Task, patience: float) -> contextlib.AbstractContextManager[Peers | None]:
+    """The other ranks' parents where a launcher started them; raises what `check` does, on all ranks together."""
+    refusal = None
+    try:
+        check(task)
+    except InputError as exc:
+        refusal = exc
+    if not _is_launched(task):
+        if refusal is not None:
+            raise refusal
+        return contextlib.nullcontext()
+    asked = task.model_copy(update={"command": ""}).model_dump_json()
+    return joined(refusal, {"study": hashlib.sha256(asked.encode()).hexdigest()[:12]}, patience)
+
+
+def _agreed(peers: Peers, outcome: SupervisedOutcome) -> SupervisedOutcome:
+    """All ranks' verdict, with the last words of the rank whose trouble it was."""
+    words = "\n".join(outcome.stderr.get(0, "").strip().splitlines()[-5:])
+    verdict = peers.settle("end", outcome.verdict)
+    said = peers.gather("words", {"stderr": words}, 5.0) if not verdict.ok else {}
+    stderr = {rank: one["stderr"] for rank, one in said.items()}
+    return replace(outcome, verdict=verdict, stderr=stderr)
 
 
 def check(task: Task) -> None:
@@ -76,7 +118,7 @@ def check(task: Task) -> None:
     if task.mode == "fake":
         return
     launch = Launch.of_environment()
-    busy = running_jobs() if task.device == "cuda" and launch.is_first_here else []
+    busy = running_jobs(task.num_processes) if task.device == "cuda" else []
     faults = busy or _room_faults(task, launch)
     if faults:
         raise InputError(faults)
@@ -102,6 +144,10 @@ def _room_faults(task: Task, launch: Launch) -> list[Fault]:
 
 def _num_local(task: Task) -> int:
     return 1 if _is_launched(task) else task.num_processes
+
+
+def _parents_here(task: Task) -> int:
+    return Launch.of_environment().local_size if _is_launched(task) else 1
 
 
 def _is_launched(task: Task) -> bool:
@@ -134,12 +180,13 @@ def _environments(task: Task, scratch: Path) -> list[dict[str, str]]:
     }
     if task.device == "cpu":
         common |= KEEP_FREED_MEMORY
+    launch = Launch.of_environment()
     if _is_launched(task):
-        return [common]
+        return [{**common, **launch.environment, **launch.gloo_interface}]
     count = _num_local(task)
     common |= {"WORLD_SIZE": str(count), "SHARDWISE_RENDEZVOUS": str(scratch / "rendezvous")}
     if task.device == "cpu":
-        common["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+        common["GLOO_SOCKET_IFNAME"] = LOOPBACK
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
@@ -176,6 +223,8 @@ def record(
     told = (
         first.get("by_rank") or told
     )  # under a launcher every rank has a parent of its own, and the ranks tell rank 0
+    told = [{"own_s": own_s(part.get("profile")), **part} for part in told]
+    slow = slow_ranks(told) if task.mode in ("full", "cpu") else []
     verdict = outcome.verdict
     return {
         "kind": "run",
@@ -184,7 +233,10 @@ def record(
         "command": task.command,
         "mode": task.mode,
         "device": task.device,
-        "notes": played_otherwise(task.model, task.plan, task.stack, task.mode, task.device),
+        "notes": [
+            *played_otherwise(task.model, task.plan, task.stack, task.mode, task.device),
+            *_notes(task, first, slow),
+        ],
         "verdict": verdict.kind,
         "partial": not verdict.ok,
         "trouble": None if verdict.ok else _trouble(verdict, outcome),
@@ -193,7 +245,7 @@ def record(
         "stack": task.stack.model_dump(mode="json", exclude_unset=True),
         "study": dict(study or {}),
         "num_ranks": task.plan.num_devices,
-        "allocator_settings": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") if task.device == "cuda" else "",
+        "allocator_settings": allocator_settings() if task.device == "cuda" else "",
         "machine": first.get("machine"),
         "time": times(
             [part.get("step_times_s", []) for part in told],
@@ -202,14 +254,32 @@ def record(
         ),
         "memory": first.get("memory") or None,
         "memory_by_rank": [_peak(part) for part in told] if len(told) > 1 else None,
+        "slow_ranks": slow,
         "profile": first.get("profile"),
         "files": dict(files or {}),
     }
 
 
+def _notes(task: Task, first: Mapping[str, Any], slow: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What else is to be known: how much memory there was to take, and for whom the others waited."""
+    cap = (first.get("memory") or {}).get("cap_bytes")
+    if task.device == "cuda" and task.mode != "fake" and cap:
+        share = f"--memory-fraction {task.memory_fraction:g} of what was free"
+        yield f"memory: the allocator may take {format_bytes(cap)} ({share})"
+    for one in slow:
+        where = f" on {one['host']}" if one["host"] else ""
+        yield f"rank {one['rank']}{where} is slow: its own part of a step takes {one['ratio']:.2f} x the others'"
+
+
 def _trouble(verdict: Verdict, outcome: SupervisedOutcome) -> dict[str, Any]:
     lines = outcome.stderr.get(verdict.rank, "").strip().splitlines() if verdict.rank is not None else []
-    return {"rank": verdict.rank, "phase": verdict.phase, "detail": verdict.detail, "stderr": lines[-5:]}
+    return {
+        "rank": verdict.rank,
+        "host": verdict.host,
+        "phase": verdict.phase,
+        "detail": verdict.detail,
+        "stderr": lines[-5:],
+    }
 
 
 def _peak(part: Mapping[str, Any]) -> int | None:

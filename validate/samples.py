@@ -105,9 +105,19 @@ class Sample:
         return self.shape[name]
 
 
-# Numbers that kinds report beside their time; they do not tell two measurements apart.
+# What kinds report beside their time; kernel: that torch had for the shape. They do not tell two measurements apart.
 _MEASURED = frozenset(
-    {"first_half_s", "time_with_sync_s", "flop", "flop_forward", "ideal_bytes", "alone_s", "iteration", "reference_s"}
+    {
+        "first_half_s",
+        "time_with_sync_s",
+        "flop",
+        "flop_forward",
+        "ideal_bytes",
+        "alone_s",
+        "iteration",
+        "reference_s",
+        "kernel",
+    }
 )
 
 

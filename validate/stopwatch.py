@@ -36,6 +36,9 @@ class SessionSettings:
     done: tuple[str, ...] = ()  # keys that an interrupted run has measured already
     tiny: bool = False
     command: str = ""
+    memory_fraction: float = MEMORY_SHARE  # of what is free when the session starts
+    attempt: int = 0  # after a trouble the ranks of a launcher meet again under another number
+    join_s: float = 120.0
 
 
 @dataclass(slots=True)
@@ -62,7 +65,7 @@ class Session:
         now = time.monotonic()
         self.end_s = max(self.setting.until_s, now + self.setting.least_s)
         self.budget_s = self.end_s - now
-        free = MEMORY_SHARE * free_memory(self.torch, self.gpu) / (1 if self.gpu else self.num_ranks)
+        free = self.setting.memory_fraction * free_memory(self.torch, self.gpu) / (1 if self.gpu else self.num_ranks)
         self.free_bytes = int(-self.agreed(-free))
         self._done = frozenset(self._everybody_has(self.setting.done))
 
@@ -89,13 +92,18 @@ class Session:
 
     # -- budget --------------------------------------------------------------------------------------------------
 
-    def begin(self, phase: str, share: float, clocks: Mapping[str, object]) -> None:
-        """Start a phase that may take `share` of what is left of the budget. clocks: as they are now, for the file."""
+    def begin(self, phase: str, share: float) -> None:
+        """Start a phase that may take `share` of what is left of the budget."""
         now = time.monotonic()
         self.phase, self.phase_end_s = phase, now + share * max(0.0, self.end_s - now)
         seconds = round(self.phase_end_s - now, 3)
         self.report.phase(phase, seconds)
-        self.report.sample({"kind": "section", "name": phase, "state": "begins", "seconds": seconds, **clocks})
+        self.report.sample({"kind": "section", "name": phase, "state": "begins", "seconds": seconds})
+
+    def end(self, clocks: Mapping[str, object]) -> None:
+        """The phase is over. clocks: of this rank's GPU while it ran, for the file."""
+        if clocks:
+            self.report.sample({"kind": "section", "name": self.phase, "state": "ends", **self._who(), **clocks})
 
     def left_s(self) -> float:
         """Seconds that the phase still has, for items that can be cut short."""

@@ -11,7 +11,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import check_writable
-from simulator.cli.options import FILE, write_json
+from simulator.cli.options import FILE, memory_fraction_option, patience_option, write_json
 
 if TYPE_CHECKING:
     from simulator.work.recorded.recording import Recording
@@ -52,7 +52,9 @@ def command() -> None:
 @click.option("--threads", type=click.IntRange(1, 1024), help="of each CPU process; default: the cores shared evenly")
 @click.option("--resume", is_flag=True, help="Go on with a file that was interrupted.")
 @click.option("--tiny", is_flag=True, help="The smallest shapes only: tries the machinery, calibrates nothing.")
-def run(
+@patience_option
+@memory_fraction_option
+def run(  # noqa: PLR0913  one a flag
     *,
     minutes: float,
     out: Path,
@@ -61,14 +63,17 @@ def run(
     threads: int | None,
     resume: bool,
     tiny: bool,
+    patience: float,
+    memory_fraction: float,
 ) -> int:
     """Measure."""
     _needs_torch()
     from validate import calibrate
 
     return calibrate.run(
-        minutes=minutes, out=out, device=device, ranks=ranks, threads=threads, resume=resume, tiny=tiny
-    )
+        minutes=minutes, out=out, device=device, ranks=ranks, threads=threads, resume=resume, tiny=tiny,
+        patience=patience, memory_fraction=memory_fraction,
+    )  # fmt: skip
 
 
 @command.command("fit", help=_FIT_HELP)

@@ -47,6 +47,21 @@ def set_option(help_text: str) -> Callable[[_Command], _Command]:
     return click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=help_text)
 
 
+def patience_option(function: _Command) -> _Command:
+    """--patience: of verbs that start ranks."""
+    help_text = "A factor on every deadline: above 1 for cold compiles, slow disks, thousands of ranks."
+    return click.option(
+        "--patience", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True, help=help_text
+    )(function)
+
+
+def memory_fraction_option(function: _Command) -> _Command:
+    """--memory-fraction: of verbs that start ranks."""
+    help_text = "Of the memory that is free at the start, the most to take."
+    kind = click.FloatRange(0.01, 1)
+    return click.option("--memory-fraction", type=kind, default=0.9, show_default=True, help=help_text)(function)
+
+
 def of_all_studies(function: _Command) -> _Command:
     """--set, --model, --cluster and --nodes of a verb that takes several studies."""
     help_text = "As for predict; of all studies."

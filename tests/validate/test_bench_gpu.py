@@ -156,7 +156,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Mapping[str, Any]]:
     session = OnGpu(setting=setting, torch=Torch(), report=told)
     session.end_s = session.budget_s = 0.0  # the least time a call
     for phase in setting.phases:
-        session.begin(phase, 1.0, {})
+        session.begin(phase, 1.0)
         for item in ITEMS[phase](session):
             item()
     assert told.phases == list(setting.phases)
@@ -202,3 +202,33 @@ def test_fp8_is_left_out_where_no_hardware_has_it(tmp_path: Path) -> None:
 
 def test_phases_of_one_gpu_leave_out_what_needs_two() -> None:
     assert set(SHARES) - set(phases_of("cuda", 1)) == {"collectives", "groups"}
+
+
+def test_attention_says_which_kernel_ran(rows: list[Mapping[str, Any]]) -> None:
+    kernels = {row.get("kernel") for row in rows if row["kind"].startswith("attention")}
+    assert kernels <= {"flash_attention", "efficient_attention", "math"}
+    assert kernels
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_recorded_step_is_taken_by_all_ranks(rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A step has collectives: rank 0's alone would wait for the others for ever."""
+    from validate.players import real
+
+    steps: list[str] = []
+    monkeypatch.setenv("SHARDWISE_SCRATCH", str(tmp_path))
+    monkeypatch.setattr(real, "recorded_step", lambda *_: steps.append("recorded"))
+    monkeypatch.setattr(real, "wait", lambda _: None)
+
+    class Asked:
+        record, profile = True, False
+
+    class Step:
+        run = staticmethod(lambda: steps.append("plain"))
+
+    class Report:
+        phase = staticmethod(steps.append)
+
+    told: Any = (Asked, Report, Step, torch.device("cuda"), rank, lambda: steps.append("barrier"))
+    real._extras(*told)
+    assert steps == ["record", "barrier", "recorded" if rank == 0 else "plain"]

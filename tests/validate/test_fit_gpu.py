@@ -137,7 +137,7 @@ def rows() -> list[dict[str, Any]]:
 
     made: list[dict[str, Any]] = [
         {"kind": "machine", "device": "NVIDIA H100 80GB HBM3", "architecture": "hopper", "num_ranks": 8,
-         "driver": "570", "torch": "2.11", "date": "2026-01-01T00:00:00Z"}
+         "driver": "570", "torch": "2.11", "nccl": "2.27.3", "settings": {"NCCL_UNHEARD_OF": "1"}, "date": "2026-01-01T00:00:00Z"}
     ]  # fmt: skip
     for t, n, k, layout in product((512, 4096, 8192), (2048, 14336), (2048, 8192), ("tn", "nn", "nt")):
         kernel = Gemm(m=t, n=n, k=k, dtype="bf16", layout=layout)
@@ -175,6 +175,8 @@ def test_a_nodes_samples_become_its_calibration(tmp_path: Path, capfd: pytest.Ca
     kernel = Gemm(m=8192, n=14336, k=4096, dtype="bf16")
     assert found.kernel_s(kernel, H100) == pytest.approx(TRUTH.kernel_s(kernel, H100), rel=0.05)
     assert found.links is not None
+    assert found.links.provenance["nccl"] == "2.27.3"
+    assert "NCCL_UNHEARD_OF" in capfd.readouterr().err
     for op, power in product(("all_reduce", "all_gather", "reduce_scatter"), (21, 27, 30)):
         shape = ranks(8)
         ours = float(collective_s(op, 2**power, shape, NODE, found.links))

@@ -17,8 +17,8 @@ from simulator.base.errors import InputError
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from validate import run_plan
-from validate.launch import Launch
+from validate import launch, run_plan
+from validate.launch import LOOPBACK, Launch
 from validate.supervise import SupervisedOutcome, Verdict
 from validate.task import Task
 
@@ -44,13 +44,64 @@ def task(mode: Any = "full", device: Any = "cpu", **plan: Any) -> Task:
 def test_a_process_alone_is_launched_by_nobody() -> None:
     alone = Launch.of_environment({})
     assert alone == Launch(outside=False)
-    assert alone.is_first_here
+    assert alone.device(8) == 0
 
 
 def test_torchruns_variables_are_taken() -> None:
     found = Launch.of_environment(TORCHRUN)
     assert found == Launch(outside=True, rank=3, size=8, local_rank=1, local_size=2)
-    assert not found.is_first_here
+    assert found.num_nodes == 4
+
+
+SRUN = {
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+}
+SRUN |= {"SLURM_STEP_TASKS_PER_NODE": "4,3", "SLURM_STEP_NODELIST": "gpu[07-08],other", "SLURM_JOB_ID": "991"}
+
+
+def test_sruns_variables_are_taken() -> None:
+    found = Launch.of_environment(SRUN)
+    assert (found.rank, found.size, found.local_rank, found.local_size) == (5, 7, 1, 3)
+    assert found.address == "gpu07"
+    told = found.environment
+    assert Launch.of_environment(told) == found  # torch reads the same
+    assert Launch.of_environment(SRUN | {"SLURM_PROCID": "0"}).port == found.port  # every task comes to the same port
+    assert Launch.of_environment(SRUN | TORCHRUN).size == 8  # torchrun inside of srun
+    assert not Launch.of_environment({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}).outside
+
+
+def test_the_rank_that_a_launcher_made_has_one_of_the_visible_gpus() -> None:
+    rank = Launch(outside=True, rank=4, size=8, local_rank=4, local_size=8)
+    assert rank.device(8) == 4
+    assert rank.device(1) == 0  # SLURM shows each task its own
+    with pytest.raises(InputError, match="local rank 4 sees 2 GPUs"):
+        rank.device(2)
+
+
+def test_gloo_goes_by_the_interface_that_reaches_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    two_nodes = Launch(outside=True, size=4, local_size=2, address="127.0.0.1")
+    assert two_nodes.gloo_interface == Launch(outside=False).gloo_interface == {"GLOO_SOCKET_IFNAME": LOOPBACK}
+    monkeypatch.setattr(launch, "interface_to", {"10.0.0.1": "ib0"}.get)
+    assert Launch(outside=True, size=4, local_size=2, address="10.0.0.1").gloo_interface == {
+        "GLOO_SOCKET_IFNAME": "ib0"
+    }
+    assert Launch(outside=True, size=4, local_size=2, address="10.0.0.9").gloo_interface == {}
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert two_nodes.gloo_interface == {}
+
+
+def test_cores_are_shared_by_the_ranks_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "usable_cores", lambda: 64)
+    monkeypatch.delenv("RANK", raising=False)
+    assert (launch.threads_each(8), launch.threads_each(100)) == (8, 1)
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "6")
+    assert launch.threads_each(8) == 6
 
 
 @pytest.mark.parametrize(
@@ -94,7 +145,7 @@ def test_another_world_than_the_plans_is_refused_before_torch_is_loaded(monkeypa
 
 
 def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_plan, "running_jobs", list)
+    monkeypatch.setattr(run_plan, "running_jobs", lambda _: [])
     monkeypatch.setattr(run_plan, "count_gpus", lambda: 8)
     run_plan.check(task(device="cuda", dp_shard=8))
     with pytest.raises(InputError, match=r"needs 16 of 8 GPUs.*torchrun"):

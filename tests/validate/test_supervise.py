@@ -285,7 +285,7 @@ def test_a_plan_that_torch_cannot_play_is_refused_with_every_reason() -> None:
 
 
 def test_a_device_at_work_for_somebody_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_plan, "running_jobs", lambda: [Fault(place="GPU 0", problem="process 1 holds 9 MiB")])
+    monkeypatch.setattr(run_plan, "running_jobs", lambda _: [Fault(place="GPU 0", problem="process 1 holds 9 MiB")])
     solo = task().model_copy(update={"mode": "solo", "device": "cuda"})
     with pytest.raises(InputError, match="process 1 holds"):
         run_plan.play(solo)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import product
+from typing import Final
 
 from simulator.base.kernels import DTYPE_BYTES
 from validate.benches import Item, Shape, Tensor
 from validate.stopwatch import Session
+
+KERNELS: Final = ("flash_attention", "efficient_attention", "math")  # as stacks choose (`validate.players.real`)
 
 
 def attention_items(s: Session) -> Iterator[Item]:
@@ -40,16 +45,35 @@ def attention(
         return
     q, k, v = (s.random(batch, h, seq, width, dtype=dtype).requires_grad_() for h in (heads, kv_heads, kv_heads))
     attend = torch.nn.functional.scaled_dot_product_attention
+    chosen, kernel = _chosen(torch, lambda: attend(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads))
 
     def forward(_: int) -> Tensor:
         return attend(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
 
     shape: Shape = {"batch": batch, "seq_q": seq, "seq_kv": seq, "num_heads": heads, "num_kv_heads": kv_heads}
-    shape |= {"head_dim": width, "causal": causal, "dtype": dtype}
+    shape |= {"head_dim": width, "causal": causal, "dtype": dtype, "kernel": kernel}
     take = partial(s.sustained, seconds=long_s) if long_s else s.record
-    if only != "backward":
-        take("attention_forward", forward, shape)
-    if only != "forward":
-        out = forward(0)
-        gradient = torch.randn_like(out)
-        take("attention_backward", lambda _: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True), shape)
+    with chosen:
+        if only != "backward":
+            take("attention_forward", forward, shape)
+        if only != "forward":
+            out = forward(0)
+            gradient = torch.randn_like(out)
+            take(
+                "attention_backward", lambda _: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True), shape
+            )
+
+
+def _chosen(torch: Tensor, call: Callable[[], object]) -> tuple[AbstractContextManager[object], str]:
+    """The first kernel that can run the call, forced, and its name: of itself torch may choose another on another day."""
+    attention = torch.nn.attention
+    for name in KERNELS:
+        force = partial(attention.sdpa_kernel, getattr(attention.SDPBackend, name.upper()))
+        try:
+            with force(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns why a kernel cannot run, and then raises
+                call()
+        except RuntimeError:
+            continue
+        return force(), name
+    return nullcontext(), "torch's choice"

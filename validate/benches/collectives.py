@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -34,32 +34,48 @@ def collective_items(s: Session) -> Iterator[Item]:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The first `count` ranks. data: what their collectives run in (None: the world's); control: their gloo group."""
+    """Ranks that call a collective. data: what it runs in (None: the world's); control: their gloo group."""
 
-    count: int
+    ranks: tuple[int, ...]
+    num_nodes: int
     data: Any = None
     control: Any = None
 
+    def index(self, rank: int) -> int:
+        return self.ranks.index(rank)
+
 
 def _groups(s: Session) -> list[Group]:
-    """The world and its first 2, 4, … ranks. Every rank makes every group."""
-    dist, made = s.torch.distributed, [Group(s.num_ranks)]
-    count = 2
-    while count < s.num_ranks:
-        ranks = list(range(count))
-        made.append(Group(count, dist.new_group(ranks), dist.new_group(ranks, backend="gloo")))
-        count *= 2
+    """The world, its first 2, 4, … ranks, and where there are several nodes the first rank of 2, of 4, … of them.
+
+    A pair of nodes with one rank each is a send across the network. Every rank makes every group.
+    """
+    per_node, powers = _ranks_per_node(s), [2**p for p in range(1, 31)]
+    firsts = range(0, s.num_ranks, per_node)
+    chosen = [tuple(range(count)) for count in powers if count < s.num_ranks]
+    if per_node > 1 and len(firsts) > 1:
+        chosen += [
+            tuple(firsts[:count]) for count in dict.fromkeys((*[p for p in powers if p < len(firsts)], len(firsts)))
+        ]
+    made = [Group(tuple(range(s.num_ranks)), _nodes(range(s.num_ranks), per_node))]
+    dist = s.torch.distributed
+    for ranks in chosen:
+        control = dist.new_group(list(ranks), backend="gloo")
+        made.append(Group(ranks, _nodes(ranks, per_node), dist.new_group(list(ranks)), control))
     return made
 
 
+def _nodes(ranks: Sequence[int], per_node: int) -> int:
+    return len({rank // per_node for rank in ranks})
+
+
 def collective(s: Session, op: str, size: int, group: Group) -> None:
-    """size: of the full tensor (all-gather and reduce-scatter: `count` times a shard)."""
-    if s.setting.rank >= group.count or not s.fits(3 * size):
+    """size: of the full tensor (all-gather and reduce-scatter: as many times a shard as there are ranks)."""
+    if s.setting.rank not in group.ranks or not s.fits(3 * size):
         return
-    call = prepared(s, op, size, group.count, group.data)
-    nodes = -(-group.count // _ranks_per_node(s))
-    shape: Shape = {"op": op, "size_bytes": size, "num_ranks": group.count, "num_nodes": nodes, "dtype": "fp32"}
-    s.record("collective", call, shape, together=group.control or True)
+    call = prepared(s, op, size, group)
+    shape: Shape = {"op": op, "size_bytes": size, "num_ranks": len(group.ranks), "num_nodes": group.num_nodes}
+    s.record("collective", call, {**shape, "dtype": "fp32"}, together=group.control or True)
 
 
 def _ranks_per_node(s: Session) -> int:
@@ -67,23 +83,23 @@ def _ranks_per_node(s: Session) -> int:
     return launch.local_size if launch.outside else s.num_ranks
 
 
-def prepared(s: Session, op: str, size: int, count: int, group: Any) -> Callable[[int], object]:  # noqa: ANN401
+def prepared(s: Session, op: str, size: int, group: Group) -> Callable[[int], object]:
     """A collective on buffers of its own."""
-    dist, torch = s.torch.distributed, s.torch
+    dist, torch, count = s.torch.distributed, s.torch, len(group.ranks)
     numel = max(count, size // 4 // count * count)
     full = torch.ones(numel, device=s.setting.device)
     shard = torch.ones(numel // count, device=s.setting.device)
     other = torch.empty_like(full)
     gather, scatter = _gather_scatter(dist)
-    peer = s.setting.rank ^ 1
-    pairs = s.setting.rank < count // 2 * 2
+    mine, data = group.index(s.setting.rank), group.data
+    partner = group.ranks[mine ^ 1] if mine ^ 1 < count else None  # the last of an odd number has none
     calls: dict[str, Callable[[int], object]] = {
-        "all_reduce": lambda _: dist.all_reduce(full, group=group),
-        "all_gather": lambda _: gather(full, shard, group=group),
-        "reduce_scatter": lambda _: scatter(shard, full, group=group),
-        "broadcast": lambda _: dist.broadcast(full, 0, group=group),
-        "all_to_all": lambda _: dist.all_to_all_single(other, full, group=group),
-        "send_recv": lambda _: _exchange(dist, full, other, peer, group) if pairs else None,
+        "all_reduce": lambda _: dist.all_reduce(full, group=data),
+        "all_gather": lambda _: gather(full, shard, group=data),
+        "reduce_scatter": lambda _: scatter(shard, full, group=data),
+        "broadcast": lambda _: dist.broadcast(full, group.ranks[0], group=data),
+        "all_to_all": lambda _: dist.all_to_all_single(other, full, group=data),
+        "send_recv": lambda _: _exchange(dist, full, other, partner, data) if partner is not None else None,
     }
     return calls[op]
 
@@ -117,7 +133,7 @@ def overlap_items(s: Session) -> Iterator[Item]:
 
 def beside(s: Session, op: str, size: int) -> None:
     """Time products until the collective is over; `both` is the pair, launched together."""
-    run = prepared(s, op, size, s.num_ranks, None)
+    run = prepared(s, op, size, Group(tuple(range(s.num_ranks)), 1))
     side, dtype = (256, "fp32") if s.setting.tiny or not s.gpu else (4096, "bf16")
     x, y = (s.random(side, side, dtype=dtype) for _ in range(2))
     s.sync()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from validate.benches import Item, attention, collectives, host, memory, parts, passes, products
-from validate.launch import Launch
-from validate.machine import clocks, describe
+from validate.gpus import ClockLog
+from validate.launch import Launch, host_name
+from validate.machine import describe, own_gpu
 from validate.phases import FEWEST, SHARES
 from validate.report import RankReport, kind_of
 from validate.report import describe as describe_error
@@ -34,7 +34,6 @@ ITEMS: dict[str, Callable[[Session], Iterator[Item]]] = {
     "storage": memory.storage_items,
     "sustained": products.sustained_items,
 }
-_STORE_S = 120
 
 
 def main(path: str) -> int:
@@ -58,43 +57,50 @@ def measure(setting: SessionSettings, report: RankReport) -> None:
     torch.manual_seed(setting.rank)
     launch = Launch.of_environment()
     if setting.device == "cuda":
-        torch.cuda.set_device(launch.local_rank if launch.outside else setting.rank % torch.cuda.device_count())
-        torch.cuda.set_per_process_memory_fraction(_fraction(torch))
+        visible = torch.cuda.device_count()
+        number = launch.device(visible) if launch.outside else setting.rank
+        torch.cuda.set_device(number)
+        torch.cuda.set_per_process_memory_fraction(_fraction(torch, setting.memory_fraction))
     control = _join(torch, setting, launch)
     hosts = _hosts(torch, setting, control)
     session = Session(
-        setting=setting, torch=torch, report=report, control=control, host=platform.node() if len(hosts) > 1 else ""
+        setting=setting, torch=torch, report=report, control=control, host=host_name() if len(hosts) > 1 else ""
     )
     facts = describe(
         torch, setting.device, num_ranks=setting.num_ranks, threads=setting.threads, command=[setting.command]
     )
     # ranks of one run are one machine to a fit, whatever host they sit on
-    report.sample({"kind": "machine", **facts, "hostname": hosts[0], "num_hosts": len(hosts)})
+    told = {**facts, "hostname": hosts[0], "num_hosts": len(hosts), "memory_cap_bytes": session.free_bytes}
+    report.sample({"kind": "machine", **told})
+    log = ClockLog(own_gpu(torch.cuda.current_device()) if session.gpu else None)
     for index, phase in enumerate(setting.phases):
-        _play(session, phase, SHARES[phase] / sum(SHARES[p] for p in setting.phases[index:]))
+        _play(session, phase, SHARES[phase] / sum(SHARES[p] for p in setting.phases[index:]), log)
+    log.close()
     report.result({})
 
 
-def _play(session: Session, phase: str, share: float) -> None:
+def _play(session: Session, phase: str, share: float, log: ClockLog) -> None:
     """Items until the phase's time is over; the first ones always, or nothing could be fitted on a busy machine."""
-    session.begin(phase, share, clocks() if session.gpu and session.setting.rank == 0 else {})
+    log.taken()  # what was read between phases is of none
+    session.begin(phase, share)
     for index, item in enumerate(ITEMS[phase](session)):
         if index >= FEWEST.get(phase, 1) and not session.go():
-            return
+            break
         item()
+    session.end(log.taken())
 
 
-def _fraction(torch: Any) -> float:  # noqa: ANN401
+def _fraction(torch: Any, share: float) -> float:  # noqa: ANN401
     free, total = torch.cuda.mem_get_info()
-    return float(0.9 * free / total)
+    return float(share * free / total)
 
 
 def _hosts(torch: Any, setting: SessionSettings, control: Any) -> list[str]:  # noqa: ANN401
     """Names of the machines that take part, rank 0's first."""
     if control is None:
-        return [platform.node()]
+        return [host_name()]
     told: list[Any] = [None] * setting.num_ranks
-    torch.distributed.all_gather_object(told, platform.node(), group=control)
+    torch.distributed.all_gather_object(told, host_name(), group=control)
     return list(dict.fromkeys(told))
 
 
@@ -102,12 +108,14 @@ def _join(torch: Any, setting: SessionSettings, launch: Launch) -> Any:  # noqa:
     """The process group of all ranks; the gloo group that carries decisions is returned."""
     if setting.num_ranks == 1:
         return None
-    dist, patience = torch.distributed, timedelta(seconds=_STORE_S)
-    rendezvous = "env://" if launch.outside else Path(setting.folder, "store").as_uri()
+    dist, patience = torch.distributed, timedelta(seconds=setting.join_s)
     backend = "nccl" if setting.device == "cuda" else "gloo"
-    dist.init_process_group(
-        backend, init_method=rendezvous, rank=setting.rank, world_size=setting.num_ranks, timeout=patience
-    )
+    where = "env://" if launch.outside else Path(setting.folder, "store").as_uri()
+    store, rank, size = next(dist.rendezvous(where, setting.rank, setting.num_ranks, timeout=patience))
+    store.set_timeout(patience)
+    # the launcher's store outlives an attempt, and remembers what its ranks told each other
+    apart = dist.PrefixStore(f"shardwise-{setting.attempt}", store)
+    dist.init_process_group(backend, store=apart, rank=rank, world_size=size, timeout=patience)
     return dist.new_group(backend="gloo", timeout=patience)
 
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.base.errors import CalibrationError, Fault
+from simulator.base.errors import CalibrationError, Fault, InputError
 from simulator.base.files import write_whole
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves, family_of
 from simulator.spec.calibration.document import SUFFIX
 from simulator.spec.cluster import Cluster
+from simulator.spec.software.nccl import Nccl
 from simulator.work.collectives.call import Links
 from simulator.work.collectives.cost import call_of
 from validate.fit.line import refuse_few
@@ -85,11 +86,11 @@ def fit_logs(paths: Sequence[Path], out: Path, cluster_name: str | None) -> list
 
 def links_of(found: SampleFile, cluster: Cluster, source: str) -> tuple[LinkCurves, list[str]]:
     """NCCL's links of a cluster from its own collectives, and what to say of the fit; the rest stays as shipped."""
-    samples, shipped = _calls(found, cluster), default_curves()
+    nccl, lines = nccl_of(found)
+    samples, shipped = _calls(found, cluster, nccl), default_curves()
     data = shipped.model_dump(mode="json")
     near, far = [s for s in samples if not s.network], [s for s in samples if s.network]
     tables = table_rows(shipped)
-    lines: list[str] = []
     for kind in dict.fromkeys(port_class(s.call) for s in near):
         part, dropped = _trimmed([s for s in near if port_class(s.call) == kind], kind)
         tables[kind] = fit_port(part, kind)
@@ -104,11 +105,31 @@ def links_of(found: SampleFile, cluster: Cluster, source: str) -> tuple[LinkCurv
         data["networks"] = [made | {"source": source}, *others]
         lines.append(f"{name}: {made['quality']}")
     recipe = f"shardwise calibrate fit {source} --cluster {cluster.name}"
-    data |= {"name": cluster.name, "provenance": {"recipe": recipe}}
+    told = {"nccl": ".".join(map(str, nccl.version))} if nccl.version else {}
+    data |= {"name": cluster.name, "provenance": {"recipe": recipe, **told}}
     return LinkCurves.model_validate_json(json.dumps(data)), lines
 
 
-def _calls(found: SampleFile, cluster: Cluster) -> list[Sample]:
+def nccl_of(found: SampleFile) -> tuple[Nccl, list[str]]:
+    """NCCL as the samples' machine states it, whose choices the times are of; and what to say where it states none."""
+    told, settings = found.machine.text("nccl"), found.machine.facts.get("settings")
+    variables = {k: v for k, v in settings.items() if k.startswith("NCCL_")} if isinstance(settings, dict) else {}
+    try:
+        nccl = Nccl.of(told, variables, place="the samples' machine: nccl")
+    except InputError as exc:
+        return _nccl_without(told), [f"left out: {fault}" for fault in exc.faults]
+    return nccl, [] if told else ["the samples do not say which NCCL they are of; its newest choices are assumed"]
+
+
+def _nccl_without(version: str) -> Nccl:
+    """NCCL with no setting, and with no version if that is what cannot be read."""
+    try:
+        return Nccl.of(version)
+    except InputError:
+        return Nccl()
+
+
+def _calls(found: SampleFile, cluster: Cluster, nccl: Nccl) -> list[Sample]:
     """Log rows as the simulator's calls on this cluster. Raises CalibrationError where they cannot have run there."""
     links, samples = Links.of(cluster), []
     if links.port_kind not in PORTS:
@@ -127,7 +148,7 @@ def _calls(found: SampleFile, cluster: Cluster) -> list[Sample]:
             num_groups_per_node=1,
             spans_domain=nodes * links.gpus_per_node > cluster.nvlink_domain_size,
         )
-        call = call_of(s["op"], int(s["size_bytes"]), shape, cluster)
+        call = call_of(s["op"], int(s["size_bytes"]), shape, cluster, nccl)
         samples.append(Sample("log", call, s.time_s))
     for network in {s.network for s in samples}:
         sizes = np.array([float(s.call.size_bytes) for s in samples if s.network == network])

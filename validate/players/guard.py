@@ -121,9 +121,13 @@ def _patch() -> None:
         "current_device": lambda: 0,
         "device_count": lambda: 8,
         "is_initialized": lambda: True,
+        "is_bf16_supported": lambda *_, **__: True,
+        "get_device_capability": lambda *_: (9, 0),  # a broadcast asks, and nothing else does
         "set_device": lambda *_: None,
         "synchronize": lambda *_: None,
         "get_rng_state": lambda *_: torch.empty(16, dtype=torch.uint8),
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
+    # without this autocast says that there is no CUDA, switches itself off, and every product is one of fp32
+    torch.cuda.amp.common.amp_definitely_not_available = lambda: False

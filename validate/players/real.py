@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from simulator.work.program import COMPUTE_STREAM
 from simulator.work.trace import Timeline
+from validate.launch import Launch, host_name
 from validate.machine import describe
 from validate.parallel import build, make_optimizer, materialise, replicate
 from validate.players.hooks import gathered_at_once, reduced_in_place
@@ -27,6 +28,7 @@ from validate.players.timed import (
     wait,
 )
 from validate.report import RankReport
+from validate.slow_ranks import own_s
 from validate.steps import TrainingStep
 from validate.task import Task
 
@@ -40,10 +42,12 @@ def run(task: Task, report: RankReport) -> dict[str, Any]:
     rank, device = int(os.environ.get("RANK", "0")), _device(task)
     report.phase("join")
     hook = _join(task, rank, device)
-    total = _limit(task, device)
+    total, cap = _limit(task, device)
     try:
         with sdpa_kernel(_BACKENDS.get(task.stack.attention.kernel, _FLASH), set_priority=True):
-            return {"rank": rank, **_played(task, report, rank, device, hook, total)}
+            found = _played(task, report, rank, device, hook, total)
+            found["memory"] |= {"cap_bytes": cap} if cap else {}
+            return {"rank": rank, "host": host_name(), **found}
     finally:
         dist.destroy_process_group()
 
@@ -51,7 +55,8 @@ def run(task: Task, report: RankReport) -> dict[str, Any]:
 def _device(task: Task) -> torch.device:
     if task.device == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    number = Launch.of_environment().device(torch.cuda.device_count()) if task.mode == "full" else 0
+    device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     return device
 
@@ -77,13 +82,14 @@ def _join(task: Task, rank: int, device: torch.device) -> Callable[..., Any] | N
     return None
 
 
-def _limit(task: Task, device: torch.device) -> int:
-    """Stay below a share of what is free; the device's total is returned."""
+def _limit(task: Task, device: torch.device) -> tuple[int, int]:
+    """Stay below a share of what is free; the device's total and the allocator's limit are returned, 0 on a CPU."""
     if device.type != "cuda":
-        return 0
+        return 0, 0
     free, total = torch.cuda.mem_get_info()
-    torch.cuda.set_per_process_memory_fraction(min(task.memory_fraction * free / total, task.plan.memory_fraction))
-    return int(total)
+    share = min(task.memory_fraction * free / total, task.plan.memory_fraction)
+    torch.cuda.set_per_process_memory_fraction(share)
+    return int(total), int(share * total)
 
 
 def _played(
@@ -125,9 +131,9 @@ def _from_everybody(task: Task, result: dict[str, Any]) -> dict[str, Any]:
         return {}
     peaks = {k: v for k, v in result["memory"].items() if k in ("peak_allocated_bytes", "peak_bytes")}
     told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(
-        told, {**{name: result[name] for name in ("step_times_s", "reference_times_s")}, "memory": peaks}
-    )
+    own = {name: result[name] for name in ("step_times_s", "reference_times_s")}
+    own |= {"memory": peaks, "host": host_name(), "own_s": own_s(result.get("profile"))}
+    dist.all_gather_object(told, own)
     return {"by_rank": told}
 
 
@@ -155,10 +161,15 @@ def _extras(
 ) -> dict[str, Any]:
     """What goes to files: spans of a profiled step, the allocator's events of another."""
     extras: dict[str, Any] = {}
-    if task.record and device.type == "cuda" and rank == 0:
+    if task.record and device.type == "cuda":
         report.phase("record")
-        recorded_step(step, device, Path(os.environ["SHARDWISE_SCRATCH"]) / "allocator.json.gz")
-        extras["allocator_trace"] = "allocator.json.gz"
+        barrier()
+        if rank == 0:
+            recorded_step(step, device, Path(os.environ["SHARDWISE_SCRATCH"]) / "allocator.json.gz")
+            extras["allocator_trace"] = "allocator.json.gz"
+        else:  # a step has collectives: rank 0 cannot take one alone
+            step.run()
+            wait(device)
     if task.profile:
         report.phase("profile")
         timeline = profiled_step(step, device, rank, barrier)

@@ -2,7 +2,7 @@
 
 A rank is a process in a session of its own. It reports by JSON lines on an inherited pipe: `{"phase": name}` when a
 phase begins (or `{"phase": {"name": name, "seconds": what it plans to take}}`), `{"partial": {...}}` for what is already
-known, `{"sample": {...}}` for what is to be kept as it comes, `{"result": {...}}` at the end, `{"fault": {...}}` if it
+known, `{"answers": true}` if SIGUSR1 makes it write its stack, `{"sample": {...}}` for what is to be kept as it comes, `{"result": {...}}` at the end, `{"fault": {...}}` if it
 knows what went wrong. Its standard input is a lifeline: it ends when the parent does (`validate.players.rank`).
 No torch in here: what is supervised may be anything.
 """
@@ -17,11 +17,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from validate.supervise.processes import MARK, Interrupted, Rank, end, ignore_signals, start, stop_signals
+from validate.supervise.peers import Peers, PlaceInJob
+from validate.supervise.processes import (
+    MARK,
+    Interrupted,
+    Rank,
+    deaf_to_sigterm,
+    end,
+    ignore_signals,
+    start,
+    stop_signals,
+)
 from validate.supervise.verdict import Deadlines, SupervisedOutcome, Verdict
 from validate.supervise.watch import Watch
 
-__all__ = ["Deadlines", "SupervisedOutcome", "Verdict", "scratch_folder", "supervise"]
+__all__ = [
+    "Deadlines",
+    "Peers",
+    "PlaceInJob",
+    "SupervisedOutcome",
+    "Verdict",
+    "deaf_to_sigterm",
+    "scratch_folder",
+    "supervise",
+]
 
 
 def supervise(
@@ -33,16 +52,18 @@ def supervise(
     memory_bytes: int | None = None,
     progress: Callable[[int, str], None] | None = None,
     samples: Callable[[int, dict[str, Any]], None] | None = None,
+    peers: Peers | None = None,
 ) -> SupervisedOutcome:
     """Run one process a command to the end, or to the first trouble; nothing of them is left when this returns.
 
     environments: added to this process's, one a command. scratch: the ranks' folder (TMPDIR), the caller's to remove.
     memory_bytes: what all ranks together may hold resident; more ends the run before the machine suffers.
     progress(rank, phase) is called as phases begin, samples(rank, sample) as samples come; what they raise ends the run.
+    peers: ranks that have parents of their own; their troubles end this run too.
     """
     token = uuid.uuid4().hex
     ranks: list[Rank] = []
-    watch = Watch(ranks, deadlines, memory_bytes, progress, samples)
+    watch = Watch(ranks, deadlines, memory_bytes, progress, samples, peers)
     try:
         with stop_signals():
             for index, command in enumerate(commands):

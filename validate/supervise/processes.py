@@ -35,6 +35,7 @@ class Rank:
     partial: dict[str, Any] = field(default_factory=dict)
     trouble: Verdict | None = None
     open_pipes: int = 2
+    answers: bool = False  # to SIGUSR1, with its stack
 
 
 class Interrupted(BaseException):
@@ -123,6 +124,13 @@ def stop_signals() -> Iterator[None]:
         raise Interrupted(signal_name(number))
 
     with _handlers({signal.SIGTERM: stop, signal.SIGHUP: stop}):
+        yield
+
+
+@contextlib.contextmanager
+def deaf_to_sigterm() -> Iterator[None]:
+    """A launcher ends all ranks when one has failed: what they know is written first. It kills those that take long."""
+    with _handlers({signal.SIGTERM: signal.SIG_IGN}):
         yield
 
 

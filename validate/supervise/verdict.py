@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -36,19 +36,24 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of a run. rank: whose trouble it was; None where it was nobody's."""
+    """What became of a run. rank, host: whose trouble it was; None and empty where it was nobody's, or there is one host.
+
+    waits: a rank that hung inside a collective, most likely for another one.
+    """
 
     kind: Kind
     detail: str = ""
     rank: int | None = None
     phase: str = ""
+    host: str = ""
+    waits: bool = False
 
     @property
     def ok(self) -> bool:
         return self.kind == "ok"
 
     def __str__(self) -> str:
-        who = f"rank {self.rank}" if self.rank is not None else ""
+        who = f"rank {self.rank}{f' on {self.host}' if self.host else ''}" if self.rank is not None else ""
         where = f"in phase {self.phase!r}" if self.phase else ""
         place = " ".join(part for part in (who, where) if part)
         return f"{self.kind}{f' ({place})' if place else ''}{f': {self.detail}' if self.detail else ''}"
@@ -62,3 +67,8 @@ class SupervisedOutcome:
     results: Mapping[int, dict[str, Any]]
     partials: Mapping[int, dict[str, Any]]
     stderr: Mapping[int, str]
+
+
+def cause_of(verdicts: Sequence[Verdict]) -> Verdict:
+    """The cause rather than its echoes; of equal ones the rank that does not merely wait, then the lowest."""
+    return min(verdicts, key=lambda v: (PRIORITY.index(v.kind), v.waits, v.rank or 0))

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import selectors
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from validate.supervise.peers import Peers
 from validate.supervise.processes import TICK_S, Rank, resident_bytes, signal_name
-from validate.supervise.verdict import PRIORITY, Deadlines, Kind, Verdict
+from validate.supervise.verdict import PRIORITY, Deadlines, Kind, Verdict, cause_of
 
+STACK = b"(most recent call first):"  # what faulthandler writes above frames
 MAX_LINE_BYTES = 8 * 2**20
 _TAIL_BYTES = 16 * 2**10
 _MEMORY_EVERY_S = 0.5
@@ -31,10 +35,13 @@ class Watch:
         memory_bytes: int | None,
         progress: Callable[[int, str], None] | None,
         samples: Callable[[int, dict[str, Any]], None] | None = None,
+        peers: Peers | None = None,
     ) -> None:
+        self.peers = peers
         self.ranks, self.deadlines, self.memory_bytes = ranks, deadlines, memory_bytes
         self.progress, self.samples = progress, samples
         self.trouble: Verdict | None = None
+        self.asked = False
         self.selector = selectors.DefaultSelector()
         self._next_memory_s = 0.0
 
@@ -51,8 +58,9 @@ class Watch:
                 break
             self._read(min(TICK_S, until - now))
             self._check(now)
-            if not settling and any(rank.trouble for rank in self.ranks):
+            if not settling and (self._peer_troubles() or any(rank.trouble for rank in self.ranks)):
                 settling, until = True, min(until, now + self.deadlines.settle_s)
+                self._ask_where()
         return self._verdict(timed_out=not settling and time.monotonic() >= until)
 
     def _listen(self, rank: Rank, now: float) -> None:
@@ -122,6 +130,8 @@ class Watch:
                 self.progress(rank.index, rank.phase)
         elif key == "sample" and isinstance(value, dict) and self.samples is not None:
             self.samples(rank.index, value)
+        elif key == "answers":
+            rank.answers = value is True
         elif key == "partial" and isinstance(value, dict):
             rank.partial |= value
         elif key == "result" and isinstance(value, dict) and rank.result is None:
@@ -132,6 +142,33 @@ class Watch:
             self._blame(rank, "bad_report", f"not a report: {line[:80]!r}")
 
     # --- judging
+
+    def _peer_troubles(self) -> list[Verdict]:
+        """Of ranks that have parents of their own; this rank's is told to them."""
+        if self.peers is None:
+            return []
+        own = [rank.trouble for rank in self.ranks if rank.trouble is not None]
+        if own:
+            self.peers.tell(own[0])
+        return self.peers.elsewhere()
+
+    def _ask_where(self) -> None:
+        """Ranks that hang say in what (`validate.report`): several hang together, and all but one wait for it."""
+        self.asked = any(rank.trouble is not None and rank.trouble.kind == "hung" for rank in self.ranks)
+        for rank in self.ranks:
+            if self.asked and rank.answers:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(rank.process.pid, signal.SIGUSR1)
+
+    def _where(self, rank: Rank, trouble: Verdict) -> Verdict:
+        """A hung rank's trouble with the place where it stands; inside torch it most likely waits for another one."""
+        if trouble.kind != "hung" or not self.asked or not rank.answers:
+            return trouble
+        stack = rank.tail.rpartition(STACK)[2].decode(errors="replace") if STACK in rank.tail else ""
+        frames = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
+        if not frames:
+            return replace(trouble, detail=f"{trouble.detail}; it does not answer: stopped, or inside a driver's call")
+        return replace(trouble, detail=f"{trouble.detail}; in {_frame(frames)}", waits="/torch/" in frames[0])
 
     def _blame(self, rank: Rank, kind: Kind, detail: str) -> None:
         if rank.trouble is None:
@@ -182,14 +219,26 @@ class Watch:
             self._blame(largest, "out_of_memory", f"the ranks hold {sum(held.values())} of {limit} bytes allowed")
 
     def _verdict(self, *, timed_out: bool) -> Verdict:
-        troubles = [rank.trouble for rank in self.ranks if rank.trouble is not None]
+        troubles = [self._where(rank, rank.trouble) for rank in self.ranks if rank.trouble is not None]
+        if self.peers is not None:
+            troubles = [*map(self.peers.own, troubles)] or self._peer_troubles()
         if troubles:
-            return min(troubles, key=lambda trouble: PRIORITY.index(trouble.kind))
+            return cause_of(troubles)
         if timed_out:
             slowest = min(self.ranks, key=lambda rank: (rank.result is not None, rank.since_s))
             detail = f"the run took more than {self.deadlines.total_s:g} s"
             return Verdict(kind="hung", detail=detail, rank=slowest.index, phase=slowest.phase)
         return Verdict(kind="ok")
+
+
+def _frame(frames: list[str]) -> str:
+    """The innermost frame, and the innermost one outside of torch if that is another: `file.py:12 name`."""
+    outer = next((frame for frame in frames if "/torch/" not in frame), frames[0])
+    names = []
+    for frame in dict.fromkeys((frames[0], outer)):
+        found = re.match(r'File "(.*)", line (\d+) in (.*)', frame)
+        names.append(f"{os.path.basename(found[1])}:{found[2]} {found[3]}" if found else frame)  # noqa: PTH119
+    return ", called by ".join(names)
 
 
 def _phase_of(value: object) -> tuple[str, float] | None:
