@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError, PlanError
+from simulator.base.files import ordinary
+from simulator.base.schema import MOST_TEXT_BYTES
 from simulator.base.units import format_bytes
 from simulator.parallel.legality import unplayable
 from simulator.parallel.legality.played import MAX_CPU_RANKS
@@ -26,6 +28,7 @@ from validate.joined import joined
 from validate.launch import LOOPBACK, Launch
 from validate.machine import KEEP_FREED_MEMORY, allocator_settings, count_gpus, memory_limit, running_jobs
 from validate.playable import played_otherwise
+from validate.records import faults_of_run
 from validate.slow_ranks import own_s, slow_ranks
 from validate.supervise import Deadlines, Peers, SupervisedOutcome, Verdict, scratch_folder, supervise
 from validate.task import Task
@@ -350,7 +353,7 @@ def read_records(path: Path) -> tuple[list[Record], list[Fault]]:
     records: list[Record] = []
     faults: list[Fault] = []
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = ordinary(path, MOST_TEXT_BYTES).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as exc:
         raise InputError(Fault(place=str(path), problem=f"cannot be read: {exc.strerror}")) from None
     for number, line in enumerate(lines, 1):
@@ -359,7 +362,11 @@ def read_records(path: Path) -> tuple[list[Record], list[Fault]]:
             entry = json.loads(line, parse_constant=_refuse)
         except (ValueError, RecursionError) as exc:
             entry, problem = None, f"not JSON: {exc}"
-        if isinstance(entry, dict) and entry.get("kind") == "run" and entry.get("schema_version") == SCHEMA_VERSION:
+        is_run = (
+            isinstance(entry, dict) and entry.get("kind") == "run" and entry.get("schema_version") == SCHEMA_VERSION
+        )
+        problem = problem or (faults_of_run(entry) if is_run else "")
+        if is_run and not problem:
             records.append(entry)
         elif line.strip():
             place = f"{path}: line {number}"

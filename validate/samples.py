@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from simulator.base.errors import Fault, TableError
+from simulator.base.files import ordinary
 
 FORMAT_VERSION: Final = 1
 MAX_LINE_BYTES: Final = 1 << 20  # a sample is a few hundred bytes; a longer line is something else
@@ -159,7 +160,7 @@ def read_samples(paths: Sequence[Path]) -> SampleFile:
     hashes: dict[str, str] = {}
     for path in paths:
         try:
-            with path.open("rb") as raw:
+            with ordinary(path).open("rb") as raw:
                 hashes[path.name] = hashlib.file_digest(raw, "sha256").hexdigest()
             with _opened(path) as lines:
                 reader.read(lines, path.name)

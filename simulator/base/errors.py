@@ -19,6 +19,17 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
+_LONGEST, _HEAD, _TAIL = 1000, 600, 200
+
+
+def printable(text: str) -> str:
+    """Somebody else's words for a terminal: what it would obey is spelled out, and a wall of text is cut in the middle."""
+    if len(text) > _LONGEST:
+        text = f"{text[:_HEAD]} … ({len(text):,} characters) … {text[-_TAIL:]}"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
@@ -35,7 +46,7 @@ class Fault:
     @override
     def __str__(self) -> str:
         tail = f" ({self.remedy})" if self.remedy else ""
-        return f"{self.place}: {self.problem}{tail}"
+        return printable(f"{self.place}: {self.problem}{tail}")
 
 
 class ShardwiseError(Exception):

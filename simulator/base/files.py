@@ -1,11 +1,25 @@
-"""Files are written whole or not at all."""
+"""Files are read where they are files and not too large, and written whole or not at all."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 from simulator.base.errors import Fault, InputError
+
+
+def ordinary(path: Path, most_bytes: int | None = None) -> Path:
+    """The path, if it is a file of at most so many bytes. Raises OSError: a pipe may never end, and a device never does."""
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "is a pipe or a device; save it as a file", str(path))
+    if most_bytes is not None and status.st_size > most_bytes:
+        raise OSError(errno.EFBIG, f"is larger than {most_bytes:,} bytes", str(path))
+    return path
 
 
 def write_whole(path: Path, data: str | bytes, flag: str = "") -> None:

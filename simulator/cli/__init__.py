@@ -124,7 +124,7 @@ def _with_nearest(exc: click.ClickException) -> click.ClickException:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned."""
-    from simulator.base.errors import InputError
+    from simulator.base.errors import InputError, printable
 
     gc.set_threshold(*COLLECT)
     atexit.register(gc.freeze)  # a process that ends need not look for cycles first
@@ -132,10 +132,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: object = shardwise.main(arguments, prog_name="shardwise", standalone_mode=False)
     except click.ClickException as exc:
-        _with_nearest(exc).show()
+        text = printable(_with_nearest(exc).format_message())
+        (click.UsageError(text, exc.ctx) if isinstance(exc, click.UsageError) else click.ClickException(text)).show()
         return exc.exit_code
     except InputError as exc:
         click.echo(f"shardwise: {exc}", err=True)
+        return ExitCode.BAD_INPUT
+    except OSError as exc:  # of a file that is gone since it was looked at, or whose name no system takes
+        name = "" if exc.filename is None else f"{exc.filename}: "
+        click.echo(f"shardwise: {printable(f'{name}{exc.strerror or exc}')}", err=True)
         return ExitCode.BAD_INPUT
     except (KeyboardInterrupt, click.Abort):
         return ExitCode.INTERRUPTED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -68,11 +69,20 @@ def _memory_use(run: Run, device: Device) -> MemoryUse:
     return use
 
 
+_NUMBERS: Final = {"max_split_size_mb": r"\d{1,9}", "garbage_collection_threshold": r"0?\.\d{1,9}"}
+_EXAMPLES: Final = {"max_split_size_mb": "512", "garbage_collection_threshold": "0.8"}
+
+
 def allocator_settings(text: str) -> AllocatorSettings:
     """What PYTORCH_CUDA_ALLOC_CONF says. Raises InputError for a setting that the simulated allocator does not have."""
     found: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition(":")
+        if name in _NUMBERS and not re.fullmatch(_NUMBERS[name], value):
+            problem = f"{part}: {value!r} is no number that it takes"
+            raise InputError(
+                Fault(place="PYTORCH_CUDA_ALLOC_CONF", problem=problem, remedy=f"{name}:{_EXAMPLES[name]}")
+            )
         match name:
             case "expandable_segments":
                 found[name] = value == "True"

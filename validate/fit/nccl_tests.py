@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import CalibrationError, Fault
+from simulator.base.files import ordinary
 from validate.samples import Machine, Sample, SampleFile
 
 MAX_BYTES: Final = 64 * 2**20
@@ -41,9 +42,7 @@ def read_logs(paths: list[Path]) -> SampleFile:
     faults: list[Fault] = []
     for path in paths:
         try:
-            if path.stat().st_size > MAX_BYTES:
-                raise OSError(f"larger than {MAX_BYTES} bytes")  # noqa: TRY301
-            text = path.read_text(encoding="utf-8", errors="replace")
+            text = ordinary(path, MAX_BYTES).read_text(encoding="utf-8", errors="replace")
         except OSError as exc:
             faults.append(Fault(place=str(path), problem=f"cannot be read: {exc}"))
             continue

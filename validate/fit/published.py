@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.base.errors import CalibrationError, Fault, InputError
-from simulator.base.files import write_whole
+from simulator.base.files import ordinary, write_whole
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves, family_of
@@ -41,7 +41,7 @@ _HEAD_BYTES = 4096
 def kind_of(path: Path) -> str:
     """samples, log or table, by the file's name and its first bytes. Raises CalibrationError if it cannot be read."""
     try:
-        with path.open("rb") as raw:
+        with ordinary(path).open("rb") as raw:
             head = raw.read(2)
         with gzip.open(path) if head == b"\x1f\x8b" else path.open("rb") as file:
             text = file.read(_HEAD_BYTES).decode("utf-8", "replace").lstrip()

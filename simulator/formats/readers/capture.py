@@ -6,7 +6,6 @@ import ast
 import gzip
 import json
 import os
-import tomllib
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.files import ordinary
+from simulator.base.schema import parse_toml
 from simulator.work.captured.capture import ARITY, HOST, Capture, Kind, Phase
 from simulator.work.captured.cost import KernelCost
 from simulator.work.captured.folding import folded, unfolded
@@ -27,6 +28,7 @@ _RANK: Final = {"rank": int, "steady": int, "categories": dict, "answers": dict,
 _GZIP: Final = b"\x1f\x8b"
 _WHOLE: Final = {int}
 _ARITY: Final[dict[int, int]] = {int(kind): number for kind, number in ARITY.items()}
+_MOST_BYTES: Final = 2**29  # unpacked
 _AGAIN: Final = "capture the program again"
 
 
@@ -37,7 +39,7 @@ def kind_of(path: Path) -> Literal["packed", "script", "other"]:
     called one, it has to import or define something. What cannot be read is what its name says.
     """
     try:
-        data = path.read_bytes()
+        data = ordinary(path).read_bytes()
     except OSError:
         return {".gz": "packed", ".py": "script"}.get(path.suffix, "other")  # type: ignore[return-value]
     if data.startswith(_GZIP):
@@ -47,8 +49,8 @@ def kind_of(path: Path) -> Literal["packed", "script", "other"]:
     except UnicodeDecodeError:
         return "other"
     try:
-        tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+        parse_toml(text)
+    except (ValueError, RecursionError):
         return "script" if path.suffix == ".py" or (path.suffix != ".toml" and _is_python(text)) else "other"
     return "other"
 
@@ -64,8 +66,11 @@ def _is_python(text: str) -> bool:
 def read_capture(path: Path) -> Capture:
     """A capture file. Raises InputError where it is none, ends early, or contradicts itself."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            data = json.load(file)
+        with gzip.open(ordinary(path), "rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES:,} bytes unpacked")  # noqa: TRY301
+        data = json.loads(text)
     except FileNotFoundError:
         raise InputError(
             Fault(place=str(path), problem="no such file", remedy="shardwise capture writes one")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO, cast
 
 from simulator.base.errors import Fault, TableError
+from simulator.base.files import ordinary
 from simulator.base.schema import nearest
 from simulator.studies.backtest.rows import BadRow
 
@@ -104,7 +105,7 @@ def repeated(line: int, name: str, first_line: int, column: str) -> BadRow:
 def _open(file: Path) -> Iterator[TextIO]:
     """The file as text lines; bytes that are not UTF-8 become lone surrogates, which `text_cell` refuses row by row."""
     try:
-        raw = file.open("rb")
+        raw = ordinary(file).open("rb")
         zipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
     except OSError as exc:

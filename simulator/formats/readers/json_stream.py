@@ -13,6 +13,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
+from simulator.base.files import ordinary
+
 CHUNK = 2**20
 MAX_VALUE = 2**24  # characters of one value: an event has some hundred
 _NUMBER = 64  # characters within which a number has ended
@@ -25,7 +27,7 @@ class Broken(ValueError):  # noqa: N818  an end, told to the reader
 
 def open_text(path: Path) -> TextIO:
     """The file's text, gzipped or not; bytes that are no UTF-8 are replaced. Raises OSError."""
-    with path.open("rb") as file:
+    with ordinary(path).open("rb") as file:
         zipped = file.read(2) == b"\x1f\x8b"
     raw = gzip.open(path, "rb") if zipped else path.open("rb")  # noqa: SIM115  closed by the wrapper
     return TextIOWrapper(raw, encoding="utf-8", errors="replace")

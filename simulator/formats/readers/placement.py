@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from simulator.base.errors import Fault, PlanError
+from simulator.base.files import ordinary
 from simulator.base.schema import nearest, unreadable
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.rank_mapping import RankMapping, shortest
@@ -65,9 +66,7 @@ class _Table:
 
     def _lines(self) -> list[list[str]]:
         try:
-            if self.path.stat().st_size > _MAX_BYTES:
-                raise PlanError(Fault(place=str(self.path), problem=f"is larger than {_MAX_BYTES} bytes"))
-            text = self.path.read_text(encoding="utf-8")
+            text = ordinary(self.path, _MAX_BYTES).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as exc:
             raise PlanError(unreadable(self.path, exc)) from None
         return [line.split("\t") for line in text.splitlines()] or [[]]

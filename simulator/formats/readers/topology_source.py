@@ -9,6 +9,7 @@ from pathlib import Path as FilePath
 from typing import Final
 
 from simulator.base.errors import ClusterError, Fault
+from simulator.base.files import ordinary
 from simulator.formats.readers.host_cluster import GA102_LINK, ONE_LINK
 from simulator.formats.readers.nccl_xml import read_xml
 from simulator.formats.readers.nvidia_smi import looks_like_matrix, read_matrix
@@ -122,7 +123,7 @@ def _data(source: str) -> bytes:
         if source == "-":
             data = sys.stdin.buffer.read(_MOST_BYTES + 1)
         else:
-            with FilePath(source).open("rb") as file:
+            with ordinary(FilePath(source)).open("rb") as file:
                 data = file.read(_MOST_BYTES + 1)
     except OSError as exc:
         problem = f"cannot be read: {exc.strerror or exc}"

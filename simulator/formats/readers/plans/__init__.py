@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault, PlanError
-from simulator.base.schema import is_python, parse_json, read_json, unreadable
+from simulator.base.schema import is_python, parse_json, parse_toml, read_json, unreadable
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.readers.plans.draft import GPUS, Draft, drafted_fields, plan_fields
 from simulator.formats.readers.plans.json_text import OPENS, strict
@@ -114,7 +113,7 @@ def detect(text: str, file: str) -> str:
         return _detect_json(strict(text, {})[0], file)
     if _MEGATRON.search(text):
         return "megatron"
-    table = _quietly(tomllib.loads, text)
+    table = _quietly(parse_toml, text)
     if isinstance(table, dict) and table:
         if any(isinstance(table.get(key), dict) for key in _TORCHTITAN):
             return "torchtitan"
@@ -195,7 +194,7 @@ def _beside(folder: Path, name: str) -> Mapping[str, Any]:
 
 def _toml(text: str, path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        return parse_toml(text)
     except (ValueError, RecursionError) as exc:
         raise PlanError(Fault(place=str(path), problem=f"not TOML: {exc}")) from None
 

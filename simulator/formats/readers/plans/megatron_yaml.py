@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault, PlanError
+from simulator.base.files import ordinary
 from simulator.formats.readers.plans.reading import MAX_SETTINGS, Entry
 from simulator.formats.readers.plans.yaml_file import MAX_BYTES, read_yaml
 
@@ -33,7 +34,7 @@ def with_yaml(entries: dict[str, Entry], file: str) -> dict[str, Entry]:
         return entries
     path = Path(file).parent / Path(asked.value).name
     try:
-        text = path.read_text(encoding="utf-8") if path.stat().st_size <= MAX_BYTES else ""
+        text = ordinary(path, MAX_BYTES).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as exc:
         problem = f"{asked.value} is not beside the script, or cannot be read: {type(exc).__name__}"
         raise PlanError(Fault(place=asked.place, problem=problem, remedy="put it there")) from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.files import ordinary
 from simulator.base.schema import unreadable
 
 _COLLECTIVES: Final = {
@@ -73,9 +74,7 @@ class TunerRule:
 def read_tuner(path: Path) -> tuple[TunerRule, ...]:
     """The rules of the table in their order. Raises InputError with every faulty line."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError(Fault(place=str(path), problem="is larger than 1 MiB", remedy="a tuner's table"))
-        text = path.read_text(encoding="utf-8")
+        text = ordinary(path, _MOST_BYTES).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise InputError(unreadable(path, exc)) from None
     rules: list[TunerRule] = []

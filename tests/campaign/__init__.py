@@ -1,0 +1,1 @@
+"""Bad input on purpose: valid inputs of every reader, mutated, and every option with hostile values."""

@@ -1,0 +1,263 @@
+"""Valid inputs: a command line and the files that it reads, one for each reader. Each is predicted as it stands before it is mutated."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from tests.captures import data
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES, PLANS = ROOT / "docs" / "examples", ROOT / "tests" / "data" / "plans"
+SHARED = ROOT.parent / "shared" / "data"
+
+
+SLOW = frozenset(
+    {
+        "plan bloom-like.sh",
+        "serving table",
+        "prices",
+        "plan gpt-175b.sh",
+        "search",
+        "learn",
+        "sensitivity",
+        "published runs",
+        "megatron plan",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seed:
+    """A command line, run where its files lie; `mutable`: those of them that are mutated (all unless said)."""
+
+    name: str
+    argv: tuple[str, ...]
+    files: dict[str, bytes] = field(default_factory=dict)
+    mutable: tuple[str, ...] = ()
+
+    @property
+    def slow(self) -> bool:
+        return self.name in SLOW
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return self.mutable or tuple(self.files)
+
+
+def _example(name: str) -> bytes:
+    return (EXAMPLES / name).read_bytes()
+
+
+def _of(name: str, command: str, *examples: str, mutable: tuple[str, ...] = (), **files: bytes) -> Seed:
+    found = {one: _example(one) for one in examples} | files
+    return Seed(name=name, argv=tuple(command.split()), files=found, mutable=mutable)
+
+
+def _cut(data: bytes, lines: int) -> bytes:
+    return b"\n".join(data.splitlines()[:lines]) + b"\n"
+
+
+def _shared_csv(name: str, lines: int) -> bytes | None:
+    path = SHARED / name
+    return _cut(path.read_bytes(), lines) if path.is_file() else None
+
+
+_STUDY = b"""model = "llama3.2-1b"
+cluster = "hgx-h100-8"
+nodes = 1
+[plan]
+zero = 3
+dp_shard = 8
+data_parallel = "fsdp2"
+seq_len = 2048
+micro_batch_size = 1
+[plan.offload]
+optimizer = "host"
+parameters = "host"
+"""
+_CLUSTER = b"""name = "mine"
+device = "h100"
+gpus_per_node = 4
+num_nodes = 2
+host_factor = 1.1
+[intra]
+kind = "nvlink4"
+shape = "switch"
+bytes_per_s = "450GB/s"
+latency_s = "0.6us"
+[host]
+kind = "pcie5"
+bytes_per_s = "63GB/s"
+[inter]
+kind = "infiniband"
+num_nics = 4
+nic_bytes_per_s = "400Gb/s"
+latency_s = "2.7us"
+[fabric]
+kind = "fat_tree"
+oversubscription = 1.5
+nodes_per_leaf = 32
+[fabric.measured]
+all_reduce = { 1 = "300GB/s", 2 = "140GB/s" }
+[[exceptions]]
+nodes = "1"
+speed = 0.9
+[sources]
+intra = "sheet"
+"""
+_RANKS = "".join(
+    f"#  Rank {r:2} Group  0 Pid {6899 + r} on node-a device {r:2} [0000:0{r}:00] NVIDIA H100 80GB HBM3\n"
+    for r in range(8)
+)
+_NCCL_LOG = f"""# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 8 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20
+# NCCL version 2.21.5+cuda12.4
+{_RANKS}#
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+     1048576        262144     float     sum      -1    56.31   18.62   32.59      0    55.10   19.03   33.30      0
+     4194304       1048576     float     sum      -1    80.00   52.43   91.75      0    79.00   53.09   92.91      0
+    33554432       8388608     float     sum      -1   243.0   138.1   241.7      0   242.0   138.7   242.7      0
+   134217728      33554432     float     sum      -1   720.2   186.4   326.1      0   718.9   186.7   326.7      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 200.1
+""".encode()
+_ARRIVALS = b"arrival_s,prompt_tokens,output_tokens\n0.0,128,16\n0.5,256,32\n1.0,64,8\n"
+
+
+@cache
+def seeds() -> tuple[Seed, ...]:
+    """Every reader at least once. What lies in ../shared takes part where it is there."""
+    predict = "predict --plain --model llama3.2-1b --cluster hgx-h100-8"
+    found = [
+        _of("study", "predict study.toml --json", **{"study.toml": _STUDY}),
+        _of("example study", "predict study.toml --plain", "study.toml"),
+        _of("cluster file", "predict --model llama3.2-1b --cluster mine.toml --json", **{"mine.toml": _CLUSTER}),
+        _of("config.json", "predict --model config.json --cluster hgx-h100-8 --plain", "config.json"),
+        _of(
+            "adapter",
+            "predict --recipe adapter_config.json --model llama3.2-1b --gpus 1xa100 --plain",
+            "adapter_config.json",
+        ),
+        _of(
+            "deepspeed plan",
+            "predict --plan zero3.json --model llama3.2-1b --cluster hgx-h100-8 --seq-len 1024 --plain",
+            "zero3.json",
+        ),
+        _of("megatron plan", "predict --plan train.sh --cluster dgx-h100-8 --plain", "train.sh"),
+        *map(_plan, sorted(PLANS.iterdir())),
+        _of("fabric log", f"{predict} --nodes 2 --fabric log.txt", **{"log.txt": _NCCL_LOG}),
+        _of(
+            "capture",
+            "predict --program step.capture.gz --cluster hgx-h100-8 --plain",
+            **{"step.capture.gz": _capture()},
+        ),
+        _of("compare", "compare fsdp.toml megatron.toml --plain", "fsdp.toml", "megatron.toml"),
+        _of("prices", "goodput long-run.toml --prices prices.toml --plain", "long-run.toml", "prices.toml"),
+        _of("runs table", "backtest runs.csv --json", "runs.csv"),
+        _of("learn", "calibrate learn measured.csv -o mine", "measured.csv"),
+        _of("snapshot", "replay snapshot.json.gz --plain", "snapshot.json.gz"),
+        _of("trace", "import step.json.gz --json", "step.json.gz"),
+        _of("recorded", "predict --program step.json.gz --plain", "step.json.gz"),
+        _of("results", "validate compare runs.jsonl --json", "runs.jsonl"),
+        _of("matrix", "topo matrix.txt --device a100 --plain", "matrix.txt"),
+        _of("topology xml", "topo node.xml --plain", "node.xml"),
+        _of("slurm", "topo topology.conf --plain", "topology.conf"),
+        _of(
+            "placement", "place study.toml --topology node.xml --plain", "study.toml", "node.xml", mutable=("node.xml",)
+        ),
+        _of(
+            "nccl fit",
+            "calibrate fit all_reduce.txt --cluster hgx-h100-8 -o mine.calibration.json",
+            **{"all_reduce.txt": _NCCL_LOG},
+        ),
+        _of(
+            "arrivals",
+            "serve --model llama3.2-1b --cluster hgx-h100-8 --trace arrivals.csv --plain",
+            **{"arrivals.csv": _ARRIVALS},
+        ),
+        _of("export", "export study.toml --to megatron", "study.toml"),
+        _of("launch kit", "export study.toml --to launch-kit --hosts node[01-02] -o kit", "study.toml"),
+        _of("sensitivity", "sensitivity ndr.toml --what-if link.inter.bytes_per_s=200Gb/s --plain", "ndr.toml"),
+        Seed(
+            name="collective",
+            argv=("collective", "all_reduce", "--nodes", "2", "--size", "1MB:64MB", "--nccl", "2.21", "--plain"),
+        ),
+        Seed(
+            name="serve",
+            argv=tuple(
+                [
+                    "serve",
+                    "--model",
+                    "llama3.2-1b",
+                    "--cluster",
+                    "hgx-h100-8",
+                    "--tp",
+                    "2",
+                    "--rate",
+                    "4",
+                    "--requests",
+                    "50",
+                    "--plain",
+                ]
+            ),
+        ),
+        Seed(
+            name="search",
+            argv=tuple(
+                [
+                    "search",
+                    "--model",
+                    "llama3.2-1b",
+                    "--cluster",
+                    "hgx-h100-8",
+                    "--nodes",
+                    "1",
+                    "--global-batch",
+                    "8",
+                    "--seq-len",
+                    "1024",
+                    "--fix",
+                    "tp=1",
+                    "--fix",
+                    "pp=1",
+                    "--plain",
+                    "--jobs",
+                    "1",
+                ]
+            ),
+        ),
+        Seed(
+            name="predict",
+            argv=tuple(f"{predict} --tp 2 --micro-batch-size 2 --recompute full --set plan.zero=1".split()),
+        ),
+    ]
+    for name, table, command in (
+        ("serving table", "serving.csv", "backtest serving.csv --json"),
+        ("memory table", "memory.csv", "backtest memory.csv --json"),
+        ("collectives table", "collectives.csv", "backtest collectives.csv --json"),
+        ("published runs", "runs.csv", "backtest runs.csv --json"),
+    ):
+        if (data := _shared_csv(table, 4)) is not None:
+            found.append(_of(name, command, **{table: data}))
+    return tuple(found)
+
+
+def _plan(path: Path) -> Seed:
+    """Megatron's scripts bring their model; other files do not."""
+    model = "" if path.suffix in (".sh", ".args") else "--model llama3.2-1b --seq-len 1024"
+    cluster = "dgx-a100-80-8 --nodes 48" if path.suffix == ".sh" else "hgx-h100-8"
+    return _of(
+        f"plan {path.name}",
+        f"predict --plan {path.name} --cluster {cluster} {model} --plain",
+        **{path.name: path.read_bytes()},
+    )
+
+
+@cache
+def _capture() -> bytes:
+    """A small capture."""
+    return gzip.compress(json.dumps(data(3)).encode(), mtime=0)
