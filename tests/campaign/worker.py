@@ -26,7 +26,7 @@ def case_of(seed: int, index: int) -> Seed:
     known = seeds()
     if index < len(known):
         return known[index]
-    rng = random.Random(f"{seed}:{index}")  # noqa: S311  repeatable
+    rng = random.Random(f"{seed}:{index}")
     slow = rng.random() < SLOW_SHARE
     return mutated(rng.choice([one for one in known if one.slow == slow] or known), rng)
 
