@@ -28,7 +28,7 @@ from validate.compare.borders import borders
 from validate.models import Decoder
 from validate.parallel import style_of
 from validate.playable import played_otherwise
-from validate.players import fake
+from validate.players import fake, guard
 from validate.run_plan import play
 from validate.tracker import TrackedMemory
 
