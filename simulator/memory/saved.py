@@ -35,9 +35,9 @@ class Saved:
     checkpointed_rise: dict[str, int]
 
 
-def saved_of(blocks: ModelBlocks, plan: Plan, stack: Stack) -> Saved:
-    """What the blocks of a plan save for their backwards. Raises what `record_tapes` does."""
-    tapes = record_tapes(blocks, plan, stack, keep_gradients=False)
+def saved_of(blocks: ModelBlocks, plan: Plan, stack: Stack, known: dict[object, Tape]) -> Saved:
+    """What the blocks of a plan save for their backwards. known: as `record_tapes`, and raises what that does."""
+    tapes = record_tapes(blocks, plan, stack, keep_gradients=False, known=known)
     given = blocks.layer.input_bytes
     return Saved(
         embedding=_added(tapes.embedding, 0),

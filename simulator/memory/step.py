@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.memory.gradients import dummy_gradients, redistributed_bytes, reentrant_input_bytes, whole_table_numel
@@ -113,10 +114,9 @@ class StepWriter:
         self.buffers.whole_table_numel = whole_table_numel(model, blocks)
         self.buffers.stream_bytes = reentrant_input_bytes(blocks, plan, stack)
         self.buffers.redistributed_bytes = redistributed_bytes(model, blocks, plan, stack)
-        self._tapes = record_tapes(blocks, plan, stack, keep_gradients=self.buffers.keeps_gradients)
-        self._adding = (
-            record_tapes(blocks, plan, stack, keep_gradients=False) if plan.num_micro_batches > 1 else self._tapes
-        )
+        tapes = partial(record_tapes, blocks, plan, stack, known=blocks.made)
+        self._tapes = tapes(keep_gradients=self.buffers.keeps_gradients)
+        self._adding = tapes(keep_gradients=False) if plan.num_micro_batches > 1 else self._tapes
         self._sums_tied = not (uses_autocast(stack, plan) or stack.traits.gradient_buffer)
         self._inputs, self._workspaces, self._made = 0, list[int](), set[tuple[int, int]]()
         self._dummies = dummy_gradients(blocks, plan) if stack.kernels.weight_gradients == "accumulated" else {}

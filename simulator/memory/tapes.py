@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.memory.tape import ParameterGradients, Tape, record
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.work.ops import ModelBlocks, cached_tensors, recompute_ops, uses_autocast
+from simulator.work.ops import Block, ModelBlocks, Op, cached_tensors, recompute_ops, uses_autocast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +22,30 @@ class Tapes:
     head_gemm: int  # index in head.backward.events where the model's own backward begins
 
 
-def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradients: bool) -> Tapes:
-    """Record every kind of block once."""
+def record_tapes(
+    blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradients: bool, known: dict[object, Tape] | None = None
+) -> Tapes:
+    """Record every kind of block once. known: tapes of these very blocks, which gets the others."""
+    known = {} if known is None else known
     gradients: ParameterGradients = "kept" if keep_gradients else "added"
     if plan.traits.fuses_gradient_sums and stack.kernels.weight_gradients == "accumulated":
         gradients = "accumulated"
-    tape = partial(
-        record,
-        parameter_bytes=DTYPE_BYTES[gradient_dtype(plan, stack)],
-        gradients=gradients,
-        records=stack.overlap.records_streams,
-    )
+    parameter_bytes, records = DTYPE_BYTES[gradient_dtype(plan, stack)], stack.overlap.records_streams
+
+    def tape(block: Block, again: tuple[Op, ...] = (), cached: frozenset[str] = frozenset(), **habits: bool) -> Tape:
+        key = (block.name, *map(id, again), cached, parameter_bytes, gradients, records, *habits.items())
+        if key not in known:
+            known[key] = record(
+                block,
+                again,
+                cached=cached,
+                parameter_bytes=parameter_bytes,
+                gradients=gradients,
+                records=records,
+                **habits,
+            )
+        return known[key]
+
     again = {block.name: recompute_ops(block, plan, stack) for block in blocks.body}
     constant = plan.traits.shards_rows
     head = tape(blocks.head, ends_forward=True)
@@ -44,10 +56,7 @@ def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradient
         plain={block.name: tape(block, keep_constants=constant) for block in blocks.body},
         checkpointed={
             block.name: tape(
-                block,
-                again[block.name],
-                cached=cached_tensors(block, again[block.name], plan, stack),
-                keep_constants=constant,
+                block, again[block.name], cached_tensors(block, again[block.name], plan, stack), keep_constants=constant
             )
             for block in blocks.body
         },

@@ -12,7 +12,7 @@ from simulator.play.lower.calls import Call, captured_call, ids, issued_s, times
 from simulator.play.lower.fabric import MeshFabric
 from simulator.play.lower.peers import IN, Peers
 from simulator.play.lower.rank_classes import RankClass
-from simulator.play.lower.work import NO_WORK, Phase, Segment, Work
+from simulator.play.lower.work import NO_WORK, Phase, Segment, Work, added
 from simulator.work.collectives import collective_cost, host_traffic, renamed
 from simulator.work.ops import Exchange
 from simulator.work.program import COMPUTE_STREAM, Collective, CollectiveCost, Compute, Program, ProgramOp
@@ -42,6 +42,7 @@ class Builder:
         self._pending_bytes = 0
         self._found: dict[tuple[str, str, int], int] = {}
         self._pieces: dict[Hashable, Work] = {}
+        self._folded: dict[tuple[int, bool], tuple[Phase, Work, Counter[tuple[str, str, int]]]] = {}
         self._exchanged: Counter[tuple[str, str, int]] = Counter()
 
     def combined(self, size_bytes: int, *, last: bool) -> int:
@@ -228,10 +229,26 @@ class Builder:
         synchronous: the host waits for the device before and after, so its time counts where it is the longer one. A host
         that waits for every kernel adds all of its time; one that waits for blocks waits for each phase, if anything waits.
         """
-        if synchronous and self._fabric.stack.host.waits_for_blocks and len(phases) > 1:
-            return sum((self.folded(phase, synchronous=True) for phase in phases), NO_WORK)
-        total = self.summed(*phases)
-        blocking = self._fabric.stack.host.blocking
+        if len(phases) == 1:
+            return self._folded_alone(phases[0], synchronous=synchronous)
+        if synchronous and self._fabric.stack.host.waits_for_blocks:
+            return added(self.folded(phase, synchronous=True) for phase in phases)
+        return self._folded_together(phases, synchronous=synchronous)
+
+    def _folded_alone(self, phase: Phase, *, synchronous: bool) -> Work:
+        """One phase, made the first time: equal layers and micro-batches have the same object, here kept with its work."""
+        found = self._folded.get((id(phase), synchronous))
+        if found is None:
+            before = self._exchanged.copy()
+            work = self._folded_together((phase,), synchronous=synchronous)
+            self._folded[id(phase), synchronous] = phase, work, self._exchanged - before
+        else:
+            work = found[1]
+            self._exchanged.update(found[2])
+        return work
+
+    def _folded_together(self, phases: tuple[Phase, ...], *, synchronous: bool) -> Work:
+        total, blocking = self.summed(*phases), self._fabric.stack.host.blocking
         if any(segment.waits for phase in phases for segment in phase.segments) and not blocking:
             return self._in_turns(phases)
         if not synchronous and not blocking:
@@ -241,8 +258,7 @@ class Builder:
 
     def summed(self, *phases: Phase) -> Work:
         """Phases one after another, on links that nobody else uses meanwhile, and the host's time beside it."""
-        parts = (self._alone(segment) for phase in phases for segment in phase.segments)
-        return sum(parts, NO_WORK)
+        return added(self._alone(segment) for phase in phases for segment in phase.segments)
 
     def _alone(self, segment: Segment) -> Work:
         work, beside = self._with_peers(segment.work), self._with_peers(segment.beside)

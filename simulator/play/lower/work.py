@@ -41,11 +41,7 @@ class Work:
         return sum(seconds for _, seconds in self.parts)
 
     def __add__(self, other: Work) -> Work:
-        totals: dict[str, float] = {}
-        for category, seconds in (*self.parts, *other.parts):
-            totals[category] = totals.get(category, 0.0) + seconds
-        level = self.level or other.level
-        return Work(parts=tuple(totals.items()), host_s=self.host_s + other.host_s, level=level)
+        return added((self, other))
 
     def scaled(self, factor: float) -> Work:
         """A part of it."""
@@ -59,6 +55,18 @@ class Work:
 
 
 NO_WORK = Work(parts=(), host_s=0.0)
+
+
+def added(works: Iterable[Work]) -> Work:
+    """One after another."""
+    totals: dict[str, float] = {}
+    host_s, level = 0.0, False
+    for work in works:
+        for category, seconds in work.parts:
+            totals[category] = totals.get(category, 0.0) + seconds
+        host_s += work.host_s
+        level = level or work.level
+    return Work(parts=tuple(totals.items()), host_s=host_s, level=level)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +97,7 @@ class Phase:
     @property
     def work(self) -> Work:
         """All its compute."""
-        return sum((part for s in self.segments for part in (s.work, s.beside)), NO_WORK)
+        return added(part for s in self.segments for part in (s.work, s.beside))
 
     def __add__(self, other: Phase) -> Phase:
         """One after the other; compute that meets at the seam is one op."""
@@ -240,12 +248,12 @@ class Clock:
     def phase(self, ops: Iterable[Op], *, forward: bool) -> Phase:
         """Ops one after another, their collectives between them."""
         segments: list[Segment] = []
-        work, fed, graph = NO_WORK, frozenset[str](), False
+        works, fed, graph = list[Work](), frozenset[str](), False  # works: since the last segment
         for op in ops:
             kernels, exchanges = (op.forward, op.forward_exchanges) if forward else (op.backward, op.backward_exchanges)
             done, of = 0, len(kernels)
             if kernels:
-                work += self._graph_call if op.captured and not graph else NO_WORK
+                works += [self._graph_call] if op.captured and not graph else []
                 graph = op.captured
             if op.name in fed and not exchanges:
                 segments[-1] = replace(segments[-1], beside=segments[-1].beside + self._op(op, kernels, of))
@@ -253,16 +261,19 @@ class Clock:
             for at, group in groupby(exchanges, key=attrgetter("at")):
                 together = tuple(group)
                 until = at + max(exchange.beside for exchange in together)
-                work += self._op(op, kernels[done:at], of)
+                work = added((*works, self._op(op, kernels[done:at], of)))
                 segments.append(Segment(work=work, exchanges=together, beside=self._op(op, kernels[at:until], of)))
-                work, done = NO_WORK, until
+                works, done = [], until
                 fed = frozenset(name for exchange in together for name in exchange.feeds)
-            work += self._op(op, kernels[done:], of)
+            works.append(self._op(op, kernels[done:], of))
             if forward and op.waits:
+                work, works = added(works), []
                 if work.parts or not segments:
                     segments.append(Segment(work=work))
-                    work = NO_WORK
+                else:
+                    works.append(work)
                 segments[-1], fed = replace(segments[-1], waits=True), frozenset()
+        work = added(works)
         last = (Segment(work=work),) if work.parts or not segments else ()
         return Phase(segments=(*(segment.in_pieces for segment in segments), *last))
 

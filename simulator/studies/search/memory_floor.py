@@ -17,6 +17,7 @@ from typing import NamedTuple
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.memory import capacity_bytes, outside_torch_bytes
 from simulator.memory.saved import Saved, saved_of
+from simulator.memory.tape import Tape
 from simulator.parallel.model_shard import ModelShard, whole_body
 from simulator.parallel.pipeline import peak_in_flight
 from simulator.spec.plan import Plan
@@ -39,6 +40,8 @@ class MemoryFloor:
     _inputs: dict[int, Saved] = field(default_factory=dict)
     _saved: dict[object, Saved] = field(default_factory=dict)
     _flights: dict[object, tuple[Flight, ...]] = field(default_factory=dict)
+    _last: Shape | None = None
+    _tapes: dict[object, Tape] = field(default_factory=dict)  # of the last shape
 
     def __post_init__(self) -> None:
         self._stages = StageMemories(self.context, self.shards)
@@ -115,7 +118,9 @@ class MemoryFloor:
         key = (id(shape), plan.recompute.mode, plan.implementation)
         found = self._saved.get(key)
         if found is None:
-            found = self._saved[key] = saved_of(shape.blocks, plan, self.context.stack)
+            if self._last is not shape:  # plans that differ in what they recompute come one after another
+                self._last, self._tapes = shape, {}
+            found = self._saved[key] = saved_of(shape.blocks, plan, self.context.stack, self._tapes)
         return found
 
     def _while_alive(self, plan: Plan, stage: int, held: StageMemory, saved: Saved) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from simulator.base.kernels import Kernel, launches
 
@@ -132,11 +132,15 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelBlocks:
-    """A model on one rank and one micro-batch: the embedding, a block of each kind of the body, the head with the loss."""
+    """A model on one rank and one micro-batch: the embedding, a block of each kind of the body, the head with the loss.
+
+    made: what somebody has made of the blocks and would make again, by a key of theirs.
+    """
 
     embedding: Block
     body: tuple[Block, ...]
     head: Block
+    made: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def layer(self) -> Block:
