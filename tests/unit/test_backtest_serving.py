@@ -284,11 +284,14 @@ class _StepByStep(StepCosts):
         return 1
 
 
-@pytest.mark.parametrize("engine", ["vLLM", "SGLang"])
-def test_steps_that_are_passed_over_take_what_each_takes(engine: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "model"), [("vLLM", "llama3.2-1b"), ("SGLang", "llama3.2-1b"), ("vLLM", "gemma2-9b")]
+)
+def test_steps_that_are_passed_over_take_what_each_takes(engine: str, model: str) -> None:
     calibration, cluster = Calibration.load("h100-sxm"), Cluster.load("hgx-h100-8")
-    made = (Model.load("llama3.2-1b"), InferencePlan(dp=2), cluster, engine_of(engine), calibration, default_curves())
-    limits = Limits(num_blocks=60, block_size=16, max_sequences=8, max_tokens=512, chunked=True)
+    made = (Model.load(model), InferencePlan(dp=2), cluster, engine_of(engine), calibration, default_curves())
+    windows = StepCosts(*made).windows
+    limits = Limits(num_blocks=60, block_size=16, max_sequences=8, max_tokens=512, chunked=True, windows=windows)
     sizes = ((30, 300), (200, 90), (64, 200), (500, 2), (16, 256), (100, 100))
     requests = [
         Request(arrival_s=0.3 * i, prompt_tokens=prompt, output_tokens=answer)

@@ -94,6 +94,7 @@ class Deployment:
             max_tokens=plan.batched_tokens(model),
             chunked=plan.chunked_prefill,
             mixed=plan.mixed,
+            reuses=plan.prefix_caching,
             reserved=self.costs.stack.engine.reserved if self.costs.stack.engine else 0.0,
             windows=self.costs.windows,
         )

@@ -289,7 +289,10 @@ class Lane:
         costs, meter, until_s = self._costs, self._engine.meter, self._engine.nothing_before_s
         if until_s <= begun_s + 2 * step_s:
             return 0.0
-        count = self.scheduler.alike(int(min(costs.on_a_line(batch), (until_s - begun_s) / step_s)))
+        most = int(min(costs.on_a_line(batch), (until_s - begun_s) / step_s))
+        count = self.scheduler.alike(most) if most > 1 else 1
+        if count < 2:
+            return 0.0
         last = replace(batch, keys=(batch.keys[0] + (count - 1) * batch.decodes,))
         busy_s = [costs.stages_s(one)[0] for one in (batch, last)]
         spent_s = count * (step_s + costs.idle_s(busy_s[1], batch.rows) + busy_s[1]) / 2

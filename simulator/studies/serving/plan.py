@@ -48,6 +48,7 @@ class InferencePlan(Strict):
     expert_imbalance: rows of the busiest GPU's experts over the mean's, where they are dealt.
     prefill_dp: engines that only compute prompts and hand their cache to the dp others, which only decode (disaggregation);
     0: every engine does both. prefill_tp, prefill_pp: of these.
+    prefix_caching: beginnings of prompts that are in the cache are not computed again, and shared ones held once.
     cuda_graphs: steps that only decode are launched as one graph. replicate: parts that every GPU of a tp group holds whole.
     """
 
@@ -69,6 +70,7 @@ class InferencePlan(Strict):
     chunked_prefill: bool = True
     mixed_steps: bool | None = None
     cache_of: Literal["budget", "free"] = "budget"
+    prefix_caching: bool = True
     cuda_graphs: bool = True
     experts: Literal["split", "dealt"] = "split"
     expert_imbalance: float = Field(ge=1, le=1000, default=1.0)

@@ -27,6 +27,7 @@ class Limits:
     """Of one scheduler: cache blocks and their tokens, sequences at once, tokens a step.
 
     chunked: prompts are cut. mixed: sequences decode in steps that compute prompts; None: where they are cut.
+    reuses: beginnings of prompts that are in the cache are not computed again.
     reserved: part of the answers of running sequences that a new one leaves blocks for; it needs all of its own then.
     hands_over: the blocks of an answered request stay until `release`, as another engine reads them.
     """
@@ -37,6 +38,7 @@ class Limits:
     max_tokens: int
     chunked: bool
     mixed: bool | None = None
+    reuses: bool = True
     reserved: float = 0.0
     windows: tuple[int | None, ...] = (None,)
     hands_over: bool = False
@@ -102,6 +104,7 @@ class Scheduler:
         self.running: dict[int, RequestState] = {}  # in order of admission
         self.free = limits.num_blocks
         self.preemptions = self.prefilled = self.decoded = self.recomputed = 0
+        self._shared = 0  # blocks of a beginning that prompts share
         self._final = 0  # blocks of all running sequences at their end
         self._keys = tuple(_Keys(window) for window in limits.windows)
         self._need: Counter[int] = Counter()  # decoding step mod block_size -> sequences that then need a block
@@ -170,7 +173,7 @@ class Scheduler:
 
     def release(self, job: RequestState) -> None:
         """The blocks of a finished prompt have been read."""
-        self._return_blocks(job.cached)
+        self._return_blocks(job, job.cached)
 
     def complete(self, now_s: float) -> list[RequestState]:
         """The step is over: every sequence in it has its tokens. Returns those that are finished."""
@@ -185,7 +188,7 @@ class Scheduler:
             for each in self._keys:
                 each.advance(self._step)
             for job in finished:
-                self._return_blocks(job.cached)
+                self._return_blocks(job, job.cached)
         for job, chunk in self._pieces:
             job.cached += chunk.new
             self.prefilled += chunk.new
@@ -202,7 +205,7 @@ class Scheduler:
         job.first_s = now_s if job.first_s is None else job.first_s
         if job.done == job.request.output_tokens:
             if not self.limits.hands_over:
-                self._return_blocks(job.cached)
+                self._return_blocks(job, job.cached)
             finished.append(job)
         else:
             self._join(job)
@@ -236,8 +239,21 @@ class Scheduler:
     def _take_blocks(self) -> None:
         self.free -= self._need[self._step % self.limits.block_size]
 
-    def _return_blocks(self, tokens: int) -> None:
-        self.free += -(-tokens // self.limits.block_size)
+    def _return_blocks(self, job: RequestState, tokens: int) -> None:
+        self.free += self._own_blocks(job, tokens)
+
+    def _own_blocks(self, job: RequestState, tokens: int) -> int:
+        """Of so many tokens, without those that the job shares with others."""
+        return -(-tokens // self.limits.block_size) - self._shared_blocks(job)
+
+    def _shared_blocks(self, job: RequestState) -> int:
+        """Whole blocks alone are shared."""
+        return job.request.shared_tokens // self.limits.block_size if self.limits.reuses else 0
+
+    def _reused(self, job: RequestState) -> int:
+        """Tokens of its prompt that are not computed: of whole blocks, and not the last, whose logits are needed."""
+        size, request = self.limits.block_size, job.request
+        return min(request.cached_tokens, request.prompt_tokens - 1) // size * size if self.limits.reuses else 0
 
     def _preempt(self) -> None:
         """The sequence admitted last loses its blocks and waits at the head of the queue."""
@@ -245,12 +261,12 @@ class Scheduler:
         self._final -= self._blocks_at_end(job)
         if job is self._partial:
             self._partial = None
-            self._return_blocks(job.known)
+            self._return_blocks(job, job.known)
         else:
             last = job.since + job.request.output_tokens - job.done - 1
             del self._finish[last][job.index]
             self._leave(job)
-            self._return_blocks(job.cached)
+            self._return_blocks(job, job.cached)
         self.recomputed += job.cached
         job.cached = 0
         job.preemptions += 1
@@ -267,23 +283,25 @@ class Scheduler:
 
     def _admitted(self, job: RequestState, tokens: int) -> bool:
         """Take the first that waits, if blocks for so many tokens are free."""
-        blocks, at_end = -(-tokens // self.limits.block_size), self._blocks_at_end(job)
+        blocks, at_end = self._own_blocks(job, tokens), self._blocks_at_end(job)
+        begins = max(0, self._shared_blocks(job) - self._shared)  # of the shared beginning, which come once
         if self.limits.reserved:
             needed, spare = at_end, int(self.limits.reserved * max(0, self._final - self.used_blocks))
         else:
             needed, spare = blocks, int(WATERMARK * self.limits.num_blocks)
-        if needed + (spare if self.running else 0) > self.free:
+        if needed + begins + (spare if self.running else 0) > self.free:
             return False
+        self._shared += begins
         self.waiting.popleft()
         self.running[job.index] = job
-        self.free -= blocks
+        self.free -= blocks + begins
         self._final += at_end
         return True
 
     def _blocks_at_end(self, job: RequestState) -> int:
         """The last token of an answer is sent, never cached."""
         tokens = job.request.prompt_tokens + job.request.output_tokens - 1
-        return -(-tokens // self.limits.block_size)
+        return self._own_blocks(job, tokens)
 
     def _fill(self, tokens: int, *, admit: bool) -> None:
         """Pieces of prompts for at most so many tokens: the one begun, then those that wait."""
@@ -291,8 +309,12 @@ class Scheduler:
             tokens -= self._compute(self._partial, tokens)
         while admit and self.waiting and tokens > 0 and len(self.running) < self.limits.max_sequences:
             job = self.waiting[0]
-            if job.cached or (not self.limits.chunked and job.known > tokens) or not self._admitted(job, job.known):
+            reused = self._reused(job)
+            if job.cached or (not self.limits.chunked and job.known - reused > tokens):
                 return
+            if not self._admitted(job, job.known):
+                return
+            job.cached = reused
             tokens -= self._compute(job, tokens)
 
     def _compute(self, job: RequestState, tokens: int) -> int:

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Annotated, Literal, Self, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from simulator.base.schema import Strict
+from simulator.base.units import Seconds
 
 MAX_TOKENS = 2**31
 DEFAULT_SEED = 0
 
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request. output_tokens: of its answer, all of which it gets. line: of the trace that it stands on; 0: drawn."""
+    """One request. output_tokens: of its answer, all of which it gets. line: of the trace that it stands on; 0: drawn.
+
+    cached_tokens: of the prompt's beginning, whose keys and values are in the cache. shared_tokens: of these, in blocks that
+    other requests use too.
+    """
 
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
     line: int = 0
+    cached_tokens: int = 0
+    shared_tokens: int = 0
 
 
 class Uniform(Strict):
@@ -72,7 +85,33 @@ class Choice(Strict):
         return [int(n) for n in rng.choice(self.values, size=count, p=weights)]
 
 
-Distribution = Annotated[Uniform | Lognormal | Choice, Field(discriminator="distribution")]
+class Histogram(Strict):
+    """Whole numbers in bins, as data sets are published: bin i from edges[i] up to below edges[i + 1] (the last one included)."""
+
+    distribution: Literal["histogram"]
+    edges: Annotated[tuple[Annotated[int, Field(ge=1, le=MAX_TOKENS)], ...], Field(strict=False, min_length=2)]
+    weights: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(strict=False)]
+
+    @model_validator(mode="after")
+    def _bins(self) -> Self:
+        if len(self.weights) != len(self.edges) - 1:
+            raise ValueError(
+                f"{len(self.edges)} edges make {len(self.edges) - 1} bins, with {len(self.weights)} weights"
+            )
+        if any(low >= high for low, high in pairwise(self.edges)):
+            raise ValueError("edges do not grow from one to the next")
+        if not sum(self.weights) > 0:
+            raise ValueError("all weights are 0")
+        return self
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+        bins = rng.choice(len(self.weights), size=count, p=np.asarray(self.weights) / sum(self.weights))
+        low, high = np.asarray(self.edges[:-1]), np.asarray(self.edges[1:])
+        high[-1] += 1
+        return [int(n) for n in rng.integers(low[bins], high[bins])]
+
+
+Distribution = Annotated[Uniform | Lognormal | Choice | Histogram, Field(discriminator="distribution")]
 
 
 def _kind(value: object) -> str:
@@ -90,6 +129,9 @@ class Workload(Strict):
 
     concurrency: of a closed loop instead of a rate: so many users, each with one request at a time, and the next one when it
     is answered; 0: none.
+    prefix_tokens: the same before every prompt, a system prompt say, and not among prompt_tokens. turns: requests of a conversation; the prompt
+    of each is all that was said before and prompt_tokens more, and it comes turn_gap_s behind the one before it in the
+    mean; some conversations are under way at the beginning. cache_hits: the part of requests that find such beginnings in the cache.
     trace: a CSV of arrival_s, prompt_tokens, output_tokens, instead of everything else. warmup: the part of the requests,
     the first to arrive, that no figure counts. seed: of arrivals and lengths, each with a stream of its own.
     """
@@ -99,6 +141,10 @@ class Workload(Strict):
     num_requests: int = Field(ge=1, le=10**7, default=1000)
     prompt_tokens: Lengths = 512
     output_tokens: Lengths = 128
+    prefix_tokens: int = Field(ge=0, le=MAX_TOKENS, default=0)
+    turns: int = Field(ge=1, le=1000, default=1)
+    turn_gap_s: Seconds = Field(ge=0, le=1e6, default=30.0)
+    cache_hits: float = Field(ge=0, le=1, default=1.0)
     seed: int = Field(ge=0, le=2**63, default=DEFAULT_SEED)
     warmup: float = Field(ge=0, lt=1, default=0.1)
     trace: str | None = None
@@ -111,18 +157,59 @@ class Workload(Strict):
             )
         return self
 
+    @model_validator(mode="after")
+    def _turns_of_a_stream(self) -> Self:
+        if self.turns > 1 and (self.concurrency or not self.rate):
+            raise ValueError("turns of conversations are a stream's: give a rate above 0, and no concurrency")
+        if "turn_gap_s" in self.model_fields_set and self.turns == 1:
+            raise ValueError("turn_gap_s is between turns, and there is one: turns = 2 or more")
+        if "cache_hits" in self.model_fields_set and self.turns == 1 and not self.prefix_tokens:
+            raise ValueError("cache_hits is of shared beginnings, and there are none: give prefix_tokens or turns")
+        return self
+
     def requests(self) -> tuple[Request, ...]:
         """The requests in order of arrival. A trace is read by readers.arrivals_table instead."""
-        arrivals, prompts, outputs = (np.random.default_rng(s) for s in np.random.SeedSequence(self.seed).spawn(3))
-        n = self.num_requests
-        times = (
-            np.cumsum(arrivals.exponential(size=n)) / self.rate if self.rate and not self.concurrency else np.zeros(n)
-        )
-        lengths = zip(_drawn(self.prompt_tokens, prompts, n), _drawn(self.output_tokens, outputs, n), strict=True)
-        return tuple(
-            Request(arrival_s=float(time), prompt_tokens=prompt, output_tokens=output)
-            for time, (prompt, output) in zip(times, lengths, strict=True)
-        )
+        arrivals, prompts, outputs, hits, gaps = _streams(self.seed)
+        n, turns = self.num_requests, self.turns
+        talks = -(-n // turns)
+        streamed = self.rate and not self.concurrency
+        times = np.cumsum(arrivals.exponential(size=talks)) * turns / self.rate if streamed else np.zeros(talks)
+        lengths = list(zip(_drawn(self.prompt_tokens, prompts, n), _drawn(self.output_tokens, outputs, n), strict=True))
+        if turns == 1 and not self.prefix_tokens:
+            return tuple(_request(float(time), one) for time, one in zip(times, lengths, strict=True))
+        found = hits.random(n) < self.cache_hits
+        apart = gaps.exponential(scale=self.turn_gap_s or 0.0, size=n)
+        asked = [
+            request
+            for i, time in enumerate(times)
+            for request in self._conversation(
+                float(time), slice(i * turns, min(n, (i + 1) * turns)), lengths, found, apart
+            )
+        ]
+        span_s = float(times[-1])  # turns beyond it come at its beginning, as of conversations that are under way there
+        wrapped = (replace(one, arrival_s=one.arrival_s % span_s) if span_s else one for one in asked)
+        return tuple(sorted(wrapped, key=lambda request: request.arrival_s))
+
+    def _conversation(
+        self, at_s: float, which: slice, lengths: list[tuple[int, int]], found: Bools, apart: Floats
+    ) -> Iterator[Request]:
+        """Its turns. What was said before is in blocks of its own; the prefix in blocks that all share."""
+        said = prefix = self.prefix_tokens
+        for i, (new, answer) in enumerate(lengths[which], which.start):
+            at_s += float(apart[i]) if i > which.start else 0.0
+            prompt = said + new
+            cached = said if found[i] else 0
+            yield replace(_request(at_s, (prompt, answer)), cached_tokens=cached, shared_tokens=min(cached, prefix))
+            said = prompt + answer
+
+
+def _streams(seed: int) -> list[np.random.Generator]:
+    """Of arrivals, prompts, answers, hits and gaps between turns."""
+    return [np.random.default_rng(each) for each in np.random.SeedSequence(seed).spawn(5)]
+
+
+def _request(at_s: float, lengths: tuple[int, int]) -> Request:
+    return Request(arrival_s=at_s, prompt_tokens=lengths[0], output_tokens=lengths[1])
 
 
 def _drawn(lengths: Lengths, rng: np.random.Generator, count: int) -> list[int]:

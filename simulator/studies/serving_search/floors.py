@@ -2,7 +2,7 @@
 
 A step's price is a sum of kernels and collectives, each at least its operations over the device's peak and at least its
 bytes over the bandwidth. These bounds grow with the tokens of a step, and two pieces of a prompt cost no less than the
-whole: weights are read twice. So a request's first token takes at least its prompt alone in one step, each further token
+whole: weights are read twice. So a request's first token takes at least its prompt (what of it is not cached) alone in one step, each further token
 a step of one sequence behind that prompt, and whatever else runs only adds. Every request has its bound; a percentile of
 times is at least that percentile of their bounds. The host's time before each step is the stack's own.
 """
@@ -67,7 +67,7 @@ def floors_of(
     """Bounds of every request's figures. first, rest: of the layouts that compute its prompt and its further tokens."""
     found: dict[Figure, list[float | None]] = {"ttft": [], "tpot": [], "latency": []}
     for request in requests:
-        first_s = first.first_s(request.prompt_tokens) if first else 0.0
+        first_s = first.first_s(request.prompt_tokens - request.cached_tokens) if first else 0.0
         each_s = rest.token_s(request.prompt_tokens) if rest else 0.0
         more = request.output_tokens - 1
         found["ttft"].append(first_s)

@@ -36,7 +36,7 @@ def _command(pool: Pool, port: int) -> list[str]:
         "mem-fraction-static": plan.gpu_memory_utilization,
         "page-size": plan.block_size,
         "disable-cuda-graph": not plan.cuda_graphs,
-        "disable-radix-cache": True,
+        "disable-radix-cache": not plan.prefix_caching,
         "disaggregation-mode": None if pool.role == "both" else pool.role,
     }
     return ["python", "-m", "sglang.launch_server", *flags(values)]

@@ -47,7 +47,7 @@ def _options(pool: Pool) -> Mapping[str, str]:
     options = {
         "enable_chunked_prefill": plan.chunked_prefill,
         "kv_cache_config": {
-            "enable_block_reuse": False,
+            "enable_block_reuse": plan.prefix_caching,
             "tokens_per_block": plan.block_size,
             "dtype": "fp8" if plan.kv_dtype == "fp8" else "auto",
         },

@@ -37,7 +37,7 @@ def _command(pool: Pool, port: int) -> list[str]:
         "block-size": plan.block_size,
         "no-enable-chunked-prefill": not plan.chunked_prefill,
         "enforce-eager": not plan.cuda_graphs,
-        "no-enable-prefix-caching": True,
+        "no-enable-prefix-caching": not plan.prefix_caching,
         "kv-transfer-config": None if pool.role == "both" else _HANDED,
     }
     return ["vllm", "serve", "$MODEL", *flags(values)]

@@ -1,0 +1,99 @@
+"""Workloads: lengths as histograms, prefixes that prompts share, conversations; and what an engine computes of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from simulator.base.errors import InputError
+from simulator.cli import main
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.studies.serving import InferencePlan, StepCosts, Workload, engine_of
+from simulator.studies.serving.engine import Engine, ServedRun
+from simulator.studies.serving.scheduler import Limits
+
+LIMITS = Limits(num_blocks=400, block_size=16, max_sequences=8, max_tokens=512, chunked=True)
+
+
+@pytest.fixture(scope="module")
+def costs() -> StepCosts:
+    cluster = Cluster.load("hgx-h100-8")
+    calibration = Calibration.for_device(cluster.device)
+    return StepCosts(
+        Model.load("llama3.2-1b"), InferencePlan(), cluster, engine_of("vLLM"), calibration, default_curves()
+    )
+
+
+def workload(**given: object) -> Workload:
+    return Workload.parse(given, "workload", InputError)
+
+
+def test_a_histogram_draws_from_its_bins_as_often_as_they_weigh() -> None:
+    lengths = {"distribution": "histogram", "edges": [10, 20, 21, 30], "weights": [3, 0, 1]}
+    found = Counter(request.prompt_tokens for request in workload(prompt_tokens=lengths, num_requests=4000).requests())
+    assert set(found) == {*range(10, 20), *range(21, 31)}  # the last edge is included
+    assert sum(found[n] for n in range(10, 20)) / 4000 == pytest.approx(3 / 4, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("edges", "weights", "said"),
+    [([1, 5], [1, 1], "make 1 bins, with 2 weights"), ([5, 5], [1], "do not grow"), ([1, 5], [0], "all weights are 0")],
+)
+def test_a_histogram_that_is_none_is_an_error(edges: list[int], weights: list[float], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        workload(prompt_tokens={"distribution": "histogram", "edges": edges, "weights": weights})
+
+
+def played(costs: StepCosts, load: Workload, **limits: object) -> ServedRun:
+    from dataclasses import replace
+
+    return Engine(costs, replace(LIMITS, **limits), load.requests(), (0.0, float("inf"))).run()  # type: ignore[arg-type]
+
+
+def test_a_shared_prefix_is_computed_by_nobody_and_held_once(costs: StepCosts) -> None:
+    """100 tokens are six whole blocks of 16: 96 are not computed, and all others have blocks of their own."""
+    load = workload(rate=0, num_requests=4, prefix_tokens=100, prompt_tokens=28, output_tokens=1)
+    run = played(costs, load)
+    assert run.prefilled == 4 * (128 - 96)
+    assert run.meter.peak_blocks == 6 + 4 * 2  # 32 more tokens each
+    without = played(costs, load, reuses=False)
+    assert (without.prefilled, without.meter.peak_blocks) == (4 * 128, 4 * 8)
+
+
+def test_of_what_hits_nothing_everything_is_computed(costs: StepCosts) -> None:
+    load = workload(rate=0, num_requests=4, prefix_tokens=100, prompt_tokens=28, output_tokens=1, cache_hits=0)
+    assert played(costs, load).prefilled == 4 * 128
+
+
+def test_what_was_preempted_finds_its_prefix_again(costs: StepCosts) -> None:
+    """Few blocks: sequences are thrown out, and each computes what it had, without the prefix, once more."""
+    load = workload(rate=0, num_requests=4, prefix_tokens=64, prompt_tokens=32, output_tokens=120)
+    run = played(costs, load, num_blocks=26)
+    assert run.preemptions
+    assert run.prefilled + run.decoded == 4 * (32 + 119) + run.recomputed - 64 * run.preemptions
+    assert run.leftover_blocks == 4  # the prefix stays
+
+
+def test_turns_stand_behind_all_that_was_said_and_come_at_the_rate() -> None:
+    load = workload(rate=10, num_requests=3000, turns=3, prompt_tokens=10, output_tokens=5, prefix_tokens=7)
+    requests = load.requests()
+    kinds = Counter((request.prompt_tokens, request.cached_tokens, request.shared_tokens) for request in requests)
+    assert kinds == {(17, 7, 7): 1000, (32, 22, 7): 1000, (47, 37, 7): 1000}
+    times = [request.arrival_s for request in requests]
+    assert times == sorted(times)
+    halves = [sum(low <= time < low + 150 for time in times) for low in (0, 150)]
+    assert halves == pytest.approx([1500, 1500], rel=0.1)  # as many at the beginning as later
+
+
+def test_keys_without_a_meaning_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["--turn-gap-s", "3s"], "there is one: turns = 2 or more"),
+        (["--cache-hits", "0.5"], "give prefix_tokens or turns"),
+        (["--concurrency", "4", "--turns", "2"], "turns of conversations are a stream's"),
+    ):
+        assert main(["serve", *words]) == 3
+        assert said in capsys.readouterr().err
