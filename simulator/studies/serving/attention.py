@@ -19,7 +19,10 @@ KEYS_APART = 64  # a sequence, between the exact prices of decoding
 
 
 class AttentionCosts:
-    """Prices of one GPU's heads. clock_of: the clock of a step of so many new tokens. stack: whose kernels run; ideal: without losses."""
+    """Prices of one GPU's heads. clock_of: the clock of a step of so many new tokens. stack: whose kernels run; ideal: without losses.
+
+    each: queries of a sequence that decodes, all of which see its keys.
+    """
 
     def __init__(
         self,
@@ -29,7 +32,9 @@ class AttentionCosts:
         stack: Stack,
         *,
         ideal: bool,
+        each: int = 1,
     ) -> None:
+        self._each = each
         self._part, self._plan, self._clock_of = part, plan, clock_of
         self._rows = 0 if ideal else TILE_ROWS.get(stack.attention.kernel, 0)
         fp8 = stack.engine is not None and stack.engine.fp8_prompts and plan.kv_dtype == "fp8"
@@ -52,15 +57,17 @@ class AttentionCosts:
 
     def decode_exactly_s(self, count: int, keys: int) -> float:
         """The exact price that `decode_s` reads its lines from. Latents are attended to as they are, one head of keys."""
-        part, plan = self._part, self._plan
-        clock = self._clock_of(padded(count) if plan.cuda_graphs else count)
+        part, plan, each = self._part, self._plan, self._each
+        clock = self._clock_of(padded(count * each) if plan.cuda_graphs else count * each)
         cached_bytes = keys * cached_channels(part) * DTYPE_BYTES[plan.kv_dtype]
-        kernel = self._kernel(count, 1, 2 * keys // count, pairs=keys, queries=count, cached_bytes=cached_bytes)
+        kernel = self._kernel(
+            count, each, 2 * keys // count, pairs=keys * each, queries=count * each, cached_bytes=cached_bytes
+        )
         if part.latent is not None:
             rank = part.latent.kv_lora_rank
             width = rank + part.latent.qk_rope_head_dim
             kernel = replace(kernel, num_kv_heads=1, head_dim=width, v_head_dim=rank)
-        return clock.seconds(replace(kernel, rows=self._rows))
+        return clock.seconds(replace(kernel, rows=-(-self._rows // each)))
 
     def prefill_s(self, batch: Batch, window: int | None) -> float:
         """All pieces of prompts of a step. Cached latents become keys and values first."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import inf
 
@@ -27,59 +27,17 @@ from simulator.spec.software.stack import Stack
 from simulator.studies.serving.attention import KEYS_APART, AttentionCosts
 from simulator.studies.serving.batch import MOST_CAPTURED, Batch, padded
 from simulator.studies.serving.blocks import ForwardOps, forward_ops, head_ops
+from simulator.studies.serving.cost import Cost
 from simulator.studies.serving.groups import pipeline_shape, tensor_shape
 from simulator.studies.serving.kernels import stored_as
 from simulator.studies.serving.own_all_reduce import own_all_reduce_s
 from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.shards import cached_channels, stage_shards
+from simulator.studies.serving.speculation import draft_plan, tokens_a_step
 from simulator.studies.serving.windows import windows
 from simulator.work.collectives import collective_s
 from simulator.work.ops import Exchange
 from simulator.work.ops.graph import stream
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Seconds of products, attention, streams over memory, collectives between them, and the host that launches all.
-
-    gaps_s: between kernels that are launched one by one, and before collectives whose ranks' hosts are not in step.
-    """
-
-    gemm_s: float = 0.0
-    attention_s: float = 0.0
-    stream_s: float = 0.0
-    exchange_s: float = 0.0
-    host_s: float = 0.0
-    gaps_s: float = 0.0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            gemm_s=self.gemm_s + other.gemm_s,
-            attention_s=self.attention_s + other.attention_s,
-            stream_s=self.stream_s + other.stream_s,
-            exchange_s=self.exchange_s + other.exchange_s,
-            host_s=self.host_s + other.host_s,
-            gaps_s=self.gaps_s + other.gaps_s,
-        )
-
-    def times(self, count: int) -> Cost:
-        """`count` of these, one after another."""
-        return Cost(
-            gemm_s=count * self.gemm_s,
-            attention_s=count * self.attention_s,
-            stream_s=count * self.stream_s,
-            exchange_s=count * self.exchange_s,
-            host_s=count * self.host_s,
-            gaps_s=count * self.gaps_s,
-        )
-
-    @property
-    def device_s(self) -> float:
-        return self.gemm_s + self.attention_s + self.stream_s
-
-    @property
-    def busy_s(self) -> float:
-        return self.device_s + self.exchange_s
 
 
 class StepCosts:
@@ -106,6 +64,13 @@ class StepCosts:
         self._curves, self._ideal = curves, calibration.kind == "ideal"
         self._clock = Clock(cluster.device, calibration, stack)
         self._casts = stack.engine is None or stack.engine.casts == "separate"
+        self._fp4 = cluster.device.peak("fp4") > 0
+        self._each = plan.draft_tokens + 1 if plan.speculative != "none" else 1
+        self.tokens_a_step = tokens_a_step(self._each - 1, plan.acceptance or 0.0)
+        self._draft: StepCosts | None = None
+        if plan.speculative == "draft" and plan.draft_model is not None:
+            draft = Model.load(plan.draft_model)
+            self._draft = StepCosts(draft, draft_plan(plan), cluster, stack, calibration, curves)
         self._gap_s = calibration.overheads.launch_s
         self._elementwise = stack.elementwise_factor_on(cluster.device.architecture)
         self._clocks: dict[int, Clock] = {}
@@ -114,7 +79,12 @@ class StepCosts:
         self._linear: dict[int, tuple[dict[str, Cost], Clock]] = {}
         self._heads: dict[int, Cost] = {}
         self.attention = AttentionCosts(
-            self.shards[0].part, plan, lambda tokens: self._linear_of(tokens)[1], stack, ideal=self._ideal
+            self.shards[0].part,
+            plan,
+            lambda tokens: self._linear_of(tokens)[1],
+            stack,
+            ideal=self._ideal,
+            each=self._each,
         )
         self._exchanges: dict[tuple[str, int], float] = {}
         self._messages: dict[tuple[GroupShape, int], float] = {}
@@ -148,13 +118,17 @@ class StepCosts:
         engine = self.stack.engine
         return 0.0 if self._ideal or engine is None else self.pace * engine.request_s
 
-    def idle_s(self, busy_s: float, sequences: int) -> float:
-        """What devices wait for the host before a step of so many sequences that takes them `busy_s`."""
-        engine = self.stack.engine
+    def idle_s(self, busy_s: float, sequences: int, decodes: int = 0) -> float:
+        """What devices wait for the host before a step of so many sequences that takes them `busy_s`.
+
+        decodes: of these. Where tokens are guessed, a step of one token each has its part of a step's wait.
+        """
+        engine, part = self.stack.engine, self.tokens_a_step if decodes else 1.0
         if self._ideal or engine is None:
-            return self.overhead_s
+            return self.overhead_s / part
         sent_s = self.pace * self.cluster.device.host_factor * engine.sequence_s * sequences if self.streamed else 0.0
-        return sent_s + (max(0.0, self.overhead_s - busy_s) if engine.overlapped else self.overhead_s)
+        hidden_s = part * busy_s if engine.overlapped else 0.0
+        return (sent_s + max(0.0, self.overhead_s - hidden_s)) / part
 
     def at_pace(self, pace: float) -> StepCosts:
         """The same prices, all of them `pace` times as long."""
@@ -170,12 +144,40 @@ class StepCosts:
 
     def graphed(self, batch: Batch) -> bool:
         """The step is launched as one CUDA graph."""
-        return self.plan.cuda_graphs and not batch.chunks and batch.decodes <= MOST_CAPTURED
+        return self.plan.cuda_graphs and not batch.chunks and batch.decodes * self._each <= MOST_CAPTURED
 
     def stages_s(self, batch: Batch) -> tuple[float, ...]:
         """Seconds of the step on each pipeline stage, the message to the next one included."""
-        times = self._graph_s(batch) if self.graphed(batch) else [self._seconds(cost) for cost in self.costs(batch)]
+        guessed = self._each > 1 and batch.decodes
+        times = [self._guessed_s(batch)] if guessed else self._plain_s(batch)
         return tuple(times) if self.pace == 1.0 else tuple(self.pace * seconds for seconds in times)
+
+    def _plain_s(self, batch: Batch) -> list[float]:
+        return self._graph_s(batch) if self.graphed(batch) else [self._seconds(cost) for cost in self._costs(batch)]
+
+    def _guessed_s(self, batch: Batch) -> float:
+        """One token of each sequence: its part of a step that verifies guesses, and of making them; and the pieces of prompts."""
+        alone = replace(batch, chunks=())
+        (verified_s,) = self._plain_s(alone)
+        pieces_s = self._plain_s(batch)[0] - verified_s if batch.chunks else 0.0
+        return pieces_s + (verified_s + self._seconds(self._guesses(alone))) / self.tokens_a_step
+
+    def _guesses(self, batch: Batch) -> Cost:
+        """What a step's guesses cost the devices: as many passes of what makes them."""
+        count, guesses = batch.decodes, self._each - 1
+        if self._draft is not None:
+            context = batch.keys[0] // count
+            seen = tuple(count * min(context, window or context) for window in self._draft.windows)
+            (cost,) = self._draft.costs(Batch(decodes=count, keys=seen))
+            return cost.times(guesses)
+        if self.plan.speculative != "mtp":
+            return Cost()
+        found, clock = self._linear_of(count)
+        d = self.model.d_model
+        joined = Gemm(m=count, n=d // self.plan.tp, k=2 * d, dtype=self.plan.compute_dtype)
+        cost = found["embedding"] + found[self.shards[-1].part.layer_kinds[-1]] + self._head(count)
+        more = Cost(gemm_s=clock.seconds(joined), attention_s=self.attention.decode_s(count, batch.keys[-1]))
+        return replace(cost + more, host_s=0.0, gaps_s=0.0).times(guesses)
 
     def on_a_line(self, batch: Batch) -> int:
         """For how many steps from this one, which only decodes, the price is one line of the keys: 1 where that is not known."""
@@ -190,7 +192,7 @@ class StepCosts:
         bases = self._captured.get(count)
         if bases is None:
             stages = range(len(self.shards))
-            bases = self._captured[count] = tuple(self._stage(n, padded(count), count).busy_s for n in stages)
+            bases = self._captured[count] = tuple(self._verifying(n, count).busy_s for n in stages)
         if len(batch.keys) == 1:
             each_s = self.attention.decode_s(count, batch.keys[0])
             return [base + layers * each_s for base, (layers,) in zip(bases, self.layers_by_window, strict=True)]
@@ -200,13 +202,27 @@ class StepCosts:
             for base, counts in zip(bases, self.layers_by_window, strict=True)
         ]
 
+    def _verifying(self, stage: int, count: int) -> Cost:
+        """All of a stage but attention, of a graph of so many sequences that decode."""
+        return self._stage(stage, padded(count * self._each), count * self._each)
+
     def costs(self, batch: Batch) -> tuple[Cost, ...]:
         """The same in parts, before the larger of device and host is taken."""
+        found = self._costs(batch)
+        if self._each == 1 or not batch.decodes:
+            return found
+        alone = replace(batch, chunks=())
+        (verified,), part = self._costs(alone), 1 / self.tokens_a_step
+        return (found[0] + verified.times(part - 1) + self._guesses(alone).times(part),)
+
+    def _costs(self, batch: Batch) -> tuple[Cost, ...]:
+        """Of a step that verifies what was guessed."""
         graphed = self.graphed(batch)
-        tokens = padded(batch.decodes) if graphed else batch.tokens
+        more = (self._each - 1) * batch.decodes
+        tokens = padded(batch.decodes + more) if graphed else batch.tokens + more
         found = []
         for stage, counts in enumerate(self.layers_by_window):
-            cost = self._stage(stage, tokens, batch.rows)
+            cost = self._stage(stage, tokens, batch.rows + more)
             for count, window, keys in zip(counts, self.windows, batch.keys, strict=True):
                 if batch.decodes and count:
                     cost += self._booked(self.attention.decode_s(batch.decodes, keys)).times(count)
@@ -280,7 +296,7 @@ class StepCosts:
         total = Cost()
         for category, kernels, exchanges in block.at(tokens):
             factor = 1.0 if self._ideal or category == "gemm" else self._elementwise
-            stored = stored_as(kernels, self.plan.weights, cast=self._casts) if narrow else kernels
+            stored = stored_as(kernels, self.plan.weights, cast=self._casts, fp4=self._fp4) if narrow else kernels
             total += self._kernels(stored, clock, factor)
             for exchange in exchanges:
                 waits_s = 0.0 if self._ideal else self.stack.fitted.collective_wait_s

@@ -37,7 +37,7 @@ def parts_of(costs: StepCosts, batch: Batch) -> dict[str, float]:
         "collectives": sum(cost.exchange_s for cost in stages),
     }
     busy_s = sum(costs.stages_s(batch))
-    return {**found, "host": costs.idle_s(busy_s, batch.rows) + busy_s - sum(found.values())}
+    return {**found, "host": costs.idle_s(busy_s, batch.rows, batch.decodes) + busy_s - sum(found.values())}
 
 
 def sigma_of(costs: StepCosts, batch: Batch, calibration: Calibration, curves: LinkCurves) -> float:
@@ -75,9 +75,10 @@ def decode_step(
     batch = batch_of(costs, sequences, context)
     times = costs.stages_s(batch)
     slowest = times.index(max(times))
-    step_s = costs.idle_s(sum(times), sequences) + sum(times)
+    step_s = costs.idle_s(sum(times), sequences, sequences) + sum(times)
     spread = math.exp(Z90 * sigma_of(costs, batch, calibration, curves))
-    reading_s = _read_bytes(costs, slowest, batch) / costs.cluster.device.memory_bytes_per_s  # no step reads faster
+    read = _read_bytes(costs, slowest, batch) / costs.tokens_a_step  # what a step verifies shares one reading
+    reading_s = read / costs.cluster.device.memory_bytes_per_s  # no step reads faster
     return DecodeStep(
         sequences=sequences,
         context=context,

@@ -266,7 +266,7 @@ class Lane:
                 now_s = env.now
                 continue
             times = costs.stages_s(batch)
-            begun_s, idle_s = now_s, costs.idle_s(times[0], batch.rows)
+            begun_s, idle_s = now_s, costs.idle_s(times[0], batch.rows, batch.decodes)
             alone = len(times) == 1
             if alone and scheduler.undisturbed:
                 passed_s = self._pass_over(batch, begun_s, idle_s + times[0])
@@ -295,8 +295,10 @@ class Lane:
             return 0.0
         last = replace(batch, keys=(batch.keys[0] + (count - 1) * batch.decodes,))
         busy_s = [costs.stages_s(one)[0] for one in (batch, last)]
-        spent_s = count * (step_s + costs.idle_s(busy_s[1], batch.rows) + busy_s[1]) / 2
-        hidden = costs.works_ahead and min(busy_s) < costs.overhead_s  # then what is seen of the host is no line
+        spent_s = count * (step_s + costs.idle_s(busy_s[1], batch.rows, batch.decodes) + busy_s[1]) / 2
+        hidden = (
+            costs.works_ahead and min(busy_s) * costs.tokens_a_step < costs.overhead_s
+        )  # then what is seen of the host is no line
         if (
             count < 2
             or hidden

@@ -10,11 +10,11 @@ from dataclasses import dataclass, fields, replace
 
 from typing_extensions import override
 
-from simulator.base.kernels import DTYPE_BYTES, Attention, Gemm, Kernel, Stream
+from simulator.base.kernels import DTYPE_BYTES, Attention, Dtype, Gemm, Kernel, Stream
 
 # Bits a weight takes with its scales: int8 has one 16-bit scale a row (left out: 16 / k bits), int4 a 16-bit scale and a
-# 4-bit zero for each group of 128 (AWQ and GPTQ checkpoints).
-WEIGHT_BITS = {"bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4 + 20 / 128}
+# 4-bit zero for each group of 128 (AWQ and GPTQ checkpoints), nvfp4 a scale of one byte for each 16 (arXiv 2509.25149, section 2).
+WEIGHT_BITS = {"bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4 + 20 / 128, "nvfp4": 4 + 8 / 16}
 
 # Queries of one head of keys that a decoding kernel computes whatever there are: Hopper's matrix instructions take 64 rows
 # (flash-attention, hopper/flash_fwd_kernel_sm90.h). Others are taken as bound by the cache alone.
@@ -66,20 +66,26 @@ class NarrowWeights(Gemm):
         return self.batch * (e * (self.m * self.k + self.m * self.n) + int(self.k * self.n * self.weight_bits / 8))
 
 
-def stored_as(kernels: tuple[Kernel, ...], weights: str, *, cast: bool = True) -> tuple[Kernel, ...]:
-    """The kernels of a layer with its weights stored so: narrower reads, or fp8 products behind quantised activations.
+def stored_as(kernels: tuple[Kernel, ...], weights: str, *, cast: bool = True, fp4: bool = False) -> tuple[Kernel, ...]:
+    """The kernels of a layer with its weights stored so: narrower reads, or narrow products behind quantised activations.
 
-    cast: activations are quantised by kernels of their own.
+    cast: activations are quantised by kernels of their own. fp4: the GPU multiplies in fp4.
     """
+    dtypes: dict[str, tuple[Dtype, float]] = {
+        "fp8": ("fp8", 1.0),
+        **({"nvfp4": ("fp4", WEIGHT_BITS["nvfp4"] / 8)} if fp4 else {}),
+    }
     found: list[Kernel] = []
     for kernel in kernels:
         if not isinstance(kernel, Gemm) or weights in ("bf16", "fp16"):
             found.append(kernel)
-        elif weights == "fp8":
-            read = kernel.batch * kernel.m * kernel.k * DTYPE_BYTES[kernel.dtype]
+        elif weights in dtypes:
+            dtype, each = dtypes[weights]
+            numbers = kernel.batch * kernel.m * kernel.k
             if cast:
-                found.append(Stream(op="quantise", read_bytes=read, write_bytes=kernel.batch * kernel.m * kernel.k))
-            found.append(replace(kernel, dtype="fp8"))
+                read = numbers * DTYPE_BYTES[kernel.dtype]
+                found.append(Stream(op="quantise", read_bytes=read, write_bytes=int(numbers * each)))
+            found.append(replace(kernel, dtype=dtype))
         else:
             same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
             found.append(NarrowWeights(**same, weight_bits=WEIGHT_BITS[weights]))

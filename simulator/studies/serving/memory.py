@@ -22,6 +22,7 @@ from simulator.spec.software.stack import Stack
 from simulator.studies.serving.blocks import forward_blocks, head_block
 from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.shards import StageShard, kv_bytes_per_token, part_bytes, stage_shards, weight_bytes
+from simulator.studies.serving.speculation import held_besides
 from simulator.work.ops import Block
 
 # What vLLM sees grow outside torch on one GPU between its first look and the end of its trial step: "non_torch_memory takes
@@ -36,7 +37,7 @@ _COPIES = ("logits.float", "probabilities")  # of logits, where sampling does no
 class ServingMemory:
     """Bytes of one GPU of the stage that limits the cache, and what that leaves.
 
-    weight_bytes: embedding_bytes and head_bytes among them. activation_bytes: peak of the largest step.
+    weight_bytes: embedding_bytes and head_bytes among them, and what guesses tokens. activation_bytes: peak of the largest step.
     outside_torch_bytes: context, libraries, communicators; seen_outside_bytes: those that the budget has to hold.
     capacity_bytes: what a process can get; budget_bytes: the part of it that the plan allows.
     block_bytes: of one block on this GPU. num_blocks: of one scheduler (with pp stages there are pp, which share them).
@@ -121,12 +122,13 @@ def _stage(
     whole_bytes: int,
 ) -> ServingMemory:
     shard = shards[stage]
-    held = weight_bytes(shard, plan)
+    besides, besides_a_token = held_besides(model, plan, shard)
+    held = weight_bytes(shard, plan) + besides
     activations = activation_bytes(model, shard, plan, stack, device)
     outside = outside_torch_bytes(device, Plan(), sum(degree > 1 for degree in (plan.tp, plan.pp)))
     capacity = device.usable_bytes - device.hypervisor_bytes
     budget = int(capacity * plan.gpu_memory_utilization)
-    block = plan.block_size * kv_bytes_per_token(shard, plan)
+    block = plan.block_size * (kv_bytes_per_token(shard, plan) + besides_a_token)
     seen = _SEEN_BYTES + outside - outside_torch_bytes(device, Plan(), 0) if outside else 0
     left = budget - held - activations - seen
     if plan.cache_of == "free":
@@ -137,7 +139,7 @@ def _stage(
         weight_bytes=held,
         embedding_bytes=part_bytes(shard, plan, "embedding"),
         head_bytes=part_bytes(shard, plan, "head"),
-        model_fraction=held / whole_bytes,
+        model_fraction=(held - besides) / whole_bytes,
         activation_bytes=activations,
         outside_torch_bytes=outside,
         seen_outside_bytes=seen,

@@ -14,10 +14,11 @@ from simulator.base.schema import Strict, read_toml
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 
-Weights = Literal["bf16", "fp16", "fp8", "int8", "int4"]
+Weights = Literal["bf16", "fp16", "fp8", "int8", "int4", "nvfp4"]
 KvDtype = Literal["auto", "bf16", "fp16", "fp8"]
 Part = Literal["embedding", "head"]
 
+_NO_GUESSES = {"speculative": "none", "draft_model": None}
 _ONE_POOL = {"prefill_tp": 1, "prefill_pp": 1, "prefill_dp": 0}
 MAX_COUNT = 2**20
 DEFAULT_BATCHED_TOKENS = 8192
@@ -34,7 +35,8 @@ class InferencePlan(Strict):
     """One way to serve a model. An engine has tp × pp GPUs; dp engines share the requests.
 
     weights: of the layers' matrices. bf16, fp16: as they are. fp8: both operands of the products, activations quantised on
-    the fly. int8, int4: weights alone (a scale a row; groups of 128 with scale and zero), products in 16 bits. Embedding,
+    the fly. int8, int4: weights alone (a scale a row; groups of 128 with scale and zero), products in 16 bits. nvfp4: blocks
+    of 16 with a scale; both operands where the GPU multiplies them, weights alone elsewhere. Embedding,
     norms and head stay in 16 bits, as in published checkpoints.
     kv_cache: dtype of cached keys and values; auto: as activations. block_size: tokens of a cache block (PagedAttention).
     gpu_memory_utilization: fraction of the GPU's memory for weights, activations and cache. max_model_len: tokens of prompt
@@ -48,6 +50,9 @@ class InferencePlan(Strict):
     expert_imbalance: rows of the busiest GPU's experts over the mean's, where they are dealt.
     prefill_dp: engines that only compute prompts and hand their cache to the dp others, which only decode (disaggregation);
     0: every engine does both. prefill_tp, prefill_pp: of these.
+    speculative: what guesses tokens that a step verifies: none; draft, a small model (`draft_model`); mtp, the model's own
+    module of multi-token prediction; ngram, a look-up that costs no device. draft_tokens: guesses of a sequence a step.
+    acceptance: the share of guesses that are accepted, each alike.
     prefix_caching: beginnings of prompts that are in the cache are not computed again, and shared ones held once.
     cuda_graphs: steps that only decode are launched as one graph. replicate: parts that every GPU of a tp group holds whole.
     """
@@ -70,6 +75,10 @@ class InferencePlan(Strict):
     chunked_prefill: bool = True
     mixed_steps: bool | None = None
     cache_of: Literal["budget", "free"] = "budget"
+    speculative: Literal["none", "draft", "mtp", "ngram"] = "none"
+    draft_tokens: int = Field(ge=1, le=64, default=3)
+    acceptance: float | None = Field(ge=0, le=1, default=None)
+    draft_model: str | None = None
     prefix_caching: bool = True
     cuda_graphs: bool = True
     experts: Literal["split", "dealt"] = "split"
@@ -101,7 +110,8 @@ class InferencePlan(Strict):
         """The engines that only compute prompts, as a plan of their own."""
         if not self.prefill_dp:
             return None
-        return self.model_copy(update={"tp": self.prefill_tp, "pp": self.prefill_pp, "dp": self.prefill_dp} | _ONE_POOL)
+        degrees = {"tp": self.prefill_tp, "pp": self.prefill_pp, "dp": self.prefill_dp}
+        return self.model_copy(update=degrees | _ONE_POOL | _NO_GUESSES)
 
     @property
     def mixed(self) -> bool:
@@ -140,7 +150,9 @@ def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
         problem = f"{model.name} has Mamba layers, whose states no cache of keys and values holds: serving them is not modelled"
         raise PlanError(Fault(place="model", problem=problem, remedy="a model whose layers all have attention"))
     faults = [*_split_faults(plan, model), *_place_faults(plan, cluster), *_length_faults(plan, model)]
-    faults += _pool_faults(plan, model, cluster)
+    from simulator.studies.serving.speculation import speculation_faults  # which knows plans
+
+    faults += [*_pool_faults(plan, model, cluster), *speculation_faults(plan, model)]
     if faults:
         raise PlanError(faults)
 

@@ -259,7 +259,9 @@ def _common(setting: Deployment, said: tuple[Source, ...]) -> dict[str, Any]:
         "num_devices": setting.num_devices,
         "memory": setting.tightest.memory,
         "prefill_memory": setting.prefill.memory if setting.prefill else None,
-        "assumptions": assumptions(costs.model, handed_over=setting.prefill is not None),
+        "assumptions": assumptions(
+            costs.model, handed_over=setting.prefill is not None, speculative=costs.plan.speculative
+        ),
         "sources": said,
     }
 

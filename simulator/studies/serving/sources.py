@@ -15,8 +15,8 @@ from simulator.work.collectives import source as links_source
 
 ASSUMPTIONS: Final = (
     "reading the cache reaches the bandwidth of the attention kernel's calibration at any batch size, and one kernel's floor",
-    "int8 and int4 weights reach the 16-bit product's share of bandwidth",
-    "tensor-parallel all-reduces are NCCL's; serving frameworks' own for small sizes are not modelled",
+    "weights that are narrower than their products reach the 16-bit product's share of bandwidth",
+    "an engine's own small all-reduces take what one table on H100 says; other collectives are NCCL's",
     "every answer has the length that the request states",
 )
 
@@ -24,6 +24,7 @@ ASSUMPTIONS: Final = (
 _OF_EXPERTS: Final = "routing is even: a step reads the experts that its tokens reach on average"
 _OF_LATENTS: Final = "attention over latents reaches what the attention kernel's calibration says of its widest heads"
 _OF_MTP: Final = "modules of multi-token prediction are not loaded"
+_OF_GUESSES: Final = "every guess is accepted with the stated probability, whatever was guessed before it"
 
 
 _OF_POOLS: Final = (
@@ -31,12 +32,13 @@ _OF_POOLS: Final = (
 )
 
 
-def assumptions(model: Model, *, handed_over: bool = False) -> tuple[str, ...]:
-    """Those that this model's answer rests on."""
+def assumptions(model: Model, *, handed_over: bool = False, speculative: str = "none") -> tuple[str, ...]:
+    """Those that this model's answer rests on. speculative: what guesses tokens."""
     found = [*ASSUMPTIONS, *(_OF_POOLS if handed_over else ())]
     found += [_OF_EXPERTS] if model.experts is not None else []
     found += [_OF_LATENTS] if model.latent is not None else []
-    return tuple([*found, _OF_MTP] if model.mtp_layers else found)
+    found += [_OF_GUESSES] if speculative != "none" else []
+    return tuple([*found, _OF_MTP] if model.mtp_layers and speculative != "mtp" else found)
 
 
 def sources(costs: StepCosts, calibration: Calibration, cluster: Cluster, curves: LinkCurves) -> tuple[Source, ...]:

@@ -40,7 +40,8 @@ class Floors:
 
     def step_s(self, batch: Batch) -> float:
         """No step that holds this batch is shorter."""
-        return self._overhead_s + self._share * sum(self._ideal.stages_s(batch))
+        part = self._ideal.tokens_a_step if batch.decodes else 1.0
+        return self._overhead_s / part + self._share * sum(self._ideal.stages_s(batch))
 
     def first_s(self, prompt: int) -> float:
         """From a request's arrival to its first token."""

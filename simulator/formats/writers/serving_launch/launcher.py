@@ -82,3 +82,11 @@ def checkpoint_note(plan: InferencePlan, *, on_the_fly: tuple[str, ...]) -> list
     if plan.weights in ("bf16", "fp16", *on_the_fly):
         return []
     return [f"The checkpoint's weights must be quantised already ({plan.weights})."]
+
+
+def draft_fault(plan: InferencePlan) -> list[Fault]:
+    """A second checkpoint has no place in these files."""
+    if plan.speculative != "draft":
+        return []
+    problem = "a draft model is a checkpoint of its own, which these files do not name"
+    return [Fault(place="inference: speculative", problem=problem, remedy="mtp, ngram, or the engine's own flags")]

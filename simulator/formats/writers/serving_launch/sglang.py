@@ -10,6 +10,7 @@ from simulator.formats.writers.serving_launch.launcher import (
     Pool,
     cache_fault,
     checkpoint_note,
+    draft_fault,
     flags,
     scheduling_fault,
 )
@@ -37,16 +38,27 @@ def _command(pool: Pool, port: int) -> list[str]:
         "page-size": plan.block_size,
         "disable-cuda-graph": not plan.cuda_graphs,
         "disable-radix-cache": not plan.prefix_caching,
+        **_guesses(plan),
         "disaggregation-mode": None if pool.role == "both" else pool.role,
     }
     return ["python", "-m", "sglang.launch_server", *flags(values)]
+
+
+def _guesses(plan: InferencePlan) -> dict[str, object]:
+    if plan.speculative == "none":
+        return {}
+    steps = {"speculative-num-steps": plan.draft_tokens, "speculative-eagle-topk": 1}
+    kind = {"mtp": {"speculative-algorithm": "NEXTN", **steps}}.get(
+        plan.speculative, {"speculative-algorithm": "NGRAM"}
+    )
+    return {**kind, "speculative-num-draft-tokens": plan.draft_tokens + 1}
 
 
 def _faults(plan: InferencePlan) -> list[Fault]:
     mixed = scheduling_fault(
         plan, holds=plan.chunked_prefill or not plan.mixed, what="it mixes steps only where prompts are cut"
     )
-    return mixed + cache_fault(plan, "budget")
+    return mixed + cache_fault(plan, "budget") + draft_fault(plan)
 
 
 def _notes(pool: Pool) -> list[str]:

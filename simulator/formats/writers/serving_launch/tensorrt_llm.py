@@ -11,6 +11,7 @@ from simulator.formats.writers.serving_launch.launcher import (
     Pool,
     cache_fault,
     checkpoint_note,
+    draft_fault,
     flags,
     scheduling_fault,
 )
@@ -44,7 +45,7 @@ def _options(pool: Pool) -> Mapping[str, str]:
     import yaml
 
     plan = pool.plan
-    options = {
+    options: dict[str, object] = {
         "enable_chunked_prefill": plan.chunked_prefill,
         "kv_cache_config": {
             "enable_block_reuse": plan.prefix_caching,
@@ -53,6 +54,10 @@ def _options(pool: Pool) -> Mapping[str, str]:
         },
         "cuda_graph_config": {"enable_padding": True} if plan.cuda_graphs else None,
     }
+    if plan.speculative == "mtp":
+        options["speculative_config"] = {"decoding_type": "MTP", "num_nextn_predict_layers": plan.draft_tokens}
+    elif plan.speculative == "ngram":
+        options["speculative_config"] = {"decoding_type": "NGram", "max_draft_len": plan.draft_tokens}
     if pool.role != "both":
         options["cache_transceiver_config"] = {"backend": "DEFAULT"}
     return {_file(pool): str(yaml.safe_dump(options, sort_keys=False))}
@@ -60,7 +65,7 @@ def _options(pool: Pool) -> Mapping[str, str]:
 
 def _faults(plan: InferencePlan) -> list[Fault]:
     mixed = scheduling_fault(plan, holds=plan.mixed, what="prompts and answers share its steps")
-    return mixed + cache_fault(plan, "free")
+    return mixed + cache_fault(plan, "free") + draft_fault(plan)
 
 
 def _notes(pool: Pool) -> list[str]:

@@ -11,6 +11,7 @@ from simulator.formats.writers.serving_launch.launcher import (
     Pool,
     cache_fault,
     checkpoint_note,
+    draft_fault,
     flags,
     scheduling_fault,
 )
@@ -38,16 +39,23 @@ def _command(pool: Pool, port: int) -> list[str]:
         "no-enable-chunked-prefill": not plan.chunked_prefill,
         "enforce-eager": not plan.cuda_graphs,
         "no-enable-prefix-caching": not plan.prefix_caching,
+        "speculative-config": _guesses(plan),
         "kv-transfer-config": None if pool.role == "both" else _HANDED,
     }
     return ["vllm", "serve", "$MODEL", *flags(values)]
+
+
+def _guesses(plan: InferencePlan) -> str | None:
+    if plan.speculative == "none":
+        return None
+    return json.dumps({"method": plan.speculative, "num_speculative_tokens": plan.draft_tokens})
 
 
 def _faults(plan: InferencePlan) -> list[Fault]:
     mixed = scheduling_fault(
         plan, holds=plan.mixed == plan.chunked_prefill, what="it mixes steps where prompts are cut"
     )
-    return mixed + cache_fault(plan, "budget")
+    return mixed + cache_fault(plan, "budget") + draft_fault(plan)
 
 
 def _notes(pool: Pool) -> list[str]:
