@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from simulator.formats.readers.measured_table import read_measured
+from simulator.formats.readers.serving_table import read_serving
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest import run
+from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.scores import error_score, spearman
 from simulator.studies.backtest.text import percent
 
@@ -59,23 +61,68 @@ QUESTIONS: tuple[tuple[str, Callable[[Row], bool], tuple[float, float] | None], 
     ("closed loop, throughput", lambda r: r["load"].isdigit() and r["unit"] == "tokens/s", None),
 )
 
+GRIDS = """
+## Which layout
+
+Rows that differ in nothing but GPUs and degrees form a grid. Its best layout is the one with the most per GPU (tokens a second, or
+batches a second); of {n} grids with three layouts or more, the best one is predicted to be the best in {first}, and among the first
+two in {two}.
+
+| source | grids | first | first two |
+|---|--:|--:|--:|
+{lines}
+"""
+
 WHY = """
 ## Why rows miss
 
 - **Time to first token in a closed loop.** Users with equally long answers stay in step and wait for each other's prompts; a few per
-  cent of difference part them, and their wait falls to a fraction. SGLang's rows show users in step, vLLM's show them apart, and no
-  row says how lengths were drawn, nor whether a figure is a mean or a median. Predicted are users in step, and the interval spans both.
-  Some runs wait several times as long as their neighbours (TensorRT-LLM, Llama 8B on 4 GPUs: 0.69 s beside 0.16 s).
+  cent of difference part them, and their wait falls to a fraction. It also depends on the tokens that a launch gives a step, which no
+  row says: half as many, half the wait. Predicted are users in step, on engines as benchmarks launch them; the interval spans users
+  apart, the engine's own default, a smaller cache, and a factor of 1.5 for cold kernels and the client. Some runs wait several times as
+  long as their neighbours (TensorRT-LLM, Llama 8B on 4 GPUs: 0.69 s beside 0.16 s), as if their first round had met a cold engine.
 - **Lengths behind a mean.** The online rows of TensorRT-LLM give mean lengths of data sets. With all 500 requests at once the longest
   answer decides, which the mean does not know.
-- **Time per token of TensorRT-LLM with few tokens a step**, on 4 and 8 GPUs: 10 to 40 % too fast where answers are short. Each prompt
-  there costs the host some 10 ms, which a prediction of users in step hides behind joint prompts.
+- **Time per token of TensorRT-LLM with few tokens a step**, on 4 and 8 GPUs: 10 to 35 % too fast where answers are short: each prompt
+  there costs the host some 10 ms.
 - **fp8 at maximum load** is some 5 % too slow; memory-starved plans (70 billion weights on one GPU) 8 to 15 %, as a few hundred MB
   more cache are a tenth more sequences.
 - **H20**: its products and its decoding attention are bound by tiles of 64 rows, whatever the batch; their speed there is a prior.
+- **A cache with room for a few sequences** (SGLang, 32 billion weights on one GPU): a hundred MB decide how many users wait; these
+  rows wait twice as long as predicted.
 - **LMDeploy's first tokens** behind long prompts come when the whole batch's prompts are through, which version 0.2.0 did in an order
   that is only partly modelled.
 """
+
+
+def _grids(rows: Sequence[Row], table: Path) -> str:
+    """How often the best layout of a grid is found."""
+    scored = {row["id"]: row for row in rows if row["scored"]}
+    found: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
+    for one in read_serving(table):
+        if isinstance(one, ServingRow) and one.id in scored and ("static" in one.metric or "throughput" in one.metric):
+            same = (one.source, one.model, one.gpu, one.precision, one.input_tokens, one.output_tokens, one.metric)
+            row, gpus = scored[one.id], one.n_gpus or 1
+            each = ((row["predicted"], row["measured"]), gpus)
+            values = [1 / v / each[1] if "static" in one.metric else v / each[1] for v in each[0]]
+            found.setdefault((*same, one.concurrency_or_rate), []).append((values[0], values[1]))
+    grids = [(key[0], _place(pairs)) for key, pairs in found.items() if len(pairs) > 2]
+    lines = []
+    for source in sorted({source for source, _ in grids}):
+        places = [place for name, place in grids if name == source]
+        lines.append(f"| {source} | {len(places)} | {_share(places, 1)} | {_share(places, 2)} |")
+    places = [place for _, place in grids]
+    return GRIDS.format(n=len(grids), first=_share(places, 1), two=_share(places, 2), lines="\n".join(lines))
+
+
+def _place(pairs: Sequence[tuple[float, float]]) -> int:
+    """Of the best by measurement, among what is predicted."""
+    predicted, _ = max(pairs, key=lambda pair: pair[1])
+    return 1 + sum(value > predicted for value, _ in pairs)
+
+
+def _share(places: Sequence[int], most: int) -> str:
+    return percent(sum(place <= most for place in places) / max(1, len(places)))
 
 
 def _at_a_rate(row: Row) -> bool:
@@ -94,12 +141,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = (
         json.loads(args.report.read_text()) if args.report else run(read_measured(args.table), jobs=args.jobs).as_json()
     )
-    args.out.write_text("\n".join(page(report, args.date)), encoding="utf-8")
+    args.out.write_text("\n".join(page(report, args.date, args.table)), encoding="utf-8")
     return 0
 
 
-def page(report: dict[str, Any], date: str) -> Iterator[str]:
-    """The lines of the page."""
+def page(report: dict[str, Any], date: str, table: Path = TABLE) -> Iterator[str]:
+    """The lines of the page. table: that was predicted."""
     rows = report["rows"]
     status = {
         word: sum(row["status"] == word for row in rows) for word in ("ok", "calibration", "refused", "bad", "failed")
@@ -112,6 +159,7 @@ def page(report: dict[str, Any], date: str) -> Iterator[str]:
         yield _line(name, [row for row in rows if row["scored"] and asked(row)], target)
     yield "\n## By source\n"
     yield from _groups(report["groups"])
+    yield _grids(rows, table)
     yield WHY
     yield "## Rows not predicted\n"
     for row in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -107,3 +108,19 @@ def test_a_search_writes_its_best_plan(tmp_path: Path) -> None:
         == 0
     )
     assert "--tensor-parallel-size 1" in (folder / "launch.sh").read_text()
+
+
+def test_guesses_and_attention_of_each_gpu_are_told() -> None:
+    guessed = files_of("vllm-2025", speculative="ngram", draft_tokens=4, acceptance=0.5)["launch.sh"]
+    words = commands(guessed)[0]
+    assert json.loads(words[words.index("--speculative-config") + 1]) == {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+    }
+    with pytest.raises(PlanError, match="a checkpoint of its own"):
+        files_of("sglang-2025", speculative="draft", draft_model="llama3.2-1b", acceptance=0.5)
+    stack, model = Stack.load("sglang-2025"), Model.load("qwen3-30b-a3b")
+    plan = with_defaults(InferencePlan(stack="sglang-2025", tp=4, experts="dealt", attention_dp=True), stack)
+    text = " ".join(commands(launch_files(plan, model, CLUSTER, stack)["launch.sh"])[0])
+    assert "--tp-size 4" in text
+    assert "--dp-size 4 --enable-dp-attention --moe-a2a-backend deepep --ep-size 4" in text

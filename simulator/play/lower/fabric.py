@@ -101,15 +101,8 @@ class MeshFabric:
         return count * (self.stack.host.collective_s + waits_s)
 
     def sent_bytes(self, exchange: Exchange) -> int:
-        """Bytes of an exchange once copies of a token that go to the same place are sent once.
-
-        k experts drawn evenly lie on n (1 - (1 - 1/n)^k) of n nodes, or of n ranks where a group stays in one node.
-        """
-        if exchange.copies == 1:
-            return exchange.num_bytes
-        shape = self.shape(exchange.axis)
-        places = shape.num_ranks if shape.num_nodes == 1 or not shape.spans_domain else shape.num_nodes
-        return round(exchange.num_bytes * places * (1 - (1 - 1 / places) ** exchange.copies) / exchange.copies)
+        """Bytes of an exchange once copies of a token that go to the same place are sent once."""
+        return exchange.num_bytes if exchange.copies == 1 else bytes_sent_once(exchange, self.shape(exchange.axis))
 
     def on(self, group_kinds: GroupKinds | None) -> Cluster:
         """The uniform cluster on which a group of these kinds of GPUs runs as it does here; None: all are equal."""
@@ -169,3 +162,14 @@ class MeshFabric:
             )
             self._messages[pair, size_bytes, group_kinds] = found
         return found
+
+
+def bytes_sent_once(exchange: Exchange, shape: GroupShape) -> int:
+    """Bytes of an exchange of copies among a group of this shape.
+
+    k experts drawn evenly lie on n (1 - (1 - 1/n)^k) of n nodes, or of n ranks where a group stays in one node.
+    """
+    if exchange.copies == 1:
+        return exchange.num_bytes
+    places = shape.num_ranks if shape.num_nodes == 1 or not shape.spans_domain else shape.num_nodes
+    return round(exchange.num_bytes * places * (1 - (1 - 1 / places) ** exchange.copies) / exchange.copies)

@@ -50,3 +50,16 @@ def causal_pairs(chunk: Chunk, window: int | None) -> int:
         return n * c + n * (n + 1) // 2
     full = max(0, min(n, window - c))  # tokens that see everything before them
     return full * c + full * (full + 1) // 2 + (n - full) * window
+
+
+def busiest_rank(batch: Batch, ranks: int) -> Batch:
+    """What the busiest of so many GPUs has of a step, each with sequences of its own: pieces go to where the fewest tokens are."""
+    if ranks == 1:
+        return batch
+    bins: list[list[Chunk]] = [[] for _ in range(min(ranks, len(batch.chunks)))]
+    for chunk in sorted(batch.chunks, key=lambda one: -one.new):
+        min(bins, key=lambda each: sum(one.new for one in each)).append(chunk)
+    most = max(bins, key=lambda each: sum(one.new for one in each), default=[])
+    decodes = -(-batch.decodes // ranks)
+    keys = tuple(-(-each * decodes // batch.decodes) if decodes else 0 for each in batch.keys)
+    return Batch(decodes=decodes, keys=keys, chunks=tuple(most))

@@ -89,9 +89,11 @@ class _Routed:
     one: Gemm
     experts: Experts
     imbalance: float
+    ranks: int = 1
 
     def at(self, tokens: int) -> Gemm:
-        """For so many tokens. A GPU that holds some of the experts has its part of the rows, the busiest more than that."""
+        """For so many tokens of each rank. A GPU that holds some of the experts has its part of the rows, the busiest more."""
+        tokens *= self.ranks
         share = self.experts.num_local / self.experts.num_experts
         count = max(1, round(share * max(self.experts.top_k, experts_reached(self.experts, tokens))))
         rows = ceil(self.imbalance * share * tokens * self.experts.top_k / count)
@@ -109,12 +111,14 @@ class ForwardOps:
     ops: tuple[tuple[Category, tuple[_Line | _Routed, ...], tuple[_Line, ...]], ...]
 
     @classmethod
-    def of(cls, single: Block, double: Block, experts: Experts | None = None, imbalance: float = 1.0) -> Self:
-        """From the block of one token and that of two."""
+    def of(
+        cls, single: Block, double: Block, experts: Experts | None = None, imbalance: float = 1.0, ranks: int = 1
+    ) -> Self:
+        """From the block of one token and that of two. ranks: GPUs, each with so many tokens, that share the experts."""
         found = []
         for one, two in zip(single.ops, double.ops, strict=True):
             pairs = zip(one.forward, two.forward, strict=True)
-            kernels = tuple(_sized(a, b, experts, imbalance) for a, b in pairs if not isinstance(a, Attention))
+            kernels = tuple(_sized(a, b, experts, imbalance, ranks) for a, b in pairs if not isinstance(a, Attention))
             between = zip(one.forward_exchanges, two.forward_exchanges, strict=True)
             exchanges = tuple(_Line.through(a, b) for a, b in between)
             if kernels or exchanges:
@@ -129,9 +133,9 @@ class ForwardOps:
         )
 
 
-def _sized(single: Kernel, double: Kernel, experts: Experts | None, imbalance: float) -> _Line | _Routed:
+def _sized(single: Kernel, double: Kernel, experts: Experts | None, imbalance: float, ranks: int) -> _Line | _Routed:
     if isinstance(single, Gemm) and single.grouped and experts is not None:
-        return _Routed(single, experts, imbalance)
+        return _Routed(single, experts, imbalance, ranks)
     return _Line.through(single, double)
 
 
@@ -139,7 +143,7 @@ def forward_ops(shard: StageShard, plan: InferencePlan, stack: Stack) -> dict[st
     """The embedding and a layer of each kind."""
     single, double = (forward_blocks(shard, plan, stack, tokens) for tokens in (1, 2))
     experts, imbalance = shard.part.experts, plan.expert_imbalance
-    return {name: ForwardOps.of(single[name], double[name], experts, imbalance) for name in single}
+    return {name: ForwardOps.of(single[name], double[name], experts, imbalance, plan.ranks) for name in single}
 
 
 def head_ops(shard: StageShard, plan: InferencePlan, stack: Stack) -> ForwardOps:
@@ -192,14 +196,20 @@ def _sampled(g: Graph, logits: Value, rows: int) -> Value:
 
 
 def _training(plan: InferencePlan, tokens: int, part: Part) -> Plan:
-    """The training plan whose forward has the same shapes: one sequence of all new tokens, no optimizer, no autocast."""
+    """The training plan whose forward has the same shapes: one sequence of all new tokens, no optimizer, no autocast.
+
+    Tokens that travel to experts do so once to each GPU that has one of theirs (DeepEP, which engines use for it).
+    """
+    sends = ExpertsPlan(dispatcher="deep_ep", imbalance=plan.expert_imbalance)
     return Plan(
-        tp=plan.tp,
-        experts=ExpertsPlan(etp=plan.tp),
+        tp=plan.attention_tp,
+        ep=plan.ranks,
+        dp_replicate=plan.ranks,
+        experts=sends if plan.attention_dp else ExpertsPlan(etp=plan.tp),
         zero=0,
         data_parallel="megatron",
         micro_batch_size=1,
         seq_len=tokens,
         precision=PrecisionPlan(compute=plan.compute_dtype, master=plan.compute_dtype),
-        vocab_parallel=part not in plan.replicate,
+        vocab_parallel=part not in plan.replicate and not plan.attention_dp,
     )

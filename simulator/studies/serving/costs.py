@@ -18,6 +18,7 @@ from math import inf
 from simulator.base.errors import Fault, StackError
 from simulator.base.kernels import DTYPE_BYTES, Gemm, Kernel, launches
 from simulator.parallel.mesh import GroupShape
+from simulator.play.lower.fabric import bytes_sent_once
 from simulator.play.lower.work import Clock
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
@@ -25,7 +26,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving.attention import KEYS_APART, AttentionCosts
-from simulator.studies.serving.batch import MOST_CAPTURED, Batch, padded
+from simulator.studies.serving.batch import MOST_CAPTURED, Batch, busiest_rank, padded
 from simulator.studies.serving.blocks import ForwardOps, forward_ops, head_ops
 from simulator.studies.serving.cost import Cost
 from simulator.studies.serving.groups import pipeline_shape, tensor_shape
@@ -64,6 +65,7 @@ class StepCosts:
         self._curves, self._ideal = curves, calibration.kind == "ideal"
         self._clock = Clock(cluster.device, calibration, stack)
         self._casts = stack.engine is None or stack.engine.casts == "separate"
+        self.ranks = plan.ranks
         self._fp4 = cluster.device.peak("fp4") > 0
         self._each = plan.draft_tokens + 1 if plan.speculative != "none" else 1
         self.tokens_a_step = tokens_a_step(self._each - 1, plan.acceptance or 0.0)
@@ -124,6 +126,7 @@ class StepCosts:
         decodes: of these. Where tokens are guessed, a step of one token each has its part of a step's wait.
         """
         engine, part = self.stack.engine, self.tokens_a_step if decodes else 1.0
+        sequences = -(-sequences // self.ranks)
         if self._ideal or engine is None:
             return self.overhead_s / part
         sent_s = self.pace * self.cluster.device.host_factor * engine.sequence_s * sequences if self.streamed else 0.0
@@ -134,6 +137,12 @@ class StepCosts:
         """The same prices, all of them `pace` times as long."""
         other = copy(self)  # what was priced is shared: it knows no pace
         other.pace = pace
+        return other
+
+    def of_one_rank(self) -> StepCosts:
+        """The same, of batches of one GPU of an engine whose GPUs have sequences of their own, and as many as it."""
+        other = copy(self)
+        other.ranks = 1
         return other
 
     def collected(self) -> StepCosts:
@@ -148,6 +157,7 @@ class StepCosts:
 
     def stages_s(self, batch: Batch) -> tuple[float, ...]:
         """Seconds of the step on each pipeline stage, the message to the next one included."""
+        batch = busiest_rank(batch, self.ranks)
         guessed = self._each > 1 and batch.decodes
         times = [self._guessed_s(batch)] if guessed else self._plain_s(batch)
         return tuple(times) if self.pace == 1.0 else tuple(self.pace * seconds for seconds in times)
@@ -181,7 +191,7 @@ class StepCosts:
 
     def on_a_line(self, batch: Batch) -> int:
         """For how many steps from this one, which only decodes, the price is one line of the keys: 1 where that is not known."""
-        if self.windows != (None,) or not self.graphed(batch):
+        if self.windows != (None,) or self.plan.attention_dp or not self.graphed(batch):
             return 1
         apart = KEYS_APART * batch.decodes
         return (apart - batch.keys[0] % apart) // batch.decodes + 1
@@ -208,6 +218,7 @@ class StepCosts:
 
     def costs(self, batch: Batch) -> tuple[Cost, ...]:
         """The same in parts, before the larger of device and host is taken."""
+        batch = busiest_rank(batch, self.ranks)
         found = self._costs(batch)
         if self._each == 1 or not batch.decodes:
             return found
@@ -318,7 +329,12 @@ class StepCosts:
         if found is None:
             shape = tensor_shape(self.plan, self.cluster)
             seconds = collective_s(
-                exchange.kind, exchange.num_bytes, shape, self.cluster, curves=self._curves, nccl=self._nccl
+                exchange.kind,
+                bytes_sent_once(exchange, shape),
+                shape,
+                self.cluster,
+                curves=self._curves,
+                nccl=self._nccl,
             )
             own_s = inf if self._ideal else own_all_reduce_s(exchange, shape, self.cluster, self.stack)
             found = self._exchanges[key] = min(float(seconds), own_s)

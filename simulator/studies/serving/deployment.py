@@ -87,11 +87,12 @@ class Deployment:
     @property
     def limits(self) -> Limits:
         plan, model = self.costs.plan, self.costs.model
+        ranks = plan.ranks  # whose sequences are scheduled as one
         return Limits(
-            num_blocks=self.memory.num_blocks,
+            num_blocks=ranks * self.memory.num_blocks,
             block_size=plan.block_size,
-            max_sequences=plan.max_sequences,
-            max_tokens=plan.batched_tokens(model),
+            max_sequences=ranks * plan.max_sequences,
+            max_tokens=ranks * plan.batched_tokens(model),
             chunked=plan.chunked_prefill,
             mixed=plan.mixed,
             reuses=plan.prefix_caching,
@@ -145,20 +146,36 @@ class Deployment:
         keys = tuple(0 for _ in self.costs.windows)
         self.costs.stages_s(Batch(decodes=0, keys=keys, chunks=(Chunk(new=1, cached=0),)))
 
-    def full_queue(self, requests: Sequence[Request], engines: int) -> list[Request]:
+    def full_queue(self, requests: Sequence[Request], engines: int, *, of_a_rank: bool = False) -> list[Request]:
         """Requests of the same lengths, all present from the beginning: several times as many as run at once."""
         memory, plan = self.memory, self.plan
         mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
         room = max(1, int(memory.num_blocks * memory.block_size / mean))
-        at_once = min(plan.max_sequences, room) * memory.num_schedulers * engines
+        ranks = 1 if of_a_rank else plan.ranks
+        at_once = ranks * min(plan.max_sequences, room) * memory.num_schedulers * engines
         count = min(max(_ROUNDS * at_once, 4), _MOST_SATURATING)
         return [replace(requests[i % len(requests)], arrival_s=0.0) for i in range(count)]
+
+    def _one_pool_capacity(self, requests: Sequence[Request]) -> float:
+        """Of all engines; of one, and of one of its GPUs, times their number, where a queue for all would be too long."""
+        queue = self.full_queue(requests, self.plan.dp)
+        if len(queue) < _MOST_SATURATING:
+            return capacity(queue, self.play(queue, ALWAYS))
+        limits, ranks = self.limits, self.plan.ranks
+        one = replace(
+            limits,
+            num_blocks=limits.num_blocks // ranks,
+            max_sequences=limits.max_sequences // ranks,
+            max_tokens=limits.max_tokens // ranks,
+        )
+        queue = self.full_queue(requests, 1, of_a_rank=True)
+        played = Engine(self.costs.of_one_rank(), one, queue, ALWAYS, engines=1).run()
+        return self.plan.dp * ranks * capacity(queue, played)
 
     def capacity_per_s(self, requests: Sequence[Request]) -> float:
         """Requests a second that pools serve when no queue empties: of the pool that has the least, or of the links."""
         if self.prefill is None:
-            queue = self.full_queue(requests, self.plan.dp)
-            return capacity(queue, self.play(queue, ALWAYS))
+            return self._one_pool_capacity(requests)
         assert self.transfers is not None
         links = link_capacity(self.transfers, requests)
         pools = ((self.prefill, prompts_of(requests), False), (self, answers_of(requests), True))

@@ -30,6 +30,7 @@ from simulator.work.ops import Block
 # github.com/generative-computing/mellea/pull/416). The CUDA context is older than that look, so the fraction leaves it out.
 _SEEN_BYTES = int(0.16 * 2**30)
 
+_WHOLE = {"tp": 1, "pp": 1, "replicate": (), "attention_dp": False}
 _COPIES = ("logits.float", "probabilities")  # of logits, where sampling does not work on them as they are
 
 
@@ -107,7 +108,7 @@ class ServingMemory:
 def serving_memory(model: Model, plan: InferencePlan, device: Device, stack: Stack) -> ServingMemory:
     """Memory of the stage with the fewest blocks."""
     shards = stage_shards(model, plan)
-    whole = weight_bytes(stage_shards(model, plan.model_copy(update={"tp": 1, "pp": 1, "replicate": ()}))[0], plan)
+    whole = weight_bytes(stage_shards(model, plan.model_copy(update=_WHOLE))[0], plan)
     found = (_stage(model, plan, device, stack, shards, stage, whole) for stage in range(plan.pp))
     return min(found, key=lambda each: (each.num_blocks, -each.missing_bytes, each.stage))
 

@@ -47,6 +47,8 @@ class InferencePlan(Strict):
     None: where prompts are cut. cache_of: what gpu_memory_utilization is a fraction of: budget, the GPU's memory for all
     there is; free, what weights and the largest step leave, for the cache alone.
     experts: of a mixture, over tp: split, a slice of each on every GPU; dealt, whole ones (expert parallelism).
+    attention_dp: with dealt experts, each GPU of an engine attends to sequences of its own, with all heads and all that is
+    not expert whole, and tokens travel to the GPUs of their experts and back (wide expert parallelism).
     expert_imbalance: rows of the busiest GPU's experts over the mean's, where they are dealt.
     prefill_dp: engines that only compute prompts and hand their cache to the dp others, which only decode (disaggregation);
     0: every engine does both. prefill_tp, prefill_pp: of these.
@@ -82,6 +84,7 @@ class InferencePlan(Strict):
     prefix_caching: bool = True
     cuda_graphs: bool = True
     experts: Literal["split", "dealt"] = "split"
+    attention_dp: bool = False
     expert_imbalance: float = Field(ge=1, le=1000, default=1.0)
     replicate: Annotated[tuple[Part, ...], Field(strict=False), BeforeValidator(_list)] = ()
 
@@ -112,6 +115,16 @@ class InferencePlan(Strict):
             return None
         degrees = {"tp": self.prefill_tp, "pp": self.prefill_pp, "dp": self.prefill_dp}
         return self.model_copy(update=degrees | _ONE_POOL | _NO_GUESSES)
+
+    @property
+    def attention_tp(self) -> int:
+        """GPUs that split what is not an expert."""
+        return 1 if self.attention_dp else self.tp
+
+    @property
+    def ranks(self) -> int:
+        """GPUs of an engine that have sequences, and a cache, of their own."""
+        return self.tp if self.attention_dp else 1
 
     @property
     def mixed(self) -> bool:
@@ -149,7 +162,8 @@ def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
     if model.mamba is not None:
         problem = f"{model.name} has Mamba layers, whose states no cache of keys and values holds: serving them is not modelled"
         raise PlanError(Fault(place="model", problem=problem, remedy="a model whose layers all have attention"))
-    faults = [*_split_faults(plan, model), *_place_faults(plan, cluster), *_length_faults(plan, model)]
+    split = _wide_faults(plan, model) if plan.attention_dp else _split_faults(plan, model)
+    faults = [*split, *_place_faults(plan, cluster), *_length_faults(plan, model)]
     from simulator.studies.serving.speculation import speculation_faults  # which knows plans
 
     faults += [*_pool_faults(plan, model, cluster), *speculation_faults(plan, model)]
@@ -197,6 +211,28 @@ def _widths(model: Model, *, dealt: bool) -> list[tuple[int, str]]:
     if "dense_layer" in model.layer_kinds:
         found.append((model.d_ff, "columns of the MLP"))
     return [(n, what) for n, what in found if n]
+
+
+def _wide_faults(plan: InferencePlan, model: Model) -> list[Fault]:
+    """Of attention over each GPU's own sequences, with experts dealt over all GPUs."""
+    place, faults = "inference: attention_dp", []
+    if model.experts is None or plan.experts != "dealt":
+        problem = "parts sequences among GPUs that share nothing but experts, and none are dealt"
+        faults.append(Fault(place=place, problem=problem, remedy='experts = "dealt" of a mixture, or dp for engines'))
+    elif model.experts.num_experts % plan.tp:
+        problem = f"tp = {plan.tp} does not divide the model's {model.experts.num_experts} experts"
+        faults.append(Fault(place="inference: tp", problem=problem, remedy="a divisor of them"))
+    for key, given in (
+        ("pp", plan.pp > 1),
+        ("prefill_dp", plan.prefill_dp > 0),
+        ("speculative", plan.speculative != "none"),
+    ):
+        if given:
+            faults.append(Fault(place=place, problem=f"together with {key} is not modelled", remedy=f"leave {key} out"))
+    if plan.replicate:
+        problem = "every GPU holds all but experts whole anyway"
+        faults.append(Fault(place="inference: replicate", problem=problem, remedy="leave it out"))
+    return faults
 
 
 def _split_faults(plan: InferencePlan, model: Model) -> list[Fault]:

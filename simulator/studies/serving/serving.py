@@ -159,7 +159,7 @@ def _mean_step(costs: StepCosts, played: ServedRun, jobs: Sequence[RequestState]
     meter = played.meter
     size = round(meter.output_tokens / max(1, meter.num_steps))
     mean = sum(job.request.prompt_tokens + job.request.output_tokens / 2 for job in jobs) / len(jobs)
-    return min(max(1, size), costs.plan.max_sequences), max(1, round(mean))
+    return min(max(1, size), costs.plan.ranks * costs.plan.max_sequences), max(1, round(mean))
 
 
 class _Progress:
@@ -270,7 +270,7 @@ def _load(setting: Deployment, played: ServedRun, skipped: int, capacity: tuple[
     """capacity: requests a second, and the factor to the ends of its interval."""
     meter, plan, requests = played.meter, setting.costs.plan, played.jobs
     measured_s = min(meter.end_s, played.end_s) - meter.start_s
-    pools = setting.memory.num_blocks * setting.memory.num_schedulers * plan.dp
+    pools = setting.memory.num_blocks * setting.memory.num_schedulers * plan.dp * plan.ranks
     answered = len(requests) - skipped if math.isinf(meter.end_s) else meter.finished
     return Load(
         measured_s=measured_s,
@@ -285,7 +285,7 @@ def _load(setting: Deployment, played: ServedRun, skipped: int, capacity: tuple[
         num_steps=meter.num_steps,
         sequences=meter.output_tokens / meter.num_steps if meter.num_steps else 0.0,
         kv_mean=meter.block_s / (measured_s * pools),
-        kv_peak=meter.peak_blocks / setting.memory.num_blocks,
+        kv_peak=meter.peak_blocks / (setting.memory.num_blocks * plan.ranks),
         in_system=meter.request_s / played.end_s,
         preemptions=played.preemptions,
         recomputed_tokens=played.recomputed,

@@ -45,7 +45,7 @@ def _experts(experts: Experts | None, plan: InferencePlan) -> LocalExperts | Non
     fields = {
         "held": experts.num_experts // (tp if dealt else 1),
         "d_ff": experts.d_ff // (1 if dealt else tp),
-        "shared_d_ff": experts.shared_d_ff // tp,
+        "shared_d_ff": experts.shared_d_ff // plan.attention_tp,
     }
     return LocalExperts.model_construct(**(dict(experts) | fields))
 
@@ -66,17 +66,18 @@ def _dealt(num_layers: int, pp: int) -> list[tuple[int, ...]]:
 def _stage(model: Model, plan: InferencePlan, stage: int, layers: tuple[int, ...]) -> StageShard:
     first, last = stage == 0, stage == plan.pp - 1
     padded = -(-model.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-    rows = {part: padded if part in plan.replicate else -(-padded // plan.tp) for part in ("embedding", "head")}
+    split = plan.attention_tp
+    rows = {part: padded if part in plan.replicate else -(-padded // split) for part in ("embedding", "head")}
     tied = model.tied_embeddings and plan.pp == 1 and rows["embedding"] == rows["head"]
     shards = {
         part: ModelShard.model_construct(
             **dict(model)
             | {
                 "num_layers": len(layers),
-                "num_heads": model.num_heads // plan.tp,
-                "num_kv_heads": max(1, model.num_kv_heads // plan.tp),
+                "num_heads": model.num_heads // split,
+                "num_kv_heads": max(1, model.num_kv_heads // split),
                 "ranks_per_kv_head": 1,  # of several ranks each holds the whole head
-                "d_ff": model.d_ff // plan.tp,
+                "d_ff": model.d_ff // split,
                 "experts": _experts(model.experts, plan),
                 "mtp_layers": 0,  # modules of multi-token prediction are not loaded
                 "vocab_size": count,

@@ -46,6 +46,7 @@ def _options(pool: Pool) -> Mapping[str, str]:
 
     plan = pool.plan
     options: dict[str, object] = {
+        "enable_attention_dp": plan.attention_dp,
         "enable_chunked_prefill": plan.chunked_prefill,
         "kv_cache_config": {
             "enable_block_reuse": plan.prefix_caching,

@@ -25,7 +25,8 @@ def _command(pool: Pool, port: int) -> list[str]:
     values = {
         "host": "0.0.0.0",  # noqa: S104  a server is there to be reached
         "port": port,
-        "tensor-parallel-size": plan.tp,
+        "tensor-parallel-size": plan.attention_tp,
+        "data-parallel-size": plan.ranks if plan.attention_dp else None,
         "pipeline-parallel-size": plan.pp,
         "enable-expert-parallel": plan.experts == "dealt",
         "dtype": "float16" if plan.compute_dtype == "fp16" else "bfloat16",
