@@ -1,6 +1,7 @@
 """What the host spends on eager PyTorch, measured without a GPU: CPU time of calls whose arithmetic is nothing.
 
     python experiments/host_costs.py
+    python experiments/host_costs.py deepspeed      its engine's stage 3 beside plain modules, where it is installed
 
 CPU seconds of the process, not of the clock, so that neighbours on the machine do not count; the smallest of nine means.
 Collectives go to torch's fake process group, which does nothing. On a GPU's host each launch comes on top, and the host's own
@@ -9,9 +10,11 @@ speed (docs/background/host.md, eager PyTorch).
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from importlib import import_module
 
 import torch
 import torch.distributed as dist
@@ -166,10 +169,56 @@ def layouts() -> Iterator[tuple[str, float, float]]:
     yield "redistribute, sums to whole", *both(lambda: sums.redistribute(mesh, whole.placements), sums)
 
 
+class _Layer(nn.Module):
+    """The modules of a decoder layer: seven linear layers, two norms. Its arithmetic is nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH, bias=False) for _ in range(2))
+        self.linears = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v, out, gate, up, down = self.linears
+        y = torch.cat([self.norms[0](half) for half in x.chunk(2, -1)], -1)
+        x = x + out(q(y) + k(y) + v(y))
+        y = torch.cat([self.norms[1](half) for half in x.chunk(2, -1)], -1)
+        return x + down(gate(y) * up(y))
+
+
+def stage_3() -> Iterator[tuple[str, float, float]]:
+    """Of a layer in DeepSpeed's stage 3 and of the same without: forward, and backward."""
+    import deepspeed
+
+    import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # collectives by gloo
+    deepspeed.init_distributed("gloo")
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 100}
+    settings = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 10**6, "bf16": {"enabled": True}}
+    x = torch.randn(4, 64, dtype=torch.bfloat16)
+
+    def engine_us(layers: int, *, sharded: bool) -> tuple[float, float]:
+        model = nn.Sequential(*(_Layer() for _ in range(layers))).bfloat16()
+        if not sharded:
+            forward = cpu_us(lambda: model(x), 20)
+            return forward, cpu_us(lambda: model(x).float().mean().backward(), 20) - forward
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        config = {**settings, "zero_optimization": zero, "zero_allow_untested_optimizer": True}
+        engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+        forward = cpu_us(lambda: engine(x), 20)
+        return forward, cpu_us(lambda: engine.backward(engine(x).float().mean()), 20) - forward
+
+    for name, sharded in (("layer, plain", False), ("layer, stage 3", True)):
+        few, many = (engine_us(layers, sharded=sharded) for layers in (4, 12))
+        yield name, (many[0] - few[0]) / 8, (many[1] - few[1]) / 8
+
+
 def main() -> None:
     """Print all of it."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
+    if "deepspeed" in sys.argv[1:]:
+        for name, forward, backward in stage_3():
+            print(f"{name:40} {forward:8.0f} {backward:8.0f}")
+        return
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     print(f"torch {torch.__version__}, microseconds of CPU time")
     for name, us in calls():

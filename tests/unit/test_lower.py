@@ -1,6 +1,7 @@
 """The programs that schedules write: what travels, who waits for whom, and what a step without overlap costs."""
 
 from math import prod
+from typing import Any
 
 import pytest
 
@@ -390,6 +391,22 @@ def test_the_hosts_time_is_of_calls_modules_and_what_they_launch_in_cpp() -> Non
     assert host_s(mixture, host_module_s=1.0, grouped_gemm="modules") - host_s(
         mixture, grouped_gemm="modules"
     ) == pytest.approx(4 + 32)
+
+
+def test_stage_3_hooks_each_linear_layer() -> None:
+    """DeepSpeed's alone, seven of a Llama layer: forward, backward, and recomputed once more."""
+    stack = Stack.load("transformers-2024").copy_with(host_hook_s=1.0)
+    device = Cluster.load("dgx-a100-80-8").device
+    clock, model = Clock(device, Calibration.for_device(device), stack), Model.load("llama3-8b")
+
+    def hooks_s(**fields: Any) -> tuple[int, ...]:
+        plan = Plan(**{"seq_len": 1024, "recompute": "full", "stack": stack.name, **fields})
+        work = clock.block(build_blocks(model, stack, plan).layer, plan)
+        return tuple(int(phase.work.host_s) for phase in (work.forward, work.backward, work.recompute))
+
+    assert hooks_s(zero=3, dp_shard=8, data_parallel="deepspeed") == (7, 7, 7)
+    assert hooks_s(zero=2, dp_shard=8, data_parallel="deepspeed") == (0, 0, 0)
+    assert hooks_s(zero=3, dp_shard=8, data_parallel="fsdp2") == (0, 0, 0)
 
 
 def test_what_a_graph_holds_costs_the_host_one_call() -> None:

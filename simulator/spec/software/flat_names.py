@@ -48,6 +48,7 @@ FLAT_NAMES: Final = {
     "host_wrap_s": "host.wrap_s",
     "host_layout_s": "host.layout_s",
     "host_adapter_s": "host.adapter_s",
+    "host_hook_s": "host.hook_s",
     "host_parameter_s": "host.parameter_s",
     "host_message_s": "host.message_s",
     "activation_tensors": "host.activation_tensors",

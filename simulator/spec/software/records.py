@@ -221,6 +221,12 @@ class HostTimes(Strict):
         description="host time of FSDP1's hooks around an adapter that is a unit of its own, behind which the host waits for the "
         "device (`limit_all_gathers`); a prior, as `unit_s` of torch-2.11-eager",
     )
+    hook_s: Seconds = Field(
+        ge=0,
+        default=0.0,
+        description="host time of DeepSpeed's hooks around a linear layer in stage 3, each way: its parameters are found, awaited "
+        "and freed in Python, norms and containers beside it counted in",
+    )
     parameter_s: Seconds = Field(
         ge=0,
         default=0.0,

@@ -52,6 +52,7 @@ _COEFFICIENTS = (
     "host_dispatch_s",
     "host_wrap_s",
     "host_layout_s",
+    "host_hook_s",
     "host_parameter_s",
     "host_message_s",
     "host_kernel_s",
@@ -73,6 +74,7 @@ _INTERPRETER = (
     "host_dispatch_s",
     "host_wrap_s",
     "host_layout_s",
+    "host_hook_s",
     "host_parameter_s",
     "host_message_s",
 )

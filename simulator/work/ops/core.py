@@ -66,6 +66,7 @@ class Op:
     by_torch: its elementwise kernels are torch's own, one an operator, also where the stack's are written by hand.
     dispatched: DTensor runs it, whose Python takes the host.
     is_unit: FSDP1 gathers its parameters by themselves.
+    hooked: DeepSpeed's stage 3 finds and frees its parameters in Python.
     waits: the host waits for its forward's end, for it needs a number that the forward makes.
     """
 
@@ -91,6 +92,7 @@ class Op:
     waits: bool = False
     dispatched: bool = False
     is_unit: bool = False
+    hooked: bool = False
 
     @property
     def saves_only_inputs(self) -> bool:

@@ -109,6 +109,7 @@ class Graph:
         waits: bool = False,
         dispatched: bool = False,
         is_unit: bool = False,
+        hooked: bool = False,
     ) -> None:
         """Append an op. `grads` are the inputs that get a gradient of their own storage, `aliases` those that don't."""
         op = Op(
@@ -133,6 +134,7 @@ class Graph:
             waits=waits,
             dispatched=dispatched,
             is_unit=is_unit,
+            hooked=hooked,
         )
         self._ops.append(op)
 

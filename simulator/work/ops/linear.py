@@ -90,6 +90,7 @@ def linear(  # noqa: PLR0913  a product has that many facts
         + comm.backward_temporary_bytes(whole_input, t * k * s.element_bytes, whole_output),
         selective_save=True,
         dispatched=s.plan.tp > 1 and split != "none" and s.stack.traits.dtensor,
+        hooked=s.plan.traits.zero_engine and s.plan.zero == 3,
     )
     if tuning.keeps_dtype:
         y = g.cast(y, given.dtype, f"{name}.widened")
