@@ -104,7 +104,8 @@ def model_flop(model: Model, plan: Plan) -> int:
         )
     if plan.peft.any and not plan.peft.trains("lm_head.weight"):
         saved += model.vocab_size * model.d_model
-    return (model.model_flop_per_sequence(plan.seq_len) - 2 * saved * plan.seq_len) * plan.global_batch_size
+    of_one = model.model_flop_per_sequence(plan.attended_len) * plan.seq_len // plan.attended_len
+    return (of_one - 2 * saved * plan.seq_len) * plan.global_batch_size
 
 
 def _per_token(model: Model, name: str, shape: tuple[int, ...]) -> int:

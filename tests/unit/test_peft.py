@@ -169,6 +169,36 @@ def test_losses_of_transformers_hold_what_its_code_holds() -> None:
     assert liger.forward_temporary_bytes == 2 * 128 * LLAMA.vocab_size  # 4,096 rows in chunks of 2^7: V / D is 31.3
 
 
+def test_cut_cross_entropy_makes_its_logits_twice_and_keeps_none() -> None:
+    """A product forward, two backward for a frozen head and three for a trained one; a row's log-sum-exp stays."""
+    logits = 2 * 4096 * LLAMA.vocab_size * LLAMA.d_model
+    stack = Stack.load("transformers-2024").copy_with(loss="cut")
+    for plan, backward in ((lora(seq_len=4096), 2), (Plan(zero=0, data_parallel="ddp", seq_len=4096), 3)):
+        op = next(op for op in build_blocks(LLAMA, stack, plan).head.ops if op.name == "cut_cross_entropy")
+        assert sum(kernel.flop for kernel in op.forward) == logits
+        assert sum(kernel.flop for kernel in op.backward) == backward * logits
+        assert [tensor.num_bytes for tensor in op.outputs] == [4, 4 * 4096]
+        assert op.forward_temporary_bytes == 0
+
+
+def test_documents_in_a_sequence_attend_to_themselves() -> None:
+    """Pairs of a causal mask: 16 documents of 512 tokens are those of 16 sequences, and so is the step's attention."""
+    packed, alone = lora(seq_len=8192, document_len=512), lora(seq_len=512, micro_batch_size=16)
+    flop = [
+        sum(
+            kernel.flop
+            for op in build_blocks(LLAMA, Stack.of(plan), plan).layer.ops
+            for kernel in op.forward
+            if op.name == "attention"
+        )
+        for plan in (packed, alone, lora(seq_len=8192))
+    ]
+    assert flop[0] == flop[1] == flop[2] // 16
+    assert model_flop(LLAMA, packed) == model_flop(LLAMA, alone)
+    with pytest.raises(PlanError, match="longer than the sequence of 512"):
+        check(lora(seq_len=512, document_len=1024))
+
+
 def test_fsdp1_keeps_the_inputs_of_frozen_layers_to_the_end_of_the_backward() -> None:
     """Re-entrant checkpoints: each layer's input and its gradient stay, so live bytes grow by both at every layer."""
     model, device = Model.load("llama3.2-1b"), Cluster.synthesise("a100-80gb", 2).device

@@ -87,6 +87,8 @@ class Study:
         fields = self.plan.model_dump(mode="json")
         tuned = self.plan.peft.method != "none" or self.plan.peft.any or self.plan.optimizer.in_backward
         tuned |= self.plan.optimizer.kind == "galore"
+        if self.plan.document_len is None:
+            del fields["document_len"]
         return {name: value for name, value in fields.items() if tuned or name not in _OF_PEFT}
 
 

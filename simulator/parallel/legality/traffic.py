@@ -233,6 +233,14 @@ PLAN: Final = (
         remedy="one GPU with zero = 0 and one micro-batch, or optimizer_in_backward = false",
     ),
     PlanRule(
+        where="document_len",
+        fields=("document_len", "seq_len"),
+        applies=lambda plan: plan.document_len is not None,
+        holds=lambda plan: plan.attended_len == plan.document_len,
+        equation=lambda plan: f"a document of {plan.document_len} tokens is longer than the sequence of {plan.seq_len}",
+        remedy=lambda plan: f"document_len = {plan.seq_len}, or a longer seq_len",
+    ),
+    PlanRule(
         where="optimizer",
         fields=("optimizer", "data_parallel", "zero", "tp", "peft"),
         applies=lambda plan: OPTIMIZERS[plan.optimizer.kind].matrices,

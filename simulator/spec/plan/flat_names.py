@@ -32,6 +32,7 @@ FLAT_NAMES: Final = {
     "micro_batch_size": "micro_batch_size",
     "num_micro_batches": "num_micro_batches",
     "seq_len": "seq_len",
+    "document_len": "document_len",
     "sequence_parallel": "sequence_parallel",
     "vocab_parallel": "vocab_parallel",
     "precision": "precision.compute",

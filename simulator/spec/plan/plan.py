@@ -101,6 +101,14 @@ class Plan(Nested):
         ge=1, le=MAX_COUNT, default=1, description="micro-batches a step (gradient accumulation)"
     )
     seq_len: int = Field(ge=1, le=MAX_COUNT, default=2048, description="tokens a sequence")
+    document_len: int | None = Field(
+        ge=1,
+        le=MAX_COUNT,
+        default=None,
+        description="tokens of a document in packed sequences whose attention stays inside documents (`cu_seqlens`, varlen): "
+        "where lengths differ, the sum of their squares over their sum. Tiled kernels alone; not set: attention over all of "
+        "`seq_len`",
+    )
     sequence_parallel: bool = Field(
         default=False,
         description="between the regions that `tp` splits by columns, its ranks split the tokens (arXiv 2205.05198)",
@@ -230,6 +238,11 @@ class Plan(Nested):
             head_as_layer=self.pipeline.head_as_layer,
             even=self.pipeline.embedding_as_layer or self.pipeline.head_as_layer,  # who counts so refuses the rest
         )
+
+    @property
+    def attended_len(self) -> int:
+        """Tokens that attend to each other: a sequence, or a document in it."""
+        return min(self.seq_len, self.document_len or self.seq_len)
 
     @property
     def num_data_parallel(self) -> int:

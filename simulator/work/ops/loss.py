@@ -163,6 +163,31 @@ def linear_cross_entropy(g: Graph, s: OpContext, x: Value, *, trains: bool) -> V
     return loss
 
 
+def cut_cross_entropy(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
+    """Head and loss in one kernel each way, whose logits stay on the chip (arXiv 2411.09009): made again in the backward.
+
+    Kept: the log-sum-exp of each row. The backward's filter, which skips blocks without a gradient to speak of, hangs on the
+    data and is not counted. trains: the head's weight is.
+    """
+    t, v, d = s.tokens, s.model.vocab_size, s.model.d_model
+    one = Gemm(m=t, n=v, k=d, dtype=s.wide_dtype)
+    again: tuple[Kernel, ...] = (one, replace(one, n=d, k=v, layout="nn"))
+    loss, sums = g.value("loss", 1, "fp32"), g.value("loss.log_sum_exp", t, "fp32")
+    g.op(
+        "cut_cross_entropy",
+        "loss",
+        inputs=(x,),
+        outputs=(loss, sums),
+        forward=(one,),
+        backward=(*again, replace(one, m=v, n=d, k=t, layout="nt")) if trains else again,
+        saved=(x, sums),
+        grads=(x,),
+        parameter_numel=v * d if trains else 0,
+    )
+    g.hold("loss.scope", [x, loss])
+    return loss
+
+
 def _log_softmax(g: Graph, s: OpContext, wide: Value, logits: Value | None = None) -> Value:
     """Log-softmax of fp32 rows, and the pick. logits: held until then."""
     f = wide.num_bytes

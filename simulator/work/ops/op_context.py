@@ -116,9 +116,10 @@ class OpContext:
     def seq_kv(self) -> int:
         """Keys a query sees, as the length of an equal causal triangle where windows cut some off.
 
-        A causal kernel over (q, kv) does q kv / 2 pairs, so a window w < s is the triangle with kv = 2w - w²/s.
+        A causal kernel over (q, kv) does q kv / 2 pairs, so a window w < s is the triangle with kv = 2w - w²/s, and documents
+        of d tokens are one with kv = d.
         """
-        model, s = self.model, self.plan.seq_len
+        model, s = self.model, self.plan.attended_len
         if self.plan.peft.method == "prefix":  # every query sees all of it: twice its part of a triangle
             return s + 2 * self.plan.peft.prefix_tokens
         if model.sliding_window is None or model.sliding_window >= s:

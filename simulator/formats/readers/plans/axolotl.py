@@ -130,9 +130,10 @@ def _kernels(job: Job) -> None:
         else:
             r.overruled(name, "needs axolotl.integrations.liger.LigerPlugin among the plugins")
     if r.flag("cut_cross_entropy") or ("cut_cross_entropy" in plugins and r.raw("cut_cross_entropy") is None):
-        job.change("plugins", loss="fused_linear")
+        job.change("plugins", loss="cut")
     if r.flag("chunked_cross_entropy"):
-        job.change("chunked_cross_entropy", loss="fused_linear")
+        r.unmodelled("chunked_cross_entropy", "the loss of chunks of logits: taken as one kernel")
+        job.change("chunked_cross_entropy", loss="fused")
 
 
 def _refusals(job: Job) -> None:
