@@ -30,6 +30,7 @@ from simulator.formats.drawing import check_picture
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
 from simulator.predict import Prediction, Source, predict
+from simulator.predict.lengths import padding_of, read_lengths
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.checkpoint import saving
@@ -139,6 +140,11 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 @click.option(
     "--largest-batch", is_flag=True, help="Find the largest micro_batch_size that surely fits, and predict that."
 )
+@click.option(
+    "--lengths",
+    metavar="FILE|lognormal:MEDIAN,SIGMA",
+    help="Also of data with sequences of these lengths, cut at seq_len: padded batches, and packed.",
+)
 @click.option("--trace", type=FILE, metavar="OUT.json.gz", help="Also write a Chrome trace, for Perfetto.")
 @click.option("--memory", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw the step's memory by category.")
 @click.option(
@@ -168,11 +174,11 @@ def command(
     """Predict, print, and say by the exit code whether it fits."""
     names = ("program", "tokens_per_step", "scale_with", "fabric")
     program, tokens_per_step, other, fabric = (flags.pop(name) for name in names)
-    largest = flags.pop("largest_batch")
+    largest, spec = flags.pop("largest_batch"), flags.pop("lengths")
     unread = with_recipe(flags)
     of_recording = {name: flags.pop(name) for name in predict_recorded.NAMES}
     if program is not None:
-        told = {**flags, "study": study, "largest_batch": largest or None, "fabric": fabric}
+        told = {**flags, "study": study, "largest_batch": largest or None, "fabric": fabric, "lengths": spec}
         written = {"--trace": trace, "--memory": memory, "--links": links, "--snapshot": snapshot}
         sizes = {"tokens_per_step": tokens_per_step, "scale_with": other}
         return _program(program, told, of_recording, settings, written, sizes, as_json=as_json, plain=plain)
@@ -190,21 +196,27 @@ def command(
         raise InputError([*exc.faults, *wrong], exc.ready) from None
     if wrong:
         raise InputError(wrong)
+    lengths = read_lengths(spec) if spec is not None else ()
     asked, found = _with_largest_batch(asked) if largest else (asked, None)
     prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack, advise=True)
     prediction = replace(prediction, sources=(*asked.sources, *prediction.sources))
     if asked.checkpoint is not None:
         saved = saving(asked.model, asked.plan, asked.cluster, asked.checkpoint)
         prediction = replace(prediction, checkpoint=saved)
+    padding = None
+    if lengths:
+        padding = padding_of(lengths, asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
     if as_json:
         from simulator.formats.writers.json_report import to_json
 
-        click.echo(to_json(prediction, asked.inputs(), found.report() if found else None), nl=False)
+        told = {"largest_batch": found, "lengths": padding}
+        beside = {name: one.report() for name, one in told.items() if one is not None}
+        click.echo(to_json(prediction, asked.inputs(), beside), nl=False)
     else:
         from simulator.cli.terminal import show
         from simulator.formats.writers.text import render
 
-        show(render(prediction), plain=plain)
+        show(render(prediction, padding), plain=plain)
     _write_files(asked, prediction, trace, links)
     if memory is not None or snapshot is not None:
         _write_memory(asked, prediction, memory, snapshot)

@@ -14,14 +14,13 @@ SCHEMA_VERSION: Final = 2  # rises when a key is removed or changes its meaning;
 
 
 def to_json(
-    prediction: Prediction, inputs: Mapping[str, Any] | None = None, largest_batch: Mapping[str, Any] | None = None
+    prediction: Prediction, inputs: Mapping[str, Any] | None = None, beside: Mapping[str, Any] | None = None
 ) -> str:
     """One JSON document, keys in a fixed order, ending in a newline. inputs: what was asked, as plain data.
 
-    largest_batch: a key of its own at the end, where it was asked for.
+    beside: keys of their own at the end, where they were asked for.
     """
-    beside = {} if largest_batch is None else {"largest_batch": dict(largest_batch)}
-    document = report(prediction, inputs) | beside
+    document = {**report(prediction, inputs), **(beside or {})}
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -14,6 +14,7 @@ from simulator.base.fit import Fit
 from simulator.base.units import counted, format_bytes, format_flop_per_s, format_interval, format_seconds
 from simulator.formats.writers import layout
 from simulator.predict import Z90, Prediction
+from simulator.predict.lengths import Padding
 from simulator.work.checkpoint import Saving
 
 _COLORS = {Fit.FITS: "bold green", Fit.TIGHT: "bold yellow", Fit.DOES_NOT_FIT: "bold red"}
@@ -40,8 +41,8 @@ def to_text(answer: RenderableType, *, color: bool = False, width: int = PLAIN_W
     return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
 
 
-def render(p: Prediction) -> Group:
-    """The report, for a rich console."""
+def render(p: Prediction, padding: Padding | None = None) -> Group:
+    """The report, for a rich console. padding: of data whose lengths were asked for."""
     parts: list[RenderableType] = [
         _verdict(p),
         layout.section("Speed", _speed(p)),
@@ -51,6 +52,8 @@ def render(p: Prediction) -> Group:
     if p.kinds:
         title = "Kinds of ranks" if p.kinds[0].kind.startswith("rank ") else "Kinds of GPUs"
         parts.append(layout.section(title, _kinds(p)))
+    if padding is not None:
+        parts.append(layout.section("With sequences of your lengths", _padding(padding)))
     if p.checkpoint is not None:
         parts.append(layout.section("One checkpoint", _checkpoint(p.checkpoint)))
     if p.communication:
@@ -117,6 +120,26 @@ def _memory(p: Prediction) -> Table:
         if size:
             rows.append((name, format_bytes(size), f"of a node's {format_bytes(there)}, by all its ranks"))
     return layout.table(rows, "lrl")
+
+
+def _padding(found: Padding) -> Table:
+    rows = [
+        (
+            "padded",
+            found.step_s,
+            found.tokens_per_s,
+            f"batches of {found.padded_len:,.0f} tokens a sequence, {found.padding:.0%} padding",
+        ),
+        (
+            "packed",
+            found.packed_step_s,
+            found.packed_tokens_per_s,
+            f"whole sequences, documents of {found.document_len:,} tokens in them",
+        ),
+    ]
+    told = [(name, format_seconds(step_s), f"{speed:,.0f} tokens/s", detail) for name, step_s, speed, detail in rows]
+    data = f"{found.count:,} of them, mean {found.mean_len:,.0f}, longest {found.longest:,} tokens"
+    return layout.table([*told, ("lengths", "", "", data)], "lrrl")
 
 
 def _checkpoint(saved: Saving) -> Table:
