@@ -415,7 +415,7 @@ class TestDeepSpeed:
                 {"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}},
                 "ZeRO stage 0 cannot offload anything",
             ),
-            ({"optimizer": {"type": "Lion"}}, "Lion is not modelled"),
+            ({"optimizer": {"type": "Adagrad"}}, "Adagrad is not modelled"),
             ({"zero_optimization": {"stage": "three"}}, "three is not a whole number"),
         ],
     )
