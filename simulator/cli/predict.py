@@ -31,6 +31,7 @@ from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
 from simulator.predict import Prediction, Source, predict
 from simulator.predict.lengths import padding_of, read_lengths
+from simulator.predict.reference import Kind, check_reference, with_reference
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.checkpoint import saving
@@ -141,6 +142,11 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
     "--largest-batch", is_flag=True, help="Find the largest micro_batch_size that surely fits, and predict that."
 )
 @click.option(
+    "--reference",
+    metavar="model|base",
+    help="A reference model's forward in every micro-batch (DPO): of its own weights, or of the base below adapters.",
+)
+@click.option(
     "--lengths",
     metavar="FILE|lognormal:MEDIAN,SIGMA",
     help="Also of data with sequences of these lengths, cut at seq_len: padded batches, and packed.",
@@ -174,11 +180,18 @@ def command(
     """Predict, print, and say by the exit code whether it fits."""
     names = ("program", "tokens_per_step", "scale_with", "fabric")
     program, tokens_per_step, other, fabric = (flags.pop(name) for name in names)
-    largest, spec = flags.pop("largest_batch"), flags.pop("lengths")
+    largest, spec, kind = flags.pop("largest_batch"), flags.pop("lengths"), flags.pop("reference")
     unread = with_recipe(flags)
     of_recording = {name: flags.pop(name) for name in predict_recorded.NAMES}
     if program is not None:
-        told = {**flags, "study": study, "largest_batch": largest or None, "fabric": fabric, "lengths": spec}
+        told = {
+            **flags,
+            "study": study,
+            "largest_batch": largest or None,
+            "fabric": fabric,
+            "lengths": spec,
+            "reference": kind,
+        }
         written = {"--trace": trace, "--memory": memory, "--links": links, "--snapshot": snapshot}
         sizes = {"tokens_per_step": tokens_per_step, "scale_with": other}
         return _program(program, told, of_recording, settings, written, sizes, as_json=as_json, plain=plain)
@@ -197,12 +210,9 @@ def command(
     if wrong:
         raise InputError(wrong)
     lengths = read_lengths(spec) if spec is not None else ()
+    beside = check_reference(kind, asked.plan) if kind is not None else None
     asked, found = _with_largest_batch(asked) if largest else (asked, None)
-    prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack, advise=True)
-    prediction = replace(prediction, sources=(*asked.sources, *prediction.sources))
-    if asked.checkpoint is not None:
-        saved = saving(asked.model, asked.plan, asked.cluster, asked.checkpoint)
-        prediction = replace(prediction, checkpoint=saved)
+    prediction = _predicted(asked, beside)
     padding = None
     if lengths:
         padding = padding_of(lengths, asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
@@ -210,8 +220,8 @@ def command(
         from simulator.formats.writers.json_report import to_json
 
         told = {"largest_batch": found, "lengths": padding}
-        beside = {name: one.report() for name, one in told.items() if one is not None}
-        click.echo(to_json(prediction, asked.inputs(), beside), nl=False)
+        further = {name: one.report() for name, one in told.items() if one is not None}
+        click.echo(to_json(prediction, asked.inputs(), further), nl=False)
     else:
         from simulator.cli.terminal import show
         from simulator.formats.writers.text import render
@@ -221,6 +231,18 @@ def command(
     if memory is not None or snapshot is not None:
         _write_memory(asked, prediction, memory, snapshot)
     return prediction.verdict.exit_code
+
+
+def _predicted(asked: Study, beside: Kind | None) -> Prediction:
+    """The prediction of what is asked, with a reference model and a checkpoint where these are asked for."""
+    inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    prediction = predict(*inputs, advise=True)
+    prediction = replace(prediction, sources=(*asked.sources, *prediction.sources))
+    if beside is not None:
+        prediction = with_reference(prediction, *inputs, kind=beside)
+    if asked.checkpoint is None:
+        return prediction
+    return replace(prediction, checkpoint=saving(asked.model, asked.plan, asked.cluster, asked.checkpoint))
 
 
 def _program(

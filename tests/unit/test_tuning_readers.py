@@ -168,7 +168,7 @@ def test_torchtune_on_one_device_shards_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"rl": "dpo"}, ("rl", "reference models are not modelled", "without rl")),
+        ({"rl": "grpo"}, ("rl", "grpo: its generation, rewards", "without rl")),
         ({"optimizer": "came_pytorch"}, ("optimizer", "came_pytorch is not modelled", "--optimizer")),
         ({"adapter": "qlora"}, ("load_in_4bit", "load_in_4bit: true")),
         ({"adapter": "prompt"}, ("adapter", "one of lora, qlora")),
@@ -198,14 +198,14 @@ def test_faults_come_together_and_name_the_file_s_own_settings(tmp_path: Path) -
         "model_name_or_path": "Qwen/Qwen2.5-7B",
         "finetuning_type": "oft",
         "quantization_bit": 3,
-        "stage": "dpo",
+        "stage": "ppo",
         "cutoff_len": "long",
     }
     found = told(read(tmp_path, "a.yaml", **settings))
     for words in (
         "finetuning_type: oft is not modelled",
         "quantization_bit: 3 bits",
-        "stage: dpo",
+        "stage: ppo",
         "cutoff_len: long is not a whole number",
     ):
         assert words in found
@@ -231,6 +231,25 @@ def test_patterns_of_modules_are_matched_as_peft_does(tmp_path: Path) -> None:
 def test_words_for_optimizers(word: str, kind: str, dtype: str, tmp_path: Path) -> None:
     plan = plan_of(read(tmp_path, "a.yml", base_model="Qwen/Qwen2.5-7B", optimizer=word), 1)
     assert (plan.optimizer.kind, plan.optimizer.dtype) == (kind, dtype)
+
+
+def test_pairs_are_two_sequences_each(tmp_path: Path) -> None:
+    trained = {
+        "model_name_or_path": "Qwen/Qwen2.5-7B",
+        "per_device_train_batch_size": 3,
+        "bf16": True,
+        "max_length": 512,
+    }
+    for name, settings in (
+        ("a.yml", {"base_model": "Qwen/Qwen2.5-7B", "micro_batch_size": 3, "rl": "dpo"}),
+        ("b.yaml", {**trained, "finetuning_type": "lora", "stage": "dpo"}),
+        ("c.json", {**trained, "beta": 0.1}),
+    ):
+        draft = read(tmp_path, name, **settings)
+        assert plan_of(draft, 1).micro_batch_size == 6
+        assert any("--reference" in setting.note for setting in draft.named("not modelled"))
+    with pytest.raises(PlanError, match="generation and rewards"):
+        plan_of(read(tmp_path, "d.json", **trained, num_generations=8))
 
 
 def test_galore_s_rank(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from simulator.formats.readers.plans.trainer import (
     kernels,
     length,
     optimizer,
+    pairs,
     parallelism,
     precision,
     recompute,
@@ -138,7 +139,10 @@ def _kernels(job: Job) -> None:
 
 def _refusals(job: Job) -> None:
     r = job.r
-    if r.text("rl"):
-        r.fault("rl", "preferences, rewards and reference models are not modelled", "without rl: the policy's own step")
+    kind = r.text("rl")
+    if kind in ("dpo", "ipo"):
+        pairs(job, "rl")
+    elif kind:
+        r.fault("rl", f"{kind}: its generation, rewards or losses are not modelled", "dpo, or without rl")
     if r.raw("unfrozen_parameters") and "freeze_modules" not in r.given:
         r.fault("unfrozen_parameters", "patterns of parameters are not read", "--freeze-modules with what stays frozen")

@@ -15,6 +15,7 @@ from simulator.formats.readers.plans.trainer import (
     kernels,
     length,
     optimizer,
+    pairs,
     parallelism,
     precision,
     recompute,
@@ -56,12 +57,10 @@ def read_llama_factory(data: Mapping[str, Any], file: str, read_json: ReadJson, 
     if r.flag("use_unsloth"):
         job.change("use_unsloth", adapters="fused", norm="fused", norm_dtype="compute", rope="fused", loss="fused")
     stage = r.choice("stage", _STAGES) or "sft"
-    if stage not in ("pt", "sft"):
-        r.fault(
-            "stage",
-            f"{stage}: preferences, rewards and reference models are not modelled",
-            "sft: the policy's own step",
-        )
+    if stage == "dpo":
+        pairs(job, "stage")
+    elif stage not in ("pt", "sft"):
+        r.fault("stage", f"{stage}: its generation or rewards are not modelled", "sft: the policy's own step")
     return job.draft("llama-factory", "LLaMA-Factory 0.9")
 
 

@@ -345,6 +345,13 @@ def _matched(pattern: str, layer: int) -> tuple[str, ...]:
     return tuple(name.rpartition(".")[2] for name in taken)
 
 
+def pairs(job: Job, name: str) -> None:
+    """Preferences: the chosen and the rejected answer run as one batch (trl's DPOTrainer)."""
+    job.fields["micro_batch_size"] = 2 * int(job.fields["micro_batch_size"])
+    why = "two sequences a pair; --reference model (base, with adapters) adds the reference's forward and weights"
+    job.r.unmodelled(name, why)
+
+
 def kernels(job: Job) -> None:
     """Attention, Liger's kernels, torch.compile."""
     r = job.r

@@ -16,6 +16,7 @@ from simulator.formats.readers.plans.trainer import (
     kernels,
     length,
     optimizer,
+    pairs,
     parallelism,
     precision,
     recompute,
@@ -33,12 +34,7 @@ _OF_TRL: Final = (
     "use_peft",
     "load_in_4bit",
 )
-_PAIRS: Final = (
-    "beta",
-    "ref_model_sync_steps",
-    "num_generations",
-    "precompute_ref_log_probs",
-)  # of trl's DPO, GRPO and their kin
+_PAIRS: Final = ("beta", "precompute_ref_log_probs", "ref_model_sync_steps")  # of trl's DPOConfig
 
 
 def read_transformers(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
@@ -58,13 +54,11 @@ def read_transformers(data: Mapping[str, Any], file: str, read_json: ReadJson, g
         job.assumed["master_dtype"] = ("fp32", why)
     optimizer(job, "adamw_torch")
     kernels(job)
-    for name in _PAIRS:
-        if r.raw(name) is not None:
-            r.fault(
-                name,
-                "preferences, rewards and reference models are not modelled",
-                f"without {name}: the policy's own step",
-            )
+    if r.raw("num_generations") is not None:
+        r.fault("num_generations", "generation and rewards are not modelled", "without it: the policy's own step")
+    stated = next((name for name in _PAIRS if r.raw(name) is not None), None)
+    if stated is not None:
+        pairs(job, stated)
     return job.draft("transformers", "transformers' TrainingArguments")
 
 

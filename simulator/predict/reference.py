@@ -1,0 +1,93 @@
+"""A reference model beside the one that is trained (DPO, KTO, PPO): one more forward of every micro-batch, nothing kept.
+
+A batch of preferences has two sequences a pair, which micro_batch_size counts. The reference is a model of its own, stored as
+it computes and sharded as the plan shards (trl's create_reference_model), or the base below adapters that are switched off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, Literal, get_args
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.kernels import DTYPE_BYTES
+from simulator.base.schema import nearest
+from simulator.predict import Prediction, predict
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.program import COMPUTE_STREAM
+
+Kind = Literal["model", "base"]
+KINDS: Final = get_args(Kind)
+
+
+def check_reference(kind: str, plan: Plan) -> Kind:
+    """One of KINDS that a plan can have. Raises InputError."""
+    if kind not in KINDS:
+        problem, remedy = f"{kind!r} is no reference", nearest(kind, KINDS) or " or ".join(KINDS)
+        raise InputError(Fault(place="--reference", problem=problem, remedy=remedy))
+    if kind == "base" and not plan.peft.adds:
+        problem = "base is what adapters stand beside, and the plan has none"
+        raise InputError(Fault(place="--reference", problem=problem, remedy="--reference model, or --peft lora"))
+    if plan.pp > 1 or plan.offload.parameters != "none":
+        problem = "a reference in a pipeline, or in host memory, is not modelled"
+        raise InputError(Fault(place="--reference", problem=problem, remedy="--pp 1, without offload.parameters"))
+    return "model" if kind == "model" else "base"
+
+
+def reference_bytes(model: Model, plan: Plan, kind: Kind) -> int:
+    """What the reference's weights take of a GPU."""
+    if kind == "base":
+        return 0
+    shards = plan.tp * (plan.dp_shard * plan.cp if plan.zero == 3 else 1)
+    return -(-model.num_parameters // shards) * DTYPE_BYTES[plan.compute_dtype]
+
+
+def with_reference(
+    prediction: Prediction,
+    model: Model,
+    plan: Plan,
+    cluster: Cluster,
+    calibration: Calibration | None = None,
+    stack: Stack | None = None,
+    *,
+    kind: Kind,
+) -> Prediction:
+    """The same step with the reference's forwards in front of the policy's, and its weights in memory."""
+    bare = prediction
+    if kind == "base":  # the adapters' own kernels are off: as if norms alone were trained
+        still = {"peft": "none", "freeze_modules": ("all", "embedding", "lm_head"), "base_weights": plan.peft.stored}
+        bare = predict(model, plan.copy_with(**still), cluster, calibration, stack)
+    forward_s = _forward_s(bare) * plan.num_micro_batches
+    size, memory = reference_bytes(model, plan, kind), prediction.memory
+    longer = (prediction.step_s + forward_s) / prediction.step_s
+    flop = model.model_flop_per_sequence(plan.attended_len) * plan.tokens_per_step // plan.attended_len // 3
+    return replace(
+        prediction,
+        step_s=prediction.step_s + forward_s,
+        low_s=prediction.low_s * longer,
+        high_s=prediction.high_s * longer,
+        lower_s=prediction.lower_s + forward_s,
+        upper_s=prediction.upper_s * longer,
+        hardware_flop_per_step=prediction.hardware_flop_per_step + flop,
+        breakdown={**prediction.breakdown, "reference": forward_s},
+        memory=replace(
+            memory,
+            peak_allocated_bytes=memory.peak_allocated_bytes + size,
+            peak_reserved_bytes=memory.peak_reserved_bytes + size,
+            low_reserved_bytes=memory.low_reserved_bytes + size,
+            high_reserved_bytes=memory.high_reserved_bytes + size,
+            resident_bytes=memory.resident_bytes + size,
+            by_category={**memory.by_category, **({"reference": size} if size else {})},
+            pressure=None if size else memory.pressure,
+        ),
+    )
+
+
+def _forward_s(prediction: Prediction) -> float:
+    """From the step's beginning to its first backward: a forward with what it waits for."""
+    spans = (span for span in prediction.timeline.of() if span.stream == COMPUTE_STREAM)
+    return next(float(span.start_s) for span in spans if span.label.startswith("backward"))

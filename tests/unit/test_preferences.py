@@ -1,0 +1,71 @@
+"""A reference model beside the one that is trained: one more forward of each micro-batch, and its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulator import Cluster, Model, Plan, predict
+from simulator.base.errors import InputError
+from simulator.cli import main
+from simulator.predict.reference import check_reference, reference_bytes, with_reference
+
+LLAMA, CLUSTER = Model.load("llama3.2-1b"), Cluster.synthesise("a100-80gb", 1)
+ALONE: dict[str, Any] = {
+    "zero": 0,
+    "data_parallel": "ddp",
+    "seq_len": 1024,
+    "micro_batch_size": 2,
+    "num_micro_batches": 2,
+}
+
+
+def test_a_model_of_its_own_costs_a_forward_and_its_weights() -> None:
+    plan = Plan(**{**ALONE, "master_dtype": "bf16", "optimizer_dtype": "bf16"})
+    policy = predict(LLAMA, plan, CLUSTER)
+    found = with_reference(policy, LLAMA, plan, CLUSTER, kind="model")
+    assert found.memory.resident_bytes - policy.memory.resident_bytes == 2 * LLAMA.num_parameters
+    # a forward is a third of forward and backward, which are nearly all of this step
+    assert (found.step_s - policy.step_s) / policy.step_s == pytest.approx(1 / 3, abs=0.06)
+    assert sum(found.breakdown.values()) == pytest.approx(found.step_s)
+    assert found.low_s < found.step_s < found.high_s
+    assert found.lower_s <= found.step_s <= found.upper_s
+
+
+def test_the_base_below_adapters_takes_no_memory_and_has_no_pairs() -> None:
+    plan = Plan(**{**ALONE, "peft": "lora", "recompute": "full"})
+    policy = predict(LLAMA, plan, CLUSTER)
+    found = with_reference(policy, LLAMA, plan, CLUSTER, kind="base")
+    assert found.memory == policy.memory
+    whole = with_reference(policy, LLAMA, plan, CLUSTER, kind="model")
+    assert policy.step_s < found.step_s < whole.step_s  # the policy's own forward has the pairs' kernels
+
+
+def test_weights_are_sharded_as_the_plan_shards() -> None:
+    whole = LLAMA.num_parameters
+    assert reference_bytes(LLAMA, Plan(zero=3, dp_shard=8), "model") == -(-whole // 8) * 2
+    assert (
+        reference_bytes(LLAMA, Plan(zero=1, data_parallel="megatron", dp_shard=8, tp=2), "model") == -(-whole // 2) * 2
+    )
+    assert reference_bytes(LLAMA, Plan.model_validate({"peft": "lora"}), "base") == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "words"),
+    [
+        ("models", {}, "did you mean model"),
+        ("base", {}, "the plan has none"),
+        ("model", {"pp": 2}, "pipeline"),
+    ],
+)
+def test_what_cannot_be_is_told(kind: str, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        check_reference(kind, Plan(**fields))
+
+
+def test_the_command_line_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["predict", "--model", "gpt2", "--gpus", "1xa100", "--zero", "0", "--seq-len", "256", "--reference"]
+    assert main([*command, "model"]) == 0
+    assert "reference" in capsys.readouterr().out
+    assert main([*command, "base"]) == 3
