@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from simulator.base.errors import CalibrationError, Fault, InputError
 from simulator.base.exit_codes import ExitCode
@@ -18,6 +19,9 @@ from validate.machine import count_gpus
 from validate.measure import Job, measure
 from validate.samples import SampleFile, read_samples
 from validate.stopwatch import MEMORY_SHARE, DeviceKind
+
+if TYPE_CHECKING:
+    from validate.fit.machine import Fit
 
 PARTIAL = 5  # exit code: something is missing, and is named
 CPU_RANKS = 2
@@ -103,7 +107,7 @@ def fit(*, inputs: Sequence[Path], out: Path, device: str | None, cluster: str |
 
 
 def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None, cluster: str | None) -> int:
-    from validate.fit.machine import fit_machine, write_cluster, write_stack
+    from validate.fit.machine import write_cluster, write_stack
 
     found = read_samples(inputs)
     for fault in found.faults[:_SHOWN]:
@@ -111,14 +115,7 @@ def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None, cluster:
     if len(found.faults) > _SHOWN:
         _say(f"left out: {len(found.faults) - _SHOWN} more")
     name = out.name.removesuffix(SUFFIX).removesuffix(".json") or "machine"
-    result = fit_machine(found, name, Device.load(device) if device else None)
-    for line in (*result.report.lines, *(f"dropped: {d}" for d in result.report.dropped)):
-        _say(line)
-    for line in result.report.refused:
-        _say(f"refused: {line}")
-    calibration = result.calibration
-    if result.cluster is None and found.of("collective"):
-        calibration = _with_links(calibration, found, cluster)
+    result, calibration = fitted(found, name, device, cluster)
     calibration.save(out)
     written = [out]
     if result.cluster is not None and result.stack is not None:
@@ -127,6 +124,20 @@ def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None, cluster:
         write_stack(result.stack, written[2])
     print("\n".join(map(str, written)))  # noqa: T201  the answer
     return ExitCode.OK
+
+
+def fitted(found: SampleFile, name: str, device: str | None, cluster: str | None) -> tuple[Fit, Calibration]:
+    """What samples teach, and what of them was left out or refused on stderr."""
+    from validate.fit.machine import fit_machine
+
+    result = fit_machine(found, name, Device.load(device) if device else None)
+    for line in (*result.report.lines, *(f"dropped: {d}" for d in result.report.dropped)):
+        _say(line)
+    for line in result.report.refused:
+        _say(f"refused: {line}")
+    if result.cluster is None and found.of("collective"):
+        return result, _with_links(result.calibration, found, cluster)
+    return result, result.calibration
 
 
 def _with_links(calibration: Calibration, found: SampleFile, cluster: str | None) -> Calibration:

@@ -124,13 +124,17 @@ _MEASURED = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleFile:
-    """What a file (or several) holds: one machine, its samples, failed measurements, and every fault by line."""
+    """What a file (or several) holds: one machine, its samples, failed measurements, and every fault by line.
+
+    sections: what ranks said of their clocks where phases ended.
+    """
 
     machine: Machine
     samples: tuple[Sample, ...]
     failures: tuple[Mapping[str, Any], ...]
     faults: tuple[Fault, ...]
     sha256: Mapping[str, str]
+    sections: tuple[Mapping[str, Any], ...] = ()
 
     def of(self, *kinds: str) -> list[Sample]:
         """The samples of these kinds, in the file's order."""
@@ -181,6 +185,7 @@ class _Reader:
         self.samples: list[Sample] = []
         self.failures: list[Mapping[str, Any]] = []
         self.faults: list[Fault] = []
+        self.sections: list[Mapping[str, Any]] = []
         self._current = ""
 
     def fault(self, place: str, problem: str, remedy: str = "") -> None:
@@ -212,7 +217,7 @@ class _Reader:
         elif kind == "machine":
             self._machine(row, number)
         elif kind in _NOT_SAMPLES:
-            return
+            self.sections += [row] if row.get("state") == "ends" else []
         elif "error" in row:
             self.failures.append({**row, "place": place})
         else:
@@ -271,6 +276,7 @@ class _Reader:
             failures=tuple(self.failures),
             faults=tuple(self.faults),
             sha256=dict(hashes),
+            sections=tuple(self.sections),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,6 +31,20 @@ INPUTS are files of `calibrate run` (.jsonl, .jsonl.gz), nccl-tests output (text
 sweeps (.csv, .csv.gz). Beside OUT.calibration.json a CPU machine also gets OUT.toml (its cluster) and OUT.stack.toml.
 
 Exit codes: 0 fitted, 2 usage, 3 bad input or too few sizes."""
+_CHECK_HELP = """Say whether a machine is as fast as it was, and all of its ranks as fast as each other.
+
+SAMPLES are files of `calibrate run` (those of all ranks together). Each rank's products, attention, memory, host and
+copies are compared with the other ranks' and with the baseline's, each collective by group and size with the baseline's;
+a part that is surely slower by more than --threshold is named, and so are a part that is missing, a GPU that its hardware
+held back, and, over four runs, a drift.
+
+Exit codes: 0 as it was, 1 something is worse, 2 usage, 3 bad input."""
+_DIFF_HELP = """Say what is different between two runs of `calibrate run`, or two calibrations: a driver, NCCL, firmware.
+
+Versions and settings that changed, parts that became slower or faster beyond noise, and what that does to the predicted
+step of each --study.
+
+Exit codes: 0, 2 usage, 3 bad input."""
 _LEARN_HELP = """Learn from a handful of your own measured steps.
 
 RUNS.csv is a table of measured runs (docs/reference/runs-table.md): a line each with model, plan, GPUs and step time. OUT.learned.json
@@ -86,6 +100,41 @@ def fit(*, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str
     from validate import calibrate
 
     return calibrate.fit(inputs=inputs, out=out, device=device, cluster=cluster)
+
+
+@command.command("check", help=_CHECK_HELP)
+@click.argument("samples", nargs=-1, required=True, type=FILE, metavar="SAMPLES...")
+@click.option("--baseline", multiple=True, type=FILE, metavar="OLD", help="Samples of an earlier run; repeatable.")
+@click.option("--history", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER", help="Earlier runs.")
+@click.option("--keep", is_flag=True, help="Add SAMPLES to the --history.")
+@click.option(
+    "--threshold", type=click.FloatRange(0.001, 10), default=0.05, show_default=True, help="Smaller changes are none."
+)
+@click.option("--junit", type=FILE, metavar="FILE", help="Also write JUnit's XML: a test case for each part.")
+@click.option("--prometheus", type=FILE, metavar="FILE", help="Also write gauges for a textfile collector.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: `worse`, `changed`, `findings`.")
+def check(samples: tuple[Path, ...], **options: Any) -> int:  # noqa: ANN401  one type an option
+    """Judge."""
+    from validate.checked import CheckAsked, run_check
+
+    if options["keep"] and options["history"] is None:
+        raise click.UsageError("--keep adds to a --history FOLDER")
+    return run_check(CheckAsked(files=samples, **options))
+
+
+@command.command("diff", help=_DIFF_HELP)
+@click.argument("old", type=FILE)
+@click.argument("new", type=FILE)
+@click.option(
+    "--study", "studies", multiple=True, type=FILE, metavar="STUDY.toml", help="Predict it with either; repeatable."
+)
+@click.option("--cluster", metavar="NAME|FILE", help="The cluster that collectives on GPUs are of. [the study's]")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: `changed`, `parts`, `studies`.")
+def diff(*, old: Path, new: Path, studies: tuple[Path, ...], cluster: str | None, as_json: bool) -> int:
+    """Compare."""
+    from validate.checked import run_diff
+
+    return run_diff(old, new, studies, cluster=cluster, as_json=as_json)
 
 
 @command.command("learn", help=_LEARN_HELP)

@@ -1,0 +1,211 @@
+"""Samples of machines that were made up, with noise: slow ranks are found, healthy machines are not accused."""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
+from validate.check.components import Component
+from validate.check.findings import Finding, check
+from validate.check.judged import corrected, judge
+from validate.samples import Machine, Sample, SampleFile
+
+RANKS, SLOWER = 8, 1.10
+GPU = Machine(
+    id="m",
+    line=1,
+    facts={"device": "NVIDIA H100 80GB HBM3", "architecture": "hopper", "driver": "570", "hostname": "n"},
+)
+SHAPES: dict[str, list[dict[str, Any]]] = {
+    "gemm": [{"m": 2**i, "n": 512, "k": 512, "layout": layout, "dtype": "bf16"} for i in range(4, 12) for layout in ("tn", "nn", "nt")],
+    "stream": [{"op": op, "stream_op": op, "read_bytes": 2**i, "write_bytes": 2**i, "launches": 1} for i in range(12, 20) for op in "ab"],
+    "attention_forward": [{"batch": 1, "seq_q": 2**i, "causal": causal} for i in range(7, 12) for causal in (True, False)],
+    "collective": [{"op": "all_reduce", "size_bytes": 2**i, "num_ranks": 8, "num_nodes": 1} for i in range(12, 29)],
+}  # fmt: skip
+
+
+def machine(
+    seed: int, *, slow: Mapping[str, float] = {}, whole: float = 1.0, links: float = 1.0, facts: Mapping[str, Any] = {}
+) -> SampleFile:
+    """A node's samples: 4 % of noise, one in ten disturbed by up to four times, cards that differ by 1 %, runs by 1 %.
+
+    slow: of rank 3, by kind or "" for all; whole: of every rank; links: of collectives.
+    """
+    rng, samples = np.random.default_rng(seed), []
+    run = 0.01 * rng.standard_normal()
+    cards = np.random.default_rng(7).standard_normal(RANKS)  # a card differs from its peers on every day
+    own = {rank: 0.01 * cards[rank] + 0.003 * rng.standard_normal() for rank in range(RANKS)}
+    for kind, shapes in SHAPES.items():
+        for index, shape in enumerate(shapes):
+            for rank in range(RANKS):
+                log = math.log(1e-4 * (1 + index)) + run + 0.04 * rng.standard_normal()
+                if kind == "collective":
+                    log += math.log(links)
+                else:
+                    log += (
+                        own[rank]
+                        + math.log(whole)
+                        + (math.log(slow.get(kind, slow.get("", 1.0))) if rank == 3 else 0.0)
+                    )
+                log += math.log(rng.uniform(1.5, 4)) if rng.random() < 0.1 else 0.0
+                samples.append(sample(kind, math.exp(log), rank, shape))
+    found = Machine(id="m", line=1, facts={**GPU.facts, "date": f"2026-01-{seed % 28 + 1:02d}", **facts})
+    return SampleFile(machine=found, samples=tuple(samples), failures=(), faults=(), sha256={"s": ""})
+
+
+def sample(kind: str, time_s: float, rank: int, shape: Mapping[str, Any]) -> Sample:
+    return Sample(
+        kind=kind, time_s=time_s, p10_s=None, p90_s=None, reps=5, sustained=False, rank=rank, host="", machine="m",
+        line=1, shape=shape,
+    )  # fmt: skip
+
+
+def bad(found: list[Finding]) -> set[tuple[str, str]]:
+    return {(one.kind, one.component.who) for one in found if one.bad}
+
+
+def test_a_rank_that_is_a_tenth_slower_is_found_in_95_of_100_and_no_other_is_accused() -> None:
+    found = [bad(check(machine(seed, slow={"": SLOWER}), ())) for seed in range(100)]
+    assert sum(("slow", "rank 3") in one for one in found) >= 95
+    assert sum(bool(one - {("slow", "rank 3")}) for one in found) <= 2
+
+
+def test_healthy_machines_are_not_accused_of_anything() -> None:
+    accused = sum(bool(bad(check(machine(seed), [machine(1000 + seed)]))) for seed in range(50))
+    assert accused <= 1  # two in a hundred
+
+
+def test_what_became_slower_is_named_by_part_and_by_how_much() -> None:
+    before = machine(1)
+    found = check(machine(2, slow={"stream": 1.2}, links=1.3), [before])
+    regressions = {str(one.component): one for one in found if one.kind == "regression"}
+    assert set(regressions) == {"rank 3: memory", "8 ranks: all_reduce, small", "8 ranks: all_reduce, large"}
+    memory = regressions["rank 3: memory"].judged
+    assert memory is not None
+    assert memory.low < 1.2 < memory.high
+    assert all(one.confidence > 0.99 for one in regressions.values())
+    faster = check(before, [machine(2, slow={"stream": 1.2}, links=1.3)])
+    assert not any(one.bad for one in faster)
+    assert {one.component.who for one in faster if one.kind == "improvement"} == {"rank 3", "8 ranks"}
+
+
+def test_a_drift_over_runs_is_found() -> None:
+    runs = [machine(seed, whole=1.03**seed) for seed in range(6)]
+    found = check(runs[-1], runs[:-1])
+    drifting = {one.component.category for one in found if one.kind == "drift"}
+    assert drifting == {"products", "memory", "attention"}
+    assert not [one for one in check(machine(5), [machine(seed) for seed in range(5)]) if one.bad]
+
+
+def test_parts_that_are_gone_or_failed_or_throttled_are_named() -> None:
+    whole = machine(1)
+    rest = tuple(s for s in whole.samples if s.rank != 5)
+    ends = {
+        "kind": "section",
+        "state": "ends",
+        "name": "gemm",
+        "rank": 2,
+        "throttled_by": "power cap, hardware thermal",
+        "temperature_c": 92,
+    }
+    broken = SampleFile(
+        machine=GPU, samples=rest, failures=({"kind": "gemm", "error": "CUDA error", "rank": 1, "place": "x"},),
+        faults=(), sha256={}, sections=(ends, {**ends, "rank": 4, "throttled_by": "power cap"}),
+    )  # fmt: skip
+    found = check(broken, [machine(3)])
+    assert {(one.kind, one.component.who) for one in found if one.bad} == {
+        ("missing", "rank 5"), ("failed", "rank 1"), ("throttled", "rank 2"),
+    }  # fmt: skip
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    told = [judge(list(0.1 + 0.04 * rng.standard_normal(24))) for _ in range(300)]
+    held = sum(one is not None and math.log(one.low) <= 0.1 <= math.log(one.high) for one in told)
+    assert 0.92 * 300 <= held <= 0.99 * 300
+    assert judge([0.1] * 5) is None
+
+
+def test_holms_correction_by_hand() -> None:
+    assert corrected({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
+
+
+# --- the commands
+
+
+def written(path: Path, found: SampleFile) -> Path:
+    rows = [{"kind": "machine", **found.machine.facts}]
+    rows += [{"kind": s.kind, "time_s": s.time_s, "rank": s.rank, **_whole(s)} for s in found.samples]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def _whole(s: Sample) -> dict[str, Any]:
+    attention = {"seq_kv": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 8, "dtype": "bf16"}
+    return {**s.shape, **(attention if s.kind == "attention_forward" else {})}
+
+
+def test_check_exits_with_1_and_writes_what_programs_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = written(tmp_path / "old.jsonl", machine(1))
+    new = written(tmp_path / "new.jsonl", machine(2, slow={"": 1.15}, facts={"driver": "575"}))
+    report, gauges, history = (tmp_path / name for name in ("check.xml", "check.prom", "history"))
+    files = ["--junit", str(report), "--prometheus", str(gauges), "--history", str(history), "--keep"]
+    assert main(["calibrate", "check", "--baseline", str(old), str(new), *files]) == 1
+    told = capsys.readouterr().out
+    assert "changed: driver: 570 -> 575" in told
+    assert "slow: rank 3: products: 1.1" in told
+    cases = list(ET.fromstring(report.read_text(encoding="utf-8")).iter("testcase"))  # noqa: S314  our own
+    failures = [case for case in cases if case.find("failure") is not None]
+    assert failures
+    assert all("rank 3" in str(case.get("name")) for case in failures)
+    assert (
+        'shardwise_bad{machine="n",part="gpu",who="rank 3",category="products",found="regression,slow"} 1'
+        in gauges.read_text()
+    )
+    assert main(["calibrate", "check", str(old), "--history", str(history)]) == ExitCode.OK  # faster is not worse
+    assert "improvement" in capsys.readouterr().out
+
+
+def test_diff_says_what_changed_beyond_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = written(tmp_path / "old.jsonl", machine(1))
+    new = written(tmp_path / "new.jsonl", machine(2, links=1.4, facts={"nccl": "2.27", "driver": "575"}))
+    assert main(["calibrate", "diff", str(old), str(new), "--json"]) == ExitCode.OK
+    told = json.loads(capsys.readouterr().out)
+    assert told["changed"] == ["driver: 570 -> 575"]
+    beyond = {(row["who"], row["category"]) for row in told["parts"] if row["beyond_noise"] and row["ratio"] > 1.1}
+    assert beyond == {("8 ranks", "all_reduce, small"), ("8 ranks", "all_reduce, large")}
+    other = written(tmp_path / "a100.jsonl", machine(3, facts={"device": "NVIDIA A100"}))
+    assert main(["calibrate", "diff", str(other), str(new)]) == ExitCode.BAD_INPUT
+    assert "baseline of the same machine" in capsys.readouterr().err
+
+
+def test_diff_of_calibrations_predicts_a_study_with_either(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from simulator.spec.calibration import Calibration
+
+    shipped = Calibration.load("h100-sxm")
+    gemms = {dtype: curve.model_copy(update={"e_sust": 0.8 * curve.e_sust}) for dtype, curve in shipped.gemms.items()}
+    slower = shipped.model_copy(update={"gemms": gemms})
+    for name, one in (("old", shipped), ("new", slower)):
+        one.save(tmp_path / f"{name}.calibration.json")
+    study = tmp_path / "study.toml"
+    study.write_text(
+        'model = "llama3-8b"\ncluster = "hgx-h100-8"\n[plan]\ndp_shard = 8\nseq_len = 2048\n', encoding="utf-8"
+    )
+    files = [str(tmp_path / f"{name}.calibration.json") for name in ("old", "new")]
+    assert main(["calibrate", "diff", *files, "--study", str(study), "--json"]) == ExitCode.OK
+    (told,) = json.loads(capsys.readouterr().out)["studies"]
+    assert 1.05 < told["ratio"] == pytest.approx(told["after_s"] / told["before_s"])
+    assert told["ratio"] < 1 / 0.8  # products are a part of a step
+
+
+def test_components_sort_and_read() -> None:
+    assert str(Component("gpu", "rank 3 on node1", "products")) == "rank 3 on node1: products"

@@ -1,0 +1,1 @@
+"""Samples of one machine against each other and against its own earlier ones: what is slow, what became slower, how sure."""

@@ -1,0 +1,102 @@
+"""A check as text, as JUnit's XML, and as Prometheus' text format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from xml.sax.saxutils import quoteattr
+
+from validate.check.findings import Finding
+from validate.samples import SampleFile
+
+_FACTS = ("device", "driver", "vbios", "cuda", "torch", "nccl", "python", "ecc", "power_limit_w", "max_sm_clock_mhz", "pcie_generation", "pcie_width", "num_ranks", "threads", "hostname")  # fmt: skip
+
+
+def changed_facts(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
+    """Versions and settings that differ, `name: old -> new`; only what both files state."""
+    lines = [
+        f"{name}: {old[name]} -> {new[name]}"
+        for name in _FACTS
+        if name in new and name in old and new[name] != old[name]
+    ]
+    ours, theirs = (facts.get("settings") or {} for facts in (new, old))
+    if "settings" in new and "settings" in old:
+        names = sorted(ours.keys() | theirs.keys())
+        lines += [
+            f"{n}: {theirs.get(n, 'unset')} -> {ours.get(n, 'unset')}" for n in names if ours.get(n) != theirs.get(n)
+        ]
+    if new.get("nics") and old.get("nics") and new["nics"] != old["nics"]:
+        lines += [f"network card, was: {one}" for one in old["nics"] if one not in new["nics"]]
+        lines += [f"network card, is: {one}" for one in new["nics"] if one not in old["nics"]]
+    return lines
+
+
+def text(found: Sequence[Finding], facts: Sequence[str]) -> str:
+    """What is bad first; one line says what was looked at."""
+    lines = [f"changed: {line}" for line in facts]
+    lines += [_line(one) for one in found if one.bad]
+    lines += [_line(one) for one in found if one.kind == "improvement"]
+    bad = sum(one.bad for one in found)
+    looked = len({one.component for one in found})
+    return "\n".join(
+        [*lines, f"{bad} of {looked} parts of the machine are worse" if bad else f"ok: {looked} parts of the machine"]
+    )
+
+
+def _line(one: Finding) -> str:
+    if one.judged is None:
+        return f"{one.kind}: {one.component}: {one.detail}"
+    j = one.judged
+    than = f"{one.judged.ratio:.3f} x {one.detail} ({j.low:.3f} to {j.high:.3f}, {j.count} measurements)"
+    return f"{one.kind}: {one.component}: {than}, confidence {100 * one.confidence:.4g} %"
+
+
+def junit(found: Sequence[Finding]) -> str:
+    """A test case a part; bad ones are failures."""
+    cases = []
+    for one in found:
+        name = quoteattr(f"{one.component} ({one.kind if one.bad else one.detail or 'ok'})")
+        case = f"  <testcase classname={quoteattr(f'shardwise.{one.component.what}')} name={name}"
+        cases.append(f"{case}><failure message={quoteattr(_line(one))}/></testcase>" if one.bad else f"{case}/>")
+    head = (
+        f'<testsuite name="shardwise calibrate check" tests="{len(found)}" failures="{sum(one.bad for one in found)}">'
+    )
+    return "\n".join(['<?xml version="1.0" encoding="UTF-8"?>', head, *cases, "</testsuite>", ""])
+
+
+def prometheus(found: Sequence[Finding], new: SampleFile) -> str:
+    """Gauges for a node exporter's textfile collector."""
+    return "\n".join([*_gauges(found, new.machine.text("hostname")), ""])
+
+
+def _gauges(found: Sequence[Finding], machine: str) -> Iterator[str]:
+    def label(**told: str) -> str:
+        quoted = (f'{k}="{v.translate(_ESCAPED)}"' for k, v in told.items())
+        return "{" + ",".join(quoted) + "}"
+
+    parts = [
+        (
+            one,
+            {
+                "machine": machine,
+                "part": one.component.what,
+                "who": one.component.who,
+                "category": one.component.category,
+            },
+        )
+        for one in found
+    ]
+    yield "# HELP shardwise_time_ratio Time against peers or against the baseline."
+    yield "# TYPE shardwise_time_ratio gauge"
+    for one, told in parts:
+        if one.judged is not None:
+            yield f"shardwise_time_ratio{label(**told, against=one.detail)} {one.judged.ratio:.6g}"
+    yield "# HELP shardwise_bad 1 for a part of the machine that is worse, by what was found."
+    yield "# TYPE shardwise_bad gauge"
+    for part in dict.fromkeys(one.component for one in found):
+        kinds = sorted({one.kind for one in found if one.component == part and one.bad})
+        told = {"machine": machine, "part": part.what, "who": part.who, "category": part.category}
+        yield f"shardwise_bad{label(**told, found=','.join(kinds) or 'ok')} {int(bool(kinds))}"
+
+
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
