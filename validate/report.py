@@ -14,6 +14,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from validate import faults
+
 
 class RankReport:
     """Writes the lines that `validate.supervise` reads. Without a parent (no descriptor) they go to stderr."""
@@ -38,6 +40,7 @@ class RankReport:
     def phase(self, name: str, seconds: float | None = None) -> None:
         """A phase begins; its deadline counts from now. seconds: what it plans to take, before the usual deadline."""
         self._write("phase", name if seconds is None else {"name": name, "seconds": seconds})
+        faults.meet(name, self.descriptor)
 
     def sample(self, row: Mapping[str, Any]) -> None:
         """Something measured, to be kept at once."""

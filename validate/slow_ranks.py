@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-SLOW: Final = 1.25  # times the others' median; one profiled step is no more certain than that
+SLOW: Final = 1.5  # times the others' median; one profiled step is no more certain than that
 
 
 def own_s(profile: Mapping[str, Any] | None) -> float | None:
@@ -17,7 +17,7 @@ def own_s(profile: Mapping[str, Any] | None) -> float | None:
 
 
 def slow_ranks(by_rank: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Ranks whose own part is longer than the others' median by more than a quarter: rank, host, ratio."""
+    """Ranks whose own part is longer than the others' median by more than half: rank, host, ratio; the slowest first."""
     told = {index: one["own_s"] for index, one in enumerate(by_rank) if one.get("own_s") is not None}
     found = []
     for rank, seconds in told.items():
@@ -25,4 +25,4 @@ def slow_ranks(by_rank: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if others and seconds > SLOW * (usual := statistics.median(others)) > 0:
             host = by_rank[rank].get("host", "")
             found.append({"rank": rank, "host": host, "own_s": seconds, "ratio": seconds / usual})
-    return found
+    return sorted(found, key=lambda one: -one["ratio"])

@@ -79,6 +79,28 @@ def run(study: str | None, **options: Any) -> int:  # noqa: ANN401  one type an 
     return validate_run(Path(study) if study is not None else None, options)
 
 
+_REHEARSE = """Rehearse a cluster's faults on this machine: 8 ranks of two "nodes" on gloo, as torchrun and srun start them.
+
+Ranks die, hang, run out of memory or disk, lose their node, or have other versions; each fault must be named with rank,
+host and cause within its deadline, and leave no process, port or file. All take minutes, --quick half a minute.
+
+Exit codes: 0 every fault was named, 2 usage, 3 bad input, 5 one was not."""
+
+
+@command.command("rehearse", help=_REHEARSE)
+@click.option("--quick", is_flag=True, help="Only one of each kind.")
+@click.option("--only", default="", metavar="TEXT", help="Only scenarios with this in their name.")
+@patience_option
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: `scenarios`.")
+def rehearse(*, quick: bool, only: str, patience: float, as_json: bool) -> int:
+    """Rehearse."""
+    if find_spec("torch") is None:
+        raise InputError(Fault(place="torch", problem="is not installed", remedy="pip install 'shardwise[validate]'"))
+    from validate.rehearse.command import rehearse as play
+
+    return play(quick=quick, only=only, patience=patience, as_json=as_json)
+
+
 _COMPARE = """Compare predictions with the runs in RUNS.jsonl, written by `validate run`.
 
 For each run: E = prediction - measurement, and u_val from the prediction's and the measurement's uncertainties

@@ -62,6 +62,7 @@ class Peers:
     _pending: bytes = b""
     _answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     _told: bool = False
+    _first_host: str = ""  # rank 0's
 
     def begin(self) -> None:
         """Listen, if this is rank 0's, and connect. Without a connection this rank is alone, and says so in `troubles`."""
@@ -172,7 +173,7 @@ class Peers:
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "welcome" in message:
-            self._answers["welcome"] = {}
+            self._answers["welcome"], self._first_host = {}, str(message["welcome"])
         elif (trouble := _verdict(message.get("trouble"))) is not None:
             self.troubles.append(trouble)
         elif isinstance(message.get("at"), str) and isinstance(message.get("all"), dict):
@@ -182,7 +183,7 @@ class Peers:
         if self._socket is not None:
             self._socket.close()
         self._socket = None
-        self.troubles.append(Verdict(kind="killed", detail=why, rank=0, host=self.place.address))
+        self.troubles.append(Verdict(kind="killed", detail=why, rank=0, host=self._first_host or self.place.address))
 
 
 # --- rank 0's side
@@ -265,7 +266,7 @@ class _Coordinator:
                 return False
             peer.rank, peer.host = rank, str(message.get("host", ""))
             self._peers.append(peer)
-            _send(peer, welcome=True)
+            _send(peer, welcome=self._place.host)
         elif "trouble" in message:
             self._tell_all(but=peer, trouble=message["trouble"])
         elif "at" in message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import linecache
 import os
 import re
 import selectors
@@ -21,6 +22,11 @@ STACK = b"(most recent call first):"  # what faulthandler writes above frames
 MAX_LINE_BYTES = 8 * 2**20
 _TAIL_BYTES = 16 * 2**10
 _MEMORY_EVERY_S = 0.5
+_ANSWER_S = 0.5  # for a rank that hangs to write its stack
+_FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
+_WAITING = re.compile(
+    r"\b(wait|barrier|synchronize|broadcast|i?send|i?recv|\w*(gather|reduce|scatter|all_to_all)\w*)\("
+)
 _LAST_READS = 32  # of 64 KiB; a pipe holds one or a few
 _MOST_S = 31_557_600  # a year: no phase plans for longer
 
@@ -60,7 +66,8 @@ class Watch:
             self._check(now)
             if not settling and (self._peer_troubles() or any(rank.trouble for rank in self.ranks)):
                 settling, until = True, min(until, now + self.deadlines.settle_s)
-                self._ask_where()
+            if settling and self._ask_where():
+                until = max(until, now + _ANSWER_S)
         return self._verdict(timed_out=not settling and time.monotonic() >= until)
 
     def _listen(self, rank: Rank, now: float) -> None:
@@ -152,23 +159,35 @@ class Watch:
             self.peers.tell(own[0])
         return self.peers.elsewhere()
 
-    def _ask_where(self) -> None:
-        """Ranks that hang say in what (`validate.report`): several hang together, and all but one wait for it."""
-        self.asked = any(rank.trouble is not None and rank.trouble.kind == "hung" for rank in self.ranks)
+    def _ask_where(self) -> bool:
+        """Where one hangs all say in what (`validate.report`): several hang together, and all but one wait for it."""
+        others = self.peers.troubles if self.peers is not None else ()
+        troubles = (*(rank.trouble for rank in self.ranks), *others)
+        if self.asked or not any(one is not None and one.kind == "hung" for one in troubles):
+            return False
+        self.asked = True
         for rank in self.ranks:
-            if self.asked and rank.answers:
+            if rank.answers:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(rank.process.pid, signal.SIGUSR1)
+        return True
 
-    def _where(self, rank: Rank, trouble: Verdict) -> Verdict:
-        """A hung rank's trouble with the place where it stands; inside torch it most likely waits for another one."""
-        if trouble.kind != "hung" or not self.asked or not rank.answers:
+    def _where(self, rank: Rank) -> Verdict | None:
+        """A rank's trouble; of one that hangs with the place where it stands.
+
+        Inside torch it most likely waits for another rank. One that others wait for may have time left by its own count.
+        """
+        trouble = rank.trouble
+        if not self.asked or not rank.answers or (trouble is not None and trouble.kind != "hung"):
             return trouble
         stack = rank.tail.rpartition(STACK)[2].decode(errors="replace") if STACK in rank.tail else ""
         frames = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
-        if not frames:
-            return replace(trouble, detail=f"{trouble.detail}; it does not answer: stopped, or inside a driver's call")
-        return replace(trouble, detail=f"{trouble.detail}; in {_frame(frames)}", waits="/torch/" in frames[0])
+        waits = bool(frames) and _waits(frames[0])
+        if trouble is None and (waits or rank.result is not None):
+            return None
+        told = trouble or Verdict(kind="hung", detail="others wait for it", rank=rank.index, phase=rank.phase)
+        where = f"in {_frame(frames)}" if frames else "it does not answer: stopped, or inside a driver's call"
+        return replace(told, detail=f"{told.detail}; {where}", waits=waits)
 
     def _blame(self, rank: Rank, kind: Kind, detail: str) -> None:
         if rank.trouble is None:
@@ -219,7 +238,7 @@ class Watch:
             self._blame(largest, "out_of_memory", f"the ranks hold {sum(held.values())} of {limit} bytes allowed")
 
     def _verdict(self, *, timed_out: bool) -> Verdict:
-        troubles = [self._where(rank, rank.trouble) for rank in self.ranks if rank.trouble is not None]
+        troubles = [one for one in map(self._where, self.ranks) if one is not None]
         if self.peers is not None:
             troubles = [*map(self.peers.own, troubles)] or self._peer_troubles()
         if troubles:
@@ -231,12 +250,20 @@ class Watch:
         return Verdict(kind="ok")
 
 
+def _waits(frame: str) -> bool:
+    """Whether the innermost frame is in torch, or in a line that calls a method of torch's that waits."""
+    found = _FRAME.match(frame)
+    return "/torch/" in frame or (
+        found is not None and _WAITING.search(linecache.getline(found[1], int(found[2]))) is not None
+    )
+
+
 def _frame(frames: list[str]) -> str:
     """The innermost frame, and the innermost one outside of torch if that is another: `file.py:12 name`."""
     outer = next((frame for frame in frames if "/torch/" not in frame), frames[0])
     names = []
     for frame in dict.fromkeys((frames[0], outer)):
-        found = re.match(r'File "(.*)", line (\d+) in (.*)', frame)
+        found = _FRAME.match(frame)
         names.append(f"{os.path.basename(found[1])}:{found[2]} {found[3]}" if found else frame)  # noqa: PTH119
     return ", called by ".join(names)
 

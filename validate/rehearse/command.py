@@ -1,0 +1,73 @@
+"""`shardwise validate rehearse`: play the scenarios, say of each whether it was named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.exit_codes import ExitCode
+from validate.rehearse.forked import adopt_orphans
+from validate.rehearse.scenarios import SCENARIOS, Scenario
+from validate.rehearse.stage import Played, cleared, patient, play
+from validate.supervise import scratch_folder
+
+# What parents and ranks load; loaded here, once.
+_LOADED = (
+    "torch",
+    "validate.players.rank",
+    "validate.players.real",
+    "validate.players.fake",
+    "validate.benches.worker",
+)
+
+
+def rehearse(*, quick: bool, only: str, patience: float, as_json: bool) -> int:
+    """Exit code 0 where every fault was named within its deadline and nothing was left behind."""
+    if not Path("/proc/self/fd").is_dir():
+        fault = Fault(place="validate rehearse", problem="needs Linux: it looks into /proc", remedy="a Linux machine")
+        raise InputError(fault)
+    chosen = [one for one in SCENARIOS if (one.quick or not quick) and only in one.name]
+    if not chosen:
+        raise InputError(
+            Fault(place=f"--only {only}", problem="is in no scenario's name", remedy="run, calibrate, srun")
+        )
+    for module in _LOADED:
+        import_module(module)
+    import_module("torch").set_num_threads(1)
+    adopt_orphans()
+    found = [_played(patient(one, patience), as_json) for one in chosen]
+    wrong = sum(bool(one.problems) for one in found)
+    if as_json:
+        _say(json.dumps({"schema_version": 1, "scenarios": [_json(one) for one in found]}, indent=2))
+    else:
+        _say(f"{len(found) - wrong} of {len(found)} faults named, in {sum(one.seconds for one in found):.0f} s")
+    return ExitCode.RUN_FAILED if wrong else ExitCode.OK
+
+
+def _played(scenario: Scenario, as_json: bool) -> Played:  # noqa: FBT001
+    with scratch_folder() as folder:
+        found = play(scenario, folder / "job")
+        cleared(folder / "job")
+    if not as_json:
+        _say(f"{'WRONG' if found.problems else 'named'}  {scenario.name}: {found.seconds:.1f} s")
+        for problem in found.problems:
+            _say(f"       {problem}")
+    return found
+
+
+def _json(found: Played) -> dict[str, object]:
+    return {
+        "name": found.scenario.name,
+        "expected": found.scenario.kind,
+        "seconds": round(found.seconds, 2),
+        "said": found.said,
+        "problems": found.problems,
+    }
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
