@@ -2,7 +2,9 @@
 
 Written down: collectives of the step behind two others [kind, bytes of the full tensor] in their order, and the storages
 that are alive at that step's peak [bytes, operator that made it], by the allocator's own events since the program began.
-Buffers of gloo's own are left out: nothing else calls them by their size, and NCCL has none.
+Buffers of gloo's own are left out: nothing else calls them by their size, and NCCL has none. The profiler refers to each
+tensor whose shape it notes, and torch swaps no such tensors (`to_empty` of a DTensor): WATCHED is "memory" (without shapes)
+or "collectives" (from the first step's end on) where a program does that.
 """
 
 from __future__ import annotations
@@ -21,15 +23,19 @@ import torch
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
+
+from validate.capture import triton_absent
 
 KINDS = {
     "_allgather_base_": "all_gather", "allgather_": "all_gather", "allgather_into_tensor_coalesced_": "all_gather",
-    "_reduce_scatter_base_": "reduce_scatter", "reduce_scatter_": "reduce_scatter", "allreduce_": "all_reduce",
+    "_reduce_scatter_base_": "reduce_scatter", "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter", "allreduce_": "all_reduce",
     "allreduce_coalesced_": "all_reduce", "broadcast_": "broadcast", "alltoall_base_": "all_to_all", "alltoall_": "all_to_all",
     "reduce_": "reduce", "gather_": "gather", "scatter_": "scatter", "send": "send", "recv_": "receive",
 }  # fmt: skip
-FULL_IS_SECOND = ("_reduce_scatter_base_", "reduce_scatter_", "scatter_")
+FULL_IS_SECOND = ("_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_", "reduce_scatter_", "scatter_")
 ITEM_BYTES = {
     "float": 4,
     "c10::BFloat16": 2,
@@ -42,6 +48,7 @@ ITEM_BYTES = {
 }
 STEPS = 3
 NUMBER_BYTES = 8
+RANDOM_BYTES = torch.get_rng_state().numel()  # the CPU's own generator, which checkpoints keep beside the GPU's
 
 
 def main(out: str, program: str, *arguments: str) -> None:
@@ -54,16 +61,27 @@ def main(out: str, program: str, *arguments: str) -> None:
     for module in list(sys.modules.values()):
         if vars(module).get("init_device_mesh") is original:
             vars(module)["init_device_mesh"] = marked
+    triton_absent.install()
     sys.argv, sys.path[0] = [program, *arguments], str(Path(program).parent)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as profiler:
-        runpy.run_path(program, run_name="__main__")
+    watched = os.environ.get("WATCHED", "both")
+    profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=watched != "memory")
+    if watched == "collectives":
+        first = register_optimizer_step_post_hook(lambda *_: (first.remove(), profiler.start()))
+    else:
+        profiler.start()
+    runpy.run_path(program, run_name="__main__")
+    profiler.stop()
     results = profiler.profiler.kineto_results
     events = sorted(results.events(), key=lambda one: one.start_ns())
     steps = [one.end_ns() for one in events if one.name().startswith("Optimizer.step#") and outermost(one, events)]
-    begin, end = steps[STEPS - 2 : STEPS]
-    found = {"collectives": [one for at, *one in collectives(events) if begin <= at < end]}
-    at_peak = peak(list(walk(results.experimental_event_tree(), ())), begin, end)
-    Path(out).write_text(json.dumps(found | {"peak": at_peak}), encoding="utf-8")
+    seen = STEPS - (watched == "collectives")
+    begin, end = steps[seen - 2 : seen]
+    found: dict[str, list[Any]] = {}
+    if watched != "memory":
+        found["collectives"] = [one for at, *one in collectives(events) if begin <= at < end]
+    if watched != "collectives":
+        found["peak"] = peak(list(walk(results.experimental_event_tree(), ())), begin, end)
+    Path(out).write_text(json.dumps(found), encoding="utf-8")
 
 
 def host(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,7 +176,7 @@ def lives(allocations: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[Any,
                 found.append((event, fields.alloc_size, "") if found[at] else None)
         elif not any(one.startswith(("c10d::", "gloo:", "enumerate(DataLoader)")) for one in names):
             by_itself = not names or not names[-1].startswith(("aten::", "FSDP::"))
-            if fields.alloc_size <= NUMBER_BYTES and by_itself:
+            if by_itself and (fields.alloc_size <= NUMBER_BYTES or fields.alloc_size == RANDOM_BYTES):
                 continue  # a number of Python's beside a tensor, which autograd keeps on the CPU
             until = next((one.end_time_ns for one in above if is_kernel(one.name)), 0)
             if fields.ptr in open_:  # freed by a thread of gloo's, which nobody watches

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.programs.comparing import PROGRAMS, captured, real
-
-SMALL_BYTES = 512
+from tests.programs.comparing import PROGRAMS, beyond_scalars, captured, real
 
 
 @pytest.mark.usefixtures("warm_captures")
@@ -26,12 +24,3 @@ def test_a_captured_step_is_the_real_one(name: str, tmp_path: Path, torch_server
     assert one.collectives == other.collectives
     if program.memory:
         assert beyond_scalars(one.at_peak) == beyond_scalars(other.at_peak)
-
-
-def beyond_scalars(sizes: list[int]) -> list[int]:
-    """Without what is smaller than a block of CUDA's allocator.
-
-    Whether gloo's thread has freed one of its own by the peak is a race: single numbers, DDP's table of buckets (an int for
-    each parameter and one more).
-    """
-    return [size for size in sizes if size >= SMALL_BYTES]

@@ -278,6 +278,30 @@ assert sent.tolist() == [3, 5]  # rank 0 has what it sends
 copy = sent.clone()
 copy[:1].add_(1)
 assert copy.tolist() == [4, 5]
+
+chosen = torch.randn(64, 8, device="cuda").topk(2).indices  # whose values nobody knows: 128 in 8 equal parts
+counts = torch.histc(chosen.view(-1), bins=8, min=0, max=8)
+assert counts.tolist() == torch.bincount(chosen.view(-1), minlength=8).tolist() == [16] * 8
+assert torch.histc(torch.arange(6, device="cuda") % 4, bins=4, min=0, max=3).sum().item() == 6
+parts = torch.empty_like(counts)
+torch.distributed.all_to_all_single(parts, counts)
+assert parts.cumsum(0)[-1].item() == 128
+mask = torch.nn.functional.one_hot(chosen, 8)
+assert mask.sum((0, 1)).tolist() == [16] * 8 and (mask.sum((0, 1)) > 0).nonzero().shape == (8, 1)
+places, tokens = torch.where(mask.permute(2, 1, 0)[0])
+assert tokens.shape == (16,) and torch.randn(64, 2, 8, device="cuda")[mask.bool()].shape == (128,)
+import triton
+import triton.language as tl
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 64})], key=["n"])
+@triton.jit
+def fill(into, n, BLOCK: tl.constexpr):
+    tl.store(into + tl.arange(0, BLOCK), 0)
+
+assert triton.cdiv(7, 2) == triton.next_power_of_2(3) == 4
+assert not torch.utils._triton.has_triton_package() or torch.cuda.is_available()
+torch.cuda.set_device("cuda:3")
+assert (torch.empty(2, device="cuda:3") + torch.ones(2, device="cuda")).shape == (2,)  # a rank has one GPU
 moved = torch.nn.Linear(3, 3).weight
 moved.data = moved.data.to("cuda")
 assert moved.device.type == "cuda"
@@ -285,16 +309,24 @@ for _ in range(3):
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         x = torch.nn.functional.scaled_dot_product_attention(*[p(torch.ones(1, 1, 8, 4, device="cuda"))] * 3)
     x.sum().backward()
+    fill[(1,)](sent, 2, BLOCK=64)
     optimizer.step()
+assert not sent.tolist()[0]  # the kernel may have written
 """
 
 
 def test_values_and_places_that_the_host_gave(tmp_path: Path) -> None:
-    """What was put on the GPU comes back; `.data =` moves; a chosen kernel of attention is taken."""
+    """What was put on the GPU comes back; `.data =` moves; a chosen kernel of attention is taken.
+
+    What a router chooses falls on all experts alike, and the report says so. A kernel of Triton's is launched without it.
+    """
     (tmp_path / "values.py").write_text(VALUES)
     out = tmp_path / "values.capture.gz"
     assert main(["capture", str(tmp_path / "values.py"), "-o", str(out), "--ranks", "1"]) == ExitCode.OK
-    names = {name for name, *_ in read_capture(out).signatures}
+    found = read_capture(out)
+    assert found.answers["how many of 128 choices of a router fall on each of 8 experts: 16"] == 4
+    names = {name for name, *_ in found.signatures}
+    assert "triton.fill.default" in names
     assert "aten._softmax.default" in names or "aten._safe_softmax.default" in names
     assert not [name for name in names if "efficient" in name or "flash" in name]
 

@@ -53,7 +53,21 @@ while True:
     optimizer.step()
     optimizer.zero_grad()
 """
-UNTRACEABLE = BLOCK.replace("return x +", "print(float(y.sum())); return x +")
+UNTRACEABLE = (
+    BLOCK.replace("return x +", "print(float(y.sum())); return x +")
+    .replace(
+        "    optimizer.step()",
+        """
+    from torch.distributed._functional_collectives import all_reduce
+    total = all_reduce(x.detach(), "sum", group)  # on its way when the region begins, which waits for it
+    torch.compile(lambda one: all_reduce(one * 2, "sum", group) + one)(total)
+    optimizer.step()""",
+    )
+    .replace(
+        "while True:",
+        "torch.distributed.init_process_group('nccl')\ngroup = torch.distributed.group.WORLD\nwhile True:",
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +103,13 @@ def test_a_block_becomes_the_kernels_that_inductor_would_launch(folder: Path) ->
 
 def test_a_region_that_cannot_be_traced_runs_as_it_is_written(folder: Path) -> None:
     (folder / "value.py").write_text(UNTRACEABLE)
-    capture = captured(folder / "value.py", folder / "value.capture.gz", "--ranks=1")
+    capture = captured(folder / "value.py", folder / "value.capture.gz", "--ranks=8")
     assert ("silu", 0) in forward(capture)
     assert any(what.startswith("torch.compile: not compiled") for what in capture.answers)
+    step = [event for event in capture.events[capture.steady :] if event[0] in (Kind.COLLECTIVE, Kind.WAIT_WORK)]
+    begun = [event[1] for event in step if event[0] == Kind.COLLECTIVE]
+    assert [event[4] for event in step if event[0] == Kind.COLLECTIVE] == [8 * 256 * 512 * 2] * 2  # one in the region
+    assert [event[2] for event in step if event[0] == Kind.WAIT_WORK] == begun  # each waited for once, in its order
 
 
 def test_a_compiled_llama_is_the_described_compiled_stack(folder: Path) -> None:

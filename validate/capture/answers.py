@@ -211,8 +211,21 @@ def _groups(machine: Machine, log: Log, collectives: Collectives) -> None:
         module.new_group = new_fake_group
         module.is_nccl_available = lambda: True
         module.get_backend = lambda *_, **__: "nccl"
+        if not hasattr(module, "ProcessGroupNCCL"):  # of a torch without CUDA
+            module.ProcessGroupNCCL = _NCCL
+    dist.distributed_c10d._set_pg_timeout = lambda *_: None  # nothing here waits for NCCL
     collectives.install()
     _data_parallel(collectives)
+
+
+class _NCCL:
+    """torch's own group over NCCL: what programs say about one is accepted."""
+
+    class Options(types.SimpleNamespace):
+        """Priorities of streams, channels, timeouts."""
+
+        def __init__(self, **given: object) -> None:
+            super().__init__(config=types.SimpleNamespace(), **given)
 
 
 def _data_parallel(collectives: Collectives) -> None:

@@ -54,8 +54,9 @@ def _load() -> None:
     import torch.distributed.fsdp
     import torch.distributed.tensor.parallel  # noqa: F401
 
-    from validate.capture import answers, collectives, mode  # noqa: F401
+    from validate.capture import answers, collectives, mode, triton_absent  # noqa: F401
 
+    triton_absent.install()
     gc.collect()
     gc.freeze()  # the ranks share these pages
 
@@ -85,12 +86,14 @@ def _captured(
     from validate.capture.steps import Steps
     from validate.capture.storages import Storages
     from validate.capture.streams import Recorder
+    from validate.capture.triton_absent import Kernel
 
     log = Log()
     Recorder.begin(log)
     storages, modules = Storages(log), Modules()
     collectives = Collectives(log, storages, channel)
     mode = CaptureMode(log, storages, modules, collectives)
+    Kernel.launched = mode.launched
     machine = answers.Machine(**{**job["machine"], "capability": tuple(job["machine"]["capability"]), "rank": rank})
     answers.install(machine, log, storages, mode, collectives)
     Compilers(mode, log, storages, modules).install()

@@ -217,17 +217,26 @@ class Collectives:
         size = sum(one.numel() * one.element_size() for one in args[0])
         self.write(kind, dist.ProcessGroup.unbox(args[1]), size)
 
+    def compiled(self, func: Any, args: Sequence[Any], found: Any) -> int:
+        """A functional collective in a compiled region: its number."""
+        return self._begun(_FUNCTIONAL[func._schema.name.split("::")[-1]], args, found)
+
     def _functional(self, kind: str, args: Sequence[Any], found: Any) -> None:
         """A collective whose result is waited for later."""
+        number, results = self._begun(kind, args, found), trees.tensors(found)
+        for one in results:
+            self._values[self._storages.see(one)] = number
+        group = dist.distributed_c10d._resolve_process_group(args[-1])
+        values.exchanged(kind, trees.tensors(args), results, group.size(), group.rank())
+
+    def _begun(self, kind: str, args: Sequence[Any], found: Any) -> int:
         group = dist.distributed_c10d._resolve_process_group(args[-1])
         if kind == "all_to_all" and all(_to_one(sizes) for sizes in args[1:3]):
             kind = "send_recv"  # a rotation: each rank sends to one other (`permute_tensor`)
         results, inputs = trees.tensors(found), trees.tensors(args)
         full = inputs if kind in _FULL_OF_INPUT else results
         size = sum(one.numel() * one.element_size() for one in full)
-        number = self.write(kind, group, size, waits=False)
-        for one in results:
-            self._values[self._storages.see(one)] = number
+        return self.write(kind, group, size, waits=False)
 
     def _functional_wait(self, found: Any) -> None:
         """The current stream waits for the collective that made a tensor."""
@@ -253,9 +262,8 @@ class Collectives:
                 return original(group, *args, **kwargs)  # agreed upon by hosts
             full = inputs if kind in _FULL_OF_INPUT else results
             sends = kind == "broadcast" and any(getattr(one, "rootRank", -1) == group.rank() for one in args)
-            for one in results if not sends else ():  # who broadcasts keeps what it has
-                if isinstance(one, FakeTensor):
-                    values.forget(one)
+            if not sends:  # who broadcasts keeps what it has
+                values.exchanged(kind, inputs, results, group.size(), group.rank())
             number = self.write(
                 kind,
                 group,

@@ -10,6 +10,7 @@ is called with. A region that cannot be traced so runs as it is written, and the
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -18,7 +19,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import _disable_current_modes
@@ -32,6 +35,7 @@ from validate.capture.modules import Modules
 from validate.capture.storages import Storages
 from validate.capture.streams import Recorder
 
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
 # what Inductor asks of a device beside its name and size; the same of all data-centre GPUs since Volta (CUDA programming guide)
 _PROPERTIES = {
     "type": "cuda",
@@ -43,12 +47,17 @@ _PROPERTIES = {
 
 @dataclass(slots=True)
 class Step:
-    """A kernel of a compiled region. signature: as the log keeps operators; None: no kernel. makes: buffers -> bytes; ends: those not needed on."""
+    """A kernel of a compiled region. signature: as the log keeps operators; None: no kernel. makes: buffers -> bytes; ends: those not needed on.
+
+    collective: (its node in the graph, operator, arguments, result); waits: the node of the one that is waited for.
+    """
 
     signature: tuple[Any, ...] | None
     cost: KernelCost | None
     makes: dict[str, int] = field(default_factory=dict)
     ends: tuple[str, ...] = ()
+    collective: tuple[str, Any, Any, Any] | None = None
+    waits: str = ""
 
 
 class Compilers:
@@ -86,6 +95,7 @@ class Compilers:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             named = {**dict(module.named_parameters()), **dict(module.named_buffers())} if module is not None else {}
+            args, kwargs = tree_map_only(torch.Tensor, _waited, (args, kwargs))
             leaves, _ = tree_flatten((list(named.values()), args, kwargs))
             if self.mode.paused or not any(isinstance(one, torch.Tensor) and one.is_cuda for one in leaves):
                 return function(*args, **kwargs)
@@ -142,10 +152,15 @@ class Compilers:
         self.log.answer("torch.compile: Inductor's kernels, one graph a region")
         return made
 
-    def _like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Another tensor of the same shape."""
-        if not tensor.is_cuda:
-            return tensor
+    def _like(self, tensor: Any) -> Any:
+        """Another tensor of the same shape; a wrapper (DTensor) of others like those that it holds."""
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_cuda:
+            return tensor  # as a DTensor's mesh
+        if hasattr(tensor, "__tensor_flatten__") and not isinstance(tensor, FakeTensor):
+            names, told = tensor.__tensor_flatten__()
+            held = {name: self._like(getattr(tensor, name)) for name in names}
+            made = type(tensor).__tensor_unflatten__(held, told, tensor.size(), tensor.stride())
+            return made.detach().requires_grad_(tensor.requires_grad)
         with self.mode.fake:
             one = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
         return one.requires_grad_(tensor.requires_grad)
@@ -186,8 +201,13 @@ class Runner:
         named = {name: one for name, one in zip(self._outputs, results, strict=True) if isinstance(one, torch.Tensor)}
         owner.log.phase = owner.modules.phase()
         buffers: dict[str, int] = {}
+        begun: dict[str, int] = {}
         for step in self._steps:
             self._launch(step)
+            if step.collective is not None:
+                begun[step.collective[0]] = owner.mode.collectives.compiled(*step.collective[1:])
+            elif step.waits in begun:
+                Recorder.write(Kind.WAIT_WORK, Recorder.stack[-1].number, begun[step.waits])
             self._ends(step, held, buffers, before=step.makes)
             for name, size in step.makes.items():
                 if name in named:
@@ -218,6 +238,26 @@ class Runner:
             log.costs[number] = step.cost
         place = log.name(self._owner.modules.path())
         log.add(Kind.OPERATOR, number, Recorder.stack[-1].number, place, int(log.phase))
+
+
+def _waited(tensor: Any) -> Any:
+    """A region begins with a wait for what is still on its way to it."""
+    local = getattr(tensor, "_local_tensor", None)
+    if isinstance(local, AsyncCollectiveTensor):
+        tensor._local_tensor = local.trigger_wait()
+    return _Arrived.apply(tensor) if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
+class _Arrived(torch.autograd.Function):  # type: ignore[misc]
+    """What a functional collective gave, once it is there; torch's own wait is none of autograd's."""
+
+    @staticmethod
+    def forward(_ctx: Any, tensor: Any) -> Any:
+        return tensor.trigger_wait()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Any) -> Any:
+        return gradient
 
 
 def _same(tensor: Any) -> Any:
@@ -277,7 +317,7 @@ def _steps(order: Any) -> Iterator[Step]:
             yield Step(None, None, makes, ends)  # a part of what a kernel before made, or nothing
             continue
         if node.is_extern():
-            yield Step(*_extern(node), makes, ends)
+            yield _exchange(node, makes, ends) or Step(*_extern(node), makes, ends)
             continue
         size = int(node.get_read_write_buffers_sizes())
         count = len(list(node.get_nodes()))
@@ -287,17 +327,33 @@ def _steps(order: Any) -> Iterator[Step]:
 
 
 def _bytes(buffer: Any) -> int:
-    layout = getattr(buffer, "layout", None)
-    if layout is None or not hasattr(layout, "size"):
+    layout: Any = getattr(buffer, "layout", None)
+    if getattr(layout, "dtype", None) is None:  # a handle of other buffers
         return 0
     size: int = prod(int(one) for one in layout.size) * layout.dtype.itemsize
     return size
 
 
-def _extern(node: Any) -> tuple[tuple[Any, ...], KernelCost | None]:
-    """A library's kernel as ATen names it, with the arguments that the graph gives it; else by its bytes."""
+def _exchange(node: Any, makes: dict[str, int], ends: tuple[str, ...]) -> Step | None:
+    """A functional collective, or the wait for one. A collective's buffer says the wait as its origin, too."""
+    origins = [one for one in (node.node.get_origin_node(), *node.node.get_origins()) if one is not None]
+    named = [one for one in origins if getattr(one.target, "namespace", "") == "_c10d_functional"]
+    for one in named:
+        if (one.target is not _WAIT) == (type(node.node).__name__ != "_WaitKernel"):
+            if one.target is _WAIT:
+                made = one.args[0].args[0] if one.args[0].target is operator.getitem else one.args[0]
+                return Step(None, None, makes, ends, waits=made.name)
+            args, found = torch.fx.node.map_arg((one.args, one), lambda each: each.meta.get("val"))
+            return Step(None, None, makes, ends, collective=(one.name, one.target, args, found))
+    return None
+
+
+def _extern(node: Any) -> tuple[tuple[Any, ...] | None, KernelCost | None]:
+    """A library's kernel as ATen names it, with the arguments that the graph gives it; else by its bytes; a view is none."""
     origins = [node.node.get_origin_node(), *node.node.get_origins()]
     for one in origins:
+        if one is not None and isinstance(one.target, torch._ops.OpOverload) and one.target.is_view:
+            return None, None
         if one is not None and one.op == "call_function" and "val" in one.meta and _is_library(one.target):
             args, kwargs = torch.fx.node.map_arg((one.args, one.kwargs), lambda each: each.meta.get("val"))
             return (str(one.target), described((args, kwargs)), described(one.meta["val"])), None

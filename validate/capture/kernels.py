@@ -71,7 +71,7 @@ def _attention() -> None:
             cuda.flash_sdp_enabled()
             and attn_mask is None
             and half
-            and query.shape[-1] <= FLASH_HEAD_DIM
+            and query.shape[-1] == value.shape[-1] <= FLASH_HEAD_DIM
             and query.dim() == 4
         ):
             flash = torch.ops.aten._scaled_dot_product_flash_attention

@@ -25,6 +25,7 @@ from validate.capture import trees, values
 from validate.capture.collectives import Collectives
 from validate.capture.log import Log
 from validate.capture.modules import Modules
+from validate.capture.routing import Routing
 from validate.capture.storages import Storages
 from validate.capture.streams import Recorder
 
@@ -35,6 +36,8 @@ _DTYPES = {
     torch.bool: "bool", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8", torch.complex64: "complex64",
 }  # fmt: skip
 _ANSWERS: dict[Any, Any] = {torch.ops.aten.equal.default: True, torch.ops.aten.is_nonzero.default: False}
+_GPU = torch.device("cuda", 0)
+_OTHERS = frozenset(torch.device("cuda", index) for index in range(1, 64))
 _OWN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
@@ -44,13 +47,16 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, log: Log, storages: Storages, modules: Modules, collectives: Collectives) -> None:
         super().__init__()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
-        self._log, self._storages, self._modules, self._collectives = log, storages, modules, collectives
+        self._log, self._storages, self._modules, self.collectives = log, storages, modules, collectives
+        self._routing = Routing(log.answer)
         self.paused = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = {**kwargs, "pin_memory": False} if kwargs and kwargs.get("pin_memory") else kwargs or {}
+        if kwargs.get("device") in _OTHERS:  # a rank's own GPU, by whatever number, is the one that there is
+            kwargs = {**kwargs, "device": _GPU}
         if self.paused:
             return func(*args, **kwargs)
         if any(one not in _OWN for one in types):
@@ -120,14 +126,17 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         log, given = self._log, (args, kwargs)
         log.phase = self._modules.phase()
         if func is _WAIT:  # gives its argument back, where the fake operator would make another tensor
-            self._collectives.operator(func, args, args[0])
+            self.collectives.operator(func, args, args[0])
             return args[0]
         if not all(isinstance(one, FakeTensor) for one in read):
             args, kwargs = trees.mapped((args, kwargs), self._faked)
         try:
             found = self.fake.dispatch(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as exc:
-            raise UnknownShapeError(str(func)) from exc
+            found = self._routing.picked(func, args, kwargs, self._run)
+            if found is None:
+                raise UnknownShapeError(str(func)) from exc
+            Recorder.write(Kind.SYNCHRONIZE, Recorder.stack[-1].number)  # the host waits for how many there are
         results = trees.tensors(found)
         made = [one for one in results if one.device.type == "cuda"]
         if _is_view(func):
@@ -139,8 +148,24 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
                 self._write(aten.clone.default, args[:1], {}, found)
             for one in made:
                 self._storages.see(one)
-            self._collectives.operator(func, args, found)
-        return values.follow(func, *given, found, read, results)
+            self.collectives.operator(func, args, found)
+        found = values.follow(func, *given, found, read, results)
+        self._routing.follow(func, args, read, results)
+        return found
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operator on the program's own fake tensors that nobody writes down."""
+        with self.fake:
+            return func(*args, **kwargs)
+
+    def launched(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """A kernel that the program launches by itself, as Triton's: it may write to whatever tensor it gets."""
+        for one in trees.tensors(args) + trees.tensors(kwargs):
+            if isinstance(one, FakeTensor):
+                values.forget(one)
+        self._log.phase = self._modules.phase()
+        if self._log.detailed:
+            self._write(f"triton.{name}.default", args, kwargs, None)
 
     def _faked(self, value: Any) -> Any:
         return self.to_fake(value) if isinstance(value, torch.Tensor) else value

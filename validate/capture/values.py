@@ -18,6 +18,7 @@ from validate.capture import trees
 LARGEST = 1 << 16  # elements of a tensor whose values are kept
 _WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
 _TWIN = "_shardwise_twin"
+_ASSUMED = "_shardwise_assumed"  # marks a storage whose values somebody stated, here and on every other rank
 _RANDOM = torch.Tag.nondeterministic_seeded
 
 
@@ -53,6 +54,44 @@ def promise(tensor: torch.Tensor, content: Callable[[], bytes]) -> None:
         return storage
 
     setattr(tensor.untyped_storage(), _TWIN, twin)
+
+
+def give(tensor: torch.Tensor, real: torch.Tensor, *, assumed: bool = False) -> None:
+    """A tensor's values are known from now on. assumed: stated, and taken to be the same on other ranks."""
+    storage = tensor.untyped_storage()
+    twin = torch.UntypedStorage(storage.nbytes())
+    torch.empty(0, dtype=real.dtype).set_(twin, *_place(tensor)).copy_(real)
+    setattr(storage, _TWIN, twin)
+    if assumed:
+        setattr(storage, _ASSUMED, True)
+
+
+def exchanged(kind: str, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor], ranks: int, own: int) -> None:
+    """A collective's results have no known values, but those of stated ones: all ranks send what this one, the `own`-th, does."""
+    found = [(got, _elsewhere(kind, sent, got, ranks, own)) for sent, got in zip(inputs, results, strict=False)]
+    for one in results:
+        if isinstance(one, FakeTensor):
+            forget(one)
+    for got, real in found:
+        if real is not None:
+            give(got, real, assumed=True)
+
+
+def _elsewhere(kind: str, sent: torch.Tensor, got: torch.Tensor, ranks: int, own: int) -> torch.Tensor | None:
+    """What arrives in `got` where each rank sends the same stated values."""
+    if not isinstance(sent, FakeTensor) or not getattr(sent.untyped_storage(), _ASSUMED, False):
+        return None
+    real = known(sent)
+    if real is None or not isinstance(got, FakeTensor) or not may_have(got):
+        return None
+    real = real.reshape(-1).clone()
+    if kind == "all_to_all" and real.numel() == got.numel() and real.numel() % ranks == 0:
+        return real.view(ranks, -1)[own].repeat(ranks).view(got.shape)
+    if kind == "all_gather" and real.numel() * ranks == got.numel():
+        return real.repeat(ranks).view(got.shape)
+    if kind in ("all_reduce", "broadcast"):
+        return (real * ranks if kind == "all_reduce" else real).view(got.shape)  # of counts, a sum
+    return None
 
 
 def forget(tensor: torch.Tensor) -> None:
@@ -92,21 +131,23 @@ def follow(
     with torch.no_grad():
         positional, named = trees.mapped((args, dict(kwargs)), lambda one: _on_cpu(values, one))
         named.pop("pin_memory", None)
-        results = trees.tensors(func(*positional, **named))
+        try:
+            results = trees.tensors(func(*positional, **named))
+        except NotImplementedError:  # on a CPU, or not of whole numbers
+            return _unknown(func, args, found)
     return _with_values(found, read, made, results)
 
 
 def _with_values(found: Any, read: list[Any], made: list[Any], results: list[torch.Tensor]) -> Any:
     """Results on the GPU get their twins; those on the CPU are real."""
     held = {id(one): one for one in read if not isinstance(one, FakeTensor)}
+    assumed = any(getattr(one.untyped_storage(), _ASSUMED, False) for one in read if isinstance(one, FakeTensor))
     replaced: dict[int, torch.Tensor] = {}
     for fake, real in zip(made, results, strict=True):
         if fake.device.type == "cpu":
             replaced[id(fake)] = real
         elif getattr(fake.untyped_storage(), _TWIN, None) is None and id(fake) not in held:
-            twin = torch.UntypedStorage(fake.untyped_storage().nbytes())
-            torch.empty(0, dtype=real.dtype).set_(twin, *_place(fake)).copy_(real)
-            setattr(fake.untyped_storage(), _TWIN, twin)
+            give(fake, real, assumed=assumed)
     return trees.mapped(found, lambda one: replaced.get(id(one), one)) if replaced else found
 
 

@@ -58,6 +58,8 @@ def priced(name: str, args: Args, results: Any, cost: KernelCost | None = None) 
         return _moved(base, read, made, in_place=in_place)
     op: StreamOp = "activation" if base in ACTIVATIONS else "elementwise"
     known = space == "aten" and (base in POINTWISE or base in ACTIVATIONS or base in BY_BYTES)
+    if space == "triton":  # a launch by the program: each tensor that it is given passes once
+        made, read = read, []
     return Priced(category="elementwise", kernels=_pointwise(op, read, made, in_place=in_place), known=known)
 
 

@@ -1,0 +1,144 @@
+"""Tokens per expert: which expert a token goes to depends on values, so the parts are taken to be equal, and the report says so.
+
+A router's choices become counts (`histc`, `bincount`, a sum over a mask) that the host may read, and masks whose true
+elements are picked. Of a mask made from chosen indices (`one_hot`, a `scatter` of ones) the share of true elements is known,
+and kept beside its storage; counts get the values that equal parts have. Other ranks are taken to have the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from validate.capture import values
+
+aten = torch.ops.aten
+_SHARE = "_shardwise_share"  # of a storage's elements that are true or 1, alike everywhere
+_MASKS = {aten.scatter.value, aten.scatter_.value, aten.scatter.src, aten.scatter_.src}
+_SUMS = {
+    aten.sum.dim_IntList, aten.sum.default, aten.count_nonzero.dim_IntList, aten.count_nonzero.default,
+}  # fmt: skip
+_KEPT = {  # of one element each: a mask's copy, another dtype, rows of it
+    aten._to_copy.default, aten.clone.default, aten.index.Tensor, aten.index_select.default, aten.gt.Scalar, aten.ne.Scalar,
+    aten.copy_.default,
+}  # fmt: skip
+_PICKS = {aten.nonzero.default, aten.masked_select.default, aten.bincount.default}
+
+
+class Routing:
+    """What is known of masks and counts. answer: tells the report."""
+
+    def __init__(self, answer: Callable[[str], None]) -> None:
+        self._answer = answer
+        self._active = False  # some mask is known
+
+    def follow(self, func: Any, args: Sequence[Any], read: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """What an operator that was run says of its results."""
+        if func in _MASKS:
+            self._mask(args, made)
+        elif func is aten.eq.Tensor and len(read) == len(made) + 1 == 2:
+            self._equal(read, made[0])
+        elif func is aten.histc.default:
+            self._counts(made[0], read[0].numel())
+        elif not self._active or not read or not made:
+            return
+        elif func in _KEPT:
+            share = _share(read[-1] if func is aten.copy_.default else read[0])
+            if share is not None:
+                _keep(made[0], share)
+        elif func in _SUMS and (share := _share(read[0])) is not None:
+            self._counts(made[0], round(read[0].numel() * share))
+
+    def picked(self, func: Any, args: Sequence[Any], kwargs: Any, run: Callable[..., Any]) -> Any:
+        """The result of an operator whose shape depends on values; None where nobody knows it. run: an operator on fake tensors."""
+        if func is aten.index.Tensor:
+            places = [self._places(one, run) for one in args[1]]
+            if any(one is None for one in places):
+                return None
+            return run(aten.index.Tensor, (args[0], [each for one in places for each in one]), {})
+        if func not in _PICKS:
+            return None
+        if func is aten.bincount.default:
+            return self._bins(args, kwargs, run)
+        mask = args[-1]
+        count = self._true(mask)
+        if count is None:
+            return None
+        shape = [count, mask.dim()] if func is aten.nonzero.default else [count]
+        dtype = torch.int64 if func is aten.nonzero.default else args[0].dtype
+        found = run(aten.empty.memory_format, (shape,), {"dtype": dtype, "device": mask.device})
+        real = values.known(mask)
+        if real is not None and func is aten.nonzero.default:
+            values.give(found, real.nonzero())
+        return found
+
+    def _places(self, index: Any, run: Callable[..., Any]) -> Any:
+        """Indices in place of a mask."""
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            return [index]
+        found = self.picked(aten.nonzero.default, (index,), {}, run)
+        return None if found is None else list(run(aten.unbind.int, (found, 1), {}))
+
+    def _true(self, mask: torch.Tensor) -> int | None:
+        """How many elements of a mask are true."""
+        real: Any = values.known(mask)
+        share = _share(mask)
+        if real is not None:
+            return int(torch.count_nonzero(real))
+        if share is None:
+            return None
+        count: int = round(mask.numel() * share)
+        self._answer(f"a mask of {mask.numel():,} places that a router made: {count:,} are chosen, as with equal parts")
+        return count
+
+    def _bins(self, args: Sequence[Any], kwargs: Any, run: Callable[..., Any]) -> Any:
+        least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
+        if not least:
+            return None
+        found = run(aten.empty.memory_format, ([least],), {"dtype": torch.int64, "device": args[0].device})
+        self._counts(found, args[0].numel())
+        return found
+
+    def _mask(self, args: Sequence[Any], made: list[torch.Tensor]) -> None:
+        """Ones put where a router chose."""
+        index, source = args[2], args[3]
+        if isinstance(source, torch.Tensor):
+            real = values.known(source) if values.may_have(source) else None
+            ones = real is not None and bool((real == 1).all())
+        else:
+            ones = source == 1
+        if ones and made and made[0].numel():
+            self._active = True
+            _keep(made[0], index.numel() / made[0].numel())
+
+    def _equal(self, read: list[torch.Tensor], mask: torch.Tensor) -> None:
+        """Choices compared with all that there are, as `one_hot` does on tensors without values: each is one of them."""
+        for every, choices in (read, read[::-1]):
+            real: Any = values.known(every) if choices.dtype == every.dtype == torch.int64 else None
+            whole = 1 < every.numel() < mask.numel() == every.numel() * choices.numel()
+            if real is not None and whole and values.known(choices) is None and real.unique().numel() == real.numel():
+                self._active = True
+                _keep(mask, 1 / every.numel())
+
+    def _counts(self, counts: torch.Tensor, total: int) -> None:
+        """Equal parts of a total, the first ones one more where it does not divide."""
+        if not values.may_have(counts) or values.known(counts) is not None or not counts.numel():
+            return
+        bins = counts.numel()
+        equal, more = divmod(total, bins)
+        parts = torch.full((bins,), equal, dtype=counts.dtype)
+        parts[:more] += 1
+        values.give(counts, parts.view(counts.shape), assumed=True)
+        said = f"{equal:,}" if not more else f"{equal:,} or {equal + 1:,}"
+        self._answer(f"how many of {total:,} choices of a router fall on each of {bins:,} experts: {said}")
+
+
+def _share(mask: torch.Tensor) -> float | None:
+    return getattr(mask.untyped_storage(), _SHARE, None) if isinstance(mask, FakeTensor) else None
+
+
+def _keep(mask: torch.Tensor, share: float) -> None:
+    setattr(mask.untyped_storage(), _SHARE, share)
