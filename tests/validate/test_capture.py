@@ -302,6 +302,10 @@ assert triton.cdiv(7, 2) == triton.next_power_of_2(3) == 4
 assert not torch.utils._triton.has_triton_package() or torch.cuda.is_available()
 torch.cuda.set_device("cuda:3")
 assert (torch.empty(2, device="cuda:3") + torch.ones(2, device="cuda")).shape == (2,)  # a rank has one GPU
+noted = torch.nn.Parameter(torch.ones(3))
+noted.mine = 1
+both = torch.nn.ParameterList([noted, noted])
+assert both[0] is both[1] and both.to("cuda", torch.bfloat16)[0].mine == 1  # one parameter, with its notes
 moved = torch.nn.Linear(3, 3).weight
 moved.data = moved.data.to("cuda")
 assert moved.device.type == "cuda"

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -20,7 +19,7 @@ from torch.nn import parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from simulator.work.captured.capture import Kind
-from validate.capture import kernels
+from validate.capture import kernels, tensors
 from validate.capture.collectives import Collectives
 from validate.capture.log import Log
 from validate.capture.mode import CaptureMode
@@ -66,7 +65,7 @@ def install(machine: Machine, log: Log, storages: Storages, mode: CaptureMode, c
     _cuda(machine, log)
     _groups(machine, log, collectives)
     _meshes(mode)
-    _tensors(storages, mode)
+    tensors.install(storages, mode)
     kernels.install()
     _loaders(log)
     _checkpoints()
@@ -82,6 +81,7 @@ def _cuda(machine: Machine, log: Log) -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     torch.cuda.memory.__dict__.update({name: answers[name] for name in (*numbers, "memory_stats", "empty_cache")})
+    torch.cuda.random.__dict__.update(_random())
     for name, answer in answers.items():
         if hasattr(torch.accelerator, name):
             setattr(torch.accelerator, name, answer)
@@ -152,14 +152,31 @@ def _random() -> dict[str, Any]:
     """Seeds and states of random numbers, which nobody draws."""
     state = torch.empty(16, dtype=torch.uint8)
     return {
-        "manual_seed": lambda *_: None,
+        "manual_seed": lambda *_, **__: None,
         "manual_seed_all": lambda *_: None,
         "seed": lambda: None,
-        "get_rng_state": lambda *_: state.clone(),
+        "get_rng_state": lambda *_, **__: state.clone(),
         "get_rng_state_all": lambda: [state.clone()],
         "set_rng_state": lambda *_, **__: None,
         "set_rng_state_all": lambda *_: None,
+        "default_generators": (_Generator(),) * 64,
     }
+
+
+class _Generator:
+    """A GPU's random numbers, as frameworks keep and exchange their states."""
+
+    def get_state(self) -> torch.Tensor:
+        return torch.empty(16, dtype=torch.uint8)
+
+    def clone_state(self) -> _Generator:
+        return self
+
+    def initial_seed(self, *_: object) -> int:
+        return 0
+
+    graphsafe_get_state, seed = clone_state, initial_seed
+    set_state = graphsafe_set_state = manual_seed = initial_seed
 
 
 def _stated(log: Log, name: str, value: object) -> Callable[..., object]:
@@ -293,51 +310,6 @@ def _paused(function: Callable[..., Any], mode: CaptureMode) -> Callable[..., An
             mode.paused -= 1
 
     return call
-
-
-def _tensors(storages: Storages, mode: CaptureMode) -> None:
-    """Parameters without values, storages that change size, pinned memory, uses on other streams."""
-    # torch.tensor(..., device="cuda") moves what it made where the mode sees it
-    torch._C._set_only_lift_cpu_tensors(True)  # noqa: FBT003
-    resize = torch.UntypedStorage.resize_
-
-    @wraps(resize)
-    def resize_(self: Any, size: int) -> Any:
-        found = resize(self, size)
-        storages.resize(self, int(size))
-        return found
-
-    torch.UntypedStorage.resize_ = resize_
-    torch.Tensor.record_stream = lambda self, stream: storages.record_stream(self, stream.number)
-    torch.Tensor.pin_memory = lambda self, *_: self
-    torch.Tensor.is_pinned = lambda *_: True
-    # `tensor.data = tensor.to("cuda")` moves a tensor; torch's fake tensors remember where they were made
-    data = torch._C.TensorBase.data
-
-    def move(self: Any, other: Any) -> None:
-        data.__set__(self, other)
-        if isinstance(other, FakeTensor):
-            self.fake_device = other.fake_device
-
-    FakeTensor.data = property(data.__get__, move)
-    # torch.utils.swap_tensors, by which modules move to the GPU, refuses tensors with weak references; those of fake
-    # tensors are memos of the fake mode, which may follow the swap
-    torch.utils.weakref = types.SimpleNamespace(getweakrefs=lambda _: [])
-    _registered(nn.Module, "register_parameter", mode)
-    _registered(nn.Module, "register_buffer", mode)
-
-
-def _registered(owner: type, name: str, mode: CaptureMode) -> None:
-    """A module's tensors have shapes and no values, whatever they were made of."""
-    original = getattr(owner, name)
-
-    @wraps(original)
-    def register(self: Any, key: str, tensor: Any, *args: Any, **kwargs: Any) -> None:
-        if type(tensor) is nn.Parameter and not isinstance(tensor.data, FakeTensor) and tensor.device.type != "meta":
-            tensor = nn.Parameter(mode.to_fake(tensor.data), requires_grad=tensor.requires_grad)
-        original(self, key, tensor, *args, **kwargs)
-
-    setattr(owner, name, register)
 
 
 def _loaders(log: Log) -> None:
