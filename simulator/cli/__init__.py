@@ -6,8 +6,11 @@ stdout carries the answer, stderr progress and errors. Exit codes stand in `Exit
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
+import io
 import os
+import sys
 from collections.abc import Sequence
 
 import click
@@ -122,28 +125,54 @@ def _with_nearest(exc: click.ClickException) -> click.ClickException:
     return click.UsageError(f"{exc.message} {question}".rstrip(), context)
 
 
+def _complain(text: str) -> None:
+    """Say it on stderr, if anybody can hear it there."""
+    with contextlib.suppress(OSError):
+        click.echo(f"shardwise: {text}", err=True)
+
+
+def _encode_all() -> None:
+    """A terminal or a file in an encoding of fewer characters gets a question mark for those that it lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            stream.reconfigure(errors="replace")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned."""
-    from simulator.base.errors import InputError, printable
-
+    if sys.stdout is None:
+        _complain("stdout is closed, and the answer would go there")
+        return ExitCode.RUN_FAILED
+    _encode_all()
     gc.set_threshold(*COLLECT)
     atexit.register(gc.freeze)  # a process that ends need not look for cycles first
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to look for some, it reads every installed package
     try:
         code: object = shardwise.main(arguments, prog_name="shardwise", standalone_mode=False)
-    except click.ClickException as exc:
-        text = printable(_with_nearest(exc).format_message())
-        (click.UsageError(text, exc.ctx) if isinstance(exc, click.UsageError) else click.ClickException(text)).show()
-        return exc.exit_code
-    except InputError as exc:
-        click.echo(f"shardwise: {exc}", err=True)
-        return ExitCode.BAD_INPUT
-    except OSError as exc:  # of a file that is gone since it was looked at, or whose name no system takes
-        name = "" if exc.filename is None else f"{exc.filename}: "
-        click.echo(f"shardwise: {printable(f'{name}{exc.strerror or exc}')}", err=True)
-        return ExitCode.BAD_INPUT
     except (KeyboardInterrupt, click.Abort):
         return ExitCode.INTERRUPTED
     except SystemExit:  # click's answer to a broken pipe, and to nothing else outside its standalone mode
         return ExitCode.READER_LEFT
+    except Exception as exc:  # noqa: BLE001  raised again where it is a defect of ours
+        return _refused(exc)
     return code if isinstance(code, int) else ExitCode.OK
+
+
+def _refused(exc: Exception) -> int:
+    """The exit code of what a command raised, said on stderr. Raises it again where it is a defect of ours."""
+    from simulator.base.errors import InputError, printable
+
+    match exc:
+        case click.ClickException():
+            text = printable(_with_nearest(exc).format_message())
+            told = click.UsageError(text, exc.ctx) if isinstance(exc, click.UsageError) else click.ClickException(text)
+            with contextlib.suppress(OSError):
+                told.show()
+            return exc.exit_code
+        case InputError():
+            _complain(str(exc))
+            return ExitCode.BAD_INPUT
+        case OSError():  # of a file that is gone since it was looked at, whose name no system takes; of a full disk behind stdout
+            _complain(printable(f"{exc.filename or 'stdout'}: {exc.strerror or exc}"))
+            return ExitCode.RUN_FAILED if exc.filename is None else ExitCode.BAD_INPUT
+    raise exc

@@ -30,6 +30,7 @@ KINDS: Final = {
     "all_to_all": "all_to_all",
     "sendrecv": "send_recv",
 }
+_FEWEST = 2  # ranks: one alone sends nothing
 _STARTING = re.compile(r"Collective test starting:\s*(\w+?)_perf")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+(\d+)", re.IGNORECASE)
 _ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\w+)\s+(\S+)\s+(-?\d+)\s+([\d.]+|nan|inf)\s+([\d.]+)\s+([\d.]+)")
@@ -72,8 +73,8 @@ def _text_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
             hosts.add(listed[2])
         elif row := _ROW.match(line):
             fresh = True
-            if not kind or not ranks:
-                what = "which collective this is" if not kind else "the ranks"
+            if not kind or len(ranks) < _FEWEST:
+                what = "which collective this is" if not kind else "the ranks (two at least)"
                 faults.append(Fault(place=place, problem=f"nothing before says {what}", remedy="the whole output"))
                 return
             try:
@@ -100,8 +101,9 @@ def _json_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
     ranks = len(devices) * _whole(config.get("nthreads")) * _whole(config.get("ngpus"))
     hosts = {str(d.get("hostname")) for d in devices}
     program = next(iter(_list(data.get("args"))), "")
-    if not ranks:
-        faults.append(Fault(place=str(path), problem="config.devices names no device", remedy="nccl-tests -J"))
+    if ranks < _FEWEST:
+        problem = f"config.devices, nthreads and ngpus make {ranks} ranks"
+        faults.append(Fault(place=str(path), problem=problem, remedy="nccl-tests -J of two or more"))
         return
     for index, row in enumerate(_dicts(data.get("results"))):
         place = f"{path}: results[{index}]"
