@@ -32,7 +32,10 @@ def write_whole(path: Path, data: str | bytes, flag: str = "") -> None:
         target = path.resolve()
         beside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            beside.write_bytes(content)
+            with beside.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())  # or a machine that stops may keep the new name and not what it names
             beside.replace(target)
         finally:
             beside.unlink(missing_ok=True)

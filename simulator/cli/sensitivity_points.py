@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.processes import mapped
 from simulator.cli.compare import subject_of
 from simulator.studies.search import Journal, PlanOutcome
-from simulator.studies.search.engines import begin_worker
 
 Settings = tuple[str, ...]
 Alternative = tuple[str, Path | None, Settings]  # its name, its file, what is set of it
@@ -60,16 +58,7 @@ def _key(number: int, settings: Settings) -> str:
 
 def _simulated(tasks: Sequence[Task], jobs: int) -> Iterator[PlanOutcome]:
     """Outcomes in the order of the tasks, on several processes where there is much to do."""
-    if jobs == 1 or len(tasks) <= 4:
-        yield from map(_evaluated, tasks)
-        return
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=begin_worker) as pool:
-        try:
-            yield from pool.map(_evaluated, tasks, chunksize=4)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    return mapped(_evaluated, tasks, jobs, chunk=4)
 
 
 def _evaluated(task: Task) -> PlanOutcome:

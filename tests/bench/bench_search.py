@@ -17,10 +17,10 @@ import os
 import sys
 import time
 
+from simulator.base.processes import COLLECT
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.studies.search import Processes, SearchReport, SearchStudy, Serial, Space, search
-from simulator.studies.search.engines import COLLECT
 from simulator.studies.search.space import Pruned
 from simulator.studies.search.survey import Survey, Surveyor
 

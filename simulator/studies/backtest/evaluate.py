@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, replace
 
 from simulator.base.errors import InputError
+from simulator.base.processes import mapped
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.predict import Prediction, predict
 from simulator.studies.backtest import memory_rows
@@ -34,15 +34,7 @@ def run(table: Table, *, progress: Progress | None = None, jobs: int = 1) -> Bac
 
 
 def _evaluated(rows: Sequence[Row], jobs: int) -> Iterator[RowOutcome]:
-    if jobs <= 1:
-        yield from map(evaluate_row, rows)
-        return
-    with ProcessPoolExecutor(max_workers=jobs) as pool:
-        try:
-            yield from pool.map(evaluate_row, rows, chunksize=8)
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    return mapped(evaluate_row, rows, jobs)
 
 
 def evaluate_row(row: Row) -> RowOutcome:

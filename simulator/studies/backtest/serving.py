@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from simulator.base.processes import mapped
 from simulator.studies.backtest.baselines import Baseline, held_out, one_efficiency, two_terms
 from simulator.studies.backtest.outcome import Progress, Report, Status, gathered, judged, relative_error
 from simulator.studies.backtest.rows import BadRow, ServingRow, Table
@@ -114,15 +114,7 @@ def run(table: Table, *, progress: Progress | None = None, jobs: int = 1) -> Ser
 
 
 def _evaluated(rows: Sequence[ServingRow | BadRow], jobs: int) -> Iterator[ServingOutcome]:
-    if jobs <= 1:
-        yield from map(evaluate_row, rows)
-        return
-    with ProcessPoolExecutor(max_workers=jobs) as pool:
-        try:
-            yield from pool.map(evaluate_row, rows, chunksize=8)
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    return mapped(evaluate_row, rows, jobs)
 
 
 def evaluate_row(row: ServingRow | BadRow) -> ServingOutcome:

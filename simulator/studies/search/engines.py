@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -15,14 +10,12 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.processes import RETRIES, pool
 from simulator.studies.search.evaluate import evaluate
 from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.search.space import Branch
 from simulator.studies.search.study import SearchStudy, software_version
 from simulator.studies.search.survey import Survey, Surveyor
-
-COLLECT = 50_000, 20, 50  # a simulation makes many objects and few cycles: collect them less often
-_RETRIES = 5  # of a task whose process died
 
 
 class Task(Protocol):
@@ -73,8 +66,7 @@ class Processes:
         self._pool = self._start()
 
     def _start(self) -> ProcessPoolExecutor:
-        context = multiprocessing.get_context("forkserver")
-        return ProcessPoolExecutor(self.width, mp_context=context, initializer=_begin, initargs=(self._study,))
+        return pool(self.width, _begin, (self._study,))
 
     def survey(self, branches: list[Branch], limit: float, *, scouts: bool = False) -> Task:
         return _Retried(self, _survey_here, (branches, limit, scouts))
@@ -111,7 +103,7 @@ class _Retried:
         self._pool, self._future = engine.submit(run, argument)
 
     def result(self) -> Any:  # noqa: ANN401  of the task's own type
-        for _ in range(_RETRIES):
+        for _ in range(RETRIES):
             try:
                 return self._future.result()
             except BrokenProcessPool:
@@ -186,24 +178,8 @@ def _done(value: object) -> Task:
 _HERE: dict[str, Any] = {}  # of a worker process
 
 
-def begin_worker() -> None:
-    """What every process of a pool does first: leaves Ctrl-C to its parent, and ends with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the pool
-    gc.set_threshold(*COLLECT)
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
-
-
 def _begin(study: SearchStudy) -> None:
-    begin_worker()
     _HERE.update(study=study, surveyor=Surveyor(study))
-
-
-def _end_with_the_parent() -> None:
-    """End this process when its parent ends, so that a killed search leaves no process behind."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _survey_here(asked: tuple[list[Branch], float, bool]) -> Survey:

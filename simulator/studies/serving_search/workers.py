@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
+from simulator.base.processes import Crew
 from simulator.studies.serving_search.notes import Notes
 from simulator.studies.serving_search.plays import Player
 from simulator.studies.serving_search.study import ServingSearch
@@ -22,14 +20,13 @@ class Workers:
         self.player = Player(study)
         self._notes = notes
         self._known = notes.known() if notes is not None else {}
-        self._pool = _pool(study, jobs) if jobs > 1 else None
+        self._crew = Crew(jobs, _begin, (study,)) if jobs > 1 else None
 
     def answers(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
         """Of each task."""
         asked = [task for task in tasks if task.key not in self._known]
-        if self._pool is not None:
-            waiting = [self._pool.submit(_run, task) for task in asked]
-            found = (each.result() for each in waiting)
+        if self._crew is not None:
+            found = self._crew.mapped(_run, asked, chunk=1)
         else:
             found = (task.run(self.player) for task in asked)
         for task, answer in zip(asked, found, strict=True):
@@ -44,20 +41,14 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=kind is None, cancel_futures=True)
-
-
-def _pool(study: ServingSearch, jobs: int) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("forkserver")
-    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(study,))
+        if self._crew is not None:
+            self._crew.__exit__(kind, exc, trace)
 
 
 _PLAYERS: list[Player] = []  # of this worker
 
 
 def _begin(study: ServingSearch) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends its workers
     _PLAYERS[:] = [Player(study)]
 
 

@@ -1,0 +1,89 @@
+"""Processes that work for this one: they leave Ctrl-C to it, end with it, and what one takes with it when it dies runs again."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from typing import Any, Final, Self, TypeVar
+
+ItemT = TypeVar("ItemT")
+FoundT = TypeVar("FoundT")
+COLLECT: Final = 50_000, 20, 50  # a simulation makes many objects and few cycles: collect them less often
+RETRIES: Final = 5  # of a task whose process died
+CHUNK: Final = 8  # items that one process takes at once
+
+
+def pool(jobs: int, begin: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()) -> ProcessPoolExecutor:
+    """So many processes, forked from one that has loaded nothing of ours. begin(*arguments) is called first in each."""
+    context = multiprocessing.get_context("forkserver")
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(begin, arguments))
+
+
+class Crew:
+    """Such a pool, and a new one where it broke."""
+
+    def __init__(self, jobs: int, begin: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()) -> None:
+        self._new = partial(pool, jobs, begin, arguments)
+        self._pool = self._new()
+
+    def mapped(self, run: Callable[[ItemT], FoundT], items: Sequence[ItemT], chunk: int = CHUNK) -> Iterator[FoundT]:
+        """run(item) of every item, in their order.
+
+        A process that dies loses nothing: its items run again. Raises BrokenProcessPool if they end each that takes them.
+        """
+        parts = [items[i : i + chunk] for i in range(0, len(items), chunk)]
+        done, lost = 0, 0
+        while done < len(parts):
+            try:
+                for future in [self._pool.submit(_each, run, part) for part in parts[done:]]:
+                    found = future.result()
+                    done, lost = done + 1, 0
+                    yield from found
+            except BrokenProcessPool:
+                lost += 1
+                if lost > RETRIES:
+                    raise
+                self._pool.shutdown(wait=False, cancel_futures=True)
+                self._pool = self._new()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.shutdown(wait=kind is None, cancel_futures=True)  # nothing runs at a proper end: no race at exit
+
+
+def mapped(run: Callable[[ItemT], FoundT], items: Sequence[ItemT], jobs: int, chunk: int = CHUNK) -> Iterator[FoundT]:
+    """run(item) of every item, in their order, on so many processes; in this one if `jobs` is 1."""
+    if jobs <= 1 or len(items) <= chunk:
+        yield from map(run, items)
+        return
+    with Crew(jobs) as crew:
+        yield from crew.mapped(run, items, chunk)
+
+
+def _each(run: Callable[[ItemT], FoundT], items: Sequence[ItemT]) -> list[FoundT]:
+    return [run(item) for item in items]
+
+
+def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the pool
+    gc.set_threshold(*COLLECT)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    if begin is not None:
+        begin(*arguments)
+
+
+def _end_with_the_parent() -> None:
+    """End this process when its parent ends, so that a killed command leaves no process behind."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,80 @@
+"""Pools of processes: order, a process that dies, a parent that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simulator.base.processes import Crew, mapped
+
+ROOT = Path(__file__).resolve().parents[2]
+_STAYS = """
+import sys, time
+from simulator.base.processes import Crew
+from tests.unit.test_processes import tell
+
+if __name__ == "__main__":
+    with Crew(2) as crew:
+        for _ in crew.mapped(tell, [sys.argv[1]] * 2, chunk=1):
+            pass
+"""
+
+
+def once_dies(task: tuple[str, int]) -> int:
+    """The square; the first process that sees 5 is killed."""
+    folder, number = task
+    if number == 5:
+        try:
+            Path(folder, "died").touch(exist_ok=False)
+        except FileExistsError:
+            return number**2
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number**2
+
+
+def tell(folder: str) -> None:
+    """Leave this process's number, and stay."""
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_results_come_in_order(jobs: int) -> None:
+    assert list(mapped(abs, range(-40, 0), jobs)) == list(range(40, 0, -1))
+    assert list(mapped(abs, [], jobs)) == []
+
+
+def test_a_process_that_dies_loses_nothing(tmp_path: Path) -> None:
+    with Crew(2) as crew:
+        tasks = [(str(tmp_path), number) for number in range(20)]
+        assert list(crew.mapped(once_dies, tasks, chunk=3)) == [number**2 for number in range(20)]
+        assert (tmp_path / "died").exists()
+        assert list(crew.mapped(abs, [-1])) == [1]
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "stays.py"
+    script.write_text(_STAYS)
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    parent = subprocess.Popen([sys.executable, script, seen], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    try:
+        _until(lambda: len(list(seen.iterdir())) == 2)
+    finally:
+        parent.kill()
+        parent.wait()
+    _until(lambda: not any(Path("/proc", child.name).exists() for child in seen.iterdir()))
+
+
+def _until(done) -> None:  # noqa: ANN001
+    for _ in range(1200):
+        if done():
+            return
+        time.sleep(0.05)
+    pytest.fail("not within a minute")
