@@ -43,9 +43,23 @@ def test_a_killed_worker_changes_nothing() -> None:
     assert killed
 
 
-def test_a_scheduler_that_is_not_there_is_told() -> None:
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "tls://127.0.0.1:9", "nonsense://x", "127.0.0.1:notaport"])
+def test_a_scheduler_that_is_not_there_is_told(address: str) -> None:
     with pytest.raises(InputError, match="--scheduler"):
-        Dask(_study(), "tcp://127.0.0.1:9")
+        Dask(_study(), address)
+
+
+def test_a_scheduler_that_is_lost_is_told() -> None:
+    from distributed import LocalCluster
+
+    study, cluster = _study(), LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None)
+
+    def close(progress: Progress) -> None:
+        if progress.phase == "simulation":
+            cluster.close(timeout=10)
+
+    with cluster, Dask(study, cluster.scheduler_address) as engine, pytest.raises(InputError, match="--journal"):
+        search(study, engine, tell=close)
 
 
 def test_workers_of_another_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

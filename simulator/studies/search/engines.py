@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from functools import cache
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -125,21 +127,20 @@ class Dask:
             ) from None
         try:
             self._client: Any = Client(scheduler, timeout="10s", set_as_default=False)
-        except (OSError, ValueError, TimeoutError) as exc:
-            remedy = "the address that `dask scheduler` prints, as tcp://HOST:8786"
+        except Exception as exc:  # noqa: BLE001  whatever the library makes of an address, a name or a certificate
+            remedy = "the address that `dask scheduler` prints, as tcp://HOST:8786; for tls://, dask's own configuration names certificates"
             raise InputError(Fault(place="--scheduler", problem=f"{scheduler}: {exc}", remedy=remedy)) from None
         _refuse_other_workers(self._client, scheduler)
-        self._study: Any = self._client.scatter(study, broadcast=False, hash=False)
+        self._study = pickle.dumps(study)  # with each task: what one worker alone holds is lost with it
         threads = self._client.scheduler_info().get("workers", {}).values()
         self.width = max(1, sum(worker["nthreads"] for worker in threads))
 
     def survey(self, branches: list[Branch], limit: float, *, scouts: bool = False) -> Task:
-        task: Task = self._client.submit(_survey_there, self._study, branches, limit, scouts, pure=False, retries=3)
-        return task
+        asked = (self._study, branches, limit, scouts)
+        return _There(self._client.submit(_survey_there, *asked, pure=False, retries=RETRIES))
 
     def evaluate(self, key: str) -> Task:
-        task: Task = self._client.submit(evaluate, self._study, key, pure=False, retries=3)
-        return task
+        return _There(self._client.submit(_evaluate_there, self._study, key, pure=False, retries=RETRIES))
 
     def __enter__(self) -> Self:
         return self
@@ -147,6 +148,21 @@ class Dask:
     def __exit__(self, *_: object) -> None:
         with suppress(OSError, TimeoutError):
             self._client.close(timeout=5)
+
+
+class _There:
+    """A task on a worker. Where the scheduler is gone, that is said; what was done before stands in the journal."""
+
+    def __init__(self, future: Any) -> None:  # noqa: ANN401  of an extra
+        self._future = future
+
+    def result(self) -> Any:  # noqa: ANN401  of the task's own type
+        try:
+            return self._future.result()
+        except (CancelledError, OSError) as exc:  # distributed's own errors of this kind derive from these
+            problem = f"the scheduler or all its workers are gone: {exc}"
+            remedy = "start them, and run the same command again: with --journal it goes on where it was"
+            raise InputError(Fault(place="--scheduler", problem=problem, remedy=remedy)) from None
 
 
 def _refuse_other_workers(client: Any, scheduler: str) -> None:  # noqa: ANN401  of an extra
@@ -195,8 +211,19 @@ def _version_there() -> str:
     return software_version()
 
 
-def _survey_there(study: SearchStudy, branches: list[Branch], limit: float, scouts: bool) -> Survey:  # noqa: FBT001  dask's
-    return _surveyed(Surveyor(study), branches, limit, scouts=scouts)
+@cache
+def _study_there(data: bytes) -> SearchStudy:
+    """The study of this machine's own client, as it was pickled: once a worker."""
+    study: SearchStudy = pickle.loads(data)  # noqa: S301  dask sends code as well
+    return study
+
+
+def _survey_there(data: bytes, branches: list[Branch], limit: float, scouts: bool) -> Survey:  # noqa: FBT001  dask's
+    return _surveyed(Surveyor(_study_there(data)), branches, limit, scouts=scouts)
+
+
+def _evaluate_there(data: bytes, key: str) -> PlanOutcome:
+    return evaluate(_study_there(data), key)
 
 
 def _surveyed(surveyor: Surveyor, branches: list[Branch], limit: float, *, scouts: bool) -> Survey:
