@@ -280,6 +280,16 @@ def test_a_journal_gives_back_what_it_took(tmp_path: Path) -> None:
     assert list(back.breakdown) == ["gemm", "attention"]  # a report prints them in this order
 
 
+def test_a_journal_whose_numbers_were_changed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    with Journal(path, "study") as journal:
+        journal.add(_outcome())
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE outcomes SET outcome = replace(outcome, '\"step_s\":', '\"step_s\": -')")
+    with Journal(path, "study") as journal, pytest.raises(InputError, match="1 of 1 outcomes are not what was written"):
+        journal.outcomes()
+
+
 def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "search.db"
     with Journal(path, "study"):

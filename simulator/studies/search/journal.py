@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from simulator.base.errors import Fault, InputError
 from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.search.study import software_version
 
-SCHEMA: Final = "3"  # of the file; another is refused
+SCHEMA: Final = "4"  # of the file; another is refused
 _APPLICATION: Final = 0x53485744  # "SHWD": tells our files from other SQLite databases
+FoundT = TypeVar("FoundT")
 
 
 class Journal:
@@ -62,7 +65,9 @@ class Journal:
         self._database.execute("BEGIN IMMEDIATE")
         self._database.execute(f"PRAGMA application_id={_APPLICATION}")
         self._database.execute("CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
-        self._database.execute("CREATE TABLE IF NOT EXISTS outcomes (key TEXT PRIMARY KEY, outcome TEXT NOT NULL)")
+        self._database.execute(
+            "CREATE TABLE IF NOT EXISTS outcomes (key TEXT PRIMARY KEY, outcome TEXT NOT NULL, sum INTEGER NOT NULL)"
+        )
         self._database.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", facts.items())
         self._database.execute("COMMIT")
 
@@ -82,17 +87,27 @@ class Journal:
 
     def outcomes(self) -> dict[str, PlanOutcome]:
         """All that is known. Raises InputError where a row cannot be read."""
-        try:
-            rows = self._database.execute("SELECT key, outcome FROM outcomes").fetchall()
-            return {key: PlanOutcome.from_json(text) for key, text in rows}
-        except (sqlite3.Error, ValueError, TypeError) as exc:
-            remedy = "another --journal, or remove the file"
-            raise InputError(Fault(place=str(self.path), problem=f"is damaged: {exc}", remedy=remedy)) from None
+        return self._read(PlanOutcome.from_json)
 
     def add(self, outcome: PlanOutcome) -> None:
         """Keep an outcome: when this returns, it is on disk. Raises InputError where the disk refuses."""
+        self._write(outcome.key, outcome.to_json())
+
+    def _read(self, parse: Callable[[str], FoundT]) -> dict[str, FoundT]:
+        """Every row, if it is what was written: a number that somebody or a disk has changed would be ranked like any other."""
         try:
-            self._database.execute("INSERT OR REPLACE INTO outcomes VALUES (?, ?)", (outcome.key, outcome.to_json()))
+            rows = self._database.execute("SELECT key, outcome, sum FROM outcomes").fetchall()
+            if changed := [key for key, text, told in rows if told != _sum(key, text)]:
+                msg = f"{len(changed)} of {len(rows)} outcomes are not what was written"
+                raise ValueError(msg)  # noqa: TRY301
+            return {key: parse(text) for key, text, _ in rows}
+        except (sqlite3.Error, ValueError, TypeError, KeyError) as exc:
+            remedy = "another --journal, or remove the file"
+            raise InputError(Fault(place=str(self.path), problem=f"is damaged: {exc}", remedy=remedy)) from None
+
+    def _write(self, key: str, text: str) -> None:
+        try:
+            self._database.execute("INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?)", (key, text, _sum(key, text)))
         except sqlite3.Error as exc:
             raise InputError(Fault(place=str(self.path), problem=f"cannot be written: {exc}")) from None
 
@@ -101,3 +116,7 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self._database.close()
+
+
+def _sum(key: str, text: str) -> int:
+    return zlib.crc32(f"{key}\n{text}".encode())
