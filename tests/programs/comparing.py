@@ -96,7 +96,7 @@ PROGRAMS = {
             for stage in (1, 2, 3)
         ),
         Program("unet-ddp", "vision.py", ("unet",), ("diffusers",), memory=False),
-        Program("megatron-tp-pp", "megatron_core.py", ("2", "2", "sequence"), ("megatron",), False, ranks=4),
+        Program("megatron-tp-pp", "megatron_core.py", ("2", "2", "sequence"), ("megatron",), real=False, ranks=4),
         Program("megatron-distributed", "megatron_core.py", ("1", "1", "distributed"), ("megatron",)),
         *(_titan(name, *options) for name, options in _TITAN.items()),
     )
