@@ -66,12 +66,20 @@ class TimeFloor:
         self.prices = CollectiveTimes(context)
 
     def seconds(self, plan: Plan, enough_s: float = math.inf) -> float:
-        """A lower bound of the step that predict() finds. enough_s: above this, any lower bound will do."""
-        return _Floor(self, plan).seconds(enough_s / _ROUNDING) * _ROUNDING
+        """A lower bound of the step that predict() finds. enough_s: above this, any lower bound will do.
+
+        At no use of the tensor cores kernels are quickest, and `least_s` has timed the blocks so: most slow plans are above even then.
+        """
+        most_s = enough_s / _ROUNDING
+        if most_s < math.inf and self.clocks.depend_on_use:
+            found_s = _Floor(self, plan, step=0).seconds(most_s)
+            if found_s > most_s:
+                return found_s * _ROUNDING
+        return _Floor(self, plan).seconds(most_s) * _ROUNDING
 
     def least_s(self, plan: Plan) -> float:
         """A lower and quicker floor: compute, and collectives inside blocks, of the mean pipeline stage."""
-        return _Floor(self, plan).least_s() * _ROUNDING
+        return _Floor(self, plan, step=0 if self.clocks.depend_on_use else GRID).least_s() * _ROUNDING
 
     def all_passes(self, plan: Plan) -> Passes:
         """Of the first stage's share with both ends of the model: what `play.lower.power` counts."""
@@ -120,10 +128,12 @@ class _Work:
 
 
 class _Floor:
-    """One plan's floor."""
+    """One plan's floor. step: a grid point at most at its mean use; None: the highest."""
 
-    def __init__(self, base: TimeFloor, plan: Plan) -> None:
+    def __init__(self, base: TimeFloor, plan: Plan, step: int | None = None) -> None:
         self.base, self.plan = base, plan
+        if step is not None:
+            self.step = step
         self.schedule, self.splits = plan.pipeline_schedule, plan.pp > 1 and splits_backward(plan.pipeline_schedule)
         self.flows = plan.num_micro_batches / (2 if plan.pp > 1 and self.schedule == "dualpipe" else 1)  # a chunk
         self.every = plan.recompute.every if plan.recompute.mode == "every_k" else 1
@@ -158,7 +168,6 @@ class _Floor:
     def least_s(self) -> float:
         """No stage is quicker than the longest, nor the longest than their mean: the whole model over the stages."""
         plan = self.plan
-        self.step = 0 if self.base.clocks.depend_on_use else GRID  # less use never makes a kernel slower
         key = (id(self.shape), plan.recompute.mode)
         found = self.base.leasts.get(key)
         if found is None:
