@@ -261,6 +261,8 @@ class Builder:
         return added(self._alone(segment) for phase in phases for segment in phase.segments)
 
     def _alone(self, segment: Segment) -> Work:
+        if segment.beside is NO_WORK and not segment.exchanges and self._fabric.rank_classes is None:
+            return added((self._paced(segment.work),))
         work, beside = self._with_peers(segment.work), self._with_peers(segment.beside)
         return work + self._beside(replace(segment, beside=beside))
 

@@ -304,11 +304,13 @@ class Clock:
 
     def _module_s(self, op: Op, kernels: tuple[Kernel, ...]) -> float:
         """Host time of an op's module around its kernels; of one an expert, where they are modules of their own."""
-        alone = self._stack.kernels.grouped_gemm == "modules"
-        experts = (k.launches for k in kernels if alone and isinstance(k, Gemm) and k.grouped)
-        products = (k for k in op.forward if isinstance(k, Gemm) and not k.grouped)
-        narrow = NARROW_MODULE if any(k.dtype in ("fp8", "fp4") for k in products) else 1.0
-        return self._stack.host.module_s * narrow * max(experts, default=1)
+        narrow, experts = 1.0, 1
+        for kernel in op.forward:
+            if isinstance(kernel, Gemm) and not kernel.grouped and kernel.dtype in ("fp8", "fp4"):
+                narrow = NARROW_MODULE
+        if self._stack.kernels.grouped_gemm == "modules":
+            experts = max((k.launches for k in kernels if isinstance(k, Gemm) and k.grouped), default=1)
+        return self._stack.host.module_s * narrow * experts
 
     def _experts_s(self, kernels: tuple[Kernel, ...]) -> float:
         """Host time of a grouped linear layer on each expert's weight: Python handles it as it would an operator.
@@ -323,10 +325,10 @@ class Clock:
 
     def _host_s(self, kernels: tuple[Kernel, ...]) -> float:
         """Host time to launch kernels: a call each, and in C++ the further ones of a call."""
-        further = sum(map(self._further, kernels))
-        calls = sum(map(launches, kernels)) - further
+        together = self._stack.kernels.grouped_gemm != "modules"
+        calls = further = 0  # products that one call launches behind its first, for several experts or pieces
+        for kernel in kernels:  # a cast makes a tensor of each
+            count = launches(kernel)
+            behind = count - 1 if together and isinstance(kernel, Gemm) else 0
+            calls, further = calls + count - behind, further + behind
         return self._stack.host.launch_s * calls + self._stack.further_kernel_s() * further
-
-    def _further(self, kernel: Kernel) -> int:
-        """Products that one call launches behind its first, for several experts or pieces. A cast makes a tensor of each."""
-        return launches(kernel) - 1 if isinstance(kernel, Gemm) and self._stack.kernels.grouped_gemm != "modules" else 0

@@ -131,20 +131,22 @@ class Space:
         experts = sizes if self.model.experts is not None else (1,)
         habits = [habit for habit in self._software(start).habits if habit.field not in self.fixed]
         values = [self._values(name, sizes) for name in ("tp", "cp", "pp")]
+        too_many = self.max_devices is not None and devices > self.max_devices
         for tp, cp, pp, ep in product(*values, self._values("ep", experts)):
-            for sequence in self._values("sequence_parallel", (False, True) if tp > 1 else (False,)):
-                chosen = {**start, "tp": tp, "cp": cp, "pp": pp, "ep": ep, "sequence_parallel": sequence}
-                chosen |= {habit.field: habit.value for habit in habits if habit.when(chosen)}
-                branch = Branch(cluster=cluster, fields=chosen)
-                ranks, rest = divmod(devices, tp * cp * pp)
-                if self.max_devices is not None and devices > self.max_devices:
-                    pruned.add(MOST_DEVICES, self._size(branch, ranks), f"{devices} devices")
-                    continue
-                if rest:
-                    problem = f"tp {tp} × cp {cp} × pp {pp} do not divide {devices} devices"
-                    pruned.add("degrees", self._size(branch, 1), problem)
-                    continue
-                fault = self._probe(branch, {**chosen, **_at_rest(chosen, ranks)}, _OF_DEGREES)
+            chosen = {**start, "tp": tp, "cp": cp, "pp": pp, "ep": ep}
+            sequences = self._values("sequence_parallel", (False, True) if tp > 1 else (False,))
+            ranks, rest = divmod(devices, tp * cp * pp)
+            if too_many or rest:
+                problem = f"tp {tp} × cp {cp} × pp {pp} do not divide {devices} devices"
+                rule, told = (MOST_DEVICES, f"{devices} devices") if too_many else ("degrees", problem)
+                size = self._size(Branch(cluster=cluster, fields=chosen), ranks if too_many else 1)
+                pruned.add(rule, len(sequences) * size, told)
+                continue
+            for sequence in sequences:
+                fields = {**chosen, "sequence_parallel": sequence}
+                fields |= {habit.field: habit.value for habit in habits if habit.when(fields)}
+                branch = Branch(cluster=cluster, fields=fields)
+                fault = self._probe(branch, {**fields, **_at_rest(fields, ranks)}, _OF_DEGREES)
                 if fault is None:
                     yield branch
                 else:
