@@ -20,11 +20,16 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one step computes. keys: of each of the model's windows, what all decoding sequences see, new tokens included."""
+    """What one step computes. keys: of each of the model's windows, what all decoding sequences see, new tokens included.
+
+    out, back: cache blocks that go to the host's memory before it, and that come back.
+    """
 
     decodes: int
     keys: tuple[int, ...]
     chunks: tuple[Chunk, ...] = ()
+    out: int = 0
+    back: int = 0
 
     @property
     def tokens(self) -> int:

@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from math import inf
+from typing import cast
 
 from simulator.base.errors import Fault, StackError
 from simulator.base.kernels import DTYPE_BYTES, Gemm, Kernel, launches
@@ -23,7 +24,7 @@ from simulator.play.lower.work import Clock
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
-from simulator.spec.model import Model
+from simulator.spec.model import LayerKind, Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving.attention import KEYS_APART, AttentionCosts
 from simulator.studies.serving.batch import MOST_CAPTURED, Batch, busiest_rank, padded
@@ -31,9 +32,10 @@ from simulator.studies.serving.blocks import ForwardOps, forward_ops, head_ops
 from simulator.studies.serving.cost import Cost
 from simulator.studies.serving.groups import pipeline_shape, tensor_shape
 from simulator.studies.serving.kernels import stored_as
+from simulator.studies.serving.lora import lora_kernels
 from simulator.studies.serving.own_all_reduce import own_all_reduce_s
 from simulator.studies.serving.plan import InferencePlan
-from simulator.studies.serving.shards import cached_channels, stage_shards
+from simulator.studies.serving.shards import cached_channels, kv_bytes_per_token, stage_shards
 from simulator.studies.serving.speculation import draft_plan, tokens_a_step
 from simulator.studies.serving.windows import windows
 from simulator.work.collectives import collective_s
@@ -132,6 +134,14 @@ class StepCosts:
         sent_s = self.pace * self.cluster.device.host_factor * engine.sequence_s * sequences if self.streamed else 0.0
         hidden_s = part * busy_s if engine.overlapped else 0.0
         return (sent_s + max(0.0, self.overhead_s - hidden_s)) / part
+
+    def moved_s(self, batch: Batch) -> float:
+        """Blocks to the host's memory and back, over each GPU's own link, before the step begins."""
+        tier = self.cluster.host_tier
+        if not (batch.out or batch.back) or tier is None:
+            return 0.0
+        each = self.plan.block_size * max(kv_bytes_per_token(shard, self.plan) for shard in self.shards)
+        return self.pace * each / self.ranks * (batch.out / tier.d2h_bytes_per_s + batch.back / tier.h2d_bytes_per_s)
 
     def at_pace(self, pace: float) -> StepCosts:
         """The same prices, all of them `pace` times as long."""
@@ -276,6 +286,9 @@ class StepCosts:
             costs = {"embedding": self._ops(self._forward["embedding"], tokens, clock)}
             for kind in self._forward.keys() - costs.keys():
                 costs[kind] = self._ops(self._forward[kind], tokens, clock, narrow=True) + store
+                if self.plan.lora_rank:
+                    adapters = lora_kernels(self.shards[0].part, cast("LayerKind", kind), self.plan, tokens)
+                    costs[kind] += self._kernels(adapters, clock)
             found = self._linear[tokens] = (costs, clock)
         return found
 

@@ -98,6 +98,7 @@ class Deployment:
             reuses=plan.prefix_caching,
             reserved=self.costs.stack.engine.reserved if self.costs.stack.engine else 0.0,
             windows=self.costs.windows,
+            host_blocks=ranks * (plan.host_cache // self.memory.block_bytes),
         )
 
     def play(
@@ -167,6 +168,7 @@ class Deployment:
             num_blocks=limits.num_blocks // ranks,
             max_sequences=limits.max_sequences // ranks,
             max_tokens=limits.max_tokens // ranks,
+            host_blocks=limits.host_blocks // ranks,
         )
         queue = self.full_queue(requests, 1, of_a_rank=True)
         played = Engine(self.costs.of_one_rank(), one, queue, ALWAYS, engines=1).run()

@@ -266,9 +266,10 @@ class Lane:
                 now_s = env.now
                 continue
             times = costs.stages_s(batch)
-            begun_s, idle_s = now_s, costs.idle_s(times[0], batch.rows, batch.decodes)
+            begun_s = now_s
+            idle_s = costs.idle_s(times[0], batch.rows, batch.decodes) + costs.moved_s(batch)
             alone = len(times) == 1
-            if alone and scheduler.undisturbed:
+            if alone and scheduler.undisturbed and not batch.back:
                 passed_s = self._pass_over(batch, begun_s, idle_s + times[0])
                 if passed_s:
                     now_s = begun_s + passed_s

@@ -20,6 +20,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving.blocks import forward_blocks, head_block
+from simulator.studies.serving.lora import lora_bytes
 from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.shards import StageShard, kv_bytes_per_token, part_bytes, stage_shards, weight_bytes
 from simulator.studies.serving.speculation import held_besides
@@ -38,7 +39,7 @@ _COPIES = ("logits.float", "probabilities")  # of logits, where sampling does no
 class ServingMemory:
     """Bytes of one GPU of the stage that limits the cache, and what that leaves.
 
-    weight_bytes: embedding_bytes and head_bytes among them, and what guesses tokens. activation_bytes: peak of the largest step.
+    weight_bytes: embedding_bytes and head_bytes among them, adapters, and what guesses tokens. activation_bytes: peak of the largest step.
     outside_torch_bytes: context, libraries, communicators; seen_outside_bytes: those that the budget has to hold.
     capacity_bytes: what a process can get; budget_bytes: the part of it that the plan allows.
     block_bytes: of one block on this GPU. num_blocks: of one scheduler (with pp stages there are pp, which share them).
@@ -124,6 +125,7 @@ def _stage(
 ) -> ServingMemory:
     shard = shards[stage]
     besides, besides_a_token = held_besides(model, plan, shard)
+    besides += lora_bytes(shard, plan)
     held = weight_bytes(shard, plan) + besides
     activations = activation_bytes(model, shard, plan, stack, device)
     outside = outside_torch_bytes(device, Plan(), sum(degree > 1 for degree in (plan.tp, plan.pp)))

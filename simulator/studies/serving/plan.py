@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from simulator.base.errors import Fault, PlanError
 from simulator.base.schema import Strict, read_toml
+from simulator.base.units import Bytes, format_bytes
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 
@@ -39,7 +40,8 @@ class InferencePlan(Strict):
     of 16 with a scale; both operands where the GPU multiplies them, weights alone elsewhere. Embedding,
     norms and head stay in 16 bits, as in published checkpoints.
     kv_cache: dtype of cached keys and values; auto: as activations. block_size: tokens of a cache block (PagedAttention).
-    gpu_memory_utilization: fraction of the GPU's memory for weights, activations and cache. max_model_len: tokens of prompt
+    host_cache: host memory of each GPU for caches: what a preempted sequence had cached goes there and comes back, and is
+    computed anew only where that is full; 0: always anew. gpu_memory_utilization: fraction of the GPU's memory for weights, activations and cache. max_model_len: tokens of prompt
     and answer together; None: the model's positions. max_batched_tokens: of one step; None: 8192, or max_model_len where
     that is longer and prompts are not cut. max_sequences: running at once in one engine.
     chunked_prefill: prompts are cut to fill what is left of a step (Sarathi); otherwise they are computed whole.
@@ -55,6 +57,7 @@ class InferencePlan(Strict):
     speculative: what guesses tokens that a step verifies: none; draft, a small model (`draft_model`); mtp, the model's own
     module of multi-token prediction; ngram, a look-up that costs no device. draft_tokens: guesses of a sequence a step.
     acceptance: the share of guesses that are accepted, each alike.
+    lora_rank, lora_adapters: of adapters served beside the model, each asked for as often; rank 0: none.
     prefix_caching: beginnings of prompts that are in the cache are not computed again, and shared ones held once.
     cuda_graphs: steps that only decode are launched as one graph. replicate: parts that every GPU of a tp group holds whole.
     """
@@ -69,6 +72,7 @@ class InferencePlan(Strict):
 
     weights: Weights = "bf16"
     kv_cache: KvDtype = "auto"
+    host_cache: Bytes = Field(ge=0, default=0)
     block_size: int = Field(ge=1, le=MAX_COUNT, default=16)
     gpu_memory_utilization: float = Field(gt=0, le=1, default=0.9)
     max_model_len: int | None = Field(ge=1, le=2**31, default=None)
@@ -81,6 +85,8 @@ class InferencePlan(Strict):
     draft_tokens: int = Field(ge=1, le=64, default=3)
     acceptance: float | None = Field(ge=0, le=1, default=None)
     draft_model: str | None = None
+    lora_rank: int = Field(ge=0, le=4096, default=0)
+    lora_adapters: int = Field(ge=1, le=MAX_COUNT, default=1)
     prefix_caching: bool = True
     cuda_graphs: bool = True
     experts: Literal["split", "dealt"] = "split"
@@ -164,9 +170,10 @@ def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
         raise PlanError(Fault(place="model", problem=problem, remedy="a model whose layers all have attention"))
     split = _wide_faults(plan, model) if plan.attention_dp else _split_faults(plan, model)
     faults = [*split, *_place_faults(plan, cluster), *_length_faults(plan, model)]
-    from simulator.studies.serving.speculation import speculation_faults  # which knows plans
+    from simulator.studies.serving.lora import lora_faults
+    from simulator.studies.serving.speculation import speculation_faults  # which know plans
 
-    faults += [*_pool_faults(plan, model, cluster), *speculation_faults(plan, model)]
+    faults += [*_pool_faults(plan, model, cluster), *speculation_faults(plan, model), *lora_faults(plan)]
     if faults:
         raise PlanError(faults)
 
@@ -278,6 +285,15 @@ def _place_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
                 remedy=f"{remedy}nodes = {-(-plan.num_devices // gpus)}",
             )
         )
+    tier = cluster.host_tier
+    if plan.host_cache and tier is None:
+        problem = f"{cluster.name} states no link between GPUs and host memory"
+        faults.append(Fault(place="inference: host_cache", problem=problem, remedy="a cluster with [host], or 0"))
+    elif tier is not None and plan.host_cache * min(gpus, plan.num_devices) > tier.memory_bytes:
+        problem = (
+            f"{format_bytes(plan.host_cache)} for each GPU of a node, whose memory is {format_bytes(tier.memory_bytes)}"
+        )
+        faults.append(Fault(place="inference: host_cache", problem=problem, remedy="less"))
     return [*faults, *_group_faults(plan, cluster)]
 
 

@@ -29,6 +29,7 @@ class Limits:
     chunked: prompts are cut. mixed: sequences decode in steps that compute prompts; None: where they are cut.
     reuses: beginnings of prompts that are in the cache are not computed again.
     reserved: part of the answers of running sequences that a new one leaves blocks for; it needs all of its own then.
+    host_blocks: of preempted sequences, that the host's memory keeps.
     hands_over: the blocks of an answered request stay until `release`, as another engine reads them.
     """
 
@@ -41,6 +42,7 @@ class Limits:
     reuses: bool = True
     reserved: float = 0.0
     windows: tuple[int | None, ...] = (None,)
+    host_blocks: int = 0
     hands_over: bool = False
 
 
@@ -48,7 +50,8 @@ class Limits:
 class RequestState:
     """A request on its way. `cached` tokens and `done` tokens of its answer were true at decoding step `since`.
 
-    One that waits with cached tokens comes from an engine that computed its prompt, and only decodes.
+    One that waits with cached tokens comes from an engine that computed its prompt, or from the host's memory, and only
+    decodes. hosted: its blocks there.
     """
 
     request: Request
@@ -57,6 +60,7 @@ class RequestState:
     done: int = 0
     since: int = 0
     preemptions: int = 0
+    hosted: int = 0
     first_s: float | None = None
     end_s: float | None = None
 
@@ -104,6 +108,7 @@ class Scheduler:
         self.running: dict[int, RequestState] = {}  # in order of admission
         self.free = limits.num_blocks
         self.preemptions = self.prefilled = self.decoded = self.recomputed = 0
+        self._hosted = self._out = self._back = 0  # blocks in the host's memory, and on their way there and back
         self._shared = 0  # blocks of a beginning that prompts share
         self._final = 0  # blocks of all running sequences at their end
         self._keys = tuple(_Keys(window) for window in limits.windows)
@@ -169,7 +174,9 @@ class Scheduler:
         if not self._decodes and not self._pieces:
             return None
         keys = tuple(each.total if self._decodes else 0 for each in self._keys)
-        return Batch(decodes=self._decodes, keys=keys, chunks=tuple(chunk for _, chunk in self._pieces))
+        chunks, (out, back) = tuple(chunk for _, chunk in self._pieces), (self._out, self._back)
+        self._out = self._back = 0
+        return Batch(decodes=self._decodes, keys=keys, chunks=chunks, out=out, back=back)
 
     def release(self, job: RequestState) -> None:
         """The blocks of a finished prompt have been read."""
@@ -267,18 +274,32 @@ class Scheduler:
             del self._finish[last][job.index]
             self._leave(job)
             self._return_blocks(job, job.cached)
-        self.recomputed += job.cached
-        job.cached = 0
+        if not self._goes_to_host(job):
+            self.recomputed += job.cached
+            job.cached = 0
         job.preemptions += 1
         self.preemptions += 1
         self.waiting.appendleft(job)
 
+    def _goes_to_host(self, job: RequestState) -> bool:
+        """What a preempted sequence had cached is kept there, if it has room and all of it was made."""
+        blocks = self._own_blocks(job, job.cached)
+        if not job.done or self._hosted + blocks > self.limits.host_blocks:
+            return False
+        job.hosted = blocks
+        self._hosted += blocks
+        self._out += blocks
+        return True
+
     def _take_over(self) -> None:
-        """Requests whose prompts another engine has computed decode as soon as their blocks are free."""
+        """Requests whose caches come from elsewhere, another engine or the host, decode as soon as their blocks are free."""
         while self.waiting and self.waiting[0].cached and len(self.running) < self.limits.max_sequences:
             job = self.waiting[0]
             if not self._admitted(job, job.cached):
                 return
+            self._hosted -= job.hosted
+            self._back += job.hosted
+            job.hosted = 0
             self._join(job)
 
     def _admitted(self, job: RequestState, tokens: int) -> bool:

@@ -41,10 +41,20 @@ def _command(pool: Pool, port: int) -> list[str]:
         "page-size": plan.block_size,
         "disable-cuda-graph": not plan.cuda_graphs,
         "disable-radix-cache": not plan.prefix_caching,
+        **_adapters(plan),
         **_guesses(plan),
         "disaggregation-mode": None if pool.role == "both" else pool.role,
     }
     return ["python", "-m", "sglang.launch_server", *flags(values)]
+
+
+def _adapters(plan: InferencePlan) -> dict[str, object]:
+    given: dict[str, object] = {
+        "enable-lora": True,
+        "max-loras-per-batch": plan.lora_adapters,
+        "max-lora-rank": plan.lora_rank,
+    }
+    return given if plan.lora_rank else {}
 
 
 def _guesses(plan: InferencePlan) -> dict[str, object]:

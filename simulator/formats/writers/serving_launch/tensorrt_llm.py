@@ -55,6 +55,8 @@ def _options(pool: Pool) -> Mapping[str, str]:
         },
         "cuda_graph_config": {"enable_padding": True} if plan.cuda_graphs else None,
     }
+    if plan.lora_rank:
+        options["lora_config"] = {"max_lora_rank": plan.lora_rank, "max_loras": plan.lora_adapters}
     if plan.speculative == "mtp":
         options["speculative_config"] = {"decoding_type": "MTP", "num_nextn_predict_layers": plan.draft_tokens}
     elif plan.speculative == "ngram":

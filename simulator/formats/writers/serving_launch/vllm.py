@@ -40,10 +40,16 @@ def _command(pool: Pool, port: int) -> list[str]:
         "no-enable-chunked-prefill": not plan.chunked_prefill,
         "enforce-eager": not plan.cuda_graphs,
         "no-enable-prefix-caching": not plan.prefix_caching,
+        **_adapters(plan),
         "speculative-config": _guesses(plan),
         "kv-transfer-config": None if pool.role == "both" else _HANDED,
     }
     return ["vllm", "serve", "$MODEL", *flags(values)]
+
+
+def _adapters(plan: InferencePlan) -> dict[str, object]:
+    given: dict[str, object] = {"enable-lora": True, "max-loras": plan.lora_adapters, "max-lora-rank": plan.lora_rank}
+    return given if plan.lora_rank else {}
 
 
 def _guesses(plan: InferencePlan) -> str | None:
