@@ -302,3 +302,16 @@ def test_steps_that_are_passed_over_take_what_each_takes(engine: str, model: str
         assert getattr(all_at_once.meter, figure) == pytest.approx(getattr(one.meter, figure), rel=1e-3), figure
     assert [job.end_s for job in all_at_once.jobs] == pytest.approx([job.end_s for job in one.jobs], rel=1e-9)
     assert (all_at_once.decoded, all_at_once.preemptions) == (one.decoded, one.preemptions)
+
+
+def test_at_most_load_an_engine_is_launched_as_its_benchmarks_launch_it() -> None:
+    row = replace(
+        ROW, engine="TensorRT-LLM", engine_version="0.17", concurrency_or_rate="inf", metric="output_throughput"
+    )
+    at_most = resolve(replace(row, unit="tokens/s"))
+    assert at_most.stack.engine is not None
+    share = at_most.stack.engine.launch_plan["gpu_memory_utilization"]
+    assert at_most.plan.gpu_memory_utilization == share != at_most.stack.engine.plan["gpu_memory_utilization"]
+    assert at_most.plan.max_batched_tokens == at_most.stack.engine.plan["max_batched_tokens"]
+    at_a_rate = resolve(replace(row, unit="tokens/s", concurrency_or_rate="4 requests/s"))
+    assert at_a_rate.plan.gpu_memory_utilization == at_a_rate.stack.engine.plan["gpu_memory_utilization"]  # type: ignore[union-attr]

@@ -75,6 +75,9 @@ class Engine(Strict):
         description="launches of benchmarks with so many users give a step one prompt, a token a user and these beyond (where that "
         "is less than `max_batched_tokens`)",
     )
+    launch_plan: dict[str, int | float | bool | str] = Field(
+        default={}, description="keys of a serving plan as benchmarks of maximum load (all requests at once) set them"
+    )
     all_reduce: OwnAllReduce | None = Field(
         default=None, description="the engine's own kernel for small sums; else NCCL's"
     )

@@ -186,7 +186,9 @@ def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, architecture: st
     ]
     if unknown:
         raise RefusedError(("precision", f"{', '.join(unknown)}: {', '.join(filter(None, _WEIGHTS))}"))
+    at_most = not load.users and load.rate == inf and stack.engine is not None
     given: dict[str, Any] = {
+        **(stack.engine.launch_plan if at_most and stack.engine else {}),
         "tp": tp,
         "pp": pp,
         "dp": dp,
