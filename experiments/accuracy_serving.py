@@ -85,7 +85,7 @@ WHY = """
   answer decides, which the mean does not know.
 - **Time per token of TensorRT-LLM with few tokens a step**, on 4 and 8 GPUs: 10 to 35 % too fast where answers are short: each prompt
   there costs the host some 10 ms.
-- **fp8 at maximum load** is some 5 % too slow; memory-starved plans (70 billion weights on one GPU) 8 to 15 %, as a few hundred MB
+- **fp8 at maximum load** is some 4 % too slow; memory-starved plans (70 billion weights on one GPU) 6 to 11 %, as a few hundred MB
   more cache are a tenth more sequences.
 - **H20**: its products and its decoding attention are bound by tiles of 64 rows, whatever the batch; their speed there is a prior.
 - **A cache with room for a few sequences** (SGLang, 32 billion weights on one GPU): a hundred MB decide how many users wait; these
