@@ -349,6 +349,15 @@ def test_fused_blocks_launch_fewer_kernels() -> None:
     assert counts[0] > counts[2]
 
 
+@pytest.mark.parametrize("name", ["qwen3-8b", "gemma3-4b", "gpt-oss-20b", "deepseek-v2-lite"])
+def test_every_stack_has_a_layer_of_every_kind(name: str) -> None:
+    """Tensors of a block have names of their own, however norms, positions and adapters meet in it."""
+    model = Model.load(name)
+    for software in Stack.names():
+        plan = Plan.model_validate({"zero": 0, "seq_len": 16, "peft": "lora", "stack": software})
+        assert build_blocks(model, Stack.load(software), plan).layer.ops
+
+
 # -- optimizer ----------------------------------------------------------------------------------------------------
 
 
