@@ -38,6 +38,7 @@ from simulator.work.checkpoint import saving
 
 if TYPE_CHECKING:
     from simulator.predict.largest_batch import LargestBatch
+    from simulator.studies.rollout import Iteration, Rollout
 
 _HELP = """Predict one training step of a model under a plan on a cluster.
 
@@ -142,6 +143,12 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
     "--largest-batch", is_flag=True, help="Find the largest micro_batch_size that surely fits, and predict that."
 )
 @click.option(
+    "--rollout",
+    type=FILE,
+    metavar="ROLLOUT.toml",
+    help="Also one iteration of reinforcement learning: answers from an engine, training on them.",
+)
+@click.option(
     "--reference",
     metavar="model|base",
     help="A reference model's forward in every micro-batch (DPO): of its own weights, or of the base below adapters.",
@@ -181,6 +188,7 @@ def command(
     names = ("program", "tokens_per_step", "scale_with", "fabric")
     program, tokens_per_step, other, fabric = (flags.pop(name) for name in names)
     largest, spec, kind = flags.pop("largest_batch"), flags.pop("lengths"), flags.pop("reference")
+    rollout = flags.pop("rollout")
     unread = with_recipe(flags)
     of_recording = {name: flags.pop(name) for name in predict_recorded.NAMES}
     if program is not None:
@@ -191,6 +199,7 @@ def command(
             "fabric": fabric,
             "lengths": spec,
             "reference": kind,
+            "rollout": rollout,
         }
         written = {"--trace": trace, "--memory": memory, "--links": links, "--snapshot": snapshot}
         sizes = {"tokens_per_step": tokens_per_step, "scale_with": other}
@@ -211,26 +220,39 @@ def command(
         raise InputError(wrong)
     lengths = read_lengths(spec) if spec is not None else ()
     beside = check_reference(kind, asked.plan) if kind is not None else None
+    rolled = _rollout(rollout) if rollout is not None else None
     asked, found = _with_largest_batch(asked) if largest else (asked, None)
     prediction = _predicted(asked, beside)
-    padding = None
-    if lengths:
-        padding = padding_of(lengths, asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    padding = padding_of(lengths, *inputs) if lengths else None
+    iteration = _iteration(rolled, prediction, *inputs) if rolled is not None else None
     if as_json:
         from simulator.formats.writers.json_report import to_json
 
-        told = {"largest_batch": found, "lengths": padding}
+        told = {"largest_batch": found, "lengths": padding, "rollout": iteration}
         further = {name: one.report() for name, one in told.items() if one is not None}
         click.echo(to_json(prediction, asked.inputs(), further), nl=False)
     else:
         from simulator.cli.terminal import show
         from simulator.formats.writers.text import render
 
-        show(render(prediction, padding), plain=plain)
+        show(render(prediction, padding, iteration), plain=plain)
     _write_files(asked, prediction, trace, links)
     if memory is not None or snapshot is not None:
         _write_memory(asked, prediction, memory, snapshot)
     return prediction.verdict.exit_code
+
+
+def _rollout(file: Path) -> Rollout:
+    from simulator.studies.rollout import read_rollout
+
+    return read_rollout(file)
+
+
+def _iteration(asked: Rollout, prediction: Prediction, *inputs: Any) -> Iteration:  # noqa: ANN401  predict's inputs
+    from simulator.studies.rollout import iteration_of
+
+    return iteration_of(asked, prediction, *inputs)
 
 
 def _predicted(asked: Study, beside: Kind | None) -> Prediction:

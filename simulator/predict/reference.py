@@ -61,19 +61,19 @@ def with_reference(
     if kind == "base":  # the adapters' own kernels are off: as if norms alone were trained
         still = {"peft": "none", "freeze_modules": ("all", "embedding", "lm_head"), "base_weights": plan.peft.stored}
         bare = predict(model, plan.copy_with(**still), cluster, calibration, stack)
-    forward_s = _forward_s(bare) * plan.num_micro_batches
+    further_s = forward_s(bare) * plan.num_micro_batches
     size, memory = reference_bytes(model, plan, kind), prediction.memory
-    longer = (prediction.step_s + forward_s) / prediction.step_s
+    longer = (prediction.step_s + further_s) / prediction.step_s
     flop = model.model_flop_per_sequence(plan.attended_len) * plan.tokens_per_step // plan.attended_len // 3
     return replace(
         prediction,
-        step_s=prediction.step_s + forward_s,
+        step_s=prediction.step_s + further_s,
         low_s=prediction.low_s * longer,
         high_s=prediction.high_s * longer,
-        lower_s=prediction.lower_s + forward_s,
+        lower_s=prediction.lower_s + further_s,
         upper_s=prediction.upper_s * longer,
         hardware_flop_per_step=prediction.hardware_flop_per_step + flop,
-        breakdown={**prediction.breakdown, "reference": forward_s},
+        breakdown={**prediction.breakdown, "reference": further_s},
         memory=replace(
             memory,
             peak_allocated_bytes=memory.peak_allocated_bytes + size,
@@ -87,7 +87,7 @@ def with_reference(
     )
 
 
-def _forward_s(prediction: Prediction) -> float:
+def forward_s(prediction: Prediction) -> float:
     """From the step's beginning to its first backward: a forward with what it waits for."""
     spans = (span for span in prediction.timeline.of() if span.stream == COMPUTE_STREAM)
     return next(float(span.start_s) for span in spans if span.label.startswith("backward"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from textwrap import shorten
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -16,6 +17,9 @@ from simulator.formats.writers import layout
 from simulator.predict import Z90, Prediction
 from simulator.predict.lengths import Padding
 from simulator.work.checkpoint import Saving
+
+if TYPE_CHECKING:
+    from simulator.studies.rollout import Iteration
 
 _COLORS = {Fit.FITS: "bold green", Fit.TIGHT: "bold yellow", Fit.DOES_NOT_FIT: "bold red"}
 PLAIN_WIDTH = 120
@@ -41,8 +45,8 @@ def to_text(answer: RenderableType, *, color: bool = False, width: int = PLAIN_W
     return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
 
 
-def render(p: Prediction, padding: Padding | None = None) -> Group:
-    """The report, for a rich console. padding: of data whose lengths were asked for."""
+def render(p: Prediction, padding: Padding | None = None, iteration: Iteration | None = None) -> Group:
+    """The report, for a rich console. padding, iteration: of data whose lengths, of a rollout that was asked for."""
     parts: list[RenderableType] = [
         _verdict(p),
         layout.section("Speed", _speed(p)),
@@ -54,6 +58,8 @@ def render(p: Prediction, padding: Padding | None = None) -> Group:
         parts.append(layout.section(title, _kinds(p)))
     if padding is not None:
         parts.append(layout.section("With sequences of your lengths", _padding(padding)))
+    if iteration is not None:
+        parts.append(layout.section("One iteration of reinforcement learning", _iteration(iteration)))
     if p.checkpoint is not None:
         parts.append(layout.section("One checkpoint", _checkpoint(p.checkpoint)))
     if p.communication:
@@ -140,6 +146,23 @@ def _padding(found: Padding) -> Table:
     told = [(name, format_seconds(step_s), f"{speed:,.0f} tokens/s", detail) for name, step_s, speed, detail in rows]
     data = f"{found.count:,} of them, mean {found.mean_len:,.0f}, longest {found.longest:,} tokens"
     return layout.table([*told, ("lengths", "", "", data)], "lrrl")
+
+
+def _iteration(found: Iteration) -> Table:
+    parts = (
+        ("answers", found.generate_s, f"{found.sequences:,} of them, {found.output_tokens:,} tokens"),
+        ("log-probabilities", found.log_probs_s, "of the policy before the first step, and of a critic"),
+        ("reference", found.reference_s, ""),
+        ("training", found.train_s, counted(found.steps, "step")),
+        ("new weights", found.sync_s, "to the engine"),
+    )
+    rows = [(name, format_seconds(seconds), detail) for name, seconds, detail in parts if seconds]
+    beside = "answers made beside the rest" if found.overlaps else "one after another"
+    holds = (("answering", found.generating_bytes), ("training", found.training_bytes))
+    memory = ", ".join(f"{format_bytes(size)} {word}" for word, size in holds)
+    fits = "fits" if found.fits else "does not fit"
+    told = ("memory", "", f"{memory}, of {format_bytes(found.capacity_bytes)}: {fits}")
+    return layout.table([*rows, ("iteration", format_seconds(found.iteration_s), beside), told], "lrl")
 
 
 def _checkpoint(saved: Saving) -> Table:

@@ -121,7 +121,8 @@ def _rejoin(g: Graph, x: Value, rotated: Value) -> Value:
 
 def _complex(g: Graph, x: Value) -> Value:
     """Meta's: cast to fp32, one complex product, cast back. The table is a buffer; nothing else is saved."""
-    wide = g.cast(x, "fp32", f"{x.name}.{'unturned' if x.name.endswith('norm') else 'float'}")  # a norm has its own `.float`
+    own = "unturned" if x.name.endswith("norm") else "float"  # a norm has its own `.float`
+    wide = g.cast(x, "fp32", f"{x.name}.{own}")
     turned = g.value(f"{x.name}.turned", x.numel, "fp32")
     product = stream("strided", wide.num_bytes, turned.num_bytes, numel=x.numel // 2)  # complex numbers
     g.op(turned.name, "elementwise", inputs=(wide,), outputs=(turned,), forward=(product,), backward=(product,),
