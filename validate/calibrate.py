@@ -86,7 +86,7 @@ def _own_file(out: Path) -> Path:
     return out.with_name(f"{out.stem}.rank{rank}{out.suffix}") if rank else out
 
 
-def fit(*, inputs: Sequence[Path], out: Path, device: str | None, cluster: str | None) -> int:
+def fit(*, inputs: Sequence[Path], out: Path, device: str | None, cluster: str | None, noisy: bool = False) -> int:
     """Fit `inputs` and write the files. Raises InputError with every reason where nothing can be fitted."""
     from validate.fit import published
 
@@ -99,14 +99,14 @@ def fit(*, inputs: Sequence[Path], out: Path, device: str | None, cluster: str |
         problem = f"{', '.join(sorted(kinds))} cannot be fitted together"
         raise CalibrationError(Fault(place="inputs", problem=problem, remedy="one kind of file a call"))
     if kinds == {"samples"}:
-        return _fit_samples(inputs, out, device, cluster)
+        return _fit_samples(inputs, out, device, cluster, noisy=noisy)
     lines = published.fit_tables(inputs, out) if kinds == {"table"} else published.fit_logs(inputs, out, cluster)
     for line in lines:
         _say(line)
     return ExitCode.OK
 
 
-def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None, cluster: str | None) -> int:
+def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None, cluster: str | None, *, noisy: bool) -> int:
     from validate.fit.machine import write_cluster, write_stack
 
     found = read_samples(inputs)
@@ -116,6 +116,7 @@ def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None, cluster:
         _say(f"left out: {len(found.faults) - _SHOWN} more")
     name = out.name.removesuffix(SUFFIX).removesuffix(".json") or "machine"
     result, calibration = fitted(found, name, device, cluster)
+    calibration = _graded(calibration, found, noisy=noisy)
     calibration.save(out)
     written = [out]
     if result.cluster is not None and result.stack is not None:
@@ -124,6 +125,20 @@ def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None, cluster:
         write_stack(result.stack, written[2])
     print("\n".join(map(str, written)))  # noqa: T201  the answer
     return ExitCode.OK
+
+
+def _graded(calibration: Calibration, found: SampleFile, *, noisy: bool) -> Calibration:
+    """With its grade among the notes of its origin. Raises CalibrationError for one that measured something else too."""
+    from validate.fit.grade import grade
+
+    told = grade(found, calibration)
+    _say(str(told))
+    if told.letter == "F" and not noisy:
+        remedy = "measure again with nothing else running, or --noisy"
+        raise CalibrationError(Fault(place=", ".join(found.sha256), problem=f"too noisy to fit: {told}", remedy=remedy))
+    provenance = calibration.provenance
+    noted = provenance.model_copy(update={"notes": (*provenance.notes, str(told))})
+    return calibration.model_copy(update={"provenance": noted})
 
 
 def fitted(found: SampleFile, name: str, device: str | None, cluster: str | None) -> tuple[Fit, Calibration]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ from simulator.base.schema import check_writable, read_toml
 from simulator.formats.study import Study, read_study
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
+from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from validate import run_plan
 from validate.launch import Launch, threads_each
@@ -113,11 +116,12 @@ def _task(asked: Study, options: Options) -> Task:
     if options["device"] not in (None, usual) and mode == "cpu":
         raise click.UsageError("--mode cpu runs on cpu; --device is for the other modes")
     usual_device: Literal["cuda", "cpu"] = "cuda" if (options["device"] or usual) == "cuda" else "cpu"
+    plan = _with_installed_stack(asked, mode, usual_device)
     return Task(
         mode=mode,
         model=asked.model,
-        plan=asked.plan,
-        stack=asked.stack or Stack.of(asked.plan),
+        plan=plan,
+        stack=asked.stack or Stack.of(plan),
         device=usual_device,
         num_steps=options["steps"],
         num_warm_up=options["warm_up"],
@@ -127,6 +131,25 @@ def _task(asked: Study, options: Options) -> Task:
         record=options["record"],
         command=shlex.join(["shardwise", *sys.argv[1:]]),
     )
+
+
+def _with_installed_stack(asked: Study, mode: Mode, device: str) -> Plan:
+    """The plan with the stack of the torch that will run it, where it names none."""
+    if asked.stack is not None or "stack" in asked.plan.model_fields_set:
+        return asked.plan
+    installed = version("torch")
+    name = nearest_stack(installed, f"fake-{device}" if mode == "fake" else "cpu" if device == "cpu" else "eager")
+    click.echo(f"shardwise: stack {name}, the nearest to torch {installed} here; the plan names none", err=True)
+    return asked.plan.copy_with(stack=name)
+
+
+def nearest_stack(installed: str, kind: str) -> str:
+    """Of the shipped stacks of plain torch of that kind the newest that is no newer than what is installed, else the oldest."""
+    found = (re.fullmatch(rf"torch-(\d+)\.(\d+)-{kind}", name) for name in Stack.names())
+    there = sorted((int(one[1]), int(one[2])) for one in found if one is not None)
+    own = tuple(int(part) for part in re.findall(r"\d+", installed)[:2])
+    major, minor = max((one for one in there if one <= own), default=there[0])
+    return f"torch-{major}.{minor}-{kind}"
 
 
 def _ranks_here(asked: Study, mode: Mode) -> int:
@@ -202,6 +225,11 @@ def compare(runs: Path, options: Options) -> int:
         raise InputError(refused)
     for fault in refused:
         click.echo(f"shardwise: {fault}", err=True)
+    if options["trace"] is not None:
+        from validate.side_by_side import write_side_by_side
+
+        count = write_side_by_side(options["trace"], records, runs.parent, **where)
+        click.echo(f"shardwise: {count} runs beside their predictions in {options['trace']}", err=True)
     if options["as_json"]:
         click.echo(json.dumps({"schema_version": 1, "runs": found}, ensure_ascii=False, allow_nan=False, indent=2))
     else:

@@ -95,11 +95,12 @@ def run(  # noqa: PLR0913  one a flag
 @click.option("-o", "--out", type=FILE, default=Path("machine.calibration.json"), show_default=True, metavar="FILE")
 @click.option("--device", metavar="NAME|FILE", help="The device, where the samples name one that nobody knows.")
 @click.option("--cluster", metavar="NAME|FILE", help="The cluster that logs and collectives on GPUs are of.")
-def fit(*, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str | None) -> int:
+@click.option("--noisy", is_flag=True, help="Fit samples of grade F too: taken while the machine did something else.")
+def fit(*, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str | None, noisy: bool) -> int:
     """Fit."""
     from validate import calibrate
 
-    return calibrate.fit(inputs=inputs, out=out, device=device, cluster=cluster)
+    return calibrate.fit(inputs=inputs, out=out, device=device, cluster=cluster, noisy=noisy)
 
 
 @command.command("check", help=_CHECK_HELP)

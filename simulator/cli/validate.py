@@ -113,6 +113,7 @@ of the error."""
 @click.option("--cluster", metavar="NAME|FILE", help="Predict for this cluster. [the one of the run's study]")
 @click.option("--nodes", type=click.IntRange(min=1), metavar="INTEGER", help="How many of --cluster's nodes.")
 @click.option("--calibration", metavar="NAME|FILE", help="Predict with this. [the study's, or the device's own]")
+@click.option("--trace", type=FILE, metavar="OUT.json.gz", help="Also write predicted and measured rows, for Perfetto.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/validate.md).")
 def compare(runs: Path, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Predict every run, print the table."""

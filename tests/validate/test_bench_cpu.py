@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, torch_server: warm.Server) 
     run = ["calibrate", "run", "--device", "cpu", "--minutes", "0.05", "--out", str(folder / "samples.jsonl")]
     with warm.forked_ranks(torch_server):
         assert main(run) == ExitCode.OK
-    fit = ["calibrate", "fit", str(folder / "samples.jsonl"), "-o", str(folder / "here.calibration.json")]
+    fit = ["calibrate", "fit", "--noisy", str(folder / "samples.jsonl"), "-o", str(folder / "here.calibration.json")]
     assert main(fit) == ExitCode.OK
     return folder
 
@@ -124,7 +124,7 @@ def test_wider_samples_give_wider_intervals(folder: Path, tmp_path: Path) -> Non
                 row["time_s"] = (5e-6 + row["flop"] / 5e10) * (noise if index % 2 else 1 / noise)
         samples, out = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.calibration.json"
         samples.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        assert main(["calibrate", "fit", str(samples), "-o", str(out)]) == ExitCode.OK
+        assert main(["calibrate", "fit", "--noisy", str(samples), "-o", str(out)]) == ExitCode.OK
         fits.append(Calibration.load(out))
     sure, unsure = fits
     assert unsure.sigma("gemm") > sure.sigma("gemm")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.program import COMPUTE_STREAM
+from simulator.work.trace import Timeline
 from validate.compare import Line, compare_run, predicted_phases
 from validate.compare.borders import borders
 from validate.run_plan import spread, times
+from validate.spanfile import write_spans
 from validate.spans import Event, timeline
 from validate.text import comparison_text, run_text
 
@@ -223,6 +227,17 @@ def test_a_cpu_run_of_a_study_for_another_machine_has_its_bytes_compared(plan: P
     assert reason in comparison_text(found)
 
 
+def test_what_cannot_be_timed_is_noted_and_bytes_are_compared() -> None:
+    ours = borders(MODEL, SHARDED, STACK, granularity_bytes=1, library="gloo")
+    names = ("start_bytes", "after_forward_bytes", "after_backward_bytes", "peak_bytes", "peak_phase")
+    run = record(memory={name: getattr(ours, name) for name in (*names, "peak_by_phase_bytes")})
+    run["study"]["calibration"] = "/nowhere/at-all.calibration.json"
+    found = compare_run(run)
+    assert any("time is not compared" in note and "at-all" in note for note in found["notes"])
+    assert {row["error"] for row in found["memory"]} == {0}
+    assert "time" not in found
+
+
 def test_a_cluster_that_was_asked_for_must_fit() -> None:
     run = record(mode="cpu") | {"plan": TWO_RANKS.model_dump(mode="json")}
     with pytest.raises(InputError, match="the cluster has 8 devices"):
@@ -320,3 +335,27 @@ def test_collectives_are_known_by_their_library() -> None:
     assert collective_of("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL") == "reduce_scatter"
     assert collective_of("ncclDevKernel_AllGather_RING_LL") == "all_gather"
     assert collective_of("gloo:all_reduce") == "all_reduce"
+
+
+def test_a_trace_has_predicted_and_measured_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = record()
+    found = predict(MODEL, SHARDED, CLUSTER, None, STACK).timeline
+    rank = [replace(s, program="rank0", start_s=s.start_s + 1000, end_s=s.end_s + 1000) for s in found.of()]
+    write_spans(tmp_path / "runs-1-spans.json.gz", Timeline(spans=tuple(rank), step_s=found.step_s))
+    run["files"] = {"spans.json.gz": "runs-1-spans.json.gz"}
+    runs, out = tmp_path / "runs.jsonl", tmp_path / "both.json.gz"
+    runs.write_text(json.dumps(run) + "\n", encoding="utf-8")
+    assert main(["validate", "compare", str(runs), "--trace", str(out)]) == ExitCode.OK
+    events = json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e.get("name") == "process_name"}
+    assert "measured rank0" in names.values()
+    predicted, measured = (
+        {(e["name"], round(e["ts"], 3)) for e in events if e["ph"] == "X" and names[e["pid"]].startswith(what)}
+        for what in ("predicted", "measured")
+    )
+    assert measured
+    assert len(measured & predicted) > 0.9 * len(measured)  # the same rows, from the same moment
+    run["files"] = {}
+    runs.write_text(json.dumps(run) + "\n", encoding="utf-8")
+    assert main(["validate", "compare", str(runs), "--trace", str(tmp_path / "none.json.gz")]) == ExitCode.BAD_INPUT
+    assert "--no-profile" in capsys.readouterr().err

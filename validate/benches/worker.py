@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from validate.benches import Item, attention, collectives, host, memory, parts, passes, products
+from validate.benches.load import Load
 from validate.gpus import ClockLog
 from validate.launch import Launch, host_name
 from validate.machine import describe, own_gpu
@@ -82,12 +83,14 @@ def measure(setting: SessionSettings, report: RankReport) -> None:
 def _play(session: Session, phase: str, share: float, log: ClockLog) -> None:
     """Items until the phase's time is over; the first ones always, or nothing could be fitted on a busy machine."""
     log.taken()  # what was read between phases is of none
+    load = Load.now()
     session.begin(phase, share)
     for index, item in enumerate(ITEMS[phase](session)):
         if index >= FEWEST.get(phase, 1) and not session.go():
             break
         item()
-    session.end(log.taken())
+    others = load.since(session)
+    session.end({**log.taken(), **(others if session.setting.rank == 0 else {})})
 
 
 def _fraction(torch: Any, share: float) -> float:  # noqa: ANN401

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.predict import predict
+from simulator.base.errors import InputError
+from simulator.predict import Prediction, predict
 from simulator.spec.cluster import Cluster
 from validate.compare.line import Line
 from validate.compare.memory import compare_memory
@@ -51,15 +52,32 @@ def compare_run(
     if reason and record.get("time"):
         notes.append(f"time is not compared: {reason} (--cluster names another)")
     if machine is not None and not reason and (record.get("time") or run.on_gpu):
-        numbers = run.calibration(calibration, machine)
-        prediction = predict(run.model, run.plan, machine, numbers, run.stack)
-        if record.get("time"):
-            compare_time(found, run, prediction, numbers.provenance.reference_s if numbers is not None else None)
+        prediction = _timed(found, run, machine, calibration, told=cluster is not None or nodes is not None)
     if record.get("memory"):
         compare_memory(found, run, prediction, machine.device if machine is not None else None)
     if record["verdict"] != "ok":
         notes.append(f"the run ended early ({record['verdict']}): these are its parts")
     return found
+
+
+def _timed(
+    found: dict[str, Any], run: Run, machine: Cluster, calibration: str | None, *, told: bool
+) -> Prediction | None:
+    """Compare time, where it can be predicted; what cannot is a note, and bytes are compared all the same.
+
+    told: the cluster was asked for, beside the study's: then it must fit.
+    """
+    try:
+        numbers = run.calibration(calibration, machine)
+        prediction = predict(run.model, run.plan, machine, numbers, run.stack)
+    except InputError as exc:
+        if told or calibration is not None:
+            raise
+        found["notes"] += [f"time is not compared: {fault}" for fault in exc.faults]
+        return None
+    if run.record.get("time"):
+        compare_time(found, run, prediction, numbers.provenance.reference_s if numbers is not None else None)
+    return prediction
 
 
 def _incomparable(run: Run, machine: Cluster) -> str:
