@@ -12,6 +12,7 @@ from simulator.base.errors import CalibrationError, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.document import SUFFIX
+from simulator.spec.calibration.kept import VARIABLE, place
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from validate.launch import Launch, threads_each, usable_cores
@@ -86,7 +87,15 @@ def _own_file(out: Path) -> Path:
     return out.with_name(f"{out.stem}.rank{rank}{out.suffix}") if rank else out
 
 
-def fit(*, inputs: Sequence[Path], out: Path, device: str | None, cluster: str | None, noisy: bool = False) -> int:
+def fit(
+    *,
+    inputs: Sequence[Path],
+    out: Path,
+    device: str | None,
+    cluster: str | None,
+    noisy: bool = False,
+    keep: bool = False,
+) -> int:
     """Fit `inputs` and write the files. Raises InputError with every reason where nothing can be fitted."""
     from validate.fit import published
 
@@ -99,14 +108,18 @@ def fit(*, inputs: Sequence[Path], out: Path, device: str | None, cluster: str |
         problem = f"{', '.join(sorted(kinds))} cannot be fitted together"
         raise CalibrationError(Fault(place="inputs", problem=problem, remedy="one kind of file a call"))
     if kinds == {"samples"}:
-        return _fit_samples(inputs, out, device, cluster, noisy=noisy)
+        return _fit_samples(inputs, out, device, cluster, noisy=noisy, keep=keep)
+    if keep or noisy:
+        raise InputError(Fault(place="--keep, --noisy", problem="are for samples", remedy="files of calibrate run"))
     lines = published.fit_tables(inputs, out) if kinds == {"table"} else published.fit_logs(inputs, out, cluster)
     for line in lines:
         _say(line)
     return ExitCode.OK
 
 
-def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None, cluster: str | None, *, noisy: bool) -> int:
+def _fit_samples(
+    inputs: Sequence[Path], out: Path, device: str | None, cluster: str | None, *, noisy: bool, keep: bool
+) -> int:
     from validate.fit.machine import write_cluster, write_stack
 
     found = read_samples(inputs)
@@ -123,8 +136,20 @@ def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None, cluster:
         written += [out.with_name(f"{name}.toml"), out.with_name(f"{name}.stack.toml")]
         write_cluster(result.cluster, written[1])
         write_stack(result.stack, written[2])
+    if keep:
+        written.append(_kept(calibration, result.device.name))
     print("\n".join(map(str, written)))  # noqa: T201  the answer
     return ExitCode.OK
+
+
+def _kept(calibration: Calibration, device: str) -> Path:
+    """The calibration's copy where predictions look for it. Raises InputError where that is switched off."""
+    path = place(device)
+    if path is None:
+        raise InputError(Fault(place="--keep", problem=f"{VARIABLE} is empty: no folder", remedy=f"unset {VARIABLE}"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    calibration.save(path)
+    return path
 
 
 def _graded(calibration: Calibration, found: SampleFile, *, noisy: bool) -> Calibration:

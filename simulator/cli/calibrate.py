@@ -96,11 +96,16 @@ def run(  # noqa: PLR0913  one a flag
 @click.option("--device", metavar="NAME|FILE", help="The device, where the samples name one that nobody knows.")
 @click.option("--cluster", metavar="NAME|FILE", help="The cluster that logs and collectives on GPUs are of.")
 @click.option("--noisy", is_flag=True, help="Fit samples of grade F too: taken while the machine did something else.")
-def fit(*, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str | None, noisy: bool) -> int:
+@click.option(
+    "--keep", is_flag=True, help="Also keep it as this device's own: predictions take it without --calibration."
+)
+def fit(
+    *, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str | None, noisy: bool, keep: bool
+) -> int:
     """Fit."""
     from validate import calibrate
 
-    return calibrate.fit(inputs=inputs, out=out, device=device, cluster=cluster, noisy=noisy)
+    return calibrate.fit(inputs=inputs, out=out, device=device, cluster=cluster, noisy=noisy, keep=keep)
 
 
 @command.command("check", help=_CHECK_HELP)

@@ -17,6 +17,7 @@ import pytest
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
 from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
 from validate.benches.load import Load
 from validate.command import nearest_stack
 from validate.fit.grade import grade
@@ -70,6 +71,42 @@ def test_fit_refuses_noisy_samples_unless_told_otherwise(tmp_path: Path, capfd: 
     assert not out.exists()
     assert main(["calibrate", "fit", str(noisy), "--noisy", "-o", str(out)]) == ExitCode.OK
     assert any(note.startswith("grade F") for note in Calibration.load(out).provenance.notes)
+
+
+def test_a_kept_calibration_is_taken_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = Cluster.load("hgx-h100-8").device.name
+    Calibration.load("a100-sxm").save(tmp_path / f"{device}.calibration.json")
+    asked = ["predict", "--json", "--cluster", "hgx-h100-8"]
+    told = {}
+    for folder in ("", str(tmp_path)):
+        monkeypatch.setenv("SHARDWISE_CALIBRATIONS", folder)
+        main(asked)
+        told[folder] = json.loads(capsys.readouterr().out)
+    steps = [one["time"]["step_s"] if "time" in one else one["step_s"] for one in told.values()]
+    assert steps[0] != steps[1]
+    assert f"{device}.calibration.json, kept of this device" in json.dumps(told[str(tmp_path)])
+    assert "kept of this device" not in json.dumps(told[""])
+    main([*asked, "--calibration", "h100-sxm"])  # what is named comes first
+    assert "kept of this device" not in capsys.readouterr().out
+
+
+def test_fit_keeps_where_predictions_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        row
+        for row in map(json.loads, gzip.decompress(CALM.read_bytes()).splitlines())
+        if row["kind"] in ("machine", "gemm") or row.get("op") == "clone"
+    ]
+    (tmp_path / "s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    monkeypatch.setenv("SHARDWISE_CALIBRATIONS", str(tmp_path / "kept"))
+    out = tmp_path / "here.calibration.json"
+    assert main(["calibrate", "fit", str(tmp_path / "s.jsonl"), "--noisy", "--keep", "-o", str(out)]) == ExitCode.OK
+    (kept,) = (tmp_path / "kept").iterdir()
+    assert str(kept) in capfd.readouterr().out
+    assert kept.read_bytes() == out.read_bytes()
 
 
 def test_the_stack_is_that_of_the_installed_torch() -> None:

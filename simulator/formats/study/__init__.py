@@ -18,7 +18,14 @@ from simulator.base.units import FROM_FILE
 from simulator.formats.study.certain_faults import BY_DEVICES, certain_faults, plan_faults, unknown_fields
 from simulator.formats.study.loading import calibration_named, calibration_of, cluster_of, model_of
 from simulator.formats.study.overrides import Override, literal, parse_overrides, patched
-from simulator.formats.study.provenance import model_notes, of_model, set_by_hand, sources_of, without_effect
+from simulator.formats.study.provenance import (
+    model_notes,
+    of_kept_calibration,
+    of_model,
+    set_by_hand,
+    sources_of,
+    without_effect,
+)
 from simulator.formats.study.tables import (
     DEFAULT,
     DEFAULT_NAME,
@@ -207,6 +214,7 @@ def _completed(asked: _Raw, model: Model | None, cluster: Cluster | None, faults
     sources = (
         *sources_of(asked.name, raw, asked.origins, study.plan, plan, draft),
         *of_model(model, raw.get("model")),
+        *of_kept_calibration(raw, cluster.device.name),
         *set_by_hand(overrides),
     )
     if draft is None:  # whose reader tells of its own

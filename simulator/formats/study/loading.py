@@ -14,6 +14,7 @@ from simulator.base.schema import Strict
 from simulator.formats.study.overrides import Override, patched
 from simulator.formats.study.tables import of_root
 from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.kept import kept_file
 from simulator.spec.calibration.learned import LEARNED_SUFFIX, Learned
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.hosts import first_gpus, other_intra
@@ -123,9 +124,13 @@ class KernelSpeeds(Strict):
 def calibration_of(
     raw: Mapping[str, Any], cluster: Cluster | None, overrides: Sequence[Override] = ()
 ) -> Calibration | None:
-    """The calibration that a study names, with the kernel speeds that were set; None: the device's own."""
+    """The calibration that a study names, else the one kept of its device, with the kernel speeds that were set.
+
+    None: the shipped one of the device.
+    """
     speed = patched(KernelSpeeds(), overrides, InputError)
-    named = calibration_named(raw.get("calibration"), cluster)
+    kept = kept_file(cluster.device.name) if cluster is not None and raw.get("calibration") is None else None
+    named = calibration_named(raw.get("calibration"), cluster) if kept is None else Calibration.load(kept)
     if not overrides or cluster is None:
         return named
     return (named or Calibration.for_device(cluster.device)).with_speed(

@@ -9,6 +9,7 @@ from simulator.formats.study.overrides import Override
 from simulator.formats.study.tables import DEFAULT_NAME
 from simulator.parallel.legality import unused
 from simulator.predict import Source
+from simulator.spec.calibration.kept import kept_file
 from simulator.spec.model import Model, preset_with_shape
 from simulator.spec.model.files import preset_names
 from simulator.spec.plan import Plan
@@ -79,6 +80,15 @@ def of_model(model: Model, named: object) -> Iterator[Source]:
     yield from left_open(model)
     if isinstance(named, str) and named not in preset_names() and (preset := preset_with_shape(model)):
         yield Source(what="model, preset", kind="given", detail=f"this is the preset {preset}")
+
+
+def of_kept_calibration(raw: Mapping[str, Any], device: str) -> Iterator[Source]:
+    """The calibration that nobody named, taken from where this device's own is kept."""
+    kept = kept_file(device) if raw.get("calibration") is None else None
+    if kept is not None:
+        yield Source(
+            what="calibration", kind="calibrated", detail=f"{kept}, kept of this device (calibrate fit --keep)"
+        )
 
 
 def set_by_hand(overrides: Sequence[Override], tables: Sequence[str] = ("plan",)) -> tuple[Source, ...]:
