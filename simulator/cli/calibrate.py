@@ -66,6 +66,7 @@ def command() -> None:
 @click.option("--threads", type=click.IntRange(1, 1024), help="of each CPU process; default: the cores shared evenly")
 @click.option("--resume", is_flag=True, help="Go on with a file that was interrupted.")
 @click.option("--tiny", is_flag=True, help="The smallest shapes only: tries the machinery, calibrates nothing.")
+@click.option("--queue", is_flag=True, help="Measure all that waits for a GPU (docs/gpu-queue.md); --out is a folder.")
 @patience_option
 @memory_fraction_option
 def run(  # noqa: PLR0913  one a flag
@@ -77,11 +78,18 @@ def run(  # noqa: PLR0913  one a flag
     threads: int | None,
     resume: bool,
     tiny: bool,
+    queue: bool,
     patience: float,
     memory_fraction: float,
 ) -> int:
     """Measure."""
     _needs_torch()
+    if queue:
+        from validate.queued import Gpus, run_queue
+
+        if device == "cpu" or ranks or threads or tiny:
+            raise click.UsageError("--queue chooses device, ranks and shapes itself")
+        return run_queue(out.with_suffix(""), minutes, Gpus.here(), say=lambda text: click.echo(text, err=True))
     from validate import calibrate
 
     return calibrate.run(
