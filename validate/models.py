@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
+from validate.torch_private import efficient_attention, flash_attention
 
 NORM_EPS = 1e-5
 ROPE_BASE = 500_000.0
@@ -155,9 +156,8 @@ class Attention(nn.Module):  # type: ignore[misc]
     def _core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if self.style.direct_flash and mask is None:
             if q.dtype == torch.float32:  # what a CUDA build takes where flash attention has no kernel
-                efficient = torch.ops.aten._scaled_dot_product_efficient_attention  # noqa: SLF001  no public name
-                return efficient(q, k, v, None, True, 0.0, True)[0]  # noqa: FBT003  positional in its schema
-            return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]  # noqa: FBT003, SLF001
+                return efficient_attention()(q, k, v, None, True, 0.0, True)[0]  # noqa: FBT003  positional in its schema
+            return flash_attention()(q, k, v, 0.0, True)[0]  # noqa: FBT003
         if mask is not None:
             mask = mask.to(q.dtype)
         grouped = k.shape[1] != q.shape[1]

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -23,6 +22,7 @@ from simulator.spec.software.stack import Stack
 from simulator.work.ops import uses_autocast
 from simulator.work.ops.op_context import OpContext
 from validate.models import Decoder, Style, loss_fn
+from validate.torch_private import CheckpointImpl, checkpoint_wrapper, group_of, kept_by_selective_checkpoints
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 POWERSGD_BEGINS = 2  # reductions before it: DDP rebuilds its buckets after the first
@@ -122,16 +122,7 @@ def _checkpoint_blocks(module: Decoder, plan: Plan) -> None:
 
 def _selective_contexts() -> Any:  # noqa: ANN401  torch's own pair of contexts
     """Outputs of products, of attention and of reduce-scatters are kept; everything else runs again."""
-    aten = torch.ops.aten
-    kept = {
-        torch.ops._c10d_functional.reduce_scatter_tensor.default,  # noqa: SLF001  operators have no public names
-        aten.mm.default,
-        aten.addmm.default,
-        aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001
-        aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001
-        aten._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001
-        aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001
-    }
+    kept = kept_by_selective_checkpoints()
 
     def policy(_context: object, op: object, *_: object, **__: object) -> CheckpointPolicy:
         return CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
@@ -225,7 +216,7 @@ def _replicas(mesh: DeviceMesh | None) -> Any:  # noqa: ANN401  torch's process 
     if mesh is None or "tp" not in mesh.mesh_dim_names:
         return None
     axes = tuple(name for name in mesh.mesh_dim_names if name != "tp")
-    return mesh[axes].get_group() if len(axes) == 1 else mesh[axes]._flatten().get_group()  # noqa: SLF001  no public name
+    return mesh[axes].get_group() if len(axes) == 1 else group_of(mesh[axes])
 
 
 # --- optimizer

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-from torch.distributed._tools.mem_tracker import MemTracker
+
+from validate.torch_private import FSDPMemTracker, MemTracker
 
 # The tracker's labels -> this project's categories. Gradients not yet reduced, and most of what a backward makes, are
 # "Temp" to it until FSDP's post-backward or the accumulation names them.

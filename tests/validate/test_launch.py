@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -172,3 +173,28 @@ def test_a_rank_that_its_launcher_ended_says_so(monkeypatch: pytest.MonkeyPatch)
     record = run_plan.record(task(dp_shard=8), told)
     assert record["partial"]
     assert record["time"]["times_s"] == [1.0]
+
+
+def test_a_torch_without_something_private_is_told_which_versions_have_it() -> None:
+    from validate import torch_private
+    from validate.report import kind_of
+
+    told = torch_private.missing("the memory tracker", "3.0.1", "no module named x")
+    assert told.startswith("torch 3.0.1 has the memory tracker otherwise than torch 2.11 to 2.13")
+    assert told.endswith("install torch 2.13")
+    assert "install torch 2.11 or newer" in torch_private.missing("fake tensors", "2.6.0", "")
+    with pytest.raises(ModuleNotFoundError, match="profiler's raw events") as raised:
+        torch_private.raw_events(object())
+    assert kind_of(raised.value) == "missing"
+
+
+def test_private_names_of_torch_stand_in_one_module() -> None:
+    """Captures, which are torch's own machinery seen from inside, have theirs."""
+    private = re.compile(r"torch(\.\w+)*\._[a-z]|from torch(\.\w+)*\._")
+    folder = ROOT / "validate"
+    found = {
+        path.name
+        for path in folder.rglob("*.py")
+        if "capture" not in path.parts and private.search(path.read_text(encoding="utf-8"))
+    }
+    assert found <= {"torch_private.py", "products.py"}  # a product of a bench that may fail by itself

@@ -309,12 +309,12 @@ def test_offloaded_states_leave_the_gpu_to_the_byte(options: dict[str, Any], gua
 
 @pytest.mark.skipif(guard.compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("zero", [0, 1])
-def test_autocast_on_a_gpu_that_is_none_multiplies_in_bf16(zero: int, guarded_ranks: warm.Server) -> None:
+def test_autocast_on_a_gpu_that_is_none_multiplies_in_bf16(zero: int, guarded_server: warm.Server) -> None:
     """Without CUDA torch switches autocast off, and every activation would be one of fp32."""
     degree = {"dp_replicate": 4} if zero == 0 else {"dp_shard": 4}
     stack = Stack.load("torch-2.13-fake-cuda")
     asked = plan(zero=zero, **degree, seq_len=256, micro_batch_size=4, precision="bf16")
-    with warm.forked_ranks(guarded_ranks):
+    with warm.forked_ranks(guarded_server):
         record = play(Task(mode="fake", device="cuda", model=TINY, plan=asked, stack=stack))
     assert record["verdict"] == "ok", record["trouble"]
     predicted = borders(TINY, asked, stack, granularity_bytes=512)

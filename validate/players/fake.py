@@ -10,10 +10,7 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -25,6 +22,7 @@ from validate.players.memory import track_step
 from validate.report import RankReport
 from validate.steps import TrainingStep
 from validate.task import Task
+from validate.torch_private import PROPAGATE, FakeStore, FakeTensorMode, ShardingPropagator, unset_fake_temporarily
 from validate.tracker import TrackedMemory
 
 
@@ -102,13 +100,12 @@ def _unseen_propagation() -> Iterator[None]:
 
     In the fake mode that is on, a tracker would count those; in one of their own it knows them for what they are.
     """
-    name = "_propagate_tensor_meta_non_cached"
-    original = getattr(ShardingPropagator, name)
-    setattr(ShardingPropagator, name, _unfaked(original))
+    original = getattr(ShardingPropagator, PROPAGATE)
+    setattr(ShardingPropagator, PROPAGATE, _unfaked(original))
     try:
         yield
     finally:
-        setattr(ShardingPropagator, name, original)
+        setattr(ShardingPropagator, PROPAGATE, original)
 
 
 def _unfaked(function: Any) -> Callable[..., Any]:  # noqa: ANN401  methods and getters alike

@@ -130,4 +130,6 @@ def _patch() -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     # without this autocast says that there is no CUDA, switches itself off, and every product is one of fp32
-    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+    from validate.torch_private import autocast_stays_on
+
+    autocast_stays_on()

@@ -12,6 +12,7 @@ from torch import distributed as dist
 
 from simulator.spec.plan import Plan
 from validate.parallel import DTYPES, Built
+from validate.torch_private import default_collectives
 
 _LET_GO_S = 5.0  # the most that a thread with nothing left to do is waited for
 
@@ -47,9 +48,9 @@ def scattered_to_the_end(built: Built, live_bytes: Callable[[], int]) -> Iterato
     if not units or dist.get_backend() != "gloo":
         yield
         return
-    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+    _, default = default_collectives()
 
-    class ToTheEnd(DefaultReduceScatter):  # type: ignore[misc]
+    class ToTheEnd(default):  # type: ignore[misc, valid-type]
         def __call__(self, *args: object, **kwargs: object) -> object:
             before = live_bytes()
             work = super().__call__(*args, **kwargs)
@@ -64,7 +65,7 @@ def scattered_to_the_end(built: Built, live_bytes: Callable[[], int]) -> Iterato
         yield
     finally:
         for unit in units:
-            unit.set_custom_reduce_scatter(DefaultReduceScatter())
+            unit.set_custom_reduce_scatter(default())
 
 
 @contextlib.contextmanager
@@ -79,9 +80,9 @@ def gathered_at_once(built: Built) -> Iterator[None]:
     if not units:
         yield
         return
-    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
+    default, _ = default_collectives()
 
-    class AtOnce(DefaultAllGather):  # type: ignore[misc]
+    class AtOnce(default):  # type: ignore[misc, valid-type]
         def __call__(
             self,
             output_tensor: torch.Tensor,
@@ -98,4 +99,4 @@ def gathered_at_once(built: Built) -> Iterator[None]:
         yield
     finally:
         for unit in units:
-            unit.set_custom_all_gather(DefaultAllGather())
+            unit.set_custom_all_gather(default())

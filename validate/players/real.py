@@ -65,7 +65,7 @@ def _join(task: Task, rank: int, device: torch.device) -> Callable[..., Any] | N
     """Join the others; for `solo`, pretend: the hook stands for DDP's all-reduce."""
     world = task.plan.num_devices
     if task.mode == "solo":
-        from torch.testing._internal.distributed.fake_pg import FakeStore
+        from validate.torch_private import FakeStore
 
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
         return reduced_in_place(task.plan)

@@ -18,6 +18,7 @@ from validate.report import RankReport
 from validate.spans import Event, timeline
 from validate.steps import PHASES, TrainingStep
 from validate.stopwatch import reference_s
+from validate.torch_private import begin_allocator_history, end_allocator_history, raw_events
 
 _SNAPSHOT_EVENTS = 400_000
 _TRACE = ("action", "addr", "size", "stream", "time_us", "device_free")
@@ -99,7 +100,7 @@ def profiled_step(step: TrainingStep, device: torch.device, rank: int, barrier: 
     with profile(activities=activities) as profiler:
         step.run()
         wait(device)
-    return _timeline(profiler.profiler.kineto_results.events(), f"rank{rank}", cuda=device.type == "cuda")
+    return _timeline(raw_events(profiler), f"rank{rank}", cuda=device.type == "cuda")
 
 
 def _timeline(events: Any, program: str, *, cuda: bool) -> Timeline:  # noqa: ANN401  Kineto's own list
@@ -176,12 +177,10 @@ def allocator_bytes(total_bytes: int) -> dict[str, int]:
 
 def recorded_step(step: TrainingStep, device: torch.device, out: Path) -> None:
     """Run a step and write the allocator's events of it, in the form that the replay tests read."""
-    record = torch.cuda.memory._record_memory_history  # noqa: SLF001  the documented entry
-    record(max_entries=_SNAPSHOT_EVENTS, stacks="python", context=None)
+    begin_allocator_history(_SNAPSHOT_EVENTS)
     step.run()
     wait(device)
-    snapshot = torch.cuda.memory._snapshot()  # noqa: SLF001
-    record(enabled=None)
+    snapshot = end_allocator_history()
     with gzip.GzipFile(out, "wb", mtime=0) as file:
         file.write(json.dumps(_stripped(snapshot), separators=(",", ":")).encode())
 

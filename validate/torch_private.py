@@ -1,0 +1,142 @@
+"""What the validator uses of torch that torch does not promise: here alone, each with the versions that it was seen in.
+
+A torch without one of them is refused with its name and these versions, before anything is measured; so a new release
+needs its changes here and nowhere else. (Captures have their own: validate/capture.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+
+# What is used -> the oldest and the newest release that played it here: 2.11 on an H200, 2.13 on CPUs.
+SEEN: Final[dict[str, tuple[str, str]]] = {
+    "fake tensors": ("2.11", "2.13"),
+    "the fake process group": ("2.11", "2.13"),
+    "DTensor's propagation of shapes": ("2.13", "2.13"),
+    "the memory tracker": ("2.11", "2.13"),
+    "checkpoint wrappers": ("2.11", "2.13"),
+    "FSDP2's collectives": ("2.11", "2.13"),
+    "the allocator's history": ("2.11", "2.11"),
+    "the profiler's raw events": ("2.11", "2.13"),
+    "fused attention's operators": ("2.11", "2.13"),
+    "the switch of autocast": ("2.13", "2.13"),
+}
+
+
+@contextlib.contextmanager
+def _of(what: str) -> Iterator[None]:
+    """Raises ModuleNotFoundError with the versions where torch has it not."""
+    try:
+        yield
+    except (ImportError, AttributeError) as exc:
+        raise ModuleNotFoundError(missing(what, torch.__version__, str(exc))) from None
+
+
+def missing(what: str, installed: str, why: str) -> str:
+    """What to say of a torch that has not got something."""
+    oldest, newest = SEEN[what]
+    seen = f"torch {oldest}" if oldest == newest else f"torch {oldest} to {newest}"
+    own = tuple(int(part) for part in re.findall(r"\d+", installed)[:2])
+    newer = own > tuple(int(part) for part in newest.split("."))
+    remedy = f"install torch {newest}" if newer else f"install torch {oldest} or newer"
+    return f"torch {installed} has {what} otherwise than {seen}, where it was seen ({why}); {remedy}"
+
+
+with _of("fake tensors"):
+    from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+with _of("the fake process group"):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+with _of("DTensor's propagation of shapes"):
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    PROPAGATE: Final = "_propagate_tensor_meta_non_cached"
+    getattr(ShardingPropagator, PROPAGATE)
+with _of("the memory tracker"):
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from torch.distributed._tools.mem_tracker import MemTracker
+with _of("checkpoint wrappers"):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+
+__all__ = [
+    "PROPAGATE",
+    "CheckpointImpl",
+    "FSDPMemTracker",
+    "FakeStore",
+    "FakeTensorMode",
+    "MemTracker",
+    "ShardingPropagator",
+    "checkpoint_wrapper",
+    "unset_fake_temporarily",
+]
+
+
+def default_collectives() -> tuple[type[Any], type[Any]]:
+    """FSDP2's own all-gather and reduce-scatter, to be replaced for a while."""
+    with _of("FSDP2's collectives"):
+        from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+    return DefaultAllGather, DefaultReduceScatter
+
+
+def group_of(mesh: Any) -> Any:  # noqa: ANN401
+    """The process group of a mesh of several axes: of all its ranks."""
+    return mesh._flatten().get_group()  # noqa: SLF001  no public name
+
+
+def begin_allocator_history(max_entries: int) -> None:
+    """CUDA's caching allocator remembers what it does from now on."""
+    with _of("the allocator's history"):
+        record = torch.cuda.memory._record_memory_history  # noqa: SLF001  the documented entry
+    record(max_entries=max_entries, stacks="python", context=None)
+
+
+def end_allocator_history() -> dict[str, Any]:
+    """What it has done; it forgets."""
+    with _of("the allocator's history"):
+        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()  # noqa: SLF001
+    torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
+    return snapshot
+
+
+def raw_events(profiler: Any) -> Any:  # noqa: ANN401
+    """Kineto's own list: the public one is made of it in seconds."""
+    with _of("the profiler's raw events"):
+        return profiler.profiler.kineto_results.events()
+
+
+def flash_attention() -> Any:  # noqa: ANN401
+    """CUDA's flash attention, called directly."""
+    with _of("fused attention's operators"):
+        return torch.ops.aten._scaled_dot_product_flash_attention  # noqa: SLF001
+
+
+def efficient_attention() -> Any:  # noqa: ANN401
+    """CUDA's memory-efficient attention, called directly."""
+    with _of("fused attention's operators"):
+        return torch.ops.aten._scaled_dot_product_efficient_attention  # noqa: SLF001
+
+
+def kept_by_selective_checkpoints() -> set[Any]:
+    """Operators whose outputs selective checkpointing keeps: products, attention, reduce-scatters."""
+    aten = torch.ops.aten
+    with _of("fused attention's operators"):
+        return {
+            torch.ops._c10d_functional.reduce_scatter_tensor.default,  # noqa: SLF001
+            aten.mm.default,
+            aten.addmm.default,
+            aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001
+            aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001
+            aten._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001
+            aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001
+        }
+
+
+def autocast_stays_on() -> None:
+    """Where torch was built without CUDA, autocast on fake CUDA tensors switches itself off otherwise."""
+    with _of("the switch of autocast"):
+        _ = torch.cuda.amp.common.amp_definitely_not_available
+    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
