@@ -307,7 +307,7 @@ def test_a_full_disk_leaves_the_results_file_as_it_was(tmp_path: Path, monkeypat
 
 def test_a_damaged_results_file_tells_its_lines_and_keeps_the_rest(tmp_path: Path) -> None:
     file = tmp_path / "runs.jsonl"
-    run_plan.append(file, {"kind": "run", "schema_version": 1})
+    run_plan.append(file, {"kind": "run", "schema_version": 1, "mode": "cpu", "verdict": "ok"})
     with file.open("a") as out:
         out.write('{"kind": "run", "step_s": NaN}\n[1, 2]\n{"kind": "ru')
     records, faults = run_plan.read_records(file)
