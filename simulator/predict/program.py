@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from simulator.base.errors import EngineError, Fault, InputError
+from simulator.base.fit import Fit
 from simulator.base.kernels import Attention, Gemm, Kernel
 from simulator.base.units import format_bytes
 from simulator.memory.allocator import AllocatorSettings
@@ -63,25 +65,51 @@ def predict_program(
     would make it fit. Raises InputError, ClusterError or CalibrationError with every fault found.
     """
     _check(capture, cluster)
+    column, *_ = columns(capture)
+    scripts = {one.rank: captured_script(one, column) for one in column.captures}
+    found = _predicted(
+        capture, cluster, calibration, stack, curves=curves, tokens_per_step=tokens_per_step,
+        expandable_segments=expandable_segments, scripts=scripts,
+    )  # fmt: skip
+    assert found is not None
+    again = partial(_predicted, only_fitting=True)
+    return advised(found, capture, cluster, calibration, stack, curves, again, scripts) if advise else found
+
+
+def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is known already
+    capture: Capture,
+    cluster: Cluster,
+    calibration: Calibration | None = None,
+    stack: Stack | None = None,
+    *,
+    curves: LinkCurves | None = None,
+    tokens_per_step: int | None = None,
+    expandable_segments: bool = False,
+    scripts: Mapping[int, CapturedScript] | None = None,
+    only_fitting: bool = False,
+) -> Prediction | None:
+    """scripts: of the capture, where they are known. only_fitting: None where it does not surely fit, before time is played."""
+    _check(capture, cluster)
     stack = stack or Stack.load(STACK)
     calibration = calibration or Calibration.for_device(cluster.device)
     curves = curves or calibration.links or default_curves()
     column, *others = columns(capture)
-    scripts = {one.rank: captured_script(one, column) for one in column.captures}
-    plan = _plan(capture)
-    programs = _programs(scripts, column, plan, cluster, stack, calibration, curves)
-    device = cluster.device
-    played = played_programs(capture.target, programs)
-    script = scripts.get(int(played.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
+    scripts = scripts or {one.rank: captured_script(one, column) for one in column.captures}
+    plan, device = _plan(capture), cluster.device
     held = _held(capture, scripts, plan, device, stack, AllocatorSettings(expandable_segments=expandable_segments))
     memory, trace = min(held.values(), key=lambda one: (-one[0].fit.rank, one[0].capacity_bytes - one[0].used_bytes))
+    if only_fitting and memory.fit is not Fit.FITS:
+        return None
+    programs = _programs(scripts, column, plan, cluster, stack, calibration, curves)
+    played = played_programs(capture.target, programs)
+    script = scripts.get(int(played.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
     played = with_stalls(played, memory, calibration)
     spread = _spread(played, script, stack, calibration, Mesh(plan, cluster), curves)
     peak_flop_per_s = _peak(scripts.values(), device)
     flop = column.num_ranks * sum(one.flop for one in scripts.values())
     floor_s = max(one.flop for one in scripts.values()) / peak_flop_per_s
     reach = Z90 * math.sqrt(stack.fitted.sigma**2 + sum(one**2 for one in spread.values()))
-    found = Prediction(
+    return Prediction(
         model=capture.target,
         cluster=cluster.name,
         num_devices=capture.world_size,
@@ -111,7 +139,6 @@ def predict_program(
         stack_sigma=stack.fitted.sigma,
         kinds=_kinds(column, played, held, device),
     )
-    return advised(found, capture, cluster, calibration, stack, curves, predict_program) if advise else found
 
 
 def _programs(

@@ -6,7 +6,7 @@ around its repeated modules, what they save kept in host memory, and larger GPUs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -23,6 +23,7 @@ from simulator.spec.cluster.cluster import cluster_names
 from simulator.spec.software.stack import Stack
 from simulator.work.captured.capture import Capture
 from simulator.work.captured.changed import checkpointed, offloaded, offloaded_bytes
+from simulator.work.captured.script import CapturedScript
 
 NUM_REMEDIES = 3
 _CUDA = ("volta", "turing", "ampere", "ada", "hopper", "blackwell")  # of the kernels that were captured
@@ -30,34 +31,40 @@ _NOTHING = (
     "no change that was tried makes it fit: smaller batches or more ranks to shard over, which the program decides: change it "
     "and capture it again"
 )
-Predict = Callable[..., Prediction]
-_Tried = tuple[str, str, Callable[[], Prediction]]  # in words, the variable to set, what predicts it
+Predict = Callable[..., Prediction | None]  # None: it does not surely fit
+_Tried = tuple[str, str, Callable[[], Prediction | None]]  # in words, the variable to set, what predicts it
 
 
 def advised(
     found: Prediction,
     capture: Capture,
     cluster: Cluster,
-    calibration: Calibration,
-    stack: Stack,
-    curves: LinkCurves,
+    calibration: Calibration | None,
+    stack: Stack | None,
+    curves: LinkCurves | None,
     predict: Predict,
+    scripts: Mapping[int, CapturedScript],
 ) -> Prediction:
-    """The prediction with up to three changes under which the program surely fits, the cheapest first; as it is if it does."""
+    """The prediction with up to three changes under which the program surely fits, the cheapest first; as it is if it does.
+
+    scripts: of the capture as it is.
+    """
     if found.verdict is Fit.FITS:
         return found
     here = partial(predict, cluster=cluster, calibration=calibration, stack=stack, curves=curves)
-    elsewhere = partial(predict, capture, stack=stack)
-    changes = (_of_the_program(capture, cluster, here), _larger_gpus(found, capture, cluster, elsewhere))
+    elsewhere = partial(predict, capture, stack=stack, scripts=scripts)
+    changes = (_of_the_program(capture, cluster, here, scripts), _larger_gpus(found, capture, cluster, elsewhere))
     remedies = [one for each in changes for one in _fitting(each, found)]
     remedies.sort(key=lambda remedy: remedy.cost)
     text = fitting(remedies[:NUM_REMEDIES], found.num_devices) if remedies else _NOTHING
     return replace(found, remedies=tuple(remedies[:NUM_REMEDIES]), suggestion=text)
 
 
-def _of_the_program(capture: Capture, cluster: Cluster, predict: Predict) -> Iterator[_Tried]:
+def _of_the_program(
+    capture: Capture, cluster: Cluster, predict: Predict, scripts: Mapping[int, CapturedScript]
+) -> Iterator[_Tried]:
     """The allocator's settings, checkpoints, activations in host memory."""
-    yield EXPANDABLE, EXPANDABLE, partial(predict, capture, expandable_segments=True)
+    yield EXPANDABLE, EXPANDABLE, partial(predict, capture, expandable_segments=True, scripts=scripts)
     for every, which in ((2, "every second one"), (1, "each")):
         changed = checkpointed(capture, every)
         if changed is not None:
@@ -98,7 +105,7 @@ def _fitting(changes: Iterable[_Tried], found: Prediction) -> Iterator[Remedy]:
             one = predict()
         except InputError:
             continue
-        if one.verdict is Fit.FITS:
+        if one is not None:
             yield Remedy(
                 change=change,
                 plan={},
