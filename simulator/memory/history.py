@@ -157,16 +157,15 @@ def script_history(
 
 def _write(writer: Writer, slots: dict[str, int], script: Iterable[Instruction]) -> None:
     for one in script:
-        match one:
-            case Launch(label) | Communicate(label):
-                phase, _, op = label.rpartition(": ")
-                writer.at(phase or "step", 0, "", op)
-            case Allocate(storage, num_bytes, category, stream):
-                slots[storage] = writer.alloc(num_bytes, category, stream)
-            case Free(storage):
-                writer.free(slots.pop(storage))
-            case _:
-                raise TypeError(f"{type(one).__name__} stands for a described model's units")
+        if type(one) is Allocate:
+            slots[one.storage] = writer.alloc(one.num_bytes, one.category, one.stream)
+        elif type(one) is Free:
+            writer.free(slots.pop(one.storage))
+        elif isinstance(one, Launch | Communicate):
+            phase, _, op = one.label.rpartition(": ")
+            writer.at(phase or "step", 0, "", op)
+        else:
+            raise TypeError(f"{type(one).__name__} stands for a described model's units")
 
 
 def step_live_bytes(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> StepLiveBytes:

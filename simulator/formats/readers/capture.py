@@ -29,6 +29,8 @@ _GZIP: Final = b"\x1f\x8b"
 _WHOLE: Final = {int}
 _ARITY: Final[dict[int, int]] = {int(kind): number for kind, number in ARITY.items()}
 _MOST_BYTES: Final = 2**29  # unpacked
+_ALLOCATE: Final = int(Kind.ALLOCATE)
+_FREE: Final = int(Kind.FREE)
 _AGAIN: Final = "capture the program again"
 
 
@@ -184,15 +186,16 @@ def _check_events(data: Mapping[str, Any], events: list[Any], place: str) -> Non
 
 def _known(event: list[int], sizes: Mapping[str, int], alive: set[int]) -> bool:
     """What an event names exists. alive: storages, which begin before they end, and never twice at a time."""
+    kind = event[0]
+    if kind == _ALLOCATE:
+        begins = event[1] not in alive and event[2] > 0
+        alive.add(event[1])
+        return begins
+    if kind == _FREE:
+        ends = event[1] in alive
+        alive.discard(event[1])
+        return ends
     match event:
-        case [Kind.ALLOCATE, storage, size, _]:
-            begins = storage not in alive and size > 0
-            alive.add(storage)
-            return begins
-        case [Kind.FREE, storage]:
-            ends = storage in alive
-            alive.discard(storage)
-            return ends
         case [Kind.OPERATOR, signature, _, module, phase]:
             return 0 <= signature < sizes["signatures"] and 0 <= module < sizes["names"] and phase in (0, 1, 2)
         case [Kind.COLLECTIVE, _, kind, group, size, _]:

@@ -8,7 +8,7 @@ messages of a batch run beside one another (torch 2.13, ProcessGroupNCCL::pointT
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from simulator.work.captured.capture import Capture, Kind, Phase
@@ -19,6 +19,10 @@ from simulator.work.script.instructions import Allocate, Communicate, Free, Inst
 
 _HOOKED = "fsdp."  # operators that FSDP2's hooks run before each of its collectives
 _FOLLOWED = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send_recv"}
+
+
+_FREE = int(Kind.FREE)
+_STORAGES = frozenset({int(Kind.ALLOCATE), _FREE})
 
 
 @dataclass(slots=True)
@@ -66,28 +70,30 @@ class _Writer:
 
     def storages(self, events: Sequence[Sequence[int]]) -> Iterator[Instruction]:
         """Allocations and frees alone."""
-        for kind, *values in events:
-            if kind == Kind.ALLOCATE:
-                storage, size, stream = values
-                category = self._capture.categories.get(storage, "temporaries")
-                yield Allocate(f"s{storage}", size, category, stream)
-            elif kind == Kind.FREE:
-                yield Free(f"s{values[0]}")
+        return (self._storage(event) for event in events if event[0] in _STORAGES)
+
+    def _storage(self, event: Sequence[int]) -> Instruction:
+        if event[0] == _FREE:
+            return Free(f"s{event[1]}")
+        _, storage, size, stream = event
+        return Allocate(f"s{storage}", size, self._capture.categories.get(storage, "temporaries"), stream)
 
     def instructions(self, events: Sequence[Sequence[int]]) -> list[Instruction]:
         """Everything of the recorded step."""
+        write: dict[Kind, Callable[..., None]] = {
+            Kind.OPERATOR: self._operator,
+            Kind.COLLECTIVE: self._collective,
+            Kind.MESSAGE: self._message,
+        }
+        writers = {int(kind): one for kind, one in write.items()}
         for event in events:
-            match event:
-                case [Kind.OPERATOR, signature, stream, module, phase]:
-                    self._operator(signature, stream, module, phase)
-                case [Kind.COLLECTIVE, number, kind, group, size, stream]:
-                    self._collective(number, kind, group, size, stream)
-                case [Kind.MESSAGE, number, way, group, peer, size, stream, batch]:
-                    self._message(number, way, group, peer, size, stream, batch)
-                case [Kind.ALLOCATE | Kind.FREE, *_]:
-                    self._found += self.storages([event])
-                case _:
-                    self._synchronised(event)
+            kind = event[0]
+            if kind in _STORAGES:
+                self._found.append(self._storage(event))
+            elif kind in writers:
+                writers[kind](*event[1:])
+            else:
+                self._synchronised(event)
         launched = Counter(self._phases.values())
         return [self._with_host(one, launched) if isinstance(one, Launch) else one for one in self._found]
 
