@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import wraps
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import _meta_registrations
 from torch.backends import cuda
 from torch.nn import functional
+from torch.nn.attention import flex_attention
 
 from simulator.work.captured.capture import Kind
+from validate.capture.ranks import RefusedError
 from validate.capture.streams import Recorder
 from validate.players import guard
 
@@ -31,6 +33,14 @@ def install() -> None:
         _LIBRARIES.append(library)
     _grouped_products()
     _attention()
+    flex_attention.flex_attention = _flex
+
+
+def _flex(*_: object, **__: object) -> Never:
+    raise RefusedError(
+        "the program runs FlexAttention, whose masks a capture does not evaluate and whose kernel it does not know: "
+        "scaled_dot_product_attention is captured"
+    )
 
 
 def _grouped_products() -> None:
