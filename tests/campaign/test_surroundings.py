@@ -54,3 +54,38 @@ def test_keys_of_many_parts_are_refused_before_they_are_parsed() -> None:
     for text in ("a." * 20_000 + "b = 1", "[" + "a." * 20_000 + "b]", "c = { " + "a . " * 40 + "b = 1 }"):
         with pytest.raises(ValueError, match="more than 32 parts"):
             parse_toml(text)
+
+
+_WITHOUT_SOCKETS = """
+import sys
+def refuse(event, arguments):
+    if event.startswith("socket.") and event != "socket.__new__" or event in ("socket.connect", "urllib.Request"):
+        raise RuntimeError(event)
+sys.addaudithook(refuse)
+from simulator.cli import main
+for command in COMMANDS:
+    code = main(command.split())
+    if code not in (0, 4):
+        sys.exit(f"{command}: {code}")
+"""
+_COMMANDS = (
+    "predict --model llama3.2-1b --cluster hgx-h100-8 --json",
+    "serve --model llama3.2-1b --cluster hgx-h100-8 --rate 4 --requests 20",
+    "collective all_reduce --nodes 2 --size 1MB:4MB",
+    "compare docs/examples/fsdp.toml docs/examples/megatron.toml",
+    "backtest docs/examples/runs.csv",
+    "topo docs/examples/matrix.txt --device a100",
+    "goodput docs/examples/a100-64.toml --tokens 5B",
+    "export docs/examples/study.toml --to megatron",
+)
+
+
+def test_no_command_opens_a_connection() -> None:
+    code = f"COMMANDS = {_COMMANDS!r}\n{_WITHOUT_SOCKETS}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    denied = code.replace("from simulator.cli import main", "import socket; socket.create_connection(('127.0.0.1', 9))")
+    assert (
+        "RuntimeError"
+        in subprocess.run([sys.executable, "-c", denied], capture_output=True, text=True, check=False).stderr
+    )
