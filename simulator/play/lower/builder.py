@@ -12,7 +12,7 @@ from simulator.play.lower.calls import Call, captured_call, ids, issued_s, times
 from simulator.play.lower.fabric import MeshFabric
 from simulator.play.lower.peers import IN, Peers
 from simulator.play.lower.rank_classes import RankClass
-from simulator.play.lower.work import NO_WORK, Phase, Segment, Work, added
+from simulator.play.lower.work import NO_WORK, Phase, Segment, Work, added, levelled
 from simulator.work.collectives import collective_cost, host_traffic, renamed
 from simulator.work.ops import Exchange
 from simulator.work.program import COMPUTE_STREAM, Collective, CollectiveCost, Compute, Program, ProgramOp
@@ -237,14 +237,12 @@ class Builder:
 
     def _folded_alone(self, phase: Phase, *, synchronous: bool) -> Work:
         """One phase, made the first time: equal layers and micro-batches have the same object, here kept with its work."""
-        found = self._folded.get((id(phase), synchronous))
-        if found is None:
-            before = self._exchanged.copy()
-            work = self._folded_together((phase,), synchronous=synchronous)
-            self._folded[id(phase), synchronous] = phase, work, self._exchanged - before
-        else:
-            work = found[1]
+        if found := self._folded.get((id(phase), synchronous)):
             self._exchanged.update(found[2])
+            return found[1]
+        before = self._exchanged.copy()
+        work = self._folded_together((phase,), synchronous=synchronous)
+        self._folded[id(phase), synchronous] = phase, work, self._exchanged - before
         return work
 
     def _folded_together(self, phases: tuple[Phase, ...], *, synchronous: bool) -> Work:
@@ -402,10 +400,3 @@ class Builder:
         name, num_ranks = self._peers.program_of()
         exchanges = tuple((*one, count) for one, count in self._exchanged.items())
         return Program(name=name, num_ranks=num_ranks, ops=tuple(self._ops), links=links, exchanges=exchanges)
-
-
-def levelled(work: Work, end_s: float) -> Work:
-    """Work that ends at end_s with the host at its heels, because it had to wait for the host."""
-    spare_s = end_s - work.duration_s
-    parts = (*work.parts, ("host", spare_s)) if spare_s > 0 else work.parts
-    return Work(parts=parts, host_s=0.0, level=True)

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from simulator.play.lower.builder import Builder, levelled
-from simulator.play.lower.work import NO_WORK, Phase, Segment, Work
+from simulator.play.lower.builder import Builder
+from simulator.play.lower.work import NO_WORK, Phase, Segment, Work, levelled
 from simulator.work.ops import Exchange
 
 

@@ -69,6 +69,13 @@ def added(works: Iterable[Work]) -> Work:
     return Work(parts=tuple(totals.items()), host_s=host_s, level=level)
 
 
+def levelled(work: Work, end_s: float) -> Work:
+    """Work that ends at end_s with the host at its heels, because it had to wait for the host."""
+    spare_s = end_s - work.duration_s
+    parts = (*work.parts, ("host", spare_s)) if spare_s > 0 else work.parts
+    return Work(parts=parts, host_s=0.0, level=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Compute, then collectives, and what runs beside them: the next segment waits for all of it; waits: so does the host."""

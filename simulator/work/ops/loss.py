@@ -126,9 +126,8 @@ def _shifted(g: Graph, s: OpContext, logits: Value) -> Value:
     return loss
 
 
-# Rows that Liger's kernel takes at once: a power of two, so that a chunk's logits weigh about what the input does
 def _chunks(tokens: int, vocab: int, width: int) -> int:
-    """liger_kernel/ops/fused_linear_cross_entropy.py: chunk_size = next_power_of_2(BT / ceil(V / H))."""
+    """Of a power of two rows, whose logits weigh about what the input does (liger_kernel/ops/fused_linear_cross_entropy.py)."""
     rows = -(-tokens // -(-vocab // width))
     return -(-tokens // (1 << (rows - 1).bit_length()))
 
