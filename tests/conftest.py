@@ -19,6 +19,7 @@ from validate.machine import KEEP_FREED_MEMORY
 from validate.players import guard
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: every core has a worker of xdist's already
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start take what the first of them compiled
 os.environ["SHARDWISE_CALIBRATIONS"] = ""  # what this machine's user keeps is no test's
 examples.load()  # before hypothesis reads its own option, --hypothesis-profile
 
