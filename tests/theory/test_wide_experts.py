@@ -87,5 +87,7 @@ def test_contradictions_are_told_together() -> None:
         check(plan, MODEL, CLUSTER)
     places = {fault.place.removeprefix("inference: ") for fault in caught.value.faults}
     assert {"tp", "attention_dp", "replicate"} <= places
+    with pytest.raises(PlanError, match="one GPU has all sequences"):
+        check(WIDE.model_copy(update={"tp": 1}), MODEL, CLUSTER)
     with pytest.raises(PlanError, match="none are dealt"):
         check(InferencePlan(tp=2, attention_dp=True), Model.load("llama3-8b"), CLUSTER)

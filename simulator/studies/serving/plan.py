@@ -229,6 +229,8 @@ def _wide_faults(plan: InferencePlan, model: Model) -> list[Fault]:
     elif model.experts.num_experts % plan.tp:
         problem = f"tp = {plan.tp} does not divide the model's {model.experts.num_experts} experts"
         faults.append(Fault(place="inference: tp", problem=problem, remedy="a divisor of them"))
+    if plan.tp == 1:
+        faults.append(Fault(place=place, problem="tp = 1: one GPU has all sequences", remedy="tp = 2 or more"))
     for key, given in (
         ("pp", plan.pp > 1),
         ("prefill_dp", plan.prefill_dp > 0),
