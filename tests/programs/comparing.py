@@ -192,12 +192,12 @@ def _rank(popen: Callable[..., Any], program: Program, folder: Path, variables: 
 
 
 def beyond_scalars(sizes: list[int]) -> list[int]:
-    """Without what is smaller than a block of CUDA's allocator.
+    """Without what fits a block of CUDA's allocator.
 
     Whether gloo's thread has freed one of its own by the peak is a race: single numbers, DDP's table of buckets (an int for
     each parameter and one more).
     """
-    return [size for size in sizes if size >= SMALL_BYTES]
+    return [size for size in sizes if size > SMALL_BYTES]
 
 
 def main(names: list[str]) -> int:
