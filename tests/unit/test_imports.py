@@ -15,7 +15,9 @@ from tests.sources import MODULES, ROOT, nodes, tree
 PACKAGES = ("simulator", "validate")
 BY_STRING = {"import_module", "__import__", "exec", "runpy"}
 
-USERS_OWN = "validate.capture.child"  # runs what the command line names: a program that is not ours
+# They run what the command line names (a program that is not ours), stand in the place of an import that such a program makes, and
+# do what `python -m` would
+ALLOWED = {"validate.capture.child", "validate.capture.triton_absent", "validate.rehearse.forked"}
 
 
 @cache
@@ -34,7 +36,7 @@ def test_nothing_is_imported_by_a_string(package: str) -> None:
     found = [
         f"{name}:{node.lineno}"
         for path in MODULES
-        if (name := _name(path)).partition(".")[0] == package and name != USERS_OWN
+        if (name := _name(path)).partition(".")[0] == package and name not in ALLOWED
         for node in nodes(path.read_text(encoding="utf-8"))
         if isinstance(node, ast.Name | ast.Attribute | ast.alias) and _last_word(node) in BY_STRING
     ]

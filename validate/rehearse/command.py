@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib import import_module
 from pathlib import Path
 
 from simulator.base.errors import Fault, InputError
@@ -13,15 +12,6 @@ from validate.rehearse.forked import adopt_orphans
 from validate.rehearse.scenarios import SCENARIOS, Scenario
 from validate.rehearse.stage import Played, cleared, patient, play
 from validate.supervise import scratch_folder
-
-# What parents and ranks load; loaded here, once.
-_LOADED = (
-    "torch",
-    "validate.players.rank",
-    "validate.players.real",
-    "validate.players.fake",
-    "validate.benches.worker",
-)
 
 
 def rehearse(*, quick: bool, only: str, patience: float, as_json: bool) -> int:
@@ -34,9 +24,7 @@ def rehearse(*, quick: bool, only: str, patience: float, as_json: bool) -> int:
         raise InputError(
             Fault(place=f"--only {only}", problem="is in no scenario's name", remedy="run, calibrate, srun")
         )
-    for module in _LOADED:
-        import_module(module)
-    import_module("torch").set_num_threads(1)
+    _load()
     adopt_orphans()
     found = [_played(patient(one, patience), as_json) for one in chosen]
     wrong = sum(bool(one.problems) for one in found)
@@ -45,6 +33,16 @@ def rehearse(*, quick: bool, only: str, patience: float, as_json: bool) -> int:
     else:
         _say(f"{len(found) - wrong} of {len(found)} faults named, in {sum(one.seconds for one in found):.0f} s")
     return ExitCode.RUN_FAILED if wrong else ExitCode.OK
+
+
+def _load() -> None:
+    """What parents and ranks load, once: they are forked from this process."""
+    import torch
+
+    from validate.benches import worker  # noqa: F401
+    from validate.players import fake, rank, real  # noqa: F401
+
+    torch.set_num_threads(1)
 
 
 def _played(scenario: Scenario, as_json: bool) -> Played:  # noqa: FBT001

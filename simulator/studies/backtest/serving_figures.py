@@ -29,7 +29,7 @@ _APART: Final = 0.1  # of answers
 _LESS_CACHE: Final = 0.04
 _FULL: Final = 0.97  # of the cache's blocks at their peak: it limits what runs
 # Prior, one sigma, of how long users of a closed loop wait beyond what the plays span: cold kernels in a first round, the
-# client's own time. Of twelve rows that calibrate engines' time per token (and are not scored), four waited longer or
+# client's own time. Of twelve rows of servers whose time per token calibrates their engines, four waited longer or
 # shorter than any play, by 8 % to a factor of 12.
 _WAIT_SIGMA: Final = 0.25
 _KEPT: Final = 32  # servers, and their runs, that stay in memory: rows of one stand together in tables
