@@ -25,9 +25,8 @@ SLOW, STRAGGLERS, WAITING = "slow_gpu", "stragglers", "slow_peer"
 class Builder:
     """One program under construction. Ids count up in host launch order; `after` lists may hold None (ignored).
 
-    rank: None builds the program of the class of all ranks (of a pipeline stage, if given); a number that of one rank, on
-    links of its own, meeting the other members of its groups. rank_class: a class of ranks where GPUs differ; it meets the other
-    classes of its groups.
+    rank: None builds that of the class of all ranks (of a pipeline stage, if given); a number that of one rank, on its own links,
+    which meets the others of its groups. rank_class: of ranks with equal GPUs, where GPUs differ; it meets the other classes.
     """
 
     def __init__(
@@ -240,8 +239,7 @@ class Builder:
         if found := self._folded.get((id(phase), synchronous)):
             self._exchanged.update(found[2])
             return found[1]
-        before = self._exchanged.copy()
-        work = self._folded_together((phase,), synchronous=synchronous)
+        before, work = self._exchanged.copy(), self._folded_together((phase,), synchronous=synchronous)
         self._folded[id(phase), synchronous] = phase, work, self._exchanged - before
         return work
 
