@@ -37,9 +37,13 @@ class AtPeak(_Part):
 
 
 class Tracked(_Part):
-    """Bytes at the borders of a step's phases; a run that ended early may hold the first alone, or none."""
+    """Bytes at the borders of a step's phases; a run that ended early holds none.
+
+    end_bytes: of a program's step alone, whose phases nobody knows: it has its begin, its peak and its end.
+    """
 
     start_bytes: Size | None = None
+    end_bytes: Size | None = None
     after_forward_bytes: Size | None = None
     after_backward_bytes: Size | None = None
     peak_bytes: Size | None = None
@@ -49,7 +53,9 @@ class Tracked(_Part):
 
     @model_validator(mode="after")
     def _all_or_none(self) -> Self:
-        others = {"after_forward_bytes", "after_backward_bytes", "peak_bytes", "peak_phase", "peak_by_phase_bytes"}
+        others = {"peak_bytes"}
+        if self.end_bytes is None:
+            others |= {"after_forward_bytes", "after_backward_bytes", "peak_phase", "peak_by_phase_bytes"}
         if self.start_bytes is not None and (lost := others - self.model_fields_set):
             msg = f"start_bytes stands without {', '.join(sorted(lost))}"
             raise ValueError(msg)
