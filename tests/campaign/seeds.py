@@ -179,6 +179,12 @@ def seeds() -> tuple[Seed, ...]:
             "serve --model llama3.2-1b --cluster hgx-h100-8 --trace arrivals.csv --plain",
             **{"arrivals.csv": _ARRIVALS},
         ),
+        _of("rollout", "predict --model llama3.2-1b --gpus 8xh100 --rollout grpo.toml --plain", "grpo.toml"),
+        _of("lengths", f"{predict} --lengths lengths.txt", **{"lengths.txt": b"120\n500\n2048\n70\n"}),
+        _of(
+            "serving launch",
+            "serve --model llama3.2-1b --cluster hgx-h100-8 --tp 2 --rate 4 --requests 20 --export launch --plain",
+        ),
         _of("export", "export study.toml --to megatron", "study.toml"),
         _of("launch kit", "export study.toml --to launch-kit --hosts node[01-02] -o kit", "study.toml"),
         _of("sensitivity", "sensitivity ndr.toml --what-if link.inter.bytes_per_s=200Gb/s --plain", "ndr.toml"),
