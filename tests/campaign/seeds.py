@@ -249,14 +249,12 @@ def seeds() -> tuple[Seed, ...]:
 
 
 def _plan(path: Path) -> Seed:
-    """Megatron's scripts bring their model; other files do not."""
+    """Megatron's scripts bring their model; other files do not. Files beside it that it names come along."""
     model = "" if path.suffix in (".sh", ".args") else "--model llama3.2-1b --seq-len 1024"
     cluster = "dgx-a100-80-8 --nodes 48" if path.suffix == ".sh" else "hgx-h100-8"
-    return _of(
-        f"plan {path.name}",
-        f"predict --plan {path.name} --cluster {cluster} {model} --plain",
-        **{path.name: path.read_bytes()},
-    )
+    command, data = f"predict --plan {path.name} --cluster {cluster} {model} --plain", path.read_bytes()
+    named = {one.name: one.read_bytes() for one in PLANS.iterdir() if one.name.encode() in data}
+    return _of(f"plan {path.name}", command, **{path.name: data, **named})
 
 
 @cache
