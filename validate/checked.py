@@ -47,6 +47,9 @@ def run_check(asked: CheckAsked) -> int:
     for path, flag in ((asked.junit, "--junit"), (asked.prometheus, "--prometheus")):
         if path is not None:
             check_writable(path, flag)
+    if asked.history is not None and not asked.keep and not asked.history.is_dir():
+        fault = Fault(place=f"--history {asked.history}", problem="there is no such folder", remedy="--keep makes it")
+        raise InputError(fault)
     new = _read(asked.files)
     earlier = [_read([path]) for path in asked.baseline] + list(_history(asked.history))
     earlier.sort(key=lambda one: one.machine.text("date"))
@@ -110,6 +113,8 @@ def _keep(files: Sequence[Path], history: Path, new: SampleFile) -> None:
 
 def run_diff(old: Path, new: Path, studies: Sequence[Path], *, cluster: str | None, as_json: bool) -> int:
     """What is different between two runs of `calibrate run`, or two calibrations, and what it does to studies' steps."""
+    if cluster is not None:
+        Cluster.load(cluster)  # a name that nothing has is an error also where no study asks for it
     sides = [_side(path, cluster) for path in (old, new)]
     rows, facts = _changes(*sides) if all(side.samples is not None for side in sides) else ([], [])
     steps = [_steps(path, *sides) for path in studies]

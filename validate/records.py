@@ -104,7 +104,7 @@ class ShapeOfRun(_Part):
 
     kind: Literal["run"]
     schema_version: Literal[1]
-    mode: Literal["full", "solo", "cpu", "fake", "program"]
+    mode: Literal["full", "solo", "cpu", "fake", "program", "imported"]
     verdict: str
     device: str | None = None
     num_ranks: Annotated[int, Field(ge=1)] | None = None

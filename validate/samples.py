@@ -164,7 +164,12 @@ def read_samples(paths: Sequence[Path]) -> SampleFile:
     hashes: dict[str, str] = {}
     for path in paths:
         try:
-            with ordinary(path).open("rb") as raw:
+            ordinary(path)
+        except OSError as exc:
+            reader.fault(str(path), f"cannot be read: {exc.strerror or exc}", "shardwise calibrate run writes one")
+            continue
+        try:
+            with path.open("rb") as raw:
                 hashes[path.name] = hashlib.file_digest(raw, "sha256").hexdigest()
             with _opened(path) as lines:
                 reader.read(lines, path.name)
@@ -257,7 +262,8 @@ class _Reader:
     def finish(self, hashes: Mapping[str, str]) -> SampleFile:
         """Keep the machine with most samples; the others' are faults: two machines are two calibrations."""
         if not self.samples:
-            self.fault(", ".join(hashes) or "samples", "no usable sample", "shardwise calibrate run")
+            if hashes or not self.faults:  # what could not even be opened holds none, of course
+                self.fault(", ".join(hashes) or "samples", "no usable sample", "shardwise calibrate run")
             raise TableError(self.faults)
         counts = Counter(sample.machine for sample in self.samples)
         (main, _), *others = counts.most_common()

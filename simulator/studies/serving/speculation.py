@@ -50,7 +50,8 @@ def speculation_faults(plan: InferencePlan, model: Model) -> list[Fault]:
         given -= {name for name in given if getattr(plan, name) in (None, InferencePlan.model_fields[name].default)}
         remedy = 'speculative = "draft", "mtp" or "ngram", or leave it out'
         return [
-            Fault(place=f"inference: {name}", problem="nothing is guessed", remedy=remedy) for name in sorted(given)
+            Fault(place=f"inference: {name}", problem=f"{getattr(plan, name)!r}, and nothing is guessed", remedy=remedy)
+            for name in sorted(given)
         ]
     faults = []
     if plan.acceptance is None:
