@@ -18,6 +18,7 @@ from simulator.cli.options import (
     of_all_studies,
     placement_option,
     price_options,
+    say,
     tell_notes,
     tokens_option,
     write_json,
@@ -141,7 +142,7 @@ def _draw(plot: Path, comparison: Comparison) -> None:
         points.append(Point(label=label, time=time, low=low, high=high, money=money, best=best))
     currency = comparison.rows[0].costs[0].currency
     write_front_plot(plot, points, "microseconds a token", f"{currency} a billion tokens")
-    click.echo(f"written to {plot}", err=True)
+    say(f"written to {plot}")
 
 
 def name_of(file: Path | None) -> str:

@@ -10,7 +10,7 @@ import click
 
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
-from simulator.cli.options import input_options, placement_option, set_option, write_files
+from simulator.cli.options import input_options, placement_option, say, set_option, write_files
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.formats.exchange import FORMATS, Export, Job, export_plan
 from simulator.formats.study import Study
@@ -73,7 +73,7 @@ def command(
         click.echo(text, nl=False)
     else:
         write_whole(out, text, "-o")
-        click.echo(f"written to {out}", err=True)
+        say(f"written to {out}")
     return ExitCode.OK
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Fault, InputError, printable
 from simulator.base.files import write_whole
 
 if TYPE_CHECKING:
@@ -164,4 +164,9 @@ def write_files(files: Mapping[str, str], folder: Path) -> None:
                 file.chmod(0o755)
     except OSError as exc:
         raise InputError(Fault(place=str(folder), problem=f"cannot be written: {exc.strerror}")) from None
-    click.echo(f"launch kit of {len(files)} files written to {folder}", err=True)
+    say(f"launch kit of {len(files)} files written to {folder}")
+
+
+def say(text: str) -> None:
+    """On stderr, in words that may hold a name that somebody gave."""
+    click.echo(printable(text), err=True)

@@ -15,7 +15,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
 from simulator.cli.export import head_of, job_of
-from simulator.cli.options import FILE, answer_options, placement_option, set_option, study_options, write_files
+from simulator.cli.options import FILE, answer_options, placement_option, say, set_option, study_options, write_files
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.terminal import show
 
@@ -79,7 +79,7 @@ def command(
         show(render(found), plain=plain, width=WIDTH)
     if out is not None:
         write_whole(out, table_of(asked, job_of(asked), host), "-o")
-        click.echo(f"written to {out}", err=True)
+        say(f"written to {out}")
     if kit is not None:
         write_files(kit_files(asked, job_of(asked), head_of(asked), hosts, host), kit)
     return ExitCode.OK

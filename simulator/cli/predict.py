@@ -20,6 +20,7 @@ from simulator.cli.options import (
     answer_options,
     placement_option,
     program_options,
+    say,
     set_option,
     study_options,
     tell_notes,
@@ -332,7 +333,7 @@ def _write_files(asked: Study, prediction: Prediction, trace: Path | None, links
         from simulator.formats.writers.chrome_trace import write_chrome_trace
 
         write_chrome_trace(trace, prediction)
-        click.echo(f"trace written to {trace}", err=True)
+        say(f"trace written to {trace}")
     if links is not None:
         from simulator.formats.writers.link_plot import write_link_plot
         from simulator.predict.link_loads import link_loads
@@ -357,4 +358,4 @@ def _write_memory(asked: Study, prediction: Prediction, picture: Path | None, sn
         from simulator.formats.writers.snapshot import write_snapshot
 
         write_snapshot(snapshot, history)
-        click.echo(f"snapshot written to {snapshot}: open it at https://pytorch.org/memory_viz", err=True)
+        say(f"snapshot written to {snapshot}: open it at https://pytorch.org/memory_viz")

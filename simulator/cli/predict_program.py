@@ -12,6 +12,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import check_writable
 from simulator.cli.fabric import with_fabric
+from simulator.cli.options import say
 from simulator.cli.programs import place_inputs, place_of, program_at
 from simulator.formats.drawing import FORMATS
 from simulator.formats.study import Study
@@ -84,7 +85,7 @@ def _write(one: Capture, asked: Study, found: Any, files: Files) -> None:  # noq
         from simulator.formats.writers.chrome_trace import write_chrome_trace
 
         write_chrome_trace(files.trace, found)
-        click.echo(f"trace written to {files.trace}", err=True)
+        say(f"trace written to {files.trace}")
     if files.memory is None and files.snapshot is None:
         return
     from simulator.predict.program import program_history
@@ -99,4 +100,4 @@ def _write(one: Capture, asked: Study, found: Any, files: Files) -> None:  # noq
         from simulator.formats.writers.snapshot import write_snapshot
 
         write_snapshot(files.snapshot, history)
-        click.echo(f"snapshot written to {files.snapshot}: open it at https://pytorch.org/memory_viz", err=True)
+        say(f"snapshot written to {files.snapshot}: open it at https://pytorch.org/memory_viz")

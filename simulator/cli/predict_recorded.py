@@ -11,7 +11,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import check_writable
 from simulator.base.units import format_bytes
-from simulator.cli.options import write_json
+from simulator.cli.options import say, write_json
 
 if TYPE_CHECKING:
     from simulator.predict.recorded import WhatIf
@@ -77,7 +77,7 @@ def answer(
         from simulator.formats.writers.chrome_trace import write_timeline
 
         write_timeline(files["--trace"], found.timeline)
-        click.echo(f"trace written to {files['--trace']}", err=True)
+        say(f"trace written to {files['--trace']}")
     return 0
 
 

@@ -15,7 +15,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import format_seconds
-from simulator.cli.options import FILE, answer_options, price_options, write_json
+from simulator.cli.options import FILE, answer_options, price_options, say, write_json
 from simulator.cli.progress import StatusLine, ended_as_interrupted
 from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.cli.terminal import show
@@ -126,7 +126,7 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
     _print(report, as_json=as_json, plain=plain)
     if exported is not None:
         export(report, exported)
-        click.echo(f"written to {exported}", err=True)
+        say(f"written to {exported}")
     if kit is not None and report.rows and not interrupted:
         from simulator.cli.winner import write_winner
 

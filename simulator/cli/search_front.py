@@ -6,12 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
-
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, counted, parse_count
-from simulator.cli.options import loaded_prices, write_json
+from simulator.cli.options import loaded_prices, say, write_json
 from simulator.cli.terminal import show
 from simulator.formats.drawing import check_picture
 from simulator.formats.writers.front_plot import Point, write_front_plot
@@ -61,7 +59,7 @@ def run_front(
         show(render_front(found, options["days"]), plain=plain, width=WIDTH)
     if options["plot"] is not None:
         write_front_plot(options["plot"], _points(found), "seconds a step", f"{found.currency} a billion tokens")
-        click.echo(f"written to {options['plot']}", err=True)
+        say(f"written to {options['plot']}")
     return ExitCode.OK if any(row.best is not None for row in found.rows) else ExitCode.DOES_NOT_FIT
 
 

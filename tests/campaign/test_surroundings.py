@@ -89,3 +89,12 @@ def test_no_command_opens_a_connection() -> None:
         "RuntimeError"
         in subprocess.run([sys.executable, "-c", denied], capture_output=True, text=True, check=False).stderr
     )
+
+
+def test_the_name_of_a_file_that_was_written_is_spelled_out(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "simulator.cli", *PREDICT.split(), "--trace", "bell\x07.json.gz"]
+    told = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, env=told, check=False)
+    assert done.returncode == 0
+    assert b"trace written to bell\\x07.json.gz" in done.stderr
+    assert (tmp_path / "bell\x07.json.gz").is_file()
