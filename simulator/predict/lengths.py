@@ -8,7 +8,7 @@ drawn: of n lengths, the chance that the longest of b is at most the k-th is (k 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from math import ceil, exp, log, sqrt
 from pathlib import Path
@@ -16,6 +16,8 @@ from statistics import NormalDist
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.files import ordinary
+from simulator.base.schema import MOST_TEXT_BYTES, unreadable
 from simulator.predict import predict
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
@@ -24,7 +26,6 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 
 _QUANTILES: Final = 2000
-_MOST_LINES: Final = 5_000_000
 _SHARES: Final = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # of the plan's length, where steps are predicted
 _EXAMPLE: Final = "lognormal:400,0.8 (median, sigma of the logarithm), or a file with a length a line"
 
@@ -83,17 +84,20 @@ def read_lengths(text: str) -> tuple[int, ...]:
 
 def _of_file(path: Path) -> tuple[int, ...]:
     try:
-        lines = path.read_text(encoding="utf-8").split()
+        entries = ordinary(path, MOST_TEXT_BYTES).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(Fault(place=f"--lengths {path}", problem=f"cannot be read: {exc}", remedy=_EXAMPLE)) from None
-    wrong = [
-        (number, line) for number, line in enumerate(lines, 1) if not line.isdecimal() or not 0 < int(line[:12]) < 2**30
+        raise InputError(replace(unreadable(path, exc), place=f"--lengths {path}")) from None
+    problems = [
+        f"entry {number}, {entry[:20]!r}, is no length"
+        for number, entry in enumerate(entries, 1)
+        if not entry.isdecimal() or not 0 < int(entry[:12]) < 2**30
     ]
-    if wrong or not lines or len(lines) > _MOST_LINES:
-        number, line = wrong[0] if wrong else (1, "")
-        problem = f"the {number}. entry, {line[:20]!r}, is no length" if wrong else f"{len(lines)} entries"
-        raise InputError(Fault(place=f"--lengths {path}", problem=problem, remedy="a whole number of tokens a line"))
-    return tuple(sorted(map(int, lines)))
+    if not entries:
+        problems.append("is empty")
+    if problems:
+        remedy = "a whole number of tokens a line"
+        raise InputError([Fault(place=f"--lengths {path}", problem=problem, remedy=remedy) for problem in problems])
+    return tuple(sorted(map(int, entries)))
 
 
 def padding_of(

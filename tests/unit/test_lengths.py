@@ -101,3 +101,16 @@ def test_a_file_has_a_length_a_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         file.write_text(wrong)
         with pytest.raises(InputError, match="a whole number of tokens a line"):
             read_lengths(str(file))
+
+
+def test_every_entry_that_is_no_length_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "lengths.txt"
+    file.write_text("12\nx\n-3\n")
+    with pytest.raises(InputError) as told:
+        read_lengths(str(file))
+    assert [fault.problem for fault in told.value.faults] == [
+        "entry 2, 'x', is no length",
+        "entry 3, '-3', is no length",
+    ]
+    with pytest.raises(InputError, match="pipe or a device"):
+        read_lengths("/dev/zero")
