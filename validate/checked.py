@@ -101,11 +101,8 @@ def _keep(files: Sequence[Path], history: Path, new: SampleFile) -> None:
         target = history / f"{date}-{new.machine.id}{f'.rank{index}' if index else ''}.jsonl.gz"
         if target.exists():
             continue
-        beside = target.with_name(f".{target.name}")
         data = path.read_bytes()
-        plain = gzip.decompress(data) if path.suffix == ".gz" else data
-        beside.write_bytes(gzip.compress(plain, mtime=0))
-        beside.replace(target)
+        write_whole(target, data if path.suffix == ".gz" else gzip.compress(data, mtime=0), "--history")
 
 
 # --- diff

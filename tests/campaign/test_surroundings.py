@@ -12,6 +12,7 @@ import pytest
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import ordinary
 from simulator.base.schema import parse_toml
+from simulator.cli import main
 from tests.campaign.seeds import ROOT
 
 PREDICT = "predict --model llama3.2-1b --cluster hgx-h100-8"
@@ -98,3 +99,16 @@ def test_the_name_of_a_file_that_was_written_is_spelled_out(tmp_path: Path) -> N
     assert done.returncode == 0
     assert b"trace written to bell\\x07.json.gz" in done.stderr
     assert (tmp_path / "bell\x07.json.gz").is_file()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["predict --plan pipe", "replay pipe", "predict --lengths pipe", "backtest pipe", "topo pipe", "predict pipe"],
+)
+def test_a_pipe_in_place_of_a_file_is_refused(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")  # nobody writes there: whoever opens it waits for ever
+    assert main(command.split()) == ExitCode.BAD_INPUT
+    assert "is a pipe or a device" in capsys.readouterr().err

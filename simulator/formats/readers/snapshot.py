@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.files import ordinary
+from simulator.base.schema import unreadable
 from simulator.formats.readers import plain_data
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.allocator.blocks import UNLIMITED_BYTES
@@ -71,6 +73,10 @@ def read_snapshot(path: Path, device: int | None = None) -> Recording:
 
 
 def _plain(path: Path) -> dict[str, Any]:
+    try:
+        ordinary(path)
+    except OSError as exc:
+        raise InputError(unreadable(path, exc)) from None
     command = [sys.executable, "-I", str(Path(plain_data.__file__)), str(path)]
     done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=False)  # noqa: S603  our own script
     try:

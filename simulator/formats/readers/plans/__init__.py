@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault, PlanError
+from simulator.base.files import ordinary
 from simulator.base.schema import is_python, parse_json, parse_toml, read_json, unreadable
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.readers.plans.draft import GPUS, Draft, drafted_fields, plan_fields
@@ -155,8 +156,10 @@ def _quietly(load: Any, text: str) -> object:  # noqa: ANN401  json.loads or tom
 
 def _text(path: Path) -> str:
     try:
+        if not path.is_char_device():  # which has no size and no end: the bound below is for it
+            ordinary(path)
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)  # bounded: a device has no size and no end
+            data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise PlanError(Fault(place=str(path), problem=f"is larger than {MAX_BYTES} bytes", remedy="a plan's file"))
         return data.decode("utf-8").replace("\r\n", "\n")
