@@ -27,6 +27,7 @@ _DRESS = re.compile(
 )
 _MEMORY = re.compile(r"\b(\d+) ?(?:gib|gb|g)\b")
 _POWER = re.compile(r"\b(\d+) ?w\b")
+_SERIES = re.compile(r"\b(g?rtx|gtx|quadro)(?=\d)")  # written together with what comes behind it
 _TOLERANCE = 0.08  # marketing counts GB or GiB, with or without what ECC and the driver keep
 
 
@@ -146,7 +147,7 @@ class _Spelling:
 
 @cache
 def _spelled(text: str) -> _Spelling:
-    plain = re.sub(r"[_\-(),@]+", " ", text.casefold())
+    plain = _SERIES.sub(r"\1 ", re.sub(r"[_\-(),@]+", " ", text.casefold()))
     memory, power = _MEMORY.search(plain), _POWER.search(plain)
     bare = _DRESS.sub(" ", _POWER.sub(" ", _MEMORY.sub(" ", plain)))
     words = frozenset(re.sub(r"^sxm\d$", "sxm", word) for word in bare.split())

@@ -28,6 +28,9 @@ _USUAL: Final[dict[str, str]] = _HOSTS["usual"]
 _ONE_WAY: Final[dict[str, float]] = _HOSTS["one_way"]
 _COUNTED: Final = re.compile(r"(\d+)\s*[x×*]\s*([^\s/.\d][^/]*?)(?<!\.toml)")
 _MOST_GPUS: Final = 10_000_000
+_SLOWEST_NIC: Final = (
+    100e9 / 8
+)  # bytes/s of one of several: EDR InfiniBand and 100 Gb/s Ethernet, in nodes of GPUs since 2016
 _WIRED: Final = ("mesh", "cube_mesh", "pairs")  # shapes that a larger node does not simply continue
 
 
@@ -182,9 +185,14 @@ def _pcie(pcie: Mapping[str, Any] | None, gpus: int, usual: int) -> dict[str, An
 
 
 def _inter(inter: Mapping[str, Any] | None, total: float | None, share: float) -> dict[str, Any] | None:
-    """The stated total over the usual number of NICs; without one, a node's NICs shrink or grow with its GPUs."""
+    """The stated total over the usual number of NICs, or over fewer where they would be slower than machines of GPUs have them.
+
+    Without one, a node's NICs shrink or grow with its GPUs.
+    """
     if inter is None:
         return None
     nics = max(1, round(inter["num_nics"] * share))
+    if total is not None and total < nics * _SLOWEST_NIC:
+        nics = max(1, int(total / _SLOWEST_NIC))
     rate = inter["nic_bytes_per_s"] if total is None else total / nics
     return {**inter, "num_nics": nics, "nic_bytes_per_s": rate}

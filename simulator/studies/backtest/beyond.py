@@ -19,8 +19,7 @@ _NOT_ATTENTION: Final = (
     (r"\bjamba|\bzamba|\bsamba|falcon-?(mamba|h1)|codestral-?mamba|granite-?4.*\bh\b|bamba", "state-space layers"),
 )
 _NOT_DECODER: Final = r"\b(bert|roberta|deberta|modernbert|t5|mt5|flan-?t5|ul2|bart|whisper|vit|clip|dit|unet)\b"
-# adapters' names; DeepSeek's ranks (q_lora, kv_lora) are none
-_ADAPTERS: Final = re.compile(r"(?<![a-z_])q?lora\b(?![-_]rank)|\bpeft\b|\badapters?\b", re.IGNORECASE)
+_ADAPTERS: Final = re.compile(r"\bpeft\b|\badapters?\b", re.IGNORECASE)  # of another kind than LoRA
 # A state-space model of no published pattern, and states in host memory that no column of a plan describes
 _STATE_SPACE: Final = re.compile(r"--hybrid-layer-pattern|--mamba-|\bmamba", re.IGNORECASE)
 _OFFLOAD: Final = re.compile(

@@ -112,9 +112,19 @@ def _cluster_of(row: RunRow) -> Cluster:
         gbps = row.inter_link_gbps_per_node
         rate = None if gbps is None else gbps * 1e9 / 8
         cluster = _cluster(row.gpu, row.n_gpus or 0, _node(row), _intra_kind(row), rate)
-    domain = row.nvlink_domain_size
-    cluster = cluster if domain is None else cluster.model_copy(update={"nvlink_domain_size": domain})
-    return as_measured(cluster, row)
+    domain = row.nvlink_domain_size or _of_a_rack(cluster, row)
+    return as_measured(cluster.model_copy(update={"nvlink_domain_size": domain}), row)
+
+
+def _of_a_rack(cluster: Cluster, row: RunRow) -> int:
+    """GPUs of an NVLink domain that a job takes: of several racks, whole nodes of each that share the job evenly.
+
+    So degrees that are powers of two stay inside a rack of 18 nodes, of which the job takes 16.
+    """
+    node, domain, gpus = cluster.gpus_per_node, cluster.nvlink_domain_size, row.n_gpus or 1
+    if domain <= node or gpus <= domain:
+        return domain
+    return max((size for size in range(node, domain + 1, node) if gpus % size == 0), default=domain)
 
 
 def as_measured(cluster: Cluster, row: RunRow) -> Cluster:

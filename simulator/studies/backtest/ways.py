@@ -16,8 +16,9 @@ from simulator.spec.software.described import Described, Nature, named_in
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.models import with_sizes
 from simulator.studies.backtest.rows import RunRow
+from simulator.studies.backtest.unstated import VOCABULARIES, adapted, adapters_of, routed
 
-_OPEN: Final = ("micro_batch", "zero_or_fsdp", "act_ckpt")
+_OPEN: Final = ("micro_batch", "zero_or_fsdp", "act_ckpt", "vocab")
 _UNSAID: Final[Mapping[str, tuple[str, ...]]] = {"zero_or_fsdp": ("ddp", "fsdp_full"), "act_ckpt": ("none", "full")}
 _LATER_MICRO_BATCHES: Final = (2, 4)
 _COLUMNS: Final = {f.name for f in fields(RunRow)}
@@ -51,18 +52,23 @@ def ways_of(row: RunRow) -> tuple[RunRow, ...]:
     """
     software = described(row)[1]
     defaults = software.defaults
-    row = _cut(counted(with_sizes(_with_defaults(row, defaults))), software)
-    ways = product(_micro_batches(row), _shardings(row, defaults), _recomputations(row, defaults))
+    row = routed(_cut(counted(with_sizes(_with_defaults(row, defaults))), software))
+    vocabularies = (row.vocab,) if row.vocab or row.model else VOCABULARIES
+    ways = product(
+        adapted(row), _micro_batches(row), _shardings(row, defaults), _recomputations(row, defaults), vocabularies
+    )
     return tuple(
-        _with_batch(replace(row, micro_batch=size, zero_or_fsdp=word, act_ckpt=again), defaults)
-        for size, word, again in ways
+        _with_batch(replace(one, micro_batch=size, zero_or_fsdp=word, act_ckpt=again, vocab=vocab), defaults)
+        for one, size, word, again, vocab in ways
     )
 
 
 def as_words(way: RunRow, ways: Sequence[RunRow]) -> str:
     """How a way fills the columns that the ways differ in: `zero_or_fsdp ddp, act_ckpt full`."""
     open_columns = [name for name in _OPEN if len({getattr(each, name) for each in ways}) > 1]
-    return ", ".join(f"{name} {getattr(way, name)}" for name in open_columns)
+    words = [f"{name} {getattr(way, name)}" for name in open_columns]
+    adapters = {each: adapters_of(each) for each in ways}
+    return ", ".join([*words, adapters[way]] if len({*adapters.values()}) > 1 else words)
 
 
 def states_recompute(row: RunRow) -> bool:

@@ -1,0 +1,93 @@
+"""What tables hardly ever state and a step hangs on: how tokens fall on experts and travel, what adapters are, whose FLOP were counted.
+
+`also` and `counted_otherwise` are what may have been besides: a prediction stands without them, its interval reaches to them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
+from simulator.studies.backtest.measured import step_seconds
+from simulator.studies.backtest.rows import RunRow
+
+UNTRAINED: Final = "untrained"  # `expert_imbalance` in a stack's defaults: its benchmarks train for some twenty steps
+VOCABULARIES: Final = (50_304, 32_000, 128_256)  # GPT-2's padded, Llama 2's, Llama 3's: smaller or larger hardly occur
+_COLLAPSED: Final = 0.92  # experiments/untrained_routing.py: 3.7 of at most 4 with 8 experts, 7.3 of at most 8 with 16
+# What launchers offer for experts since 2025, as published recipes combine it
+_TUNED: Final[tuple[Mapping[str, Any], ...]] = (
+    {"plan.dispatcher": "deep_ep"},
+    {"plan.dispatcher": "deep_ep", "plan.expert_overlap": True},
+    {"plan.dispatcher": "deep_ep", "plan.cuda_graphs": ("full_iteration",)},
+)
+# Adapters by their name; DeepSeek's ranks (q_lora_rank, kv_lora) are none
+_LORA: Final = re.compile(r"(?<![a-z_])(q-?)?lora\b(?![-_]rank)", re.IGNORECASE)
+_RANK: Final = re.compile(r"\b(?:lora[-_ ]?)?(?:rank|r) ?[=:]? ?([1-9]\d{0,3})\b", re.IGNORECASE)
+_GPTQ: Final = re.compile(r"\bgptq\b|\bint4\b", re.IGNORECASE)
+# peft's own defaults (LoraConfig, and TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING of Llama); the QLoRA paper's way (arXiv
+# 2305.14314: all linear layers, dropout 0.05)
+_ADAPTED: Final[tuple[Mapping[str, Any], ...]] = (
+    {"plan.lora_rank": 8, "plan.lora_targets": ("q", "v")},
+    {"plan.lora_rank": 64, "plan.lora_targets": ("all",), "plan.lora_dropout": 0.05},
+)
+
+
+def untrained(row: RunRow) -> float:
+    """The busiest expert's tokens over the mean in the first steps from random weights, where nothing forces balance."""
+    return max(1.0, _COLLAPSED * (row.n_experts or 1) / (row.top_k or 1))
+
+
+def routed(row: RunRow) -> RunRow:
+    """The row with its word for untrained routing as a number."""
+    word = row.of("plan").get("expert_imbalance") == UNTRAINED
+    return _with(row, {"plan.expert_imbalance": untrained(row)}) if word else row
+
+
+def adapted(row: RunRow) -> tuple[RunRow, ...]:
+    """The row once a way that its adapters may be meant, where its name or notes call them LoRA and its columns say nothing."""
+    text = f"{row.model_name} {row.framework} {row.notes}"
+    found = None if "peft" in row.of("plan") else _LORA.search(text)
+    if found is None:
+        return (row,)
+    quantised = {"plan.peft": "qlora", "plan.base_weights": "gptq" if _GPTQ.search(text) else "nf4"}
+    method = quantised if found[1] else {"plan.peft": "lora"}
+    weights = (
+        {"plan.master_dtype": row.precision} if row.precision in ("bf16", "fp16") else {}
+    )  # nobody adapts an fp32 copy
+    rank = {"plan.lora_rank": int(stated[1])} if (stated := _RANK.search(text)) else {}
+    return tuple(_with(row, {**weights, **each, **method, **rank}) for each in _ADAPTED)
+
+
+def adapters_of(row: RunRow) -> str:
+    """`lora of rank 8 on q v`, as the row has them."""
+    plan = row.of("plan")
+    targets = plan.get("lora_targets", ())
+    return f"{plan.get('peft')} of rank {plan.get('lora_rank')} on {' '.join(targets if isinstance(targets, tuple) else ())}"
+
+
+def also(row: RunRow, stack: Stack) -> Iterator[RunRow]:
+    """The row as it may have been run too: exchanges of experts, and their routing, that it does not state."""
+    stated = row.of("plan")
+    if (row.n_experts or 1) == 1:
+        return
+    if "dispatcher" not in stated and (row.ep or 1) > 1:
+        yield from (_with(row, change) for change in _TUNED)
+    # programs that route by torch's own operators have no switch that forces balance
+    if "expert_imbalance" not in stated and stack.kernels.expert_rows != "sorted":
+        yield _with(row, {"plan.expert_imbalance": untrained(row)})
+
+
+def counted_otherwise(row: RunRow, model: Model, gpus: int) -> float:
+    """Measured seconds if TFLOP/s of a run that recomputes all count that too, over the seconds if they do not; else 1."""
+    if row.metric != "model_tflops_per_gpu" or row.act_ckpt != "full" or row.flop_convention:
+        return 1.0
+    usual, hardware = (step_seconds(row, gpus, one, model) for one in ("full_attention", "hardware_2021"))
+    return hardware / usual if usual and hardware else 1.0
+
+
+def _with(row: RunRow, settings: Mapping[str, Any]) -> RunRow:
+    return replace(row, settings=tuple({**dict(row.settings), **settings}.items()))

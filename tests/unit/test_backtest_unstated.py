@@ -1,0 +1,118 @@
+"""What a row does not say of its experts, adapters, vocabulary and TFLOP/s: intervals reach to what may have been."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simulator.spec.cluster.device import Device
+from simulator.studies.backtest.evaluate import evaluate_row
+from simulator.studies.backtest.resolve import resolve
+from simulator.studies.backtest.rows import RunRow
+from simulator.studies.backtest.unstated import adapted, counted_otherwise, untrained
+
+ROW = RunRow(
+    line=2, id="row", framework="somebody's", model_name="small", n_layers=4, d_model=1024, n_heads=8, n_kv_heads=8,
+    d_ff=4096, mlp_kind="swiglu", vocab=32_000, seq_len=2048, gpu="H100", n_gpus=8, zero_or_fsdp="fsdp_full",
+    micro_batch=1, global_batch=8, precision="bf16", act_ckpt="none", metric="step_time_s", value=1.0,
+)  # fmt: skip
+MIXTURE = replace(ROW, n_experts=8, top_k=2, d_ff=2048)
+
+
+def _step(row: RunRow) -> tuple[float, float, float]:
+    one = evaluate_row(row)
+    assert one.status == "ok", one.reason
+    return one.low_step_s or 0.0, one.predicted_step_s or 0.0, one.high_step_s or 0.0
+
+
+def test_exchanges_of_experts_that_are_not_stated_widen_the_interval_alone() -> None:
+    open_, stated = replace(MIXTURE, ep=8), replace(MIXTURE, ep=8, settings=(("plan.dispatcher", "all_to_all"),))
+    (low, step, high), (low_stated, step_stated, high_stated) = _step(open_), _step(stated)
+    quicker = _step(replace(MIXTURE, ep=8, settings=(("plan.dispatcher", "deep_ep"),)))
+    assert step == step_stated
+    assert high == high_stated
+    assert low == min(low_stated, quicker[0])
+
+
+def test_routing_that_nothing_forces_may_be_that_of_an_untrained_router() -> None:
+    """Software that joins experts by torch's operators; a row that states an imbalance has that one."""
+    each = replace(MIXTURE, framework="Hugging Face Trainer")
+    assert untrained(each) == pytest.approx(0.92 * 8 / 2)
+    balanced = _step(replace(each, settings=(("plan.expert_imbalance", 1),)))
+    uneven = _step(replace(each, settings=(("plan.expert_imbalance", untrained(each)),)))
+    low, step, high = _step(each)
+    assert (low, step) == balanced[:2]
+    assert high == max(uneven[2], balanced[2])
+
+
+def test_a_stack_may_say_that_its_routers_are_untrained() -> None:
+    run = resolve(replace(MIXTURE, framework="KempnerForge"))
+    assert run.plan.experts.imbalance == pytest.approx(0.92 * 8 / 2)
+
+
+def test_a_blank_vocabulary_is_open() -> None:
+    outcome = evaluate_row(replace(ROW, vocab=None))
+    assert outcome.status == "ok"
+    assert "vocab 50304" in (outcome.open or "")
+    small, large = (_step(replace(ROW, vocab=size)) for size in (32_000, 128_256))
+    assert (outcome.low_step_s, outcome.high_step_s) == (small[0], large[2])
+
+
+def test_tflops_of_a_run_that_recomputes_may_count_that_too() -> None:
+    """96 B s l h² (1 + s/6h + V/16lh) of arXiv 2104.04473 over 72 B s l h² (1 + s/6h + V/12lh): the blocks' forward is a third more."""
+    row = replace(ROW, mlp_kind="gelu", model_name="gpt", metric="model_tflops_per_gpu", act_ckpt="full", value=10.0)
+    model = resolve(row).model
+    l, h, s, v = 4, 1024, 2048, 32_000  # noqa: E741  the paper's letters
+    expected = 4 / 3 * (1 + s / (6 * h) + v / (16 * l * h)) / (1 + s / (6 * h) + v / (12 * l * h))
+    assert counted_otherwise(row, model, 8) == pytest.approx(expected, rel=1e-3)
+    assert counted_otherwise(replace(row, act_ckpt="none"), model, 8) == 1
+    assert counted_otherwise(replace(row, flop_convention="full_attention"), model, 8) == 1
+    low, step, _ = _step(row)
+    assert low / step == pytest.approx(
+        _step(replace(row, flop_convention="full_attention"))[0] / step / counted_otherwise(row, model, 8)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "method", "rank"),
+    [
+        ("LoRA", "lora", 8),
+        ("QLoRA r=16, NF4", "qlora", 16),
+        ("Q-LoRA, rank 64", "qlora", 64),
+        ("LoRA rank: 32", "lora", 32),
+    ],
+)
+def test_adapters_that_only_a_note_names(text: str, method: str, rank: int) -> None:
+    first, second = adapted(replace(ROW, notes=text))
+    plan = first.of("plan")
+    assert (plan["peft"], plan["lora_rank"], plan["master_dtype"]) == (method, rank, "bf16")
+    assert (plan["lora_targets"], second.of("plan")["lora_targets"]) == (("q", "v"), ("all",))
+    outcome = evaluate_row(replace(ROW, notes=text))
+    assert outcome.status == "ok"
+    assert f"{method} of rank {rank} on q v" in (outcome.open or "")
+
+
+@pytest.mark.parametrize("text", ["q_lora_rank=1536", "kv_lora_rank 512", "exploration"])
+def test_ranks_of_latent_attention_are_no_adapters(text: str) -> None:
+    row = replace(ROW, notes=text)
+    assert adapted(row) == (row,)
+
+
+@pytest.mark.parametrize(("gpus", "domain"), [(36, 72), (72, 72), (128, 64), (256, 64), (144, 72), (288, 72)])
+def test_a_job_of_several_racks_takes_as_much_of_each(gpus: int, domain: int) -> None:
+    row = replace(ROW, gpu="GB200", n_gpus=gpus, intra_link="NVL72", global_batch=gpus)
+    assert resolve(row).cluster.nvlink_domain_size == domain
+
+
+@pytest.mark.parametrize(("gbps", "nics"), [(3200, 8), (1600, 8), (800, 8), (400, 4), (100, 1), (25, 1)])
+def test_a_stated_network_has_nics_that_exist(gbps: int, nics: int) -> None:
+    inter = resolve(replace(ROW, n_gpus=16, global_batch=16, inter_link_gbps_per_node=gbps)).cluster.inter
+    assert inter is not None
+    assert inter.num_nics == nics
+    assert inter.num_nics * inter.nic_bytes_per_s == pytest.approx(gbps * 1e9 / 8)
+
+
+@pytest.mark.parametrize("text", ["RTX3090-24GB", "rtx4090", "NVIDIA RTX 4090", "GeForce RTX3090"])
+def test_a_series_written_together_with_its_number(text: str) -> None:
+    assert Device.resolve(text) == ("rtx-3090" if "3090" in text else "rtx-4090")
