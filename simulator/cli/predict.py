@@ -356,6 +356,9 @@ def _write_memory(asked: Study, prediction: Prediction, picture: Path | None, sn
         click.echo(f"memory drawn in {picture}", err=True)
     if snapshot is not None:
         from simulator.formats.writers.snapshot import write_snapshot
+        from simulator.memory.pools import settings_of
 
-        write_snapshot(snapshot, history)
+        write_snapshot(snapshot, history, settings_of(asked.plan))
+        if asked.plan.memory.policy not in ("caching", "expandable"):
+            say("snapshot: the format is that of PyTorch's allocator, so it serves the requests there")
         say(f"snapshot written to {snapshot}: open it at https://pytorch.org/memory_viz")

@@ -16,6 +16,7 @@ from simulator.formats.readers.snapshot import read_snapshot
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.allocator.blocks import LARGE_SEGMENT_BYTES, MIB
 from simulator.memory.policies import BLOCK_BYTES, POLICIES, PoolInputs
+from simulator.memory.pools import NATIVE, Pools
 from simulator.spec.calibration import Calibration
 from simulator.studies.replay import DriverCosts, Sequence, compare, demand, of_history, of_recording, replay, varied
 
@@ -81,14 +82,18 @@ def _what_if(
     as_json: bool,
     plain: bool,
 ) -> int:
-    needs = _needs(options)
+    needs, asked_for = _needs(options), [NATIVE]
     if snapshot is not None:
         recording = read_snapshot(snapshot, options["device"])
         sequence = of_recording(recording)
         needs = replace(needs, settings=_merged(recording.settings, options))
     else:
-        sequence, own = _predicted(study)
+        sequence, own, pools = _predicted(study)
         calibration = calibration or own
+        needs = replace(needs, settings=_merged(pools.settings, options))
+        if options["block_size"] is None:
+            needs = replace(needs, block_bytes=pools.block_bytes)
+        asked_for = [pools.name]
     if options["vary_sizes"]:
         changed = varied(sequence, options["vary_sizes"], _STEPS)
         if changed is None:
@@ -100,7 +105,7 @@ def _what_if(
                 )
             )
         sequence = changed
-    policies = list(POLICIES) if options["compare_policies"] else list(dict.fromkeys(options["policies"])) or ["native"]
+    policies = list(POLICIES) if options["compare_policies"] else list(dict.fromkeys(options["policies"])) or asked_for
     costs, asked = DriverCosts.of(calibration), demand(sequence)
     scores = compare(sequence, policies, needs, costs)
     if as_json:
@@ -127,21 +132,19 @@ def _write(data: dict[str, Any]) -> None:
     write_json({"schema_version": 1, **data})
 
 
-def _predicted(study: Path | None) -> tuple[Sequence, Calibration]:
-    """The requests of a study's first and steady step, and the calibration it is predicted with."""
+def _predicted(study: Path | None) -> tuple[Sequence, Calibration, Pools]:
+    """The requests of a study's first and steady step, the calibration it is predicted with, and the pool it asks for."""
     from simulator.cli.options import tell_notes
     from simulator.formats.study import read_study
-    from simulator.memory import write_history
-    from simulator.memory.outside import workspace_bytes
+    from simulator.memory import device_history
     from simulator.spec.software.stack import Stack
-    from simulator.work.ops import build_blocks
 
     asked = tell_notes(read_study(study, {}, {}, ()))
     stack = asked.stack or Stack.of(asked.plan)
     device = asked.cluster.device
-    blocks = build_blocks(asked.model, stack, asked.plan)
-    history = write_history(asked.model, asked.plan, stack, blocks, workspace_bytes(device))
-    return of_history(history, str(study)), asked.calibration or Calibration.for_device(device)
+    history = device_history(asked.model, asked.plan, stack, device)
+    calibration = asked.calibration or Calibration.for_device(device)
+    return of_history(history, str(study)), calibration, Pools.of(asked.plan)
 
 
 def _needs(options: dict[str, Any]) -> PoolInputs:

@@ -42,14 +42,15 @@ __all__ = ["FORMATS", "Export", "Job", "effective_fields", "export_plan"]
 
 FORMATS: Final = tuple(form for form in PLAN_FORMATS if form not in READ_ONLY)
 
+_POOL: Final = ("memory_policy", "alloc_conf", "pool_block_bytes", "alloc_s", "free_s")  # of the environment
 # What a framework's users state in the training script, or nowhere: beside the file
 _BESIDE: Final[Mapping[str, frozenset[str]]] = {
     "toml": frozenset(),
-    "megatron": frozenset({"memory_fraction"}),
-    "torchtitan": frozenset({"memory_fraction"}),
-    "deepspeed": frozenset({"memory_fraction", "seq_len", "recompute", "recompute_every"}),
+    "megatron": frozenset({"memory_fraction", *_POOL}),
+    "torchtitan": frozenset({"memory_fraction", *_POOL}),
+    "deepspeed": frozenset({"memory_fraction", *_POOL, "seq_len", "recompute", "recompute_every"}),
     "accelerate": frozenset(
-        {"memory_fraction", "seq_len", "micro_batch_size", "num_micro_batches", "recompute", "recompute_every",
+        {"memory_fraction", *_POOL, "seq_len", "micro_batch_size", "num_micro_batches", "recompute", "recompute_every",
          "optimizer", "optimizer_impl", "optimizer_dtype", "master_dtype"}
     ),
 }  # fmt: skip

@@ -84,9 +84,10 @@ def capacity_bytes(device: Device, plan: Plan, outside_bytes: int) -> int:
     A memory fraction (`torch.cuda.set_per_process_memory_fraction`) limits the allocator alone.
     """
     whole = device.usable_bytes - device.hypervisor_bytes
-    if plan.memory_fraction == 1.0:
+    fraction = min(plan.memory_fraction, plan.memory.conf.memory_fraction or 1.0)
+    if fraction == 1.0:
         return whole
-    return min(whole, int(plan.memory_fraction * whole) + outside_bytes)
+    return min(whole, int(fraction * whole) + outside_bytes)
 
 
 def grouped_workspaces(stack: Stack, workspaces: Sequence[int]) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemoryError
@@ -29,6 +30,22 @@ class Pressure:
     fails: bool
 
 
+def pressure_of(
+    calls: Mapping[str, int], sizes: Mapping[str, int], peak_reserved_bytes: int, num_retries: int, *, fails: bool
+) -> Pressure:
+    """From the driver's calls and their bytes, by name."""
+    taken, given = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
+    return Pressure(
+        peak_reserved_bytes=peak_reserved_bytes,
+        num_retries=num_retries,
+        malloc_calls=sum(calls.get(one, 0) for one in taken),
+        malloc_bytes=sum(sizes.get(one, 0) for one in taken),
+        free_calls=sum(calls.get(one, 0) for one in given),
+        free_bytes=sum(sizes.get(one, 0) for one in given),
+        fails=fails,
+    )
+
+
 class DriverCalls:
     """What an allocator takes from the driver and gives back, told call by call."""
 
@@ -46,17 +63,10 @@ class DriverCalls:
 
     def pressure(self, peak_reserved_bytes: int, num_retries: int = 0, *, fails: bool = False) -> Pressure:
         """The calls since, counted."""
-        taken = [size for call, size in self._calls if call in ("segment_alloc", "segment_map")]
-        given = [size for call, size in self._calls if call in ("segment_free", "segment_unmap")]
-        return Pressure(
-            peak_reserved_bytes=peak_reserved_bytes,
-            num_retries=num_retries,
-            malloc_calls=len(taken),
-            malloc_bytes=sum(taken),
-            free_calls=len(given),
-            free_bytes=sum(given),
-            fails=fails,
-        )
+        counts, sizes = Counter(call for call, _ in self._calls), Counter[str]()
+        for call, size in self._calls:
+            sizes[call] += size
+        return pressure_of(counts, sizes, peak_reserved_bytes, num_retries, fails=fails)
 
 
 def drive(events: list[Event], allocator: CachingAllocator) -> Iterator[tuple[int, Event, Block | None]]:

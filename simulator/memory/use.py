@@ -20,7 +20,8 @@ from simulator.memory.history import (
     write_history,
 )
 from simulator.memory.outside import capacity_bytes, outside_torch_bytes, window_bytes, workspace_bytes
-from simulator.memory.pressure import DriverCalls, Pressure, under_pressure
+from simulator.memory.pools import Pools, PoolUse, asks_for_pool, play_pool
+from simulator.memory.pressure import DriverCalls, Pressure, pressure_of, under_pressure
 from simulator.parallel.model_shard import shard_of
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
@@ -55,6 +56,7 @@ class MemoryUse:
     capacity: what a process can get of the device.
     by_category: category -> bytes alive at the peak of allocated. peak_moment: label of the op that reached it.
     pressure: a step played where memory ends, if it may end too early; it says what is then reserved.
+    pool: what a pool that the plan asks for does in a step; None: PyTorch's allocator with its defaults.
     Of a node's idle GPUs, host memory and drives, what all its ranks take, and what there is (None: nothing is offloaded).
     """
 
@@ -68,6 +70,7 @@ class MemoryUse:
     by_category: dict[str, int]
     peak_moment: str
     pressure: Pressure | None = None
+    pool: PoolUse | None = None
     peer_bytes: int = 0
     peer_capacity_bytes: int | None = None
     host_bytes: int = 0
@@ -170,6 +173,9 @@ def history_memory(
 ) -> tuple[MemoryUse, MemoryTrace]:
     """The same of a history, with so many bytes outside torch. Of the plan only its part of the device's memory counts."""
     hopeless = quick and live.peak[0] + outside > capacity_bytes(device, plan, outside)
+    if settings is None and asks_for_pool(plan) and not hopeless:
+        use, reserved = _on_pool(history, live, plan, device, outside)
+        return use, _course(history, live, reserved, use, quick=quick)
     calls = DriverCalls()
     allocator = CachingAllocator(settings, on_driver=calls)
     reserved = [most for most, _ in live.most] if hopeless else _reserved(history, live, allocator, calls.clear)
@@ -181,13 +187,33 @@ def history_memory(
         else:
             found, held = under_pressure(history, limit, settings)
         use, reserved = replace(use, pressure=found), held or reserved
+    return use, _course(history, live, reserved, use, quick=quick)
+
+
+def _on_pool(
+    history: History, live: StepLiveBytes, plan: Plan, device: Device, outside: int
+) -> tuple[MemoryUse, list[int]]:
+    """The same on the pool that the plan asks for, and what it has reserved at the end of each moment."""
+    pools = Pools.of(plan)
+    free = play_pool(history, pools, plan)
+    use = replace(_use(history, live, max(free.reserved), plan, device, outside), pool=free.use)
+    limit = use.capacity_bytes - use.outside_torch_bytes
+    if not use.fits_bare or (use.fit is Fit.FITS and not pools.looks_at_limit):
+        return use, free.reserved
+    bound = play_pool(history, pools, plan, limit) if free.highest_bytes > limit or pools.looks_at_limit else free
+    found = pressure_of(bound.use.calls, bound.use.call_bytes, bound.peak_bytes, bound.num_retries, fails=bound.fails)
+    return replace(use, pressure=found, pool=bound.use), bound.reserved or free.reserved
+
+
+def _course(history: History, live: StepLiveBytes, reserved: list[int], use: MemoryUse, *, quick: bool) -> MemoryTrace:
+    """What is alive and reserved over the steady step; quick: without its moments."""
     per_moment = () if quick else zip(live.most, reserved, strict=True)
     samples = tuple(
         MemorySample(label=label(moment_of(history, index)), allocated_bytes=highest, reserved_bytes=held)
         for (highest, index), held in per_moment
     )
     peak_index = live.most.index(live.peak)
-    return use, MemoryTrace(samples=samples, peak_index=peak_index, by_category=use.by_category)
+    return MemoryTrace(samples=samples, peak_index=peak_index, by_category=use.by_category)
 
 
 def _never_meets(allocator: CachingAllocator, limit_bytes: int) -> bool:
@@ -209,6 +235,9 @@ def memory_uses(
     history, live = _fullest(model, plan, stack, blocks, device)
     outside = outside_torch_bytes(device, plan, stack=stack) + window_bytes(model, plan, stack)
     for one in settings:
+        if one is None and asks_for_pool(plan):
+            yield _on_pool(history, live, plan, device, outside)[0]
+            continue
         yield _use(history, live, max(_reserved(history, live, CachingAllocator(one))), plan, device, outside)
 
 
@@ -268,9 +297,9 @@ def _reserved(
     return step_reserved_bytes(history, allocator, at_steady)
 
 
-def device_history(model: Model, plan: Plan, stack: Stack, device: Device) -> History:
-    """The history of the fullest rank on a device, the workspaces of its libraries included."""
-    return _fullest(model, plan, stack, build_blocks(model, stack, plan), device)[0]
+def device_history(model: Model, plan: Plan, stack: Stack, device: Device, lead: int = 0) -> History:
+    """The history of the fullest rank on a device, the workspaces of its libraries included. lead: see `simulate_memory`."""
+    return _fullest(model, plan, stack, build_blocks(model, stack, plan), device, lead=lead)[0]
 
 
 def _library(device: Device) -> Library:

@@ -16,7 +16,7 @@ from simulator.predict.network import network_share
 from simulator.predict.play import bounds, play
 from simulator.predict.prediction import Prediction, Remedy, Source
 from simulator.predict.tiers import with_lower_tiers
-from simulator.predict.verdict import cause_of, suggest, with_stalls
+from simulator.predict.verdict import cause_of, pool_sources, suggest, with_stalls
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.cluster import Cluster
@@ -114,7 +114,7 @@ def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, ad
         cause=held.cause,
         suggestion=suggest(lowering, played, memory, found),
         extrapolated=extrapolated(lowering),
-        sources=sources(lowering),
+        sources=(*sources(lowering), *pool_sources(memory, lowering.calibration)),
         timeline=played.timeline,
         memory_trace=held.trace,
         remedies=found or (),

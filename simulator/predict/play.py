@@ -41,6 +41,7 @@ class SimulatedStep:
     num_played: int
     kinds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     launched_s: float = 0.0
+    host_s: float = 0.0  # the same of all micro-batches
 
 
 def play(lowering: Lowering, *, fold: bool = True) -> SimulatedStep:
@@ -161,6 +162,7 @@ def _further(shorter: SimulatedStep, longer: SimulatedStep, more: float) -> Simu
         step_s=_extend(shorter.step_s, longer.step_s, more),
         lower_s=_extend(shorter.lower_s, longer.lower_s, more),
         upper_s=_extend(shorter.upper_s, longer.upper_s, more),
+        host_s=_extend(shorter.host_s, longer.host_s, more),
         breakdown=_extended(shorter.breakdown, longer.breakdown, more),
         communication={
             kind: tuple(_extend(a, b, more) for a, b in zip(shorter.communication.get(kind, none), both, strict=True))  # type: ignore[misc]
@@ -219,7 +221,8 @@ def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program
         program=program,
         num_played=num_micro_batches,
         kinds=_of_kinds(lowering, programs, timeline),
-        launched_s=max(map(_launched_s, programs)),
+        launched_s=(launched_s := max(map(_launched_s, programs))),
+        host_s=launched_s,
     )
 
 

@@ -16,6 +16,7 @@ from simulator.memory import MemoryUse
 from simulator.work.checkpoint import Saving
 from simulator.work.trace import MemoryTrace, Timeline
 
+OWN_ALLOCATOR: Final = "allocator"  # the same of an own allocator's time that the host does not hide
 STALL: Final = "cuda_malloc"  # the category of the breakdown that retries of the allocator are in
 
 

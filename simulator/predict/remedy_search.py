@@ -25,6 +25,7 @@ from simulator.memory import (
 )
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.outside import workspace_bytes
+from simulator.memory.pools import asks_for_pool
 from simulator.memory.use import RESERVED_HIGH
 from simulator.parallel.legality import check
 from simulator.parallel.pipeline import Split
@@ -290,13 +291,19 @@ def _proved(search: _Search, candidates: Iterable[_Candidate], cost_before: floa
 def _proof(search: _Search, candidate: _Candidate, cost_before: float) -> Remedy | None:
     """A full prediction, with expandable segments, which cost no time, where it does not fit without."""
     plan, lowering = candidate.plan, search.lower(candidate.plan, candidate.cluster)
-    pools = [AllocatorSettings(expandable_segments=on) for on in (False, True)][candidate.change.expandable :]
+    pools = _pools(plan)[candidate.change.expandable :]
     uses = memory_uses(search.model, plan, search.stack, lowering.blocks, lowering.device, pools)
     for pool, use in zip(pools, uses, strict=True):
         if with_lower_tiers(use, lowering).fit is Fit.FITS:
-            change = candidate.change + EXPANDABLE_SEGMENTS if pool.expandable_segments else candidate.change
+            change = candidate.change + EXPANDABLE_SEGMENTS if pool and pool.expandable_segments else candidate.change
             return _remedy(change, plan, use, step_seconds(lowering), cost_before)
     return None
+
+
+def _pools(plan: Plan) -> list[AllocatorSettings | None]:
+    """The plan's own pool; where it asks for none, PyTorch's as it is, and with expandable segments."""
+    asked: list[AllocatorSettings | None] = [None]
+    return asked if asks_for_pool(plan) else [AllocatorSettings(expandable_segments=on) for on in (False, True)]
 
 
 def _remedy(change: Change, plan: Plan, memory: MemoryUse, step_s: float, cost_before: float) -> Remedy:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from simulator.base.fit import Fit
 from simulator.base.units import format_bytes, format_seconds
 from simulator.memory import MemoryUse
+from simulator.memory.driver_costs import DriverCosts
 from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
-from simulator.predict.prediction import STALL, Remedy
+from simulator.predict.prediction import OWN_ALLOCATOR, STALL, Remedy, Source
 from simulator.spec.calibration import Calibration
 from simulator.spec.plan import Plan
 
@@ -77,6 +78,8 @@ def with_stalls(played: SimulatedStep, memory: MemoryUse, calibration: Calibrati
     The host waits for the driver; that the device runs dry meanwhile is not in the figure. Unchanged where the plan does
     not fit, or the calibration has no `cuda_malloc` and `cuda_free`.
     """
+    if memory.pool is not None:
+        return _with_pool(played, memory, calibration)
     pressure = memory.pressure
     malloc, free = calibration.overheads.cuda_malloc, calibration.overheads.cuda_free
     if pressure is None or not pressure.num_retries or not memory.retries or malloc is None or free is None:
@@ -89,6 +92,38 @@ def with_stalls(played: SimulatedStep, memory: MemoryUse, calibration: Calibrati
         upper_s=played.upper_s + stall_s,
         breakdown={**played.breakdown, STALL: stall_s},
     )
+
+
+def _with_pool(played: SimulatedStep, memory: MemoryUse, calibration: Calibration) -> SimulatedStep:
+    """The step with what a pool that the plan asks for takes.
+
+    The host waits for its calls of the driver; an own allocator's time is exposed where the host is not ahead by it.
+    """
+    pool = memory.pool
+    if pool is None or not memory.fit.runs:
+        return played
+    costs = DriverCosts.of(calibration)
+    stall_s = sum(costs.all_seconds(call, count, pool.call_bytes[call]) for call, count in pool.calls.items())
+    ahead_s = float(played.step_s - played.host_s) if played.host_s else 0.0  # a host that waits is never ahead
+    own_s = max(0.0, pool.host_s - ahead_s)
+    return replace(
+        played,
+        step_s=played.step_s + stall_s + own_s,
+        upper_s=played.upper_s + stall_s + pool.host_s,
+        breakdown={
+            **played.breakdown,
+            **({STALL: stall_s} if stall_s else {}),
+            **({OWN_ALLOCATOR: own_s} if own_s else {}),
+        },
+    )
+
+
+def pool_sources(memory: MemoryUse, calibration: Calibration) -> tuple[Source, ...]:
+    """What the time of a pool's calls rests on; nothing where the plan asks for none."""
+    if memory.pool is None:
+        return ()
+    source = DriverCosts.of(calibration).source
+    return (Source(what="pool", kind="assumed" if source.startswith("assumed") else "calibrated", detail=source),)
 
 
 def suggest(lowering: Lowering, played: SimulatedStep, memory: MemoryUse, remedies: Sequence[Remedy] | None) -> str:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.memory.allocator import AllocatorSettings, OutOfMemoryError
+from simulator.memory.driver_costs import DriverCosts
 from simulator.memory.policies import ACTIVATION, PERSISTENT, POLICIES, TEMPORARY, Pool, PoolInputs, make_pool
 from simulator.memory.policies.first_fit import FirstFitRange
+from simulator.memory.requests import ALLOC, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, Request
 from simulator.studies.replay import Sequence, compare, demand, play, repeated, varied
-from simulator.studies.replay.costs import DriverCosts
-from simulator.studies.replay.sequence import ALLOC, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, Request
 
 MIB = 2**20
 NAMES = list(POLICIES)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError
-from simulator.memory import MemoryUse, simulate_memory
+from simulator.memory import MemoryUse, pools, simulate_memory
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.outside import workspace_bytes
 from simulator.predict import Prediction
 from simulator.spec.cluster.device import Device
+from simulator.spec.plan.alloc_conf import parse_alloc_conf
 from simulator.work.ops import build_blocks
 from validate.compare.borders import Borders, borders
 from validate.compare.line import Z90, Line, explains
@@ -69,33 +69,15 @@ def _memory_use(run: Run, device: Device) -> MemoryUse:
     return use
 
 
-_NUMBERS: Final = {"max_split_size_mb": r"\d{1,9}", "garbage_collection_threshold": r"0?\.\d{1,9}"}
-_EXAMPLES: Final = {"max_split_size_mb": "512", "garbage_collection_threshold": "0.8"}
-
-
 def allocator_settings(text: str) -> AllocatorSettings:
-    """What PYTORCH_CUDA_ALLOC_CONF says. Raises InputError for a setting that the simulated allocator does not have."""
-    found: dict[str, Any] = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.partition(":")
-        if name in _NUMBERS and not re.fullmatch(_NUMBERS[name], value):
-            problem = f"{part}: {value!r} is no number that it takes"
-            raise InputError(
-                Fault(place="PYTORCH_CUDA_ALLOC_CONF", problem=problem, remedy=f"{name}:{_EXAMPLES[name]}")
-            )
-        match name:
-            case "expandable_segments":
-                found[name] = value == "True"
-            case "max_split_size_mb":
-                found["max_split_size_bytes"] = int(value) * 2**20
-            case "garbage_collection_threshold":
-                found[name] = float(value)
-            case _:
-                remedy = "a run without it"
-                raise InputError(
-                    Fault(place="PYTORCH_CUDA_ALLOC_CONF", problem=f"{part} is not modelled", remedy=remedy)
-                )
-    return AllocatorSettings(**found)
+    """What PYTORCH_CUDA_ALLOC_CONF says. Raises InputError with what it cannot say, or what is not simulated.
+
+    A run limits what torch may take (validate run's memory fraction), so its garbage is collected.
+    """
+    try:
+        return pools.allocator_settings(parse_alloc_conf(text), limited=True)
+    except ValueError as exc:
+        raise InputError(Fault(place="PYTORCH_CUDA_ALLOC_CONF", problem=str(exc), remedy="a run without it")) from None
 
 
 def _allocator_lines(memory: Mapping[str, Any], use: MemoryUse) -> list[Line]:

@@ -45,6 +45,7 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.plan.memory import USUAL_MEMORY
 from simulator.spec.software.stack import Stack
 from simulator.work.checkpoint import Checkpoint
 
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["PlanFile", "Study", "calibration_named", "nested", "read_study"]
 
 
+_OF_POOL: Final = tuple(flat for flat, place in Plan.flat_names.items() if place.startswith("memory."))
 _OF_PEFT: Final = frozenset(
     (
         "optimizer_in_backward",
@@ -90,13 +92,14 @@ class Study:
         }
 
     def _plan(self) -> dict[str, Any]:
-        """The plan's fields; those of fine-tuning where something is frozen."""
+        """The plan's fields; those of fine-tuning where something is frozen, those of the pool where one is asked for."""
         fields = self.plan.model_dump(mode="json")
         tuned = self.plan.peft.method != "none" or self.plan.peft.any or self.plan.optimizer.in_backward
         tuned |= self.plan.optimizer.kind == "galore"
         if self.plan.document_len is None:
             del fields["document_len"]
-        return {name: value for name, value in fields.items() if tuned or name not in _OF_PEFT}
+        idle = (*(() if tuned else _OF_PEFT), *(_OF_POOL if self.plan.memory == USUAL_MEMORY else ()))
+        return {name: value for name, value in fields.items() if name not in idle}
 
 
 def read_study(

@@ -75,4 +75,7 @@ def report(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> d
 
 
 def _memory(use: MemoryUse) -> dict[str, Any]:
-    return {**asdict(use), "reserved_bytes": use.reserved_bytes, "used_bytes": use.used_bytes, "retries": use.retries}
+    data = asdict(use)
+    if use.pool is None:
+        del data["pool"]
+    return {**data, "reserved_bytes": use.reserved_bytes, "used_bytes": use.used_bytes, "retries": use.retries}

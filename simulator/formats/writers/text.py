@@ -14,6 +14,7 @@ from rich.text import Text
 from simulator.base.fit import Fit
 from simulator.base.units import counted, format_bytes, format_flop_per_s, format_interval, format_seconds
 from simulator.formats.writers import layout
+from simulator.memory.pools import PoolUse
 from simulator.predict import Z90, Prediction
 from simulator.predict.lengths import Padding
 from simulator.work.checkpoint import Saving
@@ -113,12 +114,14 @@ def _memory(p: Prediction) -> Table:
     m = p.memory
     interval = f"90 % interval {format_bytes(m.low_reserved_bytes)} to {format_bytes(m.high_reserved_bytes)}"
     unlimited = f" after retries; {format_bytes(m.peak_reserved_bytes)} without a limit" if m.retries else ""
+    who = "by the caching allocator" if m.pool is None else f"by the pool: {m.pool.policy}"
     resident = f"{format_bytes(m.resident_bytes)} stay from step to step"
     alive = sorted(m.by_category.items(), key=lambda item: (-item[1], item[0]))
     rows = [
         ("allocated", format_bytes(m.peak_allocated_bytes), f"peak at {m.peak_moment}; {resident}"),
         *((f"  {category}", format_bytes(size), "alive at that moment") for category, size in alive if size),
-        ("reserved", format_bytes(m.reserved_bytes), f"by the caching allocator{unlimited}; {interval}"),
+        ("reserved", format_bytes(m.reserved_bytes), f"{who}{unlimited}; {interval}"),
+        *_pool(m.pool),
         ("outside torch", format_bytes(m.outside_torch_bytes), "context, communicators, libraries"),
         ("capacity", format_bytes(m.capacity_bytes), "what a process can get"),
     ]
@@ -126,6 +129,16 @@ def _memory(p: Prediction) -> Table:
         if size:
             rows.append((name, format_bytes(size), f"of a node's {format_bytes(there)}, by all its ranks"))
     return layout.table(rows, "lrl")
+
+
+def _pool(pool: PoolUse | None) -> list[tuple[str, str, str]]:
+    """What the pool that a plan asks for does in a step."""
+    if pool is None:
+        return []
+    calls = ", ".join(f"{count:,} {name}" for name, count in pool.calls.items()) or "none"
+    own = f", {format_seconds(pool.host_s)} of the host" if pool.host_s else ""
+    requests = counted(pool.allocations, "allocation")
+    return [("  requests", f"{pool.allocations:,}", f"{requests} a step{own}; calls of the driver: {calls}")]
 
 
 def _padding(found: Padding) -> Table:

@@ -27,6 +27,7 @@ class AllocatorSettings:
     expandable_segments: bool = False
     max_split_size_bytes: int = UNLIMITED_BYTES
     max_non_split_rounding_bytes: int = LARGE_SEGMENT_BYTES
+    large_segment_bytes: int = LARGE_SEGMENT_BYTES
     roundup_power2_divisions: tuple[int, ...] = ()
     garbage_collection_threshold: float = 0.0
 
@@ -42,12 +43,12 @@ def round_request(num_bytes: int, divisions: tuple[int, ...] = ()) -> int:
     return max(MIN_BLOCK_BYTES, -(-num_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES)
 
 
-def segment_bytes(block_bytes: int) -> int:
+def segment_bytes(block_bytes: int, large_bytes: int = LARGE_SEGMENT_BYTES) -> int:
     """Bytes asked from the driver when no cached block fits."""
     if block_bytes <= SMALL_BYTES:
         return SMALL_SEGMENT_BYTES
     if block_bytes < MIN_OWN_SEGMENT_BYTES:
-        return LARGE_SEGMENT_BYTES
+        return large_bytes
     return -(-block_bytes // SEGMENT_ROUND_BYTES) * SEGMENT_ROUND_BYTES
 
 
@@ -76,9 +77,10 @@ class Block:
 class Pool:
     """Free blocks of one stream and one size class, ordered by (size, address)."""
 
-    __slots__ = ("free", "searches", "small", "stream", "unmapped")
+    __slots__ = ("free", "page_bytes", "searches", "small", "stream", "unmapped")
 
-    def __init__(self, stream: int, *, small: bool) -> None:
+    def __init__(self, stream: int, *, small: bool, large_bytes: int = LARGE_SEGMENT_BYTES) -> None:
+        self.page_bytes = SMALL_SEGMENT_BYTES if small else large_bytes  # what an expandable segment grows by
         self.stream = stream
         self.small = small
         self.free: list[tuple[int, int, Block]] = []
@@ -92,11 +94,6 @@ class Pool:
     def remove(self, block: Block) -> None:
         free = self.free
         del free[bisect_left(free, (block.size, block.address))]
-
-
-def page_bytes(pool: Pool) -> int:
-    """What an expandable segment grows by."""
-    return SMALL_SEGMENT_BYTES if pool.small else LARGE_SEGMENT_BYTES
 
 
 def split(block: Block, size: int) -> Block:

@@ -231,7 +231,7 @@ class CachingAllocator(ExpandableSegments):
                 if block is not None:
                     return block
         msg = f"{size} bytes do not fit: {self.reserved_bytes} of {self.capacity_bytes} are reserved"
-        raise OutOfMemoryError(msg, self.reserved_bytes + segment_bytes(size))
+        raise OutOfMemoryError(msg, self.reserved_bytes + segment_bytes(size, self.settings.large_segment_bytes))
 
     def _nothing(self, pool: Pool, size: int) -> bool:  # noqa: ARG002  first try: as things are
         return True
@@ -259,7 +259,7 @@ class CachingAllocator(ExpandableSegments):
         return released >= size
 
     def _segment(self, pool: Pool, size: int) -> Block | None:
-        num_bytes = segment_bytes(size)
+        num_bytes = segment_bytes(size, self.settings.large_segment_bytes)
         if self.reserved_bytes + num_bytes > self.capacity_bytes:
             return None
         block = Block(self._place(num_bytes), num_bytes, pool)
@@ -328,7 +328,7 @@ class CachingAllocator(ExpandableSegments):
     # --- counters
 
     def _new_pool(self, stream: int, *, small: bool) -> Pool:
-        pool = self.pools[stream, small] = Pool(stream, small=small)
+        pool = self.pools[stream, small] = Pool(stream, small=small, large_bytes=self.settings.large_segment_bytes)
         return pool
 
     @override

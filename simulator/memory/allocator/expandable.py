@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable
 
-from simulator.memory.allocator.blocks import UNLIMITED_BYTES, Block, Pool, merge, page_bytes, split
+from simulator.memory.allocator.blocks import UNLIMITED_BYTES, Block, Pool, merge, split
 
 ADOPTED_SPAN_BYTES = 2**41  # a recording does not say how far an expandable segment may grow: beyond any device
 
@@ -56,7 +56,7 @@ class ExpandableSegments(ABC):
                 block = block.next
             if room >= size:
                 return start
-        page = page_bytes(pool)
+        page = pool.page_bytes
         span = max(self.capacity_bytes if self.capacity_bytes < UNLIMITED_BYTES else 2**40, size) * 9 // 8
         span = -(-span // page) * page
         return self._space(pool, self._place(span), span)
@@ -84,7 +84,7 @@ class ExpandableSegments(ABC):
     def _map(self, hole: Block, num_bytes: int) -> Block | None:
         """Give pages to the front of a hole, merged with free neighbours; the block that contains them."""
         pool = hole.pool
-        page = page_bytes(pool)
+        page = pool.page_bytes
         num_bytes = -(-num_bytes // page) * page
         if self.reserved_bytes + num_bytes > self.capacity_bytes:
             return None
@@ -100,7 +100,7 @@ class ExpandableSegments(ABC):
     def unmap(self, block: Block) -> None:
         """Return the whole pages inside a free block of an expandable segment."""
         pool = block.pool
-        page, origin = page_bytes(pool), block
+        page, origin = pool.page_bytes, block
         while origin.prev is not None:
             origin = origin.prev
         base = origin.address  # pages count from the segment's start

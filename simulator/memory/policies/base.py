@@ -50,6 +50,11 @@ class Pool(ABC, Generic[HandleT]):
     def reserved_bytes(self) -> int:
         """Taken from the driver."""
 
+    @property
+    @abstractmethod
+    def num_retries(self) -> int:
+        """How often the cache was given back because a request did not fit beside it."""
+
     @abstractmethod
     def malloc(self, num_bytes: int, stream: int, kind: int) -> HandleT:
         """A block of at least `num_bytes`. Raises OutOfMemoryError."""
@@ -79,7 +84,7 @@ class OwnPool(Pool[HandleT]):
     """A pool that counts for itself what it takes from the driver."""
 
     def __init__(self, capacity_bytes: int | None = None, on_driver: OnDriver = ignore_call) -> None:
-        self._allocated = self._active = self._reserved = 0
+        self._allocated = self._active = self._reserved = self._retries = 0
         self._capacity = UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes
         self._on_driver = on_driver
 
@@ -98,6 +103,11 @@ class OwnPool(Pool[HandleT]):
     def reserved_bytes(self) -> int:
         return self._reserved
 
+    @property
+    @override
+    def num_retries(self) -> int:
+        return self._retries
+
     def _count(self, size: int) -> None:
         self._allocated += size
         self._active += size
@@ -105,10 +115,11 @@ class OwnPool(Pool[HandleT]):
     def _take(self, call: str, address: int, num_bytes: int) -> None:
         """Take memory from the driver; the cache is emptied if that is what it needs. Raises OutOfMemoryError."""
         if self._reserved + num_bytes > self._capacity:
+            self._retries += 1
             self.empty_cache()
         if self._reserved + num_bytes > self._capacity:
             msg = f"{num_bytes} bytes do not fit: {self._reserved} of {self._capacity} are reserved"
-            raise OutOfMemoryError(msg)
+            raise OutOfMemoryError(msg, self._reserved + num_bytes)
         self._reserved += num_bytes
         self._on_driver(call, address, num_bytes)
 

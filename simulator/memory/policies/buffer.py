@@ -59,6 +59,11 @@ class BufferPool(OwnPool["Block | Slot"]):
         self._reserved += num_bytes if taken else -num_bytes
         self._on_driver(call, address, num_bytes)
 
+    @property
+    @override
+    def num_retries(self) -> int:
+        return self._retries + self._rest.num_retries
+
     @override
     def malloc(self, num_bytes: int, stream: int, kind: int) -> Block | Slot:
         if kind == ACTIVATION and stream == self._stream:

@@ -62,6 +62,11 @@ class CachingPool(Pool[Block]):
     def reserved_bytes(self) -> int:
         return self._allocator.reserved_bytes
 
+    @property
+    @override
+    def num_retries(self) -> int:
+        return self._allocator.num_retries
+
     @override
     def malloc(self, num_bytes: int, stream: int, kind: int) -> Block:
         return self._allocator.malloc(num_bytes, stream)

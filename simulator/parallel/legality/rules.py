@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simulator.parallel.legality import blocks, degrees, experts, heads, offload, precision, traffic, tuning
+from simulator.parallel.legality import blocks, degrees, experts, heads, memory, offload, precision, traffic, tuning
 from simulator.parallel.legality.pipeline import PIPELINE
 from simulator.parallel.legality.played import PLAYED
 from simulator.parallel.legality.rule import Rule
@@ -18,6 +18,7 @@ RULES: Final[tuple[Rule[Any], ...]] = (
     *traffic.PLAN,
     *precision.PLAN,
     *tuning.PLAN,
+    *memory.PLAN,
     *blocks.PLAN,
     # with the cluster
     *degrees.CLUSTER,

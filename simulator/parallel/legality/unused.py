@@ -82,6 +82,7 @@ EFFECTS: Final = (
     Effect(where="prefix_tokens", acts=lambda plan: plan.peft.method == "prefix", needs='peft = "prefix"'),
     Effect(where="sequence_parallel", acts=lambda plan: plan.tp > 1, needs="tp above 1"),
     Effect(where="vocab_parallel", acts=lambda plan: plan.tp > 1, needs="tp above 1"),
+    Effect(where="pool_block_bytes", acts=lambda plan: plan.memory.policy == "fixed", needs='memory_policy = "fixed"'),
     Effect(where="cp_exchange", acts=lambda plan: plan.cp > 1, needs="cp above 1"),
 )
 

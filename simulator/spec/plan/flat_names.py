@@ -78,5 +78,10 @@ FLAT_NAMES: Final = {
     "hierarchical_gather": "deepspeed.hierarchical_gather",
     "offload": "offload",
     "memory_fraction": "memory_fraction",
+    "memory_policy": "memory.policy",
+    "alloc_conf": "memory.alloc_conf",
+    "pool_block_bytes": "memory.block_bytes",
+    "alloc_s": "memory.alloc_s",
+    "free_s": "memory.free_s",
     "stack": "stack",
 }

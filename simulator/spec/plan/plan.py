@@ -11,6 +11,7 @@ from simulator.base.records import Nested
 from simulator.base.schema import nearest
 from simulator.base.value_errors import OneOf
 from simulator.spec.plan.flat_names import FLAT_NAMES
+from simulator.spec.plan.memory import USUAL_MEMORY, MemoryPlan
 from simulator.spec.plan.offload import NOTHING_OFFLOADED, Offload
 from simulator.spec.plan.order import AXES, MAX_COUNT, ordered
 from simulator.spec.plan.peft import NO_PEFT, PeftPlan
@@ -158,6 +159,7 @@ class Plan(Nested):
         default=1.0,
         description="of the device, at most, for the caching allocator (`set_per_process_memory_fraction`)",
     )
+    memory: MemoryPlan = Field(default=USUAL_MEMORY, description="how requests for device memory are served")
     stack: str = Field(default="torch-2.6-eager", description="the software that runs: a stack's name or its .toml")
 
     @field_validator("rank_order")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulator.base.fit import Fit
 from simulator.memory.allocator import OutOfMemoryError
-from simulator.memory.policies import ACTIVATION, Pool, PoolInputs, buffer_bytes, make_pool
-from simulator.studies.replay.costs import DriverCosts
-from simulator.studies.replay.sequence import ALLOC, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, Request, Sequence
+from simulator.memory.driver_costs import DriverCosts
+from simulator.memory.policies import Pool, PoolInputs, make_pool
+from simulator.memory.requests import ALLOC, FREE, REQUEST_FREE, Sequence, checkpoints, play
 
 SMALL_REQUEST_BYTES = 256 * 10**6  # what the share of small requests counts
 
@@ -86,28 +86,9 @@ def demand(sequence: Sequence) -> Demand:
 
 def compare(sequence: Sequence, policies: Iterable[str], needs: PoolInputs, costs: DriverCosts) -> list[Score]:
     """The same sequence on each policy."""
-    needs = replace(needs, checkpoints=checkpoints(sequence))
+    needs = replace(needs, checkpoints=checkpoints(sequence.requests))
     peak_at = demand(sequence).peak_at
     return [measure(sequence, name, needs, costs, peak_at) for name in policies]
-
-
-def checkpoints(sequence: Sequence) -> tuple[int, int]:
-    """(stream, bytes) of a buffer for the activations of the stream that has most of them."""
-    by_stream: Counter[int] = Counter()
-    stream_of: dict[int, int] = {}
-    for what, number, num_bytes, stream, kind in sequence.requests:
-        if what == ALLOC and kind == ACTIVATION:
-            by_stream[stream] += num_bytes
-            stream_of[number] = stream
-    if not by_stream:
-        return 0, 0
-    main = by_stream.most_common(1)[0][0]
-    rows = (
-        (what == ALLOC, number, num_bytes)
-        for what, number, num_bytes, _, _ in sequence.requests
-        if stream_of.get(number) == main and what in (ALLOC, FREE, COMPLETE_FREE)
-    )
-    return main, buffer_bytes(rows)
 
 
 @dataclass(slots=True)
@@ -135,7 +116,7 @@ def measure(sequence: Sequence, policy: str, needs: PoolInputs, costs: DriverCos
     def watch(index: int) -> None:
         nonlocal moment, before, before_s
         assert pool is not None
-        if index == sequence.steady:
+        if index == sequence.steady - 1:
             before, before_s = driver.calls.copy(), driver.seconds
         if index >= sequence.steady:
             peaks[0] = max(peaks[0], pool.allocated_bytes)
@@ -146,6 +127,7 @@ def measure(sequence: Sequence, policy: str, needs: PoolInputs, costs: DriverCos
 
     try:
         pool = make_pool(policy, needs, driver)
+        before, before_s = driver.calls.copy(), driver.seconds
         play(sequence.requests, pool, watch)
     except OutOfMemoryError as exc:
         out_of_memory = str(exc)
@@ -164,24 +146,3 @@ def measure(sequence: Sequence, policy: str, needs: PoolInputs, costs: DriverCos
         all_calls_s=driver.seconds,
         out_of_memory=out_of_memory,
     )
-
-
-def play(requests: Iterable[Request], pool: Pool[Any], watch: Callable[[int], None] | None = None) -> dict[int, Any]:
-    """Play requests on a pool; the handles of what is still in use. watch: called with each index after its request."""
-    handles: dict[int, Any] = {}
-    for index, (what, number, num_bytes, stream, kind) in enumerate(requests):
-        if what == ALLOC:
-            handles[number] = pool.malloc(num_bytes, stream, kind)
-        elif what == FREE:
-            handle = handles.pop(number)
-            pool.request_free(handle)
-            pool.complete_free(handle)
-        elif what == REQUEST_FREE:
-            pool.request_free(handles[number])
-        elif what == COMPLETE_FREE:
-            pool.complete_free(handles.pop(number))
-        elif what == EMPTY_CACHE:
-            pool.empty_cache()
-        if watch is not None:
-            watch(index)
-    return handles

@@ -1,17 +1,14 @@
-"""What a program asks of its memory, free of addresses: one sequence of requests that every policy can play."""
+"""Recordings as sequences of requests that every policy can play; steps repeated, and with other sizes."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
-from simulator.memory import History
 from simulator.memory.allocator.blocks import SMALL_BYTES
 from simulator.memory.policies import ACTIVATION, PERSISTENT, TEMPORARY
-from simulator.memory.tape import CATEGORIES, DONE, FREE_LATER
-from simulator.memory.tape import FREE as HISTORY_FREE
+from simulator.memory.requests import ALLOC, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, Request, Sequence, repeated
 from simulator.studies.replay.initial_state import InitialState
 from simulator.studies.replay.recording import (
     ALLOC as RECORDED_ALLOC,
@@ -24,33 +21,7 @@ from simulator.studies.replay.recording import (
     Recording,
 )
 
-ALLOC, FREE, REQUEST_FREE, COMPLETE_FREE, EMPTY_CACHE = range(5)
 SHORT = 64  # a block freed within so many requests is a temporary; recordings do not say what a block is for
-
-# (what, id of the block, bytes, stream, kind)
-Request = tuple[int, int, int, int, int]
-
-_KIND_OF = {
-    **dict.fromkeys(CATEGORIES, TEMPORARY),
-    **dict.fromkeys(
-        ("parameters", "gradients", "optimizer_state", "buckets", "buffers", "inputs", "workspaces"), PERSISTENT
-    ),
-    "activations": ACTIVATION,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sequence:
-    """Requests in order; what comes before `steady` prepares, what follows is one step that is measured."""
-
-    name: str
-    requests: tuple[Request, ...]
-    steady: int
-    notes: tuple[str, ...] = ()
-
-    @property
-    def step(self) -> tuple[Request, ...]:
-        return self.requests[self.steady :]
 
 
 def of_recording(recording: Recording) -> Sequence:
@@ -77,29 +48,6 @@ def of_recording(recording: Recording) -> Sequence:
     if twice is None:
         return replace(once, notes=(f"{note}, once: other blocks are in use after them than before",))
     return replace(twice, notes=(f"{note}, twice: they end as they began, so the second time is a steady step",))
-
-
-def of_history(history: History, name: str) -> Sequence:
-    """The requests of a predicted first and steady step."""
-    ids: dict[int, int] = {}
-    waiting: dict[int, list[int]] = defaultdict(list)
-    requests: list[Request] = []
-    steady = number = 0
-    for index, (slot, num_bytes, stream, tag) in enumerate(history.events):
-        if index == history.steady:
-            steady = len(requests)
-        if num_bytes >= 0:
-            ids[slot] = number
-            requests.append((ALLOC, number, num_bytes, stream, _KIND_OF[CATEGORIES[tag]]))
-            number += 1
-        elif num_bytes == HISTORY_FREE:
-            requests.append((FREE, ids.pop(slot), 0, 0, 0))
-        elif num_bytes == FREE_LATER:  # the event's number stands in the stream's place
-            waiting[stream].append(ids[slot])
-            requests.append((REQUEST_FREE, ids.pop(slot), 0, 0, 0))
-        elif num_bytes == DONE:
-            requests.extend((COMPLETE_FREE, block, 0, 0, 0) for block in waiting.pop(stream, ()))
-    return Sequence(name=name, requests=tuple(requests), steady=steady, notes=("a first step, then a steady one",))
 
 
 def _requests(recording: Recording, ids: dict[int, int], requested: set[int]) -> Iterator[Request]:
@@ -138,47 +86,6 @@ def _with_kinds(requests: list[Request], steady: int) -> tuple[Request, ...]:
         elif what in (FREE, COMPLETE_FREE) and born[number] >= steady:
             kinds[number] = TEMPORARY if index - born[number] <= SHORT else ACTIVATION
     return tuple((*request[:4], kinds.get(request[1], 0)) if request[0] == ALLOC else request for request in requests)
-
-
-def repeated(sequence: Sequence, times: int) -> Sequence | None:
-    """The step `times` times, the last of them measured; None where it does not end with the blocks it began with.
-
-    Blocks stand for each other if they have equal bytes, stream and kind.
-    """
-    looks: dict[int, tuple[int, int, int]] = {}
-    before = _live(sequence.requests[: sequence.steady], looks)
-    after = _live(sequence.step, looks, before)
-    if Counter(looks[number] for number in before) != Counter(looks[number] for number in after):
-        return None
-    heirs: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-    for number in after:
-        if number not in before:
-            heirs[looks[number]].append(number)
-    heir = {number: number if number in after else heirs[looks[number]].pop(0) for number in before}
-    requests = list(sequence.requests)
-    steady = sequence.steady
-    offset = 1 + max(looks, default=0)
-    names = {number: number for number in looks}  # of the step before
-    for copy in range(1, times):
-        steady = len(requests)
-        last = names
-        names = {number: last[heir[number]] if number in heir else number + copy * offset for number in looks}
-        requests += [(r[0], names.get(r[1], 0), *r[2:]) for r in sequence.step]
-    return replace(sequence, requests=tuple(requests), steady=steady)
-
-
-def _live(
-    requests: Iterable[Request], looks: dict[int, tuple[int, int, int]], before: Iterable[int] = ()
-) -> dict[int, None]:
-    """Ids of the blocks in use after `requests`, in order; how each looks is noted down."""
-    live = dict.fromkeys(before)
-    for what, number, num_bytes, stream, kind in requests:
-        if what == ALLOC:
-            live[number] = None
-            looks[number] = (num_bytes, stream, kind)
-        elif what in (FREE, COMPLETE_FREE):
-            del live[number]
-    return live
 
 
 def varied(sequence: Sequence, spread: float, times: int) -> Sequence | None:

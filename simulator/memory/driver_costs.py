@@ -40,6 +40,10 @@ class DriverCosts:
 
     def seconds(self, call: str, num_bytes: int) -> float:
         """Of a segment_alloc, segment_free, segment_map, segment_unmap or remap."""
+        return self.all_seconds(call, 1, num_bytes)
+
+    def all_seconds(self, call: str, count: int, num_bytes: int) -> float:
+        """Of so many calls of one kind, of so many bytes together."""
         if call == "remap":
-            return self.malloc.call_s
-        return (self.free if call in ("segment_free", "segment_unmap") else self.malloc).seconds(1, num_bytes)
+            return count * self.malloc.call_s
+        return (self.free if call in ("segment_free", "segment_unmap") else self.malloc).seconds(count, num_bytes)

@@ -1,0 +1,248 @@
+"""The pool that a plan asks for: its policy, PyTorch's settings for it, and what a step costs of its calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Final
+
+from simulator.memory.allocator import AllocatorSettings, OutOfMemoryError
+from simulator.memory.history import History, moment_of
+from simulator.memory.policies import BLOCK_BYTES, Pool, PoolInputs, make_pool
+from simulator.memory.requests import (
+    ALLOC,
+    FREE,
+    REQUEST_FREE,
+    Request,
+    Sequence,
+    checkpoints,
+    of_history,
+    play,
+    repeated,
+    requests_of,
+)  # fmt: skip
+from simulator.spec.plan import Plan
+from simulator.spec.plan.alloc_conf import AllocConf
+
+NATIVE: Final = "native"
+_NAMES: Final = {"caching": NATIVE}  # of a plan -> of `POLICIES`, where they differ
+_TAKES: Final = ("segment_alloc", "segment_map")
+_GIVES: Final = ("segment_free", "segment_unmap")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolUse:
+    """What a steady step asks of the pool and of the driver.
+
+    allocations, frees: requests. calls, call_bytes: by name of the driver's call. host_s: an own allocator's time for them.
+    """
+
+    policy: str
+    allocations: int
+    frees: int
+    calls: dict[str, int] = field(default_factory=dict)
+    call_bytes: dict[str, int] = field(default_factory=dict)
+    host_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A history on a pool. reserved: at the end of each moment of the steady step; empty where a request fails.
+
+    peak_bytes: the most that is reserved in the steady step; where a request fails, what it needed. highest_bytes: in the
+    first step too. num_retries: how often the cache is given back in the steady step.
+    """
+
+    use: PoolUse
+    reserved: list[int]
+    peak_bytes: int
+    highest_bytes: int
+    num_retries: int
+    fails: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """How requests are served. name: of `POLICIES`."""
+
+    policy: str = "caching"
+    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
+    block_bytes: int = BLOCK_BYTES
+
+    @classmethod
+    def of(cls, plan: Plan) -> Pools:
+        """A plan's own."""
+        memory = plan.memory
+        return cls(policy=memory.policy, settings=settings_of(plan), block_bytes=memory.block_bytes)
+
+    @property
+    def name(self) -> str:
+        return _NAMES.get(self.policy, self.policy)
+
+    @property
+    def looks_at_limit(self) -> bool:
+        """Without a limit it would act otherwise even where the limit is never met."""
+        return self.settings.garbage_collection_threshold > 0
+
+    def inputs(self, capacity_bytes: int | None = None) -> PoolInputs:
+        return PoolInputs(settings=self.settings, capacity_bytes=capacity_bytes, block_bytes=self.block_bytes)
+
+
+def asks_for_pool(plan: Plan) -> bool:
+    """The plan says how requests are served; else PyTorch's allocator with its defaults serves them."""
+    memory = plan.memory
+    return memory.policy != "caching" or bool(memory.alloc_conf) or memory.own_time
+
+
+def settings_of(plan: Plan) -> AllocatorSettings:
+    """What the plan's PYTORCH_CUDA_ALLOC_CONF and policy say."""
+    conf = plan.memory.conf
+    if plan.memory.policy == "expandable":
+        conf = replace(conf, expandable_segments=True)
+    return allocator_settings(conf, limited=conf.memory_fraction is not None or plan.memory_fraction < 1.0)
+
+
+def allocator_settings(conf: AllocConf, *, limited: bool) -> AllocatorSettings:
+    """A PYTORCH_CUDA_ALLOC_CONF as the simulated allocator has it.
+
+    limited: a memory fraction is set; torch collects garbage only then (CUDACachingAllocator.cpp, malloc: `set_fraction`).
+    """
+    names = (
+        "expandable_segments", "max_split_size_bytes", "max_non_split_rounding_bytes", "large_segment_bytes",
+        "roundup_power2_divisions", "garbage_collection_threshold",
+    )  # fmt: skip
+    said = {name: value for name in names if (value := getattr(conf, name)) is not None}
+    if not any(said.get("roundup_power2_divisions", ())):
+        said.pop("roundup_power2_divisions", None)
+    if not limited:
+        said.pop("garbage_collection_threshold", None)
+    return AllocatorSettings(**said)
+
+
+class _Driver:
+    """Counts calls, and what is reserved."""
+
+    def __init__(self) -> None:
+        self.calls, self.call_bytes = Counter[str](), Counter[str]()
+        self.held = self.highest = 0
+
+    def __call__(self, call: str, address: int, num_bytes: int) -> None:  # noqa: ARG002  as pools tell it
+        self.calls[call] += 1
+        self.call_bytes[call] += num_bytes
+        self.held += num_bytes * ((call in _TAKES) - (call in _GIVES))
+        self.highest = max(self.highest, self.held)
+
+    @contextmanager
+    def watched(self) -> Iterator[tuple[Counter[str], Counter[str]]]:
+        """The calls that are made meanwhile, and their bytes, once it is over."""
+        before, seen = (self.calls.copy(), self.call_bytes.copy()), (Counter[str](), Counter[str]())
+        yield seen
+        seen[0].update(self.calls - before[0])
+        seen[1].update(self.call_bytes - before[1])
+
+
+def play_pool(history: History, pools: Pools, plan: Plan, limit_bytes: int | None = None) -> Played:
+    """Play a first and a steady step on the pool, and the steady one again, whose calls count.
+
+    The one before it has also taken what the optimizer's state, new since the first, left no room for.
+    limit_bytes: what the driver can give it; None: no limit.
+    """
+    sequence = of_history(history, "")
+    driver, step = _Driver(), _Steps(history, sequence)
+    needs = replace(pools.inputs(limit_bytes), checkpoints=checkpoints(sequence.requests))
+    reserved, highest, retries, tally = list[int](), 0, 0, _Tally(plan, history)
+    pool: Pool[Any] | None = None
+    handles: dict[int, Any] = {}
+    needed = 0
+    try:
+        pool = make_pool(pools.name, needs, driver)
+        play(sequence.requests[: sequence.steady], pool, handles=handles)
+        retries, highest, driver.highest = pool.num_retries, driver.highest, driver.held
+        for start, part in step.moments(sequence):
+            with driver.watched() as seen:
+                play(part, pool, handles=handles)
+            tally.add(start, part, seen)
+            reserved.append(pool.reserved_bytes)
+    except OutOfMemoryError as exc:
+        reserved, needed = [], exc.needed_bytes
+    peak, retries = driver.highest, (pool.num_retries if pool is not None else 0) - retries
+    if pool is not None and reserved:
+        tally = _settled(step, pool, driver, handles, plan) or tally
+    return Played(
+        use=tally.use(pools.policy, plan),
+        reserved=reserved,
+        peak_bytes=peak if reserved else needed,
+        highest_bytes=max(highest, peak),
+        num_retries=retries,
+        fails=not reserved,
+    )
+
+
+def _settled(step: _Steps, pool: Pool[Any], driver: _Driver, handles: dict[int, Any], plan: Plan) -> _Tally | None:
+    """What the step after the steady one asks; None where it does not repeat, or finds no room."""
+    again = repeated(step.sequence, 2)
+    if again is None:
+        return None
+    tally = _Tally(plan, step.history)
+    with suppress(OutOfMemoryError):
+        for start, part in step.moments(again):
+            with driver.watched() as seen:
+                play(part, pool, handles=handles)
+            tally.add(start, part, seen)
+        return tally
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """A history and its requests, by moments."""
+
+    history: History
+    sequence: Sequence
+
+    def moments(self, sequence: Sequence) -> Iterator[tuple[int, tuple[Request, ...]]]:
+        """(event at which it begins, requests) of each moment of a sequence's last step, which is the history's or repeats it."""
+        _, begins = requests_of(self.history)
+        first, shift = self.history.steady, sequence.steady - begins[self.history.steady]
+        ends = self.history.bounds[1:] if len(self.history.bounds) > 1 else [first]
+        for start, end in pairwise([first, *ends]):
+            yield start, sequence.requests[begins[start] + shift : begins[end] + shift]
+
+
+class _Tally:
+    """Requests and calls of a steady step of all its micro-batches; the history has two at most that stand for them.
+
+    What the last of those does forward and backward, each that is left out does too.
+    """
+
+    def __init__(self, plan: Plan, history: History) -> None:
+        played = 1 + max((mark[2] for mark in history.marks), default=0)
+        self._more, self._last = max(0, plan.num_micro_batches - played), played - 1
+        self._history = history
+        self._requests, self._calls, self._bytes = Counter[str](), Counter[str](), Counter[str]()
+
+    def add(self, event: int, requests: Iterable[Request], seen: tuple[Counter[str], Counter[str]]) -> None:
+        phase, micro_batch, _, _ = moment_of(self._history, event)
+        times = 1 + self._more * (phase in ("forward", "backward") and micro_batch == self._last)
+        kinds = Counter(one[0] for one in requests)
+        for total, found in (
+            (self._requests, {"allocations": kinds[ALLOC], "frees": kinds[FREE] + kinds[REQUEST_FREE]}),
+            (self._calls, seen[0]),
+            (self._bytes, seen[1]),
+        ):
+            for name, count in found.items():
+                total[name] += times * count
+
+    def use(self, policy: str, plan: Plan) -> PoolUse:
+        allocations, frees = self._requests["allocations"], self._requests["frees"]
+        return PoolUse(
+            policy=policy,
+            allocations=allocations,
+            frees=frees,
+            calls=dict(sorted(self._calls.items())),
+            call_bytes=dict(sorted(self._bytes.items())),
+            host_s=allocations * plan.memory.alloc_s + frees * plan.memory.free_s,
+        )

@@ -1,0 +1,47 @@
+"""The pool of device memory: what of its settings contradicts another."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.parallel.legality.rule import PlanRule
+from simulator.spec.plan import Plan
+
+_OF_TORCH: Final = ("caching", "expandable", "first_fit", "checkpoint_buffer")
+
+
+def _said(plan: Plan) -> bool:
+    return bool(plan.memory.alloc_conf)
+
+
+PLAN: Final = (
+    PlanRule(
+        where="alloc_conf",
+        fields=("alloc_conf", "memory_policy"),
+        applies=_said,
+        holds=lambda plan: plan.memory.policy in _OF_TORCH,
+        equation=lambda plan: (
+            f"the policy {plan.memory.policy} is not PyTorch's allocator, whose settings alloc_conf holds"
+        ),
+        remedy=f"memory_policy = {', '.join(_OF_TORCH[:-1])} or {_OF_TORCH[-1]}, or no alloc_conf",
+    ),
+    PlanRule(
+        where="alloc_conf",
+        fields=("alloc_conf", "memory_fraction"),
+        applies=lambda plan: plan.memory_fraction < 1.0,
+        holds=lambda plan: plan.memory.conf.memory_fraction in (None, plan.memory_fraction),
+        equation=lambda plan: (
+            f"per_process_memory_fraction:{plan.memory.conf.memory_fraction:g} is not memory_fraction = "
+            f"{plan.memory_fraction:g}"
+        ),
+        remedy="give one of the two",
+    ),
+    PlanRule(
+        where="alloc_conf",
+        fields=("alloc_conf", "memory_policy"),
+        applies=lambda plan: plan.memory.policy in ("expandable", "first_fit"),
+        holds=lambda plan: plan.memory.conf.expandable_segments in (None, plan.memory.policy == "expandable"),
+        equation=lambda plan: f"alloc_conf says of expandable_segments what the policy {plan.memory.policy} is not",
+        remedy="give one of the two",
+    ),
+)

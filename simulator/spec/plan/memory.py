@@ -1,0 +1,64 @@
+"""What serves a step's requests for device memory: the pool's policy, PyTorch's settings, and an allocator of one's own."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import Field, field_validator
+
+from simulator.base.schema import Strict
+from simulator.base.units import Bytes, Seconds
+from simulator.spec.plan.alloc_conf import AllocConf, parse_alloc_conf
+from simulator.spec.plan.order import MAX_SIZE
+
+Policy = Literal["caching", "expandable", "first_fit", "arena", "slab", "checkpoint_buffer", "fixed"]
+BLOCK_BYTES: Final = 2**21  # the smallest that CUDA's driver maps
+
+
+class MemoryPlan(Strict):
+    """`[plan.memory]`: how requests for device memory are served."""
+
+    policy: Policy = Field(
+        default="caching",
+        description="PyTorch's caching allocator; the same with expandable segments; with the first block that fits; or a pool "
+        "that is not PyTorch's ([policies](replay.md#policies)), whose calls of the driver go into the step",
+    )
+    alloc_conf: str = Field(
+        default="",
+        description="`PYTORCH_CUDA_ALLOC_CONF` or `PYTORCH_ALLOC_CONF`, as `expandable_segments:True,max_split_size_mb:128`; "
+        "all keys of torch 2.13 are known",
+    )
+    block_bytes: Bytes = Field(
+        ge=BLOCK_BYTES,
+        le=MAX_SIZE,
+        multiple_of=BLOCK_BYTES,
+        default=BLOCK_BYTES,
+        description="of a block of the policy `fixed`",
+    )
+    alloc_s: Seconds = Field(
+        ge=0,
+        le=1,
+        default=0.0,
+        description="host time that an allocator of one's own takes for an allocation beyond PyTorch's; it is exposed where "
+        "the host is no longer ahead of the device",
+    )
+    free_s: Seconds = Field(ge=0, le=1, default=0.0, description="the same of a free")
+
+    @field_validator("alloc_conf")
+    @classmethod
+    def _is_readable(cls, value: str) -> str:
+        parse_alloc_conf(value)
+        return value
+
+    @property
+    def conf(self) -> AllocConf:
+        """What `alloc_conf` says."""
+        return parse_alloc_conf(self.alloc_conf)
+
+    @property
+    def own_time(self) -> bool:
+        """An allocator of one's own takes time."""
+        return self.alloc_s > 0 or self.free_s > 0
+
+
+USUAL_MEMORY: Final = MemoryPlan()
