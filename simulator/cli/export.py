@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
 from simulator.cli.options import input_options, placement_option, say, set_option, write_files
@@ -18,20 +19,22 @@ from simulator.spec.model import Model
 from simulator.spec.model.files import preset_names
 from simulator.spec.software.stack import Stack
 
-KIT = "launch-kit"
+KIT, CHAKRA = "launch-kit", "chakra"
+MOST_TRACES = 4096  # files that --all-ranks may write
 _HELP = """Write a plan as Megatron-LM's arguments, DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML, or our study file.
 
 The plan is a study's, --plan's and the flags', as for predict. What is written is read back to the same plan; fields
 that the framework cannot run are told together, with what it would run instead. Fields that it keeps in the training
 script are named on stderr. `--to launch-kit -o DIR` writes all that starts the plan: scripts, host and rank files, SLURM,
-Kubernetes, environment, and the plan in every format that can express it.
+Kubernetes, environment, and the plan in every format that can express it. `--to chakra -o DIR` writes the predicted step as
+Chakra execution traces, a file a class of equal ranks.
 
 Exit codes: 0 written, 2 usage, 3 bad input, or not expressible."""
 
 
 @click.command("export", help=_HELP)
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
-@click.option("--to", "form", required=True, metavar="|".join((*FORMATS, KIT)), help="The format to write.")
+@click.option("--to", "form", required=True, metavar="|".join((*FORMATS, KIT, CHAKRA)), help="The format to write.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE|DIR", help="[stdout]")
 @click.option("--hosts", metavar="HOSTLIST", help="launch-kit: the nodes' names, as node[1-8].")
 @click.option(
@@ -42,8 +45,9 @@ Exit codes: 0 written, 2 usage, 3 bad input, or not expressible."""
 @input_options
 @plan_options
 @set_option("As for predict. May be repeated.")
+@click.option("--all-ranks", is_flag=True, help="chakra: a file of every rank, as ASTRA-sim wants them.")
 @click.option("--json", "as_json", is_flag=True, help="The text and what stands beside it, as JSON.")
-def command(
+def command(  # noqa: PLR0913  one an option
     study: Path | None,
     *,
     form: str,
@@ -52,11 +56,19 @@ def command(
     topology: str | None,
     placement: str | None,
     settings: tuple[str, ...],
+    all_ranks: bool,
     as_json: bool,
     **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
 ) -> int:
     """Read, write, compare."""
     asked = study_of(study, flags, settings)
+    if form != CHAKRA and all_ranks:
+        raise click.UsageError("--all-ranks is of --to chakra")
+    if form == CHAKRA:
+        if out is None or as_json:
+            raise click.UsageError("traces are a folder: -o DIR, without --json")
+        write_files(_chakra_files(asked, all_ranks=all_ranks), out, "Chakra trace")
+        return ExitCode.OK
     if form == KIT:
         if out is None or as_json:
             raise click.UsageError("a launch kit is a folder: -o DIR, without --json")
@@ -90,6 +102,38 @@ def _write_kit(asked: Study, folder: Path, hosts: str | None, topology: str | No
     host, asked = placed(asked, topology, placement)
     write_files(kit_files(asked, job_of(asked), head_of(asked), hosts, host), folder)
     return ExitCode.OK
+
+
+def _chakra_files(asked: Study, *, all_ranks: bool) -> dict[str, bytes]:
+    """The predicted step as execution traces."""
+    from simulator.formats.writers.chakra import trace_files
+    from simulator.play.engine import run
+    from simulator.play.lower import lower
+    from simulator.spec.calibration import Calibration
+    from simulator.spec.calibration.collective_curves import default_curves
+
+    stack = asked.stack or Stack.of(asked.plan)
+    calibration = asked.calibration or Calibration.for_device(asked.cluster.device)
+    lowering = lower(asked.model, asked.plan, asked.cluster, stack, calibration, calibration.links or default_curves())
+    mesh = lowering.mesh
+    faults = []
+    if lowering.rank_classes is not None:
+        problem = "its GPUs differ, and a trace has one class of ranks a stage"
+        faults.append(Fault(place=f"cluster {asked.cluster.name}", problem=problem, remedy="equal GPUs"))
+    if all_ranks and mesh.num_ranks > MOST_TRACES:
+        problem = f"would write {mesh.num_ranks:,} files"
+        faults.append(
+            Fault(place="--all-ranks", problem=problem, remedy=f"at most {MOST_TRACES:,} ranks, or one a class")
+        )
+    if faults:
+        raise InputError(faults)
+    programs = lowering.programs(asked.plan.num_micro_batches)
+    timeline = run(programs)
+    stages = [mesh.rank({"pp": stage}) for stage in range(asked.plan.pp)]
+    ranks = range(mesh.num_ranks) if all_ranks else stages
+    return trace_files(
+        lowering.fabric, programs, {one.name: timeline.of(one.name) for one in programs}, ranks, asked.model.name
+    )
 
 
 def head_of(asked: Study) -> dict[str, str | int]:

@@ -11,9 +11,11 @@ import click
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_bytes, format_seconds
 from simulator.cli.options import FILE, write_json
-from simulator.formats.readers.kineto import read_kineto, summary
+from simulator.formats.readers import chakra
+from simulator.formats.readers.kineto import KinetoTrace, read_kineto, summary
 
-_HELP = """Read a Kineto or Chrome trace (torch.profiler's export_chrome_trace; .json or .json.gz, of any size).
+_HELP = """Read a Kineto or Chrome trace (torch.profiler's export_chrome_trace; .json or .json.gz, of any size), or a Chakra
+execution trace (.et).
 
 One profiled step of it is broken down as a prediction is. With --study the same plan is predicted and put beside it;
 -o adds the step to a file that `shardwise validate compare` reads. With --program a capture of the same program is put beside
@@ -46,7 +48,7 @@ def command(
         return _beside(trace, step, program, as_json=as_json)
     if study is None and (out is not None or snapshot is not None):
         raise click.UsageError("-o and --snapshot need --study: what was run")
-    read = read_kineto(trace, step, _progress)
+    read = _read(trace, step)
     found = summary(read)
     compared = None
     if study is not None:  # measured runs are the business of validate
@@ -63,6 +65,16 @@ def command(
 
             click.echo("\n" + comparison_text(compared))
     return ExitCode.OK
+
+
+def _read(trace: Path, step: int | None) -> KinetoTrace:
+    """A profiler's trace, or an execution trace as one."""
+    if not trace.name.endswith(chakra.SUFFIX):
+        return read_kineto(trace, step, _progress)
+    from simulator.formats.readers.recording import read_recording
+    from simulator.formats.readers.recording_parts import as_trace
+
+    return as_trace(read_recording(trace, step))
 
 
 def _beside(trace: Path, step: int | None, program: Path, *, as_json: bool) -> int:

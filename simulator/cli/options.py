@@ -151,7 +151,7 @@ def write_json(answer: object) -> None:
     click.echo(json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def write_files(files: Mapping[str, str], folder: Path) -> None:
+def write_files(files: Mapping[str, str | bytes], folder: Path, what: str = "launch kit") -> None:
     """Into a folder that is new or empty. Raises InputError where that cannot be."""
     try:
         if folder.exists() and any(folder.iterdir()):
@@ -164,7 +164,7 @@ def write_files(files: Mapping[str, str], folder: Path) -> None:
                 file.chmod(0o755)
     except OSError as exc:
         raise InputError(Fault(place=str(folder), problem=f"cannot be written: {exc.strerror}")) from None
-    say(f"launch kit of {len(files)} files written to {folder}")
+    say(f"{what} of {len(files)} files written to {folder}")
 
 
 def say(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from simulator.cli.options import say, write_json
 
 if TYPE_CHECKING:
     from simulator.predict.recorded import WhatIf
+    from simulator.work.recorded.recording import Recording
 
 NAMES = ("step", "recorded_on", "faster", "communication", "graphed_host", "dp_ranks", "tokens_times")
 _TAKEN = ("cluster", "nodes", "calibration", "recompute")
@@ -63,7 +64,7 @@ def answer(
     recordings = read_recordings(
         program, flags["step"], lambda read: click.echo(f"read {format_bytes(read)}", err=True)
     )
-    found = replay_recording(recordings, asked)
+    found = replay_recording(_timed(recordings, asked), asked)
     if as_json:
         from simulator.formats.writers.recorded_text import as_json as data
 
@@ -79,6 +80,22 @@ def answer(
         write_timeline(files["--trace"], found.timeline)
         say(f"trace written to {files['--trace']}")
     return 0
+
+
+def _timed(recordings: Sequence[Recording], asked: WhatIf) -> Sequence[Recording]:
+    """With the times of collectives that an execution trace leaves open, where the cluster is named."""
+    cluster = asked.recorded_on
+    if cluster is None:
+        return recordings
+    from simulator.predict.repriced import with_collective_times
+    from simulator.spec.calibration.collective_curves import default_curves
+
+    open_ones = [any(op.carried and not op.duration_s for op in one.ops) for one in recordings]
+    curves = default_curves()
+    return [
+        with_collective_times(one, cluster, curves) if untimed else one
+        for one, untimed in zip(recordings, open_ones, strict=True)
+    ]
 
 
 def _check(flags: Mapping[str, Any], settings: tuple[str, ...], files: Mapping[str, Path | None]) -> None:

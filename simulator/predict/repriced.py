@@ -20,7 +20,8 @@ from simulator.work.captured.kernels import priced
 from simulator.work.captured.meetings import lattice
 from simulator.work.captured.tensors import CapturedTensor
 from simulator.work.collectives import choose
-from simulator.work.recorded.recording import RecordedOp
+from simulator.work.recorded.recording import RecordedOp, Recording
+from simulator.work.recorded.schedule import scheduled
 
 BY_SHAPE, BY_FLOP, BY_BYTES = "by its shapes", "by the devices' peak FLOP/s", "by the devices' memory bandwidth"
 AS_IT_WAS, BY_FABRIC, BY_VOLUME = "as recorded", "by the collective model", "by the bytes of its ring"
@@ -174,6 +175,41 @@ def collective_ratio(
     except ShardwiseError:
         return 1.0, AS_IT_WAS
     return (after / before if before > 0 else 1.0), BY_FABRIC
+
+
+def with_collective_times(one: Recording, cluster: Cluster, curves: LinkCurves) -> Recording:
+    """A recording whose collectives have no times, as an execution trace may be, with those that the collective model gives.
+
+    All ops then begin as early as their waits allow. Raises InputError with every collective that it cannot price.
+    """
+    world = one.world_size or 1 + max((max(op.carried.ranks, default=0) for op in one.ops if op.carried), default=0)
+    fabric = Fabric(cluster=sized(cluster, world, "--recorded-on"), world=world, curves=curves)
+    ops, faults = list[RecordedOp](), dict[str, Fault]()
+    for op in one.ops:
+        if op.carried is None or op.duration_s:
+            ops.append(op)
+            continue
+        size, ranks = op.carried.size_bytes, op.carried.ranks
+        place = f"{one.name}: {op.carried.kind} of group {op.carried.group or '?'}"
+        try:
+            if size is None or len(ranks) < 2:
+                raise InputError(
+                    Fault(
+                        place=place,
+                        problem="its size or its ranks are not told",
+                        remedy="comm_size, and comm_groups.json beside the trace",
+                    )
+                )
+            seconds = fabric.seconds(op.carried.kind, size, f"@{lattice(ranks)}")
+        except (ShardwiseError, ValueError) as exc:
+            found = exc.faults[0] if isinstance(exc, InputError) else Fault(place=place, problem=str(exc))
+            faults.setdefault(place, found)
+            continue
+        ops.append(replace(op, end_s=op.start_s + seconds))
+    if faults:
+        raise InputError(list(faults.values())[:20])
+    ops = scheduled(ops)
+    return replace(one, ops=ops, step_s=max(op.end_s for op in ops))
 
 
 def volume_ratio(kind: str, before: int, after: int) -> How:

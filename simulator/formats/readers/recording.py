@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.units import counted
+from simulator.formats.readers import chakra
 from simulator.formats.readers.json_stream import open_text
 from simulator.formats.readers.kernel_names import category_of, collective_of
 from simulator.formats.readers.kineto import MAX_SPANS, chosen_step, compute_lanes, read_events, traced_steps
@@ -36,7 +37,7 @@ Progress = Callable[[int], None]
 
 def is_recording(path: Path) -> bool:
     """Whether a file (or folder of them) is to be read as a recording, by what its beginning says; else by its name."""
-    if path.is_dir():
+    if path.is_dir() or path.name.endswith(chakra.SUFFIX):
         return True
     head = _head(path)
     if '"shardwise capture"' in head:
@@ -51,9 +52,10 @@ def read_recordings(path: Path, step: int | None = None, progress: Progress | No
     """
     if not path.is_dir():
         return (read_recording(path, step, progress),)
-    files = sorted(one for one in path.iterdir() if one.name.endswith((".json", ".json.gz")))
+    traces = sorted(one for one in path.iterdir() if one.name.endswith((".json", ".json.gz", chakra.SUFFIX)))
+    files = [one for one in traces if one.name.endswith(chakra.SUFFIX)] or traces
     if not files or len(files) > MAX_RANKS:
-        problem = f"{len(files)} traces in it" if files else "no traces (.json, .json.gz) in it"
+        problem = f"{len(files)} traces in it" if files else "no traces (.json, .json.gz, .et) in it"
         raise InputError(Fault(place=str(path), problem=problem, remedy=f"a trace a rank, at most {MAX_RANKS}"))
     found: list[Recording] = []
     faults: list[Fault] = []
@@ -84,6 +86,9 @@ def _same_rank(found: Sequence[Recording], path: Path) -> Iterator[Fault]:
 
 def read_recording(path: Path, step: int | None = None, progress: Progress | None = None) -> Recording:
     """One file. Raises InputError where it is no trace, has no such step, or nothing ran in it."""
+    if path.name.endswith(chakra.SUFFIX):
+        _one_step(path, step)
+        return chakra.read_chakra(path)
     if _head(path).startswith('{"schema_version"'):
         return _of_spans(path, step)
     events = HostEvents()
@@ -261,12 +266,16 @@ def _head(path: Path) -> str:
         return ""
 
 
+def _one_step(path: Path, number: int | None) -> None:
+    """Raises InputError where a step is asked of a file that holds one without a number."""
+    if number is not None:
+        remedy = "it holds one step: leave --step out"
+        raise InputError(Fault(place=str(path), problem=f"has no step {number}", remedy=remedy))
+
+
 def _of_spans(path: Path, number: int | None) -> Recording:
     """One step; when its ops were launched is not kept in it."""
-    if number is not None:
-        raise InputError(
-            Fault(place=str(path), problem=f"has no step {number}", remedy="it holds one step: leave --step out")
-        )
+    _one_step(path, number)
     timeline = read_spans(path)
     if not timeline.spans:
         raise InputError(Fault(place=str(path), problem="nothing ran in it"))

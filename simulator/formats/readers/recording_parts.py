@@ -7,10 +7,13 @@ from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from simulator.formats.readers.kineto import about
+from simulator.formats.readers.kineto import KinetoTrace, TracedCollective, about
 from simulator.formats.readers.kineto_events import Events
 from simulator.formats.readers.kineto_host import HostEvents, HostOp
 from simulator.work.captured.tensors import CapturedTensor
+from simulator.work.program import COMPUTE_STREAM
+from simulator.work.recorded.recording import Recording
+from simulator.work.trace import Span, Timeline
 
 _DTYPES = {
     "float": "fp32", "double": "fp64", "c10::BFloat16": "bf16", "c10::Half": "fp16", "long": "int64", "long int": "int64",
@@ -105,3 +108,29 @@ def peaks(events: Events, first: float, last: float) -> tuple[int, int] | None:
     rows = zip(*events.memory, strict=True)
     inside = [(allocated, reserved) for time, allocated, reserved in rows if first <= time < last]
     return (max(a for a, _ in inside), max(r for _, r in inside)) if inside else None
+
+
+def as_trace(one: Recording) -> KinetoTrace:
+    """A recording as a trace of one step."""
+    name = f"rank {one.rank or 0}"
+    spans = [
+        Span(
+            program=name, stream=COMPUTE_STREAM if not op.stream else f"{'nccl' if op.carried else 'stream'}:{op.stream}",
+            id=index, label=op.name, category=op.category, start_s=op.start_s, end_s=op.end_s, nominal_s=op.duration_s,
+            parts=() if op.carried else ((op.category, op.duration_s),), joined_s=op.start_s if op.carried else None,
+        )
+        for index, op in enumerate(one.ops)
+    ]  # fmt: skip
+    collectives = tuple(
+        TracedCollective(
+            span=index, kind=op.carried.kind, size_bytes=op.carried.size_bytes, group_size=op.carried.group_size,
+            group=op.carried.group, ranks=str(list(op.carried.ranks)),
+        )
+        for index, op in enumerate(one.ops)
+        if op.carried is not None
+    )  # fmt: skip
+    told = {"rank": one.rank, "world_size": one.world_size}
+    return KinetoTrace(
+        name=one.name, timeline=Timeline(spans=tuple(spans), step_s=one.step_s), memory=None, collectives=collectives, step=None,
+        steps=(), about={key: value for key, value in told.items() if value is not None}, notes=one.notes,
+    )  # fmt: skip

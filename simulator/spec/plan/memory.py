@@ -21,7 +21,7 @@ class MemoryPlan(Strict):
     policy: Policy = Field(
         default="caching",
         description="PyTorch's caching allocator; the same with expandable segments; with the first block that fits; or a pool "
-        "that is not PyTorch's ([policies](replay.md#policies)), whose calls of the driver go into the step",
+        "that is not PyTorch's ([policies](replay.md#what-if)), whose calls of the driver go into the step",
     )
     alloc_conf: str = Field(
         default="",
