@@ -14,8 +14,8 @@ from simulator.cli.options import FILE, write_json
 from simulator.formats.readers import chakra
 from simulator.formats.readers.kineto import KinetoTrace, read_kineto, summary
 
-_HELP = """Read a Kineto or Chrome trace (torch.profiler's export_chrome_trace; .json or .json.gz, of any size), or a Chakra
-execution trace (.et).
+_HELP = """Read a Kineto or Chrome trace (torch.profiler's export_chrome_trace; .json or .json.gz, of any size), an export of
+Nsight Systems (`nsys export --type sqlite`), or a Chakra execution trace (.et).
 
 One profiled step of it is broken down as a prediction is. With --study the same plan is predicted and put beside it;
 -o adds the step to a file that `shardwise validate compare` reads. With --program a capture of the same program is put beside

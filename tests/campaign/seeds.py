@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import sqlite3
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from simulator.base.wire import block, integer, member, packed
+from simulator.formats.writers.chakra import framed
 from tests.captures import data
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,6 +130,29 @@ _NCCL_LOG = f"""# Collective test starting: all_reduce_perf
 """.encode()
 _ARRIVALS = b"arrival_s,prompt_tokens,output_tokens\n0.0,128,16\n0.5,256,32\n1.0,64,8\n"
 
+_CHAKRA = framed(
+    [
+        block(1, "0.0.4"),
+        integer(1, 1) + block(2, "product") + integer(3, 4) + integer(7, 30),
+        integer(1, 2)
+        + integer(3, 7)
+        + packed(5, [1])
+        + integer(7, 9)
+        + block(10, block(1, "comm_type") + member(9, 7)),
+    ]
+)
+
+
+def _nsight() -> bytes:
+    """The smallest export: two tables, one kernel."""
+    with sqlite3.connect(":memory:") as db:
+        db.executescript(
+            "CREATE TABLE StringIds (id, value); INSERT INTO StringIds VALUES (1, 'gemm');"
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, streamId, correlationId, globalPid, demangledName);"
+            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1000, 2000, 0, 7, 1, 16777216, 1);"
+        )
+        return db.serialize()
+
 
 @cache
 def seeds() -> tuple[Seed, ...]:
@@ -162,6 +188,8 @@ def seeds() -> tuple[Seed, ...]:
         _of("snapshot", "replay snapshot.json.gz --plain", "snapshot.json.gz"),
         _of("trace", "import step.json.gz --json", "step.json.gz"),
         _of("recorded", "predict --program step.json.gz --plain", "step.json.gz"),
+        _of("chakra", "predict --program a.0.et --plain", **{"a.0.et": _CHAKRA}),
+        _of("nsight", "predict --program a.sqlite --plain", **{"a.sqlite": _nsight()}),
         _of("results", "validate compare runs.jsonl --json", "runs.jsonl"),
         _of("matrix", "topo matrix.txt --device a100 --plain", "matrix.txt"),
         _of("topology xml", "topo node.xml --plain", "node.xml"),

@@ -1,4 +1,4 @@
-"""Kineto and Chrome traces (`torch.profiler`'s export_chrome_trace), as .json or .json.gz, of any size.
+"""Kineto and Chrome traces (`torch.profiler`'s export_chrome_trace), as .json or .json.gz, of any size; Nsight Systems' exports.
 
 The file is read once, event by event; of each event on a device a few numbers are kept, and one step of them becomes
 a Timeline. Times in the file are microseconds.
@@ -17,6 +17,7 @@ from simulator.base.units import counted
 from simulator.formats.readers.json_stream import Broken, JsonStream, open_text
 from simulator.formats.readers.kernel_names import category_of, collective_of
 from simulator.formats.readers.kineto_events import NAME_LENGTH, Events
+from simulator.formats.readers.nsight import is_nsight, read_nsight
 from simulator.work.program import COMPUTE_STREAM
 from simulator.work.trace import MemorySample, MemoryTrace, Span, Timeline
 
@@ -80,12 +81,15 @@ def read_kineto(path: Path, step: int | None = None, progress: Callable[[int], N
     head = read_events(path, events, progress)
     if not len(events.starts):
         problem = f"none of its {events.num_seen:,} events ran on a device"
-        raise InputError(Fault(place=str(path), problem=problem, remedy="profile with ProfilerActivity.CUDA"))
+        remedy = "profile with ProfilerActivity.CUDA, or nsys profile --trace=cuda,nvtx"
+        raise InputError(Fault(place=str(path), problem=problem, remedy=remedy))
     return _trace(path, events, head, step)
 
 
 def read_events(path: Path, events: Events, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
     """Give every event of a file to `events`; what stands beside them is returned. Raises InputError."""
+    if is_nsight(path):
+        return read_nsight(path, events)
     try:
         with open_text(path) as file:
             stream = JsonStream(file, "traceEvents")

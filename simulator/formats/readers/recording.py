@@ -21,6 +21,7 @@ from simulator.formats.readers.kernel_names import category_of, collective_of
 from simulator.formats.readers.kineto import MAX_SPANS, chosen_step, compute_lanes, read_events, traced_steps
 from simulator.formats.readers.kineto_events import Events
 from simulator.formats.readers.kineto_host import HostEvents, HostOp
+from simulator.formats.readers.nsight import is_nsight
 from simulator.formats.readers.recording_host import host_recording
 from simulator.formats.readers.recording_parts import arguments, by_external, device_name, job, peaks, ranks
 from simulator.formats.readers.spans import read_spans
@@ -28,6 +29,7 @@ from simulator.work.program import COMPUTE_STREAM
 from simulator.work.recorded.recording import Carried, HostWait, RecordedOp, Recording
 
 MAX_RANKS: Final = 64  # files of one folder
+_NAMES: Final = (".json", ".json.gz", chakra.SUFFIX, ".sqlite")
 _HEAD = 4096  # characters in which a file says what it is
 _WAITS = re.compile(r"(Device|Stream|Event)Synchronize$")
 _SYNCHRONOUS_COPY = "cudaMemcpy"
@@ -37,7 +39,7 @@ Progress = Callable[[int], None]
 
 def is_recording(path: Path) -> bool:
     """Whether a file (or folder of them) is to be read as a recording, by what its beginning says; else by its name."""
-    if path.is_dir() or path.name.endswith(chakra.SUFFIX):
+    if path.is_dir() or path.name.endswith(chakra.SUFFIX) or is_nsight(path):
         return True
     head = _head(path)
     if '"shardwise capture"' in head:
@@ -52,10 +54,10 @@ def read_recordings(path: Path, step: int | None = None, progress: Progress | No
     """
     if not path.is_dir():
         return (read_recording(path, step, progress),)
-    traces = sorted(one for one in path.iterdir() if one.name.endswith((".json", ".json.gz", chakra.SUFFIX)))
+    traces = sorted(one for one in path.iterdir() if one.name.endswith(_NAMES))
     files = [one for one in traces if one.name.endswith(chakra.SUFFIX)] or traces
     if not files or len(files) > MAX_RANKS:
-        problem = f"{len(files)} traces in it" if files else "no traces (.json, .json.gz, .et) in it"
+        problem = f"{len(files)} traces in it" if files else f"no traces ({', '.join(_NAMES)}) in it"
         raise InputError(Fault(place=str(path), problem=problem, remedy=f"a trace a rank, at most {MAX_RANKS}"))
     found: list[Recording] = []
     faults: list[Fault] = []
@@ -89,7 +91,7 @@ def read_recording(path: Path, step: int | None = None, progress: Progress | Non
     if path.name.endswith(chakra.SUFFIX):
         _one_step(path, step)
         return chakra.read_chakra(path)
-    if _head(path).startswith('{"schema_version"'):
+    if not is_nsight(path) and _head(path).startswith('{"schema_version"'):
         return _of_spans(path, step)
     events = HostEvents()
     head = read_events(path, events, progress)
