@@ -14,6 +14,7 @@ from simulator.base.schema import Strict, check_writable
 from simulator.base.units import format_bytes
 from simulator.base.value_errors import words_of
 from simulator.cli import predict_recorded
+from simulator.cli.beside import beside_of, beside_options, taken
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.options import (
     FILE,
@@ -39,6 +40,7 @@ from simulator.work.checkpoint import saving
 
 if TYPE_CHECKING:
     from simulator.predict.largest_batch import LargestBatch
+    from simulator.predict.telemetry import Telemetry
     from simulator.studies.rollout import Iteration, Rollout
 
 _HELP = """Predict one training step of a model under a plan on a cluster.
@@ -173,6 +175,7 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
     metavar="OUT.pickle",
     help="Also write the predicted allocator, for PyTorch's memory viewer.",
 )
+@beside_options
 def command(
     study: Path | None,
     *,
@@ -189,7 +192,7 @@ def command(
     names = ("program", "tokens_per_step", "scale_with", "fabric")
     program, tokens_per_step, other, fabric = (flags.pop(name) for name in names)
     largest, spec, kind = flags.pop("largest_batch"), flags.pop("lengths"), flags.pop("reference")
-    rollout = flags.pop("rollout")
+    rollout, beside_flags = flags.pop("rollout"), taken(flags)
     unread = with_recipe(flags)
     of_recording = {name: flags.pop(name) for name in predict_recorded.NAMES}
     if program is not None:
@@ -201,6 +204,7 @@ def command(
             "lengths": spec,
             "reference": kind,
             "rollout": rollout,
+            **{name: value or None for name, value in beside_flags.items()},
         }
         written = {"--trace": trace, "--memory": memory, "--links": links, "--snapshot": snapshot}
         sizes = {"tokens_per_step": tokens_per_step, "scale_with": other}
@@ -227,18 +231,19 @@ def command(
     inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
     padding = padding_of(lengths, *inputs) if lengths else None
     iteration = _iteration(rolled, prediction, *inputs) if rolled is not None else None
+    further = beside_of(beside_flags, asked, prediction)
     if as_json:
         from simulator.formats.writers.json_report import to_json
 
         told = {"largest_batch": found, "lengths": padding, "rollout": iteration}
-        further = {name: one.report() for name, one in told.items() if one is not None}
-        click.echo(to_json(prediction, asked.inputs(), further), nl=False)
+        keys = {name: one.report() for name, one in told.items() if one is not None} | further.keys
+        click.echo(to_json(prediction, asked.inputs(), keys), nl=False)
     else:
         from simulator.cli.terminal import show
         from simulator.formats.writers.text import render
 
-        show(render(prediction, padding, iteration), plain=plain)
-    _write_files(asked, prediction, trace, links)
+        show(render(prediction, padding, iteration, further.sections), plain=plain)
+    _write_files(asked, prediction, trace, links, further.telemetry)
     if memory is not None or snapshot is not None:
         _write_memory(asked, prediction, memory, snapshot)
     return prediction.verdict.exit_code
@@ -327,12 +332,14 @@ def _unwritable(files: Mapping[str, Path | None], pictures: Mapping[str, Path | 
     return faults
 
 
-def _write_files(asked: Study, prediction: Prediction, trace: Path | None, links: Path | None) -> None:
+def _write_files(
+    asked: Study, prediction: Prediction, trace: Path | None, links: Path | None, counters: Telemetry | None
+) -> None:
     """The step's timeline, and what it sends over a node's links."""
     if trace is not None:
         from simulator.formats.writers.chrome_trace import write_chrome_trace
 
-        write_chrome_trace(trace, prediction)
+        write_chrome_trace(trace, prediction, counters)
         say(f"trace written to {trace}")
     if links is not None:
         from simulator.formats.writers.link_plot import write_link_plot

@@ -122,6 +122,7 @@ def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, ad
         stack_sigma=own_sigma(lowering),
         kinds=kind_uses(lowering, played, held.by_device),
         network=network_share(lowering, float(alone.step_s), fold=fold) if advise else None,
+        num_played=played.num_played,
     )
 
 

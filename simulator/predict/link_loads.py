@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from simulator.parallel.mesh import GroupShape
 from simulator.play.lower import Lowering, lower
+from simulator.play.lower.messages import calls_of
 from simulator.predict.play import play
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
@@ -17,10 +18,10 @@ from simulator.spec.cluster.wiring import Wiring
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.work.collectives import KINDS, host_traffic
+from simulator.work.collectives import host_traffic
 from simulator.work.collectives.call import nic_paths
 from simulator.work.collectives.ports import loads_of
-from simulator.work.program import Collective, Program
+from simulator.work.program import Collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ def _loads(lowering: Lowering) -> Counter[str]:
     for stage in sorted(set(at)):
         members = tuple(gpu for gpu, its in enumerate(at) if its == stage)
         program = lowering.program(lowering.plan.num_micro_batches, stage=stage)
-        for kind, role, size_bytes, count in _exchanges(program):
+        for kind, role, size_bytes, count in calls_of(program, stage):
             if role.startswith("pp "):
                 tally.message(role, stage, size_bytes, members)
             elif role != "pp":
@@ -97,14 +98,6 @@ def _loads(lowering: Lowering) -> Counter[str]:
                 for gpu in members:
                     tally.found[f"{'down' if op.kind == 'h2d' else 'up'}{gpu}"] += op.size_bytes
     return tally.found
-
-
-def _exchanges(program: Program) -> Iterator[tuple[str, str, int, int]]:
-    """(kind, role, bytes, times) of every collective of a program, those inside folded work too."""
-    for op in program.ops:
-        if isinstance(op, Collective) and op.kind in KINDS:
-            yield op.kind, op.stream.removeprefix("nccl:"), op.size_bytes, 1
-    yield from program.exchanges
 
 
 class _Tally:
@@ -136,9 +129,7 @@ class _Tally:
 
     def message(self, role: str, stage: int, size_bytes: int, members: tuple[int, ...]) -> None:
         """From every GPU of a stage to its peer in another, on the links of the sender."""
-        source, _, target = role.removeprefix("pp ").partition(" to ")
-        if int(source) != stage:
-            return
+        target = role.rpartition(" ")[2]
         cluster, wiring = self.cluster, Wiring.of(self.cluster)
         away = (int(target) - stage) * self.mesh.stride("pp")
         for gpu in members:

@@ -120,6 +120,7 @@ class Prediction:
     stack_sigma: float = 0.0
     kinds: tuple[KindUse, ...] = ()
     network: NetworkShare | None = None
+    num_played: int = 0  # micro-batches that `timeline` shows
 
     @property
     def verdict(self) -> Fit:

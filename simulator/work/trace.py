@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from simulator.work.program import COMPUTE_STREAM, Number
 
@@ -39,6 +39,14 @@ class Span:
     @property
     def is_collective(self) -> bool:
         return self.joined_s is not None
+
+
+class Gap(NamedTuple):
+    """The compute stream stands still, in seconds of the step; `name` says what for."""
+
+    name: str
+    start_s: Number
+    end_s: Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,22 +107,36 @@ class Timeline:
         after this program's last op, until the slowest program ends. What rounding of the clock leaves is no entry.
         """
         out: dict[str, Number] = {}
+        for one in self._in_order(program):
+            if isinstance(one, Gap):
+                _add(out, one.name, one.end_s - one.start_s)
+                continue
+            for category, nominal_s in one.parts:
+                _add(out, category, nominal_s)
+            _add(out, "interference", one.end_s - one.start_s - one.nominal_s)
+        least = _ROUNDING * float(self.step_s)
+        return {name: seconds for name, seconds in out.items() if abs(float(seconds)) > least}
+
+    def gaps(self, program: str | None = None) -> tuple[Gap, ...]:
+        """When the compute stream stood still and what for, in the words of `breakdown`; without rounding of the clock."""
+        least = _ROUNDING * float(self.step_s)
+        found = [one for one in self._in_order(program) if isinstance(one, Gap) and one.end_s - one.start_s > least]
+        return tuple(sorted(found, key=lambda gap: gap.start_s))
+
+    def _in_order(self, program: str | None) -> Iterator[Span | Gap]:
+        """Compute spans, each after the gaps before it, latest first; what follows the last of them at the end."""
         spans = self.of(program)
         by_id = {span.id: span for span in spans}
         ended: Number = 0
         for span in (s for s in spans if s.stream == COMPUTE_STREAM):
-            _attribute(out, by_id, span.cause, ended, span.start_s)
-            for category, nominal_s in span.parts:
-                _add(out, category, nominal_s)
-            _add(out, "interference", span.end_s - span.start_s - span.nominal_s)
+            yield from _gaps(by_id, span.cause, ended, span.start_s)
+            yield span
             ended = span.end_s
         last = max(spans, key=lambda span: span.end_s, default=None)
         if last is not None:
-            _attribute(out, by_id, last.id, ended, last.end_s)
+            yield from _gaps(by_id, last.id, ended, last.end_s)
             ended = last.end_s
-        _add(out, "idle", self.step_s - ended)
-        least = _ROUNDING * float(self.step_s)
-        return {name: seconds for name, seconds in out.items() if abs(float(seconds)) > least}
+        yield Gap("idle", ended, self.step_s)
 
 
 def _add(out: dict[str, Number], category: str, seconds: Number) -> None:
@@ -122,22 +144,18 @@ def _add(out: dict[str, Number], category: str, seconds: Number) -> None:
         out[category] = out.get(category, 0) + seconds
 
 
-def _attribute(
-    out: dict[str, Number], by_id: Mapping[int, Span], cause: int | None, begin: Number, end: Number
-) -> None:
+def _gaps(by_id: Mapping[int, Span], cause: int | None, begin: Number, end: Number) -> Iterator[Gap]:
     """Share the gap [begin, end] of the compute stream among the chain of ops that filled it, latest first."""
     while end > begin and cause is not None:
         span = by_id[cause]
         start = max(span.start_s, begin)
-        if span.joined_s is None:
-            _add(out, f"exposed:{span.category}", end - start)
-        else:
-            joined = max(span.joined_s, begin)
-            _add(out, f"exposed:{span.category}", end - joined)
-            _add(out, f"wait:{span.category}", joined - start)
+        joined = start if span.joined_s is None else max(span.joined_s, begin)
+        yield Gap(f"exposed:{span.category}", joined, end)
+        if span.joined_s is not None:
+            yield Gap(f"wait:{span.category}", start, joined)
         end, cause = start, span.cause
     if end > begin:
-        _add(out, "host", end - begin)
+        yield Gap("host", begin, end)
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:

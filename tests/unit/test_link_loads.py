@@ -116,3 +116,21 @@ def test_stated_cards_carry_what_reaches_them() -> None:
     assert found["nic0 in"] == pytest.approx(2 * found["down5"])
     assert found["socket0>1"] == pytest.approx(4 * found["down5"])
     assert found["memory"] == pytest.approx(8 * found["down5"])
+
+
+def test_sums_of_tensor_parallel_ranks_count_in_every_micro_batch_of_a_pipeline() -> None:
+    plan = {"tp": 2, "pp": 2, "dp_shard": 2, "zero": 1, "data_parallel": "megatron"}
+    found = [step_bytes(loads(Cluster.load("dgx-a100-80-8"), num_micro_batches=n, **plan)) for n in (8, 16, 24)]
+    first, second, third = (one["port0"] for one in found)
+    assert third - second == pytest.approx(second - first)
+    sums = MODEL.num_layers // 2 * 4 * 512 * MODEL.d_model * 2  # a layer's four sums: 2 (t - 1) / t of b s d, in bf16
+    assert second - first > 8 * sums
+
+
+def test_messages_sent_in_turn_are_their_senders() -> None:
+    """A micro-batch of activations one way and of gradients the other, over the ports of both stages."""
+    plan = {"pp": 2, "dp_shard": 4, "zero": 1, "data_parallel": "nanotron", "num_micro_batches": 8}
+    more, less = (
+        step_bytes(loads(Cluster.load("dgx-a100-80-8"), **{**plan, "num_micro_batches": n}))["port0"] for n in (16, 8)
+    )
+    assert more - less == pytest.approx(8 * 512 * MODEL.d_model * 2)

@@ -16,15 +16,20 @@ from typing import Any
 
 from simulator.base.files import write_whole
 from simulator.predict import Prediction
+from simulator.predict.telemetry import ProgramUse, Telemetry
 from simulator.work.program import COMPUTE_STREAM
 from simulator.work.trace import MemorySample, MemoryTrace, Span, Timeline
 
 Event = dict[str, Any]
 
 
-def write_chrome_trace(path: Path, prediction: Prediction) -> None:
-    """Write the trace to `path`, gzipped. Raises InputError where that file cannot be written."""
-    data = chrome_trace(prediction.timeline, prediction.memory_trace, prediction.memory.outside_torch_bytes)
+def write_chrome_trace(path: Path, prediction: Prediction, counters: Telemetry | None = None) -> None:
+    """Write the trace to `path`, gzipped. Raises InputError where that file cannot be written.
+
+    counters: also what each part of the machine does, in percent, and what the compute stream's gaps wait for.
+    """
+    outside, programs = prediction.memory.outside_torch_bytes, counters.programs if counters else ()
+    data = chrome_trace(prediction.timeline, prediction.memory_trace, outside, programs)
     write_whole(path, data, "--trace")
 
 
@@ -33,11 +38,14 @@ def write_timeline(path: Path, timeline: Timeline) -> None:
     write_whole(path, chrome_trace(timeline, MemoryTrace(samples=(), peak_index=0, by_category={}), 0), "--trace")
 
 
-def chrome_trace(timeline: Timeline, memory: MemoryTrace, outside_torch_bytes: int) -> bytes:
+def chrome_trace(
+    timeline: Timeline, memory: MemoryTrace, outside_torch_bytes: int, uses: tuple[ProgramUse, ...] = ()
+) -> bytes:
     """The gzipped file. `memory` belongs to the first program of the timeline."""
     events = [
         *(event for pid, program in enumerate(timeline.programs) for event in _process(timeline, pid, program)),
         *_counters(timeline.of(), memory, outside_torch_bytes),
+        *(event for pid, program in enumerate(uses) for event in _utilisation(timeline, pid, program)),
     ]
     document = {"displayTimeUnit": "ms", "traceEvents": events}
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -73,6 +81,25 @@ def _complete(span: Span, pid: int, tid: int) -> Event:
         "dur": round(_us(span.end_s) - start_us, 3),
         "args": args,
     }
+
+
+def _utilisation(timeline: Timeline, pid: int, program: ProgramUse) -> Iterator[Event]:
+    """The gaps as a stream of their own, below the others, and a counter for each part of the machine."""
+    tid = len({span.stream for span in timeline.of(program.name)})
+    yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": "gaps of compute"}}
+    yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+    for name, start_s, end_s in timeline.gaps(program.name):
+        at, until = _us(start_s), _us(end_s)
+        yield {"ph": "X", "name": name, "cat": "gap", "pid": pid, "tid": tid, "ts": at, "dur": round(until - at, 3)}
+    counters = [
+        (f"{use.name} (%)", [(at, round(100 * use.share(rate), 3)) for at, rate in use.rates]) for use in program.uses
+    ]
+    for name, rates in [*counters, ("nvme queue (requests)", list(program.queue))]:
+        last: float | None = None
+        for at, value in rates:
+            if value != last:
+                last = value
+                yield {"ph": "C", "name": name, "pid": pid, "ts": _us(at), "args": {name: value}}
 
 
 def _us(seconds: object) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
@@ -46,8 +47,16 @@ def to_text(answer: RenderableType, *, color: bool = False, width: int = PLAIN_W
     return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
 
 
-def render(p: Prediction, padding: Padding | None = None, iteration: Iteration | None = None) -> Group:
-    """The report, for a rich console. padding, iteration: of data whose lengths, of a rollout that was asked for."""
+def render(
+    p: Prediction,
+    padding: Padding | None = None,
+    iteration: Iteration | None = None,
+    further: Sequence[tuple[str, RenderableType]] = (),
+) -> Group:
+    """The report, for a rich console. padding, iteration: of data whose lengths, of a rollout that was asked for.
+
+    further: sections that were asked for, by title.
+    """
     parts: list[RenderableType] = [
         _verdict(p),
         layout.section("Speed", _speed(p)),
@@ -65,6 +74,7 @@ def render(p: Prediction, padding: Padding | None = None, iteration: Iteration |
         parts.append(layout.section("One checkpoint", _checkpoint(p.checkpoint)))
     if p.communication:
         parts.append(layout.section("Communication", _communication(p)))
+    parts += [layout.section(title, content) for title, content in further]
     parts.append(layout.section("What this rests on", _sources(p)))
     if p.suggestion:
         parts.append(layout.section("To try next", Text(p.suggestion)))

@@ -40,7 +40,7 @@ class Builder:
         self._held: list[int | None] = []
         self._pending_bytes = 0
         self._found: dict[tuple[str, str, int], int] = {}
-        self._pieces: dict[Hashable, Work] = {}
+        self._pieces: dict[Hashable, tuple[Work, Counter[tuple[str, str, int]]]] = {}
         self._folded: dict[tuple[int, bool], tuple[Phase, Work, Counter[tuple[str, str, int]]]] = {}
         self._exchanged: Counter[tuple[str, str, int]] = Counter()
 
@@ -217,10 +217,13 @@ class Builder:
         return fabric.transfers.beside(one, *sizes, more.fastest_bytes_per_s, self._rank)
 
     def once(self, kind: Hashable, make: Callable[[], Work]) -> Work:
-        """The work of a kind of piece, made the first time that the program has one."""
-        if kind not in self._pieces:
-            self._pieces[kind] = make()
-        return self._pieces[kind]
+        """The work of a kind of piece, made the first time that the program has one; its collectives count each time."""
+        if found := self._pieces.get(kind):
+            self._exchanged.update(found[1])
+            return found[0]
+        before, work = self._exchanged.copy(), make()
+        self._pieces[kind] = work, self._exchanged - before
+        return work
 
     def folded(self, *phases: Phase, synchronous: bool) -> Work:
         """Phases one after another as one op, on links that nobody else uses meanwhile.

@@ -9,12 +9,37 @@ shapes, which the receiver's host reads (parallel/pipeline_parallel/state.py, ru
 
 from __future__ import annotations
 
-from typing import TypedDict
+import re
+from collections.abc import Iterator
+from typing import Final, TypedDict
 
 from simulator.parallel.pipeline import Action, neighbours
 from simulator.play.lower.builder import Builder
 from simulator.play.lower.stage import Stage
 from simulator.spec.plan import Plan
+from simulator.work.collectives import KINDS
+from simulator.work.program import Collective, Program
+
+_PAIR: Final = re.compile(r"nccl:pp (\d+) (?:to|and) (\d+)")
+_SENDS: Final = "send "
+
+
+def calls_of(program: Program, stage: int) -> Iterator[tuple[str, str, int, int]]:
+    """(kind, role, bytes, times) of every collective of a stage's program, those inside folded work too."""
+    for op in program.ops:
+        if isinstance(op, Collective) and op.kind in KINDS and (role := role_of(op, stage)) is not None:
+            yield op.kind, role, op.size_bytes, 1
+    yield from program.exchanges
+
+
+def role_of(op: Collective, stage: int) -> str | None:
+    """What the ranks of a stage meet for in an op: a mesh role, or "pp 0 to 1" of a message; None where they receive it."""
+    pair = _PAIR.match(op.stream)
+    if pair is None:
+        return op.stream.removeprefix("nccl:")
+    if not op.label.startswith(_SENDS):
+        return None
+    return f"pp {stage} to {int(pair[1]) + int(pair[2]) - stage}"
 
 
 def receive(build: Builder, stage: Stage, action: Action) -> None:
@@ -35,7 +60,7 @@ def send(build: Builder, stage: Stage, action: Action, end: int) -> None:
     near = neighbours(plan.pipeline_schedule, plan.pp, stage.index, action, plan.pipeline.virtual_stages)
     if near.sends is not None:
         target, then = near.sends
-        label = f"send {then} to stage {target}"
+        label = f"{_SENDS}{then} to stage {target}"
         message, pair = _message(target, then), (stage.index, target)
         sent = build.send_message(label, message, stage.message_bytes, pair, end, **_way(stage, then))
         if stage.waits_for_messages:

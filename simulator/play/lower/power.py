@@ -24,7 +24,7 @@ def shared_clock(clock: Clock, model: Model, plan: Plan, stack: Stack, blocks: M
     """The clock under which the step's kernels share the power cap. Communication and waiting are left out."""
     if not clock.depends_on_use:
         return clock
-    return clock_of(clock, _kernels(model, plan, stack, blocks))
+    return clock_of(clock, ((kernel, times) for _, kernel, times in step_kernels(model, plan, stack, blocks)))
 
 
 def clock_of(clock: Clock, kernels: Iterable[tuple[Kernel, float]]) -> Clock:
@@ -46,27 +46,34 @@ def _mean_use(clock: Clock, kernels: Iterable[tuple[Kernel, float]]) -> float:
     return used_s / whole_s if used_s else 1.0
 
 
-def _kernels(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> list[tuple[Kernel, float]]:
-    """Kernels of one micro-batch, and how often each runs in it."""
-    found: list[tuple[Kernel, float]] = []
+def step_kernels(
+    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, *, without: tuple[str, ...] = ()
+) -> list[tuple[str, Kernel, float]]:
+    """(category of the breakdown, kernel, times it runs in one micro-batch) of a rank; what runs once a step, in parts.
+
+    model: the rank's part of it. without: ends of the model that the rank does not hold.
+    """
+    found: list[tuple[str, Kernel, float]] = []
     counts, every = Counter(model.body), plan.recompute.every if plan.recompute.mode == "every_k" else 1
     for block in blocks.kinds:
+        if block.name in without:
+            continue
         times = 1 if block in (blocks.embedding, blocks.head) else counts[block.name]  # type: ignore[index]
-        found += [(kernel, times) for op in block.ops for kernel in (*op.forward, *op.backward)]
+        found += [(op.category, kernel, times) for op in block.ops for kernel in (*op.forward, *op.backward)]
     for block in blocks.body:
         again = counts[block.name] / every  # type: ignore[index]
-        found += [(kernel, again) for op in recompute_ops(block, plan, stack) for kernel in op.forward]
+        found += [("recompute", kernel, again) for op in recompute_ops(block, plan, stack) for kernel in op.forward]
     first = 1 / plan.num_micro_batches
     syncs = 1 if plan.syncs_every_micro_batch else first
     for unit in communication(model, plan):
-        found += [(kernel, 1) for kernel in (*unit.gather_forward_kernels, *unit.gather_backward_kernels)]
-        found += [(kernel, syncs) for kernel in unit.gradient_kernels]
-        found += [(kernel, syncs) for hop in unit.hops for kernel in hop.kernels]
-        found += [(kernel, first) for kernel in unit.keep_kernels]
-        found += [(kernel, 1 - first) for kernel in unit.add_kernels]
+        found += [("copies", kernel, 1) for kernel in (*unit.gather_forward_kernels, *unit.gather_backward_kernels)]
+        found += [("copies", kernel, syncs) for kernel in unit.gradient_kernels]
+        found += [("copies", kernel, syncs) for hop in unit.hops for kernel in hop.kernels]
+        found += [("copies", kernel, first) for kernel in unit.keep_kernels]
+        found += [("copies", kernel, 1 - first) for kernel in unit.add_kernels]
     if plan.offload.optimizer == "none":
         numel = stepped_numel(model, plan)
         parts = pieces(model, plan)
         update = optimizer_kernels(numel, sum(len(shapes) for _, shapes in parts), plan, parts)
-        found += [(kernel, first) for kernel in update]
+        found += [("optimizer", kernel, first) for kernel in update]
     return found

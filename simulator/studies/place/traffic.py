@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from simulator.play.lower import Lowering
-from simulator.work.collectives import KINDS
-from simulator.work.program import Collective, Program
+from simulator.play.lower.messages import calls_of
 
 Where = str | tuple[int, int]  # a mesh axis, or two pipeline stages
 _MESSAGE: Final = re.compile(r"pp (\d+) to (\d+)")
@@ -48,21 +46,13 @@ def _counts(lowering: Lowering, num_micro_batches: int) -> Counter[tuple[str, Wh
     """Calls of all stages together; a message is its sender's."""
     found: Counter[tuple[str, Where, int]] = Counter()
     for stage in range(lowering.plan.pp):
-        for kind, role, size_bytes, count in _exchanges(lowering.program(num_micro_batches, stage=stage)):
+        for kind, role, size_bytes, count in calls_of(lowering.program(num_micro_batches, stage=stage), stage):
             message = _MESSAGE.match(role)
             if message is None:
                 found[kind, lowering.fabric.axis(role), size_bytes] += count
-            elif int(message[1]) == stage:
+            else:
                 found[kind, (stage, int(message[2])), size_bytes] += count
     return found
-
-
-def _exchanges(program: Program) -> Iterator[tuple[str, str, int, int]]:
-    """(kind, role, bytes, times) of every collective, those inside folded work too."""
-    for op in program.ops:
-        if isinstance(op, Collective) and op.kind in KINDS:
-            yield op.kind, op.stream.removeprefix("nccl:"), op.size_bytes, 1
-    yield from program.exchanges
 
 
 def _ranks(lowering: Lowering, where: Where) -> int:

@@ -1,0 +1,71 @@
+"""What `predict` also answers of a step where it is asked: keys of the JSON, sections of the text, counters of the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from simulator.formats.study import Study
+from simulator.predict import Prediction
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from simulator.predict.telemetry import Telemetry
+
+NAMES = ("telemetry", "step_jitter")
+
+
+def beside_options(function: Callable[..., int]) -> Callable[..., int]:
+    """The flags that ask."""
+    for option in reversed(
+        (
+            click.option("--telemetry", is_flag=True, help="Also how busy each link, memory and processor is; in --trace as counters, with the gaps named."),
+            click.option("--step-jitter", type=click.FloatRange(0, 0.2), metavar="SIGMA", help="With --telemetry: percentiles of a run's steps, where a rank's time varies by this from step to step (one sigma, relative)."),
+        )
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What was asked for beside the step."""
+
+    telemetry: Telemetry | None = None
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Of the JSON."""
+        found = {"telemetry": self.telemetry}
+        return {name: one.report() for name, one in found.items() if one is not None}
+
+    @property
+    def sections(self) -> list[tuple[str, RenderableType]]:
+        """Of the text."""
+        if self.telemetry is None:
+            return []
+        from simulator.formats.writers.telemetry_text import utilisation
+
+        return [("How busy each part is", utilisation(self.telemetry))]
+
+
+def beside_of(flags: dict[str, Any], asked: Study, prediction: Prediction) -> Beside:
+    """What the flags ask of a prediction."""
+    if not flags["telemetry"]:
+        return Beside()
+    from simulator.predict.telemetry import telemetry
+
+    inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    return Beside(telemetry=telemetry(prediction, *inputs, jitter=flags["step_jitter"] or 0.0))
+
+
+def taken(flags: dict[str, Any]) -> dict[str, Any]:
+    """These flags, taken out of a command's. Raises UsageError where one is of no use alone."""
+    found = {name: flags.pop(name) for name in NAMES}
+    if found["step_jitter"] is not None and not found["telemetry"]:
+        raise click.UsageError("--step-jitter needs --telemetry")
+    return found
