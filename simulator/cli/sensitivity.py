@@ -25,12 +25,14 @@ from simulator.cli.options import (
     write_json,
 )
 from simulator.cli.progress import StatusLine
+from simulator.cli.sensitivity_failures import swept
 from simulator.cli.sensitivity_study import FIGURES, Figure, SensitivityStudy, identity
 from simulator.cli.terminal import show
 from simulator.spec.prices import Prices
 from simulator.studies.goodput import LongRun
 from simulator.studies.search import Journal
 from simulator.studies.sensitivity import Range, render
+from simulator.studies.sensitivity.failures import render_failures
 from simulator.studies.sensitivity.text import WIDTH
 
 _HELP = """How far a figure, and the choice between alternatives, hang on their inputs.
@@ -39,6 +41,8 @@ Alternatives are those of `compare`: STUDY.toml files, and --what-if variants of
 figures. --vary KEY=LOW..HIGH is a range: a leaf as --set takes it (link.inter.bytes_per_s=200Gb/s..400Gb/s,
 device.memory_bytes_per_s=x0.9..x1.1, kernels.gemm=x0.8..x1.2), price.KEY, run.KEY, or run.mtbf=x0.5..x2; B:KEY=... is the second alternative's alone. All vary at
 once; beside them the errors of the prediction itself do, as far as the alternatives do not share them.
+
+--failures answers another question of one study: which single link, card, GPU or node hurts most where it is slow or lost.
 
 Exit codes: 0 answered, 2 usage, 3 bad input, 130 interrupted (--journal keeps what was simulated)."""
 
@@ -61,6 +65,14 @@ Exit codes: 0 answered, 2 usage, 3 bad input, 130 interrupted (--journal keeps w
 @click.option("--run-tokens", metavar="N", help="Tokens of a training run, as 15T; else the first study's [run].")
 @click.option("--journal", type=FILE, metavar="FILE", help="Keep, and resume.")
 @click.option("--jobs", type=click.IntRange(1, 1024), help="Processes. [the machine's cores]")
+@click.option("--failures", is_flag=True, help="Instead: slow or lose one part at a time, and rank them.")
+@click.option(
+    "--left",
+    type=click.FloatRange(0.05, 0.99),
+    default=0.5,
+    show_default=True,
+    help="With --failures: the share of its rate that a slowed part keeps.",
+)
 @answer_options
 def command(
     studies: tuple[Path, ...],
@@ -74,11 +86,17 @@ def command(
     **options: Any,  # noqa: ANN401  one type an option
 ) -> int:
     """Sample, predict, explain."""
+    failures, left = options.pop("failures"), options.pop("left")
     files: list[Path | None] = [*studies] if studies else [None]
     asked = [(name_of(file), file, settings) for file in files]
     asked += [(variant, files[0], (*settings, *split_settings(variant))) for variant in variants]
     names = ("model", "cluster", "nodes", "tokens_per_step")
     flags = {name: str(options[name]) for name in names if options[name] is not None}
+    if failures:
+        _alone(studies, {**options, "--what-if": variants, "--journal": journal})
+        failed = swept(files[0], flags, settings, left, _Teller())
+        write_json(failed.as_json()) if as_json else show(render_failures(failed), plain=plain, width=WIDTH)
+        return ExitCode.OK
     study = _study(asked, flags, options)
     with Journal(journal, identity(study)) if journal is not None else nullcontext() as kept:
         answer = study.answer(kept, jobs, _Teller())
@@ -87,6 +105,16 @@ def command(
     else:
         show(render(answer), plain=plain, width=WIDTH)
     return ExitCode.OK
+
+
+def _alone(studies: Sequence[Path], options: dict[str, Any]) -> None:
+    """Raise UsageError where --failures stands beside what it does not take."""
+    flags = {"ranges": "--vary", "figure": "--by", "tokens_per_step": "--tokens-per-step", "run_tokens": "--run-tokens"}
+    flags |= {"prices": "--prices", "jobs": "--jobs", "no_errors": "--no-errors"}
+    given = [flags.get(name, name) for name, value in options.items() if value and (name in flags or name[0] == "-")]
+    given += ["a second study"] if len(studies) > 1 else []
+    if given:
+        raise click.UsageError(f"--failures asks of one study by itself, without {', '.join(given)}")
 
 
 def _study(

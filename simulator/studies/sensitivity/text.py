@@ -33,15 +33,16 @@ def render(s: Sensitivity) -> RenderableType:
     return Group(*parts)
 
 
-def _table(*headings: str) -> Table:
+def plain_table(*headings: str, left: tuple[int, ...] = (0,)) -> Table:
+    """A table under headings. left: columns that are words."""
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left")
+        table.add_column(heading, justify="left" if number in left else "right")
     return table
 
 
 def _figures(s: Sensitivity, letters: list[str]) -> Table:
-    table = _table(s.figure, *letters)
+    table = plain_table(s.figure, *letters)
     table.add_row("now", *map(_number, s.now))
     for name, place in (("5 % of the points below", 0), ("half below", 1), ("95 % below", 2)):
         table.add_row(name, *(_number(each[place]) for each in s.spread))
@@ -78,7 +79,7 @@ def _indices(s: Sensitivity, letters: list[str]) -> RenderableType:
     names = {name: letter for name, letter in zip(s.alternatives, letters, strict=True) if name in s.indices}
     names |= {name: name for name in ("margin", "decision") if name in s.indices}
     deciding = next((name for name in ("margin", "decision") if name in s.indices), next(iter(names)))
-    table = _table("", "range", *names.values())
+    table = plain_table("", "range", *names.values())
     order = sorted(range(len(s.inputs)), key=lambda one: (-s.indices[deciding][one].total, s.inputs[one].key))
     for one in order:
         table.add_row(s.inputs[one].key, s.inputs[one].words, *(_index(s.indices[name][one]) for name in names))
@@ -96,7 +97,7 @@ def _share(value: float) -> str:
 
 
 def _ends(s: Sensitivity, letters: list[str]) -> Table:
-    table = _table("", "low end", "high end")
+    table = plain_table("", "low end", "high end")
     for one, ends in zip(s.inputs, s.ends, strict=True):
         table.add_row(one.key, *(_side(s, letters, side) for side in (ends.low, ends.high)))
     return table

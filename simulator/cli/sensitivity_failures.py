@@ -1,0 +1,66 @@
+"""`shardwise sensitivity --failures`: one part after another slowed or lost, ranked by what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from simulator.base.errors import Fault, InputError, PlanError
+from simulator.cli.programs import is_program
+from simulator.formats.study import Study, read_study
+from simulator.play.lower import lower
+from simulator.predict import memory_of
+from simulator.predict.play import step_seconds
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.software.stack import Stack
+from simulator.studies.sensitivity.failures import Failure, Failures, Hurt, failures_of, ranked
+
+
+def swept(
+    file: Path | None,
+    flags: Mapping[str, str],
+    settings: tuple[str, ...],
+    left: float,
+    tell: Callable[[int, int], None],
+) -> Failures:
+    """Play them all. Raises InputError where the study is wrong, or its cluster has exceptions of its own."""
+    if is_program(file):
+        problem = "a captured program has no plan that could be put on fewer nodes"
+        raise InputError(Fault(place="--failures", problem=problem, remedy="a STUDY.toml"))
+    study = read_study(file, flags, {}, settings)
+    if study.cluster.exceptions:
+        problem = "--failures adds one exception at a time, and there are some already"
+        raise InputError(Fault(place="cluster: exceptions", problem=problem, remedy="a cluster of equal nodes"))
+    step_s = _step_s(study)
+    base, cases = study.plan.tokens_per_step / step_s, list(failures_of(study.plan, study.cluster, left))
+    found = []
+    for done, one in enumerate(cases, 1):
+        found.append(_hurt(one, file, flags, settings, base))
+        tell(done, len(cases))
+    return ranked(step_s, base, left, found)
+
+
+def _hurt(
+    failure: Failure, file: Path | None, flags: Mapping[str, str], settings: tuple[str, ...], base: float
+) -> Hurt:
+    """A plan that the rest cannot run, or hold, stops; an exception that is not modelled is told with its reason."""
+    nodes = {"nodes": str(failure.nodes)} if failure.nodes is not None else {}
+    try:
+        study = read_study(file, {**flags, **nodes}, {}, (*settings, *failure.settings))
+        step_s = _step_s(study, holds=failure.nodes is not None)
+    except InputError as exc:
+        gone = failure.nodes is not None
+        reason = "; ".join(fault.problem for fault in exc.faults)
+        return Hurt(failure=failure, step_s=None, lost=1.0 if gone else 0.0, reason=reason)
+    return Hurt(failure=failure, step_s=step_s, lost=1 - study.plan.tokens_per_step / step_s / base)
+
+
+def _step_s(study: Study, *, holds: bool = False) -> float:
+    """Seconds of a step. holds: raise PlanError where it does not fit in memory."""
+    calibration = study.calibration or Calibration.for_device(study.cluster.device)
+    inputs = (study.model, study.plan, study.cluster, study.stack or Stack.of(study.plan), calibration)
+    lowering = lower(*inputs, calibration.links or default_curves())
+    if holds and not (held := memory_of(lowering, quick=True)).memory.fit.runs:
+        raise PlanError(Fault(place="memory", problem=f"does not fit on the nodes that are left: {held.cause}"))
+    return step_seconds(lowering)
