@@ -14,9 +14,10 @@ from simulator.predict import Prediction
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from simulator.predict.energy import EnergyUse
     from simulator.predict.telemetry import Telemetry
 
-NAMES = ("telemetry", "step_jitter")
+NAMES = ("telemetry", "step_jitter", "energy")
 
 
 def beside_options(function: Callable[..., int]) -> Callable[..., int]:
@@ -24,6 +25,7 @@ def beside_options(function: Callable[..., int]) -> Callable[..., int]:
     for option in reversed(
         (
             click.option("--telemetry", is_flag=True, help="Also how busy each link, memory and processor is; in --trace as counters, with the gaps named."),
+            click.option("--energy", is_flag=True, help="Also watts, joules a token, and with energy.tokens kWh of a run; the keys of [energy] by --set."),
             click.option("--step-jitter", type=click.FloatRange(0, 0.2), metavar="SIGMA", help="With --telemetry: percentiles of a run's steps, where a rank's time varies by this from step to step (one sigma, relative)."),
         )
     ):  # fmt: skip
@@ -36,31 +38,42 @@ class Beside:
     """What was asked for beside the step."""
 
     telemetry: Telemetry | None = None
+    energy: EnergyUse | None = None
 
     @property
     def keys(self) -> dict[str, Any]:
         """Of the JSON."""
-        found = {"telemetry": self.telemetry}
+        found = {"telemetry": self.telemetry, "energy": self.energy}
         return {name: one.report() for name, one in found.items() if one is not None}
 
     @property
     def sections(self) -> list[tuple[str, RenderableType]]:
         """Of the text."""
-        if self.telemetry is None:
-            return []
-        from simulator.formats.writers.telemetry_text import utilisation
+        found: list[tuple[str, RenderableType]] = []
+        if self.telemetry is not None:
+            from simulator.formats.writers.telemetry_text import utilisation
 
-        return [("How busy each part is", utilisation(self.telemetry))]
+            found.append(("How busy each part is", utilisation(self.telemetry)))
+        if self.energy is not None:
+            from simulator.formats.writers.energy_text import drawn
+
+            found.append(("Energy", drawn(self.energy)))
+        return found
 
 
 def beside_of(flags: dict[str, Any], asked: Study, prediction: Prediction) -> Beside:
     """What the flags ask of a prediction."""
-    if not flags["telemetry"]:
-        return Beside()
-    from simulator.predict.telemetry import telemetry
-
     inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
-    return Beside(telemetry=telemetry(prediction, *inputs, jitter=flags["step_jitter"] or 0.0))
+    counters = drawn = None
+    if flags["telemetry"]:
+        from simulator.predict.telemetry import telemetry
+
+        counters = telemetry(prediction, *inputs, jitter=flags["step_jitter"] or 0.0)
+    if flags["energy"] or asked.energy is not None:
+        from simulator.predict.energy import Energy, energy_of
+
+        drawn = energy_of(asked.energy or Energy(), prediction, *inputs)
+    return Beside(telemetry=counters, energy=drawn)
 
 
 def taken(flags: dict[str, Any]) -> dict[str, Any]:

@@ -16,11 +16,10 @@ from math import ceil, fsum
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Final
 
-from simulator.parallel.model_shard import ModelShard, shard_of
-from simulator.play.lower import Lowering, lower
+from simulator.play.lower import lower
 from simulator.play.lower.messages import role_of
-from simulator.play.lower.power import step_kernels
 from simulator.predict.prediction import Prediction
+from simulator.predict.rank_work import RankWork, rank_works
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
@@ -29,7 +28,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.collectives import KINDS, host_traffic
-from simulator.work.program import COMPUTE_STREAM, Collective, Compute, Program
+from simulator.work.program import COMPUTE_STREAM, Collective, Program
 from simulator.work.trace import Span
 
 if TYPE_CHECKING:
@@ -159,11 +158,12 @@ def telemetry(
     """The counters of a predicted step. The inputs are those of `predict`, which raises what can be wrong with them."""
     calibration, stack = calibration or Calibration.for_device(cluster.device), stack or Stack.of(plan)
     lowering = lower(model, plan, cluster, stack, calibration, calibration.links or default_curves())
-    whole, classes = lowering.programs(plan.num_micro_batches), lowering.rank_classes
-    stages = range(plan.pp) if classes is None else [one.stage for one in classes.classes]
-    played = lowering.programs(prediction.num_played) if prediction.num_played != plan.num_micro_batches else whole
+    works = rank_works(lowering)
+    played = [work.program for work in works]
+    if prediction.num_played != plan.num_micro_batches:
+        played = list(lowering.programs(prediction.num_played))
     return Telemetry(
-        programs=tuple(_Reading(lowering, prediction, *one).read() for one in zip(stages, whole, played, strict=True)),
+        programs=tuple(_Reading(prediction, *one).read() for one in zip(works, played, strict=True)),
         samples_per_s=plan.tokens_per_step / plan.seq_len / prediction.step_s,
         tokens_per_s=prediction.tokens_per_s,
         jitter=jitter,
@@ -188,9 +188,9 @@ def step_percentiles(step_s: float, num_ranks: int, jitter: float) -> dict[str, 
 class _Reading:
     """One class of ranks: its whole step for amounts, the step as played for when."""
 
-    def __init__(self, lowering: Lowering, prediction: Prediction, stage: int, whole: Program, played: Program) -> None:
-        self._lowering, self._cluster, self._stage = lowering, lowering.cluster, stage
-        self._whole, self._ops = whole, {op.id: op for op in played.ops}
+    def __init__(self, prediction: Prediction, work: RankWork, played: Program) -> None:
+        self._work, self._lowering, self._cluster = work, work.lowering, work.lowering.cluster
+        self._stage, self._whole, self._ops = work.stage, work.program, {op.id: op for op in played.ops}
         self._step_s, self._peak = prediction.step_s, prediction.peak_flop_per_s
         self._spans, self._end_s = prediction.timeline.of(played.name), float(prediction.timeline.step_s)
         self._traffic: dict[tuple[str, str, int], Mapping[str, float]] = {}
@@ -238,33 +238,16 @@ class _Reading:
                 _add(found, self._loads(op))
         for kind, role, size_bytes, count in self._whole.exchanges:
             _add(found, self._collective(kind, role, size_bytes), count)
-        for amounts, _ in self._by_category.values():
-            _add(found, amounts)
+        for one in self._work.by_category.values():
+            _add(found, {"tensor": one.flop, "hbm": one.hbm_bytes})
         nominal = sum(float(span.nominal_s) for span in self._computing)
         stretched = sum(float(span.end_s - span.start_s) for span in self._computing) / nominal if nominal else 1.0
-        found["sm"] = stretched * sum(float(op.duration_s) for op in self._whole.ops if isinstance(op, Compute))
+        found["sm"] = stretched * self._work.compute_s
         return found
 
     @cached_property
     def _computing(self) -> list[Span]:
         return [span for span in self._spans if span.stream == COMPUTE_STREAM]
-
-    @cached_property
-    def _by_category(self) -> Mapping[str, tuple[Mapping[str, float], float]]:
-        """Category -> (FLOP and HBM bytes of its kernels in a step, its seconds)."""
-        lowering, count = self._lowering, self._lowering.plan.num_micro_batches
-        shard = shard_of(lowering.model, lowering.plan, self._stage)
-        held = (shard.holds_embedding, shard.holds_head) if isinstance(shard, ModelShard) else (True, True)
-        without = tuple(name for name, holds in zip(("embedding", "head"), held, strict=True) if not holds)
-        amounts: dict[str, dict[str, float]] = defaultdict(dict)
-        kernels = step_kernels(shard, lowering.plan, lowering.stack, lowering.blocks, without=without)
-        for category, kernel, times in kernels:
-            _add(amounts[category], {"tensor": kernel.flop, "hbm": kernel.num_bytes}, times * count)
-        seconds: dict[str, float] = defaultdict(float)
-        for op in self._whole.ops:
-            if isinstance(op, Compute):
-                _add(seconds, {category: float(part_s) for category, part_s in op.parts})
-        return {category: (found, seconds[category]) for category, found in amounts.items()}
 
     # -- what an op moves
 
@@ -309,7 +292,7 @@ class _Reading:
         inside: dict[str, float] = {}
         for kind, role, size_bytes, count in self._whole.exchanges:
             _add(inside, self._collective(kind, role, size_bytes), count)
-        whole_s = sum(float(op.duration_s) for op in self._whole.ops if isinstance(op, Compute))
+        whole_s = self._work.compute_s
         for span in self._spans:
             op, begin, end = self._ops[span.id], float(span.start_s), float(span.end_s)
             if isinstance(op, Collective):
@@ -327,9 +310,8 @@ class _Reading:
         """FLOP and bytes of a span, by what its categories do a second."""
         found: dict[str, float] = {}
         for category, part_s in span.parts:
-            amounts, seconds = self._by_category.get(category, ({}, 0.0))
-            if seconds:
-                _add(found, amounts, float(part_s) / seconds)
+            one = self._work.by_category[category]
+            _add(found, {"tensor": one.flop, "hbm": one.hbm_bytes}, float(part_s) / one.seconds if part_s else 0.0)
         return found
 
     def _requests(self) -> Iterator[tuple[float, float, float]]:

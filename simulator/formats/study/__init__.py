@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic import ValidationError
 
 from simulator.base.errors import Fault, InputError, StackError
-from simulator.base.schema import faults_of, read_toml
+from simulator.base.schema import Strict, faults_of, read_toml
 from simulator.base.units import FROM_FILE
 from simulator.formats.study.certain_faults import BY_DEVICES, certain_faults, plan_faults, unknown_fields
 from simulator.formats.study.loading import calibration_named, calibration_of, cluster_of, model_of
@@ -41,6 +41,7 @@ from simulator.formats.study.tables import (
     relabelled,
 )
 from simulator.predict import Source
+from simulator.predict.energy import Energy
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -51,6 +52,8 @@ from simulator.work.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from simulator.formats.readers.plans import Draft
+
+T = TypeVar("T", bound=Strict)
 
 __all__ = ["PlanFile", "Study", "calibration_named", "nested", "read_study"]
 
@@ -76,6 +79,7 @@ class Study:
     stack: Stack | None
     sources: tuple[Source, ...]
     checkpoint: Checkpoint | None = None
+    energy: Energy | None = None
     draft: Draft | None = None  # where the plan came from another framework's file
     notes: tuple[str, ...] = ()  # of the files: keys that have moved
 
@@ -210,8 +214,8 @@ def _completed(asked: _Raw, model: Model | None, cluster: Cluster | None, faults
             faults += plan_faults(completed, model, cluster, others=bool(faults))
         else:
             faults += _certain_faults(completed, model, cluster, unknown, asked)
-    saved, kept = of_root(overrides, "checkpoint"), study.checkpoint if study is not None else None
-    checkpoint = faults.attempt(lambda: patched(kept or Checkpoint(), saved, InputError)) if kept or saved else None
+    checkpoint = _asked_table(Checkpoint, "checkpoint", study, overrides, faults)
+    energy = _asked_table(Energy, "energy", study, overrides, faults)
     if faults or study is None or model is None or cluster is None or plan is None:
         raise InputError(dict.fromkeys(at_its_key(fault, asked.origins, asked.name) for fault in faults))
     sources = (
@@ -230,9 +234,18 @@ def _completed(asked: _Raw, model: Model | None, cluster: Cluster | None, faults
         stack=stack,
         sources=sources,
         checkpoint=checkpoint,
+        energy=energy,
         draft=draft,
         notes=asked.notes(plan, model),
     )
+
+
+def _asked_table(
+    noun: type[T], name: str, study: StudyFile | None, overrides: Sequence[Override], faults: Faults
+) -> T | None:
+    """A table of the file under its `--set`s, which ask for it too; None where nobody does."""
+    given, kept = of_root(overrides, name), getattr(study, name, None)
+    return faults.attempt(lambda: patched(kept or noun(), given, InputError)) if kept or given else None
 
 
 def _checked(asked: _Raw, faults: list[Fault]) -> tuple[StudyFile | None, frozenset[str]]:

@@ -14,6 +14,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.schema import Strict
 from simulator.base.value_errors import Expected
 from simulator.formats.study.overrides import Override, literal
+from simulator.predict.energy import Energy
 from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.plan import Plan
 from simulator.work.checkpoint import Checkpoint
@@ -27,7 +28,16 @@ DEFAULT: Final[Mapping[str, Any]] = {
     "plan": {"zero": 3, "seq_len": 8192},
 }
 DEFAULT_NAME: Final = "the embedded default"
-ROOTS: Final = ("plan", "model", "cluster", "device", "stack", "checkpoint", "kernels")  # what --set reaches into
+ROOTS: Final = (
+    "plan",
+    "model",
+    "cluster",
+    "device",
+    "stack",
+    "checkpoint",
+    "energy",
+    "kernels",
+)  # what --set reaches into
 
 
 class StudyFile(Strict):
@@ -58,6 +68,7 @@ class StudyFile(Strict):
     )
     plan: Plan = Field(default=Plan(), description="how the model is placed and run")
     checkpoint: Checkpoint | None = Field(default=None, description="asks what one checkpoint costs")
+    energy: Energy | None = Field(default=None, description="asks what a step draws")
     run: dict[str, Any] | None = Field(default=None, description="what `shardwise goodput` plays")
 
 
