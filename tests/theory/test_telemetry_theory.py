@@ -39,6 +39,15 @@ def test_a_ring_sends_seven_eighths_of_each_gather_and_reduction() -> None:
     assert sent == pytest.approx(7 / 8 * (gathered + reduced), rel=1e-3)
 
 
+def test_switches_that_sum_take_the_gradients_once() -> None:
+    """SHARP (doi 10.1109/COMHPC.2016.006): each node sends S and receives S; each of its 8 GPUs an eighth, of fp32."""
+    cluster = Cluster.load("hgx-h100-8", 4)
+    cluster = cluster.model_copy(update={"fabric": cluster.fabric.model_copy(update={"in_network": True})})
+    plan = Plan(dp_replicate=32, zero=0, seq_len=1024)
+    found = telemetry(predict(LLAMA, plan, cluster), LLAMA, plan, cluster).programs[0]
+    assert found.of("nic").amount == pytest.approx(4 * LLAMA.num_parameters / 8, rel=1e-3)
+
+
 def test_zero_3_puts_half_more_on_pcie_than_zero_2() -> None:
     """ZeRO's table: 3 Ψ against 2 Ψ. Small tensors stay whole under ZeRO-3, which is the tolerance."""
     two, three = (told(deepspeed(zero), "pcie-a100-80-8")[1].programs[0].of("pcie up").amount for zero in (2, 3))

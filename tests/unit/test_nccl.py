@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.base.errors import InputError, PlanError, StackError
+from simulator.base.errors import ClusterError, InputError, PlanError, StackError
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.cluster import Cluster
 from simulator.spec.software.nccl import Nccl, assignments, efa, read_environment
@@ -134,6 +134,20 @@ def test_switches_reduce_where_asked_to_on_infiniband() -> None:
     assert float(chosen.time_s) < float(choose("all_reduce", GIB, group, H100).time_s)
     efa_cluster = Cluster.load("aws-p5", 16)
     assert choose("all_reduce", GIB, group, efa_cluster, nccl=sharp) == choose("all_reduce", GIB, group, efa_cluster)
+
+
+def test_a_cluster_says_whether_its_switches_reduce() -> None:
+    """As the variable asks, or without it; not where the switches cannot."""
+    group, asked = shape(128, 16), env(NCCL_COLLNET_ENABLE="1")
+    able, unable = (
+        H100.model_copy(update={"fabric": H100.fabric.model_copy(update={"in_network": sums})})
+        for sums in (True, False)
+    )
+    with_sums = choose("all_reduce", GIB, group, H100, nccl=asked)
+    assert choose("all_reduce", GIB, group, able) == with_sums
+    assert choose("all_reduce", GIB, group, unable, nccl=asked) == choose("all_reduce", GIB, group, H100)
+    with pytest.raises(ClusterError, match="switches of efa do not sum"):
+        Cluster.model_validate(Cluster.load("aws-p5", 2).model_dump() | {"fabric": {"in_network": True}})
 
 
 def test_fewer_channels_take_longer_and_leave_more_sms_to_compute() -> None:

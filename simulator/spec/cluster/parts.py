@@ -117,6 +117,8 @@ class Fabric(Strict):
     nodes_used_per_leaf: how many nodes of each leaf are this cluster's; all unless stated. above: levels, lowest first.
     measured: bus bandwidths that the cluster was seen to give, inside its nodes (nodes = 1) and between them; collectives
     follow them. speed: a what-if: bytes between nodes flow as many times as fast as they otherwise would.
+    in_network: the switches sum what crosses them (SHARP), and NCCL is set up for it; false: they cannot; unless stated,
+    InfiniBand's can where NCCL_COLLNET_ENABLE asks for it.
     call_rank_s: what the host waits for each rank of a group before it issues a collective, as torch's checks of every call do
     (TORCH_DISTRIBUTED_DEBUG=DETAIL, some 0.3 ms a rank); unless stated, what `measured` shows of it.
     """
@@ -128,6 +130,7 @@ class Fabric(Strict):
     above: Annotated[tuple[FabricLevel, ...], Field(strict=False)] = ()
     measured: Annotated[tuple[Bandwidth, ...], BeforeValidator(_measured)] = ()
     speed: float = Field(gt=0, le=1e6, default=1.0)
+    in_network: bool | None = None
     call_rank_s: Seconds | None = Field(ge=0, le=1, default=None)
 
     @property

@@ -183,6 +183,9 @@ def _level_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     if leaf is not None and used is not None and used > leaf:
         problem = f"{used} nodes used of leaves of {leaf}"
         yield Fault(place=f"{where}.nodes_used_per_leaf", problem=problem, remedy=f"1 to {leaf}")
+    if fabric.get("in_network") is True and (kind := _table(data, "inter").get("kind")) != "infiniband":
+        problem = f"switches of {kind} do not sum what crosses them" if kind else "no network joins the nodes"
+        yield Fault(place=f"{where}.in_network", problem=problem, remedy="inter.kind infiniband, or leave it out")
     levels = fabric.get("above")
     below = leaf
     for index, level in enumerate(levels if isinstance(levels, list | tuple) else ()):

@@ -86,6 +86,7 @@ class Links:
     off_rail: float = 0.0
     stated: tuple[Stated, ...] = ()
     network_speed: float = 1.0
+    in_network: bool | None = None
 
     @classmethod
     def of(
@@ -121,6 +122,7 @@ class Links:
             _amd(cluster),
             0.0 if shape is None else shape.off_rail,
             network_speed=fabric.speed,
+            in_network=fabric.in_network,
         )
 
 

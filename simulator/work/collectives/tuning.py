@@ -53,7 +53,7 @@ class NcclFabric:
     """What NCCL's search sees: port speed of the data sheet and the NIC speed of a node (0 if alone), both GB/s.
 
     far_nics: the NICs are beyond the GPUs' PCIe switches (PHB, SYS), or nobody reads GPU memory but the GPU: no LL128
-    over nodes. sharp: the network's switches reduce (InfiniBand), where NCCL_COLLNET_ENABLE asks for it. efa: the AWS
+    over nodes. sharp: the network's switches reduce (InfiniBand), and NCCL was asked to use them. efa: the AWS
     instance whose plugin has a tuner of its own, and reports a latency. num_nics: that the NIC speed is of.
     host_gb_per_s: a GPU's PCIe link, data sheet; 0: no limit. amd: the host's CPUs are AMD's.
     """
@@ -185,7 +185,7 @@ def _algorithms(kind: Kind, group: Group, fabric: NcclFabric, nccl: Nccl) -> Ite
     yield "ring"
     environment = nccl.environment
     several = group.num_nodes > 1
-    collnet = several and environment.collnet and fabric.sharp
+    collnet = several and fabric.sharp
     if kind == "all_reduce":
         yield "tree"
         if environment.nvls and nccl.release >= _SINCE["nvls"]:
