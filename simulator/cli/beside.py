@@ -14,6 +14,7 @@ from simulator.predict import Prediction
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from simulator.predict.data_loading import DataStall
     from simulator.predict.energy import EnergyUse
     from simulator.predict.telemetry import Telemetry
 
@@ -39,17 +40,22 @@ class Beside:
 
     telemetry: Telemetry | None = None
     energy: EnergyUse | None = None
+    data: DataStall | None = None
 
     @property
     def keys(self) -> dict[str, Any]:
         """Of the JSON."""
-        found = {"telemetry": self.telemetry, "energy": self.energy}
+        found = {"telemetry": self.telemetry, "energy": self.energy, "data_loading": self.data}
         return {name: one.report() for name, one in found.items() if one is not None}
 
     @property
     def sections(self) -> list[tuple[str, RenderableType]]:
         """Of the text."""
         found: list[tuple[str, RenderableType]] = []
+        if self.data is not None:
+            from simulator.formats.writers.data_text import loading
+
+            found.append(("Data loading", loading(self.data)))
         if self.telemetry is not None:
             from simulator.formats.writers.telemetry_text import utilisation
 
@@ -61,7 +67,17 @@ class Beside:
         return found
 
 
-def beside_of(flags: dict[str, Any], asked: Study, prediction: Prediction) -> Beside:
+def with_data_of(asked: Study, prediction: Prediction) -> tuple[Prediction, DataStall | None]:
+    """The prediction with what loading its data adds, where the study has a [data] table."""
+    if asked.data is None:
+        return prediction, None
+    from simulator.predict.data_loading import stall_of, with_data
+
+    found = stall_of(asked.data, prediction.step_s, asked.plan, asked.cluster)
+    return with_data(prediction, found), found
+
+
+def beside_of(flags: dict[str, Any], asked: Study, prediction: Prediction, stall: DataStall | None = None) -> Beside:
     """What the flags ask of a prediction."""
     inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
     counters = drawn = None
@@ -73,7 +89,7 @@ def beside_of(flags: dict[str, Any], asked: Study, prediction: Prediction) -> Be
         from simulator.predict.energy import Energy, energy_of
 
         drawn = energy_of(asked.energy or Energy(), prediction, *inputs)
-    return Beside(telemetry=counters, energy=drawn)
+    return Beside(telemetry=counters, energy=drawn, data=stall)
 
 
 def taken(flags: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from simulator.base.schema import Strict, check_writable
 from simulator.base.units import format_bytes
 from simulator.base.value_errors import words_of
 from simulator.cli import predict_recorded
-from simulator.cli.beside import beside_of, beside_options, taken
+from simulator.cli.beside import beside_of, beside_options, taken, with_data_of
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.options import (
     FILE,
@@ -227,11 +227,11 @@ def command(
     beside = check_reference(kind, asked.plan) if kind is not None else None
     rolled = _rollout(rollout) if rollout is not None else None
     asked, found = _with_largest_batch(asked) if largest else (asked, None)
-    prediction = _predicted(asked, beside)
+    prediction, stall = with_data_of(asked, _predicted(asked, beside))
     inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
     padding = padding_of(lengths, *inputs) if lengths else None
     iteration = _iteration(rolled, prediction, *inputs) if rolled is not None else None
-    further = beside_of(beside_flags, asked, prediction)
+    further = beside_of(beside_flags, asked, prediction, stall)
     if as_json:
         from simulator.formats.writers.json_report import to_json
 

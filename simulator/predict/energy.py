@@ -39,6 +39,7 @@ COMMUNICATION_SHARE: Final = 0.37
 HOST_SHARE: Final = 0.45
 # One sigma, relative, of each power. Products at the cap of a measured board; its relatives take its law
 _SIGMA: Final = {"kernels": 0.08, "kernels, no law": 0.2, "communication": 0.35, "waiting": 0.35, "hosts": 0.5}
+_DATA: Final = "exposed:data loading"  # no kernel of NCCL's runs meanwhile
 JOULES_PER_KWH: Final = 3.6e6
 
 
@@ -258,7 +259,7 @@ def _waits(category: str) -> bool:
 
 
 def _kind(category: str) -> str:
-    return "communication" if category.startswith("exposed:") else "waiting"
+    return "communication" if category.startswith("exposed:") and category != _DATA else "waiting"
 
 
 def _kernel_watts(device: Device, calibration: Calibration, use: float) -> Callable[[float], float]:

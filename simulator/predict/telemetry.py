@@ -294,7 +294,9 @@ class _Reading:
             _add(inside, self._collective(kind, role, size_bytes), count)
         whole_s = self._work.compute_s
         for span in self._spans:
-            op, begin, end = self._ops[span.id], float(span.start_s), float(span.end_s)
+            op, begin, end = self._ops.get(span.id), float(span.start_s), float(span.end_s)
+            if op is None:  # waiting for data
+                continue
             if isinstance(op, Collective):
                 begin, amounts = float(span.joined_s or begin), self._loads(op)
             else:
@@ -318,7 +320,7 @@ class _Reading:
         """Requests to a node's drives on their way: a rank has as many as its queue takes, until its blocks run out."""
         transfers = self._lowering.transfers
         for span in self._spans:
-            op = self._ops[span.id]
+            op = self._ops.get(span.id)
             if transfers is not None and isinstance(op, Collective) and op.kind in ("nvme_read", "nvme_write"):
                 depth = min(AIO_QUEUE_DEPTH, ceil(op.size_bytes / AIO_BLOCK_BYTES))
                 yield float(span.start_s), float(span.end_s), depth * transfers.ranks_per_node

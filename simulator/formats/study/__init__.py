@@ -41,6 +41,7 @@ from simulator.formats.study.tables import (
     relabelled,
 )
 from simulator.predict import Source
+from simulator.predict.data_loading import DataLoading
 from simulator.predict.energy import Energy
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
@@ -79,6 +80,7 @@ class Study:
     stack: Stack | None
     sources: tuple[Source, ...]
     checkpoint: Checkpoint | None = None
+    data: DataLoading | None = None
     energy: Energy | None = None
     draft: Draft | None = None  # where the plan came from another framework's file
     notes: tuple[str, ...] = ()  # of the files: keys that have moved
@@ -215,6 +217,7 @@ def _completed(asked: _Raw, model: Model | None, cluster: Cluster | None, faults
         else:
             faults += _certain_faults(completed, model, cluster, unknown, asked)
     checkpoint = _asked_table(Checkpoint, "checkpoint", study, overrides, faults)
+    data = _asked_table(DataLoading, "data", study, overrides, faults)
     energy = _asked_table(Energy, "energy", study, overrides, faults)
     if faults or study is None or model is None or cluster is None or plan is None:
         raise InputError(dict.fromkeys(at_its_key(fault, asked.origins, asked.name) for fault in faults))
@@ -234,6 +237,7 @@ def _completed(asked: _Raw, model: Model | None, cluster: Cluster | None, faults
         stack=stack,
         sources=sources,
         checkpoint=checkpoint,
+        data=data,
         energy=energy,
         draft=draft,
         notes=asked.notes(plan, model),

@@ -14,6 +14,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.schema import Strict
 from simulator.base.value_errors import Expected
 from simulator.formats.study.overrides import Override, literal
+from simulator.predict.data_loading import DataLoading
 from simulator.predict.energy import Energy
 from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.plan import Plan
@@ -35,6 +36,7 @@ ROOTS: Final = (
     "device",
     "stack",
     "checkpoint",
+    "data",
     "energy",
     "kernels",
 )  # what --set reaches into
@@ -68,6 +70,9 @@ class StudyFile(Strict):
     )
     plan: Plan = Field(default=Plan(), description="how the model is placed and run")
     checkpoint: Checkpoint | None = Field(default=None, description="asks what one checkpoint costs")
+    data: DataLoading | None = Field(
+        default=None, description="where samples come from: asks whether they stall the step"
+    )
     energy: Energy | None = Field(default=None, description="asks what a step draws")
     run: dict[str, Any] | None = Field(default=None, description="what `shardwise goodput` plays")
 
