@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from simulator.predict.data_loading import DataStall
     from simulator.predict.energy import EnergyUse
+    from simulator.predict.parameter_server import Asynchronous
     from simulator.predict.telemetry import Telemetry
 
 NAMES = ("telemetry", "step_jitter", "energy")
@@ -41,11 +42,12 @@ class Beside:
     telemetry: Telemetry | None = None
     energy: EnergyUse | None = None
     data: DataStall | None = None
+    servers: Asynchronous | None = None
 
     @property
     def keys(self) -> dict[str, Any]:
         """Of the JSON."""
-        found = {"telemetry": self.telemetry, "energy": self.energy, "data_loading": self.data}
+        found = {"telemetry": self.telemetry, "energy": self.energy, "data_loading": self.data, "servers": self.servers}
         return {name: one.report() for name, one in found.items() if one is not None}
 
     @property
@@ -64,6 +66,10 @@ class Beside:
             from simulator.formats.writers.energy_text import drawn
 
             found.append(("Energy", drawn(self.energy)))
+        if self.servers is not None:
+            from simulator.formats.writers.servers_text import servers
+
+            found.append(("With parameter servers", servers(self.servers)))
         return found
 
 
@@ -80,7 +86,7 @@ def with_data_of(asked: Study, prediction: Prediction) -> tuple[Prediction, Data
 def beside_of(flags: dict[str, Any], asked: Study, prediction: Prediction, stall: DataStall | None = None) -> Beside:
     """What the flags ask of a prediction."""
     inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
-    counters = drawn = None
+    counters = drawn = asynchronous = None
     if flags["telemetry"]:
         from simulator.predict.telemetry import telemetry
 
@@ -89,7 +95,11 @@ def beside_of(flags: dict[str, Any], asked: Study, prediction: Prediction, stall
         from simulator.predict.energy import Energy, energy_of
 
         drawn = energy_of(asked.energy or Energy(), prediction, *inputs)
-    return Beside(telemetry=counters, energy=drawn, data=stall)
+    if asked.servers is not None:
+        from simulator.predict.parameter_server import served
+
+        asynchronous = served(asked.servers, prediction.tokens_per_s, *inputs)
+    return Beside(telemetry=counters, energy=drawn, data=stall, servers=asynchronous)
 
 
 def taken(flags: dict[str, Any]) -> dict[str, Any]:

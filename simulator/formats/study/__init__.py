@@ -43,6 +43,7 @@ from simulator.formats.study.tables import (
 from simulator.predict import Source
 from simulator.predict.data_loading import DataLoading
 from simulator.predict.energy import Energy
+from simulator.predict.parameter_server import Servers
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -82,6 +83,7 @@ class Study:
     checkpoint: Checkpoint | None = None
     data: DataLoading | None = None
     energy: Energy | None = None
+    servers: Servers | None = None
     draft: Draft | None = None  # where the plan came from another framework's file
     notes: tuple[str, ...] = ()  # of the files: keys that have moved
 
@@ -219,6 +221,7 @@ def _completed(asked: _Raw, model: Model | None, cluster: Cluster | None, faults
     checkpoint = _asked_table(Checkpoint, "checkpoint", study, overrides, faults)
     data = _asked_table(DataLoading, "data", study, overrides, faults)
     energy = _asked_table(Energy, "energy", study, overrides, faults)
+    servers = _asked_table(Servers, "servers", study, overrides, faults)
     if faults or study is None or model is None or cluster is None or plan is None:
         raise InputError(dict.fromkeys(at_its_key(fault, asked.origins, asked.name) for fault in faults))
     sources = (
@@ -239,6 +242,7 @@ def _completed(asked: _Raw, model: Model | None, cluster: Cluster | None, faults
         checkpoint=checkpoint,
         data=data,
         energy=energy,
+        servers=servers,
         draft=draft,
         notes=asked.notes(plan, model),
     )

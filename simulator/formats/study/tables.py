@@ -16,6 +16,7 @@ from simulator.base.value_errors import Expected
 from simulator.formats.study.overrides import Override, literal
 from simulator.predict.data_loading import DataLoading
 from simulator.predict.energy import Energy
+from simulator.predict.parameter_server import Servers
 from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.plan import Plan
 from simulator.work.checkpoint import Checkpoint
@@ -38,6 +39,7 @@ ROOTS: Final = (
     "checkpoint",
     "data",
     "energy",
+    "servers",
     "kernels",
 )  # what --set reaches into
 
@@ -74,6 +76,7 @@ class StudyFile(Strict):
         default=None, description="where samples come from: asks whether they stall the step"
     )
     energy: Energy | None = Field(default=None, description="asks what a step draws")
+    servers: Servers | None = Field(default=None, description="parameter servers: asks what the plan does with them")
     run: dict[str, Any] | None = Field(default=None, description="what `shardwise goodput` plays")
 
 
