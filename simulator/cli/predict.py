@@ -161,6 +161,7 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
     metavar="FILE|lognormal:MEDIAN,SIGMA",
     help="Also of data with sequences of these lengths, cut at seq_len: padded batches, and packed.",
 )
+@click.option("--brief", is_flag=True, help="Only what decides, on one screen of 80 columns.")
 @click.option("--trace", type=FILE, metavar="OUT.json.gz", help="Also write a Chrome trace, for Perfetto.")
 @click.option("--memory", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw the step's memory by category.")
 @click.option(
@@ -192,7 +193,9 @@ def command(
     names = ("program", "tokens_per_step", "scale_with", "fabric")
     program, tokens_per_step, other, fabric = (flags.pop(name) for name in names)
     largest, spec, kind = flags.pop("largest_batch"), flags.pop("lengths"), flags.pop("reference")
-    rollout, beside_flags = flags.pop("rollout"), taken(flags)
+    rollout, brief, beside_flags = flags.pop("rollout"), flags.pop("brief"), taken(flags)
+    if brief and as_json:
+        raise click.UsageError("--brief and --json are two answers: give one of them")
     unread = with_recipe(flags)
     of_recording = {name: flags.pop(name) for name in predict_recorded.NAMES}
     if program is not None:
@@ -208,7 +211,8 @@ def command(
         }
         written = {"--trace": trace, "--memory": memory, "--links": links, "--snapshot": snapshot}
         sizes = {"tokens_per_step": tokens_per_step, "scale_with": other}
-        return _program(program, told, of_recording, settings, written, sizes, as_json=as_json, plain=plain)
+        form = {"as_json": as_json, "plain": plain, "brief": brief}
+        return _program(program, told, of_recording, settings, written, sizes, form)
     predict_recorded.refuse(of_recording)
     if tokens_per_step is not None:
         raise click.UsageError("--tokens-per-step needs --program")
@@ -239,10 +243,9 @@ def command(
         keys = {name: one.report() for name, one in told.items() if one is not None} | further.keys
         click.echo(to_json(prediction, asked.inputs(), keys), nl=False)
     else:
-        from simulator.cli.terminal import show
-        from simulator.formats.writers.text import render
+        from simulator.cli.terminal import show_prediction
 
-        show(render(prediction, padding, iteration, further.sections), plain=plain)
+        show_prediction(prediction, padding, iteration, further.sections, plain=plain, brief=brief)
     _write_files(asked, prediction, trace, links, further.telemetry)
     if memory is not None or snapshot is not None:
         _write_memory(asked, prediction, memory, snapshot)
@@ -280,9 +283,7 @@ def _program(
     settings: tuple[str, ...],
     written: dict[str, Path | None],
     sizes: dict[str, Any],
-    *,
-    as_json: bool,
-    plain: bool,
+    form: dict[str, bool],
 ) -> int:
     """Of a --program: a recorded one by its own verb's half, a captured one by its own."""
     from simulator.formats.readers.recording import is_recording
@@ -291,12 +292,14 @@ def _program(
         if sizes["scale_with"] is not None:
             raise click.UsageError("--scale-with: only of a captured --program")
         told = {**flags, **of_recording, "tokens_per_step": sizes["tokens_per_step"]}
-        return predict_recorded.answer(program, told, settings, written, as_json=as_json, plain=plain)
+        if form.pop("brief"):
+            raise click.UsageError("--brief: only of a captured --program")
+        return predict_recorded.answer(program, told, settings, written, **form)
     predict_recorded.refuse(of_recording)
     from simulator.cli.predict_program import Files, answer
 
     files = Files(**{flag.removeprefix("--"): path for flag, path in written.items()}, scale_with=sizes["scale_with"])
-    return answer(program, flags, settings, files, sizes["tokens_per_step"], as_json=as_json, plain=plain)
+    return answer(program, flags, settings, files, sizes["tokens_per_step"], **form)
 
 
 def _with_largest_batch(asked: Study) -> tuple[Study, LargestBatch]:

@@ -56,6 +56,7 @@ def answer(
     *,
     as_json: bool,
     plain: bool,
+    brief: bool,
 ) -> int:
     """Predict, print, write. The exit code says whether it fits."""
     from simulator.predict.program import predict_program
@@ -71,10 +72,9 @@ def answer(
 
         click.echo(to_json(found, place_inputs(program, asked)), nl=False)
     else:
-        from simulator.cli.terminal import show
-        from simulator.formats.writers.text import render
+        from simulator.cli.terminal import show_prediction
 
-        show(render(found), plain=plain)
+        show_prediction(found, plain=plain, brief=brief)
     _write(one, asked, found, files)
     return found.verdict.exit_code
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import RenderableType
 
-from simulator.formats.writers.text import PLAIN_WIDTH, to_text
+from simulator.formats.writers.text import PLAIN_WIDTH, SCREEN_WIDTH, render, render_brief, to_text
+from simulator.predict import Prediction
+from simulator.predict.lengths import Padding
+
+if TYPE_CHECKING:
+    from simulator.studies.rollout import Iteration
 
 
 def show(answer: RenderableType, *, plain: bool, width: int = PLAIN_WIDTH) -> None:
@@ -21,3 +27,19 @@ def show(answer: RenderableType, *, plain: bool, width: int = PLAIN_WIDTH) -> No
         click.echo(to_text(answer, width=width), nl=False)
     else:
         click.echo(to_text(answer, color=True, width=shutil.get_terminal_size().columns), nl=False, color=True)
+
+
+def show_prediction(
+    p: Prediction,
+    padding: Padding | None = None,
+    iteration: Iteration | None = None,
+    further: Sequence[tuple[str, RenderableType]] = (),
+    *,
+    plain: bool,
+    brief: bool,
+) -> None:
+    """Print a prediction's whole report, or what of it fits one screen."""
+    if brief:
+        show(render_brief(p, padding, iteration), plain=plain, width=SCREEN_WIDTH)
+    else:
+        show(render(p, padding, iteration, further), plain=plain)

@@ -17,7 +17,8 @@ from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
 from simulator.formats.study import read_study
 from simulator.formats.study.overrides import literal
-from simulator.predict import Prediction
+from simulator.formats.writers.text import render, render_brief, to_text
+from simulator.predict import Prediction, predict
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -25,6 +26,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 
 ROOT = Path(__file__).resolve().parents[2]
+PLAN = Plan(dp_shard=8, zero=3, seq_len=8192)
 
 
 @dataclass
@@ -533,3 +535,30 @@ def test_files_that_cannot_be_written_are_told_at_once_and_first(
         "--memory m.txt: is not a picture",
     ):
         assert part in told.err
+
+
+# --- one screen
+
+
+TOLD = "GiB of 79.1 GiB needed", "most of the time: ", "To try next\n  1. ", "\n  step  "
+
+
+def test_what_decides_is_on_the_first_screen_and_a_brief_report_is_no_more() -> None:
+    made = predict(Model.load("llama3-8b"), PLAN, Cluster.load("hgx-h100-8"), advise=True)
+    whole = to_text(render(made), width=80).splitlines()[:24]
+    brief = to_text(render_brief(made), width=80).splitlines()
+    assert len(brief) <= 24
+    assert max(map(len, brief)) <= 80
+    for told in TOLD:
+        assert told in "\n".join(whole)
+        assert told in "\n".join(brief)
+
+
+def test_brief_is_an_option(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["predict", "--brief"])
+    assert capsys.readouterr().out == to_text(render_brief(asked.answer), width=80)
+
+
+@pytest.mark.parametrize("flags", [["--json"], ["--program", str(ROOT / "docs" / "examples" / "step.json.gz")]])
+def test_brief_is_refused_where_there_is_no_such_report(flags: list[str]) -> None:
+    assert main(["predict", "--brief", *flags]) == 2

@@ -1,4 +1,7 @@
-"""A prediction as text for people: the verdict first, then time, memory, where the time goes, and what it rests on."""
+"""A prediction as text for people: the verdict and what to change first, then time, memory, and what it rests on.
+
+What decides stands in the first 24 lines of 80 columns.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,11 @@ if TYPE_CHECKING:
 
 _COLORS = {Fit.FITS: "bold green", Fit.TIGHT: "bold yellow", Fit.DOES_NOT_FIT: "bold red"}
 PLAIN_WIDTH = 120
+SCREEN_WIDTH = 80  # columns of a terminal as it opens
+_LARGEST = 3
 _DETAIL_WIDTH = 76
+
+_Rows = list[tuple[str, ...]]
 
 
 def to_text(answer: RenderableType, *, color: bool = False, width: int = PLAIN_WIDTH) -> str:
@@ -58,37 +65,73 @@ def render(
     further: sections that were asked for, by title.
     """
     parts: list[RenderableType] = [
-        _verdict(p),
-        layout.section("Speed", _speed(p)),
-        layout.section("Memory of the fullest rank", _memory(p)),
+        *_head(p, p.suggestion, _speed_rows(p), _memory_rows(p)),
         layout.section("Where the step goes", _breakdown(p)),
     ]
     if p.kinds:
         title = "Kinds of ranks" if p.kinds[0].kind.startswith("rank ") else "Kinds of GPUs"
         parts.append(layout.section(title, _kinds(p)))
-    if padding is not None:
-        parts.append(layout.section("With sequences of your lengths", _padding(padding)))
-    if iteration is not None:
-        parts.append(layout.section("One iteration of reinforcement learning", _iteration(iteration)))
+    parts += _beside(padding, iteration)
     if p.checkpoint is not None:
         parts.append(layout.section("One checkpoint", _checkpoint(p.checkpoint)))
     if p.communication:
         parts.append(layout.section("Communication", _communication(p)))
     parts += [layout.section(title, content) for title, content in further]
     parts.append(layout.section("What this rests on", _sources(p)))
-    if p.suggestion:
-        parts.append(layout.section("To try next", Text(p.suggestion)))
     return Group(*parts)
+
+
+def render_brief(p: Prediction, padding: Padding | None = None, iteration: Iteration | None = None) -> Group:
+    """What decides, on one screen of 80 columns: verdict, the first change to try, step and memory."""
+    m = p.memory
+    used = "MFU" if p.model_flop_per_step else "HFU"
+    speed = [row for row in _speed_rows(p) if row[0] in ("step", "throughput", used)]
+    memory = [
+        ("allocated", format_bytes(m.peak_allocated_bytes), f"peak at {m.peak_moment}"),
+        ("reserved", format_bytes(m.reserved_bytes), _reserved_interval(p)),
+        *_memory_rows(p)[-2 - len([1 for _, size, _ in m.below if size]) :],
+    ]
+    return Group(*_head(p, p.suggestion.partition("\n")[0], speed, memory), *_beside(padding, iteration))
+
+
+def _head(p: Prediction, suggestion: str, speed: _Rows, memory: _Rows) -> list[RenderableType]:
+    """What both reports begin with."""
+    return [
+        _verdict(p),
+        *([layout.section("To try next", Text(suggestion))] if suggestion else []),
+        layout.section("Speed", layout.table(speed, "lrl")),
+        layout.section("Memory of the fullest rank", layout.table(memory, "lrl")),
+    ]
+
+
+def _beside(padding: Padding | None, iteration: Iteration | None) -> list[RenderableType]:
+    """What was asked for besides the step."""
+    parts: list[RenderableType] = []
+    if padding is not None:
+        parts.append(layout.section("With sequences of your lengths", _padding(padding)))
+    if iteration is not None:
+        parts.append(layout.section("One iteration of reinforcement learning", _iteration(iteration)))
+    return parts
 
 
 def _verdict(p: Prediction) -> Table:
     what = f"{p.model} on {p.cluster}, {counted(p.num_devices, 'device')}: {p.needs}"
-    table = layout.table([(p.verdict.upper(), what), ("", p.cause)], "ll")
+    table = layout.table([(p.verdict.upper(), what), ("", p.cause), ("", _largest(p))], "ll")
     table.columns[0].style = _COLORS[p.verdict]
     return table
 
 
-def _speed(p: Prediction) -> Table:
+def _largest(p: Prediction) -> str:
+    """What limits the step: the largest parts of its time, and of the memory at its peak."""
+    times = sorted(p.breakdown.items(), key=lambda item: (-item[1], item[0]))
+    sizes = sorted(p.memory.by_category.items(), key=lambda item: (-item[1], item[0]))
+    time = ", ".join(f"{name} {seconds / p.step_s:.0%}" for name, seconds in times[:_LARGEST] if seconds)
+    memory = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes[:_LARGEST] if size)
+    told = (("most of the time: ", time), ("most of the memory: ", memory))
+    return "; ".join(label + text for label, text in told if text)
+
+
+def _speed_rows(p: Prediction) -> _Rows:
     overlap = f"{format_seconds(p.lower_s)} at best, {format_seconds(p.upper_s)} without any, at the same kernel and link times"
     per_device = f"{p.tokens_per_s / p.num_devices:,.0f} tokens/s a device"
     peak = f"of {format_flop_per_s(p.peak_flop_per_s)} a device"
@@ -97,7 +140,7 @@ def _speed(p: Prediction) -> Table:
         f"{p.tokens_per_s:,.0f} tokens/s",
         f"{per_device}; {counted(p.tokens_per_step, 'token')} a step",
     )
-    rows = [
+    rows: _Rows = [
         ("step", format_seconds(p.step_s), format_interval(p.low_s, p.high_s, prefix="90 % interval ")),
         *([("", "", f"made of {_width(p)}")] if p.uncertainty else []),
         ("overlap", "", overlap),
@@ -111,7 +154,7 @@ def _speed(p: Prediction) -> Table:
         rows += [("MFU", f"{p.mfu:.1%}", peak), ("HFU", f"{p.hfu:.1%}", "the same, recomputation counted too")]
     else:
         rows.append(("HFU", f"{p.hfu:.1%}", f"{peak}, of all products that the program runs"))
-    return layout.table(rows, "lrl")
+    return rows
 
 
 def _width(p: Prediction) -> str:
@@ -120,17 +163,20 @@ def _width(p: Prediction) -> str:
     return ", ".join(f"{name} ± {math.expm1(Z90 * one):.0%}" for name, one in widest)
 
 
-def _memory(p: Prediction) -> Table:
+def _reserved_interval(p: Prediction) -> str:
+    return f"90 % interval {format_bytes(p.memory.low_reserved_bytes)} to {format_bytes(p.memory.high_reserved_bytes)}"
+
+
+def _memory_rows(p: Prediction) -> _Rows:
     m = p.memory
-    interval = f"90 % interval {format_bytes(m.low_reserved_bytes)} to {format_bytes(m.high_reserved_bytes)}"
     unlimited = f" after retries; {format_bytes(m.peak_reserved_bytes)} without a limit" if m.retries else ""
     who = "by the caching allocator" if m.pool is None else f"by the pool: {m.pool.policy}"
     resident = f"{format_bytes(m.resident_bytes)} stay from step to step"
     alive = sorted(m.by_category.items(), key=lambda item: (-item[1], item[0]))
-    rows = [
+    rows: _Rows = [
         ("allocated", format_bytes(m.peak_allocated_bytes), f"peak at {m.peak_moment}; {resident}"),
         *((f"  {category}", format_bytes(size), "alive at that moment") for category, size in alive if size),
-        ("reserved", format_bytes(m.reserved_bytes), f"{who}{unlimited}; {interval}"),
+        ("reserved", format_bytes(m.reserved_bytes), f"{who}{unlimited}; {_reserved_interval(p)}"),
         *_pool(m.pool),
         ("outside torch", format_bytes(m.outside_torch_bytes), "context, communicators, libraries"),
         ("capacity", format_bytes(m.capacity_bytes), "what a process can get"),
@@ -138,7 +184,7 @@ def _memory(p: Prediction) -> Table:
     for name, size, there in m.below:
         if size:
             rows.append((name, format_bytes(size), f"of a node's {format_bytes(there)}, by all its ranks"))
-    return layout.table(rows, "lrl")
+    return rows
 
 
 def _pool(pool: PoolUse | None) -> list[tuple[str, str, str]]:
