@@ -32,8 +32,8 @@ TOGETHER = {
     "tests/validate/test_run_cpu.py": "ranks",
     "tests/validate/test_tensor_parallel.py": "ranks",
     "tests/programs/test_programs.py": "captures",
-    "tests/unit/test_guides.py::test_every_command_runs[capture]": "captures",
-    "tests/unit/test_guides.py::test_every_command_runs[validate]": "captures",
+    "tests/unit/test_guides.py::test_a_page_runs_and_shows_what_is_printed[capture]": "captures",
+    "tests/unit/test_guides.py::test_a_page_runs_and_shows_what_is_printed[validate]": "captures",
     **dict.fromkeys(
         (
             f"tests/validate/test_{name}.py"

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import readme  # experiments/
 from pydantic import BaseModel
 
 from simulator.spec.cluster import Cluster
@@ -70,3 +71,8 @@ def test_presets_in_commands_exist() -> None:
         for _, name in re.findall(r"--(model|cluster|stack) ([a-z][\w.-]+)", page.read_text(encoding="utf-8")):
             file = name.endswith((".toml", ".json")) or name == "path"
             assert file or name.rstrip(".") in known, f"{page.name}: {name}"
+
+
+def test_what_is_made_of_the_readme_is_as_it_would_be_made_now() -> None:
+    """Its picture, and how far off predictions are: python experiments/readme.py."""
+    assert [file.name for file, text in readme.made().items() if file.read_text(encoding="utf-8") != text] == []

@@ -1,81 +1,84 @@
-"""Every command of README, tutorial and guides runs on the files of docs/examples, and ends with the exit code that is stated.
-
-A block of `sh` is run line by line, in one folder a page. A comment above the block may say otherwise: `<!-- exit 4 -->`
-of all its commands, or `<!-- not run: REASON -->` with one of the reasons below. README's two `command` blocks install.
-"""
+"""Every command, snippet and output of README and docs, as `tests/documented.py` says: it runs, and prints what is shown."""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from simulator.cli import main
+from tests.documented import EXAMPLES, MINUTES, PAGES, REASONS, ROOT, blocks, counts, known, played
+from tests.documented import RUN as RUN_KINDS
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
-HERE = [page for page in PAGES if page.stem != "questions"]  # that page's answers are looked at too: test_questions.py
-REASONS = ("needs a GPU", "takes minutes", "measures this machine", "asks this host", "your own files")
-BLOCK = re.compile(r"(?:<!-- (?P<mark>[^\n]*) -->\n)?```sh\n(?P<body>.*?)```", re.DOTALL)
-SHELL = re.compile(r"[|;<>&$`]")
+RUN = [page for page in PAGES if any(block.runs() for block in blocks(page))]
 
 
-def blocks(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """Of each block what is stated above it ("" for nothing), and its commands."""
-    for found in BLOCK.finditer(page.read_text(encoding="utf-8")):
-        lines = found["body"].replace("\\\n", " ").splitlines()
-        yield found["mark"] or "", [line for line in lines if line.strip()]
-
-
-def run(line: str) -> int:
-    """The exit code of a line; what a shell must read is run by one that finds `shardwise`."""
-    words = shlex.split(line, comments=True)
-    if words[0] == "shardwise" and not SHELL.search(line.partition(" #")[0]):
-        return int(main(words[1:]))
-    script = Path("bin") / "shardwise"
-    script.parent.mkdir(exist_ok=True)
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m simulator.cli "$@"\n')
-    script.chmod(0o755)
-    paths = os.pathsep.join((str(script.parent.resolve()), os.environ["PATH"]))
-    surroundings = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(["bash", "-o", "pipefail", "-c", line], check=False, env=surroundings).returncode  # noqa: S607
-
-
-@pytest.mark.parametrize("page", HERE, ids=lambda page: page.stem)
-def test_every_command_runs(
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+def test_a_page_runs_and_shows_what_is_printed(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if page.stem in ("capture", "validate"):
         request.getfixturevalue("warm_captures")
-    folder = tmp_path / "examples"
-    shutil.copytree(ROOT / "docs" / "examples", folder)
-    monkeypatch.chdir(folder)
-    for mark, lines in blocks(page):
-        due = int(mark.removeprefix("exit ")) if mark.startswith("exit ") else 0
-        for line in () if mark.startswith(("not run: ", "command ")) else lines:
-            assert run(line) == due, line
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert played(page, tmp_path / "checkout").faults == []
 
 
 def test_marks_are_known_and_say_why() -> None:
-    marks = [mark for page in PAGES for mark, _ in blocks(page) if mark]
-    known = re.compile(rf"exit \d|not run: ({'|'.join(REASONS)})|command \d")
-    assert [mark for mark in marks if not known.fullmatch(mark)] == []
+    marks = [f"{page.stem}: {block.mark}" for page in PAGES for block in blocks(page) if block.mark]
+    assert [mark for mark in marks if not known(mark.partition(": ")[2])] == []
 
 
-def test_no_command_stands_outside_a_block_that_is_looked_at() -> None:
+def test_few_blocks_are_not_run_and_none_without_a_reason() -> None:
+    here, left = counts()
+    never = [block for _, block in left if block.kind in RUN_KINDS and block.mark != f"not run: {MINUTES}"]
+    assert len(never) < sum(here[kind] for kind in RUN_KINDS) / 3
+    assert {block.mark.removeprefix("not run: ") for _, block in left} <= REASONS.keys()
+
+
+def test_a_block_has_a_kind_that_is_looked_at() -> None:
+    kinds = {"sh", "python", "pycon", "text", "toml"}
+    found = [f"{page.stem}:{block.line}: {block.kind}" for page in PAGES for block in blocks(page)]
+    assert [one for one in found if one.rpartition(": ")[2] not in kinds] == []
+
+
+def test_no_command_stands_in_a_block_that_is_not_run() -> None:
+    other = [block for page in PAGES for block in blocks(page) if block.kind != "sh"]
+    quoted = [block.body for block in other if re.search(r"^shardwise ", block.body, re.MULTILINE)]
+    assert [body for body in quoted if "[" not in body] == []  # a synopsis has brackets
+
+
+def test_what_stands_in_a_file_is_the_file() -> None:
     for page in PAGES:
-        fences = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-        assert [body for kind, body in fences if kind != "sh" and re.search(r"^shardwise ", body, re.MULTILINE)] == []
+        for block in blocks(page):
+            first = re.match(r"# ([\w-]+\.toml)\n", block.body)
+            if block.mark.startswith("of "):
+                lines = iter((ROOT / block.mark.removeprefix("of ")).read_text(encoding="utf-8").splitlines())
+                assert [line for line in block.body.splitlines() if line not in lines] == [], page.name  # in order
+            elif first:
+                file = tomllib.loads((EXAMPLES / first[1]).read_text(encoding="utf-8"))
+                shown = tomllib.loads(block.body)
+                assert shown == {key: file.get(key) for key in shown}, f"{page.name}: {first[1]}"
+            if block.kind == "toml":
+                tomllib.loads(block.body)
 
 
 def test_every_example_is_used() -> None:
     named = " ".join(page.read_text(encoding="utf-8") for page in PAGES)
-    files = [file.name for file in (ROOT / "docs" / "examples").iterdir() if file.name != "hdr-node.toml"]
+    files = [file.name for file in EXAMPLES.iterdir() if file.name != "hdr-node.toml"]
     assert [name for name in files if name not in named] == []
+
+
+def test_another_output_is_a_fault_and_the_nearest_line_is_offered(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "nothing.md"
+    text = '```python\nprint("step 1.25 s")\n```\n\n```text\nstep 1.01 s\n```\n'
+    path = tmp_path / page.name
+    path.write_text(text)
+
+    class Here(type(path)):  # type: ignore[misc]
+        def relative_to(self, *_: object) -> Path:
+            return Path(page.name)
+
+    made = played(Here(path), tmp_path / "checkout")
+    assert made.faults == ["nothing.md:5: shows 'step 1.01 s', and now it is 'step 1.25 s'"]
+    assert made.rewritten() == text.replace("1.01 s\n", "1.25 s\n")

@@ -52,17 +52,6 @@ def test_the_page_holds_the_code_that_is_checked() -> None:
     assert "\n\n".join(blocks) + "\n" == checked
 
 
-def test_the_page_runs_and_shows_what_it_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    exec(compile(PAGE.with_name("python_api.py").read_text(encoding="utf-8"), "python_api.py", "exec"), {})  # noqa: S102
-    printed = capsys.readouterr().out
-    for shown in re.findall(r"```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
-        assert shown in printed
-    assert {path.name for path in tmp_path.iterdir()} == {"memory.svg", "timeline.png"}
-
-
 # --- a prediction
 
 
