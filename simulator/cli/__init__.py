@@ -19,6 +19,7 @@ from typing_extensions import override
 from simulator.base.exit_codes import ExitCode
 
 VERBS = {
+    "init": "Five questions, and a study file with comments.",
     "predict": "Step time and peak memory of one plan, and whether it fits.",
     "serve": "Latencies, throughput and memory of a model that answers requests.",
     "search": "The best plan on a cluster for one global batch, out of every legal one.",
@@ -36,6 +37,8 @@ VERBS = {
     "topo": "Read a topology: islands, nearest network cards, cuts, and what looks wrong.",
     "collective": "Time of a collective over its sizes, with the algorithm and protocol that NCCL picks.",
     "doctor": "Versions, and what in this environment would get in the way.",
+    "completions": "What makes bash, zsh or fish complete commands and options.",
+    "manual": "Manual pages of all commands, for man.",
 }
 
 
@@ -46,6 +49,8 @@ def _command(verb: str) -> click.Command | None:  # noqa: C901, PLR0912  one cas
     """The command of a verb, its module loaded now."""
     command: click.Command
     match verb:
+        case "init":
+            from simulator.cli.init import command
         case "predict":
             from simulator.cli.predict import command
         case "serve":
@@ -80,6 +85,10 @@ def _command(verb: str) -> click.Command | None:  # noqa: C901, PLR0912  one cas
             from simulator.cli.collective import command
         case "doctor":
             from simulator.cli.doctor import command
+        case "completions":
+            from simulator.cli.manual import completions_command as command
+        case "manual":
+            from simulator.cli.manual import manual_command as command
         case _:
             return None
     return command
@@ -151,8 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: object = shardwise.main(arguments, prog_name="shardwise", standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):
         return ExitCode.INTERRUPTED
-    except SystemExit:  # click's answer to a broken pipe, and to nothing else outside its standalone mode
-        return ExitCode.READER_LEFT
+    except SystemExit as exc:  # click's answers to a shell that asks for completions, and to a broken pipe
+        return ExitCode.READER_LEFT if exc.code else ExitCode.OK
     except Exception as exc:  # noqa: BLE001  raised again where it is a defect of ours
         return _refused(exc)
     return code if isinstance(code, int) else ExitCode.OK

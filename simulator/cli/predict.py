@@ -161,6 +161,7 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
     metavar="FILE|lognormal:MEDIAN,SIGMA",
     help="Also of data with sequences of these lengths, cut at seq_len: padded batches, and packed.",
 )
+@click.option("--watch", is_flag=True, help="Predict again whenever STUDY.toml changes, until Ctrl-C.")
 @click.option("--brief", is_flag=True, help="Only what decides, on one screen of 80 columns.")
 @click.option("--trace", type=FILE, metavar="OUT.json.gz", help="Also write a Chrome trace, for Perfetto.")
 @click.option("--memory", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw the step's memory by category.")
@@ -190,6 +191,8 @@ def command(
     **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
 ) -> int:
     """Predict, print, and say by the exit code whether it fits."""
+    if flags.pop("watch"):
+        return _watch(study)
     names = ("program", "tokens_per_step", "scale_with", "fabric")
     program, tokens_per_step, other, fabric = (flags.pop(name) for name in names)
     largest, spec, kind = flags.pop("largest_batch"), flags.pop("lengths"), flags.pop("reference")
@@ -250,6 +253,17 @@ def command(
     if memory is not None or snapshot is not None:
         _write_memory(asked, prediction, memory, snapshot)
     return prediction.verdict.exit_code
+
+
+def _watch(study: Path | None) -> int:
+    """The same command again and again, without --watch."""
+    from simulator.cli.watch import watched
+
+    if study is None:
+        raise click.UsageError("--watch needs a STUDY.toml")
+    context = click.get_current_context()
+    options = {**context.params, "watch": False}
+    return watched(study, options, lambda: int(context.invoke(command, **options)))
 
 
 def _rollout(file: Path) -> Rollout:

@@ -15,6 +15,8 @@ from simulator.predict import Prediction
 from simulator.predict.lengths import Padding
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from simulator.studies.rollout import Iteration
 
 

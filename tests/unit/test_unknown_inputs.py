@@ -23,6 +23,7 @@ FILES = {
 }
 # What each command is asked with, so that it would answer: the argument first
 ASKED = {
+    "init": "new.toml",
     "predict": "a.toml",
     "serve": "b.toml",
     "search": "--model llama3.2-1b --cluster hgx-h100-8 --global-batch 8 --seq-len 512 --stack torch-2.6-eager --jobs 1 "
@@ -47,6 +48,8 @@ ASKED = {
     "topo": "hgx-h100-8",
     "collective": "all_reduce",
     "doctor": "",
+    "completions": "bash",
+    "manual": "-o manual",
 }
 
 
