@@ -60,7 +60,9 @@ def _name(name: str, what: object) -> Iterator[str]:
     if not inspect.isclass(what):
         yield from ("", "```python", f"{name}{_signature(what)}", "```")
         return
-    for method, found in sorted(vars(what).items()):
+    checks = getattr(what, "__pydantic_decorators__", None)
+    own = {*checks.model_validators, *checks.field_validators, "model_post_init"} if checks else set()
+    for method, found in sorted((name, found) for name, found in vars(what).items() if name not in own):
         function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
         if isinstance(found, property) and not method.startswith("_") and inspect.getdoc(found):
             yield from ("", f"### {name}.{method}", "", *_said(found))
