@@ -23,6 +23,7 @@ import _collective_accuracy
 import _cpu_accuracy
 import _solo_accuracy
 import _targets
+import accuracy_record
 import search_regret
 from unnamed_software import chosen
 
@@ -83,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for file, text in pages(outcomes, rows, date, args.out, folder):
         _write(file, text)
+    if args.out == PAGE:
+        accuracy_record.write()
     return 0
 
 

@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Files and tests whose fixtures cost seconds, by what they share: one worker makes it and runs all that asks for it
 TOGETHER = {
+    "tests/unit/test_pages.py": "pages",
+    "tests/unit/test_pages_browser.py": "pages",
     "tests/validate/test_bench_cpu.py": "ranks",
     "tests/validate/test_run_cpu.py": "ranks",
     "tests/validate/test_tensor_parallel.py": "ranks",

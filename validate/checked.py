@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +40,7 @@ class CheckAsked:
     junit: Path | None = None
     prometheus: Path | None = None
     as_json: bool = False
+    page: Callable[[dict[str, Any]], None] = lambda _: None  # given what --json prints
 
 
 def run_check(asked: CheckAsked) -> int:
@@ -66,6 +67,7 @@ def run_check(asked: CheckAsked) -> int:
         _keep(asked.files, asked.history, new)
     told = {"schema_version": 1, "worse": bad, "changed": facts, "findings": [one.as_json() for one in found]}
     _print(json.dumps(told, ensure_ascii=False, allow_nan=False, indent=2) if asked.as_json else text(found, facts))
+    asked.page(told)
     return WORSE if bad else 0
 
 

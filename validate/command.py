@@ -230,8 +230,10 @@ def compare(runs: Path, options: Options) -> int:
 
         count = write_side_by_side(options["trace"], records, runs.parent, **where)
         click.echo(f"shardwise: {count} runs beside their predictions in {options['trace']}", err=True)
+    answer = {"schema_version": 1, "runs": found}
     if options["as_json"]:
-        click.echo(json.dumps({"schema_version": 1, "runs": found}, ensure_ascii=False, allow_nan=False, indent=2))
+        click.echo(json.dumps(answer, ensure_ascii=False, allow_nan=False, indent=2))
     else:
         click.echo("\n\n".join(comparison_text(one) for one in found))
+    options["page"](answer)
     return ExitCode.OK

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from simulator.base.exit_codes import ExitCode
-from simulator.cli.options import write_json
+from simulator.cli.options import also_as_page, html_option, write_json
 from simulator.formats.readers.measured_table import read_measured
-from simulator.studies.backtest import AnyReport, render, run
+from simulator.studies.backtest import AnyReport, BacktestReport, render, run
 
 _WIDTH = 160  # a dozen columns
 _HELP = """Predict every row of FILE.csv, a table of measured training runs, memory, collectives or servers, and compare.
@@ -24,6 +24,7 @@ collectives-table.md and serving-table.md."""
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE.csv")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `groups` and `rows`.")
 @click.option("--plain", is_flag=True, help="No colours, fixed width.")
+@html_option
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 def command(file: Path, *, as_json: bool, plain: bool, jobs: int) -> int:
     """Predict, print, and say by the exit code whether it went to the end."""
@@ -34,6 +35,7 @@ def command(file: Path, *, as_json: bool, plain: bool, jobs: int) -> int:
         from simulator.cli.terminal import show
 
         show(render(report), plain=plain, width=_WIDTH)
+    also_as_page("backtest" if isinstance(report, BacktestReport) else "answer", report.as_json)
     return ExitCode.INTERRUPTED if report.interrupted else ExitCode.OK
 
 

@@ -11,7 +11,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import check_writable
-from simulator.cli.options import FILE, memory_fraction_option, patience_option, write_json
+from simulator.cli.options import FILE, also_as_page, html_option, memory_fraction_option, patience_option, write_json
 
 if TYPE_CHECKING:
     from simulator.work.recorded.recording import Recording
@@ -127,13 +127,16 @@ def fit(
 @click.option("--junit", type=FILE, metavar="FILE", help="Also write JUnit's XML: a test case for each part.")
 @click.option("--prometheus", type=FILE, metavar="FILE", help="Also write gauges for a textfile collector.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `worse`, `changed`, `findings`.")
+@html_option
 def check(samples: tuple[Path, ...], **options: Any) -> int:  # noqa: ANN401  one type an option
     """Judge."""
     from validate.checked import CheckAsked, run_check
 
     if options["keep"] and options["history"] is None:
         raise click.UsageError("--keep adds to a --history FOLDER")
-    return run_check(CheckAsked(files=samples, **options))
+    return run_check(
+        CheckAsked(files=samples, page=lambda answer: also_as_page("calibrate-check", lambda: answer), **options)
+    )
 
 
 @command.command("diff", help=_DIFF_HELP)

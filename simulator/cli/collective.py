@@ -13,7 +13,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import UnitError, parse_bytes
 from simulator.cli.fabric import fabric_option, with_fabric
-from simulator.cli.options import FILE, write_json
+from simulator.cli.options import FILE, also_as_page, html_option, write_json
 from simulator.cli.terminal import show
 from simulator.formats.drawing import check_picture
 from simulator.formats.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
@@ -64,6 +64,7 @@ of another choice; the exact sizes stand below the table. --compare puts what nc
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/topology-sources.md).")
 @click.option("--plot", "picture", type=FILE, metavar="OUT.png|OUT.svg", help="Draw it.")
 @click.option("--plain", is_flag=True, help="No colours, fixed width.")
+@html_option
 def command(  # noqa: PLR0913  one an option
     collective: str,
     *,
@@ -130,6 +131,7 @@ def command(  # noqa: PLR0913  one an option
         write_json(to_data(sweep))
     else:
         show(render(sweep), plain=plain)
+    also_as_page("collective", lambda: to_data(sweep))
     if picture is not None:
         plot(sweep, picture)
         click.echo(f"drawn in {picture}", err=True)

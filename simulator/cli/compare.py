@@ -13,6 +13,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, parse_count
 from simulator.cli.options import (
     FILE,
+    also_as_page,
     answer_options,
     loaded_prices,
     of_all_studies,
@@ -104,6 +105,7 @@ def command(
         write_json(comparison.as_json())
     else:
         show(render(comparison), plain=plain, width=WIDTH)
+    also_as_page("compare", comparison.as_json)
     if plot is not None:
         _draw(plot, comparison)
     return ExitCode.OK

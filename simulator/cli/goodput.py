@@ -14,6 +14,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import read_toml
 from simulator.cli.options import (
+    also_as_page,
     answer_options,
     loaded_prices,
     price_options,
@@ -123,17 +124,26 @@ def command(
         return prediction.verdict.exit_code
     answer = _played(asked, captured, prediction, run, listed)
     answer = replace(answer, sources=(*asked.sources, *prediction.sources, *answer.sources))
+    inputs = asked.inputs() if program is None else place_inputs(program, asked)
+    inputs |= {"run": run.model_dump(mode="json")}
     if as_json:
         from simulator.formats.writers.goodput_json import to_json
 
-        inputs = asked.inputs() if program is None else place_inputs(program, asked)
-        click.echo(to_json(answer, inputs | {"run": run.model_dump(mode="json")}), nl=False)
+        click.echo(to_json(answer, inputs), nl=False)
     else:
         from simulator.cli.terminal import show
         from simulator.formats.writers.goodput_text import render
 
         show(render(answer), plain=plain)
+    also_as_page("goodput", lambda: _report(answer, inputs))
     return ExitCode.OK
+
+
+def _report(answer: Goodput, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What --json prints."""
+    from simulator.formats.writers.goodput_json import report
+
+    return report(answer, inputs)
 
 
 def _prices_of(options: Mapping[str, Any], asked: Study | None) -> Prices | None:

@@ -11,6 +11,7 @@ import click
 
 from simulator.base.errors import Fault, InputError, printable
 from simulator.base.files import write_whole
+from simulator.base.schema import check_writable
 
 if TYPE_CHECKING:
     from simulator.formats.study import Study
@@ -40,6 +41,7 @@ _ANSWER = (
     click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md)."),
     click.option("--plain", is_flag=True, help="No colours, fixed width."),
 )
+_PAGE = "simulator.page"  # in the command's context: where --html goes
 
 
 def set_option(help_text: str) -> Callable[[_Command], _Command]:
@@ -140,10 +142,40 @@ def loaded_prices(options: Mapping[str, Any]) -> Prices | None:
 
 
 def answer_options(function: _Command) -> _Command:
-    """--json and --plain: how the answer is written."""
+    """--json, --plain and --html: how the answer is written."""
     for option in reversed(_ANSWER):
         function = option(function)
-    return function
+    return html_option(function)
+
+
+def html_option(function: _Command) -> _Command:
+    """--html, which `also_as_page` looks for."""
+    help_text = "Also write the answer as a page: one file that needs no network (docs/guides/reports.md)."
+    option = click.option(
+        "--html", type=FILE, metavar="OUT.html", help=help_text, expose_value=False, callback=_page_at
+    )
+    return option(function)
+
+
+def _page_at(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    """Keep where the page goes. Raises InputError where no file can be written."""
+    if path is not None:
+        check_writable(path, "--html")
+        context.meta[_PAGE] = path
+
+
+def also_as_page(
+    kind: str,
+    answer: Callable[[], Mapping[str, Any]],
+    drawing: Callable[[], Mapping[str, Any] | None] = lambda: None,
+) -> None:
+    """Write the page that --html asked for, if it did. answer: what --json prints. drawing: what pictures need beside it."""
+    path: Path | None = click.get_current_context().meta.get(_PAGE)
+    if path is not None:
+        from simulator.formats.html import write_page
+
+        write_page(path, kind, answer(), drawing())
+        say(f"page written to {path}")
 
 
 def write_json(answer: object) -> None:

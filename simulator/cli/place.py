@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +15,19 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
 from simulator.cli.export import head_of, job_of
-from simulator.cli.options import FILE, answer_options, placement_option, say, set_option, study_options, write_files
+from simulator.cli.options import (
+    FILE,
+    also_as_page,
+    answer_options,
+    placement_option,
+    say,
+    set_option,
+    study_options,
+    write_files,
+)
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.terminal import show
+from simulator.formats.study import Study
 
 _HELP = """Find the GPU of each rank of a plan: groups that talk most on the fastest roads between GPUs.
 
@@ -59,7 +69,7 @@ def command(
     """Place, confirm, print, write."""
     from simulator.cli.launch_kit import check_kit, kit_files, placed, table_of
     from simulator.studies.place import place
-    from simulator.studies.place.text import WIDTH, as_json_text, render
+    from simulator.studies.place.text import WIDTH, as_data, as_json_text, render
 
     hosts, topology, across, layers = (flags.pop(name) for name in ("hosts", "topology", "across_nodes", "layers"))
     if hosts is not None and kit is None:
@@ -77,12 +87,19 @@ def command(
         click.echo(as_json_text(found, asked.inputs()), nl=False)
     else:
         show(render(found), plain=plain, width=WIDTH)
+    also_as_page("place", lambda: as_data(found, asked.inputs()), lambda: _drawing(asked, float(found.placed.step_s)))
     if out is not None:
         write_whole(out, table_of(asked, job_of(asked), host), "-o")
         say(f"written to {out}")
     if kit is not None:
         write_files(kit_files(asked, job_of(asked), head_of(asked), hosts, host), kit)
     return ExitCode.OK
+
+
+def _drawing(asked: Study, step_s: float) -> Mapping[str, Any]:
+    from simulator.formats.html.step import placed_drawing
+
+    return placed_drawing(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack, step_s)
 
 
 @contextmanager

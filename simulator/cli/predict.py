@@ -18,6 +18,7 @@ from simulator.cli.beside import beside_of, beside_options, taken, with_data_of
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.options import (
     FILE,
+    also_as_page,
     answer_options,
     placement_option,
     program_options,
@@ -239,11 +240,11 @@ def command(
     padding = padding_of(lengths, *inputs) if lengths else None
     iteration = _iteration(rolled, prediction, *inputs) if rolled is not None else None
     further = beside_of(beside_flags, asked, prediction, stall)
+    told = {"largest_batch": found, "lengths": padding, "rollout": iteration}
+    keys = {name: one.report() for name, one in told.items() if one is not None} | further.keys
     if as_json:
         from simulator.formats.writers.json_report import to_json
 
-        told = {"largest_batch": found, "lengths": padding, "rollout": iteration}
-        keys = {name: one.report() for name, one in told.items() if one is not None} | further.keys
         click.echo(to_json(prediction, asked.inputs(), keys), nl=False)
     else:
         from simulator.cli.terminal import show_prediction
@@ -252,6 +253,7 @@ def command(
     _write_files(asked, prediction, trace, links, further.telemetry)
     if memory is not None or snapshot is not None:
         _write_memory(asked, prediction, memory, snapshot)
+    also_as_page("predict", lambda: _report(prediction, asked, keys), lambda: _drawing(prediction, inputs))
     return prediction.verdict.exit_code
 
 
@@ -264,6 +266,19 @@ def _watch(study: Path | None) -> int:
     context = click.get_current_context()
     options = {**context.params, "watch": False}
     return watched(study, options, lambda: int(context.invoke(command, **options)))
+
+
+def _report(prediction: Prediction, asked: Study, further: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What --json prints."""
+    from simulator.formats.writers.json_report import report
+
+    return {**report(prediction, asked.inputs()), **further}
+
+
+def _drawing(prediction: Prediction, inputs: tuple[Any, ...]) -> Mapping[str, Any]:
+    from simulator.formats.html.step import drawing_of
+
+    return drawing_of(prediction, *inputs)
 
 
 def _rollout(file: Path) -> Rollout:

@@ -12,10 +12,11 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import check_writable
 from simulator.cli.fabric import with_fabric
-from simulator.cli.options import say
+from simulator.cli.options import also_as_page, say
 from simulator.cli.programs import place_inputs, place_of, program_at
 from simulator.formats.drawing import FORMATS
 from simulator.formats.study import Study
+from simulator.predict import Prediction
 from simulator.work.captured.capture import Capture
 
 
@@ -76,7 +77,22 @@ def answer(
 
         show_prediction(found, plain=plain, brief=brief)
     _write(one, asked, found, files)
+    also_as_page("predict", lambda: _report(found, program, asked), lambda: _drawing(one, asked, found))
     return found.verdict.exit_code
+
+
+def _report(found: Prediction, program: Path, asked: Study) -> Mapping[str, Any]:
+    """What --json prints."""
+    from simulator.formats.writers.json_report import report
+
+    return report(found, place_inputs(program, asked))
+
+
+def _drawing(one: Capture, asked: Study, found: Prediction) -> Mapping[str, Any]:
+    from simulator.formats.html.step import program_drawing
+    from simulator.predict.program import program_history
+
+    return program_drawing(found, program_history(one, asked.cluster))
 
 
 def _write(one: Capture, asked: Study, found: Any, files: Files) -> None:  # noqa: ANN401  a Prediction

@@ -11,10 +11,10 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import check_writable
 from simulator.base.units import format_bytes
-from simulator.cli.options import say, write_json
+from simulator.cli.options import also_as_page, say, write_json
 
 if TYPE_CHECKING:
-    from simulator.predict.recorded import WhatIf
+    from simulator.predict.recorded import ReplayedStep, WhatIf
     from simulator.work.recorded.recording import Recording
 
 NAMES = ("step", "recorded_on", "faster", "communication", "graphed_host", "dp_ranks", "tokens_times")
@@ -74,6 +74,7 @@ def answer(
         from simulator.formats.writers.recorded_text import render
 
         show(render(found), plain=plain)
+    also_as_page("recorded", lambda: _report(found), lambda: _drawing(found))
     if files["--trace"] is not None:
         from simulator.formats.writers.chrome_trace import write_timeline
 
@@ -82,20 +83,8 @@ def answer(
     return 0
 
 
-def _timed(recordings: Sequence[Recording], asked: WhatIf) -> Sequence[Recording]:
-    """With the times of collectives that an execution trace leaves open, where the cluster is named."""
-    cluster = asked.recorded_on
-    if cluster is None:
-        return recordings
-    from simulator.predict.repriced import with_collective_times
-    from simulator.spec.calibration.collective_curves import default_curves
-
-    open_ones = [any(op.carried and not op.duration_s for op in one.ops) for one in recordings]
-    curves = default_curves()
-    return [
-        with_collective_times(one, cluster, curves) if untimed else one
-        for one, untimed in zip(recordings, open_ones, strict=True)
-    ]
+    from simulator.predict.recorded import ReplayedStep, WhatIf
+    from simulator.work.recorded.recording import Recording
 
 
 def _check(flags: Mapping[str, Any], settings: tuple[str, ...], files: Mapping[str, Path | None]) -> None:

@@ -11,14 +11,24 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, parse_bytes
-from simulator.cli.options import write_json
+from simulator.cli.options import also_as_page, html_option, write_json
 from simulator.formats.readers.snapshot import read_snapshot
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.allocator.blocks import LARGE_SEGMENT_BYTES, MIB
 from simulator.memory.policies import BLOCK_BYTES, POLICIES, PoolInputs
 from simulator.memory.pools import NATIVE, Pools
 from simulator.spec.calibration import Calibration
-from simulator.studies.replay import DriverCosts, Sequence, compare, demand, of_history, of_recording, replay, varied
+from simulator.studies.replay import (
+    DriverCosts,
+    ReplayReport,
+    Sequence,
+    compare,
+    demand,
+    of_history,
+    of_recording,
+    replay,
+    varied,
+)
 
 _HELP = """Play a CUDA memory snapshot through shardwise's allocator and compare every address, segment and counter.
 
@@ -32,6 +42,8 @@ asked for."""
 DIFFERS = 1
 _WIDTH = 130
 _STEPS = 8  # of sizes that vary
+
+_SCHEMA = 1
 
 
 @click.command("replay", help=_HELP)
@@ -50,6 +62,7 @@ _STEPS = 8  # of sizes that vary
 @click.option("--calibration", metavar="NAME|FILE", help="Whose costs of the driver's calls.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/replay.md).")
 @click.option("--plain", is_flag=True, help="No colours, fixed width.")
+@html_option
 def command(snapshot: Path | None, *, study: Path | None, as_json: bool, plain: bool, **options: Any) -> int:  # noqa: ANN401
     """Replay, print, and say by the exit code what came of it."""
     if (snapshot is None) == (study is None):
@@ -64,12 +77,13 @@ def command(snapshot: Path | None, *, study: Path | None, as_json: bool, plain: 
 def _exact(snapshot: Path, device: int | None, *, as_json: bool, plain: bool) -> int:
     report = replay(read_snapshot(snapshot, device))
     if as_json:
-        _write({"exact": report.is_exact, **asdict(report)})
+        write_json(_exact_data(report))
     else:
         from simulator.cli.terminal import show
         from simulator.formats.writers.replay_text import exact_text
 
         show(exact_text(report), plain=plain)
+    also_as_page("replay", lambda: _exact_data(report))
     return ExitCode.OK if report.is_exact else DIFFERS
 
 
@@ -108,28 +122,30 @@ def _what_if(
     policies = list(POLICIES) if options["compare_policies"] else list(dict.fromkeys(options["policies"])) or asked_for
     costs, asked = DriverCosts.of(calibration), demand(sequence)
     scores = compare(sequence, policies, needs, costs)
+    data = {
+        "schema_version": _SCHEMA,
+        "name": sequence.name,
+        "settings": asdict(needs.settings),
+        "capacity_bytes": needs.capacity_bytes,
+        "demand": asdict(asked),
+        "policies": [asdict(score) for score in scores],
+        "costs": costs.source,
+        "notes": list(sequence.notes),
+    }
     if as_json:
-        _write(
-            {
-                "name": sequence.name,
-                "settings": asdict(needs.settings),
-                "capacity_bytes": needs.capacity_bytes,
-                "demand": asdict(asked),
-                "policies": [asdict(score) for score in scores],
-                "costs": costs.source,
-                "notes": list(sequence.notes),
-            }
-        )
+        write_json(data)
     else:
         from simulator.cli.terminal import show
         from simulator.formats.writers.replay_text import policies_text
 
         show(policies_text(sequence, asked, scores, costs.source), plain=plain, width=_WIDTH)
+    also_as_page("policies", lambda: data)
     return min((score.fit for score in scores), key=lambda fit: fit.rank).exit_code
 
 
-def _write(data: dict[str, Any]) -> None:
-    write_json({"schema_version": 1, **data})
+def _exact_data(report: ReplayReport) -> dict[str, Any]:
+    """What --json prints of an exact replay."""
+    return {"schema_version": _SCHEMA, "exact": report.is_exact, **asdict(report)}
 
 
 def _predicted(study: Path | None) -> tuple[Sequence, Calibration, Pools]:

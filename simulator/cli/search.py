@@ -15,7 +15,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import format_seconds
-from simulator.cli.options import FILE, answer_options, price_options, say, write_json
+from simulator.cli.options import FILE, also_as_page, answer_options, price_options, say, write_json
 from simulator.cli.progress import StatusLine, ended_as_interrupted
 from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.cli.terminal import show
@@ -124,6 +124,7 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
                 return ExitCode.INTERRUPTED
             report, interrupted = stop.report, True
     _print(report, as_json=as_json, plain=plain)
+    also_as_page("search", report.as_json)
     if exported is not None:
         export(report, exported)
         say(f"written to {exported}")

@@ -9,7 +9,7 @@ from typing import Any
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, counted, parse_count
-from simulator.cli.options import loaded_prices, say, write_json
+from simulator.cli.options import also_as_page, loaded_prices, say, write_json
 from simulator.cli.terminal import show
 from simulator.formats.drawing import check_picture
 from simulator.formats.writers.front_plot import Point, write_front_plot
@@ -57,6 +57,7 @@ def run_front(
         write_json(found.as_json() | _enough(found, options["days"]))
     else:
         show(render_front(found, options["days"]), plain=plain, width=WIDTH)
+    also_as_page("front", lambda: found.as_json() | _enough(found, options["days"]))
     if options["plot"] is not None:
         write_front_plot(options["plot"], _points(found), "seconds a step", f"{found.currency} a billion tokens")
         say(f"written to {options['plot']}")

@@ -17,6 +17,7 @@ from simulator.cli.compare import name_of, split_settings
 from simulator.cli.goodput import read_run
 from simulator.cli.options import (
     FILE,
+    also_as_page,
     answer_options,
     loaded_prices,
     of_all_studies,
@@ -104,6 +105,7 @@ def command(
         write_json(answer.as_json())
     else:
         show(render(answer), plain=plain, width=WIDTH)
+    also_as_page("sensitivity", answer.as_json)
     return ExitCode.OK
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,15 @@ import click
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.units import format_number
-from simulator.cli.options import answer_options, loaded_prices, price_options, set_option, study_options, write_files
+from simulator.cli.options import (
+    also_as_page,
+    answer_options,
+    loaded_prices,
+    price_options,
+    set_option,
+    study_options,
+    write_files,
+)
 from simulator.cli.serve_search import OF_SEARCH, launch_of, option_faults, rate_of_users, run_search, search_options
 from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
 from simulator.predict import Source
@@ -134,9 +142,17 @@ def command(
         from simulator.formats.writers.serving_text import render
 
         show(render(serving), plain=plain)
+    also_as_page("serve", lambda: _report(serving, asked))
     if exported is not None and serving.fits:
         write_files(files, exported)
     return serving.memory.fit.exit_code
+
+
+def _report(serving: Serving, asked: ServingStudy) -> Mapping[str, Any]:
+    """What --json prints."""
+    from simulator.formats.writers.serving_json import report
+
+    return report(serving, asked.inputs())
 
 
 def _served(asked: ServingStudy, *, interval: bool) -> Serving:

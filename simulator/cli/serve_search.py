@@ -14,7 +14,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, format_seconds, parse_seconds
-from simulator.cli.options import FILE, loaded_prices, write_files, write_json
+from simulator.cli.options import FILE, also_as_page, loaded_prices, write_files, write_json
 from simulator.cli.progress import StatusLine, ended_as_interrupted
 from simulator.cli.terminal import show
 from simulator.formats.study.overrides import literal
@@ -141,6 +141,7 @@ def run_search(asked: ServingStudy, options: Mapping[str, Any], *, as_json: bool
         except SearchInterrupted as stop:
             report, interrupted = stop.report, True
     _print(report, as_json=as_json, plain=plain)
+    also_as_page("serve-search", report.as_json)
     if exported is not None and report.best is not None:
         write_files(launch_of(asked, exported, report.best.answer.plan), exported)
     if interrupted:

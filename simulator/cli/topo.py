@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Group
@@ -12,7 +13,7 @@ from simulator.base.errors import ClusterError, Fault
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
-from simulator.cli.options import FILE, write_json
+from simulator.cli.options import FILE, also_as_page, html_option, write_json
 from simulator.cli.terminal import show
 from simulator.formats.drawing import check_picture
 from simulator.formats.readers.host_cluster import cluster_of
@@ -63,6 +64,7 @@ them, speeds from data sheets. A SLURM tree becomes one with --node, the cluster
 )
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/topology-sources.md).")
 @click.option("--plain", is_flag=True, help="No colours, fixed width.")
+@html_option
 def command(  # noqa: PLR0913  one an option
     source: str,
     *,
@@ -101,6 +103,7 @@ def command(  # noqa: PLR0913  one an option
         write_json(data)
     else:
         show(answer, plain=plain, width=_WIDTH)
+    also_as_page("topo", lambda: data, lambda: _drawing(saved or found))
     if save is not None and saved is not None:
         write_whole(save, cluster_toml(saved), "--save")
         nodes = "" if saved.num_nodes > 1 else " (--nodes N)"
@@ -149,3 +152,12 @@ def _cluster(found: Host | NodeTree, source: str, device: str | None) -> Cluster
         remedy = "--device with the GPU's name, as h100"
         raise ClusterError(Fault(place=source, problem="does not say which GPUs these are", remedy=remedy))
     return cluster_of(found, device)
+
+
+def _drawing(found: object) -> Mapping[str, Any] | None:
+    """A node's links, where the source is a cluster."""
+    if not isinstance(found, Cluster):
+        return None
+    from simulator.formats.html.traffic import cluster_links
+
+    return {"traffic": {"calls": [], "node": cluster_links(found)}}

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from simulator.base.errors import Fault, InputError
-from simulator.cli.options import FILE, memory_fraction_option, patience_option, set_option
+from simulator.cli.options import FILE, also_as_page, html_option, memory_fraction_option, patience_option, set_option
 
 
 @click.group("validate")
@@ -115,10 +115,11 @@ of the error."""
 @click.option("--calibration", metavar="NAME|FILE", help="Predict with this. [the study's, or the device's own]")
 @click.option("--trace", type=FILE, metavar="OUT.json.gz", help="Also write predicted and measured rows, for Perfetto.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/validate.md).")
+@html_option
 def compare(runs: Path, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Predict every run, print the table."""
     if options["nodes"] is not None and options["cluster"] is None:
         raise click.UsageError("--nodes counts the nodes of --cluster NAME|FILE")
     from validate.command import compare as validate_compare
 
-    return validate_compare(runs, options)
+    return validate_compare(runs, {**options, "page": lambda answer: also_as_page("validate-compare", lambda: answer)})

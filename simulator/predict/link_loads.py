@@ -63,7 +63,12 @@ def link_loads(
     cluster.must_be_even("the picture of a node")
     calibration, stack = calibration or Calibration.for_device(cluster.device), stack or Stack.of(plan)
     lowering = lower(model, plan, cluster, stack, calibration, calibration.links or default_curves())
-    loads = _loads(lowering)
+    return loads_of_lowering(lowering, play(lowering).step_s)
+
+
+def loads_of_lowering(lowering: Lowering, step_s: float) -> Loads:
+    """The same of a lowered plan whose step is known."""
+    cluster, loads = lowering.cluster, _loads(lowering)
     links = (
         NodeLink(**{f: getattr(link, f) for f in NodeLink.__slots__} | {"step_bytes": loads[link.name]})
         for link in _links(cluster)
@@ -73,8 +78,8 @@ def link_loads(
         cluster=cluster.name,
         num_gpus=cluster.gpus_per_node,
         links=tuple(links),
-        step_s=play(lowering).step_s,
-        plan=f"{model.name}, {degrees or '1 GPU'}",
+        step_s=step_s,
+        plan=f"{lowering.model.name}, {degrees or '1 GPU'}",
     )
 
 

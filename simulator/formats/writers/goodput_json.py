@@ -14,6 +14,10 @@ SCHEMA_VERSION: Final = 1
 
 def to_json(answer: Goodput, inputs: Mapping[str, Any] | None = None) -> str:
     """One JSON document, keys in a fixed order, ending in a newline. inputs: what was asked, as plain data."""
+    return json.dumps(report(answer, inputs), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def report(answer: Goodput, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The document as plain data."""
     told = asdict(answer) | {"interruptions": dict(answer.interruptions)}
-    document = {"schema_version": SCHEMA_VERSION, "inputs": dict(inputs or {}), **told}
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return {"schema_version": SCHEMA_VERSION, "inputs": dict(inputs or {}), **told}

@@ -130,8 +130,12 @@ def _layers(found: Placement) -> list[int]:
 
 def as_json_text(found: Placement, inputs: dict[str, Any]) -> str:
     """The answer as JSON (docs/reference/json-output.md), ending in a newline."""
-    answer = {"schema_version": SCHEMA, "inputs": inputs, **_plain(found)}
-    return json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(as_data(found, inputs), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def as_data(found: Placement, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The same as plain data."""
+    return {"schema_version": SCHEMA, "inputs": inputs, **_plain(found)}
 
 
 def _plain(found: Placement) -> dict[str, Any]:

@@ -1,0 +1,125 @@
+"""Answers as pages: one file each that opens anywhere, asks no network for anything, and holds the JSON it shows.
+
+Templates and scripts lie beside this module. A page is the same bytes for the same answer. The browser is told to load
+nothing (Content-Security-Policy) and to run and style only what stands in the file, by its hash; every word of an answer
+is escaped (Jinja2's autoescape, and no `<` inside the JSON).
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from simulator.base.files import write_whole
+from simulator.base.units import counted
+from simulator.formats.html.figures import found, shown, words
+
+__all__ = ["MOST_BYTES", "page", "write_page"]
+
+MOST_BYTES: Final = 1_000_000  # of a page
+_HERE: Final = Path(__file__).parent
+_TWICE: Final = 2.4  # an answer's rows stand in the page as JSON and, up to some hundred, as a table
+_SCRIPTS: Final = ("format", "scale", "bars", "points", "dom", "tables", "memory", "timeline", "traffic", "charts")
+_UNDRAWN: Final = dict.fromkeys(("memory", "timeline", "traffic", "pipeline", "record"))
+_ESCAPES: Final = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+
+def write_page(path: Path, kind: str, answer: Mapping[str, Any], drawing: Mapping[str, Any] | None = None) -> None:
+    """Write the page of an answer whole. Raises InputError, at --html, where the file cannot be written."""
+    write_whole(path, page(kind, answer, drawing), "--html")
+
+
+def page(
+    kind: str,
+    answer: Mapping[str, Any],
+    drawing: Mapping[str, Any] | None = None,
+    scripts: tuple[str, ...] = (),
+) -> str:
+    """The page of an answer. kind: of templates/KIND.html. answer: as `--json` prints it. drawing: what pictures need beside it."""
+    script, style, drawn = _script((*_SCRIPTS, *scripts, "main")), _static("page.css"), _embedded(drawing or {})
+    kept, cut = _within(answer, int((MOST_BYTES - len(script) - len(style) - len(drawn.encode())) / _TWICE))
+    text = (
+        _environment()
+        .get_template(f"{kind}.html")
+        .render(
+            answer=kept,
+            drawing={**_UNDRAWN, **(drawing or {})},
+            cut=cut,
+            answer_json=_embedded(kept),
+            drawing_json=drawn,
+            script=Markup(script),  # noqa: S704  our own files
+            style=Markup(style),  # noqa: S704
+            theme=Markup(_static("theme.js")),  # noqa: S704
+            policy=_policy((_static("theme.js"), script), style),
+        )
+    )
+    return text + "\n"
+
+
+def _embedded(data: object) -> Markup:
+    """JSON that cannot end the element that it stands in."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return Markup(text.translate(_ESCAPES))  # noqa: S704  it holds no < any more
+
+
+def _policy(scripts: tuple[str, ...], style: str) -> str:
+    """Nothing is loaded from anywhere; these scripts and this style may work."""
+    return (
+        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _within(answer: Mapping[str, Any], most: int) -> tuple[dict[str, Any], str]:
+    """The answer as JSON has it, its longest list cut where it has more than so many bytes, and how much of that is shown."""
+    kept: dict[str, Any] = json.loads(json.dumps(answer))
+    sizes = {name: len(_embedded(value).encode()) for name, value in kept.items()}
+    lists = [name for name, value in kept.items() if isinstance(value, list)]
+    name = max(lists, key=lambda key: sizes[key], default="")
+    room = most - (sum(sizes.values()) - sizes.get(name, 0))
+    if sum(sizes.values()) <= most or not name or room <= 0:
+        return kept, ""
+    total = len(kept[name])
+    kept[name] = kept[name][: max(1, total * room // sizes[name])]
+    return kept, f"This page holds the first {len(kept[name]):,} of {total:,} {words(name)}; --json has all."
+
+
+@functools.cache
+def _static(name: str) -> str:
+    return (_HERE / "static" / name).read_text(encoding="utf-8").rstrip("\n")
+
+
+@functools.cache
+def _script(names: tuple[str, ...]) -> str:
+    """The scripts as one, in a scope of its own; what only Node needs stays harmless in a browser."""
+    body = "\n".join(_static(f"{name}.js") for name in names)
+    return f"(() => {{\n'use strict';\n{body}\n}})();"
+
+
+@functools.cache
+def _environment() -> Environment:
+    found_here = FileSystemLoader(_HERE / "templates")
+    environment = Environment(
+        loader=found_here, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"shown": lambda value, name: shown(name, value), "words": words}
+    environment.globals |= {"found": found, "counted": counted, "explained": _explained()}
+    return environment
+
+
+def _explained() -> dict[str, Any]:
+    """What stands behind each figure: its formula, inputs and source."""
+    return tomllib.loads(_static("explained.toml"))

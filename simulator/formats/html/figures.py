@@ -1,0 +1,75 @@
+"""Values as people read them, by the unit in their name; static/format.js says the same in the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from simulator.base.units import format_bytes, format_duration, format_flop_per_s, format_number, format_rate
+
+_SHARE_ENDS: Final = (
+    *("_mfu", "_hfu", "_share", "_fraction", "utilization", "utilisation", "_goodput", "_gain"),
+    *("_abs_error", "_bias", "_coverage_90", "relative_error"),
+)
+NOTHING: Final = "–"
+
+
+def shown(name: str, value: object) -> str:
+    """`value` in words. name: its key, whose last part is its unit."""
+    match value:
+        case bool():
+            told = "yes" if value else "no"
+        case int() | float():
+            told = _number(name, value)
+        case Mapping():
+            told = ", ".join(f"{key} = {shown(str(key), one)}" for key, one in value.items())
+        case str():
+            told = value
+        case Sequence():
+            told = ", ".join(shown(name, one) for one in value)
+        case _:
+            told = ""
+    return told or NOTHING
+
+
+def _per_s(value: float) -> str:
+    return f"{value:,.0f}/s" if value >= 100 else f"{format_number(value)}/s"
+
+
+_BY_UNIT: Final[tuple[tuple[tuple[str, ...], Callable[[float], str]], ...]] = (  # the first that fits
+    (("flop_per_s",), format_flop_per_s),
+    (("bytes_per_s",), format_rate),
+    (("_per_s",), _per_s),
+    (("_s",), format_duration),
+    (("_bytes",), format_bytes),
+    (_SHARE_ENDS, "{:,.1%}".format),
+    (("_flop", "flop_per_step"), lambda value: format_flop_per_s(value).removesuffix("/s")),
+)
+
+
+def _number(name: str, value: float) -> str:
+    form = next((form for ends, form in _BY_UNIT if f"_{name}".endswith(ends)), None)
+    if form is not None:
+        return form(value)
+    return f"{value:,}" if isinstance(value, int) else format_number(value)
+
+
+def found(data: Any, path: str) -> Any:  # noqa: ANN401  whatever JSON holds
+    """What stands at a path of keys and indices, "memory/used_bytes"; None where nothing does."""
+    for part in path.split("/"):
+        if isinstance(data, Mapping):
+            data = data.get(part)
+        elif isinstance(data, Sequence) and not isinstance(data, str) and part.isdecimal() and int(part) < len(data):
+            data = data[int(part)]
+        else:
+            return None
+    return data
+
+
+def words(name: str) -> str:
+    """A key as a heading: "peak_allocated_bytes" is "peak allocated"."""
+    for unit in ("_bytes_per_s", "_flop_per_s", "_bytes", "_s", "_flop"):
+        if name.endswith(unit) and not name.endswith("_per_s" if unit == "_s" else "\0"):
+            name = name.removesuffix(unit)
+            break
+    return name.replace("_", " ")

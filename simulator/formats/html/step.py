@@ -1,0 +1,95 @@
+"""What a prediction's page draws beside the numbers of its JSON: memory over the step, the timeline, who sends to whom."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simulator.formats.html.record import record_of
+from simulator.formats.html.timeline import pipeline_of, timeline_of
+from simulator.formats.html.traffic import traffic_of
+from simulator.memory import History, device_history
+from simulator.memory.live_bytes import LiveBytes, live_bytes
+from simulator.play.lower import lower
+from simulator.predict import Prediction
+from simulator.predict.host_lead import passes_ahead
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+
+MOST_MOMENTS: Final = 480  # of a step's memory on the page
+
+
+def drawing_of(
+    prediction: Prediction,
+    model: Model,
+    plan: Plan,
+    cluster: Cluster,
+    calibration: Calibration | None,
+    stack: Stack | None,
+) -> dict[str, Any]:
+    """Of a described plan. The inputs are those that `prediction` was made of."""
+    calibration = calibration or Calibration.for_device(cluster.device)
+    curves = calibration.links or default_curves()
+    lowering = lower(model, plan, cluster, stack or Stack.of(plan), calibration, curves)
+    history = device_history(model, plan, lowering.stack, lowering.device, passes_ahead(lowering))
+    return {
+        **program_drawing(prediction, history),
+        "pipeline": pipeline_of(prediction.timeline) if plan.pp > 1 else None,
+        "traffic": traffic_of(lowering, float(prediction.step_s)),
+        "record": record_of(cluster.device.name, plan.precision.compute, lowering.stack.name),
+    }
+
+
+def placed_drawing(
+    model: Model,
+    plan: Plan,
+    cluster: Cluster,
+    calibration: Calibration | None,
+    stack: Stack | None,
+    step_s: float,
+) -> dict[str, Any]:
+    """Who sends to whom under a placement: the cluster's own."""
+    calibration = calibration or Calibration.for_device(cluster.device)
+    curves = calibration.links or default_curves()
+    return {"traffic": traffic_of(lower(model, plan, cluster, stack or Stack.of(plan), calibration, curves), step_s)}
+
+
+def program_drawing(prediction: Prediction, history: History | None = None) -> dict[str, Any]:
+    """Of any prediction: a captured program has no plan to ask who sends to whom."""
+    return {"memory": _memory(prediction, history), "timeline": timeline_of(prediction.timeline)}
+
+
+def _memory(prediction: Prediction, history: History | None) -> dict[str, Any] | None:
+    """The highest moment of each stretch of the step; by category, where the history reaches the predicted peak."""
+    samples = prediction.memory_trace.samples
+    if not samples:
+        return None
+    width = -(-len(samples) // MOST_MOMENTS)
+    stretches = [range(start, min(start + width, len(samples))) for start in range(0, len(samples), width)]
+    shown = live_bytes(history, MOST_MOMENTS) if history is not None else None
+    whole = shown is not None and _agrees(shown, prediction)
+    at = [max(each, key=lambda one: samples[one].allocated_bytes) for each in stretches]
+    labels = list(dict.fromkeys(samples[one].label for one in at))
+    places = {label: index for index, label in enumerate(labels)}
+    return {
+        "num_moments": len(samples),
+        "at": at,
+        "labels": labels,
+        "label": [places[samples[one].label] for one in at],
+        "allocated": [samples[one].allocated_bytes for one in at],
+        "reserved": [max(samples[one].reserved_bytes for one in each) for each in stretches],
+        "categories": shown.by_category if shown is not None and whole else {},
+        "phases": [[moment, *phase] for moment, phase in shown.phases] if shown is not None and whole else [],
+        "outside": prediction.memory.outside_torch_bytes,
+        "capacity": prediction.memory.capacity_bytes,
+    }
+
+
+def _agrees(shown: LiveBytes, prediction: Prediction) -> bool:
+    """Whether it is the rank that was predicted: where GPUs differ, another kind's may be the fullest."""
+    highest = max(map(sum, zip(*shown.by_category.values(), strict=True)), default=0)
+    same_length = shown.num_moments == len(prediction.memory_trace.samples)
+    return same_length and highest == prediction.memory.peak_allocated_bytes

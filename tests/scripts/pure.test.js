@@ -1,0 +1,93 @@
+// The pure functions of pages: run by `node --test`, from tests/unit/test_page_scripts.py.
+const test = require("node:test");
+const assert = require("node:assert");
+const at = (name) => require(`../../simulator/formats/html/static/${name}.js`);
+const { linear, ticks, lastAtMost } = at("scale");
+const { decoded, visible, boxes, barAt, searched, zoomed, moved } = at("bars");
+const { front, nearest, encoded, restored, kept } = at("points");
+const { found } = at("format");
+
+test("a linear scale maps its ends and its middle", () => {
+  const x = linear(10, 30, 100, 0);
+  assert.deepStrictEqual([x(10), x(20), x(30)], [100, 50, 0]);
+});
+
+test("ticks are round, inside, and not too many", () => {
+  assert.deepStrictEqual(ticks(0, 1, 5), [0, 0.2, 0.4, 0.6, 0.8, 1]);
+  assert.deepStrictEqual(ticks(0, 80 * 2 ** 30, 5, true), [0, 20, 40, 60, 80].map((one) => one * 2 ** 30));
+  assert.deepStrictEqual(ticks(3, 3), [3]);
+});
+
+test("the last at most a value", () => {
+  assert.deepStrictEqual([0, 1, 5, 9, 10, 99].map((one) => lastAtMost([1, 5, 9], one)), [0, 0, 1, 2, 2, 2]);
+});
+
+// gap, length, label, category, critical, ops, numbers of the label
+const FLAT = [5, 10, 0, 0, 1, 1, 1, 7, 0, 20, 0, 1, 0, 3, 1, 8];
+const BARS = decoded(FLAT, ["forward layer#"]);
+
+test("bars are decoded with the numbers of their labels", () => {
+  assert.deepStrictEqual(BARS, [
+    { start: 5, end: 15, label: "forward layer7", category: 0, critical: true, ops: 1 },
+    { start: 15, end: 35, label: "forward layer8", category: 1, critical: false, ops: 3 },
+  ]);
+});
+
+test("a view shows the bars inside it, in pixels", () => {
+  assert.deepStrictEqual(visible(BARS, 0, 40, 400).map((one) => [one.x, one.width, one.category]), [[50, 100, 0], [150, 200, 1]]);
+  assert.deepStrictEqual(visible(BARS, 20, 30, 100).map((one) => [one.x, one.width]), [[0, 100]]);
+  assert.deepStrictEqual(visible(BARS, 36, 40, 100), []);
+});
+
+test("a million bars on a hundred pixels are at most some hundred boxes", () => {
+  const many = Array.from({ length: 1e5 }, (_, i) => ({ start: i, end: i + 0.5, category: i % 3 }));
+  assert.ok(visible(many, 0, 1e5, 100).length <= 101);
+  assert.strictEqual(boxes(visible(many, 0, 1e5, 100), 0, 10).size <= 3, true);
+});
+
+test("the bar at a time, and none in a gap", () => {
+  assert.strictEqual(barAt(BARS, 20).label, "forward layer8");
+  assert.strictEqual(barAt(BARS, 3), null);
+  assert.strictEqual(barAt(BARS, 36), null);
+});
+
+test("a search finds labels and categories whatever their case", () => {
+  const rows = [{ bars: BARS }];
+  assert.deepStrictEqual(searched(rows, "LAYER8", ["gemm", "norm"]).map((one) => one.bar.start), [15]);
+  assert.strictEqual(searched(rows, "gemm", ["gemm", "norm"]).length, 1);
+  assert.strictEqual(searched(rows, " ", ["gemm", "norm"]).length, 0);
+});
+
+test("zooming keeps the place under the pointer and stays inside", () => {
+  assert.deepStrictEqual(zoomed([0, 100], 0.5, 20, 100, 1), [10, 60]);
+  assert.deepStrictEqual(zoomed([0, 100], 2, 20, 100, 1), [0, 100]);
+  assert.deepStrictEqual(zoomed([0, 100], 1e-9, 50, 100, 2), [49, 51]);
+  assert.deepStrictEqual(moved([10, 30], 1000, 100), [80, 100]);
+  assert.deepStrictEqual(moved([10, 30], -1000, 100), [0, 20]);
+});
+
+test("the front has what nothing else beats in both", () => {
+  assert.deepStrictEqual(front([[1, 5], [2, 3], [3, 4], null, [4, 1], [2, 3]]), [0, 1, 4]);
+});
+
+test("the nearest point, within reach", () => {
+  assert.strictEqual(nearest([[0, 0], null, [10, 0]], 8, 1), 2);
+  assert.strictEqual(nearest([[0, 0]], 100, 100), -1);
+});
+
+test("an address gives back the state that it was made of", () => {
+  const state = { tp: ["1", "a,b&c=d"], "größe": ["</script>"], empty: "" };
+  assert.deepStrictEqual(restored("#" + encoded(state)), { tp: ["1", "a,b&c=d"], "größe": ["</script>"] });
+  assert.deepStrictEqual(restored("#a=%E0%A4%A"), {});
+});
+
+test("filters keep what agrees with all", () => {
+  const columns = { tp: [1, 2, 2, 4], step_s: [4, 3, 2, 1] };
+  assert.deepStrictEqual(kept(columns, { tp: 2, step_s: { most: 2.5 } }, 4), [2]);
+  assert.deepStrictEqual(kept(columns, { tp: null }, 4), [0, 1, 2, 3]);
+});
+
+test("a path finds what stands there, and nothing that only objects inherit", () => {
+  assert.strictEqual(found({ a: [{ b: 3 }] }, "a/0/b"), 3);
+  assert.strictEqual(found({ a: 1 }, "constructor"), undefined);
+});

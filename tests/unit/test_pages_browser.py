@@ -1,0 +1,147 @@
+"""Pages in a real browser: they open without a request, can be operated, show the JSON's numbers, and axe-core finds nothing serious."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.formats.html import page
+from tests.browser import CHROMIUM, Browser
+from tests.pages import COMMANDS, Page, made
+from tests.unit.test_pages import hostile
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="pages are tried in Chromium, and it is not installed")
+AXE = find_spec("axe_core_python")
+SERIOUS = """axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violations
+  .filter((one) => ["serious", "critical"].includes(one.impact)).map((one) => one.id + ": " + one.nodes[0].html.slice(0, 200)))"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as one:
+        yield one
+
+
+@pytest.fixture
+def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> Any:
+    def open_page(kind: str, width: int = 1600, *, dark: bool = False) -> Page:
+        one = made(kind, tmp_path_factory, capsys)
+        browser.size(width, 900, dark=dark)
+        browser.open(one.file.as_uri())
+        return one
+
+    return open_page
+
+
+def _judged(browser: Browser) -> list[str]:
+    """What axe-core finds serious or worse."""
+    if AXE is None or AXE.origin is None:
+        return []
+    browser.ask(Path(AXE.origin).with_name("axe.min.js").read_text(encoding="utf-8") + ";0")
+    found: list[str] = browser.ask(SERIOUS)
+    return found
+
+
+def _quiet(browser: Browser, file: Path) -> None:
+    assert browser.requests == [file.as_uri()]
+    assert not browser.problems
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_page_opens_shows_its_numbers_and_fits_every_screen(kind: str, opened: Any, browser: Browser) -> None:
+    one = opened(kind)
+    _quiet(browser, one.file)
+    assert browser.ask("JSON.parse(document.getElementById('answer').textContent)") == one.printed
+    assert (
+        browser.ask("document.querySelectorAll('main svg').length + document.querySelectorAll('main table').length") > 0
+    )
+    assert browser.ask("document.documentElement.dataset.theme") == "light"
+    opened(kind, 390, dark=True)
+    assert browser.ask("document.documentElement.dataset.theme") == "dark"
+    assert browser.ask("document.documentElement.scrollWidth") <= 390
+    _quiet(browser, one.file)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_serious_stands_in_anybodys_way(opened: Any, browser: Browser, *, dark: bool) -> None:
+    """All kinds are made of the components of these two."""
+    for kind in ("predict", "sensitivity"):
+        opened(kind, dark=dark)
+        assert _judged(browser) == []
+
+
+def test_memory_is_told_under_the_pointer_and_by_keys(opened: Any, browser: Browser) -> None:
+    memory = opened("predict").drawing["memory"]
+    browser.ask(
+        "document.querySelector('[data-draw=memory] svg').scrollIntoView({block: 'center', behavior: 'instant'})"
+    )
+    browser.ask("document.querySelector('[data-draw=memory] svg').focus()")
+    browser.key("p")  # the peak
+    said = browser.ask("document.querySelector('[data-draw=memory] .said').textContent")
+    peak = max(range(len(memory["at"])), key=lambda at: memory["allocated"][at])
+    assert said.startswith(memory["labels"][memory["label"][peak]])
+    x, y = browser.ask(
+        "(() => { const b = document.querySelector('[data-draw=memory] svg').getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2] })()"
+    )
+    browser.point(x, y)
+    assert "reserved" in browser.ask("document.getElementById('tip').innerText")
+
+
+def test_the_timeline_zooms_searches_and_shows_the_critical_path(opened: Any, browser: Browser) -> None:
+    drawing = opened("predict").drawing
+    plot, tools = (
+        "document.querySelector('[data-draw=timeline] svg')",
+        "document.querySelector('[data-draw=timeline] .tools')",
+    )
+    browser.ask("document.getElementById('timeline').scrollIntoView({behavior: 'instant'})")
+    browser.wait(plot)
+    whole = browser.ask(f"{plot}.getAttribute('aria-label')")
+    browser.ask(f"{plot}.focus()")
+    browser.key("+")
+    assert browser.ask(f"{plot}.getAttribute('aria-label')") != whole
+    browser.key("0")
+    assert browser.ask(f"{plot}.getAttribute('aria-label')") == whole
+    browser.ask(
+        f"(() => {{ const box = {tools}.querySelector('input'); box.value = 'OPTIMIZER'; box.dispatchEvent(new Event('input')); box.focus() }})()"
+    )
+    assert " found, " in browser.ask(f"{tools}.querySelector('output').textContent")
+    browser.key("Enter", "\r")
+    assert browser.ask(f"{tools}.querySelector('output').textContent").startswith("1 of ")
+    assert browser.ask(f"{plot}.querySelectorAll('.hit').length") == 1
+    browser.ask(f"[...{tools}.querySelectorAll('button')].find((one) => one.textContent === 'Critical path').click()")
+    assert browser.ask(f"{tools}.querySelector('[aria-pressed=true]').textContent") == "Critical path"
+    assert len(drawing["timeline"]["programs"]) == 2
+
+
+def test_a_table_sorts_and_a_figure_opens_its_formula(opened: Any, browser: Browser) -> None:
+    answer = opened("predict").printed
+    browser.ask("document.querySelectorAll('#time table th button')[1].click()")
+    first = browser.ask("Number(document.querySelector('#time tbody tr td data').value)")
+    assert first == min(seconds for seconds in answer["breakdown_s"].values() if seconds)
+    browser.ask("document.querySelector('#verdict .card summary').focus()")
+    browser.key("Enter", "\r")
+    assert browser.ask("document.querySelector('#verdict .card').open")
+    assert float(browser.ask("document.querySelector('#verdict .card .why data').value")) == answer["lower_s"]
+
+
+def test_the_theme_is_switched(opened: Any, browser: Browser) -> None:
+    opened("predict")
+    before = browser.ask("getComputedStyle(document.body).backgroundColor")
+    browser.ask("document.getElementById('theme').click()")
+    assert browser.ask("document.documentElement.dataset.theme") == "dark"
+    assert browser.ask("getComputedStyle(document.body).backgroundColor") != before
+    browser.ask("localStorage.clear()")
+
+
+def test_words_of_an_attacker_do_nothing(opened: Any, browser: Browser, tmp_path: Path) -> None:
+    one = opened("predict")
+    file = tmp_path / "hostile.html"
+    file.write_text(page("predict", hostile(one.answer), hostile(one.drawing)), encoding="utf-8")
+    browser.open(file.as_uri())
+    _quiet(browser, file)
+    assert browser.ask("document.querySelectorAll('img').length") == 0
+    assert "<img src=x onerror=alert(1)>" in browser.ask("document.querySelector('h1').textContent")
