@@ -83,8 +83,33 @@ def answer(
     return 0
 
 
-    from simulator.predict.recorded import ReplayedStep, WhatIf
-    from simulator.work.recorded.recording import Recording
+def _timed(recordings: Sequence[Recording], asked: WhatIf) -> Sequence[Recording]:
+    """With the times of collectives that an execution trace leaves open, where the cluster is named."""
+    cluster = asked.recorded_on
+    if cluster is None:
+        return recordings
+    from simulator.predict.repriced import with_collective_times
+    from simulator.spec.calibration.collective_curves import default_curves
+
+    open_ones = [any(op.carried and not op.duration_s for op in one.ops) for one in recordings]
+    curves = default_curves()
+    return [
+        with_collective_times(one, cluster, curves) if untimed else one
+        for one, untimed in zip(recordings, open_ones, strict=True)
+    ]
+
+
+def _report(found: ReplayedStep) -> Mapping[str, Any]:
+    """What --json prints."""
+    from simulator.formats.writers.recorded_text import as_json as data
+
+    return data(found)
+
+
+def _drawing(found: ReplayedStep) -> Mapping[str, Any]:
+    from simulator.formats.html.timeline import timeline_of
+
+    return {"timeline": timeline_of(found.timeline)}
 
 
 def _check(flags: Mapping[str, Any], settings: tuple[str, ...], files: Mapping[str, Path | None]) -> None:

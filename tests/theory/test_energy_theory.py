@@ -51,7 +51,9 @@ def test_at_the_cap_the_mean_of_the_kernels_is_the_cap() -> None:
     by_name = {part.name: part.watts for part in drawn().parts}
     assert by_name["waiting"] == pytest.approx(IDLE_SHARE * 700)
     assert by_name["communication"] == pytest.approx(COMMUNICATION_SHARE * 700)
-    assert by_name["norm"] / by_name["gemm"] == pytest.approx(power.memory_draw, rel=0.01)  # few of its kernels are streams
+    assert by_name["norm"] / by_name["gemm"] == pytest.approx(
+        power.memory_draw, rel=0.01
+    )  # few of its kernels are streams
     # The clock is at its end for the 1B model at 700 W: a product draws what 0.75 -> 1 of the clock takes
     assert by_name["gemm"] <= 700 * power.loop_clock ** (-1 / power.clock_exponent) * (1 + 1e-9)
 
