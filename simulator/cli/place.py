@@ -14,6 +14,7 @@ import click
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
+from simulator.cli import place_tensors
 from simulator.cli.export import head_of, job_of
 from simulator.cli.options import (
     FILE,
@@ -25,6 +26,7 @@ from simulator.cli.options import (
     study_options,
     write_files,
 )
+from simulator.cli.place_tensors import tensor_options
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.terminal import show
 from simulator.formats.study import Study
@@ -36,6 +38,9 @@ the roads that its groups get; where these are too many, quadratic assignment an
 The best are played as steps, and so is the order of ranks: what is printed as a gain was seen there. Where GPUs differ,
 ranks and (--layers) layers move to those that suit them. A placement that is given (--placement, or the study's) is played
 beside them, and stays where none is better.
+
+--tensors places tensors instead of ranks: which GPU of a node holds each of them when, with what crosses its roads; with
+--evict, what moves between HBM and the tiers below it in a step.
 
 -o writes the table that --placement of predict, compare and export reads; --launch-kit all that starts it.
 
@@ -51,6 +56,7 @@ Exit codes: 0 placed, 2 usage, 3 bad input."""
 @placement_option
 @click.option("--across-nodes", is_flag=True, help="Ranks may leave their node: other axes may fill the nodes.")
 @click.option("--layers", is_flag=True, help="Where GPUs differ, stages may hold other numbers of layers.")
+@tensor_options
 @plan_file_options
 @study_options
 @plan_options
@@ -71,6 +77,14 @@ def command(
     from simulator.studies.place import place
     from simulator.studies.place.text import WIDTH, as_data, as_json_text, render
 
+    of_tensors = {name: flags.pop(name) for name in place_tensors.NAMES}
+    if of_tensors["tensors"] is not None:
+        others = [f"--{name}" for name, value in {"out": out, "launch-kit": kit, **_of_ranks(flags)}.items() if value]
+        if others:
+            raise click.UsageError(f"{', '.join(others)}: of ranks, not of --tensors")
+        return place_tensors.answer(study_of(study, flags, settings), of_tensors, as_json=as_json)
+    if any(value is not None for value in of_tensors.values()):
+        raise click.UsageError("--room, --evict and --moves are of --tensors")
     hosts, topology, across, layers = (flags.pop(name) for name in ("hosts", "topology", "across_nodes", "layers"))
     if hosts is not None and kit is None:
         raise click.UsageError("--hosts is the launch kit's: --launch-kit DIR")
@@ -100,6 +114,13 @@ def _drawing(asked: Study, step_s: float) -> Mapping[str, Any]:
     from simulator.formats.html.step import placed_drawing
 
     return placed_drawing(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack, step_s)
+
+
+def _of_ranks(flags: dict[str, Any]) -> dict[str, Any]:
+    """Take what is asked of ranks alone out of the flags."""
+    return {
+        name.replace("_", "-"): flags.pop(name) for name in ("hosts", "topology", "across_nodes", "layers", "placement")
+    }
 
 
 @contextmanager

@@ -130,6 +130,7 @@ _NCCL_LOG = f"""# Collective test starting: all_reduce_perf
 """.encode()
 _ARRIVALS = b"arrival_s,prompt_tokens,output_tokens\n0.0,128,16\n0.5,256,32\n1.0,64,8\n"
 
+_TENSORS = b"name,gpu,bytes,uses_s\nw,0,5GB,0 1 2\nx,0,4GB,0.5 1.5\ny,1,1GB,0 2\n"
 _CHAKRA = framed(
     [
         block(1, "0.0.4"),
@@ -190,6 +191,7 @@ def seeds() -> tuple[Seed, ...]:
         _of("recorded", "predict --program step.json.gz --plain", "step.json.gz"),
         _of("chakra", "predict --program a.0.et --plain", **{"a.0.et": _CHAKRA}),
         _of("nsight", "predict --program a.sqlite --plain", **{"a.sqlite": _nsight()}),
+        _of("tensors", "place --tensors t.csv --cluster hgx-h100-8 --room 8GB --plain", **{"t.csv": _TENSORS}),
         _of("results", "validate compare runs.jsonl --json", "runs.jsonl"),
         _of("matrix", "topo matrix.txt --device a100 --plain", "matrix.txt"),
         _of("topology xml", "topo node.xml --plain", "node.xml"),

@@ -1,0 +1,118 @@
+"""`shardwise place --tensors`: which GPU of a node holds each tensor when, or what moves between tiers in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.exit_codes import ExitCode
+from simulator.base.units import UnitError, parse_bytes
+from simulator.cli.options import FILE, write_json
+from simulator.formats.study import Study
+from simulator.studies.tensors.table import Node, Tensor
+from simulator.studies.tensors.tiers import POLICIES, Moves
+
+OWN: Final = "own"
+NAMES: Final = ("tensors", "room", "evict", "moves")
+_MOVES: Final = ("copy", "prefetch", "fault", "overcommit")
+
+
+def tensor_options(function: Callable[..., int]) -> Callable[..., int]:
+    """What `place` is asked of tensors."""
+    for option in (
+        click.option("--moves", type=click.Choice(_MOVES), help="With --evict: how what is missing comes. [copy]"),
+        click.option(
+            "--evict", type=click.Choice(list(POLICIES)), help="Tensors of GPU 0 over HBM, idle peers, host and NVMe."
+        ),
+        click.option("--room", metavar="SIZE", help="Of each GPU, for the tensors. [what a process can get]"),
+        click.option(
+            "--tensors",
+            type=FILE,
+            metavar="TABLE.csv|own",
+            help="Tensors instead of ranks: a table's, or the plan's own.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def answer(asked: Study, given: dict[str, Any], *, as_json: bool) -> int:
+    """Place, print. Raises InputError with every fault of what is asked."""
+    from simulator.studies.tensors import assign_shards, schedule_transfers, text, tiered
+
+    tensors, room = _inputs(asked, given)
+    if given["evict"] is not None:
+        tiers, moves = _tiers(asked, room[0], given["moves"] or "copy")
+        found = tiered([one for one in tensors if one.gpu == 0], tiers, given["evict"], moves)
+        _show(text.tiered_data(found), text.tiered_text(found), as_json=as_json)
+        return ExitCode.DOES_NOT_FIT if found.over_bytes else ExitCode.OK
+    node = Node.of(asked.cluster, room)
+    held = assign_shards(tensors, node)
+    transfers = schedule_transfers(tensors, node, held)
+    inputs = (tensors, node, held, transfers)
+    _show(text.placed_data(*inputs), text.placed_text(*inputs), as_json=as_json)
+    return ExitCode.DOES_NOT_FIT if held.too_much else ExitCode.OK
+
+
+def _show(data: dict[str, Any], lines: Any, *, as_json: bool) -> None:  # noqa: ANN401  an iterator of lines
+    if as_json:
+        write_json(data)
+    else:
+        click.echo("\n".join(lines))
+
+
+def _inputs(asked: Study, given: dict[str, Any]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """The tensors, and the bytes of each GPU for them."""
+    faults: list[Fault] = []
+    size: int | None = None
+    if given["moves"] is not None and given["evict"] is None:
+        faults.append(Fault(place="--moves", problem="is how --evict moves", remedy=f"--evict {'|'.join(POLICIES)}"))
+    try:
+        size = parse_bytes(given["room"]) if given["room"] is not None else None
+    except UnitError as exc:
+        faults.append(Fault(place="--room", problem=exc.problem, remedy=exc.remedy))
+    if faults:
+        raise InputError(faults)
+    count, device = asked.cluster.gpus_per_node, asked.cluster.device
+    if str(given["tensors"]) == OWN:
+        from simulator.studies.tensors.own import own_tensors
+
+        own = own_tensors(_lowered(asked))
+        return own.tensors, own.room if size is None else (size,) * count
+    from simulator.formats.readers.tensors_table import read_tensors
+
+    room = device.usable_bytes - device.hypervisor_bytes if size is None else size
+    return read_tensors(Path(given["tensors"]), count), (room,) * count
+
+
+def _lowered(asked: Study) -> Any:  # noqa: ANN401  Lowering, which is loaded late
+    from simulator.play.lower import lower
+    from simulator.spec.calibration import Calibration
+    from simulator.spec.calibration.collective_curves import default_curves
+    from simulator.spec.software.stack import Stack
+
+    calibration = asked.calibration or Calibration.for_device(asked.cluster.device)
+    stack, curves = asked.stack or Stack.of(asked.plan), calibration.links or default_curves()
+    return lower(asked.model, asked.plan, asked.cluster, stack, calibration, curves)
+
+
+def _tiers(asked: Study, room: int, how: str) -> tuple[Any, Moves]:
+    """The memory hierarchy of one GPU, and what one move in it costs beside its bytes."""
+    from simulator.memory.driver_costs import DriverCosts
+    from simulator.work.offload.hierarchy import hierarchy
+
+    tiers = hierarchy(asked.cluster, min(asked.plan.num_devices, asked.cluster.gpus_per_node))
+    host = asked.cluster.host_tier
+    assert host is not None  # hierarchy has refused a cluster without
+    units = {
+        "copy": Moves(unit_s=host.copy_latency_s),
+        "prefetch": Moves(unit_s=host.copy_latency_s, ahead=True),
+        "fault": Moves(unit_bytes=host.fault_bytes, unit_s=host.fault_latency_s),
+        "overcommit": Moves(unit_s=host.copy_latency_s + DriverCosts.of(asked.calibration).malloc.call_s),
+    }
+    return (replace(tiers[0], num_bytes=room), *tiers[1:]), units[how]

@@ -1,0 +1,180 @@
+"""assign_shards: which GPU holds each tensor while it lives, so that none is over-full and roads carry as little as possible.
+
+A tensor that is not at home is read and written in place over the road between its holder and its user, once a use. Few tensors are
+tried exhaustively (branch and bound); of many, those that relieve an over-full GPU at the least cost a byte are moved, and what
+fits again goes home.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.studies.tensors.table import Node, Tensor
+
+MOST_TRIED: Final = 200_000  # partial assignments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """holders: GPU of each tensor. road_s: what their uses take on roads. least_s: no assignment takes less.
+
+    exact: nothing takes less. too_much: GPU -> bytes that find no place at its worst moment; empty: all fits.
+    """
+
+    holders: tuple[int, ...]
+    road_s: float
+    least_s: float
+    exact: bool
+    too_much: dict[int, int]
+
+
+class Held:
+    """Bytes that each GPU holds, between moments at which anything begins or ends."""
+
+    def __init__(self, tensors: Sequence[Tensor], node: Node) -> None:
+        self._moments = sorted({moment for one in tensors for moment in (one.first_s, one.last_s)})
+        self.bytes: NDArray[np.int64] = np.zeros((len(node.room), max(1, len(self._moments))), np.int64)
+        self._room = np.array(node.room, np.int64)
+
+    def part(self, tensor: Tensor) -> slice:
+        """The moments of a tensor's life."""
+        return slice(bisect_left(self._moments, tensor.first_s), bisect_right(self._moments, tensor.last_s))
+
+    def at_or_before(self, time_s: float) -> float:
+        """The last of the moments that is not after a time."""
+        return self._moments[max(0, bisect_right(self._moments, time_s) - 1)]
+
+    def add(self, tensor: Tensor, gpu: int, sign: int = 1) -> None:
+        self.bytes[gpu, self.part(tensor)] += sign * tensor.num_bytes
+
+    def fits(self, tensor: Tensor, gpu: int) -> bool:
+        """The tensor has room on the GPU all its life, beside what is there."""
+        return int(self.bytes[gpu, self.part(tensor)].max()) + tensor.num_bytes <= int(self._room[gpu])
+
+    def over(self) -> NDArray[np.int64]:
+        """Bytes beyond each GPU's room at each moment; not above 0: it fits."""
+        return self.bytes - self._room[:, None]
+
+
+def assign_shards(tensors: Sequence[Tensor], node: Node) -> Assignment:
+    """The holder of each tensor."""
+    least_s = lower_bound_s(tensors, node)
+    at_home = _result(tensors, node, [one.gpu for one in tensors], least_s, exact=True)
+    if not at_home.too_much:
+        return at_home
+    greedy = _relieved(tensors, node)
+    tried = _Tried(tensors, node)
+    if tried.best is not None:
+        return _result(tensors, node, tried.best, least_s, exact=True)
+    return _result(tensors, node, greedy, least_s, exact=False)
+
+
+def lower_bound_s(tensors: Sequence[Tensor], node: Node) -> float:
+    """What no assignment undercuts: of each GPU's own tensors, at its worst moment, what is beyond its room is elsewhere.
+
+    As if tensors could be split, and the fastest road of each were free: those that are cheapest a byte leave first.
+    """
+    total = 0.0
+    for gpu, room in enumerate(node.room):
+        own = [one for one in tensors if one.gpu == gpu]
+        roads = [rate for (_, to), rate in node.bytes_per_s.items() if to == gpu]
+        worst = 0.0
+        for moment in sorted({one.first_s for one in own}):
+            alive = [one for one in own if one.first_s <= moment <= one.last_s]
+            beyond, seconds = sum(one.num_bytes for one in alive) - room, 0.0
+            for one in sorted(alive, key=lambda one: len(one.uses_s)):
+                if beyond > 0 and roads:
+                    size = min(beyond, one.num_bytes)
+                    seconds += len(one.uses_s) * size / max(roads)
+                    beyond -= size
+            worst = max(worst, seconds)
+        total += worst
+    return total
+
+
+def _result(
+    tensors: Sequence[Tensor], node: Node, holders: Sequence[int], least_s: float, *, exact: bool
+) -> Assignment:
+    held = Held(tensors, node)
+    for one, gpu in zip(tensors, holders, strict=True):
+        held.add(one, gpu)
+    over = held.over().max(axis=1)
+    return Assignment(
+        holders=tuple(holders),
+        road_s=sum(node.seconds(one, gpu) for one, gpu in zip(tensors, holders, strict=True)),
+        least_s=least_s,
+        exact=exact and not (over > 0).any(),
+        too_much={gpu: int(size) for gpu, size in enumerate(over) if size > 0},
+    )
+
+
+def _relieved(tensors: Sequence[Tensor], node: Node) -> list[int]:
+    """From all at home: until no GPU is over-full, the tensor that relieves the worst moment at the least cost a byte moves."""
+    held, holders = Held(tensors, node), [one.gpu for one in tensors]
+    for one in tensors:
+        held.add(one, one.gpu)
+    stuck: set[tuple[int, int]] = set()
+    while True:
+        over = held.over()
+        for key in stuck:
+            over[key] = 0
+        gpu, moment = (int(at) for at in np.unravel_index(int(over.argmax()), over.shape))
+        if over[gpu, moment] <= 0:
+            break
+        moves = [
+            (node.seconds(one, to) / min(one.num_bytes, int(over[gpu, moment])), node.seconds(one, to), index, to)
+            for index, one in enumerate(tensors)
+            if holders[index] == gpu == one.gpu and held.part(one).start <= moment < held.part(one).stop
+            for to in range(len(node.room))
+            if to != gpu and held.fits(one, to)
+        ]
+        if not moves:
+            stuck.add((gpu, moment))
+            continue
+        *_, index, to = min(moves)
+        held.add(tensors[index], gpu, -1)
+        held.add(tensors[index], to)
+        holders[index] = to
+    for index in sorted(range(len(tensors)), key=lambda at: -node.seconds(tensors[at], holders[at])):
+        one = tensors[index]
+        if holders[index] != one.gpu and held.fits(one, one.gpu):  # what moved later made room for it
+            held.add(one, holders[index], -1)
+            held.add(one, one.gpu)
+            holders[index] = one.gpu
+    return holders
+
+
+class _Tried:
+    """Every assignment, the cheapest first, without those that are over-full or no cheaper than the best. best: None: too many."""
+
+    def __init__(self, tensors: Sequence[Tensor], node: Node) -> None:
+        self._tensors, self._node, self._held = tensors, node, Held(tensors, node)
+        self._order = sorted(range(len(tensors)), key=lambda at: -tensors[at].num_bytes)
+        self._now, self._left, self._least_s = [0] * len(tensors), MOST_TRIED, float("inf")
+        self.best: list[int] | None = None
+        if len(tensors) <= MOST_TRIED.bit_length():
+            self._try(0, 0.0)
+        if self._left < 0:
+            self.best = None
+
+    def _try(self, depth: int, road_s: float) -> None:
+        self._left -= 1
+        if self._left < 0 or road_s >= self._least_s:
+            return
+        if depth == len(self._order):
+            self.best, self._least_s = list(self._now), road_s
+            return
+        index = self._order[depth]
+        one = self._tensors[index]
+        for gpu in sorted(range(len(self._node.room)), key=lambda to: (self._node.seconds(one, to), to)):
+            if self._held.fits(one, gpu):
+                self._held.add(one, gpu)
+                self._now[index] = gpu
+                self._try(depth + 1, road_s + self._node.seconds(one, gpu))
+                self._held.add(one, gpu, -1)

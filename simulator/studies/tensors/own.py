@@ -1,0 +1,127 @@
+"""A prediction's own tensors: of each GPU of a node what its units keep, and when the simulated step uses it.
+
+A unit's parameters are used by its forwards and backwards, what it saves of a micro-batch by both of those, all its states by the
+optimizer. What else a step holds (gradients in flight, temporaries, libraries) is taken off the GPU's room as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from simulator.memory import device_history, outside_torch_bytes
+from simulator.memory.history import History, moment_of
+from simulator.memory.tape import CATEGORIES, TAG
+from simulator.parallel.model_shard import shard_of
+from simulator.play.engine import run
+from simulator.play.lower import Lowering
+from simulator.studies.tensors.table import Tensor
+from simulator.work.script import resident_tensors
+from simulator.work.trace import Span
+
+_VISIT: Final = re.compile(r"(forward|backward) (embedding|head|layer\d+)(?: mb(\d+))?")
+MOST_MICRO_BATCHES: Final = 8  # that are played
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """tensors: of all GPUs of the node. room: bytes of each GPU for them. step_s: of the micro-batches that were played."""
+
+    tensors: tuple[Tensor, ...]
+    room: tuple[int, ...]
+    step_s: float
+
+
+def own_tensors(lowering: Lowering) -> Own:
+    """Of the first node; GPUs that no rank uses have all their room."""
+    plan, cluster = lowering.plan, lowering.cluster
+    timeline = run(lowering.programs(min(plan.num_micro_batches, max(MOST_MICRO_BATCHES, 2 * plan.pp))))
+    device = cluster.device
+    whole = device.usable_bytes - device.hypervisor_bytes
+    room, tensors = [whole] * cluster.gpus_per_node, list[Tensor]()
+    history = device_history(lowering.model, plan, lowering.stack, device)
+    saved = _saved(history)
+    for rank in range(min(plan.num_devices, cluster.gpus_per_node)):
+        stage, gpu = lowering.mesh.coordinates(rank)["pp"], cluster.gpu_of(rank) % cluster.gpus_per_node
+        spans = timeline.of(timeline.programs[stage if plan.pp > 1 else 0])
+        mine = list(_tensors(lowering, spans, saved, gpu, stage))
+        tensors += mine
+        room[gpu] = max(0, whole - outside_torch_bytes(device, plan, stack=lowering.stack) - _beside(history))
+    return Own(tensors=tuple(tensors), room=tuple(room), step_s=float(timeline.step_s))
+
+
+def _saved(history: History) -> Counter[str]:
+    """Bytes that each unit saves of a micro-batch from its forward to its backward."""
+    made: dict[int, tuple[str, int]] = {}
+    found = Counter[str]()
+    for index in range(history.steady, len(history.events)):
+        slot, num_bytes, _, tag = history.events[index]
+        phase, micro_batch, unit, _ = moment_of(history, index)
+        if num_bytes >= 0 and tag == TAG["activations"] and phase == "forward" and not micro_batch:
+            made[slot] = unit, num_bytes
+        elif num_bytes < 0 and slot in made and phase == "backward":
+            unit, size = made.pop(slot)
+            found[unit] += size
+    return found
+
+
+def _beside(history: History) -> int:
+    """What a step holds at most that is neither a state nor saved for a backward."""
+    kept = {TAG[name] for name in ("parameters", "gradients", "optimizer_state", "activations")}
+    assert max(kept) < len(CATEGORIES)
+    live, most, sizes = 0, 0, dict[int, int]()
+    for slot, num_bytes, _, tag in history.events:
+        if num_bytes >= 0 and tag not in kept:
+            sizes[slot] = num_bytes
+            live += num_bytes
+            most = max(most, live)
+        elif num_bytes < 0:
+            live -= sizes.pop(slot, 0)
+    return most
+
+
+def _tensors(
+    lowering: Lowering, spans: tuple[Span, ...], saved: Counter[str], gpu: int, stage: int
+) -> Iterator[Tensor]:
+    uses: dict[tuple[str, str], list[float]] = {}  # (unit, micro-batch or empty) -> moments
+    optimizer_s = max((float(span.start_s) for span in spans if span.category == "optimizer"), default=0.0)
+    for span in spans:
+        if visit := _VISIT.match(span.label):
+            _, unit, micro_batch = visit.groups()
+            uses.setdefault((unit, ""), []).append(float(span.start_s))
+            if saved[unit]:
+                uses.setdefault((unit, micro_batch or "0"), []).append(float(span.start_s))
+    shard = shard_of(lowering.stack.stored(lowering.model), lowering.plan, stage)
+    totals = {name: sum(sizes) for name, sizes in resident_tensors(shard, lowering.plan).items()}
+    units = [unit for unit, micro_batch in uses if not micro_batch]
+    weights = {unit: _weight(lowering, unit) for unit in units}
+    for (unit, micro_batch), moments in uses.items():
+        if micro_batch:
+            yield Tensor(
+                name=f"gpu{gpu} {unit} mb{micro_batch}: saved",
+                gpu=gpu,
+                num_bytes=saved[unit],
+                uses_s=tuple(sorted(moments)),
+            )
+            continue
+        for name in ("parameters", "gradients", "optimizer_state"):
+            size = totals[name] * weights[unit] // sum(weights.values())
+            of_step = () if name == "optimizer_state" else sorted(moments)
+            if size:  # states stay from one step to the next
+                yield Tensor(
+                    name=f"gpu{gpu} {unit}: {name}",
+                    gpu=gpu,
+                    num_bytes=size,
+                    uses_s=(0.0, *of_step, max([optimizer_s, *of_step])),
+                )
+
+
+def _weight(lowering: Lowering, unit: str) -> int:
+    """Parameters of a unit, by which the states of a rank are dealt to its units."""
+    model = lowering.model
+    if unit == "embedding":
+        return model.num_parameters_of("embedding")
+    return model.num_parameters_of("head") if unit == "head" else model.num_parameters_of(model.body[int(unit[5:])])
