@@ -42,7 +42,16 @@ __all__ = ["FORMATS", "Export", "Job", "effective_fields", "export_plan"]
 
 FORMATS: Final = tuple(form for form in PLAN_FORMATS if form not in READ_ONLY)
 
-_POOL: Final = ("memory_policy", "alloc_conf", "pool_block_bytes", "alloc_s", "free_s")  # of the environment
+_POOL: Final = (
+    "memory_policy",
+    "alloc_conf",
+    "pool_block_bytes",
+    "alloc_s",
+    "free_s",
+    "refill_every",
+    "compress",
+    "compress_bytes_per_s",
+)  # of the environment
 # What a framework's users state in the training script, or nowhere: beside the file
 _BESIDE: Final[Mapping[str, frozenset[str]]] = {
     "toml": frozenset(),

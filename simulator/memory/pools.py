@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import ceil
 from typing import Any, Final
 
 from simulator.memory.allocator import AllocatorSettings, OutOfMemoryError
@@ -24,6 +25,7 @@ from simulator.memory.requests import (
     repeated,
     requests_of,
 )  # fmt: skip
+from simulator.memory.tape import TAG
 from simulator.spec.plan import Plan
 from simulator.spec.plan.alloc_conf import AllocConf
 
@@ -38,11 +40,17 @@ class PoolUse:
     """What a steady step asks of the pool and of the driver.
 
     allocations, frees: requests. calls, call_bytes: by name of the driver's call. host_s: an own allocator's time for them.
+    refill: what a step behind one at whose end the cache was given back calls besides, count and bytes by name; refill_every: so
+    many steps. compressed_bytes: of tensors that are compressed, before that; compress_s: what compressing and reading them takes.
     """
 
     policy: str
     allocations: int
     frees: int
+    refill: dict[str, tuple[int, int]] = field(default_factory=dict)
+    refill_every: int = 0
+    compressed_bytes: int = 0
+    compress_s: float = 0.0
     calls: dict[str, int] = field(default_factory=dict)
     call_bytes: dict[str, int] = field(default_factory=dict)
     host_s: float = 0.0
@@ -53,13 +61,14 @@ class Played:
     """A history on a pool. reserved: at the end of each moment of the steady step; empty where a request fails.
 
     peak_bytes: the most that is reserved in the steady step; where a request fails, what it needed. highest_bytes: in the
-    first step too. num_retries: how often the cache is given back in the steady step.
+    first step too; refilled_bytes: in a step that begins with an empty cache. num_retries: how often the cache is given back in the steady step.
     """
 
     use: PoolUse
     reserved: list[int]
     peak_bytes: int
     highest_bytes: int
+    refilled_bytes: int
     num_retries: int
     fails: bool
 
@@ -94,7 +103,8 @@ class Pools:
 def asks_for_pool(plan: Plan) -> bool:
     """The plan says how requests are served; else PyTorch's allocator with its defaults serves them."""
     memory = plan.memory
-    return memory.policy != "caching" or bool(memory.alloc_conf) or memory.own_time
+    asked = memory.alloc_conf or memory.own_time or memory.refill_every or memory.compress
+    return memory.policy != "caching" or bool(asked)
 
 
 def settings_of(plan: Plan) -> AllocatorSettings:
@@ -170,23 +180,38 @@ def play_pool(history: History, pools: Pools, plan: Plan, limit_bytes: int | Non
         reserved, needed = [], exc.needed_bytes
     peak, retries = driver.highest, (pool.num_retries if pool is not None else 0) - retries
     if pool is not None and reserved:
-        tally = _settled(step, pool, driver, handles, plan) or tally
+        tally = _settled(step, pool, driver, handles, plan, again := repeated(sequence, 2)) or tally
+        if plan.memory.refill_every and again is not None:
+            with driver.watched() as seen:
+                pool.empty_cache()
+            driver.highest = driver.held
+            tally.refill = _settled(step, pool, driver, handles, plan, repeated(sequence, 3), seen)
     return Played(
         use=tally.use(pools.policy, plan),
         reserved=reserved,
         peak_bytes=peak if reserved else needed,
         highest_bytes=max(highest, peak),
+        refilled_bytes=driver.highest if tally.refill is not None else 0,
         num_retries=retries,
         fails=not reserved,
     )
 
 
-def _settled(step: _Steps, pool: Pool[Any], driver: _Driver, handles: dict[int, Any], plan: Plan) -> _Tally | None:
-    """What the step after the steady one asks; None where it does not repeat, or finds no room."""
-    again = repeated(step.sequence, 2)
+def _settled(
+    step: _Steps,
+    pool: Pool[Any],
+    driver: _Driver,
+    handles: dict[int, Any],
+    plan: Plan,
+    again: Sequence | None,
+    before: tuple[Counter[str], Counter[str]] | None = None,
+) -> _Tally | None:
+    """What a step after the steady one asks, and calls before it; None where it does not repeat, or finds no room."""
     if again is None:
         return None
     tally = _Tally(plan, step.history)
+    if before is not None:
+        tally.add(step.history.steady, (), before)
     with suppress(OutOfMemoryError):
         for start, part in step.moments(again):
             with driver.watched() as seen:
@@ -222,7 +247,8 @@ class _Tally:
         played = 1 + max((mark[2] for mark in history.marks), default=0)
         self._more, self._last = max(0, plan.num_micro_batches - played), played - 1
         self._history = history
-        self._requests, self._calls, self._bytes = Counter[str](), Counter[str](), Counter[str]()
+        self.refill: _Tally | None = None
+        self._requests, self.calls, self.sizes = Counter[str](), Counter[str](), Counter[str]()
 
     def add(self, event: int, requests: Iterable[Request], seen: tuple[Counter[str], Counter[str]]) -> None:
         phase, micro_batch, _, _ = moment_of(self._history, event)
@@ -230,8 +256,8 @@ class _Tally:
         kinds = Counter(one[0] for one in requests)
         for total, found in (
             (self._requests, {"allocations": kinds[ALLOC], "frees": kinds[FREE] + kinds[REQUEST_FREE]}),
-            (self._calls, seen[0]),
-            (self._bytes, seen[1]),
+            (self.calls, seen[0]),
+            (self.sizes, seen[1]),
         ):
             for name, count in found.items():
                 total[name] += times * count
@@ -242,7 +268,50 @@ class _Tally:
             policy=policy,
             allocations=allocations,
             frees=frees,
-            calls=dict(sorted(self._calls.items())),
-            call_bytes=dict(sorted(self._bytes.items())),
+            refill=self._besides(),
+            refill_every=plan.memory.refill_every,
+            calls=dict(sorted(self.calls.items())),
+            call_bytes=dict(sorted(self.sizes.items())),
             host_s=allocations * plan.memory.alloc_s + frees * plan.memory.free_s,
         )
+
+    def _besides(self) -> dict[str, tuple[int, int]]:
+        """What the step behind an emptied cache calls more than this one."""
+        if self.refill is None:
+            return {}
+        more, sizes = self.refill.calls - self.calls, self.refill.sizes - self.sizes
+        return {name: (more[name], sizes[name]) for name in sorted(more)}
+
+
+def compressed(history: History, plan: Plan) -> History:
+    """The history with tensors of each kind as large as the hardware keeps them; rounded up to whole bytes."""
+    ratios = {TAG[name]: ratio for name, ratio in plan.memory.compress.items() if ratio > 1}
+    if not ratios:
+        return history
+    events = [
+        (slot, ceil(size / ratios[tag]) if size > 0 and tag in ratios else size, stream, tag)
+        for slot, size, stream, tag in history.events
+    ]
+    return replace(history, events=events)
+
+
+def compression(history: History, plan: Plan) -> tuple[int, float]:
+    """(bytes before compression, seconds) of a step's compressed tensors: what it makes of them, and what stays, once each way.
+
+    history: as it is compressed. Micro-batches that it leaves out count as its last one does.
+    """
+    ratios = {TAG[name]: ratio for name, ratio in plan.memory.compress.items() if ratio > 1}
+    played = 1 + max((mark[2] for mark in history.marks), default=0)
+    more, found, kept = max(0, plan.num_micro_batches - played), 0.0, dict[int, float]()
+    for index, (slot, size, _, tag) in enumerate(history.events):
+        if size >= 0 and tag in ratios:
+            kept[slot] = size * ratios[tag]
+            if index >= history.steady:
+                phase, micro_batch, _, _ = moment_of(history, index)
+                found += kept[slot] * (1 + more * (phase in ("forward", "backward") and micro_batch == played - 1))
+        elif size < 0 and index < history.steady:
+            kept.pop(slot, None)
+        if index == history.steady - 1:
+            found += sum(kept.values())
+    rate = plan.memory.compress_bytes_per_s
+    return round(found), 2 * found / rate if rate else 0.0

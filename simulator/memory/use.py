@@ -20,7 +20,7 @@ from simulator.memory.history import (
     write_history,
 )
 from simulator.memory.outside import capacity_bytes, outside_torch_bytes, window_bytes, workspace_bytes
-from simulator.memory.pools import Pools, PoolUse, asks_for_pool, play_pool
+from simulator.memory.pools import Pools, PoolUse, asks_for_pool, compressed, compression, play_pool
 from simulator.memory.pressure import DriverCalls, Pressure, pressure_of, under_pressure
 from simulator.parallel.model_shard import shard_of
 from simulator.spec.cluster.device import Device
@@ -196,13 +196,17 @@ def _on_pool(
     """The same on the pool that the plan asks for, and what it has reserved at the end of each moment."""
     pools = Pools.of(plan)
     free = play_pool(history, pools, plan)
-    use = replace(_use(history, live, max(free.reserved), plan, device, outside), pool=free.use)
+    size, seconds = compression(history, plan)
+    told = partial(replace, compressed_bytes=size, compress_s=seconds)
+    use = replace(
+        _use(history, live, max(*free.reserved, free.refilled_bytes), plan, device, outside), pool=told(free.use)
+    )
     limit = use.capacity_bytes - use.outside_torch_bytes
     if not use.fits_bare or (use.fit is Fit.FITS and not pools.looks_at_limit):
         return use, free.reserved
     bound = play_pool(history, pools, plan, limit) if free.highest_bytes > limit or pools.looks_at_limit else free
     found = pressure_of(bound.use.calls, bound.use.call_bytes, bound.peak_bytes, bound.num_retries, fails=bound.fails)
-    return replace(use, pressure=found, pool=bound.use), bound.reserved or free.reserved
+    return replace(use, pressure=found, pool=told(bound.use)), bound.reserved or free.reserved
 
 
 def _course(history: History, live: StepLiveBytes, reserved: list[int], use: MemoryUse, *, quick: bool) -> MemoryTrace:
@@ -254,7 +258,7 @@ def _fullest(
     write = partial(
         write_history, model, plan, stack, blocks, workspace_bytes(device), library=_library(device), lead=lead
     )
-    found = (write(stage=stage) for stage in _candidates(model, plan, stages))
+    found = (compressed(write(stage=stage), plan) for stage in _candidates(model, plan, stages))
     return max(((one, step_live_bytes(one)) for one in found), key=lambda pair: pair[1].peak[0])
 
 

@@ -104,16 +104,19 @@ def _with_pool(played: SimulatedStep, memory: MemoryUse, calibration: Calibratio
         return played
     costs = DriverCosts.of(calibration)
     stall_s = sum(costs.all_seconds(call, count, pool.call_bytes[call]) for call, count in pool.calls.items())
+    if pool.refill_every:
+        stall_s += sum(costs.all_seconds(call, *more) for call, more in pool.refill.items()) / pool.refill_every
     ahead_s = float(played.step_s - played.host_s) if played.host_s else 0.0  # a host that waits is never ahead
     own_s = max(0.0, pool.host_s - ahead_s)
     return replace(
         played,
-        step_s=played.step_s + stall_s + own_s,
-        upper_s=played.upper_s + stall_s + pool.host_s,
+        step_s=played.step_s + stall_s + own_s + pool.compress_s,
+        upper_s=played.upper_s + stall_s + pool.host_s + pool.compress_s,
         breakdown={
             **played.breakdown,
             **({STALL: stall_s} if stall_s else {}),
             **({OWN_ALLOCATOR: own_s} if own_s else {}),
+            **({"compression": pool.compress_s} if pool.compress_s else {}),
         },
     )
 

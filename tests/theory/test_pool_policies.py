@@ -14,14 +14,18 @@ from simulator.cli import main
 from simulator.memory import History, device_history
 from simulator.memory.allocator.blocks import MIB
 from simulator.memory.driver_costs import DriverCosts
-from simulator.memory.policies import POLICIES, PoolInputs
+from simulator.memory.history import live_by_category
+from simulator.memory.policies import POLICIES, Pool, PoolInputs, make_pool
 from simulator.memory.pools import Pools, settings_of
-from simulator.memory.requests import ALLOC, FREE, REQUEST_FREE, of_history
+from simulator.memory.requests import ALLOC, FREE, REQUEST_FREE, Request, Sequence, of_history
+from simulator.memory.requests import play as play_requests
+from simulator.memory.tape import CATEGORIES, TAG
 from simulator.play.lower import Lowering, lower
 from simulator.predict.play import play
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.plan.alloc_conf import NUM_DIVISIONS, parse_alloc_conf
+from simulator.spec.plan.memory import KINDS
 from simulator.spec.software.stack import Stack
 from simulator.studies.replay import compare, repeated
 
@@ -31,7 +35,7 @@ OTHERS = [name for name in POLICIES if name != "native"]
 
 
 @cache
-def predicted(**memory: object) -> Prediction:
+def predicted(**memory: object) -> Prediction:  # of hashable fields
     return predict(MODEL, PLAN.copy_with(**memory), CLUSTER)
 
 
@@ -208,3 +212,100 @@ def test_an_own_allocators_time_is_hidden_as_far_as_the_host_is_ahead(alloc_s: f
     ahead_s = usual.step_s - play(lowering()).host_s
     assert ahead_s > 0
     assert own.step_s == pytest.approx(usual.step_s + max(0.0, time_s - ahead_s), rel=1e-12)
+
+
+# -- a pool that is given back, and compression
+
+
+def test_a_pool_that_is_given_back_is_taken_again() -> None:
+    """What emptying the cache frees between steps is what the next step takes; a tenth of both where that is every tenth step."""
+    usual, refilled = predicted(), predicted(refill_every=10)
+    sequence = of_history(history(), "")
+    pool: Pool[object] = make_pool("native", PoolInputs())
+    handles = play_requests(sequence.requests, pool)
+    before = pool.reserved_bytes
+    pool.empty_cache()
+    emptied = pool.reserved_bytes
+    use = refilled.memory.pool
+    assert use is not None
+    assert use.refill["segment_free"][1] == before - emptied
+    play_requests(repeated_step(sequence), pool, handles=handles)
+    assert use.refill["segment_alloc"][1] == pool.reserved_bytes - emptied
+    assert refilled.memory.peak_reserved_bytes == max(usual.memory.peak_reserved_bytes, pool.reserved_bytes)
+    overheads = Calibration.for_device(CLUSTER.device).overheads
+    assert overheads.cuda_malloc is not None
+    assert overheads.cuda_free is not None
+    once_s = overheads.cuda_malloc.seconds(*use.refill["segment_alloc"]) + overheads.cuda_free.seconds(
+        *use.refill["segment_free"]
+    )
+    assert refilled.step_s == pytest.approx(usual.step_s + once_s / 10, rel=1e-12)
+
+
+def repeated_step(sequence: Sequence) -> tuple[Request, ...]:
+    again = repeated(sequence, 2)
+    assert again is not None
+    return again.step
+
+
+def test_compressed_kinds_take_their_ratio_and_no_others_change() -> None:
+    ratios = {"activations": 2.0, "optimizer_state": 4.0}
+    plan = PLAN.copy_with(compress=ratios)
+    plain, small = history(), device_history(MODEL, plan, Stack.of(plan), CLUSTER.device)
+    for at in range(0, len(plain.events), 97):
+        before, after = live_by_category(plain, at, 1), live_by_category(small, at, 1)
+        assert before.keys() == after.keys()
+        for kind, size in before.items():
+            assert after[kind] == pytest.approx(
+                size / ratios.get(kind, 1.0), abs=len(plain.events)
+            )  # each rounded up to bytes
+            assert kind in ratios or after[kind] == size
+    whole, memory = predicted().memory, predict(MODEL, plan, CLUSTER).memory
+    assert memory.peak_allocated_bytes < whole.peak_allocated_bytes
+    assert whole.by_category["optimizer_state"] / memory.by_category["optimizer_state"] == pytest.approx(4, rel=1e-3)
+
+
+def test_compression_by_kernels_costs_its_bytes_twice_and_by_the_memory_nothing() -> None:
+    made = sum(
+        size for _, size, _, tag in history().events[history().steady :] if size > 0 and tag == TAG["activations"]
+    )
+    plan = PLAN.copy_with(compress={"activations": 2.0})
+    free, paid = predict(MODEL, plan, CLUSTER), predict(MODEL, plan.copy_with(compress_bytes_per_s=1e12), CLUSTER)
+    assert free.step_s == predicted().step_s
+    assert paid.breakdown["compression"] == pytest.approx(2 * made / 1e12, rel=1e-6)
+    assert paid.step_s == pytest.approx(free.step_s + 2 * made / 1e12, rel=1e-6)
+
+
+def test_kinds_and_ratios_that_are_none_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert KINDS == CATEGORIES
+    assert (
+        main(["predict", "--set", "plan.memory.compress.activation=2", "--set", "plan.memory.compress.loss=0.5"]) == 3
+    )
+    told = " ".join(capsys.readouterr().err.split())
+    assert "'activation' is no kind of tensor: did you mean activations" in told
+    assert "loss = 0.5 is no ratio" in told
+
+
+def test_a_search_does_not_prune_what_compression_makes_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model whose states alone do not fit one small GPU; at an eighth of the optimizer's they do."""
+    asked = [
+        "search",
+        "--model",
+        "llama3.2-1b",
+        "--cluster",
+        "1xt4",
+        "--global-batch",
+        "1",
+        "--seq-len",
+        "128",
+        "--stack",
+        "torch-2.6-eager",
+        "--fix",
+        "precision=fp16",
+        "--json",
+    ]
+    fixed = ["--fix", "compress={optimizer_state = 8}"]
+    codes = {}
+    for name, more in (("plain", []), ("compressed", fixed)):
+        codes[name] = main([*asked, *more])
+        capsys.readouterr()
+    assert codes == {"plain": 4, "compressed": 0}

@@ -125,5 +125,5 @@ def _leaf(plan: Plan, name: str, *below: str) -> object:
     """The field of a flat name, or what stands below it: zeropp, secondary_ranks."""
     found: object = plan.value(name)
     for part in below:
-        found = getattr(found, part)
+        found = found.get(part) if isinstance(found, dict) else getattr(found, part)
     return found

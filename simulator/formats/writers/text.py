@@ -193,8 +193,13 @@ def _pool(pool: PoolUse | None) -> list[tuple[str, str, str]]:
         return []
     calls = ", ".join(f"{count:,} {name}" for name, count in pool.calls.items()) or "none"
     own = f", {format_seconds(pool.host_s)} of the host" if pool.host_s else ""
-    requests = counted(pool.allocations, "allocation")
-    return [("  requests", f"{pool.allocations:,}", f"{requests} a step{own}; calls of the driver: {calls}")]
+    rows = [("  requests", f"{pool.allocations:,}", f"allocations a step{own}; calls of the driver: {calls}")]
+    if pool.compressed_bytes:
+        size = format_bytes(pool.compressed_bytes)
+        rows.append(
+            ("  compressed", size, f"a step, before compression; {format_seconds(pool.compress_s)} to do and undo it")
+        )
+    return rows
 
 
 def _padding(found: Padding) -> Table:

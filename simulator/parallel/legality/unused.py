@@ -83,6 +83,7 @@ EFFECTS: Final = (
     Effect(where="sequence_parallel", acts=lambda plan: plan.tp > 1, needs="tp above 1"),
     Effect(where="vocab_parallel", acts=lambda plan: plan.tp > 1, needs="tp above 1"),
     Effect(where="pool_block_bytes", acts=lambda plan: plan.memory.policy == "fixed", needs='memory_policy = "fixed"'),
+    Effect(where="compress_bytes_per_s", acts=lambda plan: bool(plan.memory.compress), needs="compress"),
     Effect(where="cp_exchange", acts=lambda plan: plan.cp > 1, needs="cp above 1"),
 )
 

@@ -17,6 +17,7 @@ from simulator.base.schema import Strict, faults_of, read_toml, unknown_name
 from simulator.spec.cluster import hosts
 from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.exceptions import Deviation, device_of, numbers_of
+from simulator.spec.cluster.mig import sliced_host
 from simulator.spec.cluster.parts import MAX_NODES, Fabric, Host, HostKind, Inter, Intra, Pcie
 from simulator.spec.cluster.rank_mapping import gpu_at, rank_on
 from simulator.spec.cluster.routing import Link
@@ -137,10 +138,11 @@ class Cluster(Strict):
         gpus_per_node: the usual host's if None. inter_bytes_per_s_per_node: all NICs of a node, one way.
         Raises ClusterError: unknown device or kind, devices that do not fill whole nodes.
         """
-        preset = cls.load(hosts.usual_host(Device.resolve(device)))
+        base, _, profile = Device.resolve(device).partition(":")
+        node = cls.load(hosts.usual_host(base)).model_dump()
         return cls.parse(
             hosts.adapt(
-                preset.model_dump() | {"device": Device.load(device)},
+                (sliced_host(node, base, profile) if profile else node) | {"device": Device.load(device)},
                 num_devices,
                 gpus_per_node,
                 intra_kind,

@@ -15,6 +15,7 @@ from simulator.base.errors import ClusterError, Fault
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import Strict, nearest, read_toml
 from simulator.base.units import Bytes, BytesPerS, FlopPerS
+from simulator.spec.cluster.mig import profile_of, sliced
 
 Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna2", "cdna3", "cdna4", "cpu"]
 
@@ -79,7 +80,14 @@ class Device(Strict):
 
     @classmethod
     def load(cls, name: str) -> Device:
-        """The device of that name or alias, or of a TOML file. Raises ClusterError with the nearest names."""
+        """The device of that name or alias, a slice of one (`h100:3g.40gb`), or of a TOML file.
+
+        Raises ClusterError with the nearest names.
+        """
+        base, _, profile = name.partition(":")
+        if profile and not name.endswith(".toml"):
+            data = cls.load(base).model_dump()
+            return cls.parse(sliced(data, profile), name, ClusterError)
         return _read(Path(name)) if name.endswith(".toml") else _shipped(cls.resolve(name))
 
     @classmethod
@@ -87,6 +95,10 @@ class Device(Strict):
         """The name behind an alias, spelling aside. Raises ClusterError with the nearest names."""
         if alias in device_names():
             return alias
+        base, _, profile = alias.partition(":")
+        if profile:
+            profile_of(name := cls.resolve(base), profile)
+            return f"{name}:{profile}"
         found = _by_alias().get(_key(alias)) or _by_words(alias)
         if found is None:
             known = {*device_names(), *(a for aliases in _aliases().values() for a in aliases)}

@@ -83,5 +83,8 @@ FLAT_NAMES: Final = {
     "pool_block_bytes": "memory.block_bytes",
     "alloc_s": "memory.alloc_s",
     "free_s": "memory.free_s",
+    "refill_every": "memory.refill_every",
+    "compress": "memory.compress",
+    "compress_bytes_per_s": "memory.compress_bytes_per_s",
     "stack": "stack",
 }

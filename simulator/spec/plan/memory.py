@@ -6,12 +6,16 @@ from typing import Final, Literal
 
 from pydantic import Field, field_validator
 
-from simulator.base.schema import Strict
-from simulator.base.units import Bytes, Seconds
+from simulator.base.schema import Strict, nearest
+from simulator.base.units import Bytes, BytesPerS, Seconds
 from simulator.spec.plan.alloc_conf import AllocConf, parse_alloc_conf
-from simulator.spec.plan.order import MAX_SIZE
+from simulator.spec.plan.order import MAX_COUNT, MAX_SIZE
 
 Policy = Literal["caching", "expandable", "first_fit", "arena", "slab", "checkpoint_buffer", "fixed"]
+KINDS: Final = (
+    *("parameters", "gradients", "optimizer_state", "buckets", "buffers", "inputs", "workspaces", "activations"),
+    *("unsharded_parameters", "all_gather", "reduce_scatter", "loss", "temporaries"),
+)
 BLOCK_BYTES: Final = 2**21  # the smallest that CUDA's driver maps
 
 
@@ -43,6 +47,36 @@ class MemoryPlan(Strict):
         "the host is no longer ahead of the device",
     )
     free_s: Seconds = Field(ge=0, le=1, default=0.0, description="the same of a free")
+
+    refill_every: int = Field(
+        ge=0,
+        le=MAX_COUNT,
+        default=0,
+        description="after so many steps the pool's cache is given back and taken again, as where a time slice or MIG instance is "
+        "pre-empted; 0: never",
+    )
+    compress: dict[str, float] = Field(
+        default={},
+        description="ratio to which hardware compresses tensors of a kind, as `{ activations = 2 }`: kinds are those of the "
+        "report's memory (`parameters`, `activations`, `optimizer_state`, ...)",
+    )
+    compress_bytes_per_s: BytesPerS | None = Field(
+        gt=0,
+        default=None,
+        description="rate at which kernels or copy engines compress, and decompress, bytes of compressed kinds, once each a step; not "
+        "set: where memory is read and written, at no cost",
+    )
+
+    @field_validator("compress")
+    @classmethod
+    def _ratios_are_known(cls, value: dict[str, float]) -> dict[str, float]:
+        faults = [f"{name!r} is no kind of tensor: {nearest(name, KINDS)}" for name in value if name not in KINDS]
+        faults += [
+            f"{name} = {ratio:g} is no ratio, from 1 to 100" for name, ratio in value.items() if not 1 <= ratio <= 100
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
+        return value
 
     @field_validator("alloc_conf")
     @classmethod

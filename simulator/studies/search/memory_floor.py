@@ -50,7 +50,8 @@ class MemoryFloor:
         """What the device has for tensors of the plan."""
         device = self.context.cluster.device
         outside = outside_torch_bytes(device, plan)
-        return capacity_bytes(device, plan, outside) - outside
+        room = capacity_bytes(device, plan, outside) - outside
+        return int(room * max([1.0, *plan.memory.compress.values()]))  # floors are of tensors as they are uncompressed
 
     def num_bytes(self, plan: Plan, enough: int | None = None) -> int:
         """At most the bytes of live tensors at the peak that predict() finds.
