@@ -164,13 +164,19 @@ def _page_at(context: click.Context, _: click.Parameter, path: Path | None) -> N
         context.meta[_PAGE] = path
 
 
+def asked_page() -> Path | None:
+    """Where --html asks for a page."""
+    path: Path | None = click.get_current_context().meta.get(_PAGE)
+    return path
+
+
 def also_as_page(
     kind: str,
     answer: Callable[[], Mapping[str, Any]],
     drawing: Callable[[], Mapping[str, Any] | None] = lambda: None,
 ) -> None:
     """Write the page that --html asked for, if it did. answer: what --json prints. drawing: what pictures need beside it."""
-    path: Path | None = click.get_current_context().meta.get(_PAGE)
+    path = asked_page()
     if path is not None:
         from simulator.formats.html import write_page
 

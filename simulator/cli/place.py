@@ -20,6 +20,7 @@ from simulator.cli.options import (
     FILE,
     also_as_page,
     answer_options,
+    asked_page,
     placement_option,
     say,
     set_option,
@@ -79,7 +80,8 @@ def command(
 
     of_tensors = {name: flags.pop(name) for name in place_tensors.NAMES}
     if of_tensors["tensors"] is not None:
-        others = [f"--{name}" for name, value in {"out": out, "launch-kit": kit, **_of_ranks(flags)}.items() if value]
+        of_ranks = {"out": out, "launch-kit": kit, "html": asked_page(), **_of_ranks(flags)}
+        others = [f"--{name}" for name, value in of_ranks.items() if value]
         if others:
             raise click.UsageError(f"{', '.join(others)}: of ranks, not of --tensors")
         return place_tensors.answer(study_of(study, flags, settings), of_tensors, as_json=as_json)
