@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from simulator.predict.data_loading import DataStall
     from simulator.predict.energy import EnergyUse
     from simulator.predict.parameter_server import Asynchronous
+    from simulator.predict.phases import Phases
     from simulator.predict.telemetry import Telemetry
 
 NAMES = ("telemetry", "step_jitter", "energy")
@@ -43,11 +44,18 @@ class Beside:
     energy: EnergyUse | None = None
     data: DataStall | None = None
     servers: Asynchronous | None = None
+    phases: Phases | None = None
 
     @property
     def keys(self) -> dict[str, Any]:
         """Of the JSON."""
-        found = {"telemetry": self.telemetry, "energy": self.energy, "data_loading": self.data, "servers": self.servers}
+        found = {
+            "telemetry": self.telemetry,
+            "energy": self.energy,
+            "data_loading": self.data,
+            "servers": self.servers,
+            "phases": self.phases,
+        }
         return {name: one.report() for name, one in found.items() if one is not None}
 
     @property
@@ -66,6 +74,10 @@ class Beside:
             from simulator.formats.writers.energy_text import drawn
 
             found.append(("Energy", drawn(self.energy)))
+        if self.phases is not None:
+            from simulator.formats.writers.servers_text import phases
+
+            found.append(("Phases of the run", phases(self.phases)))
         if self.servers is not None:
             from simulator.formats.writers.servers_text import servers
 
@@ -86,7 +98,7 @@ def with_data_of(asked: Study, prediction: Prediction) -> tuple[Prediction, Data
 def beside_of(flags: dict[str, Any], asked: Study, prediction: Prediction, stall: DataStall | None = None) -> Beside:
     """What the flags ask of a prediction."""
     inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
-    counters = drawn = asynchronous = None
+    counters = drawn = asynchronous = phases = None
     if flags["telemetry"]:
         from simulator.predict.telemetry import telemetry
 
@@ -99,7 +111,11 @@ def beside_of(flags: dict[str, Any], asked: Study, prediction: Prediction, stall
         from simulator.predict.parameter_server import served
 
         asynchronous = served(asked.servers, prediction.tokens_per_s, *inputs)
-    return Beside(telemetry=counters, energy=drawn, data=stall, servers=asynchronous)
+    if asked.plan.deepspeed.one_bit.any and asked.plan.deepspeed.one_bit.run_steps:
+        from simulator.predict.phases import phases_of
+
+        phases = phases_of(prediction, *inputs)
+    return Beside(telemetry=counters, energy=drawn, data=stall, servers=asynchronous, phases=phases)
 
 
 def taken(flags: dict[str, Any]) -> dict[str, Any]:

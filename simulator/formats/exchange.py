@@ -37,6 +37,7 @@ from simulator.parallel.legality.software import refusal, text_of
 from simulator.parallel.pipeline.layers import stage_layers
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.plan.compression import ONE_BIT_SETTINGS
 
 __all__ = ["FORMATS", "Export", "Job", "effective_fields", "export_plan"]
 
@@ -222,11 +223,14 @@ def _same_activation(name: str, one: object, two: object) -> bool:
 def effective_fields(plan: Plan, model: Model) -> dict[str, Any]:
     """The fields of a plan that have an effect: defaults resolved, fields that its implementation ignores left out."""
     kind = plan.implementation
-    apart = {"stack", "sharding_strategy", "data_parallel", "reduce_dtype", "offload", "zeropp"}
+    apart = {"stack", "sharding_strategy", "data_parallel", "reduce_dtype", "offload", "zeropp", "one_bit"}
     found = {name: value for name, value in plan.model_dump().items() if name not in apart}
     if plan.ddp.comm_hook.kind == "powersgd" or plan.ddp.comm_hook.dtype is not None:
         found |= {f"comm_hook.{name}": value for name, value in plan.ddp.comm_hook.model_dump().items()}
     found |= {f"zeropp.{name}": value for name, value in plan.deepspeed.zeropp.model_dump().items()}
+    one_bit = plan.deepspeed.one_bit
+    settings = ("kind", "interval", *ONE_BIT_SETTINGS[one_bit.kind]) if one_bit.any else ("kind",)
+    found |= {f"one_bit.{name}": getattr(one_bit, name) for name in settings}
     found |= {"data_parallel": kind, "reduce_dtype": plan.gradient_dtype}
     found["sync_every_micro_batch"] = plan.syncs_every_micro_batch if plan.num_micro_batches > 1 else None
     found |= _effective_pipeline(plan, model) | _effective_offload(plan) | _effective_gathers(plan)

@@ -106,6 +106,7 @@ def _sharding(plan: Plan) -> Iterator[Change]:
         whose = plan.implementation if plan.traits.zero_engine else None  # an engine stays
         alone: dict[str, object] = {"comm_hook.kind": "none"} if plan.ddp.comm_hook.kind != "none" else {}  # of DDP
         alone |= {"sync_every_steps": 1, "outer_optimizer": "average"} if plan.sync_every_steps > 1 else {}
+        alone |= {"one_bit.kind": "none"} if plan.deepspeed.one_bit.any else {}
         fields = {"zero": 3, "data_parallel": whose, "dp_replicate": 1, "dp_shard": ranks}
         yield Change(kind="shards", plan={**fields, **alone})
     if plan.zero == 3 and plan.dp_replicate > 1:

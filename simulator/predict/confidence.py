@@ -294,6 +294,9 @@ def _assumptions(lowering: Lowering) -> list[Source]:
     if plan.ddp.comm_hook.kind == "powersgd":
         detail = f"a step after the first {plan.ddp.comm_hook.start_step:,}, in which gradients travel whole"
         found.append(Source(what="PowerSGD", kind="assumed", detail=detail))
+    if plan.deepspeed.one_bit.any:
+        detail = f"signs with error feedback train as well as gradients; a step after the first {plan.deepspeed.one_bit.freeze_step:,}"
+        found.append(Source(what="one-bit optimizer", kind="assumed", detail=detail))
     if plan.sync_every_steps > 1:
         detail = (
             f"replicas up to {plan.sync_every_steps:,} steps apart, that training bears it; mean over that many steps"

@@ -52,7 +52,7 @@ def play(lowering: Lowering, *, fold: bool = True) -> SimulatedStep:
     Where replicas take steps alone, it is the mean of those and of the one that ends in an agreement, which is shown.
     """
     together = _step(lowering, fold=fold)
-    every = lowering.plan.sync_every_steps
+    every = lowering.plan.agrees_every
     return (
         together if every == 1 else _further(_step(replace(lowering, agrees=False), fold=fold), together, 1 / every - 1)
     )
@@ -61,7 +61,7 @@ def play(lowering: Lowering, *, fold: bool = True) -> SimulatedStep:
 def step_seconds(lowering: Lowering) -> float:
     """`play(lowering).step_s` to the digit; where no micro-batch repeats, without finding out where the time goes."""
     plan, (most, period) = lowering.plan, _repeats(lowering.plan)
-    if plan.sync_every_steps > 1 or plan.num_micro_batches >= most + period:
+    if plan.agrees_every > 1 or plan.num_micro_batches >= most + period:
         return play(lowering).step_s
     return float(run(lowering.programs(plan.num_micro_batches)).step_s)
 

@@ -447,6 +447,13 @@ class TestDeepSpeed:
         ]
         assert [s.name for s in draft.named("unknown")] == ["zero_optimisation.stage"]
 
+    def test_one_bit_optimizers(self, tmp_path: Path) -> None:
+        params = {"var_freeze_step": 500, "local_step_clipper": 8, "lr": 1e-4}
+        data = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "ZeroOneAdam", "params": params}}
+        draft = read_plan(written(tmp_path, data))
+        assert draft.fields["one_bit"] == {"kind": "zero_one", "freeze_step": 500, "local_step_clipper": 8}
+        assert (draft.fields["optimizer"], draft.named("not modelled")) == ("adamw", ())
+
     def test_zero_plus_plus_and_mics(self, tmp_path: Path) -> None:
         zero = {"stage": 3, "zero_hpz_partition_size": 8, "zero_quantized_weights": True}
         zero |= {"zero_quantized_gradients": True, "zero_quantized_nontrainable_weights": True}

@@ -106,6 +106,8 @@ class Study:
         tuned |= self.plan.optimizer.kind == "galore"
         if self.plan.document_len is None:
             del fields["document_len"]
+        if not self.plan.deepspeed.one_bit.any:
+            del fields["one_bit"]
         idle = (*(() if tuned else _OF_PEFT), *(_OF_POOL if self.plan.memory == USUAL_MEMORY else ()))
         return {name: value for name, value in fields.items() if name not in idle}
 

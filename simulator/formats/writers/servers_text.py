@@ -1,13 +1,27 @@
-"""Asynchronous data parallelism by parameter servers, as text."""
+"""Data parallelism beside gradients that are summed in every step, as text: parameter servers, and phases of one-bit optimizers."""
 
 from __future__ import annotations
 
 from rich.console import Group
+from rich.table import Table
 from rich.text import Text
 
 from simulator.base.units import counted, format_bytes, format_number, format_seconds
 from simulator.formats.writers import layout
 from simulator.predict.parameter_server import Asynchronous
+from simulator.predict.phases import Phases
+
+
+def phases(p: Phases) -> Table:
+    """The section of a run whose optimizer compresses."""
+    words = {"full": "sum gradients", "one_bit": "sum signs", "local": "sum nothing"}
+    rows = [(words[name], format_seconds(s), counted(p.counts[name], "step")) for name, s in p.seconds.items()]
+    mean = (
+        "mean of the run",
+        format_seconds(p.mean_s),
+        f"{p.speedup:.2f} times as fast as sums of gradients in every step",
+    )
+    return layout.table([*rows, mean], "lrl")
 
 
 def servers(a: Asynchronous) -> Group:

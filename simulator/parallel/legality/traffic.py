@@ -81,6 +81,53 @@ _ZEROPP: Final = (
     ),
 )
 
+
+def _one_bit(plan: Plan) -> bool:
+    return plan.deepspeed.one_bit.any
+
+
+def _without(plan: Plan) -> bool:
+    alone = plan.cp * plan.tp * plan.pp * plan.ep == 1 and plan.sync_every_steps == 1
+    return alone and not plan.offload.any and not plan.peft.any
+
+
+_ONE_BIT: Final = (
+    PlanRule(
+        where="one_bit",
+        fields=("one_bit", *_STAGE_3),
+        applies=_one_bit,
+        holds=lambda plan: plan.traits.zero_engine and plan.zero == 0,
+        equation=lambda plan: (
+            f"one-bit optimizers need whole states in DeepSpeed, not {plan.implementation} with zero = {plan.zero}"
+        ),
+        remedy='data_parallel = "deepspeed", zero = 0',
+    ),
+    PlanRule(
+        where="one_bit",
+        fields=("one_bit", "optimizer"),
+        applies=_one_bit,
+        holds=lambda plan: plan.optimizer.kind in ("adam", "adamw") and plan.optimizer.dtype == "fp32",
+        equation=lambda plan: f"it is an Adam with fp32 moments itself, beside optimizer = {plan.optimizer.kind}",
+        remedy='optimizer = "adam", optimizer_dtype = "fp32"',
+    ),
+    PlanRule(
+        where="one_bit",
+        fields=("one_bit", "cp", "tp", "pp", "ep", "sync_every_steps", "offload", "peft"),
+        applies=_one_bit,
+        holds=_without,
+        equation="one-bit optimizers beside other parallelism, local SGD, offload or adapters are not modelled",
+        remedy="cp = tp = pp = ep = 1, sync_every_steps = 1, without offload and peft",
+    ),
+    PlanRule(
+        where="one_bit.interval",
+        fields=("one_bit",),
+        applies=_one_bit,
+        holds=lambda plan: plan.deepspeed.one_bit.kind == "zero_one" or plan.deepspeed.one_bit.interval == 1,
+        equation=lambda plan: f"{plan.deepspeed.one_bit.kind} sums in every step; local steps are 0/1 Adam's",
+        remedy='one_bit.kind = "zero_one", or one_bit.interval = 1',
+    ),
+)
+
 _MICS: Final = PlanRule(  # MiCS is DeepSpeed's stage 3 inside groups: dp_shard ranks a group, dp_replicate groups
     where="hierarchical_gather",
     fields=("hierarchical_gather", *_STAGE_3, "dp_replicate"),
@@ -257,6 +304,7 @@ PLAN: Final = (
         remedy='data_parallel = "ddp" with zero = 0, or a flat vector: "fsdp1", "deepspeed"',
     ),
     *_ZEROPP,
+    *_ONE_BIT,
     _MICS,
     *_HOOKS,
     *_LOCAL,

@@ -1,7 +1,7 @@
 """What a plan does to its data-parallel traffic beyond sharding: quantised, kept near, in two hops, of low rank.
 
 ZeRO++: arXiv 2306.10209, as DeepSpeed 0.18 runs it (runtime/zero/partition_parameters.py, runtime/comm/
-coalesced_collectives.py). MiCS: arXiv 2205.00119, DeepSpeed's runtime/zero/mics.py. Hooks of DDP: torch 2.13,
+coalesced_collectives.py). One-bit optimizers: arXiv 2102.02888, 2104.06069, 2202.06009. MiCS: arXiv 2205.00119, DeepSpeed's runtime/zero/mics.py. Hooks of DDP: torch 2.13,
 distributed/algorithms/ddp_comm_hooks; PowerSGD: arXiv 1905.13727. docs/background/compression.md.
 """
 
@@ -42,6 +42,57 @@ class ZeroPlusPlus(Strict):
 
 
 NO_ZEROPP: Final = ZeroPlusPlus()
+
+
+class OneBit(Strict):
+    """`[plan.deepspeed.one_bit]`: 1-bit Adam, 1-bit LAMB, 0/1 Adam. The step predicted is of the last phase."""
+
+    kind: Literal["none", "adam", "lamb", "zero_one"] = Field(
+        default="none",
+        description="1-bit Adam, 1-bit LAMB or 0/1 Adam: signs with one scale travel instead of gradients",
+    )
+    freeze_step: int = Field(
+        ge=0,
+        le=2**31,
+        default=100_000,
+        description="steps until the variance stays as it is; until then `adam` and `lamb` sum gradients (`freeze_step`, "
+        "`var_freeze_step`)",
+    )
+    interval: int = Field(
+        ge=1,
+        le=2**30,
+        default=1,
+        description="`zero_one`: steps between two sums; those between take none (local steps)",
+    )
+    variance_scaler: int = Field(
+        ge=1, le=2**31, default=16, description="`zero_one`: updates of the variance until their interval doubles"
+    )
+    local_step_scaler: int = Field(
+        ge=1, le=2**31, default=32678, description="`zero_one`: steps until the interval of sums doubles"
+    )
+    local_step_clipper: int = Field(ge=1, le=2**20, default=16, description="`zero_one`: the longest interval of sums")
+    run_steps: int | None = Field(
+        ge=1, le=10**9, default=None, description="of the run, whose phases and mean step are then reported"
+    )
+
+    @property
+    def any(self) -> bool:
+        return self.kind != "none"
+
+
+NO_ONE_BIT: Final = OneBit()
+# DeepSpeed's names: of each optimizer, and of its settings by our fields
+ONE_BIT_NAMES: Final = {"adam": "OneBitAdam", "lamb": "OneBitLamb", "zero_one": "ZeroOneAdam"}
+ONE_BIT_SETTINGS: Final = {
+    "adam": {"freeze_step": "freeze_step"},
+    "lamb": {"freeze_step": "freeze_step"},
+    "zero_one": {
+        "freeze_step": "var_freeze_step",
+        "variance_scaler": "var_update_scaler",
+        "local_step_scaler": "local_step_scaler",
+        "local_step_clipper": "local_step_clipper",
+    },
+}
 
 
 class CommHook(Strict):

@@ -75,6 +75,7 @@ FLAT_NAMES: Final = {
     "sync_every_steps": "sync_every_steps",
     "outer_optimizer": "outer_optimizer",
     "zeropp": "deepspeed.zeropp",
+    "one_bit": "deepspeed.one_bit",
     "hierarchical_gather": "deepspeed.hierarchical_gather",
     "offload": "offload",
     "memory_fraction": "memory_fraction",

@@ -227,7 +227,16 @@ class Plan(Nested):
     @property
     def sums_replicas(self) -> bool:
         """Replicas reduce their gradients in every step."""
-        return self.dp_replicate > 1 and self.sync_every_steps == 1
+        return self.dp_replicate > 1 and not self.agrees_apart
+
+    @property
+    def agrees_apart(self) -> bool:
+        """Replicas sum no gradients in the backward, but agree behind the optimizer, every `agrees_every` steps."""
+        return self.sync_every_steps > 1 or self.deepspeed.one_bit.any
+
+    @property
+    def agrees_every(self) -> int:
+        return self.deepspeed.one_bit.interval if self.deepspeed.one_bit.any else self.sync_every_steps
 
     @property
     def split(self) -> Split:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from simulator.base.schema import Strict
 from simulator.base.units import Bytes
-from simulator.spec.plan.compression import NO_HOOK, NO_ZEROPP, CommHook, ZeroPlusPlus
+from simulator.spec.plan.compression import NO_HOOK, NO_ONE_BIT, NO_ZEROPP, CommHook, OneBit, ZeroPlusPlus
 from simulator.spec.plan.optimizers import Kind
 from simulator.spec.plan.order import MAX_COUNT, MAX_SIZE
 from simulator.spec.plan.schedules import Schedule
@@ -207,6 +207,7 @@ class DeepSpeedPlan(Strict):
         ge=0, le=MAX_SIZE, default=100_000, description="stage 3: parameters of fewer elements are not sharded"
     )
     zeropp: ZeroPlusPlus = Field(default=NO_ZEROPP, description="ZeRO++, of stage 3")
+    one_bit: OneBit = Field(default=NO_ONE_BIT, description="an optimizer that sends signs, of stage 0")
     hierarchical_gather: bool = Field(
         default=False,
         description="MiCS: groups of several nodes gather between the nodes, then inside them. MiCS itself is stage 3 with "

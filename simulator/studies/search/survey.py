@@ -24,7 +24,7 @@ _HELD: Final = (
     2  # layers' worth of playing that a layer's blocks and live tensors cost, as measured (docs/benchmarks.md)
 )
 _RESERVED: Final = 2  # and what the allocator makes of them, where they fit
-_UNBOUNDED: Final = ("comm_hook", "zeropp", "sync_every_steps", "hierarchical_gather")
+_UNBOUNDED: Final = ("comm_hook", "one_bit", "zeropp", "sync_every_steps", "hierarchical_gather")
 
 
 @dataclass(frozen=True, slots=True)

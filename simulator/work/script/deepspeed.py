@@ -17,6 +17,7 @@ from simulator.work.parameters import trained_numel
 from simulator.work.script.buffers import Buffers, ShardedBuffers
 from simulator.work.script.flat import flat_communication, flat_resident, flat_units, padded
 from simulator.work.script.implementation import Implementation, Library, MakeBuffers
+from simulator.work.script.one_bit import one_bit_states
 from simulator.work.script.order import Order, Replicated, Sharded
 from simulator.work.script.quantised import quantised_bytes, with_zeropp
 from simulator.work.script.sharding import Shape, apart, expert_shard_ranks, pieces, shard_ranks
@@ -271,7 +272,8 @@ def _resident(model: Model, plan: Plan) -> dict[str, list[int]]:
     if plan.offload.optimizer != "none" and plan.zero < 3:  # through which gradients leave
         largest = max(prod(shape) for _, shapes in pieces(model, plan) for shape in shapes)
         buckets = [*buckets, largest * compute]
-    return flat_resident(model, plan, gradients, buckets)
+    found = flat_resident(model, plan, gradients, buckets)
+    return {**found, "optimizer_state": [*found["optimizer_state"], *one_bit_states(model, plan)]}
 
 
 def _gradients(model: Model, plan: Plan) -> list[int]:

@@ -11,6 +11,7 @@ from simulator.base.kernels import Stream
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.work.script.hops import Hop
+from simulator.work.script.one_bit import compressed_sum
 from simulator.work.script.queries import resident_tensors
 
 
@@ -21,6 +22,8 @@ def agreement(model: Model, plan: Plan) -> tuple[Hop, ...]:
     difference to where replicas last agreed (one more read); at the end momentum and parameters are updated and remembered
     (reads of change, momentum and old parameters, writes of momentum, old and new parameters).
     """
+    if plan.deepspeed.one_bit.any:
+        return compressed_sum(model, plan)
     if plan.sync_every_steps == 1:
         return ()
     size = sum(resident_tensors(model, plan)["parameters"])

@@ -25,7 +25,7 @@ def communication(model: Model, plan: Plan, node_ranks: int | None = None) -> tu
     comms = implementation_of(plan).communication(model, plan, node_ranks)
     if plan.peft.any and not plan.traits.hooks_modules:
         comms = _with_frozen(comms, model, plan)
-    if plan.sync_every_steps == 1:
+    if not plan.agrees_apart:
         return comms
     return tuple(replace(comm, all_reduce_bytes=0) for comm in comms)  # replicas agree apart: `agreement`
 

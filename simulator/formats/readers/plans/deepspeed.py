@@ -12,6 +12,7 @@ from typing import Any, Final
 from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.options import options_of
 from simulator.formats.readers.plans.reading import AUTO, Entry, Reading, flattened
+from simulator.spec.plan.compression import ONE_BIT_NAMES, ONE_BIT_SETTINGS
 from simulator.spec.plan.order import MAX_SIZE
 
 SOFTWARE: Final = "DeepSpeed 0.18"
@@ -174,6 +175,11 @@ def _optimizer(r: Reading, fields: dict[str, Any]) -> None:
     if name is None:
         return  # the script's own: Plan's default, adamw
     found = _OPTIMIZERS.get(name.lower())
+    kind = next((kind for kind, word in ONE_BIT_NAMES.items() if word.lower() == name.lower()), None)
+    if kind is not None:
+        given = {field: r.number(f"optimizer.params.{word}") for field, word in ONE_BIT_SETTINGS[kind].items()}
+        fields["one_bit"] = {"kind": kind} | {field: int(value) for field, value in given.items() if value is not None}
+        found = "adamw"
     if found is None and "optimizer" not in r.given:
         remedy = "--optimizer, the nearest of adamw, sgd, adam8bit, lion"
         r.fault("optimizer.type", f"{name} is not modelled", remedy, (("--optimizer", "adamw"),))

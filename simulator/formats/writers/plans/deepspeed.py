@@ -6,6 +6,7 @@ import json
 from typing import Any, Final
 
 from simulator.spec.plan import Plan
+from simulator.spec.plan.compression import ONE_BIT_NAMES, ONE_BIT_SETTINGS
 
 _DEVICES: Final = {"none": "none", "host": "cpu", "nvme": "nvme"}
 _DTYPES: Final = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
@@ -29,6 +30,9 @@ def deepspeed_json(plan: Plan) -> str:
         data["tensor_parallel"] = {"autotp_size": plan.tp}
     if plan.cp > 1:
         data["sequence_parallel_size"] = plan.cp
+    if (one_bit := plan.deepspeed.one_bit).any:
+        params = {word: getattr(one_bit, name) for name, word in ONE_BIT_SETTINGS[one_bit.kind].items()}
+        data["optimizer"] = {"type": ONE_BIT_NAMES[one_bit.kind], "params": params}
     return json.dumps(data, indent=2) + "\n"
 
 
