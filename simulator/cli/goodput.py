@@ -13,6 +13,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import read_toml
+from simulator.cli.goodput_spot import checked_offers, on_spot, spot_options
 from simulator.cli.options import (
     also_as_page,
     answer_options,
@@ -30,6 +31,7 @@ from simulator.predict import Prediction, predict
 from simulator.predict.program import predict_program
 from simulator.spec.prices import Prices
 from simulator.studies.goodput import Goodput, LongRun, goodput
+from simulator.studies.goodput.elastic import Elastic, Offer
 from simulator.work.captured.capture import Capture
 from simulator.work.checkpoint import Checkpoint, Saving, loading_s, saving
 
@@ -81,6 +83,7 @@ def _run_options(function: Callable[..., int]) -> Callable[..., int]:
 @click.command("goodput", help=_HELP)
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
 @_run_options
+@spot_options
 @price_options
 @plan_file_options
 @study_options
@@ -101,6 +104,7 @@ def command(
     """Predict the step, play the run, print."""
     run_given = {name: flags.pop(name) for name in [n for n in flags if n.startswith("run__")]}
     run_flags = {name.removeprefix("run__"): text for name, text in run_given.items() if text is not None}
+    spot, most_price = flags.pop("spot"), flags.pop("max_price")
     faults: list[Fault] = []
     of_run = [setting for setting in settings if setting.partition(".")[0].strip() == "run"]
     left = tuple(one for one in settings if one not in of_run)
@@ -115,8 +119,11 @@ def command(
         asked = _tried(lambda: study_of(study, flags, left), faults)
     run = _tried(lambda: read_run(study, run_flags, of_run), faults)
     listed = _tried(lambda: _prices_of({"prices": prices, "price_kind": price_kind}, asked), faults)
+    offers = _tried(lambda: checked_offers(spot, asked, most_price), faults) or ()
     if asked is None or run is None or faults:
         raise InputError(dict.fromkeys(faults))
+    if program is not None and offers:
+        raise click.UsageError("--spot: a captured program has one size")
     captured = None if program is None else with_tokens(program_at(program, asked, tokens, other), str(program))
     prediction = _predicted(asked, captured)
     if not prediction.fits:
@@ -124,26 +131,40 @@ def command(
         return prediction.verdict.exit_code
     answer = _played(asked, captured, prediction, run, listed)
     answer = replace(answer, sources=(*asked.sources, *prediction.sources, *answer.sources))
+    elastic = _on_spot(offers, asked, answer, run, most_price) if offers else None
     inputs = asked.inputs() if program is None else place_inputs(program, asked)
     inputs |= {"run": run.model_dump(mode="json")}
     if as_json:
         from simulator.formats.writers.goodput_json import to_json
 
-        click.echo(to_json(answer, inputs), nl=False)
+        click.echo(to_json(answer, inputs, elastic), nl=False)
     else:
         from simulator.cli.terminal import show
         from simulator.formats.writers.goodput_text import render
 
-        show(render(answer), plain=plain)
-    also_as_page("goodput", lambda: _report(answer, inputs))
+        show(render(answer, elastic), plain=plain)
+    also_as_page("goodput", lambda: _report(answer, inputs, elastic))
     return ExitCode.OK
 
 
-def _report(answer: Goodput, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+def _on_spot(
+    offers: tuple[Offer, ...], asked: Study, answer: Goodput, run: LongRun, most_price: float | None
+) -> Elastic:
+    """The run on what is offered; its length in tokens stays where other sizes have other steps."""
+    tokens = run.model_copy(update={"tokens": answer.tokens, "steps": None})
+
+    def at_size(study: Study) -> Goodput | None:
+        prediction = _predicted(study, None)
+        return _played(study, None, prediction, tokens, None) if prediction.fits else None
+
+    return on_spot(offers, asked, answer, most_price, run.spot_notice_s, at_size)
+
+
+def _report(answer: Goodput, inputs: Mapping[str, Any], elastic: Elastic | None) -> Mapping[str, Any]:
     """What --json prints."""
     from simulator.formats.writers.goodput_json import report
 
-    return report(answer, inputs)
+    return report(answer, inputs, elastic)
 
 
 def _prices_of(options: Mapping[str, Any], asked: Study | None) -> Prices | None:

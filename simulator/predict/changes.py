@@ -100,6 +100,14 @@ def _tuning(plan: Plan) -> Iterator[Change]:
         yield Change(kind="shorter sequences", plan=halves, numerics=True)
 
 
+def degrees_on(plan: Plan, num_devices: int) -> dict[str, int]:
+    """The plan's data-parallel degrees on so many devices, groups of shards as they are; the other degrees stay."""
+    ranks = num_devices // (plan.tp * plan.cp * plan.pp)
+    if plan.dp_replicate > 1:
+        return {"dp_replicate": ranks // plan.dp_shard, "dp_shard": plan.dp_shard}
+    return {"dp_replicate": plan.dp_replicate, "dp_shard": ranks}
+
+
 def _sharding(plan: Plan) -> Iterator[Change]:
     ranks = plan.num_data_parallel
     if plan.zero < 3 and ranks > 1:

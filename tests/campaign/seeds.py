@@ -183,6 +183,7 @@ def seeds() -> tuple[Seed, ...]:
             **{"step.capture.gz": _capture()},
         ),
         _of("compare", "compare fsdp.toml megatron.toml --plain", "fsdp.toml", "megatron.toml"),
+        _of("spot offers", "goodput ndr.toml --spot offers.csv --replicas 20 --plain", "ndr.toml", "offers.csv"),
         _of("prices", "goodput long-run.toml --prices prices.toml --plain", "long-run.toml", "prices.toml"),
         _of("runs table", "backtest runs.csv --json", "runs.csv"),
         _of("learn", "calibrate learn measured.csv -o mine", "measured.csv"),

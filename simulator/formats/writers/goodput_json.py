@@ -8,16 +8,18 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from simulator.studies.goodput import Goodput
+from simulator.studies.goodput.elastic import Elastic
 
 SCHEMA_VERSION: Final = 1
 
 
-def to_json(answer: Goodput, inputs: Mapping[str, Any] | None = None) -> str:
+def to_json(answer: Goodput, inputs: Mapping[str, Any] | None = None, elastic: Elastic | None = None) -> str:
     """One JSON document, keys in a fixed order, ending in a newline. inputs: what was asked, as plain data."""
-    return json.dumps(report(answer, inputs), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(report(answer, inputs, elastic), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def report(answer: Goodput, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The document as plain data."""
+def report(answer: Goodput, inputs: Mapping[str, Any] | None = None, elastic: Elastic | None = None) -> dict[str, Any]:
+    """The document as plain data. elastic: on spot machines, where that was asked."""
     told = asdict(answer) | {"interruptions": dict(answer.interruptions)}
-    return {"schema_version": SCHEMA_VERSION, "inputs": dict(inputs or {}), **told}
+    spot = {} if elastic is None else {"spot": elastic.report()}
+    return {"schema_version": SCHEMA_VERSION, "inputs": dict(inputs or {}), **told, **spot}

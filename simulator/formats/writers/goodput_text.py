@@ -9,14 +9,16 @@ from rich.text import Text
 from simulator.base.units import counted, format_bytes, format_duration, format_number, format_seconds
 from simulator.formats.writers import layout
 from simulator.studies.goodput import Goodput
+from simulator.studies.goodput.elastic import Elastic
 
 _SHOWN_CAUSES = 8
 
 
-def render(g: Goodput) -> Group:
-    """The report, for a rich console."""
+def render(g: Goodput, elastic: Elastic | None = None) -> Group:
+    """The report, for a rich console. elastic: on spot machines, where that was asked."""
     return Group(
         _head(g),
+        *([] if elastic is None else [layout.section("On the spot machines offered", _elastic(elastic))]),
         layout.section("Where the time goes", _parts(g)),
         layout.section("Interruptions", _interruptions(g)),
         layout.section("Checkpoints", _checkpoints(g)),
@@ -47,6 +49,21 @@ def _head(g: Goodput) -> Table:
     table = layout.table(rows, "ll")
     table.columns[0].style = "bold"
     return table
+
+
+def _elastic(e: Elastic) -> Table:
+    ended = f"{format_number(e.days)} days" if e.days is not None else "not finished"
+    rows = [
+        (
+            ended,
+            f"${e.dollars:,.0f}",
+            f"{format_number(e.dollars_per_billion_tokens)} dollars a billion tokens; {e.tokens:,.0f} trained",
+        ),
+        *((name, format_duration(seconds), "") for name, seconds in e.seconds.items() if seconds),
+        ("changes of size", f"{e.changes:,}", f"{e.lost_tokens:,.0f} tokens trained again"),
+        *((f"with {nodes} nodes", f"{format_number(days)} days", "") for nodes, days in sorted(e.by_nodes.items())),
+    ]
+    return layout.table(rows, "lrl")
 
 
 def _parts(g: Goodput) -> Table:

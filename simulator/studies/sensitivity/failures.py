@@ -17,6 +17,7 @@ from rich.text import Text
 
 from simulator.base.units import format_seconds
 from simulator.parallel.mesh import Mesh
+from simulator.predict.changes import degrees_on
 from simulator.spec.cluster import Cluster
 from simulator.spec.plan import Plan
 from simulator.studies.sensitivity.text import plain_table
@@ -125,11 +126,7 @@ def _of_hosts(plan: Plan, cluster: Cluster, left: float) -> Iterator[Failure]:
 
 def _node_lost(plan: Plan, cluster: Cluster) -> Failure:
     """The job goes on with the data-parallel ranks that the other nodes hold; without enough of them it stops."""
-    inner, left = plan.tp * plan.cp * plan.pp, (cluster.num_nodes - 1) * cluster.gpus_per_node
-    ranks = left // inner
-    degrees = {"dp_replicate": plan.dp_replicate, "dp_shard": ranks // plan.dp_replicate}
-    if plan.dp_replicate > 1:
-        degrees = {"dp_replicate": ranks // plan.dp_shard, "dp_shard": plan.dp_shard}
+    degrees = degrees_on(plan, (cluster.num_nodes - 1) * cluster.gpus_per_node)
     settings = tuple(f"plan.{name}={size}" for name, size in degrees.items())
     what = f"a node lost, {' × '.join(f'{name} {size}' for name, size in degrees.items())} on the others"
     return Failure(part="node", what=what, settings=settings, nodes=cluster.num_nodes - 1)

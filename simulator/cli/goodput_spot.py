@@ -1,0 +1,80 @@
+"""`shardwise goodput --spot`: the same run on machines that come and go, at prices that change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import click
+
+from simulator.base.errors import Fault, InputError
+from simulator.formats.readers.spot_table import read_offers
+from simulator.formats.study import Study
+from simulator.predict.changes import degrees_on
+from simulator.studies.goodput import Goodput
+from simulator.studies.goodput.elastic import Elastic, Offer, Size, follow
+
+_MOST_SIZES = 64  # each is a prediction, and runs played
+
+
+def spot_options(function: Callable[..., int]) -> Callable[..., int]:
+    """The flags."""
+    for option in reversed(
+        (
+            click.option("--spot", type=click.Path(path_type=Path), metavar="OFFERS.csv", help="Also on spot machines: hour,price_per_gpu_hour,nodes, a line a change."),
+            click.option("--max-price", type=click.FloatRange(0, min_open=True), metavar="DOLLARS", help="With --spot: above it the job pauses."),
+        )
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def checked_offers(spot: Path | None, asked: Study | None, most_price: float | None) -> tuple[Offer, ...]:
+    """The offers; none where nobody asks. Raises InputError with every fault."""
+    if spot is None:
+        if most_price is not None:
+            raise click.UsageError("--max-price needs --spot")
+        return ()
+    offers = read_offers(spot)
+    if asked is not None and (asked.cluster.exceptions or asked.cluster.num_nodes == 1):
+        problem = "a job of one node, or of nodes that differ, has no other sizes"
+        raise InputError(Fault(place="--spot", problem=problem, remedy="--nodes, several of one kind"))
+    return offers
+
+
+def on_spot(
+    offers: tuple[Offer, ...],
+    asked: Study,
+    answer: Goodput,
+    most_price: float | None,
+    notice_s: float,
+    at_size: Callable[[Study], Goodput | None],
+) -> Elastic:
+    """at_size: the run on other nodes; None where it does not fit there. Raises InputError where no size can run."""
+    most = asked.cluster.num_nodes
+    wanted = sorted({min(offer.nodes, most) for offer in offers} - {0})
+    if len(wanted) > _MOST_SIZES:
+        problem = f"{len(wanted)} different numbers of nodes, each a run of its own"
+        raise InputError(Fault(place="--spot", problem=problem, remedy=f"at most {_MOST_SIZES}: round them down"))
+    sizes: dict[int, Size] = {}
+    for nodes in wanted:
+        found = answer if nodes == most else _at(asked, nodes, at_size)
+        if found is not None:
+            sizes[nodes] = Size.of(nodes, found)
+    if not sizes:
+        raise InputError(
+            Fault(place="--spot", problem="no number of nodes that is offered runs the plan", remedy=f"{most}")
+        )
+    return follow(offers, sizes, answer.tokens, most_price=most_price or inf, notice_s=notice_s)
+
+
+def _at(asked: Study, nodes: int, at_size: Callable[[Study], Goodput | None]) -> Goodput | None:
+    """The run with the data-parallel ranks that so many nodes hold, the same batch a rank; None where there are none."""
+    cluster = asked.cluster.with_nodes(nodes)
+    degrees = degrees_on(asked.plan, cluster.num_devices)
+    try:
+        return at_size(replace(asked, cluster=cluster, plan=asked.plan.copy_with(**degrees)))
+    except (InputError, ValueError):
+        return None
