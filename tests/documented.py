@@ -204,11 +204,12 @@ def answer(line: str) -> tuple[int, str]:
         with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
             code = int(main(words[1:]))
         return code, err.getvalue() + out.getvalue()
-    script = Path("bin") / "shardwise"
-    script.parent.mkdir(exist_ok=True)
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m simulator.cli "$@"\n')
-    script.chmod(0o755)
-    paths = os.pathsep.join((str(script.parent.resolve()), os.environ["PATH"]))
+    here = Path("bin").resolve()
+    here.mkdir(exist_ok=True)
+    for name, told in {"shardwise": " -m simulator.cli", "python": ""}.items():
+        (here / name).write_text(f'#!/bin/sh\nexec {sys.executable}{told} "$@"\n')
+        (here / name).chmod(0o755)
+    paths = os.pathsep.join((str(here), os.environ["PATH"]))
     surroundings = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT)}
     run = ["bash", "-o", "pipefail", "-c", line]
     done = subprocess.run(run, check=False, env=surroundings, capture_output=True, text=True)
