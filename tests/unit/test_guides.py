@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from simulator.formats.study import read_study
+from simulator.formats.study.serving import read_serving_study
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.prices import Prices
+from simulator.spec.software.stack import Stack
 from tests.documented import EXAMPLES, MINUTES, PAGES, REASONS, ROOT, blocks, counts, known, played
 from tests.documented import RUN as RUN_KINDS
 
@@ -61,6 +68,24 @@ def test_what_stands_in_a_file_is_the_file() -> None:
                 assert shown == {key: file.get(key) for key in shown}, f"{page.name}: {first[1]}"
             if block.kind == "toml":
                 tomllib.loads(block.body)
+
+
+WHOLE: dict[str, Callable[[Path], object]] = {
+    "plan-file": lambda file: read_study(file, {}, {}, ()),
+    "inference-file": lambda file: read_serving_study(file, {}, {}, ()),
+    "cluster-file": Cluster.load,
+    "model-file": Model.load,
+    "prices-file": Prices.load,
+    "stack-file": Stack.load,
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_first_file_of_a_reference_is_read(name: str, tmp_path: Path) -> None:
+    shown = next(block for block in blocks(ROOT / "docs" / "reference" / f"{name}.md") if block.kind == "toml")
+    file = tmp_path / "shown.toml"
+    file.write_text(shown.body, encoding="utf-8")
+    assert WHOLE[name](file) is not None
 
 
 def test_every_example_is_used() -> None:
