@@ -138,7 +138,11 @@ class Page:
         if block.kind == "sh":
             due = int(block.mark.removeprefix("exit ")) if block.mark.startswith("exit ") else 0
             for line in _lines(block):
-                code, said = answer(line)
+                try:
+                    code, said = answer(line)
+                except Exception as exc:  # noqa: BLE001  a defect; the other lines are run all the same
+                    self._fault(block, f"{line}: ends in {exc!r}")
+                    continue
                 self.printed += said
                 if code != due:
                     self._fault(block, f"{line}: exit code {code} instead of {due}: {said[-500:]}")
