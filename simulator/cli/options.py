@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from simulator.base.errors import Fault, InputError, printable
 from simulator.base.files import write_whole
+from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import check_writable
 
 if TYPE_CHECKING:
@@ -21,12 +23,30 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
+
+def completed(words: Iterable[object] = (), presets: str | None = None) -> Callable[..., list[CompletionItem]]:
+    """What a shell completes an option's value to: words, and with `presets` the names in that folder, or a file."""
+
+    def found(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
+        files = [] if presets is None else TOPOLOGIES.joinpath(presets).glob("*.toml")
+        names = [*map(str, words), *sorted(file.stem for file in files)]
+        items = [CompletionItem(name) for name in names if name.startswith(begun)]
+        return items if presets is None else [*items, CompletionItem(begun, type="file")]
+
+    return found
+
+
 _INPUTS = (
-    click.option("--model", metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml."),
+    click.option(
+        "--model",
+        metavar="NAME|FILE",
+        help="A preset, a Hugging Face config.json or a .toml.",
+        shell_complete=completed(presets="models"),
+    ),
     click.option(
         "--like", metavar="FAMILY", help="Read --model's config.json as of that family (llama, mixtral, ...)."
     ),
-    click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml."),
+    click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml.", shell_complete=completed(presets=".")),
     click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes."),
 )
 _CALIBRATION = click.option(

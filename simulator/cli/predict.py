@@ -20,6 +20,7 @@ from simulator.cli.options import (
     FILE,
     also_as_page,
     answer_options,
+    completed,
     placement_option,
     program_options,
     say,
@@ -81,7 +82,13 @@ def plan_options(function: Callable[..., int]) -> Callable[..., int]:
     """A flag for each field of Plan, in its order. Values are judged by Plan, so that all faults are told together."""
     for name, info in reversed(Plan.flat_fields().items()):
         metavar = "SIZE" if name.endswith("_bytes") else _metavar(info.annotation)
-        option = click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=_default(name, info.default))
+        option = click.option(
+            f"--{name.replace('_', '-')}",
+            name,
+            metavar=metavar,
+            help=_default(name, info.default),
+            shell_complete=completed(words_of(info.annotation), "stacks" if name == "stack" else None),
+        )
         function = option(function)
     return function
 
@@ -193,7 +200,9 @@ def command(
 ) -> int:
     """Predict, print, and say by the exit code whether it fits."""
     if flags.pop("watch"):
-        return _watch(study)
+        from simulator.cli.watch import watched
+
+        return watched(study)
     names = ("program", "tokens_per_step", "scale_with", "fabric")
     program, tokens_per_step, other, fabric = (flags.pop(name) for name in names)
     largest, spec, kind = flags.pop("largest_batch"), flags.pop("lengths"), flags.pop("reference")
@@ -255,17 +264,6 @@ def command(
         _write_memory(asked, prediction, memory, snapshot)
     also_as_page("predict", lambda: _report(prediction, asked, keys), lambda: _drawing(prediction, inputs))
     return prediction.verdict.exit_code
-
-
-def _watch(study: Path | None) -> int:
-    """The same command again and again, without --watch."""
-    from simulator.cli.watch import watched
-
-    if study is None:
-        raise click.UsageError("--watch needs a STUDY.toml")
-    context = click.get_current_context()
-    options = {**context.params, "watch": False}
-    return watched(study, options, lambda: int(context.invoke(command, **options)))
 
 
 def _report(prediction: Prediction, asked: Study, further: Mapping[str, Any]) -> Mapping[str, Any]:

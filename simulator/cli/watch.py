@@ -18,11 +18,15 @@ from simulator.cli.options import say
 _EVERY_S = 0.2  # a person who saves a file sees the answer at once; looking costs nothing
 
 
-def watched(study: Path, options: Mapping[str, Any], once: Callable[[], int]) -> int:
-    """Answer, and again after each change, until Ctrl-C. The exit code is that of the last answer.
+def watched(study: Path | None) -> int:
+    """The present command without --watch, and again after each change until Ctrl-C. The exit code is the last answer's.
 
     Watched: the study, files it names, and files that options name. Bad input is said, and the next change awaited.
     """
+    if study is None:
+        raise click.UsageError("--watch needs a STUDY.toml")
+    context = click.get_current_context()
+    options = {**context.params, "watch": False}
     seen: dict[Path, tuple[int, int]] = {}
     code = 0
     try:
@@ -31,7 +35,7 @@ def watched(study: Path, options: Mapping[str, Any], once: Callable[[], int]) ->
             if now != seen:
                 seen = now
                 click.clear()
-                code = _told(once)
+                code = _told(lambda: int(context.invoke(context.command, **options)))
                 say(f"shardwise: watching {', '.join(map(str, sorted(now)))}; Ctrl-C ends")
             time.sleep(_EVERY_S)
     except KeyboardInterrupt:

@@ -156,12 +156,24 @@ def test_a_shell_gets_a_script_that_it_reads(shell: str, capsys: pytest.CaptureF
         subprocess.run([program, "-n"], input=script.encode(), check=True)
 
 
-def test_options_are_completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("shardwise pre", ["plain,predict"]),
+        ("shardwise predict --largest", ["plain,--largest-batch"]),
+        ("shardwise predict --model llama2-13", ["plain,llama2-13b", "file,llama2-13"]),
+        ("shardwise serve --cluster hgx-h200", ["plain,hgx-h200-8", "file,hgx-h200"]),
+        ("shardwise export --recompute sel", ["plain,selective"]),
+    ],
+)
+def test_commands_options_presets_and_choices_are_completed(
+    line: str, offered: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("_SHARDWISE_COMPLETE", "bash_complete")
-    monkeypatch.setenv("COMP_WORDS", "shardwise predict --largest")
-    monkeypatch.setenv("COMP_CWORD", "2")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
     assert main([]) == 0
-    assert capsys.readouterr().out == "plain,--largest-batch\n"
+    assert capsys.readouterr().out.splitlines() == offered
 
 
 def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
