@@ -30,6 +30,7 @@ from simulator.cli.options import (
 )
 from simulator.cli.predict_recorded import recorded_options
 from simulator.cli.recipe import recipe_options, with_recipe
+from simulator.cli.watch import watch_option
 from simulator.formats.drawing import check_picture
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
@@ -169,7 +170,7 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
     metavar="FILE|lognormal:MEDIAN,SIGMA",
     help="Also of data with sequences of these lengths, cut at seq_len: padded batches, and packed.",
 )
-@click.option("--watch", is_flag=True, help="Predict again whenever STUDY.toml changes, until Ctrl-C.")
+@watch_option
 @click.option("--brief", is_flag=True, help="Only what decides, on one screen of 80 columns.")
 @click.option("--trace", type=FILE, metavar="OUT.json.gz", help="Also write a Chrome trace, for Perfetto.")
 @click.option("--memory", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw the step's memory by category.")
@@ -199,10 +200,6 @@ def command(
     **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
 ) -> int:
     """Predict, print, and say by the exit code whether it fits."""
-    if flags.pop("watch"):
-        from simulator.cli.watch import watched
-
-        return watched(study)
     names = ("program", "tokens_per_step", "scale_with", "fabric")
     program, tokens_per_step, other, fabric = (flags.pop(name) for name in names)
     largest, spec, kind = flags.pop("largest_batch"), flags.pop("lengths"), flags.pop("reference")

@@ -6,6 +6,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,17 @@ from simulator.base.exit_codes import ExitCode
 from simulator.cli.options import say
 
 _EVERY_S = 0.2  # a person who saves a file sees the answer at once; looking costs nothing
+
+
+def watch_option(function: Callable[..., int]) -> Callable[..., int]:
+    """--watch, of a command whose argument is a study."""
+
+    @wraps(function)
+    def watching(study: Path | None, *, watch: bool, **options: Any) -> int:  # noqa: ANN401  as the command has them
+        return watched(study) if watch else function(study, **options)
+
+    help_text = "Answer again whenever STUDY.toml changes, until Ctrl-C."
+    return click.option("--watch", is_flag=True, help=help_text)(watching)
 
 
 def watched(study: Path | None) -> int:
