@@ -6,6 +6,7 @@ const { linear, ticks, lastAtMost } = at("scale");
 const { decoded, visible, boxes, barAt, searched, zoomed, moved } = at("bars");
 const { front, nearest, encoded, restored, kept } = at("points");
 const { found } = at("format");
+const { quoted, commandOf, ordered } = at("whatif");
 
 test("a linear scale maps its ends and its middle", () => {
   const x = linear(10, 30, 100, 0);
@@ -90,4 +91,17 @@ test("filters keep what agrees with all", () => {
 test("a path finds what stands there, and nothing that only objects inherit", () => {
   assert.strictEqual(found({ a: [{ b: 3 }] }, "a/0/b"), 3);
   assert.strictEqual(found({ a: 1 }, "constructor"), undefined);
+});
+
+test("a command is words for a shell, whatever stands in them", () => {
+  assert.strictEqual(quoted("plan.tp=4"), "plan.tp=4");
+  assert.strictEqual(quoted("a b'; rm -rf ~ #"), `'a b'"'"'; rm -rf ~ #'`);
+  const answer = { command: ["shardwise", "predict", "my study.toml"], axes: [{ key: "nodes", values: ["1", "2"] }, { key: "plan.tp", values: ["2", "as usual"] }], at: { nodes: [1, 0], "plan.tp": [0, 1] } };
+  assert.strictEqual(commandOf(answer, 0), "shardwise predict 'my study.toml' --nodes 2 --set plan.tp=2");
+  assert.strictEqual(commandOf(answer, 1), "shardwise predict 'my study.toml' --nodes 1");
+});
+
+test("sliders follow numbers by size and words as given", () => {
+  assert.deepStrictEqual(ordered(["8", "1", "16"]), [1, 0, 2]);
+  assert.deepStrictEqual(ordered(["full", "none"]), [0, 1]);
 });

@@ -145,3 +145,54 @@ def test_words_of_an_attacker_do_nothing(opened: Any, browser: Browser, tmp_path
     _quiet(browser, file)
     assert browser.ask("document.querySelectorAll('img').length") == 0
     assert "<img src=x onerror=alert(1)>" in browser.ask("document.querySelector('h1').textContent")
+
+
+def _chosen(browser: Browser) -> dict[str, float]:
+    told = "[...document.querySelectorAll('#chosen data')].map((one) => [one.dataset.figure, Number(one.value)])"
+    return dict(browser.ask(told))
+
+
+def test_what_if_is_chosen_pinned_and_kept_in_the_address(opened: Any, browser: Browser) -> None:
+    one = opened("explore")
+    columns = one.printed["columns"]
+
+    def point(tp: str, nodes: str, size: str) -> int:
+        wanted = {"plan.tp": tp, "nodes": nodes, "plan.micro_batch_size": size}
+        places = {axis["key"]: axis["values"].index(wanted[axis["key"]]) for axis in one.printed["axes"]}
+        return next(
+            i for i in range(len(columns["verdict"])) if all(one.printed["at"][k][i] == v for k, v in places.items())
+        )
+
+    runs = [i for i, verdict in enumerate(columns["verdict"]) if verdict == "fits"]
+    best = max(runs, key=lambda i: columns["tokens_per_s"][i])
+    assert _chosen(browser)["step_s"] == columns["step_s"][best]
+    browser.ask("""(() => { const slider = document.querySelector('input[aria-label^="plan.micro"]'); slider.value = 3; slider.dispatchEvent(new Event('input'));
+      const select = document.querySelector('#axis-0'); select.value = '1'; select.dispatchEvent(new Event('change'));
+      const nodes = document.querySelector('#axis-1'); nodes.value = '0'; nodes.dispatchEvent(new Event('change')) })()""")  # fmt: skip
+    at = point("2", "1", "4")
+    assert {name: columns[name][at] for name in _chosen(browser)} == _chosen(browser)
+    command = browser.ask("document.querySelector('#chosen pre').textContent")
+    assert command.endswith("--set plan.tp=2 --nodes 1 --set plan.micro_batch_size=4")
+    browser.ask("[...document.querySelectorAll('#chosen button')].find((one) => one.textContent === 'Pin').click()")
+    assert "micro_batch_size 4" in browser.ask("document.querySelector('#pinned tbody').textContent")
+    address = browser.ask("location.href")
+    browser.send("Page.navigate", url="about:blank")
+    browser.send("Page.navigate", url=address)
+    browser.wait("document.documentElement?.dataset.ready === 'yes'")
+    assert {name: columns[name][at] for name in _chosen(browser)} == _chosen(browser)
+    assert "micro_batch_size 4" in browser.ask("document.querySelector('#pinned tbody').textContent")
+    browser.ask("[...document.querySelectorAll('button')].find((one) => one.textContent === 'Clear filters').click()")
+    assert browser.ask("document.querySelector('.said').textContent").startswith(f"{len(columns['verdict'])} of ")
+    assert _judged(browser) == []
+
+
+def test_the_front_is_walked_by_keys(opened: Any, browser: Browser) -> None:
+    opened("explore")
+    browser.ask("document.querySelector('[data-draw=whatif] svg').focus()")
+    before = browser.ask("document.querySelector('#chosen h3').textContent")
+    browser.key("ArrowLeft")
+    assert browser.ask("document.activeElement.tagName").lower() == "svg"
+    browser.key("Enter", "\r")
+    pinned = browser.ask("document.querySelector('#pinned tbody').textContent")
+    assert browser.ask("document.querySelector('#chosen h3').textContent") in pinned
+    assert before

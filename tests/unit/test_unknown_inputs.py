@@ -28,6 +28,7 @@ ASKED = {
     "serve": "b.toml",
     "search": "--model llama3.2-1b --cluster hgx-h100-8 --global-batch 8 --seq-len 512 --stack torch-2.6-eager --jobs 1 "
     "--fix tp=1 --fix cp=1 --fix pp=1 --fix zero=3 --fix recompute=none",
+    "explore": "a.toml --vary plan.tp=1,2 --jobs 1",
     "place": "a.toml",
     "capture": "train.py -o x.capture.gz --warm-up 1",
     "goodput": "a.toml --steps 10 --replicas 2",
@@ -110,6 +111,17 @@ def test_the_commands_would_answer(
 ) -> None:
     """So that it is the option that was refused. (`validate run`, `calibrate` and `backtest` have tests of their own.)"""
     monkeypatch.chdir(folder)
-    for command in ("predict", "serve", "search", "goodput", "compare", "sensitivity", "import", "export", "replay"):
+    for command in (
+        "predict",
+        "serve",
+        "search",
+        "explore",
+        "goodput",
+        "compare",
+        "sensitivity",
+        "import",
+        "export",
+        "replay",
+    ):
         assert main([command, *ASKED[command].split()]) == 0
     capsys.readouterr()

@@ -29,6 +29,7 @@ MOST_BYTES: Final = 1_000_000  # of a page
 _HERE: Final = Path(__file__).parent
 _TWICE: Final = 2.4  # an answer's rows stand in the page as JSON and, up to some hundred, as a table
 _SCRIPTS: Final = ("format", "scale", "bars", "points", "dom", "tables", "memory", "timeline", "traffic", "charts")
+_FURTHER: Final = {"explore": ("whatif",)}  # scripts of a kind of page
 _UNDRAWN: Final = dict.fromkeys(("memory", "timeline", "traffic", "pipeline", "record"))
 _ESCAPES: Final = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
@@ -42,10 +43,13 @@ def page(
     kind: str,
     answer: Mapping[str, Any],
     drawing: Mapping[str, Any] | None = None,
-    scripts: tuple[str, ...] = (),
 ) -> str:
     """The page of an answer. kind: of templates/KIND.html. answer: as `--json` prints it. drawing: what pictures need beside it."""
-    script, style, drawn = _script((*_SCRIPTS, *scripts, "main")), _static("page.css"), _embedded(drawing or {})
+    script, style, drawn = (
+        _script((*_SCRIPTS, *_FURTHER.get(kind, ()), "main")),
+        _static("page.css"),
+        _embedded(drawing or {}),
+    )
     kept, cut = _within(answer, int((MOST_BYTES - len(script) - len(style) - len(drawn.encode())) / _TWICE))
     text = (
         _environment()

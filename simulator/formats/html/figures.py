@@ -40,7 +40,7 @@ _BY_UNIT: Final[tuple[tuple[tuple[str, ...], Callable[[float], str]], ...]] = ( 
     (("flop_per_s",), format_flop_per_s),
     (("bytes_per_s",), format_rate),
     (("_per_s",), _per_s),
-    (("_s",), format_duration),
+    (("_s", "_s_per_token"), format_duration),
     (("_bytes",), format_bytes),
     (_SHARE_ENDS, "{:,.1%}".format),
     (("_flop", "flop_per_step"), lambda value: format_flop_per_s(value).removesuffix("/s")),

@@ -53,7 +53,7 @@ function shown(name, value) {
   if (name.endsWith("flop_per_s")) return scaled(value, FLOPS);
   if (name.endsWith("bytes_per_s")) return scaled(value, RATES);
   if (name.endsWith("_per_s")) return (value >= 100 ? grouped(value) : formatNumber(value)) + "/s";
-  if (name.endsWith("_s")) return scaled(value, value < 60 ? SECONDS : DURATIONS);
+  if (name.endsWith("_s") || name.endsWith("_s_per_token")) return scaled(value, value < 60 ? SECONDS : DURATIONS);
   if (name.endsWith("_bytes")) return scaled(value, BYTES);
   if (SHARE_ENDS.some((end) => name.endsWith(end))) return percent(value);
   if (name.endsWith("_flop") || name.endsWith("flop_per_step")) return scaled(value, FLOPS).replace("/s", "");

@@ -1,0 +1,230 @@
+"""`shardwise explore`: a study over the values of some inputs, as a table and as a what-if page."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.exit_codes import ExitCode
+from simulator.base.files import ordinary
+from simulator.base.units import counted, format_bytes, format_seconds
+from simulator.cli.explore_points import Axis, Exploration, Kept, Record, explored
+from simulator.cli.options import (
+    FILE,
+    also_as_page,
+    answer_options,
+    loaded_prices,
+    price_options,
+    set_option,
+    study_options,
+    tell_notes,
+    write_json,
+)
+from simulator.cli.progress import StatusLine, ended_as_interrupted
+from simulator.cli.terminal import show
+from simulator.formats.writers import layout
+
+SCHEMA: Final = 1
+TOP: Final = 10  # plans that are printed
+_MOST_BYTES: Final = 64 * 2**20  # of a search's export
+_FIGURES: Final = (
+    *("step_s", "low_s", "high_s", "tokens_per_s", "mfu", "used_bytes", "capacity_bytes", "num_devices"),
+    *("device_s_per_token", "communication_s", "waiting_s", "billion_tokens"),
+)
+_HELP = """Predict a study at every combination of some values, and look at all of them: --html writes a what-if page.
+
+STUDY.toml is a study as for predict, or the plans that `search --export plans.json` wrote (then there is nothing to
+vary). A combination that is not legal, or does not fit, is an answer like any other.
+
+Ctrl-C keeps what is done in the --journal, and the same command goes on from there.
+
+Exit codes: 0, 2 usage, 3 bad input, 4 nothing fits, 130 interrupted."""
+
+
+@click.command("explore", help=_HELP)
+@click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml|PLANS.json]")
+@click.option("--vary", "varied", multiple=True, metavar="KEY=V,V[,V...]", help="An axis: nodes, cluster, plan.tp, ...")
+@study_options
+@set_option("As for predict. May be repeated.")
+@price_options
+@click.option("--journal", type=FILE, metavar="FILE", help="Keep, and resume.")
+@click.option("--jobs", type=click.IntRange(1, 1024), help="Processes. [the machine's cores]")
+@answer_options
+def command(
+    study: Path | None,
+    *,
+    varied: tuple[str, ...],
+    settings: tuple[str, ...],
+    journal: Path | None,
+    jobs: int | None,
+    as_json: bool,
+    plain: bool,
+    **options: Any,  # noqa: ANN401  one type an option
+) -> int:
+    """Predict all, print the best, write the page."""
+    if study is not None and study.suffix == ".json":
+        if varied or settings:
+            raise click.UsageError("--vary and --set: the plans of a search are what they are")
+        answer = of_export(study)
+    else:
+        asked = _asked(study, varied, settings, options)
+        found = asked.check()
+        tell_notes(found)
+        try:
+            with ended_as_interrupted(), Kept(journal, asked.identity) if journal else nullcontext() as kept:
+                records = explored(asked, kept, jobs or len(os.sched_getaffinity(0)), _teller())
+        except KeyboardInterrupt:
+            return ExitCode.INTERRUPTED
+        answer = answer_of(records, asked.axes, asked.points, found.inputs(), command_of(asked))
+    if as_json:
+        write_json(answer)
+    else:
+        show(_text(answer), plain=plain)
+    also_as_page("explore", lambda: answer)
+    runs = {one for one in answer["columns"]["verdict"] if one in ("fits", "tight")}
+    return ExitCode.OK if runs else ExitCode.DOES_NOT_FIT
+
+
+def _asked(
+    study: Path | None, varied: Sequence[str], settings: tuple[str, ...], options: Mapping[str, Any]
+) -> Exploration:
+    """Raises InputError with every fault of the axes and prices."""
+    faults: list[Fault] = []
+    axes: list[Axis] = []
+    for text in varied:
+        try:
+            axes.append(Axis.parse(text))
+        except InputError as exc:
+            faults += exc.faults
+    keys = [axis.key for axis in axes]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    faults += [Fault(place=f"--vary {key}", problem="varies twice", remedy="one axis with all values") for key in twice]
+    if not varied:
+        faults.append(Fault(place="--vary", problem="nothing varies", remedy="--vary plan.tp=1,2,4 --vary nodes=1,2"))
+    prices = None
+    try:
+        prices = loaded_prices(options)
+    except InputError as exc:
+        faults += exc.faults
+    if faults:
+        raise InputError(faults)
+    names = ("model", "like", "cluster", "nodes", "calibration")
+    flags = {name: str(options[name]) for name in names if options.get(name) is not None}
+    return Exploration(file=study, flags=flags, settings=settings, axes=tuple(axes), prices=prices)
+
+
+def command_of(asked: Exploration) -> list[str]:
+    """The words that predict the study as it stands; what varies is put behind them."""
+    flags = [word for name, text in asked.flags.items() for word in (f"--{name}", text)]
+    settings = [word for one in asked.settings for word in ("--set", one)]
+    return ["shardwise", "predict", *([str(asked.file)] if asked.file is not None else []), *flags, *settings]
+
+
+def answer_of(
+    records: Sequence[Record],
+    axes: Sequence[Axis],
+    points: Sequence[Sequence[str]],
+    inputs: Mapping[str, Any],
+    words: Sequence[str],
+) -> dict[str, Any]:
+    """The answer, a list a column: thousands of points stay small. at: of each axis the index of the point's value."""
+    places = {axis.key: {f"{axis.key}={value}": i for i, value in enumerate(axis.values)} for axis in axes}
+    reasons = list(dict.fromkeys(one["why"] for one in records if "why" in one))
+    figures = [name for name in _FIGURES if any(name in one for one in records)]
+    verdicts = [one["verdict"] for one in records]
+    return {
+        "schema_version": SCHEMA,
+        "inputs": dict(inputs),
+        "command": list(words),
+        "counts": dict(Counter(verdicts)),
+        "axes": [{"key": axis.key, "values": list(axis.values)} for axis in axes],
+        "at": {axis.key: [places[axis.key][point[i]] for point in points] for i, axis in enumerate(axes)},
+        "columns": {
+            "verdict": verdicts,
+            "why": [reasons.index(one["why"]) if "why" in one else None for one in records],
+            **{name: [one.get(name) for one in records] for name in figures},
+        },
+        "reasons": reasons,
+    }
+
+
+def of_export(file: Path) -> dict[str, Any]:
+    """The same of the plans that a search exported as JSON: what differs between them are the axes. Raises InputError."""
+    try:
+        data = json.loads(ordinary(file, _MOST_BYTES).read_text(encoding="utf-8"))
+        plans, asked = data["plans"], data["inputs"]
+        settings = [
+            {**{f"plan.{k}": _word(v) for k, v in one["plan"].items()}, "nodes": str(one["nodes"])} for one in plans
+        ]
+        records = [{"verdict": str(one["verdict"]), **_figures_of(one, asked)} for one in plans]
+        words = ["shardwise", "predict", "--model", str(asked["model"]), "--cluster", str(asked["cluster"])]
+        words += ["--set", f"plan.seq_len={int(asked['seq_len'])}"]
+    except OSError as exc:
+        raise InputError(Fault(place=str(file), problem=f"cannot be read: {exc.strerror or exc}")) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        problem, remedy = f"is no export of a search: {type(exc).__name__}", "search --export plans.json"
+        raise InputError(Fault(place=str(file), problem=problem, remedy=remedy)) from None
+    keys = dict.fromkeys(key for one in settings for key in one)
+    axes = [
+        Axis(key=key, values=tuple(dict.fromkeys(one.get(key, _UNSET) for one in settings)))
+        for key in keys
+        if len({one.get(key, _UNSET) for one in settings}) > 1 or key == "nodes"
+    ]
+    points = [[f"{axis.key}={one.get(axis.key, _UNSET)}" for axis in axes] for one in settings]
+    return answer_of(records, axes, points, {}, words)
+
+
+_UNSET: Final = "as usual"  # of a field that a plan leaves to its default
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _figures_of(row: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, float]:
+    tokens = float(asked["global_batch"]) * float(asked["seq_len"])
+    told = {name: float(row[name]) for name in ("step_s", "low_s", "high_s", "tokens_per_s", "mfu")}
+    whole = {name: int(row[name]) for name in ("used_bytes", "capacity_bytes", "num_devices")}
+    return told | whole | {"device_s_per_token": told["step_s"] * whole["num_devices"] / tokens}
+
+
+def _text(answer: Mapping[str, Any]) -> Any:  # noqa: ANN401  what rich shows
+    """The counts, and the points that take the least device time a token."""
+    columns, keys = answer["columns"], [axis["key"] for axis in answer["axes"]]
+    runs = [i for i, verdict in enumerate(columns["verdict"]) if verdict in ("fits", "tight")]
+    best = sorted(runs, key=lambda i: (columns["device_s_per_token"][i], i))[:TOP]
+    head = [*(key.removeprefix("plan.") for key in keys), "verdict", "step", "90 % interval", "memory", "GPUs"]
+    rows = [
+        (
+            *(answer["axes"][k]["values"][answer["at"][key][i]] for k, key in enumerate(keys)),
+            columns["verdict"][i],
+            format_seconds(columns["step_s"][i]),
+            f"{format_seconds(columns['low_s'][i])} to {format_seconds(columns['high_s'][i])}",
+            format_bytes(columns["used_bytes"][i]),
+            f"{columns['num_devices'][i]:,}",
+        )
+        for i in best
+    ]
+    total = counted(len(columns["verdict"]), "combination")
+    title = f"{total}: {', '.join(f'{count:,} {verdict}' for verdict, count in answer['counts'].items())}"
+    return layout.section(title, layout.table([tuple(head), *rows], "r" * len(keys) + "lrlrr"))
+
+
+def _teller() -> Any:  # noqa: ANN401  explored's
+    line, since = StatusLine(), time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        rate = done / max(time.monotonic() - since, 1e-3)
+        left = format_seconds((total - done) / rate)
+        line.tell(f"{done:,} of {total:,} predictions, {rate:,.1f}/s, {left} left", last=done == total)
+
+    return tell

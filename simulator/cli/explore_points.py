@@ -1,0 +1,183 @@
+"""What `shardwise explore` evaluates: a study at every combination of its axes' values, on all cores, kept in a journal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Final, Self
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.processes import mapped
+from simulator.base.schema import nearest
+from simulator.formats.study import Study, read_study
+from simulator.formats.study.tables import ROOTS
+from simulator.predict import Prediction, predict
+from simulator.spec.plan import Plan
+from simulator.spec.prices import Prices
+from simulator.studies.search import Journal
+from simulator.studies.search.study import software_version
+
+NOUNS: Final = ("model", "cluster", "nodes", "calibration")
+MOST_POINTS: Final = 20_000
+DIGITS: Final = 6  # of a figure: more than any prediction can tell, and a page of thousands stays small
+ILLEGAL: Final = "illegal"
+Record = dict[str, Any]
+Point = tuple[str, ...]  # KEY=VALUE of each axis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """What varies, and its values as given."""
+
+    key: str
+    values: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """KEY=V,V of --vary. Raises InputError."""
+        key, _, values = (part.strip() for part in text.partition("="))
+        found = tuple(dict.fromkeys(one.strip() for one in values.split(",") if one.strip()))
+        key = "nodes" if key == "cluster.nodes" else f"plan.{key}" if key in Plan.flat_fields() else key
+        place = f"--vary {text}"
+        if not found:
+            raise InputError(Fault(place=place, problem="has no values", remedy="--vary plan.tp=1,2,4"))
+        if key not in NOUNS and key.partition(".")[0] not in (*ROOTS, "link"):
+            known = [*NOUNS, *(f"plan.{name}" for name in Plan.flat_fields())]
+            raise InputError(Fault(place=place, problem=f"there is no {key!r}", remedy=nearest(key, known)))
+        return cls(key=key, values=found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exploration:
+    """A study and its axes. flags, settings: as for predict. prices: where costs are asked for."""
+
+    file: Path | None
+    flags: Mapping[str, str]
+    settings: tuple[str, ...]
+    axes: tuple[Axis, ...]
+    prices: Prices | None = None
+
+    @property
+    def points(self) -> list[Point]:
+        """Every combination, the last axis fastest."""
+        named = [[f"{axis.key}={value}" for value in axis.values] for axis in self.axes]
+        return list(product(*named))
+
+    def study(self, point: Sequence[str] = ()) -> Study:
+        """The study at a point. Raises InputError."""
+        flags, settings = dict(self.flags), list(self.settings)
+        for one in point:
+            key, _, value = one.partition("=")
+            if key in NOUNS:
+                flags[key] = value
+            else:
+                settings = [old for old in settings if old.partition("=")[0].strip() != key]
+                settings.append(one)
+        return read_study(self.file, flags, {}, settings)
+
+    def check(self) -> Study:
+        """The study as it stands. Raises InputError with every fault of it, and of each axis' values alone."""
+        faults: dict[Fault, None] = {}
+        asked = self.study()
+        count = math.prod(len(axis.values) for axis in self.axes)
+        if count > MOST_POINTS:
+            problem = f"{count:,} combinations"
+            faults[Fault(place="--vary", problem=problem, remedy=f"at most {MOST_POINTS:,}: fewer values or axes")] = (
+                None
+            )
+        for axis in self.axes:
+            for value in axis.values:
+                faults |= dict.fromkeys(self._faults_of(axis, value))
+        if self.prices is not None:
+            self.prices.of(asked.cluster)
+        if faults:
+            raise InputError(faults)
+        return asked
+
+    def _faults_of(self, axis: Axis, value: str) -> Iterator[Fault]:
+        """What is wrong with a value whatever the others are; that a plan is not legal with it is an answer."""
+        try:
+            self.study((f"{axis.key}={value}",))
+        except InputError as exc:
+            for fault in exc.faults:
+                if fault.place in (f"--set {axis.key}", f"--{axis.key}"):
+                    yield replace(fault, place=f"--vary {axis.key}={value}")
+
+    @property
+    def identity(self) -> str:
+        """A hash of everything that a record depends on, but for the point."""
+        asked = self.study()
+        nouns = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack, self.prices)
+        told = [None if one is None else one.model_dump(mode="json") for one in nouns]
+        text = json.dumps([software_version(), "explore", told], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Kept(Journal):
+    """Records by point, as a search keeps its outcomes."""
+
+    def records(self) -> dict[str, Record]:
+        """All that is known. Raises InputError where a row cannot be read."""
+        return self._read(json.loads)
+
+    def keep(self, key: str, record: Record) -> None:
+        """When this returns, it is on disk."""
+        self._write(key, json.dumps(record, ensure_ascii=False))
+
+
+def explored(asked: Exploration, kept: Kept | None, jobs: int, tell: Callable[[int, int], None]) -> list[Record]:
+    """A record of each point, in their order; what a journal knows is not predicted again."""
+    points = asked.points
+    known = kept.records() if kept is not None else {}
+    missing = [point for point in points if json.dumps(point) not in known]
+    found = mapped(_evaluated, [(asked, point) for point in missing], jobs, chunk=8)
+    for done, (point, record) in enumerate(zip(missing, found, strict=True), start=1):
+        if kept is not None:
+            kept.keep(json.dumps(point), record)
+        known[json.dumps(point)] = record
+        tell(done, len(missing))
+    return [known[json.dumps(point)] for point in points]
+
+
+def _evaluated(task: tuple[Exploration, Point]) -> Record:
+    asked, point = task
+    try:
+        study = asked.study(point)
+        prediction = predict(study.model, study.plan, study.cluster, study.calibration, study.stack)
+    except InputError as exc:
+        return {"verdict": ILLEGAL, "why": str(exc.faults[0])}
+    record = record_of(prediction)
+    if asked.prices is not None:
+        hourly = min(price.gpu_hour for price in asked.prices.of(study.cluster))
+        tokens = prediction.tokens_per_step / 1e9
+        record["billion_tokens"] = _rounded(hourly * prediction.num_devices * prediction.step_s / 3600 / tokens)
+    return record
+
+
+def record_of(p: Prediction) -> Record:
+    """The figures of a prediction that points are compared by."""
+    exposed = sum(float(s) for name, s in p.breakdown.items() if name.startswith(("exposed", "wait", "interference")))
+    waits = sum(float(p.breakdown.get(name, 0.0)) for name in ("bubble", "host", "idle"))
+    figures = {
+        "step_s": p.step_s,
+        "low_s": p.low_s,
+        "high_s": p.high_s,
+        "tokens_per_s": p.tokens_per_s,
+        "mfu": p.mfu,
+        "used_bytes": p.memory.used_bytes,
+        "capacity_bytes": p.memory.capacity_bytes,
+        "num_devices": p.num_devices,
+        "device_s_per_token": p.step_s * p.num_devices / p.tokens_per_step,
+        "communication_s": exposed,
+        "waiting_s": waits,
+    }
+    return {"verdict": str(p.verdict), **{name: _rounded(value) for name, value in figures.items()}}
+
+
+def _rounded(value: float) -> float:
+    return value if isinstance(value, int) else float(f"{float(value):.{DIGITS}g}")
