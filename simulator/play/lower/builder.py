@@ -348,14 +348,11 @@ class Builder:
         one = self._fabric.message(pair, size_bytes, group_kinds)
         if agreed_s := tensors * self._fabric.stack.host.message_s:
             one = replace(one, latency_s=one.latency_s + agreed_s)
-        mine = one
-        stream = f"nccl:pp {source} to {target}{lane}"
-        if in_turn:
-            stream = f"nccl:pp {min(pair)} and {max(pair)}"
+        stream = f"nccl:pp {min(pair)} and {max(pair)}" if in_turn else f"nccl:pp {source} to {target}{lane}"
         if not sends:
             comes_in = one.link_bytes if group_kinds is not None and len(group_kinds.members) > 1 else {}
-            mine = CollectiveCost(latency_s=0.0, link_bytes={f"{link}{IN}": size for link, size in comes_in.items()})
-        return self._joint(label, stream, "send_recv", message, 2, mine, size_bytes, *after)
+            one = CollectiveCost(latency_s=0.0, link_bytes={f"{link}{IN}": size for link, size in comes_in.items()})
+        return self._joint(label, stream, "send_recv", message, 2, one, size_bytes, *after)
 
     def all_reduce_stages(
         self, label: str, message: str, size_bytes: int, stages: tuple[int, ...], *after: int | None
@@ -398,6 +395,6 @@ class Builder:
         links = self._peers.links()
         if self._fabric.transfers is not None:
             links |= self._fabric.transfers.links(self._rank)
-        name, num_ranks = self._peers.program_of()
-        exchanges = tuple((*one, count) for one, count in self._exchanged.items())
-        return Program(name=name, num_ranks=num_ranks, ops=tuple(self._ops), links=links, exchanges=exchanges)
+        name, ranks = self._peers.program_of()
+        told = tuple((*one, count) for one, count in self._exchanged.items())
+        return Program(name=name, num_ranks=ranks, ops=tuple(self._ops), links=links, exchanges=told)
