@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -72,6 +73,13 @@ def test_tflops_of_a_run_that_recomputes_may_count_that_too() -> None:
     assert low / step == pytest.approx(
         _step(replace(row, flop_convention="full_attention"))[0] / step / counted_otherwise(row, model, 8)
     )
+
+
+def test_options_that_no_prediction_holds_widen_both_ends() -> None:
+    (low, step, high), (lower, same, higher) = _step(ROW), _step(replace(ROW, unmodelled="--deterministic-mode"))
+    assert same == step
+    assert math.log(higher / step) == pytest.approx(math.hypot(math.log(high / step), math.log(1.6)))
+    assert math.log(step / lower) == pytest.approx(math.hypot(math.log(step / low), math.log(1.6)))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from simulator.studies.backtest.outcome import Progress, RefusedError, RowOutcom
 from simulator.studies.backtest.report import BacktestReport, make_report
 from simulator.studies.backtest.resolve import Run, resolve
 from simulator.studies.backtest.rows import BadRow, CollectiveRow, MemoryRow, RunRow, ServingRow, Table
-from simulator.studies.backtest.unstated import also, counted_otherwise
+from simulator.studies.backtest.unstated import also, beyond, counted_otherwise
 from simulator.studies.backtest.ways import as_words, states_recompute, ways_of
 from simulator.studies.backtest.work import measured_step_s, work_of
 from simulator.work.ops import build_blocks
@@ -92,13 +92,13 @@ def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
     else:
         (fits, hangs_on), spanned = _open_verdict(way, variants, fitting), [*filter(_nearly_fits, variants)] or [way]
     spanned = [*spanned, *_played(also(run.row, run.stack))]
-    longer = counted_otherwise(run.row, run.model, run.plan.num_devices)
+    low_s, high_s = _interval(way, spanned)
     return replace(
         start,
         status="calibration" if row.id in run.stack.fitted.calibration_runs else "ok",
         predicted_step_s=way.seconds(prediction.step_s),
-        low_step_s=min(each.seconds(each.prediction.low_s) for each in spanned) / max(longer, 1.0),
-        high_step_s=max(each.seconds(each.prediction.high_s) for each in spanned) / min(longer, 1.0),
+        low_step_s=low_s,
+        high_step_s=high_s,
         measured_step_s=measured,
         predicted_memory_bytes=memory_figure(run, prediction.memory),
         fits=fits,
@@ -106,6 +106,17 @@ def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
         work=work_of(run),
         unmodelled=run.unmodelled,
     )
+
+
+def _interval(way: _Variant, spanned: Sequence[_Variant]) -> tuple[float, float]:
+    """The 90 % interval of a row's step in seconds, by all the ways that may have run."""
+    run, middle = way.run, way.seconds(way.prediction.step_s)
+    low = min(each.seconds(each.prediction.low_s) for each in spanned)
+    high = max(each.seconds(each.prediction.high_s) for each in spanned)
+    if run.unmodelled:
+        low, high = (middle * beyond(end / middle) for end in (low, high))
+    longer = counted_otherwise(run.row, run.model, run.plan.num_devices)
+    return low / max(longer, 1.0), high / min(longer, 1.0)
 
 
 def _variants(row: RunRow) -> list[_Variant]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,6 +19,9 @@ from simulator.studies.backtest.rows import RunRow
 UNTRAINED: Final = "untrained"  # `expert_imbalance` in a stack's defaults: its benchmarks train for some twenty steps
 VOCABULARIES: Final = (50_304, 32_000, 128_256)  # GPT-2's padded, Llama 2's, Llama 3's: smaller or larger hardly occur
 _COLLAPSED: Final = 0.92  # experiments/untrained_routing.py: 3.7 of at most 4 with 8 experts, 7.3 of at most 8 with 16
+# End of the 90 % for what options cost that no prediction holds, deterministic kernels among them: attention's backward then reaches
+# 37.9 % less throughput (arXiv 2601.21824, abstract)
+_UNMODELLED: Final = 1.6
 # What launchers offer for experts since 2025, as published recipes combine it
 _TUNED: Final[tuple[Mapping[str, Any], ...]] = (
     {"plan.dispatcher": "deep_ep"},
@@ -87,6 +91,11 @@ def counted_otherwise(row: RunRow, model: Model, gpus: int) -> float:
         return 1.0
     usual, hardware = (step_seconds(row, gpus, one, model) for one in ("full_attention", "hardware_2021"))
     return hardware / usual if usual and hardware else 1.0
+
+
+def beyond(factor: float) -> float:
+    """An end of an interval, over its middle, where the run had options that no prediction holds."""
+    return math.exp(math.copysign(math.hypot(math.log(factor), math.log(_UNMODELLED)), factor - 1))
 
 
 def _with(row: RunRow, settings: Mapping[str, Any]) -> RunRow:
