@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import click
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
-from simulator.base.units import UnitError, parse_bytes
+from simulator.base.units import UnitError, format_bytes, format_seconds, parse_bytes, parse_seconds
 from simulator.cli.options import also_as_page, html_option, write_json
 from simulator.formats.readers.snapshot import read_snapshot
 from simulator.memory.allocator import AllocatorSettings
@@ -19,8 +20,10 @@ from simulator.memory.policies import BLOCK_BYTES, POLICIES, PoolInputs
 from simulator.memory.pools import NATIVE, Pools
 from simulator.spec.calibration import Calibration
 from simulator.studies.replay import (
+    Demand,
     DriverCosts,
     ReplayReport,
+    Score,
     Sequence,
     compare,
     demand,
@@ -59,6 +62,8 @@ _SCHEMA = 1
 @click.option("--capacity", metavar="SIZE", help="What if: all that the driver can give.")
 @click.option("--block-size", metavar="SIZE", help="Of the policy `fixed`, a multiple of 2 MiB. [2MiB]")
 @click.option("--vary-sizes", type=click.FloatRange(0, 1), metavar="SHARE", help="What if sizes change every step.")
+@click.option("--alloc-s", metavar="TIME", help="What if an allocator of one's own takes so long for an allocation.")
+@click.option("--free-s", metavar="TIME", help="The same of a free.")
 @click.option("--calibration", metavar="NAME|FILE", help="Whose costs of the driver's calls.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/replay.md).")
 @click.option("--plain", is_flag=True, help="No colours, fixed width.")
@@ -122,13 +127,18 @@ def _what_if(
     policies = list(POLICIES) if options["compare_policies"] else list(dict.fromkeys(options["policies"])) or asked_for
     costs, asked = DriverCosts.of(calibration), demand(sequence)
     scores = compare(sequence, policies, needs, costs)
+    own_s = _own_s(options, asked)
+    moves = _moves(study, scores)
+    sequence = replace(sequence, notes=(*sequence.notes, *_told(own_s, moves)))
     data = {
         "schema_version": _SCHEMA,
         "name": sequence.name,
         "settings": asdict(needs.settings),
         "capacity_bytes": needs.capacity_bytes,
         "demand": asdict(asked),
-        "policies": [asdict(score) for score in scores],
+        **({"own_allocator_s": own_s} if own_s else {}),
+        **({"moves": moves} if moves is not None else {}),
+        "policies": [_score_data(score) for score in scores],
         "costs": costs.source,
         "notes": list(sequence.notes),
     }
@@ -146,6 +156,55 @@ def _what_if(
 def _exact_data(report: ReplayReport) -> dict[str, Any]:
     """What --json prints of an exact replay."""
     return {"schema_version": _SCHEMA, "exact": report.is_exact, **asdict(report)}
+
+
+def _score_data(score: Score) -> dict[str, Any]:
+    data = asdict(score)
+    return data if score.moved_bytes else {name: value for name, value in data.items() if name != "moved_bytes"}
+
+
+def _own_s(options: dict[str, Any], asked: Demand) -> float:
+    """What an allocator of one's own takes for a step's requests. Raises InputError with every time that is none."""
+    faults, found = list[Fault](), 0.0
+    for name, count in (("alloc_s", asked.num_allocations), ("free_s", asked.num_frees)):
+        try:
+            found += count * (parse_seconds(options[name]) if options[name] else 0.0)
+        except UnitError as exc:
+            faults.append(Fault(place=f"--{name.replace('_', '-')}", problem=exc.problem, remedy=exc.remedy))
+    if faults:
+        raise InputError(faults)
+    return found
+
+
+def _moves(study: Path | None, scores: Rows[Score]) -> dict[str, Any] | None:
+    """What moves beside the program, and the share of each link that it takes over the predicted step; None: nothing does.
+
+    Inside the GPU every byte is read and written; through a peer or the host it crosses the link each way once.
+    """
+    moved = max((score.moved_bytes for score in scores), default=0)
+    if not any(score.policy == "defrag" for score in scores):
+        return None
+    found: dict[str, Any] = {"bytes": moved}
+    if study is not None:
+        from simulator.formats.study import read_study
+        from simulator.predict import predict
+
+        asked = read_study(study, {}, {}, ())
+        step_s = float(predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack).step_s)
+        cluster, host = asked.cluster, asked.cluster.host_link
+        rates = {"hbm": cluster.device.memory_bytes_per_s / 2, cluster.intra.kind: cluster.intra.bytes_per_s}
+        rates |= {host.kind: host.bytes_per_s} if host is not None else {}
+        found |= {"step_s": step_s, "shares": {name: moved / float(rate) / step_s for name, rate in rates.items()}}
+    return found
+
+
+def _told(own_s: float, moves: dict[str, Any] | None) -> list[str]:
+    told = [f"an allocator of one's own: {format_seconds(own_s)} a step beside"] if own_s else []
+    if moves is not None:
+        shares = ", ".join(f"{share:.1%} of {name}" for name, share in moves.get("shares", {}).items())
+        over = f" over a step of {format_seconds(moves['step_s'])}: {shares}" if shares else ""
+        told.append(f"defrag moves {format_bytes(moves['bytes'])} a step{over}")
+    return told
 
 
 def _predicted(study: Path | None) -> tuple[Sequence, Calibration, Pools]:

@@ -43,7 +43,9 @@ class DriverCosts:
         return self.all_seconds(call, 1, num_bytes)
 
     def all_seconds(self, call: str, count: int, num_bytes: int) -> float:
-        """Of so many calls of one kind, of so many bytes together."""
+        """Of so many calls of one kind, of so many bytes together; what moves beside the program takes the host none."""
+        if call == "move":
+            return 0.0
         if call == "remap":
             return count * self.malloc.call_s
         return (self.free if call in ("segment_free", "segment_unmap") else self.malloc).seconds(count, num_bytes)

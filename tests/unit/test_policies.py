@@ -348,3 +348,47 @@ def test_expandable_is_what_the_setting_makes_of_native() -> None:
         for name, options in (("native", settings), ("expandable", AllocatorSettings()))
     )
     assert told.peak_reserved_bytes == named.peak_reserved_bytes
+
+
+def test_defragmentation_empties_the_sparsest_segment_into_another() -> None:
+    """By hand, in MiB: x (40) lies alone in a segment of 100 while 50 are free in the other. A request of 200 finds 110 of 400 free."""
+    sizes = [100, 100, 50, 30, 40, 200]  # a, b, y, z, x, w
+    order = [(ALLOC, 0), (ALLOC, 1), (FREE, 0), (FREE, 1), (ALLOC, 2), (ALLOC, 3), (ALLOC, 4), (FREE, 3), (ALLOC, 5)]
+    requests = tuple((what, n, sizes[n] * MIB if what == ALLOC else 0, 0, TEMPORARY) for what, n in order)
+    calls: list[tuple[str, int]] = []
+    pool = make_pool("defrag", PoolInputs(), lambda call, _, size: calls.append((call, size // MIB)))
+    play(requests[:-1], pool)
+    assert (pool.reserved_bytes, pool.active_bytes) == (200 * MIB, 90 * MIB)
+    handles = play(
+        requests, pool := make_pool("defrag", PoolInputs(), lambda call, _, size: calls.append((call, size // MIB)))
+    )
+    assert calls[-3:] == [("segment_alloc", 200), ("move", 40), ("segment_free", 100)]
+    assert (pool.reserved_bytes, pool.active_bytes) == (300 * MIB, 290 * MIB)
+    (low, high), (start, end) = (
+        (at, at + size) for ((at, size),) in (pool.pieces(handles[number]) for number in (2, 4))
+    )
+    assert start == high  # x now lies behind y
+    assert end - low == 90 * MIB
+    (score,) = compare(Sequence(name="", requests=requests, steady=0), ["defrag"], PoolInputs(), DriverCosts.of())
+    assert score.moved_bytes == 40 * MIB
+
+
+def test_what_waits_for_other_streams_is_never_moved() -> None:
+    sizes = [100, 100, 50, 30, 40, 200]
+    order = [
+        (ALLOC, 0),
+        (ALLOC, 1),
+        (FREE, 0),
+        (FREE, 1),
+        (ALLOC, 2),
+        (ALLOC, 3),
+        (ALLOC, 4),
+        (FREE, 3),
+        (REQUEST_FREE, 4),
+        (ALLOC, 5),
+    ]
+    calls: list[tuple[str, int]] = []
+    pool = make_pool("defrag", PoolInputs(), lambda call, _, size: calls.append((call, size // MIB)))
+    play(((what, n, sizes[n] * MIB if what == ALLOC else 0, 0, TEMPORARY) for what, n in order), pool)
+    assert calls[-2:] == [("move", 50), ("segment_free", 100)]  # y to x's segment, though that is sparser
+    assert pool.active_bytes == 290 * MIB

@@ -262,7 +262,7 @@ def test_what_ifs_list_every_policy(file: Any, capsys: pytest.CaptureFixture[str
     assert main(["replay", str(file), "--compare-policies", "--json"]) == ExitCode.OK
     answer = json.loads(capsys.readouterr().out)
     names = [policy["policy"] for policy in answer["policies"]]
-    assert names == ["native", "expandable", "first_fit", "arena", "slab", "checkpoint_buffer", "fixed"]
+    assert names == ["native", "expandable", "first_fit", "arena", "slab", "checkpoint_buffer", "defrag", "fixed"]
     assert answer["demand"]["num_allocations"] == 3
     assert main(["replay", str(file), "--policy", "slab", "--plain"]) == ExitCode.OK
     assert "slab" in capsys.readouterr().out
@@ -327,3 +327,33 @@ def test_a_plan_takes_the_place_of_a_snapshot(tmp_path: Any, capsys: pytest.Capt
 def test_exactly_one_source_is_due() -> None:
     assert main(["replay"]) == ExitCode.USAGE
     assert main(["replay", "a.pickle", "--plan", "b.toml"]) == ExitCode.USAGE
+
+
+def test_what_moves_beside_a_step_is_a_share_of_its_links(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """bytes ÷ (rate × step): 3,350 GB/s of HBM read and written, 450 GB/s of NVLink 4, 63 GB/s of PCIe 5."""
+    study = tmp_path / "study.toml"
+    study.write_text('model = "gpt2"\ncluster = "hgx-h100-8"\n[plan]\nseq_len = 1024\n')
+    asked = [
+        "replay",
+        "--plan",
+        str(study),
+        "--policy",
+        "defrag",
+        "--vary-sizes",
+        "0.25",
+        "--alloc-s",
+        "1us",
+        "--free-s",
+        "2us",
+    ]
+    assert main([*asked, "--json"]) == ExitCode.OK
+    found = json.loads(capsys.readouterr().out)
+    moves, (score,), demand = found["moves"], found["policies"], found["demand"]
+    assert moves["bytes"] == score.get("moved_bytes", 0) > 0
+    rates = {"hbm": 3350e9 / 2, "nvlink4": 450e9, "pcie5": 63e9}
+    assert moves["shares"] == pytest.approx(
+        {name: moves["bytes"] / rate / moves["step_s"] for name, rate in rates.items()}
+    )
+    assert found["own_allocator_s"] == pytest.approx(1e-6 * demand["num_allocations"] + 2e-6 * demand["num_frees"])
+    assert main([*asked[:-2], "--free-s", "2 apples"]) == ExitCode.BAD_INPUT
+    assert "--free-s" in capsys.readouterr().err

@@ -99,7 +99,7 @@ def _line(score: Score) -> tuple[str, ...]:
         format_bytes(score.free_bytes),
         format_bytes(score.largest_free_bytes),
         f"{score.external_fragmentation:.2f}" if score.free_bytes else "",
-        f"{sum(score.calls.values()):,}",
+        f"{sum(score.calls.values()) - score.calls.get('move', 0):,}",
         format_seconds(score.calls_s),
         format_seconds(score.all_calls_s - score.calls_s),
     )

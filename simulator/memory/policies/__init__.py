@@ -8,10 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 from simulator.memory.allocator import AllocatorSettings
+from simulator.memory.allocator.blocks import UNLIMITED_BYTES
 from simulator.memory.policies.arena import ArenaPool
 from simulator.memory.policies.base import ACTIVATION, PERSISTENT, TEMPORARY, OnDriver, Pool, ignore_call
 from simulator.memory.policies.buffer import BufferPool, buffer_bytes
 from simulator.memory.policies.caching import CachingPool, FirstFitAllocator
+from simulator.memory.policies.defrag import DefragPool
 from simulator.memory.policies.fixed import BLOCK_BYTES, FixedPool
 from simulator.memory.policies.slab import SlabPool
 
@@ -68,6 +70,11 @@ def _buffer(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
     return BufferPool(num_bytes, stream, needs.settings, needs.capacity_bytes, on_driver)
 
 
+def _defrag(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
+    settings = replace(needs.settings, expandable_segments=False, max_split_size_bytes=UNLIMITED_BYTES)
+    return DefragPool(settings, needs.capacity_bytes, on_driver)
+
+
 def _fixed(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
     return FixedPool(needs.capacity_bytes, on_driver, block_bytes=needs.block_bytes)
 
@@ -80,6 +87,7 @@ POLICIES: Mapping[str, tuple[Maker, str]] = MappingProxyType(
         "arena": (_arena, "a region each for what is persistent, activations and temporaries"),
         "slab": (_slab, "slots of exactly one size, reused for that size only"),
         "checkpoint_buffer": (_buffer, "activations in a buffer taken once, all else native"),
+        "defrag": (_defrag, "native, and live blocks move out of sparse segments beside the program"),
         "fixed": (_fixed, "whole blocks of one size, mapped together; up to 1 MiB native"),
     }
 )

@@ -11,7 +11,7 @@ from simulator.base.units import Bytes, BytesPerS, Seconds
 from simulator.spec.plan.alloc_conf import AllocConf, parse_alloc_conf
 from simulator.spec.plan.order import MAX_COUNT, MAX_SIZE
 
-Policy = Literal["caching", "expandable", "first_fit", "arena", "slab", "checkpoint_buffer", "fixed"]
+Policy = Literal["caching", "expandable", "first_fit", "arena", "slab", "checkpoint_buffer", "defrag", "fixed"]
 KINDS: Final = (
     *("parameters", "gradients", "optimizer_state", "buckets", "buffers", "inputs", "workspaces", "activations"),
     *("unsharded_parameters", "all_gather", "reduce_scatter", "loss", "temporaries"),

@@ -37,6 +37,7 @@ class Score:
 
     fragmentation_bytes: reserved - allocated. external_fragmentation: 1 - largest free block / all that is free, of
     blocks that may be reused. calls, calls_s: the driver's, in the measured step; all_calls, all_calls_s: before it too.
+    moved_bytes: of what the policy moves beside the program in the measured step.
     out_of_memory: where the capacity was not enough; the figures then hold until there.
     """
 
@@ -52,6 +53,7 @@ class Score:
     all_calls: dict[str, int]
     all_calls_s: float
     out_of_memory: str | None
+    moved_bytes: int = 0
 
     @property
     def fit(self) -> Fit:
@@ -98,8 +100,10 @@ class _Driver:
     costs: DriverCosts
     calls: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    moved: int = 0
 
     def __call__(self, call: str, address: int, num_bytes: int) -> None:  # noqa: ARG002  as pools tell it
+        self.moved += num_bytes * (call == "move")
         self.calls[call] += 1
         self.seconds += self.costs.seconds(call, num_bytes)
 
@@ -110,14 +114,14 @@ def measure(sequence: Sequence, policy: str, needs: PoolInputs, costs: DriverCos
     out_of_memory = None
     peaks = [0, 0]
     moment = (0, 0, 0)  # reserved - allocated, free, largest free
-    before, before_s = Counter[str](), 0.0
+    before, before_s, moved_before = Counter[str](), 0.0, 0
     pool: Pool[Any] | None = None
 
     def watch(index: int) -> None:
-        nonlocal moment, before, before_s
+        nonlocal moment, before, before_s, moved_before
         assert pool is not None
         if index == sequence.steady - 1:
-            before, before_s = driver.calls.copy(), driver.seconds
+            before, before_s, moved_before = driver.calls.copy(), driver.seconds, driver.moved
         if index >= sequence.steady:
             peaks[0] = max(peaks[0], pool.allocated_bytes)
             peaks[1] = max(peaks[1], pool.reserved_bytes)
@@ -145,4 +149,5 @@ def measure(sequence: Sequence, policy: str, needs: PoolInputs, costs: DriverCos
         all_calls=dict(sorted(driver.calls.items())),
         all_calls_s=driver.seconds,
         out_of_memory=out_of_memory,
+        moved_bytes=driver.moved - moved_before,
     )
