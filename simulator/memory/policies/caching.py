@@ -10,7 +10,7 @@ from typing_extensions import override
 from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.memory.allocator.blocks import UNLIMITED_BYTES
 from simulator.memory.allocator.blocks import Pool as StreamPool
-from simulator.memory.policies.base import OnDriver, Pool, ignore_call
+from simulator.memory.policies.base import HandleT, OnDriver, Pool, ignore_call
 
 
 class FirstFitAllocator(CachingAllocator):
@@ -33,19 +33,10 @@ class FirstFitAllocator(CachingAllocator):
         return block
 
 
-class CachingPool(Pool[Block]):
-    """A caching allocator as a pool."""
+class AllocatorPool(Pool[HandleT]):
+    """What a caching allocator counts, as a pool."""
 
-    def __init__(
-        self,
-        settings: AllocatorSettings,
-        capacity_bytes: int | None = None,
-        on_driver: OnDriver = ignore_call,
-        *,
-        kind: type[CachingAllocator] = CachingAllocator,
-        place: Callable[[int], int] | None = None,
-    ) -> None:
-        self._allocator = kind(settings, capacity_bytes=capacity_bytes, on_driver=on_driver, place=place)
+    _allocator: CachingAllocator
 
     @property
     @override
@@ -68,6 +59,29 @@ class CachingPool(Pool[Block]):
         return self._allocator.num_retries
 
     @override
+    def empty_cache(self) -> None:
+        self._allocator.empty_cache()
+
+    @override
+    def largest_free_bytes(self) -> int:
+        return max((pool.free[-1][0] for pool in self._allocator.pools.values() if pool.free), default=0)
+
+
+class CachingPool(AllocatorPool[Block]):
+    """A caching allocator as a pool."""
+
+    def __init__(
+        self,
+        settings: AllocatorSettings,
+        capacity_bytes: int | None = None,
+        on_driver: OnDriver = ignore_call,
+        *,
+        kind: type[CachingAllocator] = CachingAllocator,
+        place: Callable[[int], int] | None = None,
+    ) -> None:
+        self._allocator = kind(settings, capacity_bytes=capacity_bytes, on_driver=on_driver, place=place)
+
+    @override
     def malloc(self, num_bytes: int, stream: int, kind: int) -> Block:
         return self._allocator.malloc(num_bytes, stream)
 
@@ -78,14 +92,6 @@ class CachingPool(Pool[Block]):
     @override
     def complete_free(self, handle: Block) -> None:
         self._allocator.complete_free(handle)
-
-    @override
-    def empty_cache(self) -> None:
-        self._allocator.empty_cache()
-
-    @override
-    def largest_free_bytes(self) -> int:
-        return max((pool.free[-1][0] for pool in self._allocator.pools.values() if pool.free), default=0)
 
     @override
     def pieces(self, handle: Block) -> tuple[tuple[int, int], ...]:

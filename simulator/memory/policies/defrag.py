@@ -16,7 +16,8 @@ from typing_extensions import override
 from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.memory.allocator.blocks import MIN_BLOCK_BYTES, SMALL_BYTES, split
 from simulator.memory.allocator.blocks import Pool as StreamPool
-from simulator.memory.policies.base import OnDriver, OwnPool, ignore_call
+from simulator.memory.policies.base import OnDriver, ignore_call
+from simulator.memory.policies.caching import AllocatorPool
 
 SHARE = 0.15  # free of what is reserved, above which it acts: what tuning guides call fragmented
 _TRIED = 16  # segments, the sparsest first
@@ -24,35 +25,15 @@ _TRIED = 16  # segments, the sparsest first
 Cell = list[Block]  # one block, which may become another
 
 
-class DefragPool(OwnPool[Cell]):
+class DefragPool(AllocatorPool[Cell]):
     """The caching allocator with compaction."""
 
     def __init__(
         self, settings: AllocatorSettings, capacity_bytes: int | None = None, on_driver: OnDriver = ignore_call
     ) -> None:
-        super().__init__(capacity_bytes, on_driver)
-        self._allocator = _Compacting(settings, capacity_bytes=capacity_bytes, on_driver=on_driver)
+        self._allocator: _Compacting = _Compacting(settings, capacity_bytes=capacity_bytes, on_driver=on_driver)
+        self._on_driver = on_driver
         self._cells: dict[int, Cell] = {}  # address -> of blocks that may move
-
-    @property
-    @override
-    def allocated_bytes(self) -> int:
-        return self._allocator.allocated_bytes
-
-    @property
-    @override
-    def active_bytes(self) -> int:
-        return self._allocator.active_bytes
-
-    @property
-    @override
-    def reserved_bytes(self) -> int:
-        return self._allocator.reserved_bytes
-
-    @property
-    @override
-    def num_retries(self) -> int:
-        return self._allocator.num_retries
 
     @override
     def malloc(self, num_bytes: int, stream: int, kind: int) -> Cell:
@@ -71,14 +52,6 @@ class DefragPool(OwnPool[Cell]):
     @override
     def complete_free(self, handle: Cell) -> None:
         self._allocator.complete_free(handle[0])
-
-    @override
-    def empty_cache(self) -> None:
-        self._allocator.empty_cache()
-
-    @override
-    def largest_free_bytes(self) -> int:
-        return max((pool.free[-1][0] for pool in self._allocator.pools.values() if pool.free), default=0)
 
     @override
     def pieces(self, handle: Cell) -> tuple[tuple[int, int], ...]:

@@ -8,6 +8,7 @@ from typing import Final
 from simulator.parallel.legality.degrees import nearest_divisor
 from simulator.parallel.legality.rule import Played, PlayRule
 from simulator.spec.plan import AXES, NOTHING_OFFLOADED, Plan
+from simulator.spec.plan.memory import USUAL_MEMORY
 from simulator.spec.plan.optimizers import OPTIMIZERS
 
 MAX_CPU_RANKS: Final = 4
@@ -294,6 +295,13 @@ def _powersgd(played: Played) -> bool:
 
 
 _HOOKS: Final = (
+    PlayRule(
+        where="memory_policy",
+        fields=tuple(flat for flat, place in Plan.flat_names.items() if place.startswith("memory.")),
+        holds=lambda played: played.plan.memory == USUAL_MEMORY,
+        equation="torch plays on the pool that its process has, by PYTORCH_CUDA_ALLOC_CONF in its environment",
+        remedy="no [plan.memory]; `shardwise predict` takes any",
+    ),
     PlayRule(
         where="sync_every_steps",
         fields=("sync_every_steps",),
