@@ -35,6 +35,7 @@ _LIMITS: Final = {
     "greater_than": ("gt", "greater than {}"),
     "less_than_equal": ("le", "at most {}"),
     "less_than": ("lt", "less than {}"),
+    "multiple_of": ("multiple_of", "a multiple of {}"),
 }
 _PLAIN: Final[Mapping[object, str]] = {
     str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false", date: "a date, as 2026-01-31",

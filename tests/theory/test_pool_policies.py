@@ -91,6 +91,14 @@ backend:cudaMallocAsync,expandable_segments:true,pinned_num_register_threads:8,p
         assert words in str(told.value)
 
 
+@pytest.mark.parametrize(
+    "text", ["roundup_power2_divisions:[256:1", "roundup_power2_divisions:[]", "roundup_power2_divisions:[256]"]
+)
+def test_lists_are_whole(text: str) -> None:
+    with pytest.raises(ValueError, match="roundup_power2_divisions is"):
+        parse_alloc_conf(text)
+
+
 def test_a_key_that_is_like_none_lists_all() -> None:
     with pytest.raises(ValueError, match="zzz") as told:
         parse_alloc_conf("zzz:1")

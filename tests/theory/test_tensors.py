@@ -304,6 +304,32 @@ def test_a_plans_own_tensors_move_between_tiers(capsys: pytest.CaptureFixture[st
     assert all(one["holder"] == one["gpu"] for one in json.loads(capsys.readouterr().out)["tensors"])
 
 
+def test_stages_of_1f1b_keep_as_many_micro_batches_as_stages_follow(capsys: pytest.CaptureFixture[str]) -> None:
+    """arXiv 2104.04473: stage s of p has p - s micro-batches in flight; so many of what a layer saves live at once."""
+    asked = [
+        "place",
+        "--tensors",
+        "own",
+        "--model",
+        "llama3.2-1b",
+        "--cluster",
+        "hgx-h100-8",
+        "--seq-len",
+        "512",
+        "--json",
+    ]
+    plan = ["--pp", "4", "--dp-shard", "1", "--dp-replicate", "2", "--zero", "0", "--num-micro-batches", "6"]
+    assert main([*asked, *plan]) == 0
+    tensors = json.loads(capsys.readouterr().out)["tensors"]
+    for stage in range(4):
+        layer = f"gpu{2 * stage} layer{4 * stage + 1} "
+        lives = [
+            (one["from_s"], one["to_s"]) for one in tensors if one["name"].startswith(layer) and "saved" in one["name"]
+        ]
+        assert len(lives) == 6
+        assert max(sum(begin <= at < end for begin, end in lives) for at, _ in lives) == 4 - stage
+
+
 def test_every_fault_of_a_table_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "tensors.csv"
     table.write_text("name,gpu,bytes,uses_s\na,9,1GB,0 1\na,0,0,0\nb,0,1 potato,1 0\n,0,1GB,x\n")

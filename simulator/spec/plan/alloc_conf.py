@@ -73,6 +73,8 @@ def _divisions(text: str) -> tuple[int, ...]:
     """One number for all sizes, or [256:1,512:2,>:4] by megabytes; what lies below the first has its value."""
     if not text.startswith("["):
         return (_power_of_two(text),) * NUM_DIVISIONS
+    if not text.endswith("]"):
+        raise ValueError("a list that ends with ]")
     found, last, first = [0] * NUM_DIVISIONS, 0, True
     for part in text.strip("[]").split(","):
         size, _, value = part.partition(":")

@@ -14,7 +14,7 @@ from typing import Final
 
 from simulator.memory import device_history, outside_torch_bytes
 from simulator.memory.history import History, moment_of
-from simulator.memory.tape import CATEGORIES, TAG
+from simulator.memory.tape import TAG
 from simulator.parallel.model_shard import shard_of
 from simulator.play.engine import run
 from simulator.play.lower import Lowering
@@ -23,6 +23,7 @@ from simulator.work.script import resident_tensors
 from simulator.work.trace import Span
 
 _VISIT: Final = re.compile(r"(forward|backward) (embedding|head|layer\d+)(?: mb(\d+))?")
+_FOLDED: Final = re.compile(r"[FBW](\d+)\.(\d+)")  # a pipeline's micro-batch and chunk, all its units in one
 MOST_MICRO_BATCHES: Final = 8  # that are played
 
 
@@ -54,7 +55,7 @@ def own_tensors(lowering: Lowering) -> Own:
 
 
 def _saved(history: History) -> Counter[str]:
-    """Bytes that each unit saves of a micro-batch from its forward to its backward."""
+    """Bytes that each unit saves of a micro-batch from its forward to its backward; `layer`: of any layer, for those of other stages."""
     made: dict[int, tuple[str, int]] = {}
     found = Counter[str]()
     for index in range(history.steady, len(history.events)):
@@ -65,13 +66,13 @@ def _saved(history: History) -> Counter[str]:
         elif num_bytes < 0 and slot in made and phase == "backward":
             unit, size = made.pop(slot)
             found[unit] += size
+    found["layer"] = max((size for unit, size in found.items() if unit.startswith("layer")), default=0)
     return found
 
 
 def _beside(history: History) -> int:
     """What a step holds at most that is neither a state nor saved for a backward."""
     kept = {TAG[name] for name in ("parameters", "gradients", "optimizer_state", "activations")}
-    assert max(kept) < len(CATEGORIES)
     live, most, sizes = 0, 0, dict[int, int]()
     for slot, num_bytes, _, tag in history.events:
         if num_bytes >= 0 and tag not in kept:
@@ -88,12 +89,10 @@ def _tensors(
 ) -> Iterator[Tensor]:
     uses: dict[tuple[str, str], list[float]] = {}  # (unit, micro-batch or empty) -> moments
     optimizer_s = max((float(span.start_s) for span in spans if span.category == "optimizer"), default=0.0)
-    for span in spans:
-        if visit := _VISIT.match(span.label):
-            _, unit, micro_batch = visit.groups()
-            uses.setdefault((unit, ""), []).append(float(span.start_s))
-            if saved[unit]:
-                uses.setdefault((unit, micro_batch or "0"), []).append(float(span.start_s))
+    for unit, micro_batch, start_s in _visits(spans, lowering.plan.pipeline.virtual_stages):
+        uses.setdefault((unit, ""), []).append(start_s)
+        if _size(saved, unit):
+            uses.setdefault((unit, micro_batch), []).append(start_s)
     shard = shard_of(lowering.stack.stored(lowering.model), lowering.plan, stage)
     totals = {name: sum(sizes) for name, sizes in resident_tensors(shard, lowering.plan).items()}
     units = [unit for unit, micro_batch in uses if not micro_batch]
@@ -103,7 +102,7 @@ def _tensors(
             yield Tensor(
                 name=f"gpu{gpu} {unit} mb{micro_batch}: saved",
                 gpu=gpu,
-                num_bytes=saved[unit],
+                num_bytes=_size(saved, unit),
                 uses_s=tuple(sorted(moments)),
             )
             continue
@@ -117,6 +116,23 @@ def _tensors(
                     num_bytes=size,
                     uses_s=(0.0, *of_step, max([optimizer_s, *of_step])),
                 )
+
+
+def _visits(spans: tuple[Span, ...], num_chunks: int) -> Iterator[tuple[str, str, float]]:
+    """(unit, micro-batch, when) of each pass of a unit. Of folded passes the units begin together."""
+    found = [(visit, span) for span in spans if (visit := _VISIT.match(span.label))]
+    units = list(dict.fromkeys(visit[2] for visit, _ in found))
+    width = -(-len(units) // num_chunks)
+    for visit, span in found:
+        yield visit[2], visit[3] or "0", float(span.start_s)
+    for span in spans:
+        if folded := _FOLDED.fullmatch(span.label):
+            for unit in units[int(folded[2]) * width :][:width]:
+                yield unit, folded[1], float(span.start_s)
+
+
+def _size(saved: Counter[str], unit: str) -> int:
+    return saved[unit] or (saved["layer"] if unit.startswith("layer") else 0)
 
 
 def _weight(lowering: Lowering, unit: str) -> int:
