@@ -248,6 +248,18 @@ def test_more_device_memory_never_waits_longer(policy: str, seed: int) -> None:
         assert one.peak_bytes["hbm"] <= room * GB
 
 
+def test_it_is_told_which_tensor_is_where_when() -> None:
+    """Room for one of two pages that take turns: a leaves when b is made, and comes back when it is used, which sends b away."""
+    a, b = tensor("a", GB, 0, 2), tensor("b", GB, 1, 3)
+    told = tiered([a, b], tiers(1), "lru").changes
+    assert told == (
+        (1.0, "a", "hbm", "host"),
+        (2.0, "a", "host", "hbm"),
+        (2.0, "b", "hbm", "host"),
+        (3.0, "b", "host", "hbm"),
+    )
+
+
 def test_page_faults_and_mappings_cost_their_number() -> None:
     """Two tensors of 7 GB take turns in 8 GB: 4 fetches. Pages of 2 GB: 4 faults each of 1 ms, with the bytes at 50 GB/s."""
     two, hbm = string("ababab", 7 * GB), tiers(1, 8 * GB)

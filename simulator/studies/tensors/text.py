@@ -84,3 +84,7 @@ def tiered_text(found: Tiered) -> Iterator[str]:
     for name, peak in found.peak_bytes.items():
         moved = f"{format_bytes(found.fetched.get(name, 0))} fetched from it, {format_bytes(found.evicted.get(name, 0))} evicted to it"
         yield f"  {name}: at most {format_bytes(peak)}" + ("" if name == "hbm" else f", {moved}")
+    for when_s, tensor, source, target in found.changes[:_SHOWN]:
+        yield f"  {format_seconds(when_s)}: {tensor}, {source} to {target}"
+    if len(found.changes) > _SHOWN:
+        yield f"  and {len(found.changes) - _SHOWN} more (--json has all)"

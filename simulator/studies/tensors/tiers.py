@@ -8,6 +8,7 @@ no use waits longer (Mattson et al., Evaluation techniques for storage hierarchi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,7 +24,7 @@ class Tiered:
     """What a step's uses move. fetched, evicted: bytes by tier that they come from, or go to. waits_s: what uses wait for.
 
     hidden_s: of fetches ahead of their use, what passes beside the computation before it. peak_bytes: by tier, at its worst
-    moment. over_bytes: what found no place in any tier. faults: rounds of page faults, mappings, or moves.
+    moment. changes: (when, tensor, from, to) of every move. over_bytes: what found no place in any tier. faults: rounds of page faults, mappings, or moves.
     """
 
     policy: str
@@ -36,18 +37,7 @@ class Tiered:
     peak_bytes: Mapping[str, int]
     over_bytes: int
     faults: int
-
-
-@dataclass(slots=True)
-class _Run:
-    fetched: dict[str, int] = field(default_factory=dict)
-    evicted: dict[str, int] = field(default_factory=dict)
-    peaks: dict[str, int] = field(default_factory=dict)
-    misses: int = 0
-    moves: int = 0
-    over: int = 0
-    waits_s: float = 0.0
-    hidden_s: float = 0.0
+    changes: tuple[tuple[float, str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,31 +51,75 @@ class Moves:
     unit_s: float = 0.0
     ahead: bool = False
 
+    def units(self, num_bytes: int) -> int:
+        """Faults, mappings or copies of so many bytes."""
+        return -(-num_bytes // self.unit_bytes) if self.unit_bytes else 1
+
 
 def tiered(tensors: Sequence[Tensor], tiers: Sequence[Tier], policy: str, moves: Moves = Moves()) -> Tiered:
     """Play the uses of all tensors, in order of time; of equal times, in the order of the table."""
     uses = sorted((at, number) for number, one in enumerate(tensors) for at in one.uses_s)
     order = POLICIES[policy](tensors, uses, tiers, moves)
-    run, place, stack = _Run(), dict[int, int](), list[int]()
+    run, place, stack = _Run(tensors, tiers, moves), dict[int, int](), list[int]()
     for index, (now_s, used) in enumerate(uses):
         stack = _restacked([one for one in stack if tensors[one].last_s >= now_s], used, lambda one: order(one, index))  # noqa: B023
         lowest = _filled(tensors, tiers, stack)
         after = {number: tier if number == used else max(tier, place.get(number, 0)) for number, tier in lowest.items()}
-        before_s = uses[index - 1][0] if index else now_s
-        _move(run, tensors, tiers, place, after, used, moves, now_s - before_s)
+        run.move(place, after, uses[index], now_s - (uses[index - 1][0] if index else now_s))
+        run.hold(after, used)
         place = after
-        held: dict[str, int] = {}
-        for number, tier in after.items():
-            name = tiers[tier].name if tier < len(tiers) else ""
-            held[name] = held.get(name, 0) + tensors[number].num_bytes
-        unusable = tensors[used].num_bytes if after[used] else 0  # larger than HBM
-        beyond = sum(max(0, held.get(one.name, 0) - one.num_bytes) for one in tiers)
-        run.over = max(run.over, held.pop("", 0) + beyond, unusable)
-        run.peaks = {name: max(run.peaks.get(name, 0), held.get(name, 0)) for name in {**run.peaks, **held}}
     return Tiered(
-        policy=policy, num_uses=len(uses), misses=run.misses, fetched=run.fetched, evicted=run.evicted, waits_s=run.waits_s,
-        hidden_s=run.hidden_s, peak_bytes=run.peaks, over_bytes=run.over, faults=run.moves,
+        policy=policy, num_uses=len(uses), misses=run.misses, fetched=dict(run.fetched), evicted=dict(run.evicted),
+        waits_s=run.waits_s, hidden_s=run.hidden_s, peak_bytes=run.peaks, over_bytes=run.over, faults=run.moved,
+        changes=tuple(run.changes),
     )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Run:
+    """Counts what moves, and what lies where."""
+
+    tensors: Sequence[Tensor]
+    tiers: Sequence[Tier]
+    moves: Moves
+    fetched: Counter[str] = field(default_factory=Counter)
+    evicted: Counter[str] = field(default_factory=Counter)
+    peaks: dict[str, int] = field(default_factory=dict)
+    changes: list[tuple[float, str, str, str]] = field(default_factory=list)
+    misses: int = 0
+    moved: int = 0
+    over: int = 0
+    waits_s: float = 0.0
+    hidden_s: float = 0.0
+
+    def move(self, before: Mapping[int, int], after: Mapping[int, int], use: tuple[float, int], gap_s: float) -> None:
+        """From one use to the next. It waits for its own tensor; what leaves HBM leaves the other way, beside it."""
+        now_s, used = use
+        self.misses += before.get(used, 0) > 0
+        for number, tier in after.items():
+            was, one = before.get(number, 0 if number == used else tier), self.tensors[number]
+            if tier == was or max(tier, was) >= len(self.tiers):
+                continue
+            self.moved += (units := self.moves.units(one.num_bytes))
+            self.changes.append((now_s, one.name, self.tiers[was].name, self.tiers[tier].name))
+            if tier > was:
+                self.evicted[self.tiers[tier].name] += one.num_bytes
+                continue
+            self.fetched[self.tiers[was].name] += one.num_bytes
+            seconds = one.num_bytes / self.tiers[was].read_bytes_per_s + units * self.moves.unit_s
+            hidden = min(seconds, gap_s) if self.moves.ahead else 0.0
+            self.waits_s += seconds - hidden
+            self.hidden_s += hidden
+
+    def hold(self, after: Mapping[int, int], used: int) -> None:
+        """Beyond all tiers, or in one that is full, or in use and not in HBM: it finds no place."""
+        held: Counter[str] = Counter()
+        for number, tier in after.items():
+            held[self.tiers[tier].name if tier < len(self.tiers) else ""] += self.tensors[number].num_bytes
+        unusable = self.tensors[used].num_bytes if after[used] else 0
+        beyond = sum(max(0, held[one.name] - one.num_bytes) for one in self.tiers)
+        self.over = max(self.over, held.pop("", 0) + beyond, unusable)
+        self.peaks = {name: max(self.peaks.get(name, 0), held[name]) for name in {**self.peaks, **+held}}
 
 
 def _restacked(stack: Sequence[int], used: int, rank: Callable[[int], float]) -> list[int]:
@@ -110,30 +144,6 @@ def _filled(tensors: Sequence[Tensor], tiers: Sequence[Tier], ranked: Sequence[i
         room -= tensors[number].num_bytes
         found[number] = tier
     return found
-
-
-def _move(
-    run: _Run, tensors: Sequence[Tensor], tiers: Sequence[Tier], before: Mapping[int, int], after: Mapping[int, int],
-    used: int, moves: Moves, gap_s: float,
-) -> None:  # fmt: skip
-    """Count what changes its tier at a use. The use waits for its own tensor; what leaves HBM leaves the other way, beside it."""
-    source = before.get(used, 0)
-    if source:
-        run.misses += 1
-    for number, tier in after.items():
-        was, size = before.get(number, 0 if number == used else tier), tensors[number].num_bytes
-        if tier == was or max(tier, was) >= len(tiers):
-            continue
-        units = -(-size // moves.unit_bytes) if moves.unit_bytes else 1
-        run.moves += units
-        if tier > was:
-            run.evicted[tiers[tier].name] = run.evicted.get(tiers[tier].name, 0) + size
-            continue
-        run.fetched[tiers[was].name] = run.fetched.get(tiers[was].name, 0) + size
-        seconds = size / tiers[was].read_bytes_per_s + units * moves.unit_s
-        hidden = min(seconds, gap_s) if moves.ahead else 0.0
-        run.waits_s += seconds - hidden
-        run.hidden_s += hidden
 
 
 # -- policies: what stays
@@ -179,7 +189,7 @@ def _cost(tensors: Sequence[Tensor], uses: Sequence[tuple[float, int]], tiers: S
     def key(number: int, index: int) -> float:
         away = following(number, index) - index
         size = tensors[number].num_bytes
-        units = -(-size // moves.unit_bytes) if moves.unit_bytes else 1
+        units = moves.units(size)
         seconds = size / below.read_bytes_per_s + size / below.write_bytes_per_s + 2 * units * moves.unit_s
         return away * size / seconds if seconds else away
 
