@@ -8,7 +8,7 @@ from pathlib import Path
 from simulator.base.errors import Fault, InputError, PlanError
 from simulator.cli.programs import is_program
 from simulator.formats.study import Study, read_study
-from simulator.play.lower import lower
+from simulator.play.lower import Lowering, lower
 from simulator.predict import memory_of
 from simulator.predict.play import step_seconds
 from simulator.spec.calibration import Calibration
@@ -32,13 +32,14 @@ def swept(
     if study.cluster.exceptions:
         problem = "--failures adds one exception at a time, and there are some already"
         raise InputError(Fault(place="cluster: exceptions", problem=problem, remedy="a cluster of equal nodes"))
-    step_s = _step_s(study)
+    lowering = _lowered(study)
+    step_s = step_seconds(lowering)
     base, cases = study.plan.tokens_per_step / step_s, list(failures_of(study.plan, study.cluster, left))
     found = []
     for done, one in enumerate(cases, 1):
         found.append(_hurt(one, file, flags, settings, base))
         tell(done, len(cases))
-    return ranked(step_s, base, left, found)
+    return ranked(step_s, base, left, found, fits=memory_of(lowering, quick=True).memory.fit.runs)
 
 
 def _hurt(
@@ -56,11 +57,15 @@ def _hurt(
     return Hurt(failure=failure, step_s=step_s, lost=1 - study.plan.tokens_per_step / step_s / base)
 
 
-def _step_s(study: Study, *, holds: bool = False) -> float:
-    """Seconds of a step. holds: raise PlanError where it does not fit in memory."""
+def _lowered(study: Study) -> Lowering:
     calibration = study.calibration or Calibration.for_device(study.cluster.device)
     inputs = (study.model, study.plan, study.cluster, study.stack or Stack.of(study.plan), calibration)
-    lowering = lower(*inputs, calibration.links or default_curves())
+    return lower(*inputs, calibration.links or default_curves())
+
+
+def _step_s(study: Study, *, holds: bool = False) -> float:
+    """Seconds of a step. holds: raise PlanError where it does not fit in memory."""
+    lowering = _lowered(study)
     if holds and not (held := memory_of(lowering, quick=True)).memory.fit.runs:
         raise PlanError(Fault(place="memory", problem=f"does not fit on the nodes that are left: {held.cause}"))
     return step_seconds(lowering)

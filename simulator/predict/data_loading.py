@@ -28,6 +28,8 @@ from simulator.work.trace import Span, Timeline
 
 STALL: Final = "data loading"
 _WARM_UP: Final = 0.5  # of the batches, until the buffer is as full as it gets
+_MOST_OF_A_STEP: Final = 10_000  # batches of one step that are simulated; more go on alike
+_MOST_DRAWS: Final = 20_000_000
 _MOST_RANKS: Final = 4096  # more of them are later by next to nothing: the latest of n grows with the logarithm
 _DETERMINISTIC, _MOST_DETERMINISTIC = 400, 40_000  # batches that show a steady state where nothing varies
 
@@ -51,7 +53,7 @@ class DataLoading(Strict):
     cores: int | None = Field(
         ge=1, le=65536, default=None, description="of a node, for its ranks' workers; not set: one for each"
     )
-    batches: int = Field(ge=100, le=10**6, default=4000, description="simulated, where decoding varies")
+    batches: int = Field(ge=100, le=10**5, default=4000, description="simulated, where decoding varies")
     seed: int = Field(ge=0, le=2**63, default=0, description="of the decoding times")
 
 
@@ -114,12 +116,11 @@ def stall_of(asked: DataLoading, step_s: float, plan: Plan, cluster: Cluster) ->
     """Loading beside a step of `step_s`. Raises PlanError where the cluster has no host."""
     loads = _loads(asked, step_s, plan, cluster)
     ranks = min(plan.num_data_parallel, _MOST_RANKS)
-    count = _num_batches(asked, loads, plan.num_micro_batches)
+    each = min(plan.num_micro_batches, _MOST_OF_A_STEP)
+    count = _num_batches(asked, loads, each, ranks)
     stalls, ready_s = played(loads, _times(asked, loads, plan, count, ranks))
-    steps = (
-        step_s
-        + stalls.reshape(-1, plan.num_micro_batches).sum(axis=1)[int(_WARM_UP * count) // plan.num_micro_batches :]
-    )
+    of_steps = stalls.reshape(-1, each).sum(axis=1)[int(_WARM_UP * count) // each :]
+    steps = step_s + of_steps * (plan.num_micro_batches / each)
     return DataStall(
         alone_s=step_s,
         stall_s=float(steps.mean()) - step_s,
@@ -130,10 +131,11 @@ def stall_of(asked: DataLoading, step_s: float, plan: Plan, cluster: Cluster) ->
     )
 
 
-def _num_batches(asked: DataLoading, loads: Loads, each: int) -> int:
+def _num_batches(asked: DataLoading, loads: Loads, each: int, ranks: int) -> int:
     """Batches to simulate: whole steps of `each`; where nothing varies, as many more as make whole rounds of the workers."""
     if asked.decode_variation:
-        return asked.batches + -asked.batches % (2 * each)
+        count = min(asked.batches, max(100, _MOST_DRAWS // ranks))
+        return count + -count % (2 * each)
     rounds = 2 * math.lcm(max(loads.workers, 1), each)
     count = rounds * -(-max(_DETERMINISTIC, 4 * loads.slots) // rounds)
     return min(count, max(2 * each, _MOST_DETERMINISTIC - _MOST_DETERMINISTIC % (2 * each)))

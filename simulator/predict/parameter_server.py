@@ -9,7 +9,7 @@ its link out, each first come, first served, between private compute and private
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
@@ -33,6 +33,7 @@ from simulator.spec.software.stack import Stack
 # Of an update's time, adding a gradient: both wait for the host's memory, which it reads twice and writes once in fp32
 _ADD_SHARE: Final = 12 / ADAM_BYTES_PER_NUMEL
 _NEVER: Final = 2**31 - 1
+_FEWEST_CLOCKS, _MOST_UPDATES = 20, 200_000  # of many workers fewer clocks show the steady state
 _WARM_UP: Final = 0.25  # of the clocks, until the queues are as long as they get
 
 
@@ -70,7 +71,9 @@ class Servers(Strict):
         default=0.0,
         description="standard deviation of a worker's compute over its mean, from clock to clock",
     )
-    clocks: int = Field(ge=20, le=10**6, default=200, description="simulated of each worker")
+    clocks: int = Field(
+        ge=20, le=10**6, default=200, description="simulated of each worker; fewer of more than a thousand"
+    )
     seed: int = Field(ge=0, le=2**63, default=0, description="of the variation")
 
 
@@ -141,7 +144,8 @@ def served(
     alone_s = worker.step_s - worker.breakdown.get("stragglers", 0.0)  # nobody waits for the slowest
     numel, workers = model.num_parameters, plan.dp_replicate
     cycle = _cycle(asked, alone_s, numel, cluster)
-    found = played(cycle, workers, asked)
+    clocks = min(asked.clocks, max(_FEWEST_CLOCKS, _MOST_UPDATES // workers))
+    found = played(cycle, workers, asked.model_copy(update={"clocks": clocks}))
     states = sum(OPTIMIZERS[plan.optimizer.kind].state(-(-numel // asked.count), DTYPE_BYTES[plan.optimizer.dtype]))
     return Asynchronous(
         workers=workers,
@@ -228,6 +232,7 @@ class _Clocks:
         self._sent: dict[tuple[int, int], int] = {}  # the same of those that are on their way to a worker
         self._together = asked.bounded and asked.staleness == 0
         self._updates = self._ahead = self._summed = 0
+        self._behind, self._slowest = Counter({-1: workers}), -1  # clock -> workers whose last update it is; the least
         self._steady = 0  # updates until the first worker has taken all its clocks
         self._log: list[tuple[float, int]] = []  # of each update: when it was in, and how stale
         self._waits: list[float] = []
@@ -262,10 +267,10 @@ class _Clocks:
         clock, asked = self._computed[worker] + 1, self._asked
         lag = asked.staleness if asked.overlap else 0
         mine = self._begun[worker] < clock < asked.clocks and self._pulled[worker] >= clock - 1 - lag
-        if not mine or (asked.bounded and min(self._applied) < clock - 1 - asked.staleness):
+        if not mine or (asked.bounded and self._slowest < clock - 1 - asked.staleness):
             return
         self._begun[worker], self._used[worker, clock] = clock, self._held[worker]
-        self._ahead = max(self._ahead, clock - 1 - min(self._applied))
+        self._ahead = max(self._ahead, clock - 1 - self._slowest)
         seconds, cv = self._c.compute_s, asked.variation
         if cv and seconds:
             seconds = float(self._draws.gamma(cv**-2, seconds * cv**2))
@@ -290,21 +295,25 @@ class _Clocks:
 
     def _apply(self, at: float, worker: int, clock: int) -> None:
         """The servers hold it. Whoever waited for it may pull, or begin a clock."""
-        before = min(self._applied)
+        before = self._slowest
         self._applied[worker] = clock
+        self._behind[clock - 1] -= 1
+        self._behind[clock] += 1
+        while not self._behind[self._slowest]:
+            self._slowest += 1
         used = self._used.pop((worker, clock))
         self._log.append((at, 0 if self._together else self._updates - used))
         self._updates += 1
         if clock == self._asked.clocks - 1 and not self._steady:
             self._steady = self._updates
-        for one in range(self._n) if min(self._applied) > before else (worker,):
+        for one in range(self._n) if self._slowest > before else (worker,):
             self._pull(at, one)
             self._advance(at, one)
 
     def _pull(self, at: float, worker: int) -> None:
         """Once its own update is in, and those that its next clock may not miss."""
         asked, clock = self._asked, self._applied[worker]
-        late = asked.bounded and not asked.overlap and min(self._applied) < clock - asked.staleness
+        late = asked.bounded and not asked.overlap and self._slowest < clock - asked.staleness
         if late or self._asking[worker] == clock:
             return
         self._asking[worker], self._sent[worker, clock] = clock, self._updates

@@ -80,7 +80,7 @@ def _folded(lowering: Lowering) -> SimulatedStep:
     They need not repeat: a host that launches a little slower than the device works catches up late, and collectives that
     outlast a micro-batch meet each next one elsewhere. Then all are played.
     """
-    more, last, period = _split(lowering.plan)
+    more, last, period = repeats_of(lowering.plan)
     longer = _play(lowering, last)
     if more == 0:
         return longer
@@ -97,11 +97,11 @@ def _folded(lowering: Lowering) -> SimulatedStep:
 
 def num_played(plan: Plan) -> int:
     """Micro-batches that a prediction plays in all, where they repeat as expected: of the longer step and the shorter one."""
-    more, last, period = _split(plan)
+    more, last, period = repeats_of(plan)
     return last + (last - period if more else 0)
 
 
-def _split(plan: Plan) -> tuple[int, int, int]:
+def repeats_of(plan: Plan) -> tuple[int, int, int]:
     """(repetitions that are left out, micro-batches of the step that is played, micro-batches of a repetition)."""
     count, (most, period) = plan.num_micro_batches, _repeats(plan)
     more = max(0, (count - most) // period)

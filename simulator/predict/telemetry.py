@@ -159,9 +159,7 @@ def telemetry(
     calibration, stack = calibration or Calibration.for_device(cluster.device), stack or Stack.of(plan)
     lowering = lower(model, plan, cluster, stack, calibration, calibration.links or default_curves())
     works = rank_works(lowering)
-    played = [work.program for work in works]
-    if prediction.num_played != plan.num_micro_batches:
-        played = list(lowering.programs(prediction.num_played))
+    played = lowering.programs(prediction.num_played)
     return Telemetry(
         programs=tuple(_Reading(prediction, *one).read() for one in zip(works, played, strict=True)),
         samples_per_s=plan.tokens_per_step / plan.seq_len / prediction.step_s,
@@ -190,7 +188,7 @@ class _Reading:
 
     def __init__(self, prediction: Prediction, work: RankWork, played: Program) -> None:
         self._work, self._lowering, self._cluster = work, work.lowering, work.lowering.cluster
-        self._stage, self._whole, self._ops = work.stage, work.program, {op.id: op for op in played.ops}
+        self._stage, self._ops = work.stage, {op.id: op for op in played.ops}
         self._step_s, self._peak = prediction.step_s, prediction.peak_flop_per_s
         self._spans, self._end_s = prediction.timeline.of(played.name), float(prediction.timeline.step_s)
         self._traffic: dict[tuple[str, str, int], Mapping[str, float]] = {}
@@ -209,10 +207,12 @@ class _Reading:
             for name, (unit, capacity) in self._capacities().items()
             if amounts[name] or name in ("sm", "tensor", "hbm")
         ]
-        host_s = sum(float(op.host_s) for op in self._whole.ops)
+        host_s = sum(times * float(op.host_s) for times, op in self._work.ops)
         uses.append(Use(name="host", unit="s", amount=host_s, capacity=1.0, step_s=self._step_s))
         queue = _rates(self._requests(), self._end_s)
-        return ProgramUse(name=self._whole.name, num_ranks=self._whole.num_ranks, uses=tuple(uses), queue=queue)
+        return ProgramUse(
+            name=self._work.program.name, num_ranks=self._work.program.num_ranks, uses=tuple(uses), queue=queue
+        )
 
     def _capacities(self) -> dict[str, tuple[str, float]]:
         """Part -> (unit, what it can do a second), in the order in which people see them."""
@@ -233,10 +233,10 @@ class _Reading:
     def _amounts(self) -> dict[str, float]:
         """Sums of the whole step."""
         found: dict[str, float] = defaultdict(float)
-        for op in self._whole.ops:
+        for times, op in self._work.ops:
             if isinstance(op, Collective):
-                _add(found, self._loads(op))
-        for kind, role, size_bytes, count in self._whole.exchanges:
+                _add(found, self._loads(op), times)
+        for kind, role, size_bytes, count in self._work.exchanges:
             _add(found, self._collective(kind, role, size_bytes), count)
         for one in self._work.by_category.values():
             _add(found, {"tensor": one.flop, "hbm": one.hbm_bytes})
@@ -290,7 +290,7 @@ class _Reading:
         """Part -> (begin, end, amount per second) of everything that uses it. Inside folded compute evenly over it."""
         found: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
         inside: dict[str, float] = {}
-        for kind, role, size_bytes, count in self._whole.exchanges:
+        for kind, role, size_bytes, count in self._work.exchanges:
             _add(inside, self._collective(kind, role, size_bytes), count)
         whole_s = self._work.compute_s
         for span in self._spans:

@@ -26,12 +26,14 @@ def of_kernels(found: EnergyUse) -> list[tuple[float, float]]:
     return [(part.seconds, part.watts) for part in found.parts if part.name not in apart]
 
 
-def test_a_step_is_its_parts() -> None:
+@pytest.mark.parametrize("plan", [PLAN, Plan(dp_replicate=8, zero=0, sync_every_steps=4, seq_len=1024)])
+def test_a_step_is_its_parts(plan: Plan) -> None:
     """Joules = watts x seconds x GPUs, and the parts of a GPU fill its step."""
-    found = drawn()
+    found = drawn(plan=plan)
     gpu = [part for part in found.parts if part.name != "hosts"]
     assert sum(part.seconds for part in gpu) == pytest.approx(found.step_s, rel=1e-6)
     for part in gpu:
+        assert part.seconds >= 0
         assert part.joules == pytest.approx(8 * part.seconds * part.watts)
     assert found.gpu_w * 8 * found.step_s == pytest.approx(sum(part.joules for part in gpu))
 

@@ -58,6 +58,8 @@ def test_use_of_tensor_cores_is_the_hardware_flop_utilisation() -> None:
     for plan in (
         Plan(dp_shard=8, seq_len=1024, recompute="full"),
         Plan(tp=2, pp=2, dp_shard=2, zero=1, data_parallel="megatron", seq_len=1024, num_micro_batches=8),
+        Plan(pp=2, dp_shard=4, zero=1, schedule="dualpipe", virtual_stages=2, seq_len=1024, num_micro_batches=8),
+        Plan(dp_replicate=8, zero=0, sync_every_steps=4, seq_len=1024),
     ):
         prediction, found = told(plan)
         ranks = sum(program.num_ranks for program in found.programs)

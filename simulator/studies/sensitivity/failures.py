@@ -48,8 +48,12 @@ class Hurt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """All of them, the worst first, those that cannot be told last. left: the share of its rate that a slowed part keeps."""
+    """All of them, the worst first, those that cannot be told last. left: the share of its rate that a slowed part keeps.
 
+    fits: the plan itself, in memory.
+    """
+
+    fits: bool
     step_s: float
     tokens_per_s: float
     left: float
@@ -62,7 +66,7 @@ class Failures:
         ]
         return {
             "schema_version": 1,
-            **{name: getattr(self, name) for name in ("step_s", "tokens_per_s", "left")},
+            **{name: getattr(self, name) for name in ("fits", "step_s", "tokens_per_s", "left")},
             "failures": rows,
         }
 
@@ -110,6 +114,10 @@ def _of_the_network(cluster: Cluster, num_nics: int, left: float) -> Iterator[Fa
 
 def _of_hosts(plan: Plan, cluster: Cluster, left: float) -> Iterator[Failure]:
     """All ranks wait for the slowest host, so one of them is as bad as all."""
+    intra = cluster.intra
+    if intra.shape == "pcie" and cluster.gpus_per_node > 1:
+        halved = f'cluster.intra.bytes_per_s="{left * intra.bytes_per_s:.0f}B/s"'
+        yield Failure(part="PCIe", what=f"the PCIe links of a node at {left:.0%}", settings=(halved,))
     yield Failure(
         part="host",
         what=f"a host's CPU at {left:.0%}",
@@ -132,10 +140,10 @@ def _node_lost(plan: Plan, cluster: Cluster) -> Failure:
     return Failure(part="node", what=what, settings=settings, nodes=cluster.num_nodes - 1)
 
 
-def ranked(step_s: float, tokens_per_s: float, left: float, found: list[Hurt]) -> Failures:
+def ranked(step_s: float, tokens_per_s: float, left: float, found: list[Hurt], *, fits: bool) -> Failures:
     """The worst first; equals in the order in which they were tried."""
     order = sorted(found, key=lambda one: (one.step_s is None and not one.lost, -one.lost))
-    return Failures(step_s=step_s, tokens_per_s=tokens_per_s, left=left, found=tuple(order))
+    return Failures(fits=fits, step_s=step_s, tokens_per_s=tokens_per_s, left=left, found=tuple(order))
 
 
 def render_failures(f: Failures) -> RenderableType:
@@ -146,5 +154,6 @@ def render_failures(f: Failures) -> RenderableType:
         lost = f"{one.lost:.1%}" if one.step_s is not None or one.lost else ""
         words = one.reason or " ".join(one.failure.settings)
         table.add_row(one.failure.what, step, lost, one.failure.part, words)
-    head = f"{format_seconds(f.step_s)} a step, {f.tokens_per_s:,.0f} tokens/s while nothing fails; slowed parts keep {f.left:.0%}"
+    head = f"{format_seconds(f.step_s)} a step, {f.tokens_per_s:,.0f} tokens/s while nothing fails"
+    head += f"; slowed parts keep {f.left:.0%}" + ("" if f.fits else "; the plan itself does not fit in memory")
     return Group(Text(head), Text(), table)
