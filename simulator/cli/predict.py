@@ -209,25 +209,17 @@ def command(
     unread = with_recipe(flags)
     of_recording = {name: flags.pop(name) for name in predict_recorded.NAMES}
     if program is not None:
-        told = {
-            **flags,
-            "study": study,
-            "largest_batch": largest or None,
-            "fabric": fabric,
-            "lengths": spec,
-            "reference": kind,
-            "rollout": rollout,
-            **{name: value or None for name, value in beside_flags.items()},
-        }
+        asks = {"lengths": spec, "reference": kind, "rollout": rollout, "fabric": fabric}
+        asks |= {name: value or None for name, value in (beside_flags | {"largest_batch": largest}).items()}
+        told = {**flags, "study": study, **asks}
         written = {"--trace": trace, "--memory": memory, "--links": links, "--snapshot": snapshot}
         sizes = {"tokens_per_step": tokens_per_step, "scale_with": other}
         form = {"as_json": as_json, "plain": plain, "brief": brief}
         return _program(program, told, of_recording, settings, written, sizes, form)
     predict_recorded.refuse(of_recording)
-    if tokens_per_step is not None:
-        raise click.UsageError("--tokens-per-step needs --program")
-    if other is not None:
-        raise click.UsageError("--scale-with needs --program")
+    for flag, value in (("--tokens-per-step", tokens_per_step), ("--scale-with", other)):
+        if value is not None:
+            raise click.UsageError(f"{flag} needs --program")
     wrong = unread + _unwritable({"--trace": trace, "--snapshot": snapshot}, {"--memory": memory, "--links": links})
     wrong += _given_sizes(flags, settings) if largest else []
     try:

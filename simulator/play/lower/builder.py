@@ -41,7 +41,7 @@ class Builder:
         self._pending_bytes = 0
         self._found: dict[tuple[str, str, int], int] = {}
         self._pieces: dict[Hashable, tuple[Work, Counter[tuple[str, str, int]]]] = {}
-        self._folded: dict[tuple[int, bool], tuple[Phase, Work, Counter[tuple[str, str, int]]]] = {}
+        self._phases: dict[int, Phase] = {}
         self._exchanged: Counter[tuple[str, str, int]] = Counter()
 
     def combined(self, size_bytes: int, *, last: bool) -> int:
@@ -238,13 +238,10 @@ class Builder:
         return self._folded_together(phases, synchronous=synchronous)
 
     def _folded_alone(self, phase: Phase, *, synchronous: bool) -> Work:
-        """One phase, made the first time: equal layers and micro-batches have the same object, here kept with its work."""
-        if found := self._folded.get((id(phase), synchronous)):
-            self._exchanged.update(found[2])
-            return found[1]
-        before, work = self._exchanged.copy(), self._folded_together((phase,), synchronous=synchronous)
-        self._folded[id(phase), synchronous] = phase, work, self._exchanged - before
-        return work
+        """One phase, made the first time: equal layers and micro-batches have the same object, kept so that its id stays its own."""
+        self._phases[id(phase)] = phase
+        key = "phase", id(phase), synchronous
+        return self.once(key, lambda: self._folded_together((phase,), synchronous=synchronous))
 
     def _folded_together(self, phases: tuple[Phase, ...], *, synchronous: bool) -> Work:
         total, blocking = self.summed(*phases), self._fabric.stack.host.blocking
