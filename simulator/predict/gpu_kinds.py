@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from simulator.base.fit import Fit
 from simulator.memory import MemoryUse, simulate_memory
+from simulator.parallel.shard_shares import shard_shares
 from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import KindUse
@@ -43,8 +44,10 @@ def memory_by_device(lowering: Lowering) -> dict[str, StepMemory]:
         kind = rank_classes.kind(rank_class.rank)
         stages.setdefault(kind.holder, (kind, set()))[1].add(rank_class.stage)
     found: dict[str, StepMemory] = {}
+    shares = shard_shares(lowering.plan, rank_classes.kinds)
     for name, (kind, held) in stages.items():
-        inputs = (lowering.model, lowering.plan, lowering.stack, lowering.blocks, rank_classes.kinds.memory_of(kind))
+        plan = lowering.plan.copy_with(shard_share=shares[kind.holder]) if shares else lowering.plan
+        inputs = (lowering.model, plan, lowering.stack, lowering.blocks, rank_classes.kinds.memory_of(kind))
         memory, trace = simulate_memory(*inputs, stages=sorted(held))
         found[name] = StepMemory(memory=memory, trace=trace, cause=cause_of(memory), device=kind.device)
     return found

@@ -108,6 +108,9 @@ class Study:
             del fields["document_len"]
         if not self.plan.deepspeed.one_bit.any:
             del fields["one_bit"]
+        sizes = ("shard_sizes", "shard_reserve_bytes", "shard_share")
+        uneven = self.plan.fsdp.shard_sizes != "equal"
+        fields = {name: value for name, value in fields.items() if uneven or name not in sizes}
         idle = (*(() if tuned else _OF_PEFT), *(_OF_POOL if self.plan.memory == USUAL_MEMORY else ()))
         return {name: value for name, value in fields.items() if name not in idle}
 

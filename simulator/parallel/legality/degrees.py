@@ -38,7 +38,48 @@ def _reshards(plan: Plan) -> bool:
 
 _ORDER: Final = ("rank_order", *AXES, "ep")
 
+
+def _uneven(plan: Plan) -> bool:
+    return plan.fsdp.shard_sizes != "equal"
+
+
+def _plain_shards(plan: Plan) -> bool:
+    """One shard group of all ranks, with nothing beside it that cuts, moves or narrows parts."""
+    alone = plan.dp_replicate * plan.cp * plan.tp * plan.pp * plan.ep == 1
+    return alone and not plan.offload.any and not plan.peft.any and not plan.precision.fp8_all_gather
+
+
+_UNEVEN: Final = (
+    PlanRule(
+        where="shard_sizes",
+        fields=("shard_sizes", "implementation", "zero"),
+        applies=_uneven,
+        holds=lambda plan: plan.traits.hooks_modules and plan.zero >= 2,
+        equation=lambda plan: (
+            f"uneven shards are modelled for FSDP, not for {plan.implementation} with zero = {plan.zero}"
+        ),
+        remedy='data_parallel = "fsdp1" or "fsdp2", zero = 3',
+    ),
+    PlanRule(
+        where="shard_sizes",
+        fields=("shard_sizes", "dp_replicate", "cp", "tp", "pp", "ep", "offload", "peft", "fp8_all_gather"),
+        applies=_uneven,
+        holds=_plain_shards,
+        equation="uneven shards beside replicas, other parallelism, offload, adapters or fp8 gathers are not modelled",
+        remedy="dp_shard = all devices, without the others; or shard_sizes = equal",
+    ),
+    PlanRule(
+        where="shard_share",
+        fields=("shard_share", "shard_sizes"),
+        applies=lambda plan: plan.fsdp.shard_share != 1,
+        holds=_uneven,
+        equation="a rank's part is an equal one",
+        remedy='shard_sizes = "by_memory"',
+    ),
+)
+
 PLAN: Final = (
+    *_UNEVEN,
     PlanRule(
         where="zero",
         fields=("implementation", "zero"),

@@ -15,6 +15,7 @@ from simulator.base.errors import Fault, PlanError
 from simulator.parallel.legal import legal
 from simulator.parallel.mesh import Mesh
 from simulator.parallel.pipeline import micro_batches
+from simulator.parallel.shard_shares import largest_share, shard_shares
 from simulator.play.lower.builder import Builder
 from simulator.play.lower.fabric import EXPERT_ROLES, ROLES, MeshFabric
 from simulator.play.lower.priced_stages import priced_stages
@@ -210,9 +211,15 @@ def lower(
     stack = stack.without_interpreter() if calibration.kind == "ideal" else stack
     exceptions, kinds = cluster.exceptions, GpuKinds.of(cluster) if cluster.exceptions else None
     mesh, cluster = Mesh(plan, cluster), cluster.usual
-    blocks = build_blocks(model, stack, plan)
+    blocks, shares = build_blocks(model, stack, plan), shard_shares(plan, kinds)
     near = mesh.group_shape("dp_shard_cp").ranks_per_node
-    clock, stages = priced_stages(model, plan, stack, blocks, cluster.device, calibration, near)
+
+    def held(device: Device) -> Plan:
+        if not shares:
+            return plan.with_equal_shards
+        return plan.copy_with(shard_share=largest_share(shares, kinds, device.name))
+
+    clock, stages = priced_stages(model, held(cluster.device), stack, blocks, cluster.device, calibration, near)
     others = {name: device for name, device in kinds.devices.items() if device != cluster.device} if kinds else {}
     theirs = {name: _of_its_kind(calibration, device) for name, device in others.items()}
     return Lowering(
@@ -231,7 +238,7 @@ def lower(
         exceptions=exceptions,
         kinds=kinds if kinds and kinds.of_rank else None,
         others={
-            name: priced_stages(model, plan, stack, blocks, device, theirs[name], near)[1]
+            name: priced_stages(model, held(device), stack, blocks, device, theirs[name], near)[1]
             for name, device in others.items()
         },
         calibrations={cluster.device.name: calibration, **theirs},

@@ -230,6 +230,11 @@ class Plan(Nested):
         return self.dp_replicate > 1 and not self.agrees_apart
 
     @property
+    def with_equal_shards(self) -> Plan:
+        """The same where all GPUs have the same memory, and so hold the same."""
+        return self if self.fsdp.shard_sizes == "equal" else self.copy_with(shard_sizes="equal")
+
+    @property
     def agrees_apart(self) -> bool:
         """Replicas sum no gradients in the backward, but agree behind the optimizer, every `agrees_every` steps."""
         return self.sync_every_steps > 1 or self.deepspeed.one_bit.any

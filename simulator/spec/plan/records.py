@@ -184,6 +184,23 @@ class FsdpPlan(Strict):
     forward_prefetch: int = Field(ge=0, le=MAX_COUNT, default=0, description="groups gathered ahead in the forward")
     backward_prefetch: int = Field(ge=0, le=MAX_COUNT, default=1, description="groups gathered ahead in the backward")
     limit_all_gathers: bool = Field(default=True, description="FSDP1: at most two gathers in flight")
+    shard_sizes: Literal["equal", "by_memory"] = Field(
+        default="equal",
+        description="what each rank holds of the shards: equal parts, or parts in proportion to its GPU's free memory where "
+        "GPUs differ ([background](../background/heterogeneous.md#uneven-shards))",
+    )
+    shard_reserve_bytes: Bytes = Field(
+        ge=0,
+        le=MAX_SIZE,
+        default=0,
+        description="`by_memory`: of each GPU, what is left for activations and not counted",
+    )
+    shard_share: float = Field(
+        gt=0,
+        le=1e6,
+        default=1.0,
+        description="of an equal part, what a rank holds; `by_memory` sets it for each kind of GPU",
+    )
 
 
 class DdpPlan(Strict):

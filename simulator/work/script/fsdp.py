@@ -46,12 +46,13 @@ def fsdp_units(model: Model, plan: Plan, make: MakeUnit) -> tuple[ParameterUnit,
     ranks = shard_ranks(plan)
     (_, embedding, _), *body, (_, head, _) = apart(model, plan)
     first, *held, last = frozen_pieces(model, plan)
-    root = replace(make("root", (*embedding, *head), ranks), frozen=(*first, *last))
+    share = plan.fsdp.shard_share
+    root = replace(make("root", (*embedding, *head), ranks), frozen=(*first, *last)).with_share(share)
     made: dict[object, ParameterUnit] = {}
     for (name, shapes, routed), still in zip(body, held, strict=True):
         if (shapes, routed, still) not in made:
             one = _with_experts(make(name, shapes, ranks), routed, expert_shard_ranks(plan))
-            made[shapes, routed, still] = replace(one, frozen=still)
+            made[shapes, routed, still] = replace(one, frozen=still).with_share(share)
     units = zip(body, held, strict=True)
     return root, *(replace(made[shapes, routed, still], name=name) for (name, shapes, routed), still in units)
 
@@ -115,6 +116,9 @@ def _unit_bytes(unit: ParameterUnit, plan: Plan, *, kept: bool) -> UnitComm:
     sharded = unit.shards > 1
     whole = sum(gathered_sizes(unit, plan)) if plan.precision.fp8_all_gather else unit.padded_numel * compute
     gathered = whole + unit.frozen_bytes if plan.zero > 0 else 0
+    reduced_numel = unit.padded_numel
+    if plan.fsdp.shard_sizes != "equal" and sharded:  # a broadcast, or a reduction, of each rank's part
+        gathered, reduced_numel = (-(-size * unit.shards // (unit.shards - 1)) for size in (gathered, reduced_numel))
     again = 0 if kept else gathered
     ranks = plan.reshard_ranks or unit.shards
     replicas = plan.dp_replicate
@@ -123,7 +127,7 @@ def _unit_bytes(unit: ParameterUnit, plan: Plan, *, kept: bool) -> UnitComm:
         all_gather_forward_bytes=gathered if sharded else 0,
         all_gather_backward_bytes=again if sharded else 0,
         backward_gather_ranks=ranks,
-        reduce_scatter_bytes=unit.padded_numel * reduced if sharded else 0,
+        reduce_scatter_bytes=reduced_numel * reduced if sharded else 0,
         all_reduce_bytes=unit.shard_numel * reduced if replicas > 1 else 0,
     )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
+from math import ceil, prod
 from typing import Final
 
 from simulator.base.kernels import DTYPE_BYTES
@@ -24,7 +24,8 @@ class ParameterUnit:
     shapes: of its parameters in registration order. shards: ranks it is cut into (1: replicated).
     local_numels: elements of each stored tensor on the fullest rank; padded_numel: elements of its collectives.
     Its last num_expert_tensors are routed experts, cut into expert_shards instead. frozen: weights that are gathered with
-    them as they are stored, and neither reduced nor stepped.
+    them as they are stored, and neither reduced nor stepped. even_numels: elements of each stored tensor in equal parts,
+    where this rank's are not.
     """
 
     name: str
@@ -35,6 +36,15 @@ class ParameterUnit:
     expert_shards: int = 0
     num_expert_tensors: int = 0
     frozen: tuple[Stored, ...] = ()
+    even_numels: tuple[int, ...] = ()
+
+    def with_share(self, share: float) -> ParameterUnit:
+        """The same unit on a rank whose part is not an equal one; what is gathered and reduced stays."""
+        if share == 1:
+            return self
+        return replace(
+            self, local_numels=tuple(ceil(share * n) for n in self.local_numels), even_numels=self.local_numels
+        )
 
     @property
     def frozen_shard_bytes(self) -> int:
@@ -142,7 +152,8 @@ def flat_numels(model: Model, plan: Plan) -> tuple[tuple[int, int], ...]:
 
 def stepped_numel(model: Model, plan: Plan) -> int:
     """Elements that a rank's optimizer updates where parameters are cut flat."""
-    return sum(-(-numel // ranks) for numel, ranks in flat_numels(model, plan))
+    even = sum(-(-numel // ranks) for numel, ranks in flat_numels(model, plan))
+    return even if plan.fsdp.shard_share == 1 else ceil(plan.fsdp.shard_share * even)
 
 
 def by_rows(name: str, shapes: tuple[Shape, ...], ranks: int) -> ParameterUnit:
@@ -170,7 +181,7 @@ def gathered_sizes(unit: ParameterUnit, plan: Plan) -> tuple[int, ...]:
     """Bytes of each of a unit's tensors as it is gathered: fp8 for matrices of layers where the plan says so."""
     wide = DTYPE_BYTES[plan.compute_dtype]
     narrow = 1 if plan.precision.fp8_all_gather and unit.name != "root" else wide
-    tensors = zip(unit.shapes, unit.local_numels, unit.tensor_shards, strict=True)
+    tensors = zip(unit.shapes, unit.even_numels or unit.local_numels, unit.tensor_shards, strict=True)
     return tuple(local * shards * (narrow if len(shape) > 1 else wide) for shape, local, shards in tensors)
 
 
