@@ -26,6 +26,7 @@ from simulator.cli.options import (
 )
 from simulator.cli.programs import is_program, subject_at
 from simulator.cli.terminal import show
+from simulator.cli.watch import watch_option
 from simulator.formats.drawing import check_picture
 from simulator.formats.study import read_study
 from simulator.formats.study.overrides import parse_overrides, patched
@@ -60,6 +61,7 @@ Exit codes: 0 compared, 2 usage, 3 bad input."""
 @click.option("--plot", type=FILE, metavar="FILE.png|.svg", help="Time against cost.")
 @click.option("--no-ablations", is_flag=True, help="Do not ask what each limit costs.")
 @answer_options
+@watch_option
 def command(
     studies: tuple[Path, ...],
     *,

@@ -25,6 +25,7 @@ from simulator.cli.options import (
 )
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.programs import checkpoint_of, place_inputs, place_of, program_at, with_tokens
+from simulator.cli.watch import watch_option
 from simulator.formats.study import Study, nested
 from simulator.formats.study.overrides import literal, parse_overrides
 from simulator.predict import Prediction, predict
@@ -90,6 +91,7 @@ def _run_options(function: Callable[..., int]) -> Callable[..., int]:
 @plan_options
 @set_option("Any leaf of run, plan, model, cluster, device, stack or checkpoint. May be repeated.")
 @program_options
+@watch_option
 @answer_options
 def command(
     study: Path | None,

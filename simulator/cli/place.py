@@ -30,6 +30,7 @@ from simulator.cli.options import (
 from simulator.cli.place_tensors import tensor_options
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.terminal import show
+from simulator.cli.watch import watch_option
 from simulator.formats.study import Study
 
 _HELP = """Find the GPU of each rank of a plan: groups that talk most on the fastest roads between GPUs.
@@ -62,6 +63,7 @@ Exit codes: 0 placed, 2 usage, 3 bad input."""
 @study_options
 @plan_options
 @set_option("As for predict. May be repeated.")
+@watch_option
 @answer_options
 def command(
     study: Path | None,

@@ -22,6 +22,7 @@ from simulator.cli.options import (
     write_files,
 )
 from simulator.cli.serve_search import OF_SEARCH, launch_of, option_faults, rate_of_users, run_search, search_options
+from simulator.cli.watch import watch_option
 from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
 from simulator.predict import Source
 from simulator.studies.serving import InferencePlan, Serving, serve, token_costs
@@ -93,6 +94,7 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
 )
 @search_options
 @price_options
+@watch_option
 @answer_options
 def command(
     study: Path | None,

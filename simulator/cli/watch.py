@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -20,34 +20,38 @@ _EVERY_S = 0.2  # a person who saves a file sees the answer at once; looking cos
 
 
 def watch_option(function: Callable[..., int]) -> Callable[..., int]:
-    """--watch, of a command whose argument is a study."""
+    """--watch, of a command whose argument is a study, or several."""
 
     @wraps(function)
-    def watching(study: Path | None, *, watch: bool, **options: Any) -> int:  # noqa: ANN401  as the command has them
-        return watched(study) if watch else function(study, **options)
+    def watching(*, watch: bool, **options: Any) -> int:  # noqa: ANN401  as the command has them
+        if not watch:
+            return function(**options)
+        given = options.get("study") or options.get("studies") or ()
+        return watched(given if isinstance(given, tuple) else (given,))
 
-    help_text = "Answer again whenever STUDY.toml changes, until Ctrl-C."
+    help_text = "Answer again whenever a study changes, until Ctrl-C."
     return click.option("--watch", is_flag=True, help=help_text)(watching)
 
 
-def watched(study: Path | None) -> int:
+def watched(studies: tuple[Path, ...]) -> int:
     """The present command without --watch, and again after each change until Ctrl-C. The exit code is the last answer's.
 
-    Watched: the study, files it names, and files that options name. Bad input is said, and the next change awaited.
+    Watched: the studies, files they name, and files that options name. Bad input is said, and the next change awaited.
     """
-    if study is None:
+    if not studies:
         raise click.UsageError("--watch needs a STUDY.toml")
     context = click.get_current_context()
     options = {**context.params, "watch": False}
+    beside = {Path(str(one)) for one in options.values() if isinstance(one, str | Path)}
     seen: dict[Path, tuple[int, int]] = {}
     code = 0
     try:
         while True:
-            now = dict(_states(study, options))
+            now = _states({*studies, *(path for study in studies for path in _named(study)), *beside})
             if now != seen:
-                seen = now
                 click.clear()
                 code = _told(lambda: int(context.invoke(context.command, **options)))
+                seen = now | _states(beside)  # as the answer left them: an option may name what it writes
                 say(f"shardwise: watching {', '.join(map(str, sorted(now)))}; Ctrl-C ends")
             time.sleep(_EVERY_S)
     except KeyboardInterrupt:
@@ -62,13 +66,15 @@ def _told(once: Callable[[], int]) -> int:
         return ExitCode.BAD_INPUT
 
 
-def _states(study: Path, options: Mapping[str, Any]) -> Iterator[tuple[Path, tuple[int, int]]]:
-    """Each file that is there, with its time and size."""
-    for path in {study, *_named(study), *(Path(str(one)) for one in options.values() if isinstance(one, str | Path))}:
+def _states(paths: set[Path]) -> dict[Path, tuple[int, int]]:
+    """Time and size of each file that is there."""
+    found = {}
+    for path in paths:
         with suppress(OSError, ValueError):  # it is gone, or no path at all
             status = path.stat()
             if path.is_file():
-                yield path, (status.st_mtime_ns, status.st_size)
+                found[path] = status.st_mtime_ns, status.st_size
+    return found
 
 
 def _named(study: Path) -> Iterator[Path]:

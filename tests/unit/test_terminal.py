@@ -128,6 +128,14 @@ def test_a_study_is_predicted_again_when_it_changes(plans: list[Plan], monkeypat
     assert [plan.seq_len for plan in plans] == [512, 1024, 20480]
 
 
+def test_several_studies_are_watched(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        Path(f"{name}.toml").write_text("wrong")
+    monkeypatch.setattr(time, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(["compare", "a.toml", "b.toml", "--watch"]) == ExitCode.BAD_INPUT
+    assert "watching a.toml, b.toml;" in capsys.readouterr().err
+
+
 def test_files_that_a_study_names_are_watched(
     plans: list[Plan], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +144,20 @@ def test_files_that_a_study_names_are_watched(
     monkeypatch.setattr(time, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     main(["predict", "a.toml", "--watch"])
     assert "watching a.toml, mine.toml;" in capsys.readouterr().err
+    assert len(plans) == 1
+
+
+def test_what_an_answer_writes_is_no_change(plans: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("a.toml").write_text('model = "llama3.2-1b"\ncluster = "hgx-h100-8"\n[plan]\nseq_len = 512\n')
+    waits = iter(range(3))
+
+    def wait(_: float) -> None:
+        if next(waits, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", wait)
+    main(["predict", "a.toml", "--watch", "--trace", "trace.json.gz"])
+    assert Path("trace.json.gz").is_file()
     assert len(plans) == 1
 
 
