@@ -37,7 +37,7 @@ class Entry:
 
 STEP: Final = {
     "--trace": "trace.json.gz",
-    "--memory": "memory.svg",
+    "--memory": "memory.png",
     "--links": "links.svg",
     "--snapshot": "memory.pickle",
 }
@@ -48,7 +48,7 @@ ENTRIES: Final = (
         title="Llama 3 70B on eight nodes: tensor and pipeline parallelism",
         command="predict --model llama3-70b --nodes 8 --tp 8 --pp 4 --num-micro-batches 16 --sequence-parallel true"
         " --data-parallel megatron --zero 1 --seq-len 8192",
-        files={"--trace": "trace.json.gz", "--memory": "memory.svg"},
+        files={"--trace": "trace.json.gz", "--memory": "memory.png"},
     ),
     Entry(name="what-if", title="Two studies, and a faster network", command="compare a.toml b.toml", files={}),
     Entry(name="days", title="Days and dollars of a long run", command="goodput long-run.toml --prices prices.toml", files={}),
@@ -90,7 +90,7 @@ def _shown(entry: Entry, folder: Path) -> Iterator[str]:
         raise SystemExit(f"{entry.command}: exit code {code}\n{err.getvalue()}")
     yield from (f"## {entry.title}", "", "```text", f"$ shardwise {entry.command}", out.getvalue().rstrip(), "```", "")
     for option, name in written.items():
-        if name.endswith(".svg"):
+        if name.endswith((".svg", ".png")):
             yield from (f"![{option}]({name})", "")
         else:
             yield f"- [{name}]({name}), by `{option}`: {_OPENED[wanted[option]]}"
