@@ -52,6 +52,7 @@ REASONS: Final = {
     "asks this host": "nvidia-smi or a scheduler must be there",
     "asks the network": "CI has none",
     "your own files": "of the reader's",
+    "it serves until Ctrl-C": "nobody presses it here",
     "a synopsis": "no command line, but the form of many",
     "a formula": "no output",
     "a file's form": "no output",

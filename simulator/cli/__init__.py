@@ -24,6 +24,7 @@ VERBS = {
     "serve": "Latencies, throughput and memory of a model that answers requests.",
     "search": "The best plan on a cluster for one global batch, out of every legal one.",
     "explore": "A study over the values of some inputs: a table, and a what-if page.",
+    "ui": "Edit a study in a browser and see what it predicts, on this machine only.",
     "place": "Which GPU each rank gets, and what that gains over the order of ranks.",
     "goodput": "Days and dollars of a long run: failures, checkpoints, restarts, slow hosts.",
     "compare": "Plans or clusters side by side: time, memory, the difference with its interval, what limits each.",
@@ -60,6 +61,8 @@ def _command(verb: str) -> click.Command | None:  # noqa: C901, PLR0912  one cas
             from simulator.cli.search import command
         case "explore":
             from simulator.cli.explore import command
+        case "ui":
+            from simulator.cli.ui import command
         case "place":
             from simulator.cli.place import command
         case "goodput":

@@ -15,7 +15,8 @@ import click
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
-from simulator.base.files import ordinary
+from simulator.base.fit import Fit
+from simulator.base.schema import read_json
 from simulator.base.units import counted, format_bytes, format_seconds
 from simulator.cli.explore_points import Axis, Exploration, Kept, Record, explored
 from simulator.cli.options import (
@@ -35,7 +36,6 @@ from simulator.formats.writers import layout
 
 SCHEMA: Final = 1
 TOP: Final = 10  # plans that are printed
-_MOST_BYTES: Final = 64 * 2**20  # of a search's export
 _FIGURES: Final = (
     *("step_s", "low_s", "high_s", "tokens_per_s", "mfu", "used_bytes", "capacity_bytes", "num_devices"),
     *("device_s_per_token", "communication_s", "waiting_s", "billion_tokens"),
@@ -159,18 +159,16 @@ def answer_of(
 
 def of_export(file: Path) -> dict[str, Any]:
     """The same of the plans that a search exported as JSON: what differs between them are the axes. Raises InputError."""
+    data = read_json(file, InputError)
     try:
-        data = json.loads(ordinary(file, _MOST_BYTES).read_text(encoding="utf-8"))
         plans, asked = data["plans"], data["inputs"]
         settings = [
             {**{f"plan.{k}": _word(v) for k, v in one["plan"].items()}, "nodes": str(one["nodes"])} for one in plans
         ]
-        records = [{"verdict": str(one["verdict"]), **_figures_of(one, asked)} for one in plans]
+        records = [{"verdict": str(Fit(one["verdict"])), **_figures_of(one, asked)} for one in plans]
         words = ["shardwise", "predict", "--model", str(asked["model"]), "--cluster", str(asked["cluster"])]
         words += ["--set", f"plan.seq_len={int(asked['seq_len'])}"]
-    except OSError as exc:
-        raise InputError(Fault(place=str(file), problem=f"cannot be read: {exc.strerror or exc}")) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as exc:
         problem, remedy = f"is no export of a search: {type(exc).__name__}", "search --export plans.json"
         raise InputError(Fault(place=str(file), problem=problem, remedy=remedy)) from None
     keys = dict.fromkeys(key for one in settings for key in one)
@@ -194,6 +192,8 @@ def _figures_of(row: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, f
     tokens = float(asked["global_batch"]) * float(asked["seq_len"])
     told = {name: float(row[name]) for name in ("step_s", "low_s", "high_s", "tokens_per_s", "mfu")}
     whole = {name: int(row[name]) for name in ("used_bytes", "capacity_bytes", "num_devices")}
+    if not all(0 < one < float("inf") for one in (*told.values(), *whole.values())):
+        raise ValueError("a figure that is none")
     return told | whole | {"device_s_per_token": told["step_s"] * whole["num_devices"] / tokens}
 
 

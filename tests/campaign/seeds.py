@@ -82,6 +82,12 @@ micro_batch_size = 1
 optimizer = "host"
 parameters = "host"
 """
+_PLANS = b"""{"schema_version": 2, "inputs": {"model": "llama3-8b", "cluster": "hgx-h100-8", "global_batch": 64, "seq_len": 2048},
+"plans": [{"rank": 1, "nodes": 1, "num_devices": 8, "plan": {"dp_shard": 8, "zero": 2}, "verdict": "fits", "step_s": 0.32,
+"low_s": 0.29, "high_s": 0.36, "tokens_per_s": 404784.4, "mfu": 0.39, "used_bytes": 68169502272, "capacity_bytes": 84932558848},
+{"rank": 2, "nodes": 2, "num_devices": 16, "plan": {"dp_shard": 16, "recompute": "full"}, "verdict": "tight", "step_s": 0.2,
+"low_s": 0.19, "high_s": 0.26, "tokens_per_s": 604784.4, "mfu": 0.3, "used_bytes": 78169502272, "capacity_bytes": 84932558848}]}
+"""
 _CLUSTER = b"""name = "mine"
 device = "h100"
 gpus_per_node = 4
@@ -184,6 +190,8 @@ def seeds() -> tuple[Seed, ...]:
         ),
         _of("compare", "compare fsdp.toml megatron.toml --plain", "fsdp.toml", "megatron.toml"),
         _of("spot offers", "goodput ndr.toml --spot offers.csv --replicas 20 --plain", "ndr.toml", "offers.csv"),
+        _of("explored", "explore study.toml --vary plan.tp=1,2 --jobs 1 --json", **{"study.toml": _STUDY}),
+        _of("plans of a search", "explore plans.json --json --html what-if.html", **{"plans.json": _PLANS}),
         _of("prices", "goodput long-run.toml --prices prices.toml --plain", "long-run.toml", "prices.toml"),
         _of("runs table", "backtest runs.csv --json", "runs.csv"),
         _of("learn", "calibrate learn measured.csv -o mine", "measured.csv"),

@@ -6,6 +6,7 @@ const { linear, ticks, lastAtMost } = at("scale");
 const { decoded, visible, boxes, barAt, searched, zoomed, moved } = at("bars");
 const { front, nearest, encoded, restored, kept } = at("points");
 const { found } = at("format");
+const { placeAt, offersAt, lineOf } = at("live");
 const { quoted, commandOf, ordered } = at("whatif");
 
 test("a linear scale maps its ends and its middle", () => {
@@ -104,4 +105,34 @@ test("a command is words for a shell, whatever stands in them", () => {
 test("sliders follow numbers by size and words as given", () => {
   assert.deepStrictEqual(ordered(["8", "1", "16"]), [1, 0, 2]);
   assert.deepStrictEqual(ordered(["full", "none"]), [0, 1]);
+});
+
+const STUDY = 'model = "llama"\n# [none]\n[plan]\ntp = 3\n[plan.precision]\ncompute = "fp9"\n';
+const WORDS = { names: { model: ["llama3-8b", "gpt"] }, tables: { "": { model: { about: "a preset", values: [] }, plan: { about: "", values: [], table: true } }, plan: { tp: { about: "tensor", values: [] }, precision: { about: "", values: [], table: true } }, "plan.precision": { compute: { about: "dtype", values: ["bf16", "fp8"] } } } };
+
+test("the cursor's place: table, key, what is written already", () => {
+  assert.deepStrictEqual(placeAt(STUDY, STUDY.indexOf("tp") + 1), { table: "plan", key: "", prefix: "t", from: STUDY.indexOf("tp"), inValue: false });
+  const value = placeAt(STUDY, STUDY.indexOf("fp9") + 2);
+  assert.deepStrictEqual([value.table, value.key, value.prefix, value.inValue, STUDY[value.from]], ["plan.precision", "compute", "fp", true, '"']);
+  assert.strictEqual(placeAt("[pl", 3).table, null);
+  assert.strictEqual(placeAt("# a", 3), null);
+});
+
+test("offers fit the place: keys, values, names, tables", () => {
+  const offered = (text) => offersAt(WORDS, placeAt(text, text.length)).map((one) => one.insert);
+  assert.deepStrictEqual(offered("mo"), ["model = "]);
+  assert.deepStrictEqual(offered("model = ll"), ['"llama3-8b"']);
+  assert.deepStrictEqual(offered("[plan]\nt"), ["tp = "]);
+  assert.deepStrictEqual(offered('[plan.precision]\ncompute = "'), ['"bf16"', '"fp8"']);
+  assert.deepStrictEqual(offered("[pre"), ["plan.precision]"]);
+  assert.deepStrictEqual(offered("x = 1 # "), []);
+});
+
+test("a fault's line is its key's, its table's, or the one it names", () => {
+  assert.strictEqual(lineOf(STUDY, "plan.precision.compute", ""), 6);
+  assert.strictEqual(lineOf(STUDY, "plan: tp", ""), 4);
+  assert.strictEqual(lineOf(STUDY, "model", ""), 1);
+  assert.strictEqual(lineOf(STUDY, "plan: degrees", ""), 3);
+  assert.strictEqual(lineOf(STUDY, "study", "not TOML (at line 2, column 1)"), 2);
+  assert.strictEqual(lineOf(STUDY, "elsewhere", ""), 0);
 });

@@ -29,6 +29,7 @@ ASKED = {
     "search": "--model llama3.2-1b --cluster hgx-h100-8 --global-batch 8 --seq-len 512 --stack torch-2.6-eager --jobs 1 "
     "--fix tp=1 --fix cp=1 --fix pp=1 --fix zero=3 --fix recompute=none",
     "explore": "a.toml --vary plan.tp=1,2 --jobs 1",
+    "ui": "a.toml",
     "place": "a.toml",
     "capture": "train.py -o x.capture.gz --warm-up 1",
     "goodput": "a.toml --steps 10 --replicas 2",

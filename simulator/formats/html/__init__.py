@@ -29,7 +29,8 @@ MOST_BYTES: Final = 1_000_000  # of a page
 _HERE: Final = Path(__file__).parent
 _TWICE: Final = 2.4  # an answer's rows stand in the page as JSON and, up to some hundred, as a table
 _SCRIPTS: Final = ("format", "scale", "bars", "points", "dom", "tables", "memory", "timeline", "traffic", "charts")
-_FURTHER: Final = {"explore": ("whatif",)}  # scripts of a kind of page
+_FURTHER: Final = {"explore": ("whatif",), "live": ("live",)}  # scripts of a kind of page
+_ALLOWED: Final = {"live": "connect-src 'self'; frame-src 'self'; "}  # beyond what stands in a page
 _UNDRAWN: Final = dict.fromkeys(("memory", "timeline", "traffic", "pipeline", "record"))
 _ESCAPES: Final = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
@@ -63,7 +64,7 @@ def page(
             script=Markup(script),  # noqa: S704  our own files
             style=Markup(style),  # noqa: S704
             theme=Markup(_static("theme.js")),  # noqa: S704
-            policy=_policy((_static("theme.js"), script), style),
+            policy=_policy((_static("theme.js"), script), style, _ALLOWED.get(kind, "")),
         )
     )
     return text + "\n"
@@ -75,10 +76,10 @@ def _embedded(data: object) -> Markup:
     return Markup(text.translate(_ESCAPES))  # noqa: S704  it holds no < any more
 
 
-def _policy(scripts: tuple[str, ...], style: str) -> str:
+def _policy(scripts: tuple[str, ...], style: str, more: str) -> str:
     """Nothing is loaded from anywhere; these scripts and this style may work."""
     return (
-        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; "
+        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; {more}"
         "base-uri 'none'; form-action 'none'"
     )
 
