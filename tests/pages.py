@@ -96,6 +96,7 @@ COMMANDS = {
         "--jobs",
         "1",
     ),
+    "failures": ("sensitivity", *SMALL, "--failures"),
     "place": ("place", *SMALL),
     "backtest": ("backtest", str(EXAMPLES / "runs.csv")),
     "replay": ("replay", str(EXAMPLES / "snapshot.json.gz")),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -169,12 +170,21 @@ def answer_options(function: _Command) -> _Command:
 
 
 def html_option(function: _Command) -> _Command:
-    """--html, which `also_as_page` looks for."""
+    """--html, which `also_as_page` looks for. That an answer has no page is said, where one was asked for."""
+
+    @functools.wraps(function)
+    def told(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the command takes and returns
+        code = function(*args, **kwargs)
+        path = click.get_current_context().meta.pop(_PAGE, None)
+        if path is not None:
+            say(f"no page was written to {path}: there is none of this answer")
+        return code
+
     help_text = "Also write the answer as a page: one file that needs no network (docs/guides/reports.md)."
     option = click.option(
         "--html", type=FILE, metavar="OUT.html", help=help_text, expose_value=False, callback=_page_at
     )
-    return option(function)
+    return option(cast(_Command, told))
 
 
 def _page_at(context: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -186,7 +196,7 @@ def _page_at(context: click.Context, _: click.Parameter, path: Path | None) -> N
 
 def asked_page() -> Path | None:
     """Where --html asks for a page."""
-    path: Path | None = click.get_current_context().meta.get(_PAGE)
+    path: Path | None = click.get_current_context().meta.pop(_PAGE, None)
     return path
 
 

@@ -12,7 +12,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, parse_bytes
-from simulator.cli.options import FILE, write_json
+from simulator.cli.options import FILE, also_as_page, write_json
 from simulator.formats.study import Study
 from simulator.studies.tensors.table import Node, Tensor
 from simulator.studies.tensors.tiers import POLICIES, Moves
@@ -64,6 +64,7 @@ def _show(data: dict[str, Any], lines: Any, *, as_json: bool) -> None:  # noqa: 
         write_json(data)
     else:
         click.echo("\n".join(lines))
+    also_as_page("answer", lambda: data)
 
 
 def _inputs(asked: Study, given: dict[str, Any]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:

@@ -97,6 +97,7 @@ def command(
         _alone(studies, {**options, "--what-if": variants, "--journal": journal})
         failed = swept(files[0], flags, settings, left, _Teller())
         write_json(failed.as_json()) if as_json else show(render_failures(failed), plain=plain, width=WIDTH)
+        also_as_page("failures", failed.as_json)
         return ExitCode.OK
     study = _study(asked, flags, options)
     with Journal(journal, identity(study)) if journal is not None else nullcontext() as kept:

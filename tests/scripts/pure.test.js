@@ -16,12 +16,18 @@ test("a linear scale maps its ends and its middle", () => {
 
 test("ticks are round, inside, and not too many", () => {
   assert.deepStrictEqual(ticks(0, 1, 5), [0, 0.2, 0.4, 0.6, 0.8, 1]);
-  assert.deepStrictEqual(ticks(0, 80 * 2 ** 30, 5, true), [0, 20, 40, 60, 80].map((one) => one * 2 ** 30));
+  assert.deepStrictEqual(
+    ticks(0, 80 * 2 ** 30, 5, true),
+    [0, 20, 40, 60, 80].map((one) => one * 2 ** 30),
+  );
   assert.deepStrictEqual(ticks(3, 3), [3]);
 });
 
 test("the last at most a value", () => {
-  assert.deepStrictEqual([0, 1, 5, 9, 10, 99].map((one) => lastAtMost([1, 5, 9], one)), [0, 0, 1, 2, 2, 2]);
+  assert.deepStrictEqual(
+    [0, 1, 5, 9, 10, 99].map((one) => lastAtMost([1, 5, 9], one)),
+    [0, 0, 1, 2, 2, 2],
+  );
 });
 
 // gap, length, label, category, critical, ops, numbers of the label
@@ -36,8 +42,17 @@ test("bars are decoded with the numbers of their labels", () => {
 });
 
 test("a view shows the bars inside it, in pixels", () => {
-  assert.deepStrictEqual(visible(BARS, 0, 40, 400).map((one) => [one.x, one.width, one.category]), [[50, 100, 0], [150, 200, 1]]);
-  assert.deepStrictEqual(visible(BARS, 20, 30, 100).map((one) => [one.x, one.width]), [[0, 100]]);
+  assert.deepStrictEqual(
+    visible(BARS, 0, 40, 400).map((one) => [one.x, one.width, one.category]),
+    [
+      [50, 100, 0],
+      [150, 200, 1],
+    ],
+  );
+  assert.deepStrictEqual(
+    visible(BARS, 20, 30, 100).map((one) => [one.x, one.width]),
+    [[0, 100]],
+  );
   assert.deepStrictEqual(visible(BARS, 36, 40, 100), []);
 });
 
@@ -55,7 +70,10 @@ test("the bar at a time, and none in a gap", () => {
 
 test("a search finds labels and categories whatever their case", () => {
   const rows = [{ bars: BARS }];
-  assert.deepStrictEqual(searched(rows, "LAYER8", ["gemm", "norm"]).map((one) => one.bar.start), [15]);
+  assert.deepStrictEqual(
+    searched(rows, "LAYER8", ["gemm", "norm"]).map((one) => one.bar.start),
+    [15],
+  );
   assert.strictEqual(searched(rows, "gemm", ["gemm", "norm"]).length, 1);
   assert.strictEqual(searched(rows, " ", ["gemm", "norm"]).length, 0);
 });
@@ -78,8 +96,8 @@ test("the nearest point, within reach", () => {
 });
 
 test("an address gives back the state that it was made of", () => {
-  const state = { tp: ["1", "a,b&c=d"], "größe": ["</script>"], empty: "" };
-  assert.deepStrictEqual(restored("#" + encoded(state)), { tp: ["1", "a,b&c=d"], "größe": ["</script>"] });
+  const state = { tp: ["1", "a,b&c=d"], größe: ["</script>"], empty: "" };
+  assert.deepStrictEqual(restored("#" + encoded(state)), { tp: ["1", "a,b&c=d"], größe: ["</script>"] });
   assert.deepStrictEqual(restored("#a=%E0%A4%A"), {});
 });
 
@@ -97,7 +115,14 @@ test("a path finds what stands there, and nothing that only objects inherit", ()
 test("a command is words for a shell, whatever stands in them", () => {
   assert.strictEqual(quoted("plan.tp=4"), "plan.tp=4");
   assert.strictEqual(quoted("a b'; rm -rf ~ #"), `'a b'"'"'; rm -rf ~ #'`);
-  const answer = { command: ["shardwise", "predict", "my study.toml"], axes: [{ key: "nodes", values: ["1", "2"] }, { key: "plan.tp", values: ["2", "as usual"] }], at: { nodes: [1, 0], "plan.tp": [0, 1] } };
+  const answer = {
+    command: ["shardwise", "predict", "my study.toml"],
+    axes: [
+      { key: "nodes", values: ["1", "2"] },
+      { key: "plan.tp", values: ["2", "as usual"] },
+    ],
+    at: { nodes: [1, 0], "plan.tp": [0, 1] },
+  };
   assert.strictEqual(commandOf(answer, 0), "shardwise predict 'my study.toml' --nodes 2 --set plan.tp=2");
   assert.strictEqual(commandOf(answer, 1), "shardwise predict 'my study.toml' --nodes 1");
 });
@@ -108,12 +133,28 @@ test("sliders follow numbers by size and words as given", () => {
 });
 
 const STUDY = 'model = "llama"\n# [none]\n[plan]\ntp = 3\n[plan.precision]\ncompute = "fp9"\n';
-const WORDS = { names: { model: ["llama3-8b", "gpt"] }, tables: { "": { model: { about: "a preset", values: [] }, plan: { about: "", values: [], table: true } }, plan: { tp: { about: "tensor", values: [] }, precision: { about: "", values: [], table: true } }, "plan.precision": { compute: { about: "dtype", values: ["bf16", "fp8"] } } } };
+const WORDS = {
+  names: { model: ["llama3-8b", "gpt"] },
+  tables: {
+    "": { model: { about: "a preset", values: [] }, plan: { about: "", values: [], table: true } },
+    plan: { tp: { about: "tensor", values: [] }, precision: { about: "", values: [], table: true } },
+    "plan.precision": { compute: { about: "dtype", values: ["bf16", "fp8"] } },
+  },
+};
 
 test("the cursor's place: table, key, what is written already", () => {
-  assert.deepStrictEqual(placeAt(STUDY, STUDY.indexOf("tp") + 1), { table: "plan", key: "", prefix: "t", from: STUDY.indexOf("tp"), inValue: false });
+  assert.deepStrictEqual(placeAt(STUDY, STUDY.indexOf("tp") + 1), {
+    table: "plan",
+    key: "",
+    prefix: "t",
+    from: STUDY.indexOf("tp"),
+    inValue: false,
+  });
   const value = placeAt(STUDY, STUDY.indexOf("fp9") + 2);
-  assert.deepStrictEqual([value.table, value.key, value.prefix, value.inValue, STUDY[value.from]], ["plan.precision", "compute", "fp", true, '"']);
+  assert.deepStrictEqual(
+    [value.table, value.key, value.prefix, value.inValue, STUDY[value.from]],
+    ["plan.precision", "compute", "fp", true, '"'],
+  );
   assert.strictEqual(placeAt("[pl", 3).table, null);
   assert.strictEqual(placeAt("# a", 3), null);
 });

@@ -8,7 +8,7 @@ from typing import Any, Final
 from simulator.base.units import format_bytes, format_duration, format_flop_per_s, format_number, format_rate
 
 _SHARE_ENDS: Final = (
-    *("_mfu", "_hfu", "_share", "_fraction", "utilization", "utilisation", "_goodput", "_gain"),
+    *("_mfu", "_hfu", "_share", "_fraction", "utilization", "utilisation", "_goodput", "_gain", "_lost"),
     *("_abs_error", "_bias", "_coverage_90", "relative_error"),
 )
 NOTHING: Final = "–"

@@ -1,11 +1,54 @@
 // Values as people read them, by the unit in their name: simulator/formats/html/figures.py in the browser.
 
-const BYTES = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
-const SECONDS = [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]];
-const DURATIONS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
-const RATES = [[1e12, "TB/s"], [1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]];
-const FLOPS = [[1e18, "EFLOP/s"], [1e15, "PFLOP/s"], [1e12, "TFLOP/s"], [1e9, "GFLOP/s"], [1e6, "MFLOP/s"], [1, "FLOP/s"]];
-const SHARE_ENDS = ["_mfu", "_hfu", "_share", "_fraction", "utilization", "utilisation", "_goodput", "_gain", "_abs_error", "_bias", "_coverage_90", "relative_error"];
+const BYTES = [
+  [2 ** 40, "TiB"],
+  [2 ** 30, "GiB"],
+  [2 ** 20, "MiB"],
+  [2 ** 10, "KiB"],
+  [1, "B"],
+];
+const SECONDS = [
+  [1, "s"],
+  [1e-3, "ms"],
+  [1e-6, "us"],
+  [1e-9, "ns"],
+];
+const DURATIONS = [
+  [86400, "d"],
+  [3600, "h"],
+  [60, "min"],
+  [1, "s"],
+];
+const RATES = [
+  [1e12, "TB/s"],
+  [1e9, "GB/s"],
+  [1e6, "MB/s"],
+  [1e3, "kB/s"],
+  [1, "B/s"],
+];
+const FLOPS = [
+  [1e18, "EFLOP/s"],
+  [1e15, "PFLOP/s"],
+  [1e12, "TFLOP/s"],
+  [1e9, "GFLOP/s"],
+  [1e6, "MFLOP/s"],
+  [1, "FLOP/s"],
+];
+const SHARE_ENDS = [
+  "_mfu",
+  "_hfu",
+  "_share",
+  "_fraction",
+  "utilization",
+  "utilisation",
+  "_goodput",
+  "_gain",
+  "_lost",
+  "_abs_error",
+  "_bias",
+  "_coverage_90",
+  "relative_error",
+];
 const LEAST = 0.0005;
 
 function threeDigits(value) {
@@ -14,7 +57,8 @@ function threeDigits(value) {
 
 // With commas; ties go to the even digit, as in Python.
 function grouped(value, digits = 0) {
-  const size = Math.abs(value), tie = digits === 0 && size % 1 === 0.5 && size < 2 ** 52;
+  const size = Math.abs(value),
+    tie = digits === 0 && size % 1 === 0.5 && size < 2 ** 52;
   const [whole, part] = (tie ? 2 * Math.round(size / 2) : size).toFixed(digits).split(".");
   const text = whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part ? "." + part : "");
   return (value < 0 && /[1-9]/.test(text) ? "-" : "") + text;
@@ -48,7 +92,8 @@ function percent(value) {
 function shown(name, value) {
   if (value === null || value === undefined || value === "") return "–";
   if (typeof value === "boolean") return value ? "yes" : "no";
-  if (typeof value !== "number") return Array.isArray(value) ? value.map((one) => shown(name, one)).join(", ") || "–" : String(value);
+  if (typeof value !== "number")
+    return Array.isArray(value) ? value.map((one) => shown(name, one)).join(", ") || "–" : String(value);
   name = "_" + name;
   if (name.endsWith("flop_per_s")) return scaled(value, FLOPS);
   if (name.endsWith("bytes_per_s")) return scaled(value, RATES);
@@ -62,7 +107,8 @@ function shown(name, value) {
 
 function words(name) {
   for (const unit of ["_bytes_per_s", "_flop_per_s", "_bytes", "_s", "_flop"])
-    if (name.endsWith(unit) && !(unit === "_s" && name.endsWith("_per_s"))) return name.slice(0, -unit.length).replaceAll("_", " ");
+    if (name.endsWith(unit) && !(unit === "_s" && name.endsWith("_per_s")))
+      return name.slice(0, -unit.length).replaceAll("_", " ");
   return name.replaceAll("_", " ");
 }
 
@@ -74,4 +120,5 @@ function found(data, path) {
   return data;
 }
 
-if (typeof module !== "undefined") module.exports = { shown, words, found, scaled, formatNumber, grouped, percent, BYTES, SECONDS };
+if (typeof module !== "undefined")
+  module.exports = { shown, words, found, scaled, formatNumber, grouped, percent, BYTES, SECONDS };

@@ -2,7 +2,7 @@
 
 function linear(low, high, from, to) {
   const span = high - low || 1;
-  return (value) => from + (to - from) * (value - low) / span;
+  return (value) => from + ((to - from) * (value - low)) / span;
 }
 
 function logarithmic(low, high, from, to) {
@@ -18,7 +18,8 @@ function ticks(low, high, most = 6, binary = false) {
   const power = 10 ** Math.floor(Math.log10(rough / unit));
   const step = unit * power * [1, 2, 5, 10].find((one) => one * power * unit >= rough * 0.999);
   const out = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high * (1 + 1e-9); i++) out.push(Number((i * step).toPrecision(12)));
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high * (1 + 1e-9); i++)
+    out.push(Number((i * step).toPrecision(12)));
   return out;
 }
 
@@ -26,7 +27,9 @@ function ticks(low, high, most = 6, binary = false) {
 function logTicks(low, high, binary = false) {
   const out = [];
   if (binary) {
-    const first = Math.ceil(Math.log2(low)), last = Math.floor(Math.log2(high)), step = [1, 2, 5, 10].find((one) => (last - first) / one <= 8) || 10;
+    const first = Math.ceil(Math.log2(low)),
+      last = Math.floor(Math.log2(high)),
+      step = [1, 2, 5, 10].find((one) => (last - first) / one <= 8) || 10;
     for (let power = Math.ceil(first / step) * step; power <= last; power += step) out.push(2 ** power);
     return out;
   }
@@ -37,10 +40,12 @@ function logTicks(low, high, binary = false) {
 
 // The last index whose value is at most `value`; 0 where none is. values: ascending.
 function lastAtMost(values, value) {
-  let low = 0, high = values.length;
+  let low = 0,
+    high = values.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (values[middle] <= value) low = middle + 1; else high = middle;
+    if (values[middle] <= value) low = middle + 1;
+    else high = middle;
   }
   return Math.max(0, low - 1);
 }

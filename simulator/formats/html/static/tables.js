@@ -14,7 +14,8 @@ function compared(a, b) {
 }
 
 function sortable(table) {
-  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
+  const heads = [...table.tHead.rows[0].cells],
+    body = table.tBodies[0];
   heads.forEach((head, column) => {
     if (body.rows.length && body.rows[0].cells[column].classList.contains("num")) head.classList.add("num");
     const button = el("button", { type: "button" }, [...head.childNodes]);
