@@ -160,80 +160,78 @@ def play_pool(history: History, pools: Pools, plan: Plan, limit_bytes: int | Non
     The one before it has also taken what the optimizer's state, new since the first, left no room for.
     limit_bytes: what the driver can give it; None: no limit.
     """
-    sequence = of_history(history, "")
-    driver, step = _Driver(), _Steps(history, sequence)
-    needs = replace(pools.inputs(limit_bytes), checkpoints=checkpoints(sequence.requests))
-    reserved, highest, retries, tally = list[int](), 0, 0, _Tally(plan, history)
-    pool: Pool[Any] | None = None
-    handles: dict[int, Any] = {}
-    needed = 0
+    game, needed = _Game(history, plan), 0
     try:
-        pool = make_pool(pools.name, needs, driver)
-        play(sequence.requests[: sequence.steady], pool, handles=handles)
-        retries, highest, driver.highest = pool.num_retries, driver.highest, driver.held
-        for start, part in step.moments(sequence):
-            with driver.watched() as seen:
-                play(part, pool, handles=handles)
-            tally.add(start, part, seen)
-            reserved.append(pool.reserved_bytes)
+        game.begin(pools, limit_bytes)
+        tally, reserved = game.step(game.sequence)
     except OutOfMemoryError as exc:
-        reserved, needed = [], exc.needed_bytes
-    peak, retries = driver.highest, (pool.num_retries if pool is not None else 0) - retries
-    if pool is not None and reserved:
-        tally = _settled(step, pool, driver, handles, plan, again := repeated(sequence, 2)) or tally
-        if plan.memory.refill_every and again is not None:
-            with driver.watched() as seen:
-                pool.empty_cache()
-            driver.highest = driver.held
-            tally.refill = _settled(step, pool, driver, handles, plan, repeated(sequence, 3), seen)
+        tally, reserved, needed = _Tally(plan, history), [], exc.needed_bytes
+    peak, retries = game.driver.highest, game.num_retries - game.retries_before
+    if reserved:
+        tally = game.settled() or tally
     return Played(
         use=tally.use(pools.policy, plan),
         reserved=reserved,
         peak_bytes=peak if reserved else needed,
-        highest_bytes=max(highest, peak),
-        refilled_bytes=driver.highest if tally.refill is not None else 0,
+        highest_bytes=max(game.first_highest, peak),
+        refilled_bytes=game.driver.highest if tally.refill is not None else 0,
         num_retries=retries,
         fails=not reserved,
     )
 
 
-def _settled(
-    step: _Steps,
-    pool: Pool[Any],
-    driver: _Driver,
-    handles: dict[int, Any],
-    plan: Plan,
-    again: Sequence | None,
-    before: tuple[Counter[str], Counter[str]] | None = None,
-) -> _Tally | None:
-    """What a step after the steady one asks, and calls before it; None where it does not repeat, or finds no room."""
-    if again is None:
-        return None
-    tally = _Tally(plan, step.history)
-    if before is not None:
-        tally.add(step.history.steady, (), before)
-    with suppress(OutOfMemoryError):
-        for start, part in step.moments(again):
-            with driver.watched() as seen:
-                play(part, pool, handles=handles)
+class _Game:
+    """A history on a pool, step by step."""
+
+    pool: Pool[Any]
+
+    def __init__(self, history: History, plan: Plan) -> None:
+        self.history, self.plan, self.sequence = history, plan, of_history(history, "")
+        self.driver, self.handles, self.first_highest, self.retries_before = _Driver(), dict[int, Any](), 0, 0
+
+    @property
+    def num_retries(self) -> int:
+        return self.pool.num_retries if hasattr(self, "pool") else 0
+
+    def begin(self, pools: Pools, limit_bytes: int | None) -> None:
+        """The first step. Raises OutOfMemoryError."""
+        requests = self.sequence.requests
+        needs = replace(pools.inputs(limit_bytes), checkpoints=checkpoints(requests))
+        self.pool = make_pool(pools.name, needs, self.driver)
+        play(requests[: self.sequence.steady], self.pool, handles=self.handles)
+        self.retries_before, self.first_highest = self.pool.num_retries, self.driver.highest
+        self.driver.highest = self.driver.held
+
+    def step(self, sequence: Sequence) -> tuple[_Tally, list[int]]:
+        """The last step of a sequence, and what is reserved at the end of each of its moments. Raises OutOfMemoryError."""
+        tally, reserved = _Tally(self.plan, self.history), list[int]()
+        for start, part in self._moments(sequence):
+            with self.driver.watched() as seen:
+                play(part, self.pool, handles=self.handles)
             tally.add(start, part, seen)
-        return tally
-    return None
+            reserved.append(self.pool.reserved_bytes)
+        return tally, reserved
 
+    def settled(self) -> _Tally | None:
+        """What a step after the steady one asks, and one that begins with an empty cache; None: it does not repeat or fit."""
+        if (again := repeated(self.sequence, 2)) is None:
+            return None
+        with suppress(OutOfMemoryError):
+            tally, _ = self.step(again)
+            if self.plan.memory.refill_every:
+                with self.driver.watched() as seen:
+                    self.pool.empty_cache()
+                self.driver.highest = self.driver.held
+                tally.refill, _ = self.step(repeated(self.sequence, 3) or again)  # what repeats once repeats twice
+                tally.refill.add(self.history.steady, (), seen)
+            return tally
+        return None
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """A history and its requests, by moments."""
-
-    history: History
-    sequence: Sequence
-
-    def moments(self, sequence: Sequence) -> Iterator[tuple[int, tuple[Request, ...]]]:
+    def _moments(self, sequence: Sequence) -> Iterator[tuple[int, tuple[Request, ...]]]:
         """(event at which it begins, requests) of each moment of a sequence's last step, which is the history's or repeats it."""
         _, begins = requests_of(self.history)
         first, shift = self.history.steady, sequence.steady - begins[self.history.steady]
-        ends = self.history.bounds[1:] if len(self.history.bounds) > 1 else [first]
-        for start, end in pairwise([first, *ends]):
+        for start, end in pairwise([first, *self.history.bounds[1:]]):
             yield start, sequence.requests[begins[start] + shift : begins[end] + shift]
 
 
