@@ -31,9 +31,10 @@ from simulator.parallel.legality import check
 from simulator.parallel.pipeline import Split
 from simulator.play.lower import Lowering, lower, unpriced_blocks
 from simulator.predict.changes import EXPANDABLE, EXPANDABLE_SEGMENTS, Change, changes
-from simulator.predict.play import step_seconds
+from simulator.predict.play import play, step_seconds
 from simulator.predict.prediction import Remedy
 from simulator.predict.tiers import with_lower_tiers
+from simulator.predict.verdict import with_stalls
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
@@ -296,7 +297,10 @@ def _proof(search: _Search, candidate: _Candidate, cost_before: float) -> Remedy
     for pool, use in zip(pools, uses, strict=True):
         if with_lower_tiers(use, lowering).fit is Fit.FITS:
             change = candidate.change + EXPANDABLE_SEGMENTS if pool and pool.expandable_segments else candidate.change
-            return _remedy(change, plan, use, step_seconds(lowering), cost_before)
+            step_s = step_seconds(lowering)
+            if use.pool is not None:
+                step_s = float(with_stalls(play(lowering), use, lowering.calibration).step_s)
+            return _remedy(change, plan, use, step_s, cost_before)
     return None
 
 

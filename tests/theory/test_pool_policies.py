@@ -222,6 +222,17 @@ def test_an_own_allocators_time_is_hidden_as_far_as_the_host_is_ahead(alloc_s: f
     assert own.step_s == pytest.approx(usual.step_s + max(0.0, time_s - ahead_s), rel=1e-12)
 
 
+def test_what_would_make_it_fit_counts_the_pools_time_too() -> None:
+    plan = PLAN.copy_with(memory_policy="fixed", micro_batch_size=64, num_micro_batches=1)
+    whole = predict(MODEL, plan, CLUSTER, advise=True)
+    assert not whole.fits
+    remedy = next(one for one in whole.remedies if one.num_devices == 8)
+    changed = predict(MODEL, plan.copy_with(**remedy.plan), CLUSTER)
+    assert changed.fits
+    assert changed.breakdown["cuda_malloc"] > 0
+    assert remedy.step_s == pytest.approx(changed.step_s, rel=1e-12)
+
+
 # -- a pool that is given back, and compression
 
 

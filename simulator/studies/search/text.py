@@ -83,6 +83,7 @@ def words(row: Row) -> str:
         )
     parts += ["sp"] if plan.sequence_parallel else []
     parts += [f"recompute {plan.recompute.mode}"] if plan.recompute.mode != "none" else []
+    parts += [f"pool {plan.memory.policy}"] if plan.memory.policy != "caching" else []
     offload = plan.offload
     parts += [
         f"offload {name}" for name in ("optimizer", "parameters", "activations") if getattr(offload, name) != "none"
