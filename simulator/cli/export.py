@@ -131,9 +131,9 @@ def _chakra_files(asked: Study, *, all_ranks: bool) -> dict[str, bytes]:
     timeline = run(programs)
     stages = [mesh.rank({"pp": stage}) for stage in range(asked.plan.pp)]
     ranks = range(mesh.num_ranks) if all_ranks else stages
-    return trace_files(
-        lowering.fabric, programs, {one.name: timeline.of(one.name) for one in programs}, ranks, asked.model.name
-    )
+    inside = lowering.exchanges_inside(asked.plan.num_micro_batches)
+    spans = {one.name: timeline.of(one.name) for one in programs}
+    return trace_files(lowering.fabric, programs, inside, spans, ranks, asked.model.name)
 
 
 def head_of(asked: Study) -> dict[str, str | int]:

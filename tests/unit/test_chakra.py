@@ -19,7 +19,7 @@ from simulator.formats.readers.recording import read_recordings
 from simulator.formats.writers.chakra import framed
 from simulator.parallel.mesh import GroupShape
 from simulator.play.engine import run
-from simulator.play.lower import lower
+from simulator.play.lower import Lowering, lower
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.software.stack import Stack
@@ -52,11 +52,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def programs(plan: Plan) -> tuple[Program, ...]:
+def lowered(plan: Plan) -> Lowering:
     model, cluster = Model.load("llama3.2-1b"), Cluster.load("hgx-h100-8")
     calibration = Calibration.for_device(cluster.device)
     curves = calibration.links or default_curves()
-    return lower(model, plan, cluster, Stack.of(plan), calibration, curves).programs(plan.num_micro_batches)
+    return lower(model, plan, cluster, Stack.of(plan), calibration, curves)
+
+
+def programs(plan: Plan) -> tuple[Program, ...]:
+    return lowered(plan).programs(plan.num_micro_batches)
 
 
 # -- the wire format, by the examples of protobuf.dev/programming-guides/encoding
@@ -141,6 +145,11 @@ def messages(data: bytes) -> Iterator[bytes]:
         at += size
 
 
+def inside_of(stage: int) -> int:
+    """How many collectives lie inside a stage's compute."""
+    return sum(found.total() for found in lowered(PIPELINE).exchanges_inside(2)[stage].values())
+
+
 def test_protobuf_reads_what_is_written_and_writes_the_same_bytes(folders: dict[str, Path]) -> None:
     pytest.importorskip("google.protobuf", reason="needs the package protobuf (pip install -e '.[dev]')")
     metadata, node = schema()
@@ -151,12 +160,16 @@ def test_protobuf_reads_what_is_written_and_writes_the_same_bytes(folders: dict[
         assert told.version == "0.0.4"
         assert {one.name: one.int64_val for one in told.attr}["rank"] == rank
         assert told.SerializeToString() == head
-        assert len(rest) == len(program.ops)
-        for data, op in zip(rest, program.ops, strict=True):
+        nodes = {}
+        for data in rest:
             read = node.FromString(data)
             assert read.SerializeToString() == data  # nothing unknown, nothing in another order
-            assert (read.id, read.name) == (op.id, op.label)
-            assert set(op.after) <= set(read.data_deps)
+            nodes[read.id] = read
+        assert len(nodes) == len(rest) == len(program.ops) + inside_of(stage)
+        for op in program.ops:
+            read = nodes[op.id]
+            assert read.name.endswith(op.label)
+            assert read.name != op.label or set(op.after) <= set(read.data_deps)
             attrs = {one.name: one for one in read.attr}
             if isinstance(op, Collective) and op.kind == "reduce_scatter":
                 assert (read.type, attrs["comm_type"].int64_val) == (7, 7)
@@ -173,15 +186,26 @@ def test_a_step_that_was_written_is_the_step_that_is_read(name: str, folders: di
         found = read_chakra(folders[name] / f"llama3.2-1b.{4 * stage}.et")
         spans = {span.id: span for span in timeline.of(program.name)}
         assert (found.rank, found.world_size) == (4 * stage, 8)
-        assert [op.name for op in found.ops] == [op.label for op in program.ops]
-        for op, ours in zip(program.ops, found.ops, strict=True):
+        assert [op.name for op in found.ops if " of " not in op.name] == [op.label for op in program.ops]
+        last = {op.name.rpartition(" of ")[2]: op for op in found.ops}  # of an op that has collectives inside
+        for op in program.ops:
+            ours = last[op.label]
             assert ours.end_s == pytest.approx(float(spans[op.id].end_s), rel=1e-12, abs=1e-15)
-            assert set(op.after) <= set(ours.after)
             if isinstance(op, Collective):
                 assert ours.carried is not None
                 assert ours.carried.kind == op.kind
                 if op.kind != "all_gather" or op.size_bytes % 8 == 0:
                     assert ours.carried.size_bytes == op.size_bytes
+
+
+def test_collectives_inside_layers_are_nodes_of_their_own(folders: dict[str, Path]) -> None:
+    """Tensor parallelism sums a layer's output twice each way (arXiv 1909.08053): b × s × h × 2 bytes = 1 × 1024 × 2048 × 2."""
+    found = read_chakra(folders["pipeline"] / "llama3.2-1b.0.et")
+    for label in ("forward layer3 mb0", "backward layer5 mb1"):
+        inside = [op for op in found.ops if op.name == f"all_reduce of {label}"]
+        kernels = next(op for op in found.ops if op.name == label)
+        assert [op.carried and (op.carried.size_bytes, op.carried.ranks) for op in inside] == [(4 * 2**20, (0, 1))] * 2
+        assert kernels.end_s <= inside[0].start_s + 1e-12 <= inside[1].start_s
 
 
 def test_a_step_is_played_again(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from zlib import crc32
 
 from simulator.base.wire import block, double, integer, member, packed, varint
 from simulator.play.lower.fabric import MeshFabric
+from simulator.play.lower.inside import Exchanges
 from simulator.work.program import Collective, Program, ProgramOp
 from simulator.work.trace import Span
 
@@ -34,16 +35,20 @@ _PAIR: Final = re.compile(r"nccl:pp (\d+) (?:to|and) (\d+)")
 def trace_files(
     fabric: MeshFabric,
     programs: Sequence[Program],
+    inside: Sequence[Mapping[int, Exchanges]],
     spans: Mapping[str, Sequence[Span]],
     ranks: Iterable[int],
     model: str,
 ) -> dict[str, bytes]:
     """A file for each of the ranks, named by it, and the process groups of all of them, as ASTRA-sim reads them.
 
-    programs: of the stages, in order, played to `spans`.
+    programs: of the stages, in order, played to `spans`. inside: the collectives in each of their compute ops.
     """
     mesh = fabric.mesh
-    writers = [_Stage(fabric, stage, program, spans[program.name], model) for stage, program in enumerate(programs)]
+    writers = [
+        _Stage(fabric, stage, program, inside[stage], spans[program.name], model)
+        for stage, program in enumerate(programs)
+    ]
     groups: dict[str, list[int]] = {}
     files: dict[str, bytes] = {}
     for rank in ranks:
@@ -60,7 +65,16 @@ def framed(messages: Iterable[bytes]) -> bytes:
 class _Stage:
     """The trace of a stage's ranks, which differ in their groups and peers alone."""
 
-    def __init__(self, fabric: MeshFabric, stage: int, program: Program, spans: Sequence[Span], model: str) -> None:
+    def __init__(
+        self,
+        fabric: MeshFabric,
+        stage: int,
+        program: Program,
+        inside: Mapping[int, Exchanges],
+        spans: Sequence[Span],
+        model: str,
+    ) -> None:
+        self._inside, self._fresh = inside, 0
         self._fabric, self._mesh, self._stage, self._program, self._model = fabric, fabric.mesh, stage, program, model
         self._spans = {span.id: span for span in spans}
 
@@ -72,39 +86,54 @@ class _Stage:
             _text("source", SOURCE), _text("model", self._model), _number("rank", rank),
             _number("world_size", self._mesh.num_ranks), _text("program", self._program.name),
         ]  # fmt: skip
-        attrs += [
-            _text(f"inside compute: {kind} of {role}", f"{count} of {size} bytes")
-            for kind, role, size, count in self._program.exchanges
-        ]
         return block(1, VERSION) + b"".join(block(2, one) for one in attrs)
 
     def _nodes(self, rank: int, groups: dict[str, list[int]]) -> Iterator[bytes]:
         last: dict[str, int] = {}
+        self._fresh = 1 + max((op.id for op in self._program.ops), default=0)
         for op in self._program.ops:
             before = last.get(op.stream)
-            waits = dict.fromkeys((*op.after, *(() if before is None else (before,))))
+            waits = list(dict.fromkeys((*op.after, *(() if before is None else (before,)))))
             span = self._spans[op.id]
-            kind, attrs = self._what(op, rank, groups)
-            begins = span.start_s if span.joined_s is None else span.joined_s  # until then it waits for its members
-            start_s, seconds = float(begins), float(span.end_s - begins)
-            attrs += [_text("stream", op.stream), _text("category", span.category)]
-            attrs += [_seconds("start_s", start_s), _seconds("duration_s", seconds)]
-            yield (
-                integer(1, op.id) + block(2, op.label) + integer(3, kind) + packed(5, waits)
-                + integer(6, round(start_s * 1e6)) + integer(7, round(seconds * 1e6))
-                + b"".join(block(10, one) for one in attrs)
-            )  # fmt: skip
+            if inside := self._inside.get(op.id):
+                yield from self._parted(op, span, waits, inside, rank, groups)
+            else:
+                begins = span.start_s if span.joined_s is None else span.joined_s  # until then it waits for its members
+                what = self._what(op, rank, groups)
+                yield _node(op.id, op.label, what, waits, float(begins), float(span.end_s), op.stream, span.category)
             last[op.stream] = op.id
+
+    def _parted(
+        self, op: ProgramOp, span: Span, waits: list[int], inside: Exchanges, rank: int, groups: dict[str, list[int]]
+    ) -> Iterator[bytes]:
+        """A compute op, and behind its kernels the collectives inside it, by their bytes in what of it they are exposed.
+
+        The last of them has the op's number, so that what waits for the op waits for all.
+        """
+        start_s, end_s = float(span.start_s), float(span.end_s)
+        total_s = float(sum(seconds for _, seconds in span.parts))
+        exposed_s = float(sum(seconds for name, seconds in span.parts if name.startswith("exposed:")))
+        at_s = end_s - (end_s - start_s) * (exposed_s / total_s if total_s else 0.0)
+        number, self._fresh = self._fresh, self._fresh + 1
+        yield _node(
+            number, op.label, (COMP, [_flag("is_cpu_op", value=False)]), waits, start_s, at_s, op.stream, span.category
+        )
+        one_by_one = list(inside.elements())
+        whole, waited_s = max(1, sum(size for _, _, size in one_by_one)), end_s - at_s
+        for index, (kind, role, size) in enumerate(one_by_one):
+            before, until_s = number, at_s + waited_s * size / whole
+            number = op.id if index + 1 == len(one_by_one) else self._fresh
+            self._fresh += number != op.id
+            what = self._collective(kind, role, size, self._fabric.mesh.group_of(self._fabric.axis(role), rank), groups)
+            yield _node(number, f"{kind} of {op.label}", what, [before], at_s, until_s, f"nccl:{role}", kind)
+            at_s = until_s
 
     def _what(self, op: ProgramOp, rank: int, groups: dict[str, list[int]]) -> tuple[int, list[bytes]]:
         """The node's type and its attributes for the feeder."""
         if not isinstance(op, Collective):
             return COMP, [_flag("is_cpu_op", value=op.stream == "host")]
         if op.kind in COMM_TYPES:
-            name = self._group(op, rank, groups)
-            size = op.size_bytes // (len(groups[name]) if op.kind == "all_gather" else 1)  # what a rank brings
-            comm = [_number("comm_type", COMM_TYPES[op.kind]), _number("comm_size", size)]
-            return COLLECTIVE, [_flag("is_cpu_op", value=False), *comm, _text("pg_name", name)]
+            return self._collective(op.kind, *self._group(op, rank), groups)
         if op.kind in (*_LOADS, *_STORES):
             kind = MEM_LOAD if op.kind in _LOADS else MEM_STORE
             return kind, [_flag("is_cpu_op", value=False), _unsigned("tensor_size", op.size_bytes)]
@@ -112,15 +141,23 @@ class _Stage:
             return self._message(op, rank, (int(pair[1]), int(pair[2])))
         return COMP, [_flag("is_cpu_op", value=op.kind.startswith("cpu"))]
 
-    def _group(self, op: Collective, rank: int, groups: dict[str, list[int]]) -> str:
-        """The name of the op's group, by its role and first rank."""
-        role = op.stream.removeprefix("nccl:").partition(" ")[0]
-        ranks = list(self._mesh.group_of(self._fabric.axis(role), rank))
-        if role == "pp" and op.members == 2:  # the first and the last stage share the embedding
-            role, ranks = "ends", [ranks[0], ranks[-1]]
+    def _collective(
+        self, kind: str, role: str, size_bytes: int, ranks: Sequence[int], groups: dict[str, list[int]]
+    ) -> tuple[int, list[bytes]]:
+        """A collective of a group, which is named by its role and first rank."""
         name = f"{role}.{ranks[0]}"
-        groups[name] = ranks
-        return name
+        groups[name] = list(ranks)
+        size = size_bytes // (len(ranks) if kind == "all_gather" else 1)  # what a rank brings
+        comm = [_number("comm_type", COMM_TYPES[kind]), _number("comm_size", size)]
+        return COLLECTIVE, [_flag("is_cpu_op", value=False), *comm, _text("pg_name", name)]
+
+    def _group(self, op: Collective, rank: int) -> tuple[str, int, Sequence[int]]:
+        """(role, bytes, ranks) of the op's group."""
+        role = op.stream.removeprefix("nccl:").partition(" ")[0]
+        ranks = self._mesh.group_of(self._fabric.axis(role), rank)
+        if role == "pp" and op.members == 2:  # the first and the last stage share the embedding
+            return "ends", op.size_bytes, [ranks[0], ranks[-1]]
+        return role, op.size_bytes, ranks
 
     def _message(self, op: Collective, rank: int, stages: tuple[int, int]) -> tuple[int, list[bytes]]:
         sends = op.label.startswith("send")
@@ -130,6 +167,27 @@ class _Stage:
         tag = crc32(op.key.encode()) & 0x7FFFFFFF  # equal at both ends, which share the key
         attrs = [_flag("is_cpu_op", value=False), _small("comm_src", source), _small("comm_dst", target)]
         return SEND if sends else RECV, [*attrs, _small("comm_tag", tag), _number("comm_size", op.size_bytes)]
+
+
+def _node(
+    number: int,
+    name: str,
+    what: tuple[int, list[bytes]],
+    waits: Sequence[int],
+    start_s: float,
+    end_s: float,
+    stream: str,
+    category: str,
+) -> bytes:
+    """A Node. what: its type, and its attributes for the feeder."""
+    kind, attrs = what
+    exact = [_seconds("start_s", start_s), _seconds("duration_s", end_s - start_s)]
+    attrs = [*attrs, _text("stream", stream), _text("category", category), *exact]
+    return (
+        integer(1, number) + block(2, name) + integer(3, kind) + packed(5, waits)
+        + integer(6, round(start_s * 1e6)) + integer(7, round((end_s - start_s) * 1e6))
+        + b"".join(block(10, one) for one in attrs)
+    )  # fmt: skip
 
 
 def _flag(name: str, *, value: bool) -> bytes:

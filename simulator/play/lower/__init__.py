@@ -18,6 +18,7 @@ from simulator.parallel.pipeline import micro_batches
 from simulator.parallel.shard_shares import largest_share, shard_shares
 from simulator.play.lower.builder import Builder
 from simulator.play.lower.fabric import EXPERT_ROLES, ROLES, MeshFabric
+from simulator.play.lower.inside import Exchanges, TellingBuilder
 from simulator.play.lower.priced_stages import priced_stages
 from simulator.play.lower.rank_classes import RankClasses
 from simulator.play.lower.reader import StageReader
@@ -178,6 +179,13 @@ class Lowering:
             )
             for rank_class in self.rank_classes.classes
         )
+
+    def exchanges_inside(self, num_micro_batches: int) -> tuple[Mapping[int, Exchanges], ...]:
+        """Of each stage's program, the collectives inside its compute ops, by their ids; where all GPUs are equal."""
+        builders = [TellingBuilder(self.fabric, None, self._stage(stage)) for stage in range(self.plan.pp)]
+        for stage, build in enumerate(builders):
+            self._played(build, num_micro_batches, stage, None)
+        return tuple(build.inside for build in builders)
 
     def _stage(self, stage: int) -> int | None:
         return stage if self.plan.pp > 1 else None
