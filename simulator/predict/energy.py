@@ -296,7 +296,7 @@ def _sources(asked: Energy, device: Device, calibration: Calibration) -> Iterato
         detail=law if calibration.power else prior,
     )
     yield Source(what="power cap", kind="datasheet", detail=f"{device.power_w:g} W, {device.name}")
-    given = asked.model_fields_set
+    given = {name for name in asked.model_fields_set if getattr(asked, name) is not None}
     for what, field, detail in (
         ("power while waiting", "idle_share", f"{asked.idle_share:g} of the cap: logged on an H200 without kernels"),
         ("power of communication", "communication_share", f"{asked.communication_share:g} of the cap: a prior, ± 35 %"),

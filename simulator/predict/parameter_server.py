@@ -342,7 +342,7 @@ def _sources(asked: Servers, workers: int, found: Queued) -> Iterator[Source]:
         yield Source(
             what="staleness", kind="assumed", detail=f"{detail}; that as many tokens train as well is not said"
         )
-    given = asked.model_fields_set
+    given = {name for name in asked.model_fields_set if getattr(asked, name) is not None}
     for name, default in (
         ("server_bytes_per_s", "one NIC of the cluster"),
         ("worker_bytes_per_s", "a GPU's share of its node's NICs"),

@@ -15,10 +15,15 @@ LLAMA = Model.load("llama3.2-1b")
 PLAN = Plan(dp_shard=8, seq_len=4096)
 
 
+def drawn(asked: Energy | None = None, plan: Plan = PLAN) -> EnergyUse:
+    return _drawn((asked or Energy()).model_dump_json(), plan.model_dump_json())
+
+
 @cache
-def drawn(asked: Energy = Energy(), plan: Plan = PLAN, name: str = "hgx-h200-8") -> EnergyUse:  # noqa: B008  frozen
-    cluster = Cluster.load(name)
-    return energy_of(asked, predict(LLAMA, plan, cluster), LLAMA, plan, cluster)
+def _drawn(asked: str, text: str) -> EnergyUse:
+    plan, cluster = Plan.model_validate_json(text), Cluster.load("hgx-h200-8")
+    inputs = (LLAMA, plan, cluster)
+    return energy_of(Energy.model_validate_json(asked), predict(*inputs), *inputs)
 
 
 def of_kernels(found: EnergyUse) -> list[tuple[float, float]]:

@@ -18,9 +18,13 @@ from simulator.predict.telemetry import Telemetry, step_percentiles, telemetry
 LLAMA = Model.load("llama3.2-1b")
 
 
-@cache
 def told(plan: Plan, name: str = "dgx-a100-80-8") -> tuple[Prediction, Telemetry]:
-    cluster = Cluster.load(name)
+    return _told(plan.model_dump_json(), name)
+
+
+@cache
+def _told(text: str, name: str) -> tuple[Prediction, Telemetry]:
+    plan, cluster = Plan.model_validate_json(text), Cluster.load(name)
     prediction = predict(LLAMA, plan, cluster)
     return prediction, telemetry(prediction, LLAMA, plan, cluster)
 
