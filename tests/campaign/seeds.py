@@ -69,6 +69,32 @@ def _shared_csv(name: str, lines: int) -> bytes | None:
     return _cut(path.read_bytes(), lines) if path.is_file() else None
 
 
+_ASKED = b"""model = "gpt2"
+cluster = "hgx-h100-8"
+nodes = 1
+[plan]
+zero = 0
+dp_replicate = 8
+seq_len = 512
+data_parallel = "deepspeed"
+[plan.deepspeed.one_bit]
+kind = "zero_one"
+freeze_step = 500
+interval = 4
+run_steps = 2000
+[data]
+decode_s = "2ms"
+decode_variation = 0.5
+sample_bytes = "1MB"
+storage_bytes_per_s = "2GB/s"
+workers = 2
+batches = 400
+[energy]
+pue = 1.2
+tokens = "1B"
+co2_g_per_kwh = 300
+caps_w = [500, 400]
+"""
 _STUDY = b"""model = "llama3.2-1b"
 cluster = "hgx-h100-8"
 nodes = 1
@@ -190,6 +216,8 @@ def seeds() -> tuple[Seed, ...]:
         ),
         _of("compare", "compare fsdp.toml megatron.toml --plain", "fsdp.toml", "megatron.toml"),
         _of("spot offers", "goodput ndr.toml --spot offers.csv --replicas 20 --plain", "ndr.toml", "offers.csv"),
+        _of("tables of a study", "predict asked.toml --telemetry --step-jitter 0.01 --json", **{"asked.toml": _ASKED}),
+        _of("one failure", "sensitivity --failures study.toml --json", **{"study.toml": _STUDY}),
         _of("explored", "explore study.toml --vary plan.tp=1,2 --jobs 1 --json", **{"study.toml": _STUDY}),
         _of("plans of a search", "explore plans.json --json --html what-if.html", **{"plans.json": _PLANS}),
         _of("prices", "goodput long-run.toml --prices prices.toml --plain", "long-run.toml", "prices.toml"),
