@@ -13,6 +13,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import read_toml
+from simulator.cli.beside import with_data_of
 from simulator.cli.goodput_spot import checked_offers, on_spot, spot_options
 from simulator.cli.options import (
     also_as_page,
@@ -213,7 +214,8 @@ def _relabelled(fault: Fault, name: str, places: Mapping[str, str]) -> Fault:
 
 def _predicted(asked: Study, captured: Capture | None) -> Prediction:
     if captured is None:
-        return predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+        prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+        return with_data_of(asked, prediction)[0]
     return predict_program(captured, asked.cluster, asked.calibration, asked.stack)
 
 

@@ -93,11 +93,18 @@ def of_all_studies(function: _Command) -> _Command:
     return set_option(help_text)(function)
 
 
+_WAIT_FOR_DATA = ("predict", "goodput")
+
+
 def tell_notes(study: Study) -> Study:
-    """Say on stderr which keys of a study's files have moved: once a command, and in none of its workers."""
+    """Say on stderr which keys of a study's files have moved, and what the command leaves out: once, and in none of its workers."""
     command = click.get_current_context(silent=True)
     said: set[str] = command.meta.setdefault("simulator.notes", set()) if command else set(study.notes)
-    for note in study.notes:
+    counts = command is None or command.info_name in _WAIT_FOR_DATA
+    left = (
+        () if counts or study.data is None else ("[data] is left out here; predict and goodput count the wait for it",)
+    )
+    for note in (*study.notes, *left):
         if note not in said:
             click.echo(f"shardwise: {note}", err=True)
             said.add(note)

@@ -115,6 +115,24 @@ def test_the_stall_is_in_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert busy[0] == pytest.approx(busy[1])
 
 
+def test_runs_wait_for_data_too_and_other_commands_say_that_they_do_not(capsys: pytest.CaptureFixture[str]) -> None:
+    study = [
+        "--model",
+        "gpt2",
+        "--set",
+        "plan.seq_len=512",
+        "--set",
+        "data.decode_s=1s",
+        "--set",
+        "data.workers=2",
+        "--json",
+    ]
+    assert main(["goodput", *study, "--steps", "1000", "--replicas", "4"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] == pytest.approx(0.5)
+    assert main(["compare", *study, "--no-ablations", "--what-if", "plan.micro_batch_size=2"]) == 0
+    assert "[data] is left out here" in capsys.readouterr().err
+
+
 def test_what_is_wrong_is_told_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "--set", "data.decode_s=-1s", "--set", "data.workers=-2", "--set", "data.prefetsh=3"]) == 3
     told = capsys.readouterr().err
