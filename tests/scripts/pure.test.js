@@ -7,7 +7,7 @@ const { decoded, visible, boxes, barAt, searched, zoomed, moved } = at("bars");
 const { front, nearest, encoded, restored, kept } = at("points");
 const { found } = at("format");
 const { placeAt, offersAt, lineOf } = at("live");
-const { quoted, commandOf, ordered } = at("whatif");
+const { quoted, commandOf, ordered } = at("explored");
 
 test("a linear scale maps its ends and its middle", () => {
   const x = linear(10, 30, 100, 0);
@@ -176,4 +176,46 @@ test("a fault's line is its key's, its table's, or the one it names", () => {
   assert.strictEqual(lineOf(STUDY, "plan: degrees", ""), 3);
   assert.strictEqual(lineOf(STUDY, "study", "not TOML (at line 2, column 1)"), 2);
   assert.strictEqual(lineOf(STUDY, "elsewhere", ""), 0);
+});
+
+const { Explored } = at("explored");
+const POINTS = {
+  command: ["shardwise", "predict"],
+  axes: [{ key: "plan.tp", values: ["2", "1"] }],
+  at: { "plan.tp": [0, 1, 1, 0] },
+  columns: {
+    verdict: ["fits", "tight", "does not fit", "illegal"],
+    step_s: [2, 1, 0.5, null],
+    tokens_per_s: [10, 40, 80, null],
+    used_bytes: [30, 60, 90, null],
+    num_devices: [8, 8, 8, null],
+  },
+};
+
+test("time for as many tokens where batches differ, and what runs stands first", () => {
+  const explored = new Explored(POINTS);
+  const state = explored.recalled("");
+  assert.strictEqual(state.y, "million_tokens_s");
+  assert.deepStrictEqual(explored.best(explored.left(state), state), [1, 0]);
+  assert.deepStrictEqual(explored.drawable(explored.left(state), state), [0, 1, 2]);
+  assert.deepStrictEqual(Object.keys(explored.limits), ["used_bytes"]);
+});
+
+test("a state comes back from its address, whatever else stands in one", () => {
+  const explored = new Explored(POINTS);
+  const state = {
+    ...explored.start(),
+    x: "num_devices",
+    plan: 1,
+    pins: [0, 1],
+    filters: { "plan.tp": 1 },
+    most: { used_bytes: 60 },
+  };
+  assert.deepStrictEqual(explored.recalled(`#${explored.fragment(state)}`), state);
+  assert.deepStrictEqual(explored.left(state), [1]);
+  const wrong = explored.recalled("#plan=99&pins=a,1,-2&x=constructor&%3D%20plan.tp=7&%3C%20used_bytes=x");
+  assert.deepStrictEqual(
+    [wrong.plan, wrong.pins, wrong.x, wrong.filters["plan.tp"], wrong.most.used_bytes],
+    [null, [1], "used_bytes", null, null],
+  );
 });
