@@ -6,7 +6,7 @@ const { linear, ticks, lastAtMost } = at("scale");
 const { decoded, visible, boxes, barAt, searched, zoomed, moved } = at("bars");
 const { front, nearest, encoded, restored, kept } = at("points");
 const { found } = at("format");
-const { placeAt, offersAt, lineOf } = at("live");
+const { placeAt, offersAt, lineOf } = at("toml");
 const { quoted, commandOf, ordered } = at("explored");
 
 test("a linear scale maps its ends and its middle", () => {

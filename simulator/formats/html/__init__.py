@@ -28,8 +28,14 @@ __all__ = ["MOST_BYTES", "page", "write_page"]
 MOST_BYTES: Final = 1_000_000  # of a page
 _HERE: Final = Path(__file__).parent
 _TWICE: Final = 2.4  # an answer's rows stand in the page as JSON and, up to some hundred, as a table
-_SCRIPTS: Final = ("format", "scale", "bars", "points", "dom", "tables", "memory", "timeline", "traffic", "charts")
-_FURTHER: Final = {"explore": ("explored", "whatif_plot", "whatif"), "live": ("live",)}  # scripts of a kind of page
+_SCRIPTS: Final = (
+    *("format", "scale", "bars", "points", "dom", "tables", "memory"),
+    *("timeline_plot", "timeline", "pipeline", "traffic", "charts"),
+)
+_FURTHER: Final = {
+    "explore": ("explored", "whatif_plot", "whatif"),
+    "live": ("toml", "completion", "live"),
+}  # scripts of a kind of page
 _ALLOWED: Final = {"live": "connect-src 'self'; frame-src 'self'; "}  # beyond what stands in a page
 _UNDRAWN: Final = dict.fromkeys(("memory", "timeline", "traffic", "pipeline", "record"))
 _ESCAPES: Final = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}

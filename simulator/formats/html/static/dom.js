@@ -84,6 +84,12 @@ function dressed(one, attributes, children) {
   return one;
 }
 
+function pressable(text, act, attributes = {}) {
+  const button = el("button", { type: "button", ...attributes }, text);
+  button.addEventListener("click", act);
+  return button;
+}
+
 const TIP = document.getElementById("tip");
 
 // The box beside the pointer. rows: [name, value] each, in words.

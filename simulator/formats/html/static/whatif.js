@@ -12,12 +12,6 @@ const LISTED = [
   "billion_tokens",
 ];
 
-function pressable(text, act, attributes = {}) {
-  const button = el("button", { type: "button", ...attributes }, text);
-  button.addEventListener("click", act);
-  return button;
-}
-
 class WhatIf {
   constructor(place, answer) {
     this.explored = new Explored(answer);
