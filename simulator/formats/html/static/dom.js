@@ -175,8 +175,15 @@ function axes(width, height, pad, x, y) {
       svg("line", { class: "gridline", x1: pad.left, x2: width - pad.right, y1: y.scale(one), y2: y.scale(one) }),
       svg("text", { x: pad.left - 6, y: y.scale(one) + 4, "text-anchor": "end" }, y.form(one)),
     );
-  for (const one of x.ticks)
-    parts.push(svg("text", { x: x.scale(one), y: height - pad.bottom + 16, "text-anchor": "middle" }, x.form(one)));
+  let free = -Infinity; // to the right of the last number that is written
+  for (const one of x.ticks) {
+    const text = x.form(one);
+    const half = 3.2 * text.length;
+    const middle = Math.min(x.scale(one), width - half);
+    if (middle - half < free) continue;
+    free = middle + half + 6;
+    parts.push(svg("text", { x: middle, y: height - pad.bottom + 16, "text-anchor": "middle" }, text));
+  }
   parts.push(
     svg("line", {
       class: "axisline",
