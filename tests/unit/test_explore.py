@@ -98,7 +98,26 @@ def test_prices_give_costs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_plans_of_a_search_are_explored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, page = tmp_path / "plans.json", tmp_path / "x.html"
     search = ("--global-batch", "8", "--seq-len", "512", "--stack", "torch-2.6-eager", "--jobs", "1", "--fix", "tp=1,2")
-    assert main(["search", *SMALL[:4], *search, "--fix", "pp=1", "--fix", "recompute=none", "--export", str(file)]) == 0
+    assert (
+        main(
+            [
+                "search",
+                *SMALL[:4],
+                *search,
+                "--fix",
+                "pp=1",
+                "--fix",
+                "cp=1",
+                "--fix",
+                "zero=3",
+                "--fix",
+                "recompute=none",
+                "--export",
+                str(file),
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
     code, found = _json(capsys, "explore", str(file), "--html", str(page))
     plans = json.loads(file.read_text())["plans"]
