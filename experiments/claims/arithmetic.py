@@ -42,7 +42,10 @@ def exact(value: float) -> Number:
 def names_in(formula: str) -> set[str]:
     """The names of a formula. Raises ValueError for anything but arithmetic with names and `LITERALS`."""
     found: set[str] = set()
-    _walk(ast.parse(formula, mode="eval").body, found)
+    try:
+        _walk(ast.parse(formula, mode="eval").body, found)
+    except SyntaxError as exc:
+        raise ValueError(f"{formula}: is no formula") from exc
     return found
 
 
@@ -59,7 +62,9 @@ def _walk(node: ast.expr, found: set[str]) -> None:
             for argument in node.args:
                 _walk(argument, found)
         case _:
-            raise ValueError(f"{ast.unparse(node)}: only + - * /, {', '.join(FUNCTIONS)}, names, and the numbers 0, 1, 2")
+            raise ValueError(
+                f"{ast.unparse(node)}: only + - * /, {', '.join(FUNCTIONS)}, names, and the numbers 0, 1, 2"
+            )
 
 
 def evaluate(formula: str, known: Mapping[str, Number]) -> Number:

@@ -11,6 +11,7 @@ from .claim import UNITS, Figure, shown
 
 WIDTH, LEFT, RIGHT, ROW, TOP = 720, 300, 90, 30, 34
 INK, BAR, BAND, RULE = "#333333", "#1f4e79", "#f0c36d", "#999999"
+NAMESPACE: Final = 'xmlns="http://www.w3.org/2000/svg"'
 FONT: Final = 'font-family="sans-serif" font-size="13"'
 
 
@@ -25,8 +26,8 @@ def picture(title: str, figures: Sequence[Figure], numbers: Sequence[Number]) ->
 
     height = TOP + ROW * len(figures) + 28
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-        f'role="img" aria-label="{escape(title)}">',
+        f'<svg {NAMESPACE} width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" role="img">',
+        f"<title>{escape(title)}</title>",
         '<rect width="100%" height="100%" fill="white"/>',
         f'<text x="10" y="20" {FONT} font-weight="bold" fill="{INK}">{escape(title)}</text>',
     ]
@@ -43,7 +44,9 @@ def _row(y: float, figure: Figure, number: Number, x, ends: tuple[float, float])
     lines = []
     if figure.decides:
         low, high = (x(min(max(limit, ends[0]), ends[1])) for limit in figure.limits)
-        lines.append(f'<rect x="{low:.1f}" y="{y}" width="{max(high - low, 2):.1f}" height="{ROW - 2}" fill="{BAND}" opacity="0.5"/>')
+        lines.append(
+            f'<rect x="{low:.1f}" y="{y}" width="{max(high - low, 2):.1f}" height="{ROW - 2}" fill="{BAND}" opacity="0.5"/>'
+        )
     start, end = sorted((x(0), x(number.value)))
     lines += [
         f'<text x="{LEFT - 8}" y="{y + 18}" {FONT} text-anchor="end" fill="{INK}">{escape(_short(figure.says))}</text>',

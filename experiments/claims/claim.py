@@ -16,9 +16,20 @@ HERE: Final = Path(__file__).parent
 STUDIES: Final = HERE / "studies"
 ABOUT: Final = 0.1  # a single number counts as met within a tenth of it
 UNITS: Final = {
-    **{"": 1.0, "×": 1.0, "%": 0.01, "yes": 1.0},
-    **{"GB": 1e9, "TB": 1e12, "GiB": 2**30, "TiB": 2**40, "MB": 1e6, "GB/s": 1e9},
-    **{"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0},
+    "": 1.0,
+    "×": 1.0,
+    "%": 0.01,
+    "yes": 1.0,
+    "GB": 1e9,
+    "TB": 1e12,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "MB": 1e6,
+    "GB/s": 1e9,
+    "s": 1.0,
+    "ms": 1e-3,
+    "us": 1e-6,
+    "min": 60.0,
 }
 DOCUMENTS: Final = {
     "A": "a note on sharding",
@@ -111,7 +122,9 @@ class Claim(_Record):
             yield f"document {self.document!r}: one of {', '.join(DOCUMENTS)}"
         if bool(self.undecidable) == any(figure.decides and figure.condition is None for figure in self.figures):
             yield "either figures with limits decide the claim, or `undecidable` says why none can"
-        readings = {name: READING.fullmatch(text) for name, text in self.values.items() if not FROM_FILE.fullmatch(text)}
+        readings = {
+            name: READING.fullmatch(text) for name, text in self.values.items() if not FROM_FILE.fullmatch(text)
+        }
         yield from (f"values.{name}: not `RUN: PATH`" for name, one in readings.items() if one is None)
         runs = {one["run"] for one in readings.values() if one}
         yield from (f"values: no command {run!r}" for run in sorted(runs - set(self.commands)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -38,7 +39,9 @@ def page(settled: Sequence[Settled]) -> str:
 
 def _plural(verdict: Verdict, count: int) -> str:
     if count == 1:
-        return {Verdict.HOLDS_IF: "holds under a condition", Verdict.OPEN: "is not decidable"}.get(verdict, str(verdict))
+        return {Verdict.HOLDS_IF: "holds under a condition", Verdict.OPEN: "is not decidable"}.get(
+            verdict, str(verdict)
+        )
     return {
         Verdict.HOLDS: "hold",
         Verdict.HOLDS_IF: "hold under a condition",
@@ -50,7 +53,7 @@ def _plural(verdict: Verdict, count: int) -> str:
 def _line(one: Settled) -> str:
     first = next(iter(_decisive(one)), None)
     found = with_interval(one.numbers[first.name], first.unit) if first else "-"
-    cells = (f"[{one.claim.title}](#{one.claim.id})", one.claim.figure, found, one.words)
+    cells = (f"[{one.claim.title}](#{anchor(one.claim.title)})", one.claim.figure, found, one.words)
     return f"| {' | '.join(cells)} |\n"
 
 
@@ -63,12 +66,20 @@ def _decisive(one: Settled) -> Iterator[Figure]:
     yield from one.claim.figures
 
 
+def anchor(title: str) -> str:
+    """Of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
+
+
 def section(one: Settled) -> str:
     """What stands below the table on one claim."""
     claim = one.claim
-    lines = [f'<a id="{claim.id}"></a>\n\n### {claim.title}\n\n']
+    lines = [f"### {claim.title}\n\n"]
     why = f": {one.why}" if one.verdict in {Verdict.FAILS, Verdict.OPEN} else ""
-    lines += [f"{claim.claim.strip()} Said: {claim.figure}.\n\n", f"**{one.words[0].upper()}{one.words[1:]}**{why}.\n\n"]
+    lines += [
+        f"{claim.claim.strip()} Said: {claim.figure}.\n\n",
+        f"**{one.words[0].upper()}{one.words[1:]}**{why}.\n\n",
+    ]
     lines += [f"{claim.reading.strip()}\n\n"]
     if claim.figures:
         lines += ["| figure | found | claimed | by hand | |\n| --- | --- | --- | --- | --- |\n"]

@@ -66,7 +66,9 @@ def check_by_hand(claim: Claim, figure: Figure, known: Mapping[str, Number]) -> 
     expected, found = evaluate(figure.hand, known).value, known[figure.name].value
     if abs(found - expected) > figure.hand_within * abs(expected):
         ours, hand = shown(found, figure.unit), shown(expected, figure.unit)
-        raise ValueError(f"{claim.id}: {figure.name} is {ours}, by hand {hand}: more than {figure.hand_within:.0%} apart")
+        raise ValueError(
+            f"{claim.id}: {figure.name} is {ours}, by hand {hand}: more than {figure.hand_within:.0%} apart"
+        )
 
 
 def _verdict(claim: Claim, found: Mapping[str, bool | None], known: Mapping[str, Number]) -> tuple[Verdict, str]:

@@ -68,7 +68,7 @@ def test_presets_in_commands_exist() -> None:
     """--cluster, --model, --stack of README, tutorial and guides, unless it is a file of the reader's."""
     known = {path.stem for path in (ROOT / "topologies").rglob("*.toml")}
     for page in PAGES:
-        for _, name in re.findall(r"--(model|cluster|stack) ([a-z][\w.-]+)", page.read_text(encoding="utf-8")):
+        for _, name in re.findall(r"--(model|cluster|stack) ([a-z][\w./-]+)", page.read_text(encoding="utf-8")):
             file = name.endswith((".toml", ".json")) or name == "path"
             assert file or name.rstrip(".") in known, f"{page.name}: {name}"
 
