@@ -71,7 +71,7 @@ def read(found: Any, path: str) -> float | None:  # noqa: ANN401  any JSON
 def _entry(entries: list[Any], index: str) -> Any:  # noqa: ANN401  any JSON
     if index.lstrip("-").isdigit():
         return entries[int(index)]
-    return next((one for one in entries if any(one.get(key) == index for key in NAMES)), None)
+    return next((one for one in entries if index in {str(one.get(key)).replace(" ", "_") for key in NAMES}), None)
 
 
 def kept(command: str, paths: Iterable[str]) -> dict[str, float]:

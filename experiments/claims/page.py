@@ -94,7 +94,7 @@ def section(one: Settled) -> str:
 
 def _code(commands: Iterable[str]) -> list[str]:
     found = list(commands)
-    return ["```sh\n" + "\n".join(found) + "\n```\n\n"] if found else []
+    return ["<!-- run by experiments/claims/commands.py -->\n```sh\n" + "\n".join(found) + "\n```\n\n"] if found else []
 
 
 def _row(one: Settled, figure: Figure) -> str:
