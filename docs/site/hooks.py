@@ -23,13 +23,14 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 import made_of_code
 
 ELSEWHERE: Final = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "README.md"}
-START: Final = ("README.md", "tutorial.md", "guides/questions.md", "other-tools.md", "security.md")
+START: Final = ("README.md", "tutorial.md", "guides/questions.md", "features.md", "other-tools.md", "security.md")
 ACCURACY: Final = (
     "accuracy.md",
     "accuracy-serving.md",
     "search-regret.md",
     "scales.md",
     "learning.md",
+    "claims.md",
     "benchmarks.md",
 )
 BARS: Final = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")

@@ -9,7 +9,7 @@ from typing import Final
 
 from .arithmetic import evaluate
 from .bars import picture
-from .claim import ABOUT, DOCUMENTS, Figure, shown, with_interval
+from .claim import ABOUT, DOCUMENTS, FROM_FILE, Figure, shown, with_interval
 from .verdicts import Settled, Verdict, met
 
 HEAD: Final = """# Fifty claims, settled
@@ -86,10 +86,17 @@ def section(one: Settled) -> str:
         lines += [_row(one, figure) for figure in claim.figures] + ["\n"]
     if claim.plot:
         lines += [f"![{claim.title}](claims/{claim.id}.svg)\n\n"]
-    lines += [f"By hand: {claim.by_hand.strip()}\n\n", f"What it takes: {claim.holds_where.strip()}\n\n"]
+    lines += [f"By hand: {_sentence(claim.by_hand)}\n\n", f"What it takes: {_sentence(claim.holds_where)}\n\n"]
     lines += _code(f"shardwise {command}" for command in claim.commands.values())
-    lines += [f"- `{name}` {number.value:g}: {number.source}\n" for name, number in claim.constants.items()]
+    files = {name: text.partition(": ") for name, text in claim.values.items() if FROM_FILE.fullmatch(text)}
+    lines += [f"- `{name}` {one.numbers[name].value:.4g}: `{file}`, `{key}`\n" for name, (file, _, key) in files.items()]
+    lines += [f"- `{name}` {number.value:.4g}: {number.source}\n" for name, number in claim.constants.items()]
     return "".join(lines).rstrip("\n") + "\n\n"
+
+
+def _sentence(text: str) -> str:
+    said = text.strip()
+    return said[0].upper() + said[1:]
 
 
 def _code(commands: Iterable[str]) -> list[str]:
