@@ -89,7 +89,9 @@ def section(one: Settled) -> str:
     lines += [f"By hand: {_sentence(claim.by_hand)}\n\n", f"What it takes: {_sentence(claim.holds_where)}\n\n"]
     lines += _code(f"shardwise {command}" for command in claim.commands.values())
     files = {name: text.partition(": ") for name, text in claim.values.items() if FROM_FILE.fullmatch(text)}
-    lines += [f"- `{name}` {one.numbers[name].value:.4g}: `{file}`, `{key}`\n" for name, (file, _, key) in files.items()]
+    lines += [
+        f"- `{name}` {one.numbers[name].value:.4g}: `{file}`, `{key}`\n" for name, (file, _, key) in files.items()
+    ]
     lines += [f"- `{name}` {number.value:.4g}: {number.source}\n" for name, number in claim.constants.items()]
     return "".join(lines).rstrip("\n") + "\n\n"
 
