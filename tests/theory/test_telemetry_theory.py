@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from simulator import Cluster, Model, Plan, Prediction, predict
+from simulator import Calibration, Cluster, Model, Plan, Prediction, predict
 from simulator.cli import main
+from simulator.play.lower import lower
+from simulator.predict.rank_work import RankWork, rank_works
 from simulator.predict.telemetry import Telemetry, step_percentiles, telemetry
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.software.stack import Stack
+from simulator.work.program import Collective
 
 LLAMA = Model.load("llama3.2-1b")
 
@@ -85,6 +90,45 @@ def test_each_further_micro_batch_adds_the_same() -> None:
     for name in ("tensor", "hbm", "nvlink"):
         first, second, third = (one.of(name).amount for one in amounts)
         assert third - second == pytest.approx(second - first, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dp_shard": 8, "num_micro_batches": 11},
+        {"pp": 2, "tp": 2, "dp_shard": 2, "zero": 1, "num_micro_batches": 23},
+        {"pp": 2, "tp": 2, "dp_shard": 2, "zero": 1, "num_micro_batches": 24, "virtual_stages": 2},
+        {
+            "pp": 2,
+            "tp": 2,
+            "dp_shard": 2,
+            "zero": 1,
+            "num_micro_batches": 24,
+            "virtual_stages": 2,
+            "schedule": "dualpipe",
+        },
+    ],
+    ids=["fsdp2", "1f1b", "interleaved", "dualpipe"],
+)
+def test_micro_batches_that_repeat_count_as_if_each_was_there(fields: dict[str, object]) -> None:
+    """Against the program with every one of them: bytes by kind of collective, and seconds of compute."""
+    plan = Plan.model_validate({"seq_len": 512, **fields})
+    cluster = Cluster.load("dgx-a100-80-8")
+    calibration = Calibration.for_device(cluster.device)
+    lowering = lower(LLAMA, plan, cluster, Stack.of(plan), calibration, default_curves())
+    for work, program in zip(rank_works(lowering), lowering.programs(plan.num_micro_batches), strict=True):
+        whole = RankWork(lowering, work.stage, ((1.0, program),))
+        assert len(work.programs) > 1
+        assert work.compute_s == pytest.approx(whole.compute_s)
+        assert sizes(work) == pytest.approx(sizes(whole))
+
+
+def sizes(work: RankWork) -> dict[str, float]:
+    found: dict[str, float] = {}
+    sent = [(op.kind, times * op.size_bytes) for times, op in work.ops if isinstance(op, Collective)]
+    for kind, size in (*sent, *((kind, size * count) for kind, _, size, count in work.exchanges)):
+        found[kind] = found.get(kind, 0.0) + size
+    return found
 
 
 def test_a_pipelines_messages_and_tensor_parallel_sums_count_in_every_micro_batch() -> None:
