@@ -30,6 +30,7 @@ from simulator.cli.watch import watch_option
 from simulator.formats.study import Study, nested
 from simulator.formats.study.overrides import literal, parse_overrides
 from simulator.predict import Prediction, predict
+from simulator.predict.energy import RunEnergy
 from simulator.predict.program import predict_program
 from simulator.spec.prices import Prices
 from simulator.studies.goodput import Goodput, LongRun, goodput
@@ -134,6 +135,8 @@ def command(
         return prediction.verdict.exit_code
     answer = _played(asked, captured, prediction, run, listed)
     answer = replace(answer, sources=(*asked.sources, *prediction.sources, *answer.sources))
+    if captured is None and asked.energy is not None:
+        answer = replace(answer, energy=_energy(asked, prediction, answer))
     elastic = _on_spot(offers, asked, answer, run, most_price) if offers else None
     inputs = asked.inputs() if program is None else place_inputs(program, asked)
     inputs |= {"run": run.model_dump(mode="json")}
@@ -148,6 +151,15 @@ def command(
         show(render(answer, elastic), plain=plain)
     also_as_page("goodput", lambda: _report(answer, inputs, elastic))
     return ExitCode.OK
+
+
+def _energy(asked: Study, prediction: Prediction, answer: Goodput) -> RunEnergy:
+    """Of the mean run. Raises InputError where a cap of the study's cannot be tried."""
+    from simulator.predict.energy import Energy, energy_of, energy_of_run
+
+    inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    found = energy_of((asked.energy or Energy()).model_copy(update={"caps_w": ()}), prediction, *inputs)
+    return energy_of_run(found, asked.cluster.device, answer.steps, sum(part.seconds for part in answer.parts))
 
 
 def _on_spot(

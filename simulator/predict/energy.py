@@ -148,6 +148,25 @@ class EnergyUse:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnergy:
+    """A run with its failures: steps as predicted, and all other time at the draw of waiting GPUs. co2_kg: with the grid's factor."""
+
+    kwh: float
+    training_kwh: float
+    co2_kg: float | None
+
+
+def energy_of_run(use: EnergyUse, device: Device, steps: int, total_s: float) -> RunEnergy:
+    """total_s: of the whole run, of which that many steps are training."""
+    hosts_w = sum(part.joules for part in use.parts if part.name == "hosts") / use.step_s
+    idle_w = use.asked.pue * (use.num_devices * use.asked.idle_share * device.power_w + hosts_w)
+    training = steps * use.step_joules / JOULES_PER_KWH
+    kwh = training + max(total_s - steps * use.step_s, 0.0) * idle_w / JOULES_PER_KWH
+    grams = use.asked.co2_g_per_kwh
+    return RunEnergy(kwh=kwh, training_kwh=training, co2_kg=None if grams is None else kwh * grams / 1000)
+
+
 def energy_of(
     asked: Energy,
     prediction: Prediction,

@@ -113,6 +113,21 @@ def test_kwh_and_co2_are_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
     assert kinds["power of communication"] == "assumed"
 
 
+def test_a_run_draws_its_steps_and_waits_for_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "llama3.2-1b", "--set", "energy.host_w=1000", "--set", "energy.co2_g_per_kwh=500", "--json"]
+    assert main(["predict", *words]) == 0
+    step = json.loads(capsys.readouterr().out)
+    assert main(["goodput", *words, "--steps", "2M", "--replicas", "10"]) == 0
+    run = json.loads(capsys.readouterr().out)
+    training = 2e6 * step["energy"]["step_joules"] / 3.6e6
+    rest_s = sum(part["seconds"] for part in run["parts"]) - 2e6 * step["step_s"]
+    assert rest_s > 0
+    waiting = rest_s * (8 * IDLE_SHARE * 700 + 1000) / 3.6e6
+    assert run["energy"]["training_kwh"] == pytest.approx(training)
+    assert run["energy"]["kwh"] == pytest.approx(training + waiting)
+    assert run["energy"]["co2_kg"] == pytest.approx(0.5 * (training + waiting))
+
+
 def test_what_is_wrong_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "--set", "energy.caps_w=[900, 500, -1]"]) == 3
     told = capsys.readouterr().err

@@ -40,6 +40,9 @@ def _head(g: Goodput) -> Table:
         ("", f"goodput {share.p50:.1%} ({share.p5:.1%} to {share.p95:.1%}): training that counts, of all the time"),
         ("", f"{counted(g.steps, 'step')} of {format_seconds(g.step_s)}"),
     ]
+    if g.energy is not None:
+        carbon = "" if g.energy.co2_kg is None else f", {g.energy.co2_kg:,.0f} kg of CO2"
+        rows.append(("", f"{g.energy.kwh:,.0f} kWh{carbon}; {g.energy.training_kwh:,.0f} kWh in steps that count"))
     if g.dollars is not None:
         m = g.dollars
         rows.insert(2, ("", f"${m.p50:,.0f} (${m.p5:,.0f} to ${m.p95:,.0f})"))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from simulator.base.errors import Fault, InputError
 from simulator.base.units import format_duration
 from simulator.predict import Prediction, Source
+from simulator.predict.energy import RunEnergy
 from simulator.spec.cluster import Cluster
 from simulator.spec.prices import Price, Prices
 from simulator.studies.goodput.failures import DAY_S, JobSize
@@ -103,6 +104,7 @@ class Goodput:
     replicas: int
     seed: int
     sources: tuple[Source, ...]
+    energy: RunEnergy | None = None  # of the mean run, where it was asked for
 
 
 def goodput(
