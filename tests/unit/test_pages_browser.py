@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from simulator.base.units import format_bytes
 from simulator.formats.html import page
 from tests.browser import CHROMIUM, Browser
 from tests.pages import COMMANDS, Page, made
@@ -116,6 +117,16 @@ def test_the_timeline_zooms_searches_and_shows_the_critical_path(opened: Any, br
     assert len(drawing["timeline"]["programs"]) == 2
 
 
+def test_a_cell_of_the_matrix_is_told_and_marks_its_gpus(opened: Any, browser: Browser) -> None:
+    gpus = opened("predict").drawing["traffic"]["gpus"]
+    browser.ask("document.querySelector('[data-draw=matrix] svg').focus()")
+    browser.key("ArrowRight")
+    said = browser.ask("document.querySelector('[data-draw=matrix] .said').textContent")
+    assert said == f"GPU 0 to GPU 1: {format_bytes(gpus[0][1])} in a step"
+    marked = "[...document.querySelectorAll('[data-draw=node] .hit')].map((one) => one.dataset.part)"
+    assert browser.ask(marked) == ["gpu0", "gpu1"]
+
+
 def test_a_table_sorts_and_a_figure_opens_its_formula(opened: Any, browser: Browser) -> None:
     answer = opened("predict").printed
     browser.ask("document.querySelectorAll('#time table th button')[1].click()")
@@ -144,6 +155,17 @@ def test_words_of_an_attacker_do_nothing(opened: Any, browser: Browser, tmp_path
     _quiet(browser, file)
     assert browser.ask("document.querySelectorAll('img').length") == 0
     assert "<img src=x onerror=alert(1)>" in browser.ask("document.querySelector('h1').textContent")
+
+
+def test_names_of_an_attacker_do_nothing_in_what_if(opened: Any, browser: Browser, tmp_path: Path) -> None:
+    one, file = opened("explore"), tmp_path / "hostile.html"
+    answer = one.answer | {"command": hostile(one.answer["command"]), "reasons": hostile(one.answer["reasons"])}
+    answer["axes"] = [axis | {"values": hostile(axis["values"])} for axis in one.answer["axes"]]
+    file.write_text(page("explore", answer), encoding="utf-8")
+    browser.open(file.as_uri())
+    _quiet(browser, file)
+    assert browser.ask("document.querySelectorAll('img').length") == 0
+    assert "'plan.tp=" in browser.ask("document.querySelector('#chosen pre').textContent"), "quoted for a shell"
 
 
 def _chosen(browser: Browser) -> dict[str, float]:
