@@ -30,7 +30,7 @@ _HERE: Final = Path(__file__).parent
 _TWICE: Final = 2.4  # an answer's rows stand in the page as JSON and, up to some hundred, as a table
 _SCRIPTS: Final = (
     *("format", "scale", "bars", "points", "dom", "tables", "memory", "interval"),
-    *("timeline_plot", "timeline", "pipeline", "matrix", "node", "points_plot", "charts"),
+    *("timeline_plot", "timeline", "pipeline", "matrix", "node", "points_plot", "bars_plot", "record", "charts"),
 )
 _FURTHER: Final = {
     "explore": ("explored", "whatif_plot", "whatif"),
