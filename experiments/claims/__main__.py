@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
 from pathlib import Path
 
+from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
 
 from .claim import HERE, Claim, load_all
@@ -34,10 +36,12 @@ def main() -> int:
         _write([settle(claim, values(claim, answers)) for claim in claims])
     except ValueError as exc:
         print(f"claims: {exc}", file=sys.stderr)
-        return 3
+        return ExitCode.BAD_INPUT
     except KeyboardInterrupt:
         print("claims: interrupted, nothing was written", file=sys.stderr)
-        return 130
+        for child in multiprocessing.active_children():  # a command may run on for a while, and nobody wants its answer
+            child.terminate()
+        return ExitCode.INTERRUPTED
     return 0
 
 

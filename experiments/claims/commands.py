@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import io
 import json
-import multiprocessing
 import shlex
-import signal
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Mapping
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from simulator.base.exit_codes import ExitCode
+from simulator.base.processes import mapped
 from simulator.base.units import parse_bytes, parse_bytes_per_s, parse_seconds
 from simulator.cli import main as shardwise
 
@@ -84,32 +82,17 @@ def kept(command: str, paths: Iterable[str]) -> dict[str, float]:
 
 
 def run_all(wanted: Mapping[str, list[str]], jobs: int) -> Answers:
-    """Answers of all commands; progress on stderr. Raises KeyboardInterrupt at once, and leaves no process."""
+    """Answers of all commands, on so many processes; progress on stderr."""
     done: Answers = {}
-    for command, found in _each(wanted, jobs):
-        done[command] = found
-        print(f"claims: {len(done)} of {len(wanted)}  shardwise {command}"[:150], file=sys.stderr, flush=True)
+    for found in mapped(_named, list(wanted.items()), jobs, chunk=1):
+        done |= found
+        print(f"claims: {len(done)} of {len(wanted)}  shardwise {next(iter(found))}"[:150], file=sys.stderr, flush=True)
     return done
 
 
-def _each(wanted: Mapping[str, list[str]], jobs: int) -> Iterator[tuple[str, dict[str, float]]]:
-    if jobs == 1:
-        yield from ((command, kept(command, paths)) for command, paths in wanted.items())
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_until_told) as pool:
-        running = {pool.submit(kept, command, paths): command for command, paths in wanted.items()}
-        try:
-            for future in as_completed(running):
-                yield running[future], future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _until_told() -> None:
-    """Leave Ctrl-C to the parent: it takes back what has not begun."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _named(asks: tuple[str, list[str]]) -> Answers:
+    command, paths = asks
+    return {command: kept(command, paths)}
 
 
 def values(claim: Claim, answers: Mapping[str, Mapping[str, float]]) -> dict[str, Number]:
