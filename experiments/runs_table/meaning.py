@@ -40,6 +40,7 @@ from simulator.studies.backtest.beyond import beyond_models
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.resolve import as_measured, with_attention
 from simulator.studies.backtest.rows import RunRow
+from simulator.studies.backtest.unstated import untrained
 from simulator.studies.backtest.ways import described
 
 _GROUPS = re.compile(r"zero1_intragroup([0-9]+)")
@@ -165,14 +166,6 @@ def _cluster_of(row: RunRow) -> Cluster:
 _stack = cache(Stack.load)
 
 
-def _untrained(row: RunRow) -> float:
-    """The busiest expert's rows over the mean in the first steps: near all rows on top-k experts (experiments/untrained_routing.py)."""
-    return max(1.0, _COLLAPSED * (row.n_experts or 1) / (row.top_k or 1))
-
-
-_COLLAPSED: Final = (
-    0.92  # 3.7 of at most 4 with 8 experts, 7.3 of at most 8 with 16: means over layers in steps 10 to 20
-)
 _ONE_TENSOR: Final = re.compile(r"\bpacked experts")  # their weights are one tensor a projection
 
 
@@ -280,7 +273,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         **(recipe.plan_fields() if (recipe := published_recipe(row)) else package_fields(row)),
         **_reduce_dtype(row, rule),
         **dict(rule.keys),
-        **({"expert_imbalance": _untrained(row)} if rule.untrained and (row.n_experts or 1) > 1 else {}),
+        **({"expert_imbalance": untrained(row)} if rule.untrained and (row.n_experts or 1) > 1 else {}),
     }
     if nemo.keeps_fp8(row) and (fields["data_parallel"], fields["zero"]) == ("megatron", 1):
         fields["fp8_all_gather"] = fields.get("fp8_recipe") != "blockwise"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from simulator.cli.finite import FiniteRange
 from simulator.formats.study import Study
 from simulator.predict import Prediction
 
@@ -29,7 +30,7 @@ def beside_options(function: Callable[..., int]) -> Callable[..., int]:
         (
             click.option("--telemetry", is_flag=True, help="Also how busy each link, memory and processor is; in --trace as counters, with the gaps named."),
             click.option("--energy", is_flag=True, help="Also watts, joules a token, and with energy.tokens kWh of a run; the keys of [energy] by --set."),
-            click.option("--step-jitter", type=click.FloatRange(0, 0.2), metavar="SIGMA", help="With --telemetry: percentiles of a run's steps, where a rank's time varies by this from step to step (one sigma, relative)."),
+            click.option("--step-jitter", type=FiniteRange(0, 0.2), metavar="SIGMA", help="With --telemetry: percentiles of a run's steps, where a rank's time varies by this from step to step (one sigma, relative)."),
         )
     ):  # fmt: skip
         function = option(function)

@@ -11,6 +11,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import check_writable
+from simulator.cli.finite import FiniteRange
 from simulator.cli.options import FILE, also_as_page, html_option, memory_fraction_option, patience_option, write_json
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def command() -> None:
 
 
 @command.command("run", help=_RUN_HELP)
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=8.0, show_default=True)
+@click.option("--minutes", type=FiniteRange(min=0, min_open=True), default=8.0, show_default=True)
 @click.option("--out", type=FILE, default=Path("samples.jsonl"), show_default=True, metavar="FILE")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="default: cuda where there is one")
 @click.option("--ranks", type=click.IntRange(1, 1024), help="default: all GPUs, or two CPU processes")
@@ -122,7 +123,7 @@ def fit(
 @click.option("--history", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER", help="Earlier runs.")
 @click.option("--keep", is_flag=True, help="Add SAMPLES to the --history.")
 @click.option(
-    "--threshold", type=click.FloatRange(0.001, 10), default=0.05, show_default=True, help="Smaller changes are none."
+    "--threshold", type=FiniteRange(0.001, 10), default=0.05, show_default=True, help="Smaller changes are none."
 )
 @click.option("--junit", type=FILE, metavar="FILE", help="Also write JUnit's XML: a test case for each part.")
 @click.option("--prometheus", type=FILE, metavar="FILE", help="Also write gauges for a textfile collector.")

@@ -10,6 +10,7 @@ import click
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import check_writable
+from simulator.cli.finite import FiniteRange
 from simulator.cli.options import FILE, tokens_option
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ Exit codes: 0 written, 2 usage, 3 bad input or a program that fails, 130 interru
     "--warm-up", type=click.IntRange(1, 1000), default=2, show_default=True, help="Steps before the recorded one."
 )
 @tokens_option
-@click.option("--minutes", type=click.FloatRange(0.01, 1440), default=10.0, show_default=True, help="Deadline.")
+@click.option("--minutes", type=FiniteRange(0.01, 1440), default=10.0, show_default=True, help="Deadline.")
 @click.option("--recipe", type=click.Choice(["fsdp2", "ddp", "zero3"]), help="How a config.json is trained.")
 @click.option("--seq-len", type=click.IntRange(1), default=4096, show_default=True, help="With --recipe.")
 @click.option("--micro-batch-size", type=click.IntRange(1), default=1, show_default=True, help="With --recipe.")

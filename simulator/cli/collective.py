@@ -13,6 +13,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import UnitError, parse_bytes
 from simulator.cli.fabric import fabric_option, with_fabric
+from simulator.cli.finite import FiniteRange
 from simulator.cli.options import FILE, also_as_page, html_option, write_json
 from simulator.cli.terminal import show
 from simulator.formats.drawing import check_picture
@@ -47,7 +48,7 @@ of another choice; the exact sizes stand below the table. --compare puts what nc
 )
 @fabric_option
 @click.option("--size", default="8B:8GB", show_default=True, metavar="SIZE[:SIZE]", help="One size, or from:to.")
-@click.option("--factor", default=2.0, show_default=True, type=click.FloatRange(min=1.01), help="Between sizes.")
+@click.option("--factor", default=2.0, show_default=True, type=FiniteRange(min=1.01), help="Between sizes.")
 @click.option("--nccl", default="", metavar="VERSION", help="Of NCCL, as 2.18. [a current one]")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="NCCL's variables, as in a shell. May be repeated.")
 @click.option("--tuner", type=click.Path(path_type=Path), metavar="CSV", help="A tuner's table, as NCCL's example's.")

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from simulator.base.errors import Fault, InputError
+from simulator.cli.finite import FiniteRange
 from simulator.formats.readers.spot_table import read_offers
 from simulator.formats.study import Study
 from simulator.predict.changes import degrees_on
@@ -24,7 +25,7 @@ def spot_options(function: Callable[..., int]) -> Callable[..., int]:
     for option in reversed(
         (
             click.option("--spot", type=click.Path(path_type=Path), metavar="OFFERS.csv", help="Also on spot machines: hour,price_per_gpu_hour,nodes, a line a change."),
-            click.option("--max-price", type=click.FloatRange(0, min_open=True), metavar="DOLLARS", help="With --spot: above it the job pauses."),
+            click.option("--max-price", type=FiniteRange(0, min_open=True), metavar="DOLLARS", help="With --spot: above it the job pauses."),
         )
     ):  # fmt: skip
         function = option(function)

@@ -15,6 +15,7 @@ from simulator.base.errors import Fault, InputError, printable
 from simulator.base.files import write_whole
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import check_writable
+from simulator.cli.finite import FiniteRange
 
 if TYPE_CHECKING:
     from simulator.formats.study import Study
@@ -73,15 +74,15 @@ def set_option(help_text: str) -> Callable[[_Command], _Command]:
 def patience_option(function: _Command) -> _Command:
     """--patience: of verbs that start ranks."""
     help_text = "A factor on every deadline: above 1 for cold compiles, slow disks, thousands of ranks."
-    return click.option(
-        "--patience", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True, help=help_text
-    )(function)
+    return click.option("--patience", type=FiniteRange(0.01, 1000), default=1.0, show_default=True, help=help_text)(
+        function
+    )
 
 
 def memory_fraction_option(function: _Command) -> _Command:
     """--memory-fraction: of verbs that start ranks."""
     help_text = "Of the memory that is free at the start, the most to take."
-    kind = click.FloatRange(0.01, 1)
+    kind = FiniteRange(0.01, 1)
     return click.option("--memory-fraction", type=kind, default=0.9, show_default=True, help=help_text)(function)
 
 

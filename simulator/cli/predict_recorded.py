@@ -11,6 +11,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import check_writable
 from simulator.base.units import format_bytes
+from simulator.cli.finite import FiniteRange
 from simulator.cli.options import also_as_page, say, write_json
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def recorded_options(function: Callable[..., int]) -> Callable[..., int]:
             click.option("--communication", type=click.Choice(["hidden", "free"]), help="What if, of a recorded --program."),
             click.option("--graphed-host", is_flag=True, help="What if, of a recorded --program: launches cost nothing, as from a CUDA graph."),
             click.option("--dp-ranks", type=click.IntRange(2), metavar="N", help="What if, of a recorded --program: N data-parallel ranks."),
-            click.option("--tokens-times", type=click.FloatRange(min=0, min_open=True), metavar="X", help="What if, of a recorded --program: X times the tokens of a micro-batch."),
+            click.option("--tokens-times", type=FiniteRange(min=0, min_open=True), metavar="X", help="What if, of a recorded --program: X times the tokens of a micro-batch."),
         )
     ):  # fmt: skip
         function = option(function)

@@ -12,6 +12,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, format_bytes, format_seconds, parse_bytes, parse_seconds
+from simulator.cli.finite import FiniteRange
 from simulator.cli.options import also_as_page, html_option, write_json
 from simulator.formats.readers.snapshot import read_snapshot
 from simulator.memory.allocator import AllocatorSettings
@@ -58,10 +59,10 @@ _SCHEMA = 1
 @click.option("--expandable-segments", is_flag=True, help="What if PyTorch were told so.")
 @click.option("--max-split-size", metavar="SIZE", help="What if: blocks from here on are not split (20 MiB or more).")
 @click.option("--roundup-power2-divisions", type=click.IntRange(1, 2**10), metavar="N", help="What if.")
-@click.option("--garbage-collection-threshold", type=click.FloatRange(0, 1, max_open=True), help="What if.")
+@click.option("--garbage-collection-threshold", type=FiniteRange(0, 1, max_open=True), help="What if.")
 @click.option("--capacity", metavar="SIZE", help="What if: all that the driver can give.")
 @click.option("--block-size", metavar="SIZE", help="Of the policy `fixed`, a multiple of 2 MiB. [2MiB]")
-@click.option("--vary-sizes", type=click.FloatRange(0, 1), metavar="SHARE", help="What if sizes change every step.")
+@click.option("--vary-sizes", type=FiniteRange(0, 1), metavar="SHARE", help="What if sizes change every step.")
 @click.option("--alloc-s", metavar="TIME", help="What if an allocator of one's own takes so long for an allocation.")
 @click.option("--free-s", metavar="TIME", help="The same of a free.")
 @click.option("--calibration", metavar="NAME|FILE", help="Whose costs of the driver's calls.")

@@ -15,6 +15,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import format_seconds
+from simulator.cli.finite import FiniteRange
 from simulator.cli.options import FILE, also_as_page, answer_options, price_options, say, write_json
 from simulator.cli.progress import StatusLine, ended_as_interrupted
 from simulator.cli.search_front import refuse_without_front, run_front
@@ -94,7 +95,7 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @click.option("--front", "sizes", is_flag=True, help="The quickest plan of each number of nodes: time against cost.")
 @price_options
 @click.option("--run-tokens", metavar="N", help="Of --front: tokens of a run, as 15T: its days and cost.")
-@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="Of --front: how many GPUs end it in time.")
+@click.option("--days", type=FiniteRange(min=0, min_open=True), help="Of --front: how many GPUs end it in time.")
 @click.option("--plot", type=FILE, metavar="FILE.png|.svg", help="Of --front.")
 @click.option("--engine", type=click.Choice(["processes", "dask"]), default="processes", show_default=True)
 @click.option("--scheduler", metavar="HOST:PORT", help="Of dask.")

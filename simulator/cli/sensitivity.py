@@ -14,6 +14,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_seconds
 from simulator.cli.compare import name_of, split_settings
+from simulator.cli.finite import FiniteRange
 from simulator.cli.goodput import read_run
 from simulator.cli.options import (
     FILE,
@@ -69,7 +70,7 @@ Exit codes: 0 answered, 2 usage, 3 bad input, 130 interrupted (--journal keeps w
 @click.option("--failures", is_flag=True, help="Instead: slow or lose one part at a time, and rank them.")
 @click.option(
     "--left",
-    type=click.FloatRange(0.05, 0.99),
+    type=FiniteRange(0.05, 0.99),
     default=0.5,
     show_default=True,
     help="With --failures: the share of its rate that a slowed part keeps.",

@@ -14,6 +14,7 @@ from typing import Final, Literal
 import numpy as np
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.sums import summed
 from simulator.cli.compare import other_prices, subject_of
 from simulator.cli.programs import checkpoint_of, is_program, place_of, program_at
 from simulator.cli.sensitivity_points import Alternative, Known, Settings, Tell
@@ -164,7 +165,9 @@ class SensitivityStudy:
         if outcome.step_s is None:
             return math.inf
         moved = [(one, u) for one, u in zip(inputs, row, strict=True) if u is not None]
-        step_s = outcome.step_s * math.exp(sum(one.log_factor(number, u) for one, u in moved if isinstance(one, Error)))
+        step_s = outcome.step_s * math.exp(
+            summed(one.log_factor(number, u) for one, u in moved if isinstance(one, Error))
+        )
         if self.figure == "time":
             return step_s / outcome.tokens_per_step * 1e6
         if self.figure == "cost":

@@ -13,6 +13,7 @@ from simulator.base.errors import ClusterError, Fault
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
+from simulator.cli.finite import FiniteRange
 from simulator.cli.options import FILE, also_as_page, html_option, write_json
 from simulator.cli.terminal import show
 from simulator.formats.drawing import check_picture
@@ -52,7 +53,7 @@ them, speeds from data sheets. A SLURM tree becomes one with --node, the cluster
 )
 @click.option(
     "--oversubscription",
-    type=click.FloatRange(min=1.0, max=1000.0),
+    type=FiniteRange(min=1.0, max=1000.0),
     metavar="X",
     help="Of a SLURM tree's leaves, downlinks over uplinks: SLURM does not say. [1, marked as unknown]",
 )

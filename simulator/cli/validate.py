@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from simulator.base.errors import Fault, InputError
+from simulator.cli.finite import FiniteRange
 from simulator.cli.options import FILE, also_as_page, html_option, memory_fraction_option, patience_option, set_option
 
 
@@ -55,9 +56,7 @@ Exit codes: 0 done, 2 usage, 3 bad input, 5 the run failed, 130 interrupted."""
 @click.option("--steps", type=click.IntRange(1, 10_000), default=8, show_default=True, help="Steps that are timed.")
 @click.option("--warm-up", type=click.IntRange(1, 1000), default=3, show_default=True, help="Steps before them.")
 @click.option("--threads", type=click.IntRange(1, 4096), help="Of each rank. [CPU: 1; GPU: the cores shared evenly]")
-@click.option(
-    "--minutes", type=click.FloatRange(0.05, 1440), default=8.0, show_default=True, help="Deadline of the run."
-)
+@click.option("--minutes", type=FiniteRange(0.05, 1440), default=8.0, show_default=True, help="Deadline of the run.")
 @patience_option
 @memory_fraction_option
 @click.option("--record", is_flag=True, help="Also keep the allocator's events of one step (GPU).")

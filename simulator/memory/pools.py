@@ -10,6 +10,7 @@ from itertools import pairwise
 from math import ceil
 from typing import Any, Final
 
+from simulator.base.sums import summed
 from simulator.memory.allocator import AllocatorSettings, OutOfMemoryError
 from simulator.memory.history import History, moment_of
 from simulator.memory.policies import BLOCK_BYTES, Pool, PoolInputs, make_pool
@@ -310,6 +311,6 @@ def compression(history: History, plan: Plan) -> tuple[int, float]:
         elif size < 0 and index < history.steady:
             kept.pop(slot, None)
         if index == history.steady - 1:
-            found += sum(kept.values())
+            found += summed(kept.values())
     rate = plan.memory.compress_bytes_per_s
     return round(found), 2 * found / rate if rate else 0.0

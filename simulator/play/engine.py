@@ -31,6 +31,7 @@ from simpy import Environment, Event, Interrupt
 from simpy.events import Process, Timeout
 
 from simulator.base.errors import EngineError
+from simulator.base.sums import summed
 from simulator.play.links import Network
 from simulator.work.program import Collective, Compute, Number, Program, ProgramOp, place
 from simulator.work.trace import Span, Timeline
@@ -287,7 +288,7 @@ class _Player:
         self._rerate()
 
     def _rerate(self) -> None:
-        self._rate = 1 - min(sum(self._slowed_by.values()), MOST_INTERFERENCE)
+        self._rate = 1 - min(summed(self._slowed_by.values()), MOST_INTERFERENCE)
         for process in self._computing:
             process.interrupt()
 

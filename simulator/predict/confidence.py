@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from simulator.base.kernels import Kernel
+from simulator.base.sums import summed
 from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
@@ -76,7 +77,7 @@ def sigma(lowering: Lowering, played: SimulatedStep) -> float:
     independent; each weighs as its share of the step. The stack's own spread, what kernels cannot explain, adds in
     quadrature.
     """
-    return math.sqrt(own_sigma(lowering) ** 2 + sum(one**2 for one in spread(lowering, played).values()))
+    return math.sqrt(own_sigma(lowering) ** 2 + summed(one**2 for one in spread(lowering, played).values()))
 
 
 def own_sigma(lowering: Lowering) -> float:
@@ -116,12 +117,12 @@ def _learned_spread(lowering: Lowering, played: SimulatedStep, learned: Learned)
     before = {one.name: one.prior_sigma for one in learned.coefficients}
     names = [one.name for one in learned.coefficients]
     parts = {
-        name: j.get(name, 0.0) * sum(c * j.get(other, 0.0) for c, other in zip(row, names, strict=True))
+        name: j.get(name, 0.0) * summed(c * j.get(other, 0.0) for c, other in zip(row, names, strict=True))
         for name, row in zip(names, learned.covariance, strict=True)
     }
-    positive = sum(part for part in parts.values() if part > 0)
+    positive = summed(part for part in parts.values() if part > 0)
     scale = (
-        sum(parts.values()) / positive if positive else 0.0
+        summed(parts.values()) / positive if positive else 0.0
     )  # coefficients that err against each other make one less
     found = {
         f"{LEARNED}: {n.replace('_', ' ')}": wider * math.sqrt(scale * part) for n, part in parts.items() if part > 0
@@ -171,7 +172,7 @@ def _unnamed(played: SimulatedStep, *, unknown: bool, experts: bool) -> dict[str
         name = category if category in _UNNAMED else "elementwise"
         found[name] = found.get(name, 0.0) + weight * _UNNAMED.get(category, _UNNAMED_STREAMS)
     if unknown:
-        hidden_s = sum(hidden for _, hidden in played.communication.values())
+        hidden_s = summed(hidden for _, hidden in played.communication.values())
         found["overlap"] = math.log1p(_UNNAMED_EXPOSED * hidden_s / played.step_s) / Z90
         found["rest"] = _UNKNOWN_SOFTWARE
         found["experts"] = _UNKNOWN_EXPERTS if experts else 0.0
@@ -278,7 +279,7 @@ def _padding(lowering: Lowering) -> list[Source]:
     """What shards hold beyond the parameters, where that is much."""
     shard, plan = shard_of(lowering.model, lowering.plan), lowering.plan
     cut = units(shard, plan)
-    factor = sum(unit.padded_numel for unit in cut) / sum(unit.numel for unit in cut)
+    factor = summed(unit.padded_numel for unit in cut) / summed(unit.numel for unit in cut)
     if factor < _PADDED:
         return []
     dealt = {"experts"} if plan.ep > 1 else {"experts", "rows_with_ep"}

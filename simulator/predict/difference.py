@@ -18,6 +18,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from simulator.base.sums import summed
 from simulator.predict.confidence import LEARNED, RELEASE, SOFTWARE, Z90
 from simulator.predict.slopes import HOST
 from simulator.spec.plan import Plan
@@ -81,7 +82,7 @@ def sharing(a: Timed, b: Timed) -> tuple[Timed, Timed]:
 
 def difference(step: Timed, other: Timed) -> Difference:
     """`step` over `other`."""
-    variance = sum(
+    variance = summed(
         _variance(name, step.spread.get(name, 0.0), other.spread.get(name, 0.0), step, other)
         for name in dict.fromkeys((*step.spread, *other.spread))
     )

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import Strict
+from simulator.base.sums import summed
 from simulator.base.units import Count
 from simulator.play.lower import lower
 from simulator.predict.confidence import Z90
@@ -88,7 +89,7 @@ class EnergyUse:
 
     @property
     def gpu_joules(self) -> float:
-        return sum(part.joules for part in self.parts if part.name != "hosts")
+        return summed(part.joules for part in self.parts if part.name != "hosts")
 
     @property
     def gpu_w(self) -> float:
@@ -97,7 +98,7 @@ class EnergyUse:
     @property
     def step_joules(self) -> float:
         """GPUs and hosts, and what the building adds."""
-        return self.asked.pue * sum(part.joules for part in self.parts)
+        return self.asked.pue * summed(part.joules for part in self.parts)
 
     @property
     def joules_per_token(self) -> float:
@@ -159,7 +160,7 @@ class RunEnergy:
 
 def energy_of_run(use: EnergyUse, device: Device, steps: int, total_s: float) -> RunEnergy:
     """total_s: of the whole run, of which that many steps are training."""
-    hosts_w = sum(part.joules for part in use.parts if part.name == "hosts") / use.step_s
+    hosts_w = summed(part.joules for part in use.parts if part.name == "hosts") / use.step_s
     idle_w = use.asked.pue * (use.num_devices * use.asked.idle_share * device.power_w + hosts_w)
     training = steps * use.step_joules / JOULES_PER_KWH
     kwh = training + max(total_s - steps * use.step_s, 0.0) * idle_w / JOULES_PER_KWH
@@ -251,14 +252,14 @@ def _rank_draws(
     """Class of work -> (seconds of one rank's step, watts). What no kernel fills is told apart as it was in the step played."""
     kernels = {name: one for name, one in work.by_category.items() if one.seconds and not _waits(name)}
     known = [one for one in kernels.values() if one.kernels_s]
-    use = sum(one.seconds * one.tensor_use for one in known) / (sum(one.seconds for one in known) or 1.0)
+    use = summed(one.seconds * one.tensor_use for one in known) / (summed(one.seconds for one in known) or 1.0)
     watts = _kernel_watts(device, calibration, use)
     found = {name: (one.seconds, watts(one.tensor_use if one.kernels_s else use)) for name, one in kernels.items()}
-    busy_s = sum(seconds for seconds, _ in found.values())
+    busy_s = summed(seconds for seconds, _ in found.values())
     gaps = {
         name: float(s) for name, s in prediction.timeline.breakdown(work.program.name).items() if name not in kernels
     }
-    scale = (prediction.step_s - busy_s) / (sum(gaps.values()) or 1.0)
+    scale = (prediction.step_s - busy_s) / (summed(gaps.values()) or 1.0)
     for name, seconds in gaps.items():
         kind = "interference" if name == "interference" else _kind(name)
         draw = {"communication": asked.communication_share, "waiting": asked.idle_share}.get(kind, 0.0)
@@ -301,7 +302,7 @@ def _sigma(parts: list[Drawn], prediction: Prediction, asked: Energy, *, known: 
         weights[name] = weights.get(name, 0.0) + part.joules
     if asked.host_w is not None:
         weights.pop("hosts", None)
-    whole = sum(part.joules for part in parts)
+    whole = summed(part.joules for part in parts)
     step = math.log(prediction.high_s / prediction.step_s) / Z90
     return math.hypot(step, *(_SIGMA[name] * joules / whole for name, joules in weights.items()))
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from simulator.base.fit import Fit
+from simulator.base.sums import summed
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.parallel.shard_shares import shard_shares
 from simulator.play.lower import Lowering
@@ -89,7 +90,7 @@ def mean_peak_flop_per_s(lowering: Lowering) -> float:
     if rank_classes is None:
         return lowering.device.peak(precision)
     peaks = [rank_classes.kinds.devices[kind.device].peak(precision) for kind in rank_classes.kinds.kinds]
-    others = sum(peaks[number] for number in rank_classes.kinds.of_rank.values())
+    others = summed(peaks[number] for number in rank_classes.kinds.of_rank.values())
     return (
         others + peaks[0] * (lowering.plan.num_devices - len(rank_classes.kinds.of_rank))
     ) / lowering.plan.num_devices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simulator.base.sums import summed
 from simulator.play.lower import Lowering
 from simulator.play.lower.calls import issued_s
 from simulator.play.lower.work import BlockWork
@@ -38,9 +39,9 @@ def _paces(lowering: Lowering, layer: BlockWork) -> tuple[float, float]:
     segments = [*layer.forward.segments, *layer.backward.segments]
     works = [work for one in segments for work in (one.work, one.beside)]
     exchanges = [exchange for one in segments for exchange in one.exchanges]
-    host_s = sum(work.host_s for work in works) + sum(issued_s(one, lowering.fabric) for one in exchanges)
+    host_s = summed(work.host_s for work in works) + summed(issued_s(one, lowering.fabric) for one in exchanges)
     capacities = link_capacities(lowering.cluster, lowering.curves)
-    device_s = sum(work.duration_s for work in works)
+    device_s = summed(work.duration_s for work in works)
     for one in exchanges:
         cost, _ = lowering.fabric.exchanged(one)
         moves_s = max((float(size / capacities[link]) for link, size in cost.link_bytes.items()), default=0.0)

@@ -20,6 +20,7 @@ from pydantic import Field
 from simulator.base.errors import Fault, PlanError
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.base.schema import Strict
+from simulator.base.sums import summed
 from simulator.base.units import BytesPerS
 from simulator.predict.prediction import Source
 from simulator.spec.calibration import Calibration
@@ -146,7 +147,7 @@ def served(
     cycle = _cycle(asked, alone_s, numel, cluster)
     clocks = min(asked.clocks, max(_FEWEST_CLOCKS, _MOST_UPDATES // workers))
     found = played(cycle, workers, asked.model_copy(update={"clocks": clocks}))
-    states = sum(OPTIMIZERS[plan.optimizer.kind].state(-(-numel // asked.count), DTYPE_BYTES[plan.optimizer.dtype]))
+    states = summed(OPTIMIZERS[plan.optimizer.kind].state(-(-numel // asked.count), DTYPE_BYTES[plan.optimizer.dtype]))
     return Asynchronous(
         workers=workers,
         servers=asked.count,
@@ -255,8 +256,8 @@ class _Clocks:
         busy = {name: rate * s for name, s in of_server.items()}
         return Queued(
             updates_per_s=rate,
-            wait_s=sum(self._waits[first:last]) / len(kept),
-            stale=sum(stale for _, stale in kept) / len(kept),
+            wait_s=summed(self._waits[first:last]) / len(kept),
+            stale=summed(stale for _, stale in kept) / len(kept),
             most_stale=max(stale for _, stale in kept),
             ahead=self._ahead,
             busy=busy | {name: rate / self._n * s for name, s in of_worker.items()},

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from simulator.base.sums import summed
 from simulator.play.engine import run
 from simulator.play.lower import Lowering
 from simulator.spec.plan import Plan
@@ -208,9 +209,9 @@ def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program
         exposed = {k.removeprefix("exposed:"): v for k, v in breakdown.items() if k.startswith("exposed:")}
         communication = {k: (exposed.get(k, 0.0), communication.get(k, (0.0, 0.0))[1]) for k in {**exposed, **kinds}}
     step_s = float(timeline.step_s)
-    upper_s = float(sum(upper for _, upper in limits)) if lowering.plan.pp > 1 else float(limits[0][1])
+    upper_s = float(summed(upper for _, upper in limits)) if lowering.plan.pp > 1 else float(limits[0][1])
     if lowering.rank_classes is not None:
-        upper_s = float(sum(_serial_s(each) for each in _by_stage(lowering, programs)))
+        upper_s = float(summed(_serial_s(each) for each in _by_stage(lowering, programs)))
     return SimulatedStep(
         step_s=step_s,
         lower_s=_but_for_rounding(float(max(lower for lower, _ in limits)), step_s),
@@ -266,12 +267,12 @@ def _serial_s(programs: Sequence[Program]) -> Number:
 
 def _launched_s(program: Program) -> float:
     """The host's time to launch a program; 0 where it waits for the device on the way, which keeps it in step."""
-    return 0.0 if any(op.blocking for op in program.ops) else float(sum(op.host_s for op in program.ops))
+    return 0.0 if any(op.blocking for op in program.ops) else float(summed(op.host_s for op in program.ops))
 
 
 def _work_s(program: Program) -> float:
     """Its kernels alone, so that what tells two classes apart is the same for any number of micro-batches."""
-    return float(f"{float(sum(op.duration_s for op in program.ops if isinstance(op, Compute))):.9g}")
+    return float(f"{float(summed(op.duration_s for op in program.ops if isinstance(op, Compute))):.9g}")
 
 
 def _of_kinds(lowering: Lowering, programs: Sequence[Program], timeline: Timeline) -> dict[int, dict[str, float]]:
@@ -291,7 +292,7 @@ def _with_bubble(breakdown: Mapping[str, Number], plan: Plan) -> dict[str, float
     found = {name: float(seconds) for name, seconds in breakdown.items()}
     if plan.pp > 1:
         waits = ("wait:send_recv", "wait:all_reduce", "idle")
-        bubble = sum(found.pop(name, 0.0) for name in waits)
+        bubble = summed(found.pop(name, 0.0) for name in waits)
         found |= {"bubble": bubble} if bubble else {}
     return found
 

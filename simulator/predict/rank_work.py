@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from simulator.base.sums import summed
 from simulator.parallel.model_shard import ModelShard, shard_of
 from simulator.parallel.pipeline import micro_batches
 from simulator.play.lower import Lowering
@@ -88,7 +89,7 @@ class RankWork:
     @property
     def compute_s(self) -> float:
         """Of the whole step, without what collectives take from it."""
-        return sum(times * float(op.duration_s) for times, op in self.ops if isinstance(op, Compute))
+        return summed(times * float(op.duration_s) for times, op in self.ops if isinstance(op, Compute))
 
 
 def rank_works(lowering: Lowering) -> tuple[RankWork, ...]:

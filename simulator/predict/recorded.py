@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from simulator.base.errors import ClusterError, Fault, InputError
+from simulator.base.sums import summed
 from simulator.base.units import counted, format_seconds
 from simulator.play.engine import run
 from simulator.play.lower.recorded import recorded_programs
@@ -322,7 +323,7 @@ def _sources(ranks: Ranks, changes: _Changes) -> list[Source]:
     """What is recorded, what is inferred."""
     found: list[Source] = []
     for one in ranks.recordings:
-        gaps = sum(op.duration_s for op in one.ops)
+        gaps = summed(op.duration_s for op in one.ops)
         where = one.device or ("a CPU" if one.on_host else "a GPU")
         detail = f"{one.name}: {len(one.ops):,} ops, {format_seconds(gaps)} of them on {where}"
         found.append(Source(what="recording", kind="measured", detail=detail))

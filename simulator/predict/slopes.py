@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
+from simulator.base.sums import summed
 from simulator.parallel.mesh import GroupShape
 from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep, collective_s
@@ -40,7 +41,7 @@ def group_shape(lowering: Lowering, stream: str) -> GroupShape:
 def slopes(lowering: Lowering, played: SimulatedStep, host_sigma: float) -> Slopes:
     """The slope of each coefficient. host_sigma: of a host's time, by which one that keeps ahead may fall behind."""
     found: defaultdict[CoefficientName, float] = defaultdict(float)
-    moving = sum(seconds for name, seconds in played.breakdown.items() if name not in _FOLLOWING) or played.step_s
+    moving = summed(seconds for name, seconds in played.breakdown.items() if name not in _FOLLOWING) or played.step_s
     links, issuing = _links_of(lowering, played), _host_of_collectives(lowering, played)
     for name, seconds in played.breakdown.items():
         share, kind = seconds / moving, name.removeprefix("exposed:")
@@ -57,7 +58,7 @@ def slopes(lowering: Lowering, played: SimulatedStep, host_sigma: float) -> Slop
     late = math.log(max(1.0, math.exp(host_sigma) * played.launched_s / played.step_s)) / host_sigma
     found["operators"] = max(found["operators"], late * (1 - issuing))
     found["collectives"] = max(found["collectives"], late * issuing)
-    active_s = sum(hidden for _, hidden in played.communication.values())
+    active_s = summed(hidden for _, hidden in played.communication.values())
     found["overlap"] = active_s / played.step_s
     found["overhead"] = 1 / played.step_s
     found["software"] = 1.0
@@ -111,7 +112,7 @@ def _add(
 def _host_of_collectives(lowering: Lowering, played: SimulatedStep) -> float:
     """Of the host's time: the part that collectives take, those inside a block among them."""
     ops, host = played.program.ops, lowering.stack.host
-    issued = float(sum(op.host_s for op in ops if isinstance(op, Collective)))
-    every = issued + float(sum(op.host_s for op in ops if isinstance(op, Compute)))
-    inside = sum(count for *_, count in played.program.exchanges) * (host.collective_s + host.redistribute_s)
+    issued = float(summed(op.host_s for op in ops if isinstance(op, Collective)))
+    every = issued + float(summed(op.host_s for op in ops if isinstance(op, Compute)))
+    inside = summed(count for *_, count in played.program.exchanges) * (host.collective_s + host.redistribute_s)
     return min(1.0, (issued + inside) / every) if every else 0.0

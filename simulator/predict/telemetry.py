@@ -16,6 +16,7 @@ from math import ceil, fsum
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Final
 
+from simulator.base.sums import summed
 from simulator.play.lower import lower
 from simulator.play.lower.messages import role_of
 from simulator.predict.prediction import Prediction
@@ -76,7 +77,7 @@ class Use:
     def percentile(self, share: float) -> float:
         """The share of the capacity that is not exceeded for this share of the step's time."""
         spans = sorted((rate, until - at) for (at, rate), (until, _) in pairwise(self.rates))
-        left = share * sum(seconds for _, seconds in spans)
+        left = share * summed(seconds for _, seconds in spans)
         for rate, seconds in spans:
             left -= seconds
             if left <= 0:
@@ -141,7 +142,7 @@ def _told(use: Use) -> dict[str, Any]:
 
 def _mean(rates: Rates) -> float:
     whole_s = rates[-1][0] - rates[0][0] if rates else 0.0
-    area = sum(rate * (until - at) for (at, rate), (until, _) in pairwise(rates))
+    area = summed(rate * (until - at) for (at, rate), (until, _) in pairwise(rates))
     return area / whole_s if whole_s else 0.0
 
 
@@ -207,7 +208,7 @@ class _Reading:
             for name, (unit, capacity) in self._capacities().items()
             if amounts[name] or name in ("sm", "tensor", "hbm")
         ]
-        host_s = sum(times * float(op.host_s) for times, op in self._work.ops)
+        host_s = summed(times * float(op.host_s) for times, op in self._work.ops)
         uses.append(Use(name="host", unit="s", amount=host_s, capacity=1.0, step_s=self._step_s))
         queue = _rates(self._requests(), self._end_s)
         return ProgramUse(
@@ -240,8 +241,8 @@ class _Reading:
             _add(found, self._collective(kind, role, size_bytes), count)
         for one in self._work.by_category.values():
             _add(found, {"tensor": one.flop, "hbm": one.hbm_bytes})
-        nominal = sum(float(span.nominal_s) for span in self._computing)
-        stretched = sum(float(span.end_s - span.start_s) for span in self._computing) / nominal if nominal else 1.0
+        nominal = summed(float(span.nominal_s) for span in self._computing)
+        stretched = summed(float(span.end_s - span.start_s) for span in self._computing) / nominal if nominal else 1.0
         found["sm"] = stretched * self._work.compute_s
         return found
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from simulator.base.fit import Fit
+from simulator.base.sums import summed
 from simulator.base.units import format_bytes, format_seconds
 from simulator.memory import MemoryUse
 from simulator.memory.driver_costs import DriverCosts
@@ -23,12 +24,12 @@ _ON_EQUAL_NODES = (
 
 def waiting_s(breakdown: Mapping[str, float]) -> float:
     """Of a breakdown, what its GPUs wait for others."""
-    return sum(value for name, value in breakdown.items() if _waits(name))
+    return summed(value for name, value in breakdown.items() if _waits(name))
 
 
 def compute_s(breakdown: Mapping[str, float]) -> float:
     """Of a breakdown, what its GPUs compute, with all that slows it."""
-    return sum(
+    return summed(
         value
         for name, value in breakdown.items()
         if not _waits(name) and not name.startswith("exposed:") and name != "host"
@@ -103,9 +104,9 @@ def _with_pool(played: SimulatedStep, memory: MemoryUse, calibration: Calibratio
     if pool is None or not memory.fit.runs:
         return played
     costs = DriverCosts.of(calibration)
-    stall_s = sum(costs.all_seconds(call, count, pool.call_bytes[call]) for call, count in pool.calls.items())
+    stall_s = summed(costs.all_seconds(call, count, pool.call_bytes[call]) for call, count in pool.calls.items())
     if pool.refill_every:
-        stall_s += sum(costs.all_seconds(call, *more) for call, more in pool.refill.items()) / pool.refill_every
+        stall_s += summed(costs.all_seconds(call, *more) for call, more in pool.refill.items()) / pool.refill_every
     ahead_s = float(played.step_s - played.host_s) if played.host_s else 0.0  # a host that waits is never ahead
     own_s = max(0.0, pool.host_s - ahead_s)
     return replace(
@@ -152,7 +153,7 @@ def _waited_for(lowering: Lowering, played: SimulatedStep) -> str:
     longer_s = seconds[slowest] - seconds[0]
     if longer_s < 0.03 * played.step_s:
         return ""
-    count = sum(number == slowest for number in kinds.of_rank.values())
+    count = summed(number == slowest for number in kinds.of_rank.values())
     what = kinds.kinds[slowest].unlike(kinds.kinds[0])
     whom = f"{count:,} GPU{'s' if count != 1 else ''} ({what}) compute{'' if count != 1 else 's'}"
     return f"{whom} {format_seconds(longer_s)} longer than the others, which wait: a plan without them may be faster"
@@ -162,7 +163,7 @@ def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse) -> str
     """What to try where memory is no matter."""
     plan = lowering.plan
     share = {name: seconds / played.step_s for name, seconds in played.breakdown.items()}
-    exposed = sum(value for name, value in share.items() if name.startswith("exposed"))
+    exposed = summed(value for name, value in share.items() if name.startswith("exposed"))
     room = memory.capacity_bytes - memory.used_bytes
     if share.get("host", 0) > 0.1:
         return "the host launches kernels slower than the GPU runs them: compile the blocks or use larger micro-batches"

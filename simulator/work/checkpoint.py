@@ -16,6 +16,7 @@ from pydantic import Field
 from simulator.base.errors import Fault, PlanError
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.base.schema import Strict
+from simulator.base.sums import summed
 from simulator.base.units import BytesPerS
 from simulator.parallel.mesh import Mesh
 from simulator.parallel.model_shard import shard_of
@@ -180,7 +181,7 @@ def _gathering(
     if shape.num_ranks == 1 or not any(per_numel):
         return 0.0, 0
     sizes = [unit.padded_numel for unit in units(shard_of(model, plan), plan) if unit.padded_numel]
-    seconds = sum(
+    seconds = summed(
         float(collective_s("all_gather", numel * size, shape, cluster, curves)) for numel in sizes for size in per_numel
     )
     return seconds, max(sizes) * max(DTYPE_BYTES[plan.precision.master], DTYPE_BYTES[plan.optimizer.dtype])

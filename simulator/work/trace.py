@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
+from simulator.base.sums import summed
 from simulator.work.program import COMPUTE_STREAM, Number
 
 Interval = tuple[Number, Number]
@@ -78,7 +79,7 @@ class Timeline:
 
     def busy(self, program: str, stream: str) -> Number:
         """Seconds in which the stream is occupied (spans of one stream never overlap)."""
-        return sum((span.end_s - span.start_s for span in self.of(program) if span.stream == stream), 0)
+        return summed((span.end_s - span.start_s for span in self.of(program) if span.stream == stream), 0)
 
     def exposed(self, kind: str, program: str | None = None) -> Number:
         """Seconds in which collectives of this kind run while the compute stream does nothing.
@@ -170,7 +171,7 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _length(intervals: Iterable[Interval]) -> Number:
-    return sum((end - start for start, end in intervals), 0)
+    return summed((end - start for start, end in intervals), 0)
 
 
 def _overlap(left: list[Interval], right: list[Interval]) -> Number:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 from zlib import crc32
 
+from simulator.base.sums import summed
 from simulator.base.wire import block, double, integer, member, packed, varint
 from simulator.play.lower.fabric import MeshFabric
 from simulator.play.lower.inside import Exchanges
@@ -111,15 +112,15 @@ class _Stage:
         The last of them has the op's number, so that what waits for the op waits for all.
         """
         start_s, end_s = float(span.start_s), float(span.end_s)
-        total_s = float(sum(seconds for _, seconds in span.parts))
-        exposed_s = float(sum(seconds for name, seconds in span.parts if name.startswith("exposed:")))
+        total_s = float(summed(seconds for _, seconds in span.parts))
+        exposed_s = float(summed(seconds for name, seconds in span.parts if name.startswith("exposed:")))
         at_s = end_s - (end_s - start_s) * (exposed_s / total_s if total_s else 0.0)
         number, self._fresh = self._fresh, self._fresh + 1
         yield _node(
             number, op.label, (COMP, [_flag("is_cpu_op", value=False)]), waits, start_s, at_s, op.stream, span.category
         )
         one_by_one = list(inside.elements())
-        whole, waited_s = max(1, sum(size for _, _, size in one_by_one)), end_s - at_s
+        whole, waited_s = max(1, summed(size for _, _, size in one_by_one)), end_s - at_s
         for index, (kind, role, size) in enumerate(one_by_one):
             before, until_s = number, at_s + waited_s * size / whole
             number = op.id if index + 1 == len(one_by_one) else self._fresh

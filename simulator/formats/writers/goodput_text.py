@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from simulator.base.sums import summed
 from simulator.base.units import counted, format_bytes, format_duration, format_number, format_seconds
 from simulator.formats.writers import layout
 from simulator.studies.goodput import Goodput
@@ -77,10 +78,10 @@ def _interruptions(g: Goodput) -> RenderableType:
     if g.mtbf_s is None and not g.interruptions:
         return Text("none strike")
     rows = [(name, format_number(mean)) for name, mean in g.interruptions[:_SHOWN_CAUSES]]
-    rest = sum(mean for _, mean in g.interruptions[_SHOWN_CAUSES:])
+    rest = summed(mean for _, mean in g.interruptions[_SHOWN_CAUSES:])
     if rest:
         rows.append((f"{len(g.interruptions) - _SHOWN_CAUSES} other causes", format_number(rest)))
-    rows.append(("in all", format_number(sum(mean for _, mean in g.interruptions))))
+    rows.append(("in all", format_number(summed(mean for _, mean in g.interruptions))))
     if g.mtbf_s is not None:
         rows.append(("one every", format_duration(g.mtbf_s)))
     rows.append(("each costs, beside the work it loses", format_duration(g.restart_s)))

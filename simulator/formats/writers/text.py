@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simulator.base.fit import Fit
+from simulator.base.sums import summed
 from simulator.base.units import counted, format_bytes, format_flop_per_s, format_interval, format_seconds
 from simulator.formats.writers import layout
 from simulator.memory.pools import PoolUse
@@ -259,7 +260,7 @@ def _checkpoint(saved: Saving) -> Table:
 def _breakdown(p: Prediction) -> Table:
     parts = sorted(p.breakdown.items(), key=lambda item: (-item[1], item[0]))
     rows = [(name, format_seconds(seconds), f"{seconds / p.step_s:.1%}") for name, seconds in parts if seconds]
-    total = sum(p.breakdown.values())
+    total = summed(p.breakdown.values())
     return layout.table([*rows, ("sum", format_seconds(total), f"{total / p.step_s:.1%}")], "lrr")
 
 

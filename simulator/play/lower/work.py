@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Literal
 
 from simulator.base.kernels import Attention, Gemm, Kernel, Stream, launches
+from simulator.base.sums import summed
 from simulator.parallel.pipeline import splits_backward
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster.device import Device
@@ -38,7 +39,7 @@ class Work:
 
     @property
     def duration_s(self) -> float:
-        return sum(seconds for _, seconds in self.parts)
+        return summed(seconds for _, seconds in self.parts)
 
     def __add__(self, other: Work) -> Work:
         return added((self, other))
@@ -203,18 +204,21 @@ class Clock:
     def work(self, category: str, kernels: Iterable[Kernel]) -> Work:
         """All `kernels` under one category."""
         kernels = tuple(kernels)
-        return Work(parts=((category, sum(map(self.seconds, kernels))),), host_s=self._host_s(kernels))
+        return Work(parts=((category, summed(map(self.seconds, kernels))),), host_s=self._host_s(kernels))
 
     def launched(self, category: str, kernels: Sequence[Kernel]) -> Work:
         """The same launched one by one: between two kernels of a stream the device stands still (`Overheads.launch_s`)."""
-        work, gaps_s = self.work(category, kernels), self._calibration.overheads.launch_s * sum(map(launches, kernels))
+        work, gaps_s = (
+            self.work(category, kernels),
+            self._calibration.overheads.launch_s * summed(map(launches, kernels)),
+        )
         return replace(work, parts=(*work.parts, ("launch gaps", gaps_s)) if gaps_s else work.parts)
 
     def handled_s(self, counts: Sequence[float]) -> float:
         """The host's time for views, autograd's nodes and DTensor's operators of a captured program."""
         host = self._stack.host
         each = (host.view_s, host.node_s, host.dispatch_s, host.wrap_s, host.layout_s)
-        return sum(count * seconds for count, seconds in zip(counts, each, strict=True)) if counts else 0.0
+        return summed(count * seconds for count, seconds in zip(counts, each, strict=True)) if counts else 0.0
 
     @property
     def stack(self) -> Stack:
@@ -248,8 +252,8 @@ class Clock:
             inputs=self.direction(block, "inputs") if splits else backward,
             weights=self.direction(block, "weights") if splits else NO_PHASE,
             recompute=self._in_layer(block, self.phase(repeated, forward=True)).booked_as("recompute"),
-            flop=sum(kernel.flop for op in block.ops for kernel in (*op.forward, *op.backward)),
-            recompute_flop=sum(kernel.flop for op in repeated for kernel in op.forward),
+            flop=summed(kernel.flop for op in block.ops for kernel in (*op.forward, *op.backward)),
+            recompute_flop=summed(kernel.flop for op in repeated for kernel in op.forward),
         )
 
     def phase(self, ops: Iterable[Op], *, forward: bool) -> Phase:
@@ -289,7 +293,7 @@ class Clock:
         if not kernels:
             return NO_WORK
         plain = op.category in ("gemm", "attention", "scan") or op.by_torch or self._ideal
-        seconds = sum(self.seconds(kernel) * (1 if plain else self._stream_factor(kernel)) for kernel in kernels)
+        seconds = summed(self.seconds(kernel) * (1 if plain else self._stream_factor(kernel)) for kernel in kernels)
         if op.captured:
             return Work(parts=((op.category, seconds),), host_s=0.0)
         module_s = self._module_s(op, kernels) * len(kernels) / of if op.category in _MODULES else 0.0
@@ -327,7 +331,7 @@ class Clock:
         if self._stack.kernels.grouped_gemm != "one_each":
             return 0.0
         grouped = [k for k in kernels if isinstance(k, Gemm) and k.grouped and k.launches > 1]
-        handled = sum(k.launches * _TIMES_HANDLED.get((k.layout, k.dtype in ("fp8", "fp4")), 0) for k in grouped)
+        handled = summed(k.launches * _TIMES_HANDLED.get((k.layout, k.dtype in ("fp8", "fp4")), 0) for k in grouped)
         return self._stack.host.launch_s * handled
 
     def _host_s(self, kernels: tuple[Kernel, ...]) -> float:

@@ -18,6 +18,7 @@ from itertools import combinations, pairwise, permutations
 from typing import TYPE_CHECKING, Final
 
 from simulator.base.errors import ClusterError, Fault
+from simulator.base.sums import summed
 from simulator.spec.cluster.parts import Host, Intra, Pcie
 from simulator.spec.cluster.routing import Link, components, shortest_route
 
@@ -268,7 +269,7 @@ def _packed(wiring: Wiring, group: Group) -> Mapping[str, float]:
     rates = wiring.rates
     if wiring.intra.shape == "mesh" and not wiring.intra.edges:  # every cable alike: all of them carry 1/(r-1)
         return {_cable(a, b): 1 / (len(group) - 1) for a, b in permutations(group, 2)}
-    if any(sum(_cable(gpu, peer) in rates for peer in group) < min(2, len(group) - 1) for gpu in group):
+    if any(summed(_cable(gpu, peer) in rates for peer in group) < min(2, len(group) - 1) for gpu in group):
         return {}  # no cycle passes a GPU that has a cable to one of them only
     if len(group) > _MOST_CYCLED:
         cycles = [list(_hops(group))]
@@ -282,7 +283,7 @@ def _packed(wiring: Wiring, group: Group) -> Mapping[str, float]:
     loads: Counter[str] = Counter()
     for cycle, amount in zip(used, amounts, strict=True):
         for link in cycle if amount else ():
-            loads[link] += amount / sum(amounts)  # type: ignore[assignment]
+            loads[link] += amount / summed(amounts)  # type: ignore[assignment]
     return loads
 
 

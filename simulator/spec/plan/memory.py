@@ -67,6 +67,10 @@ class MemoryPlan(Strict):
         "set: where memory is read and written, at no cost",
     )
 
+    def __hash__(self) -> int:
+        """As of every part of a plan; `compress` is a table."""
+        return hash(tuple(tuple(sorted(value.items())) if isinstance(value, dict) else value for _, value in self))
+
     @field_validator("compress")
     @classmethod
     def _ratios_are_known(cls, value: dict[str, float]) -> dict[str, float]:

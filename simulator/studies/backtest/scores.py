@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 
+from simulator.base.sums import summed
 from simulator.studies.backtest.outcome import RowOutcome
 
 _MIN_RANKED = 3  # two points always correlate perfectly
@@ -56,7 +57,9 @@ def verdicts(outcomes: Sequence[RowOutcome]) -> Verdicts:
     """The verdicts on the rows that were predicted and ran."""
     ran = [o for o in outcomes if o.status in ("ok", "calibration") and not o.measured_oom]
     return Verdicts(
-        ran=len(ran), said_oom=sum(o.fits is False for o in ran), open=sum(bool(o.open) and o.fits is None for o in ran)
+        ran=len(ran),
+        said_oom=summed(o.fits is False for o in ran),
+        open=summed(bool(o.open) and o.fits is None for o in ran),
     )
 
 
@@ -78,8 +81,8 @@ def spearman(xs: Sequence[float], ys: Sequence[float]) -> float | None:
     ranks = _ranks(xs), _ranks(ys)
     mean = (len(xs) + 1) / 2
     dx, dy = ([r - mean for r in side] for side in ranks)
-    scale = sqrt(sum(d * d for d in dx) * sum(d * d for d in dy))
-    return sum(a * b for a, b in zip(dx, dy, strict=True)) / scale if scale else None
+    scale = sqrt(summed(d * d for d in dx) * summed(d * d for d in dy))
+    return summed(a * b for a, b in zip(dx, dy, strict=True)) / scale if scale else None
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
@@ -118,7 +121,7 @@ def step_score(outcomes: Sequence[RowOutcome]) -> StepScore:
     return StepScore(
         **asdict(errors),
         spearman_mfu=spearman([p for p, _ in ranked], [m for _, m in ranked]),
-        coverage_90=sum(inside) / len(inside) if inside else None,
+        coverage_90=summed(inside) / len(inside) if inside else None,
     )
 
 
@@ -138,9 +141,9 @@ def _memory_score(metric: str, outcomes: Sequence[RowOutcome]) -> MemoryScore:
     oom = [o for o in outcomes if o.measured_oom]
     return MemoryScore(
         mem_metric=metric,
-        exact=sum(o.predicted_memory_bytes == o.measured_memory_bytes is not None for o in outcomes),
+        exact=summed(o.predicted_memory_bytes == o.measured_memory_bytes is not None for o in outcomes),
         **asdict(errors),
         oom_rows=len(oom),
-        oom_found=sum(o.fits is False for o in oom),
-        predicted_oom=sum(o.fits is False for o in outcomes if not o.measured_oom),
+        oom_found=summed(o.fits is False for o in oom),
+        predicted_oom=summed(o.fits is False for o in outcomes if not o.measured_oom),
     )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from simulator.base.kernels import Attention, Gemm, Kernel, Scan
+from simulator.base.sums import summed
 from simulator.parallel.model_shard import whole_body
 from simulator.spec.plan import Plan
 from simulator.studies.backtest.measured import step_seconds
@@ -44,7 +45,7 @@ def work_of(run: Run) -> Work:
         gemm_flop=step["gemm"] * run.micro_batches,
         attention_flop=step["attention"] * run.micro_batches,
         stream_bytes=step["stream"] * run.micro_batches,
-        communication_bytes=sum(_received(comm, plan, run.micro_batches) for comm in communication(model, plan)),
+        communication_bytes=summed(_received(comm, plan, run.micro_batches) for comm in communication(model, plan)),
         ideal_s=flop_per_device / run.cluster.device.peak(plan.product_dtype),
     )
 
@@ -83,7 +84,7 @@ def _received(comm: UnitComm, plan: Plan, micro_batches: float) -> float:
     gathered += comm.all_gather_backward_bytes * _others(comm.backward_gather_ranks)
     ranks = replicas if plan.zero > 0 and replicas > 1 else plan.num_data_parallel
     reduced = comm.reduce_scatter_bytes * _others(shards) + 2 * comm.all_reduce_bytes * _others(ranks)
-    reduced += sum(hop.size_bytes for hop in comm.hops)
+    reduced += summed(hop.size_bytes for hop in comm.hops)
     syncs = micro_batches if plan.syncs_every_micro_batch else 1
     return gathered * micro_batches + reduced * syncs + comm.parameter_gather_bytes * _others(shards)
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.sums import summed
 from simulator.base.units import format_duration
 from simulator.predict import Prediction, Source
 from simulator.predict.energy import RunEnergy
@@ -129,7 +130,7 @@ def goodput(
     step_s = float(prediction.step_s)
     work_s = steps * step_s * (1 + late)
     conditions = _conditions(run, saving, load_s, size=size, step_s=step_s, work_s=work_s)
-    rate = sum(each for _, each in conditions.causes)
+    rate = summed(each for _, each in conditions.causes)
     _refuse_endless(conditions, run)
     played, tried = _played(conditions, run, progress)
     days = _days(played, prediction, run.seed, late_sigma / (1 + late) / sqrt(steps))
@@ -169,7 +170,7 @@ def _conditions(
     causes = tuple((cause, cause.rate_per_s(size)) for cause in run.causes)
     return Conditions(
         work_s=work_s,
-        interval_s=_interval_s(run, saving, sum(each for _, each in causes), step_s, work_s),
+        interval_s=_interval_s(run, saving, summed(each for _, each in causes), step_s, work_s),
         blocking_s=saving.blocking_s,
         written_s=saving.total_s,
         restart_s=_restart_s(run, load_s),
@@ -198,7 +199,7 @@ def expected_run_s(
     """
     tokens = run.tokens if run.tokens is not None else (run.steps or 0) * tokens_per_step
     work_s = -(-tokens // tokens_per_step) * step_s * (1 + slowest(run.jitter, size.hosts)[0])
-    rate = sum(cause.rate_per_s(size) for cause in run.causes) / mtbf_factor
+    rate = summed(cause.rate_per_s(size) for cause in run.causes) / mtbf_factor
     if not rate:
         return work_s
     restart_s = _restart_s(run, load_s)
@@ -244,7 +245,7 @@ def _played(
             if progress is not None:
                 progress(done, total)
         counted = found[:fewer]
-        share = conditions.work_s * len(counted) / sum(each.total_s for each in counted)
+        share = conditions.work_s * len(counted) / summed(each.total_s for each in counted)
         tried.append(Interval(interval_s=here.interval_s, goodput=share))
         played = found if factor == 1 else played
     return played, tuple(tried)
@@ -260,7 +261,7 @@ def _refuse_endless(conditions: Conditions, run: LongRun) -> None:
     count = expected_interruptions(conditions)
     if count * run.replicas * 1.5 <= MAX_INTERRUPTIONS:  # half as many are played again at other intervals
         return
-    rate = sum(each for _, each in conditions.causes)
+    rate = summed(each for _, each in conditions.causes)
     often = f"the job is interrupted every {format_duration(1 / rate)}" if rate else "hosts become slow too often"
     lasts = f"a restart takes {format_duration(conditions.restart_s)}"
     times = f"some {float(f'{count:.2g}'):,.0f} times" if count < 1e15 else "without end"
@@ -297,8 +298,8 @@ def _spread(values: Sequence[float] | NDArray[np.float64]) -> Spread:
 
 def _parts(played: Sequence[SimulatedRun], late: float) -> tuple[Share, ...]:
     """late: what the slowest host of every step adds to it; of training, its part is told apart."""
-    whole = sum(each.total_s for each in played)
-    sums = {part: sum(each.seconds[part] for each in played) for part in PARTS}
+    whole = summed(each.total_s for each in played)
+    sums = {part: summed(each.seconds[part] for each in played) for part in PARTS}
     trained = sums["training"] / (1 + late)
     sums |= {"training": trained, "jitter": sums["training"] - trained if late else 0.0}
     return tuple(Share(part=p, seconds=s / len(played), share=s / whole) for p, s in sums.items() if s)
@@ -306,7 +307,7 @@ def _parts(played: Sequence[SimulatedRun], late: float) -> tuple[Share, ...]:
 
 def _interruptions(played: Sequence[SimulatedRun]) -> tuple[tuple[str, float], ...]:
     names = dict.fromkeys(name for each in played for name in each.interruptions)
-    means = {name: sum(each.interruptions.get(name, 0) for each in played) / len(played) for name in names}
+    means = {name: summed(each.interruptions.get(name, 0) for each in played) / len(played) for name in names}
     return tuple(sorted(means.items(), key=lambda item: (-item[1], item[0])))
 
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import inf
 from typing import Any, Final
 
+from simulator.base.sums import summed
 from simulator.studies.goodput.answer import Goodput
 
 HOUR_S: Final = 3600.0
@@ -140,5 +141,5 @@ def _stay(found: Elastic, size: Size | None, price: float, length_s: float, down
     found.dollars += size.num_devices * price * held_s / HOUR_S
     found.by_nodes[size.nodes] = found.by_nodes.get(size.nodes, 0.0) + held_s / (24 * HOUR_S)
     if training_s == needed_s:
-        found.days = sum(found.seconds.values()) / (24 * HOUR_S)
+        found.days = summed(found.seconds.values()) / (24 * HOUR_S)
     return down_s - changing_s

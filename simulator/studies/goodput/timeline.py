@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from simulator.base.sums import summed
 from simulator.studies.goodput.failures import Cause
 from simulator.studies.goodput.spreads import AnySpread, amount
 
@@ -51,7 +52,7 @@ class SimulatedRun:
 
     @property
     def total_s(self) -> float:
-        return sum(self.seconds.values())
+        return summed(self.seconds.values())
 
 
 class _Draws:
@@ -94,8 +95,8 @@ def expected_interruptions(conditions: Conditions) -> float:
     M (e^(τ/M) − 1)/τ times until it is saved, M of those that strike without notice (Daly 2006, section 3).
     """
     c = conditions
-    rate = sum(each for _, each in c.causes)
-    unsaved = sum(each for cause, each in c.causes if not cause.notice_s >= c.written_s > 0)
+    rate = summed(each for _, each in c.causes)
+    unsaved = summed(each for cause, each in c.causes if not cause.notice_s >= c.written_s > 0)
     cycle_s = c.interval_s + c.blocking_s
     try:
         repeated = expm1(cycle_s * unsaved) / (c.interval_s * unsaved) if unsaved else cycle_s / c.interval_s
@@ -112,7 +113,7 @@ def play(conditions: Conditions, seed: Sequence[int]) -> SimulatedRun:
 class _Run:
     def __init__(self, conditions: Conditions, draws: _Draws) -> None:
         self._c, self._draws = conditions, draws
-        self._rate = sum(rate for _, rate in conditions.causes)
+        self._rate = summed(rate for _, rate in conditions.causes)
         self._played = SimulatedRun()
         self._left_s = conditions.work_s  # not yet saved
         self._clock = 0.0

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
+from simulator.base.sums import summed
 from simulator.parallel.group_layout import Pattern
 from simulator.parallel.mesh import GroupShape, Mesh
 from simulator.play.lower import Lowering
@@ -37,7 +38,7 @@ class PlacementPrice(NamedTuple):
 
     @property
     def price_s(self) -> float:
-        return sum(self.prices_s)
+        return summed(self.prices_s)
 
 
 class PlacementPricer:
@@ -73,7 +74,7 @@ class PlacementPricer:
         kinds = [self._kind(call, moved[call.where]) for call in self.calls]
         over = {call.where for call, kind in zip(self.calls, kinds, strict=True) if self._over_pcie[kind]}
         return PlacementPrice(
-            crossings=tuple(sum(where in over for where in wheres) for wheres in self._loud),
+            crossings=tuple(summed(where in over for where in wheres) for wheres in self._loud),
             prices_s=tuple(self._call_s(index, kind) for index, kind in enumerate(kinds)),
         )
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Final
 
+from simulator.base.sums import summed
 from simulator.parallel.pipeline import stage_layers
 from simulator.spec.cluster.exceptions import GpuKinds
 from simulator.spec.cluster.rank_mapping import RankMapping, gpu_at
@@ -136,11 +137,11 @@ def _paces(trials: Trials, choice: Choice, kinds: GpuKinds) -> list[float]:
 
 def proportional(num_layers: int, paces: Sequence[float]) -> tuple[int, ...]:
     """Layers of each stage by its pace: largest remainders, the first of equal ones, at least one each."""
-    spare, total = num_layers - len(paces), sum(paces)
+    spare, total = num_layers - len(paces), summed(paces)
     exact = [spare * pace / total for pace in paces]
     counts = [1 + int(part) for part in exact]
     ranked = sorted(range(len(paces)), key=lambda s: (int(exact[s]) - exact[s], s))
-    for stage in ranked[: num_layers - sum(counts)]:
+    for stage in ranked[: num_layers - summed(counts)]:
         counts[stage] += 1
     return tuple(counts)
 
@@ -166,7 +167,7 @@ def _neighbours(trials: Trials, choice: Choice, kinds: GpuKinds) -> Iterator[Cho
     """
     plan, paces = choice.plan, _paces(trials, choice, kinds)
     held = stage_layers(trials.model.num_layers, plan.pp, 1, split=plan.split, schedule=plan.pipeline_schedule)
-    counts = [sum(map(len, chunks)) for chunks in held]
+    counts = [summed(map(len, chunks)) for chunks in held]
     ranked = sorted(range(plan.pp), key=lambda stage: (-counts[stage] / paces[stage], stage))
     few = trials.score(choice)[0] == 0
     sources = dict.fromkeys([*ranked[:2], plan.pp - 1] if few else ranked)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from simulator.base.sums import summed
 from simulator.parallel.mesh import GroupShape, Mesh
 from simulator.parallel.mesh.groups import EXPERT_AXES
 from simulator.play.lower.fabric import MeshFabric
@@ -142,7 +143,7 @@ class StagePricing:
             once=once,
             first_s=self._first_s(edge, order),
             last_s=last_s + (0.0 if joined else self._all_reduce(edge).alone_s),
-            late_s=sum(price.alone_s for price in once["shard"]) if order.updated_last else 0.0,
+            late_s=summed(price.alone_s for price in once["shard"]) if order.updated_last else 0.0,
             turn_s=self._turn_s([unit.comm for unit in units]),
             return_s=self._return_s([unit.comm for unit in units], [unit.comm for unit in layers]),
             passes=passes,

@@ -18,6 +18,7 @@ from typing import cast
 
 from simulator.base.errors import Fault, StackError
 from simulator.base.kernels import DTYPE_BYTES, Gemm, Kernel, launches
+from simulator.base.sums import summed
 from simulator.parallel.mesh import GroupShape
 from simulator.play.lower.fabric import bytes_sent_once
 from simulator.play.lower.work import Clock
@@ -218,7 +219,7 @@ class StepCosts:
             return [base + layers * each_s for base, (layers,) in zip(bases, self.layers_by_window, strict=True)]
         seen_s = [self.attention.decode_s(count, keys) for keys in batch.keys]
         return [
-            base + sum(n * seconds for n, seconds in zip(counts, seen_s, strict=True))
+            base + summed(n * seconds for n, seconds in zip(counts, seen_s, strict=True))
             for base, counts in zip(bases, self.layers_by_window, strict=True)
         ]
 
@@ -330,9 +331,9 @@ class StepCosts:
         return total
 
     def _kernels(self, kernels: Sequence[Kernel], clock: Clock, factor: float = 1.0) -> Cost:
-        gemm_s = sum((clock.seconds(kernel) for kernel in kernels if isinstance(kernel, Gemm)), 0.0)
-        stream_s = sum((clock.seconds(kernel) for kernel in kernels if not isinstance(kernel, Gemm)), 0.0)
-        count = sum(map(launches, kernels))
+        gemm_s = summed((clock.seconds(kernel) for kernel in kernels if isinstance(kernel, Gemm)), 0.0)
+        stream_s = summed((clock.seconds(kernel) for kernel in kernels if not isinstance(kernel, Gemm)), 0.0)
+        count = summed(map(launches, kernels))
         host_s, gaps_s = self.stack.host.launch_s * count, self._gap_s * count
         return Cost(gemm_s=factor * gemm_s, stream_s=factor * stream_s, host_s=host_s, gaps_s=gaps_s)
 
@@ -383,8 +384,8 @@ class StepCosts:
 
 def _mean_use(clock: Clock, kernels: Iterable[Kernel]) -> float:
     times = [(clock.seconds(kernel), clock.tensor_use(kernel)) for kernel in kernels]
-    whole_s = sum(seconds for seconds, _ in times)
-    return sum(seconds * use for seconds, use in times) / whole_s if whole_s else 1.0
+    whole_s = summed(seconds for seconds, _ in times)
+    return summed(seconds * use for seconds, use in times) / whole_s if whole_s else 1.0
 
 
 def _refuse_attention(stack: Stack) -> None:

@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 from simulator.base.kernels import DTYPE_BYTES
+from simulator.base.sums import summed
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.studies.serving.batch import Batch
@@ -31,13 +32,13 @@ def parts_of(costs: StepCosts, batch: Batch) -> dict[str, float]:
     """Seconds of a step by category, through all stages; they sum to the step."""
     stages = costs.costs(batch)
     found = {
-        "gemm": sum(cost.gemm_s for cost in stages),
-        "attention": sum(cost.attention_s for cost in stages),
-        "elementwise": sum(cost.stream_s for cost in stages),
-        "collectives": sum(cost.exchange_s for cost in stages),
+        "gemm": summed(cost.gemm_s for cost in stages),
+        "attention": summed(cost.attention_s for cost in stages),
+        "elementwise": summed(cost.stream_s for cost in stages),
+        "collectives": summed(cost.exchange_s for cost in stages),
     }
-    busy_s = sum(costs.stages_s(batch))
-    return {**found, "host": costs.idle_s(busy_s, batch.rows, batch.decodes) + busy_s - sum(found.values())}
+    busy_s = summed(costs.stages_s(batch))
+    return {**found, "host": costs.idle_s(busy_s, batch.rows, batch.decodes) + busy_s - summed(found.values())}
 
 
 def sigma_of(costs: StepCosts, batch: Batch, calibration: Calibration, curves: LinkCurves) -> float:
@@ -45,7 +46,7 @@ def sigma_of(costs: StepCosts, batch: Batch, calibration: Calibration, curves: L
     if calibration.kind == "ideal":
         return 0.0
     parts = parts_of(costs, batch)
-    total = sum(parts.values())
+    total = summed(parts.values())
     sigmas = {
         "gemm": calibration.sigma("gemm"),
         "attention": max(CACHE_SIGMA, calibration.sigma("attention")),
@@ -54,7 +55,7 @@ def sigma_of(costs: StepCosts, batch: Batch, calibration: Calibration, curves: L
         "host": HOST_SIGMA,
     }
     shares = ((parts[name] / total * one) ** 2 for name, one in sigmas.items())
-    return math.sqrt(costs.stack.fitted.sigma**2 + sum(shares))
+    return math.sqrt(costs.stack.fitted.sigma**2 + summed(shares))
 
 
 def _collectives_sigma(costs: StepCosts, batch: Batch, curves: LinkCurves) -> float:
@@ -75,7 +76,7 @@ def decode_step(
     batch = batch_of(costs, sequences, context)
     times = costs.stages_s(batch)
     slowest = times.index(max(times))
-    step_s = costs.idle_s(sum(times), sequences, sequences) + sum(times)
+    step_s = costs.idle_s(summed(times), sequences, sequences) + summed(times)
     spread = math.exp(Z90 * sigma_of(costs, batch, calibration, curves))
     read = _read_bytes(costs, slowest, batch) / costs.tokens_a_step  # what a step verifies shares one reading
     reading_s = read / costs.cluster.device.memory_bytes_per_s  # no step reads faster
@@ -95,5 +96,5 @@ def _read_bytes(costs: StepCosts, stage: int, batch: Batch) -> int:
     shard, plan = costs.shards[stage], costs.plan
     looked_up = 0 if shard.part.tied_embeddings else part_bytes(shard, plan, "embedding")
     per_layer = kv_bytes_per_token(shard, plan) // max(1, len(shard.layers))
-    cached = sum(n * keys for n, keys in zip(costs.layers_by_window[stage], batch.keys, strict=True)) * per_layer
+    cached = summed(n * keys for n, keys in zip(costs.layers_by_window[stage], batch.keys, strict=True)) * per_layer
     return weight_bytes(shard, plan) - looked_up - idle_expert_bytes(shard, plan, batch.tokens) + cached

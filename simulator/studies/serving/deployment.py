@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from simulator.base.sums import summed
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
@@ -150,7 +151,7 @@ class Deployment:
     def full_queue(self, requests: Sequence[Request], engines: int, *, of_a_rank: bool = False) -> list[Request]:
         """Requests of the same lengths, all present from the beginning: several times as many as run at once."""
         memory, plan = self.memory, self.plan
-        mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
+        mean = summed(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
         room = max(1, int(memory.num_blocks * memory.block_size / mean))
         ranks = 1 if of_a_rank else plan.ranks
         at_once = ranks * min(plan.max_sequences, room) * memory.num_schedulers * engines
@@ -212,7 +213,7 @@ def one_engine_capacity(deployed: Deployment, requests: Sequence[Request], *, pr
 
 def link_capacity(transfers: Transfers, requests: Sequence[Request]) -> float:
     """Requests a second whose caches one engine's links take."""
-    busy_s = sum(transfers.seconds(request.prompt_tokens) for request in requests if request.output_tokens > 1)
+    busy_s = summed(transfers.seconds(request.prompt_tokens) for request in requests if request.output_tokens > 1)
     return len(requests) / busy_s if busy_s else math.inf
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import simpy
 
+from simulator.base.sums import summed
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.engine import Engine, Lane, Passed, Process, Progress, ServedRun, arrive
 from simulator.studies.serving.scheduler import Limits, RequestState
@@ -66,7 +67,7 @@ class Pools:
         meter.output_tokens += other.output_tokens
         meter.busy_s += other.busy_s
         meter.finished += other.finished - self._handed_in_window
-        meter.request_s = sum(self._lifetimes())
+        meter.request_s = summed(self._lifetimes())
         return replace(
             found,
             prefilled=found.prefilled + prompts.prefilled,

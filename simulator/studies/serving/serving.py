@@ -10,6 +10,7 @@ from typing import Any
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.fit import Fit
+from simulator.base.sums import summed
 from simulator.base.units import format_bytes, format_number
 from simulator.predict.prediction import Source
 from simulator.spec.calibration import Calibration
@@ -158,7 +159,7 @@ def _mean_step(costs: StepCosts, played: ServedRun, jobs: Sequence[RequestState]
     """(sequences of a mean step, their tokens in the middle of a mean answer)."""
     meter = played.meter
     size = round(meter.output_tokens / max(1, meter.num_steps))
-    mean = sum(job.request.prompt_tokens + job.request.output_tokens / 2 for job in jobs) / len(jobs)
+    mean = summed(job.request.prompt_tokens + job.request.output_tokens / 2 for job in jobs) / len(jobs)
     return min(max(1, size), costs.plan.ranks * costs.plan.max_sequences), max(1, round(mean))
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from simulator.base.schema import Strict
+from simulator.base.sums import summed
 from simulator.base.units import Seconds
 
 MAX_TOKENS = 2**31
@@ -81,7 +82,7 @@ class Choice(Strict):
         return self
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
-        weights = None if self.weights is None else np.asarray(self.weights) / sum(self.weights)
+        weights = None if self.weights is None else np.asarray(self.weights) / summed(self.weights)
         return [int(n) for n in rng.choice(self.values, size=count, p=weights)]
 
 
@@ -100,12 +101,12 @@ class Histogram(Strict):
             )
         if any(low >= high for low, high in pairwise(self.edges)):
             raise ValueError("edges do not grow from one to the next")
-        if not sum(self.weights) > 0:
+        if not summed(self.weights) > 0:
             raise ValueError("all weights are 0")
         return self
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
-        bins = rng.choice(len(self.weights), size=count, p=np.asarray(self.weights) / sum(self.weights))
+        bins = rng.choice(len(self.weights), size=count, p=np.asarray(self.weights) / summed(self.weights))
         low, high = np.asarray(self.edges[:-1]), np.asarray(self.edges[1:])
         high[-1] += 1
         return [int(n) for n in rng.integers(low[bins], high[bins])]

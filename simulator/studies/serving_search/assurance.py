@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from simulator.base.sums import summed
 from simulator.studies.serving import InferencePlan
 from simulator.studies.serving.decoding import Z90, batch_of, sigma_of
 from simulator.studies.serving.deployment import Deployment
@@ -52,7 +53,7 @@ def surely(player: Player, row: Row) -> dict[str, Any]:
     answer, study = row.answer, player.study
     calibration, curves = study.numbers
     costs = player.deployed(answer.plan.decode_pool.model_copy(update={"dp": 1}), answer.plan.dp).costs
-    mean = sum(request.prompt_tokens + request.output_tokens / 2 for request in player.counted) / len(player.counted)
+    mean = summed(request.prompt_tokens + request.output_tokens / 2 for request in player.counted) / len(player.counted)
     size = min(max(1, round(answer.sequences)), answer.plan.max_sequences)
     spread = math.exp(Z90 * sigma_of(costs, batch_of(costs, size, max(1, round(mean))), calibration, curves))
     for tried, other in enumerate(_slower(player, answer, spread)):

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.base.sums import summed
 from simulator.studies.tensors.table import Node, Tensor
 
 MOST_TRIED: Final = 200_000  # partial assignments
@@ -87,7 +88,7 @@ def lower_bound_s(tensors: Sequence[Tensor], node: Node) -> float:
         worst = 0.0
         for moment in sorted({one.first_s for one in own}):
             alive = [one for one in own if one.first_s <= moment <= one.last_s]
-            beyond, seconds = sum(one.num_bytes for one in alive) - room, 0.0
+            beyond, seconds = summed(one.num_bytes for one in alive) - room, 0.0
             for one in sorted(alive, key=lambda one: len(one.uses_s)):
                 if beyond > 0 and roads:
                     size = min(beyond, one.num_bytes)
@@ -107,7 +108,7 @@ def _result(
     over = held.over().max(axis=1)
     return Assignment(
         holders=tuple(holders),
-        road_s=sum(node.seconds(one, gpu) for one, gpu in zip(tensors, holders, strict=True)),
+        road_s=summed(node.seconds(one, gpu) for one, gpu in zip(tensors, holders, strict=True)),
         least_s=least_s,
         exact=exact and not (over > 0).any(),
         too_much={gpu: int(size) for gpu, size in enumerate(over) if size > 0},
