@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
+from validate.experts import Routed, Router
 from validate.torch_private import efficient_attention, flash_attention
 
 NORM_EPS = 1e-5
@@ -38,7 +39,8 @@ class Style:
     """How the operators are written: what of stack and plan reaches the modules.
 
     dtype: of the parameters. expand_kv: K and V are repeated to all heads before attention. direct_flash: call the
-    flash operator itself, because the dispatcher of a CPU build would not choose it for a device it does not have.
+    flash operator itself, because the dispatcher of a CPU build would not choose it for a device it does not have. ep: ranks
+    that the experts of a layer are dealt to.
     """
 
     stack: Stack
@@ -46,6 +48,7 @@ class Style:
     seq_len: int
     expand_kv: bool
     direct_flash: bool = False
+    ep: int = 1
 
 
 class Norm(nn.Module):  # type: ignore[misc]
@@ -109,7 +112,10 @@ def _swapped(x: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):  # type: ignore[misc]
-    """Projections, positions, the kernel, output projection. Head counts are inferred, so local heads work too."""
+    """Projections, positions, the kernel, output projection. Head counts are inferred, so local heads work too.
+
+    across: attends to tokens of other ranks, in the kernel's place.
+    """
 
     def __init__(self, model: Model, style: Style) -> None:
         super().__init__()
@@ -127,6 +133,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         self.q_norm = Norm(model.head_dim, model, style, biased=False) if model.qk_norm else None
         self.k_norm = Norm(model.head_dim, model, style, biased=False) if model.qk_norm else None
         self.rotary = Rotary(model, style) if model.positions == "rope" else None
+        self.across: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor] | None = None
 
     def forward(self, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
         """[b, s, D] -> [b, s, D]."""
@@ -154,6 +161,10 @@ class Attention(nn.Module):  # type: ignore[misc]
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return self.kernel(q, k, v, mask) if self.across is None else self.across(q, k, v, mask)
+
+    def kernel(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Causal attention of [b, H, s, C] to keys and values of as many tokens."""
         if self.style.direct_flash and mask is None:
             if q.dtype == torch.float32:  # what a CUDA build takes where flash attention has no kernel
                 return efficient_attention()(q, k, v, None, True, 0.0, True)[0]  # noqa: FBT003  positional in its schema
@@ -167,9 +178,9 @@ class Attention(nn.Module):  # type: ignore[misc]
 class Mlp(nn.Module):  # type: ignore[misc]
     """act(gate x) * up x, or act(up x), projected down."""
 
-    def __init__(self, model: Model, style: Style) -> None:
+    def __init__(self, model: Model, style: Style, width: int = 0) -> None:
         super().__init__()
-        d, f, bias = model.d_model, model.d_ff, model.mlp_bias
+        d, f, bias = model.d_model, width or model.d_ff, model.mlp_bias
         if model.gated:
             self.gate = nn.Linear(d, f, bias=bias, dtype=style.dtype)
         self.up = nn.Linear(d, f, bias=bias, dtype=style.dtype)
@@ -186,15 +197,19 @@ class Mlp(nn.Module):  # type: ignore[misc]
 class Block(nn.Module):  # type: ignore[misc]
     """One layer: pre-norm residual branches in sequence, or both on one stream."""
 
-    def __init__(self, model: Model, style: Style) -> None:
+    def __init__(self, model: Model, style: Style, number: int = 0) -> None:
         super().__init__()
         makers: dict[str, Callable[[], nn.Module]] = {
             "attention": lambda: Attention(model, style),
             "mlp": lambda: Mlp(model, style),
+            "router": lambda: Router(model, style.dtype),
+            "experts": lambda: _routed(model, style),
+            "shared": lambda: Mlp(model, style, model.experts.shared_d_ff if model.experts else 0),
         }
-        for name in _registration_order(model):
+        for name in _registration_order(model, number):
             self.add_module(name, makers[name]() if name in makers else Norm(model.d_model, model, style))
-        self.parallel, self.shared, self.post = model.parallel_residual, model.shared_input_norm, model.post_norms
+        self.mixture, self.style = hasattr(self, "router"), style
+        self.parallel, self.same, self.post = model.parallel_residual, model.shared_input_norm, model.post_norms
 
     def forward(
         self, x: Tensor, cos: Tensor | None = None, sin: Tensor | None = None, mask: Tensor | None = None
@@ -202,42 +217,77 @@ class Block(nn.Module):  # type: ignore[misc]
         """[b, s, D] -> [b, s, D]."""
         if self.parallel:
             normed = self.norm_1(x)
-            return x + (self.attention(normed, cos, sin, mask) + self.mlp(normed if self.shared else self.norm_2(x)))
+            return x + (self.attention(normed, cos, sin, mask) + self._mlp(normed if self.same else self.norm_2(x)))
         if self.post:
             x = x + self.norm_2(self.attention(self.norm_1(x), cos, sin, mask))
-            return x + self.norm_4(self.mlp(self.norm_3(x)))
+            return x + self.norm_4(self._mlp(self.norm_3(x)))
         x = x + self.attention(self.norm_1(x), cos, sin, mask)
-        return x + self.mlp(self.norm_2(x))
+        return x + self._mlp(self.norm_2(x))
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        if not self.mixture:
+            return self.mlp(x)
+        tokens = x.flatten(0, 1)
+        weights = self.router(tokens, self.experts.choices(len(tokens), x.device))
+        out = self.experts(tokens, weights).view_as(x)
+        return out + self.shared(x) if hasattr(self, "shared") else out
 
 
-def _registration_order(model: Model) -> list[str]:
+def _routed(model: Model, style: Style) -> Routed:
+    assert model.experts is not None
+    return Routed(model, model.experts.num_experts // style.ep, style.dtype, _ACTIVATIONS[model.mlp])
+
+
+def _registration_order(model: Model, number: int) -> list[str]:
     """Children of a block in the order in which `Model.parameter_shapes` lists their parameters."""
-    return list(dict.fromkeys(name.split(".")[0] for name, _ in model.parameter_shapes("layer")))
+    names = model.parameter_shapes(model.layer_kinds[number])
+    return list(dict.fromkeys(name.split(".")[0] for name, _ in names))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What of a model stands in one chunk of a pipeline: its layers by number, and which of the ends."""
+
+    layers: tuple[int, ...]
+    embedding: bool = True
+    head: bool = True
 
 
 class Decoder(nn.Module):  # type: ignore[misc]
-    """Embedding, layers, head: token ids [b, s] -> logits [b, s, V].
+    """Embedding, layers, head: token ids [b, s] -> logits [b, s, V]. A part of it takes and gives [b, s, D] at its cuts.
 
-    heads: of the model's, those that are here. first_token: position of the first token of the residual stream here.
+    heads: of the model's, those that are here. head_part: which part of them, of how many, the attention kernel sees. tokens:
+    positions that are here, as ranges. first_token: of those, the first one of the residual stream here.
     """
 
     heads: range
+    head_part: tuple[int, int]
+    tokens: tuple[range, ...]
     first_token: int
 
-    def __init__(self, model: Model, style: Style) -> None:
+    def __init__(self, model: Model, style: Style, part: Part | None = None) -> None:
         super().__init__()
-        self.model, self.style = model, style
-        self.embedding = nn.Embedding(model.vocab_size, model.d_model, dtype=style.dtype)
-        if model.positions == "learned":
-            self.positions = nn.Embedding(model.max_positions, model.d_model, dtype=style.dtype)
-        self.embedding_norm = Norm(model.d_model, model, style) if model.embedding_norm else None
-        self.layers = nn.ModuleList(Block(model, style) for _ in range(model.num_layers))
-        self.norm = Norm(model.d_model, model, style)
-        self.lm_head = nn.Linear(model.d_model, model.vocab_size, bias=model.lm_head_bias, dtype=style.dtype)
-        if model.tied_embeddings:
+        part = part or Part(layers=tuple(range(model.num_layers)))
+        self.model, self.style, self.part = model, style, part
+        if part.embedding:
+            self.embedding = nn.Embedding(model.vocab_size, model.d_model, dtype=style.dtype)
+            if model.positions == "learned":
+                self.positions = nn.Embedding(model.max_positions, model.d_model, dtype=style.dtype)
+            self.embedding_norm = Norm(model.d_model, model, style) if model.embedding_norm else None
+        self.layers = nn.ModuleList(Block(model, style, number) for number in part.layers)
+        if part.head:
+            self.norm = Norm(model.d_model, model, style)
+            self.lm_head = nn.Linear(model.d_model, model.vocab_size, bias=model.lm_head_bias, dtype=style.dtype)
+        if self.is_tied:
             self.lm_head.weight = self.embedding.weight
-        self.heads, self.first_token = range(model.num_heads), 0
+        self.heads, self.head_part = range(model.num_heads), (0, 1)
+        self.tokens, self.first_token = (range(style.seq_len),), 0
         self.register_tables()
+
+    @property
+    def is_tied(self) -> bool:
+        """Both ends are here and share their table."""
+        return bool(self.model.tied_embeddings and self.part.embedding and self.part.head)
 
     def register_tables(self) -> None:
         """Tables of positions, and of the heads that are here."""
@@ -245,8 +295,10 @@ class Decoder(nn.Module):  # type: ignore[misc]
             self.register_buffer(name, table, persistent=False)
 
     def _tables(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        cos, sin = _rope_tables(self.model, self.style.seq_len)
-        return cos, sin, _mask(self.model, self.style.seq_len, self.heads)
+        cos, sin = _rope_tables(self.model, self.tokens)
+        part, parts = self.head_part
+        count = len(self.heads) // parts
+        return cos, sin, _mask(self.model, self.style.seq_len, self.heads[part * count : (part + 1) * count])
 
     def initialise(self) -> None:
         """Fill parameters and tables in place; whatever holds the parameters now (shards included)."""
@@ -261,32 +313,47 @@ class Decoder(nn.Module):  # type: ignore[misc]
                 if buffer is not None and table is not None:
                     buffer.copy_(table)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """[b, s] -> [b, s, V]."""
-        x = self.embedding(ids)
-        length = ids.shape[1]
-        if self.model.positions == "learned":
-            first = self.first_token
-            x = x + self.positions(torch.arange(first, first + x.shape[1], device=ids.device))
-        if self.model.embedding_scale:
-            x = x * math.sqrt(self.model.d_model)
-        if self.embedding_norm is not None:
-            x = self.embedding_norm(x)
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, s], or [b, s, D] from the part before -> [b, s, V], or [b, s, D] for the part behind."""
+        length = x.shape[1]
+        if self.part.embedding:
+            x = self._embedded(x)
         cos = None if self.cos is None else self.cos[:length]
         sin = None if self.sin is None else self.sin[:length]
         for layer in self.layers:
             x = layer(x, cos, sin, self.mask)
+        if not self.part.head:
+            return x
         logits = self.lm_head(self.norm(x))
         return SOFTCAP * torch.tanh(logits / SOFTCAP) if self.model.logit_softcap else logits
 
+    def _embedded(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        if self.model.positions == "learned":
+            x = x + self.positions(self._positions(x.shape[1], ids.device))
+        if self.model.embedding_scale:
+            x = x * math.sqrt(self.model.d_model)
+        return x if self.embedding_norm is None else self.embedding_norm(x)
 
-def _rope_tables(model: Model, seq_len: int) -> tuple[Tensor | None, Tensor | None]:
+    def _positions(self, length: int, device: torch.device) -> Tensor:
+        first = self.first_token
+        if len(self.tokens) == 1:
+            start = self.tokens[0].start + first
+            return torch.arange(start, start + length, device=device)
+        return _numbers(self.tokens, device)[first : first + length]
+
+
+def _numbers(tokens: tuple[range, ...], device: torch.device | None = None) -> Tensor:
+    return torch.cat([torch.arange(one.start, one.stop, device=device) for one in tokens])
+
+
+def _rope_tables(model: Model, tokens: tuple[range, ...]) -> tuple[Tensor | None, Tensor | None]:
     """Cosines and sines of position times frequency, fp32 [s, rotated channels]; None without rotary positions."""
     if model.positions != "rope":
         return None, None
     width = int(model.head_dim * model.rotary_fraction)
     frequencies = ROPE_BASE ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float32), frequencies).repeat(1, 2)
+    angles = torch.outer(_numbers(tokens).float(), frequencies).repeat(1, 2)
     return angles.cos(), angles.sin()
 
 

@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from simulator.parallel.pipeline import num_positions, position, stage_layers
+from simulator.parallel.pipeline.balance import dealt
 from simulator.spec.model import Model
+from simulator.spec.model.experts import cuts_rows
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import uses_autocast
 from simulator.work.ops.op_context import OpContext
-from validate.models import Decoder, Style, loss_fn
+from validate.models import Block, Decoder, Part, Style, loss_fn
 from validate.torch_private import CheckpointImpl, checkpoint_wrapper, group_of, kept_by_selective_checkpoints
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,25 +34,43 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(slots=True, kw_only=True)
 class Built:
-    """What a step needs. `module`: without DDP around it. `network`: what is called. `optimizer` is made last.
+    """What a step needs. `chunks`: this rank's part of the model, several where a pipeline stage holds several.
 
-    offloaded: parameters, and with them gradients and the optimizer, live in the host's memory.
+    networks: what is called of each chunk: itself, or DDP around it. offloaded: parameters, and with them gradients and the
+    optimizer, live in the host's memory. optimizer: made last.
     """
 
-    module: Decoder
-    network: nn.Module
+    chunks: tuple[Decoder, ...]
+    networks: list[nn.Module]
     mesh: DeviceMesh | None
     loss: Loss
     autocast: torch.dtype | None
     offloaded: bool = False
     optimizer: torch.optim.Optimizer | None = field(default=None)
 
+    @property
+    def module(self) -> nn.Module:
+        """All that is here, without DDP around it."""
+        return self.chunks[0] if len(self.chunks) == 1 else nn.ModuleList(self.chunks)
+
+    @property
+    def network(self) -> nn.Module:
+        """What is called where there is one chunk."""
+        return self.networks[0]
+
+    @property
+    def units(self) -> list[nn.Module]:
+        """What FSDP2 gathers and frees: each chunk, and its layers."""
+        return [unit for chunk in self.chunks for unit in (chunk, *chunk.layers)]
+
 
 def style_of(model: Model, plan: Plan, stack: Stack, *, direct_flash: bool = False) -> Style:
     """How the modules of a plan are written."""
     setting = OpContext(model=model, stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
-    dtype = DTYPES[plan.precision.master]
-    return Style(stack=stack, dtype=dtype, seq_len=plan.seq_len, expand_kv=setting.expand_kv, direct_flash=direct_flash)
+    dtype, expand = DTYPES[plan.precision.master], setting.expand_kv
+    return Style(
+        stack=stack, dtype=dtype, seq_len=plan.seq_len, expand_kv=expand, direct_flash=direct_flash, ep=plan.ep
+    )
 
 
 def build(
@@ -61,21 +82,23 @@ def build(
     states lie in page-locked memory, which only a process with a GPU has.
     """
     mesh = _mesh(plan, device.type)
-    with torch.device("meta"):
-        module = Decoder(model, style_of(model, plan, stack, direct_flash=direct_flash))
-    if plan.tp > 1 and mesh is not None:
-        from validate.tensor_parallel import split
-
-        split(module, plan, mesh["tp"])
-    _checkpoint_blocks(module, plan)
-    if stack.traits.compiles_blocks:
-        for block in module.layers:
-            block.compile()
-    if plan.traits.shards_rows and mesh is not None:
-        _shard(module, plan, mesh, pinned=pinned)
+    stage = mesh["pp"].get_local_rank() if mesh is not None and plan.pp > 1 else 0
+    style = style_of(model, plan, stack, direct_flash=direct_flash)
+    chunks = []
+    for part in _parts(model, plan, stage):
+        with torch.device("meta"):
+            module = Decoder(model, style, part)
+        _spread(module, plan, mesh, device.type)
+        _checkpoint_blocks(module, plan)
+        if stack.traits.compiles_blocks:
+            for block in module.layers:
+                block.compile()
+        if plan.traits.shards_rows and mesh is not None:
+            _shard(module, plan, mesh, pinned=pinned)
+        chunks.append(module)
     return Built(
-        module=module,
-        network=module,
+        chunks=tuple(chunks),
+        networks=list(chunks),
         mesh=mesh,
         loss=torch.compile(loss_fn) if stack.kernels.loss == "fp32_compiled" else loss_fn,
         autocast=DTYPES[plan.compute_dtype] if uses_autocast(stack, plan) else None,
@@ -83,24 +106,71 @@ def build(
     )
 
 
+def _parts(model: Model, plan: Plan, stage: int) -> list[Part | None]:
+    """The chunks of a pipeline stage; None: the model is not cut."""
+    if plan.pp == 1:
+        return [None]
+    schedule, count = plan.pipeline_schedule, plan.pipeline.virtual_stages
+    held = stage_layers(model.num_layers, plan.pp, count, split=dealt(model, plan), schedule=schedule)[stage]
+    last = num_positions(schedule, plan.pp, count) - 1
+    places = [position(schedule, plan.pp, stage, chunk) for chunk in range(count)]
+    return [
+        Part(layers=tuple(layers), embedding=place == 0, head=place == last)
+        for layers, place in zip(held, places, strict=True)
+    ]
+
+
+def _spread(module: Decoder, plan: Plan, mesh: DeviceMesh | None, device_type: str) -> None:
+    """Cut the modules where other ranks of tp, cp and ep have the rest."""
+    if plan.cp > 1:
+        from validate.context_parallel import spread
+
+        spread(module, plan, _beside(plan, device_type, "cp"))
+    if plan.tp > 1 and mesh is not None:
+        from validate.tensor_parallel import split
+
+        split(module, plan, mesh["tp"])
+    if plan.ep > 1:
+        group = _beside(plan, device_type, "ep")
+        for block in module.layers:
+            if block.mixture:
+                block.experts.group = group
+
+
+def _beside(plan: Plan, device_type: str, axis: str) -> Any:  # noqa: ANN401  torch's process group
+    """The group of an axis that shares its ranks with FSDP's shards: cp outside of tp, ep innermost of them all."""
+    inner = plan.tp if axis == "cp" else 1
+    size = plan.cp if axis == "cp" else plan.ep
+    return init_device_mesh(device_type, (plan.num_devices // size // inner, size, inner), mesh_dim_names=_AROUND)[
+        "axis"
+    ].get_group()
+
+
+_AROUND = ("outside", "axis", "inside")
+
+
 def materialise(built: Built, device: torch.device) -> None:
     """Storage on `device`, and first values. Offloaded parameters stay on the host, the tables they need do not."""
-    module = built.module
-    module.to_empty(device="cpu" if built.offloaded else device)
-    if built.offloaded:
-        for name, table in list(module.named_buffers()):
-            module.register_buffer(name, table.to(device), persistent=False)
-    if module.model.tied_embeddings and module.lm_head.weight is not module.embedding.weight:
-        module.lm_head.weight = module.embedding.weight  # plain modules get a storage for each name
-    module.initialise()
+    for module in built.chunks:
+        module.to_empty(device="cpu" if built.offloaded else device)
+        if built.offloaded:
+            for name, table in list(module.named_buffers()):
+                module.register_buffer(name, table.to(device), persistent=False)
+        if module.is_tied and module.lm_head.weight is not module.embedding.weight:
+            module.lm_head.weight = module.embedding.weight  # plain modules get a storage for each name
+        module.initialise()
 
 
 def _mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
-    """(dp_replicate, dp_shard, tp) without axes of one rank (FSDP2 keeps dp_shard); None where the world is the group."""
+    """(pp, dp_replicate, dp_shard, tp) without axes of one rank (FSDP2 keeps dp_shard); None where the world is the group.
+
+    Ranks of cp hold other parameters' shards, or replicas where nothing is sharded.
+    """
     sharded = plan.traits.shards_rows
-    sizes = {"dp_replicate": plan.dp_replicate, "dp_shard": plan.dp_shard, "tp": plan.tp}
+    sizes = {"pp": plan.pp, "dp_replicate": plan.dp_replicate, "dp_shard": plan.dp_shard, "tp": plan.tp}
+    sizes["dp_shard" if plan.zero > 0 else "dp_replicate"] *= plan.cp
     kept = {name: size for name, size in sizes.items() if size > 1 or (sharded and name == "dp_shard")}
-    if not sharded and len(kept) < 2 and plan.tp == 1:
+    if not sharded and len(kept) < 2 and plan.tp * plan.pp == 1:
         return None
     return init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
@@ -142,16 +212,32 @@ def _shard(module: Decoder, plan: Plan, mesh: DeviceMesh, *, pinned: bool) -> No
         fully_shard,
     )
 
-    axes = tuple(name for name in mesh.mesh_dim_names if name != "tp")
+    axes = tuple(name for name in mesh.mesh_dim_names if name.startswith("dp"))
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[plan.compute_dtype], reduce_dtype=DTYPES[plan.gradient_dtype])
     reshard = False if plan.zero == 2 else plan.fsdp.reshard_after_forward
     offload = OffloadPolicy() if plan.offload.parameters == "none" else CPUOffloadPolicy(pin_memory=pinned)
-    sharded = mesh[axes] if "tp" in mesh.mesh_dim_names else mesh
+    sharded = mesh[axes] if len(axes) < len(mesh.mesh_dim_names) else mesh
     wrap = partial(fully_shard, mesh=sharded, mp_policy=policy, offload_policy=offload)
     for block in module.layers:
+        if plan.ep > 1 and block.mixture:
+            _shard_experts(block, plan, partial(wrap, reshard_after_forward=reshard), mesh.device_type)
         wrap(block, reshard_after_forward=reshard)
     wrap(module, reshard_after_forward=reshard if isinstance(reshard, bool) else None)
     _set_prefetch(module, plan)
+
+
+def _shard_experts(block: Block, plan: Plan, wrap: Callable[..., Any], device_type: str) -> None:
+    """A rank's experts over the ranks that have the same ones; whole experts, or rows of each, as torchtitan cuts them."""
+    from torch.distributed.tensor import Shard
+
+    shards = plan.num_expert_ranks // plan.ep
+    sizes = (plan.pp, plan.dp_replicate, shards, plan.ep)
+    mesh = init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "ep"))
+    held, cut_by = block.experts.up.weight.shape[0], block.style.stack.kernels.expert_shards
+    rows = cuts_rows(cut_by, shards=shards, experts=held, ep=plan.ep)
+    mesh = mesh["dp_replicate", "dp_shard"] if plan.dp_replicate > 1 else mesh["dp_shard"]
+    wrap(block.experts, mesh=mesh, shard_placement_fn=(lambda _: Shard(1)) if rows else None)
+    block.experts.set_gradient_divide_factor(float(plan.num_data_parallel * plan.cp))
 
 
 def _set_prefetch(module: Decoder, plan: Plan) -> None:
@@ -174,11 +260,15 @@ def replicate(built: Built, plan: Plan, hook: Callable[..., Any] | None = None) 
 
     hook: reduces a bucket instead of an all-reduce (a fake process group has none that can be waited for).
     """
-    if not plan.traits.whole_modules or plan.num_data_parallel == 1:
-        return
+    if plan.traits.whole_modules and plan.num_data_parallel * plan.cp > 1:
+        group = _replicas(built.mesh)
+        built.networks = [_replicated(module, plan, group, hook) for module in built.chunks]
+
+
+def _replicated(module: Decoder, plan: Plan, group: Any, hook: Callable[..., Any] | None) -> nn.Module:  # noqa: ANN401
     ddp = nn.parallel.DistributedDataParallel(
-        built.module,
-        process_group=_replicas(built.mesh),
+        module,
+        process_group=group,
         init_sync=False,  # every rank begins with the same seed
         gradient_as_bucket_view=plan.ddp.gradient_as_bucket_view,
         broadcast_buffers=False,
@@ -195,7 +285,7 @@ def replicate(built: Built, plan: Plan, hook: Callable[..., Any] | None = None) 
 
         compress = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
         ddp.register_comm_hook(None, compress[plan.gradient_dtype])
-    built.network = ddp
+    return ddp
 
 
 def _powersgd(plan: Plan, state: Callable[..., Any]) -> Any:  # noqa: ANN401  torch's own state
@@ -212,10 +302,10 @@ def _powersgd(plan: Plan, state: Callable[..., Any]) -> Any:  # noqa: ANN401  to
 
 
 def _replicas(mesh: DeviceMesh | None) -> Any:  # noqa: ANN401  torch's process group
-    """The group over which gradients are averaged; None, the whole world, unless products are split too."""
-    if mesh is None or "tp" not in mesh.mesh_dim_names:
+    """The group over which gradients are averaged; None, the whole world, unless other ranks hold other parameters."""
+    if mesh is None or not {"pp", "tp"}.intersection(mesh.mesh_dim_names):
         return None
-    axes = tuple(name for name in mesh.mesh_dim_names if name != "tp")
+    axes = tuple(name for name in mesh.mesh_dim_names if name.startswith("dp"))
     return mesh[axes].get_group() if len(axes) == 1 else group_of(mesh[axes])
 
 
@@ -226,7 +316,7 @@ def make_optimizer(built: Built, plan: Plan) -> torch.optim.Optimizer:
     """The plan's optimizer over this rank's parameters. Parameters of different meshes stand in groups of their own."""
     kind, options = _optimizer_of(plan)
     parameters = built.module.parameters()
-    if plan.traits.reduces_among_all and plan.dp_shard > 1:
+    if plan.traits.reduces_among_all and plan.dp_shard * plan.cp > 1:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         group = built.mesh["dp_shard"].get_group() if built.mesh is not None else None

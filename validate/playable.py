@@ -24,6 +24,14 @@ def played_otherwise(model: Model, plan: Plan, stack: Stack, mode: Mode, device:
             )
         if plan.offload.pinned and (device == "cpu" or mode == "fake"):
             notes.append("offload.pinned: no GPU here to pin memory for; pageable memory was used")
+    if plan.cp > 1:
+        notes.append("cp: each rank keeps its own rows of the position tables; the prediction counts whole ones")
+    if model.experts is not None:
+        notes.append("experts: tokens are dealt evenly, and a rank's experts are one batched product each way")
+    if plan.pp > 1 and device == "cpu":
+        notes.append(
+            "pp: bytes are the allocator's own; gloo's finished sends keep what they sent to the schedule's end"
+        )
     if plan.memory_fraction < 1 and (device == "cpu" or mode == "fake"):
         notes.append("memory_fraction: there is no caching allocator here to limit")
     return notes

@@ -19,15 +19,17 @@ PHASES = ("forward", "backward", "optimizer")
 Announce = Callable[[str], None]
 
 
-def _ignore_phase(_phase: str) -> None:
-    pass
+def ignore_phase(_phase: str) -> None:
+    """Nobody listens."""
 
 
 class TrainingStep:
     """A batch and everything that one optimizer step does with it."""
 
+    micro_batches_here = 1  # of the batch on the device
+
     def __init__(self, built: Built, model: Model, plan: Plan, stack: Stack, device: torch.device) -> None:
-        shape = (plan.micro_batch_size, plan.seq_len)
+        shape = (self.micro_batches_here * plan.micro_batch_size, plan.seq_len // plan.cp)
         self.built, self.plan, self.stack, self.device = built, plan, stack, device
         self.ids = torch.randint(0, model.vocab_size, shape, device=device)
         self.labels = torch.randint(0, model.vocab_size, shape, device=device)
@@ -36,7 +38,7 @@ class TrainingStep:
     def inputs(self) -> tuple[Tensor, Tensor]:
         return self.ids, self.labels
 
-    def run(self, announce: Announce = _ignore_phase, num_micro_batches: int | None = None) -> None:
+    def run(self, announce: Announce = ignore_phase, num_micro_batches: int | None = None) -> None:
         """All micro-batches, then the optimizer. `announce(phase)` is called as each phase begins, and with "end"."""
         count = num_micro_batches or self.plan.num_micro_batches
         optimizer = self.built.optimizer
@@ -50,9 +52,9 @@ class TrainingStep:
         announce("end")
 
     def _micro_batch(self, announce: Announce, *, sync: bool, scale: int) -> None:
-        with self._synchronised(sync=sync), self._split_loss():
+        with self._synchronised(sync=sync), self.split_loss():
             announce("forward")
-            with self._precision():
+            with self.precision():
                 logits = self.built.network(self.ids)
             loss = self.built.loss(logits, self.labels)
             del logits
@@ -62,11 +64,12 @@ class TrainingStep:
             loss.backward()
             del loss
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Around a forward."""
         autocast = self.built.autocast
         return contextlib.nullcontext() if autocast is None else torch.autocast(self.device.type, autocast)
 
-    def _split_loss(self) -> contextlib.AbstractContextManager[Any]:
+    def split_loss(self) -> contextlib.AbstractContextManager[Any]:
         """Logits that are split by vocabulary have a loss and a backward of their own."""
         if self.plan.tp == 1:
             return contextlib.nullcontext()

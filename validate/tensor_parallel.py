@@ -37,12 +37,12 @@ def split(module: Decoder, plan: Plan, mesh: DeviceMesh) -> None:
     for block in module.layers:
         _split_block(block, mesh, sequence=plan.sequence_parallel)
     _split_ends(module, plan, mesh)
-    if module.model.tied_embeddings:
+    if module.is_tied:
         module.lm_head.weight = module.embedding.weight  # each end was cut on its own
     heads = module.model.num_heads // ranks
     module.heads = range(rank * heads, (rank + 1) * heads)
     if plan.sequence_parallel:
-        module.first_token = rank * (plan.seq_len // ranks)
+        module.first_token = rank * (plan.seq_len // plan.cp // ranks)
     with torch.device("meta"):
         module.register_tables()
 
@@ -81,7 +81,8 @@ def _split_ends(module: Decoder, plan: Plan, mesh: DeviceMesh) -> None:
         styles["norm"] = _part_norm(_TOKENS)
         if hasattr(module, "positions"):
             styles["positions"] = _part_norm(0)
-    if styles:
+    here = {name for name, _ in module.named_children()}
+    if styles := {name: style for name, style in styles.items() if name in here}:
         parallelize_module(module, mesh, styles)
 
 

@@ -25,6 +25,8 @@ SEEN: Final[dict[str, tuple[str, str]]] = {
     "the profiler's raw events": ("2.11", "2.13"),
     "fused attention's operators": ("2.11", "2.13"),
     "the switch of autocast": ("2.13", "2.13"),
+    "ring attention": ("2.13", "2.13"),
+    "pipelining": ("2.13", "2.13"),
 }
 
 
@@ -118,6 +120,53 @@ def efficient_attention() -> Any:  # noqa: ANN401
     """CUDA's memory-efficient attention, called directly."""
     with _of("fused attention's operators"):
         return torch.ops.aten._scaled_dot_product_efficient_attention  # noqa: SLF001
+
+
+def ring_attention() -> tuple[Any, Any]:
+    """Torch's loop over the ranks of a ring around any attention kernel, forward and backward."""
+    with _of("ring attention"):
+        try:
+            from torch.distributed.tensor.experimental._context_parallel import _attention as found
+        except ImportError:  # until torch 2.9
+            from torch.distributed.tensor.experimental import _attention as found
+        return found._templated_ring_attention, found._templated_ring_attention_backward  # noqa: SLF001
+
+
+def attention_kernels(q: Any) -> tuple[Any, dict[str, Any], Any]:  # noqa: ANN401
+    """The kernel that attends to a tensor like `q`, its options, and what makes (kernel, gradient's name, options) of its way back.
+
+    That takes q, and what the forward returned behind its result and its log-sum-exp. CUDA's flash attention takes 16 bits.
+    """
+    aten = torch.ops.aten
+    with _of("fused attention's operators"):
+        if q.device.type == "cpu":
+            back = aten._scaled_dot_product_flash_attention_for_cpu_backward.default  # noqa: SLF001
+            options = {"dropout_p": 0.0}
+            return (
+                aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001
+                options,
+                lambda _q, _rest: (back, "grad_out", options),
+            )
+        if q.dtype == torch.float32:
+            return aten._scaled_dot_product_efficient_attention.default, _EFFICIENT, _efficient_back  # noqa: SLF001
+        return aten._scaled_dot_product_flash_attention.default, {"dropout_p": 0.0}, _flash_back  # noqa: SLF001
+
+
+_EFFICIENT: Final[dict[str, Any]] = {"attn_bias": None, "compute_log_sumexp": True, "dropout_p": 0.0}
+
+
+def _efficient_back(_q: Any, rest: Any) -> tuple[Any, str, dict[str, Any]]:  # noqa: ANN401
+    back = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default  # noqa: SLF001
+    seed, offset = rest
+    given = {"attn_bias": None, "philox_seed": seed, "philox_offset": offset, "dropout_p": 0.0}
+    return back, "grad_out_", {**given, "grad_input_mask": (True, True, True, False)}
+
+
+def _flash_back(_q: Any, rest: Any) -> tuple[Any, str, dict[str, Any]]:  # noqa: ANN401
+    back = torch.ops.aten._scaled_dot_product_flash_attention_backward.default  # noqa: SLF001
+    cum_q, cum_k, max_q, max_k, seed, offset = rest[:6]
+    lengths = {"cum_seq_q": cum_q, "cum_seq_k": cum_k, "max_q": max_q, "max_k": max_k}
+    return back, "grad_out", {**lengths, "dropout_p": 0.0, "philox_seed": seed, "philox_offset": offset}
 
 
 def kept_by_selective_checkpoints() -> set[Any]:

@@ -88,10 +88,10 @@ def activation_bytes(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks
 
 
 def step_events(
-    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, *, library: Library = "nccl"
+    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, *, library: Library = "nccl", stage: int = 0
 ) -> tuple[MemoryEvent, ...]:
-    """Persistent state, then one steady step, in host order; bytes as asked for, before any rounding."""
-    history = write_history(model, plan, stack, blocks, (), steps=1, library=library)
+    """Persistent state, then one steady step of a stage, in host order; bytes as asked for, before any rounding."""
+    history = write_history(model, plan, stack, blocks, (), steps=1, library=library, stage=stage)
     made: dict[int, tuple[int, str, int]] = {}
     events: list[MemoryEvent] = []
     for index, (slot, num_bytes, stream, tag) in enumerate(history.events):

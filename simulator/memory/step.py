@@ -76,6 +76,7 @@ class _InFlight:
 
     saved: (tape, base, input slot) of each unit that it passed. value: slot of what the last one made, an activation
     or a gradient. coming: units whose evicted activations were sent for. own: gradients of the unit that ran last; head: those of the head. ones, loss: of the loss.
+    sent: slot of what the next stage got, where it is kept.
     """
 
     index: int
@@ -89,6 +90,7 @@ class _InFlight:
     coming: list[int] = field(default_factory=list)
     ones: int = 0
     loss: int = 0
+    sent: int | None = None
 
 
 class StepWriter:
@@ -109,6 +111,7 @@ class StepWriter:
         self._parts = _parts(model)
         self._names, self._kinds = body_names(model), model.body
         self._message_bytes = blocks.layer.input_bytes
+        self._holds_messages = plan.pp > 1 and plan.traits.uses_torch_pipelines
         self.buffers = buffers(self.writer, model, plan)
         self._parameter_bytes = DTYPE_BYTES[gradient_dtype(plan, stack)]
         self.buffers.whole_table_numel = whole_table_numel(model, blocks)
@@ -121,6 +124,8 @@ class StepWriter:
         self._inputs, self._workspaces, self._made = 0, list[int](), set[tuple[int, int]]()
         self._dummies = dummy_gradients(blocks, plan) if stack.kernels.weight_gradients == "accumulated" else {}
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
+        self._unsent: list[int] = []
+        self._graded = set[int]()  # chunks that have gradients, to which a later micro-batch adds its own
 
     def persistent(self, workspaces: Sequence[int] = (), *, optimizer_state: bool) -> None:
         """What exists before a step: one storage a tensor. `optimizer_state`: not only after the first step.
@@ -133,12 +138,39 @@ class StepWriter:
                 for size in sizes:
                     self.writer.alloc(size, category)
         tokens = self.plan.micro_batch_size * self.plan.seq_len // self.plan.cp
+        tokens *= self.plan.num_micro_batches if self._holds_messages else 1
         self._inputs = self.writer.alloc(tokens * 8, "inputs")
         self.writer.alloc(tokens * 8, "inputs")
+        if self._holds_messages:
+            self._message_buffers()
         self._workspaces = list(workspaces)
         if self.model.experts is not None:
             for size in grouped_workspaces(self._stack, workspaces):
                 self.writer.alloc(size, "workspaces")
+
+    def _message_buffers(self) -> None:
+        """What a stage receives of each micro-batch, activations and gradients, which torch makes once and keeps.
+
+        torch/distributed/pipelining/stage.py: _prepare_forward_infra, _setup_backward_recv_info. Its schedules are given the
+        batch of the whole step.
+        """
+        ends = sum(chunk.embedding + chunk.head for chunk in (part.chunk for part in self._parts))
+        for _ in range((2 * len(self._parts) - ends) * self.plan.num_micro_batches):
+            self.writer.alloc(self._message_bytes, "activations")
+
+    def _message(self, category: str) -> int:
+        """What came, if it lies in no buffer that stays."""
+        return self.writer.alloc(0 if self._holds_messages else self._message_bytes, category)
+
+    def _let_go(self, slot: int) -> None:
+        """What was sent goes; torch's schedules but 1F1B wait for what they sent at the step's end, and hold it until then.
+
+        torch/distributed/pipelining/schedules.py: _PipelineScheduleRuntime, send_ops; ScheduleGPipe, bwd_sends_to_wait.
+        """
+        if self._holds_messages and self.plan.pipeline_schedule != "1f1b":
+            self._unsent.append(slot)
+        else:
+            self.writer.free(slot)
 
     def step(self, num_micro_batches: int, *, first: bool = False) -> None:
         """One optimizer step. `first`: it creates the optimizer's state."""
@@ -149,6 +181,7 @@ class StepWriter:
     def read(self, script: Iterable[Instruction], num_micro_batches: int = 1, *, first: bool = False) -> None:
         """A script's step. Collectives have buffers of their own, outside of it."""
         self.buffers.begin()
+        self._graded.clear()
         for one in script:
             match one:
                 case Pass():
@@ -156,6 +189,8 @@ class StepWriter:
                 case Together():
                     self._together(one)
                 case Update():
+                    self.writer.free(*self._unsent)
+                    self._unsent = []
                     self.writer.at("optimizer", num_micro_batches - 1, "", self.plan.optimizer.kind)
                     self.buffers.optimizer(self._state if first else lambda: None)
                 case Agree():
@@ -205,17 +240,16 @@ class StepWriter:
     def _forward(self, one: Pass) -> Iterator[None]:
         """Up to the loss, or to what the next stage receives."""
         part, plan = self._parts[one.chunk], self.plan
-        adds = one.micro_batch > 0 and self.buffers.keeps_gradients and self.buffers.gradients
         evicts = plan.offload.activations != "none"
         state = _InFlight(
             index=one.micro_batch,
             part=part,
-            tapes=self._adding if adds else self._tapes,
+            tapes=self._tapes,
             evictor=Evictor(self.writer.events.append) if evicts else None,
         )
         self._in_flight[one.micro_batch, one.chunk] = state
         groups = list(one.units)
-        state.value = self._inputs if part.chunk.embedding else self.writer.alloc(self._message_bytes, "activations")
+        state.value = self._inputs if part.chunk.embedding else self._message("activations")
         if part.chunk.embedding:
             self._units(state, one, groups.pop(0))
         if len(self._workspaces) == 2:
@@ -226,24 +260,31 @@ class StepWriter:
         yield
         if part.chunk.head:
             self._units(state, one, groups.pop(0))
+        elif self._holds_messages:
+            state.sent = state.value  # stage.py, fwd_cache: until its backward is over
         else:
             self.writer.free(state.value)  # once it is sent
 
     def _backward(self, one: Pass) -> Iterator[None]:
         """From the loss, or from the gradient that the stage receives."""
         state = self._in_flight.pop((one.micro_batch, one.chunk))
+        if one.chunk in self._graded and self.buffers.keeps_gradients and self.buffers.gradients:
+            state.tapes = self._adding
+        self._graded.add(one.chunk)
         chunk, groups = state.part.chunk, list(one.units)
         if chunk.head:
             self._units(state, one, groups.pop(0))
         else:
-            state.value = self.writer.alloc(self._message_bytes, "temporaries")
+            state.value = self._message("temporaries")
             if chunk.embedding:
                 self.buffers.before_backward(ROOT, self._first_ahead(state, groups))
         for group in groups:
             yield
             self._units(state, one, group)
+        if state.sent is not None:
+            self._let_go(state.sent)
         if not chunk.embedding:
-            self.writer.free(state.value)  # once it is sent
+            self._let_go(state.value)  # once it is sent
         if chunk.head:
             self.writer.free(state.ones, state.loss)
         self.buffers.end_backward()
@@ -326,7 +367,8 @@ class StepWriter:
 
     def _run(self, state: _InFlight, number: int, unit: int, phase: str) -> None:
         """The loss, or a unit's backward."""
-        writer, (tape, base, given) = self.writer, state.saved[number]
+        writer, (_, base, given) = self.writer, state.saved[number]
+        _, _, tape = self._unit(state, number)
         if phase == "loss":
             state.loss = state.value
             writer.play(tape.forward, base, given, 0, start=tape.cut)

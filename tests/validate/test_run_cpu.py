@@ -104,7 +104,7 @@ def test_run_and_compare_from_the_command_line(tmp_path: Path, capfd: pytest.Cap
 def test_a_bad_plan_starts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     study = write_study(tmp_path, pp=2, dp_shard=4)
     assert main(["validate", "run", str(study), "--mode", "cpu"]) == 3
-    assert "plan: pp" in capfd.readouterr().err
+    assert "plan: sync_every_micro_batch" in capfd.readouterr().err
 
 
 def test_a_device_that_a_mode_does_not_have_is_a_usage_error(tmp_path: Path) -> None:

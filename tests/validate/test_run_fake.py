@@ -346,7 +346,6 @@ def test_memory_shrinks_with_the_stage_only_where_the_stage_says(strategy: str) 
     ("changes", "place"),
     [
         ({"pp": 2}, "plan: pp"),
-        ({"cp": 2}, "plan: cp"),
         ({"dp_replicate": 2, "rank_order": "dp_replicate-dp_shard"}, "plan: rank_order"),
         ({"precision": "fp8"}, "plan: precision"),
         ({"optimizer": "adam8bit"}, "plan: optimizer"),

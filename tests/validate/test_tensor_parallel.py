@@ -31,6 +31,12 @@ GPT: dict[str, Any] = {
 MPT: dict[str, Any] = {"name": "mpt", **SIZES, "positions": "alibi", "vocab_size": 255}
 GEMMA: dict[str, Any] = {"name": "gemma", **SIZES, "post_norms": True, "logit_softcap": True, "embedding_scale": True}
 FALCON: dict[str, Any] = {"name": "falcon", **SIZES, "parallel_residual": True, "shared_input_norm": True}
+MIXTURE: dict[str, Any] = {
+    "name": "mixture",
+    **SIZES,
+    "experts": {"num_experts": 4, "top_k": 2, "d_ff": 64, "shared_d_ff": 32},
+}
+ONE_CHUNK = ("gpipe", "1f1b", "zb_h1")
 
 WAYS: list[dict[str, Any]] = [
     {"sequence_parallel": sequence, "vocab_parallel": vocabulary}
@@ -42,6 +48,15 @@ CASES = [
     *({"model": model, "plan": {"tp": 2, "zero": 0, "sequence_parallel": True}} for model in (MPT, GEMMA, FALCON)),
     {"model": LLAMA, "plan": {"tp": 2, "zero": 3, "sequence_parallel": True, "recompute": "full"}},
     {"model": GPT, "plan": {"tp": 2, "zero": 3, "sequence_parallel": True, "recompute": "selective"}},
+    {"model": LLAMA, "plan": {"cp": 2}},
+    {"model": GPT, "plan": {"cp": 2, "cp_exchange": "all_to_all"}},
+    {"model": MPT, "plan": {"cp": 2, "cp_exchange": "all_to_all", "recompute": "full"}},
+    {"model": MIXTURE, "plan": {"dp_shard": 2, "ep": 2}},
+    *({"model": FALCON, "plan": {"pp": 2, "zero": 0, "num_micro_batches": 3, "schedule": one}} for one in ONE_CHUNK),
+    {
+        "model": LLAMA,
+        "plan": {"pp": 2, "zero": 2, "num_micro_batches": 2, "sync_every_micro_batch": False, "recompute": "full"},
+    },
 ]
 
 

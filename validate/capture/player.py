@@ -107,7 +107,9 @@ class _Steps:
         """Follow the optimizer, and the allocator, from here on."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._counted = self._job["device"] == "cuda" or _count_every_thread()
+        from validate.every_thread import count_every_thread
+
+        self._counted = self._job["device"] == "cuda" or count_every_thread()
         register_optimizer_step_post_hook(self._ended)
 
     def _start(self) -> None:
@@ -188,24 +190,6 @@ class _Steps:
         if self._profiler is not None:
             self._profiler.stop()
             self._exported, self._profiler = self._profiler, None
-
-
-def _count_every_thread() -> bool:
-    """Make torch's CPU allocator count what any thread takes and frees, as it else does only of threads that are profiled.
-
-    Gloo's threads free the tensors of collectives. The switch is a flag of c10 (CPUAllocator.cpp; seen in torch 2.13)
-    that Python has no name for. False where this torch has none.
-    """
-    import ctypes
-
-    import torch
-
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-        ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage").value = True
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _bytes(events: list[dict[str, Any]], begin: float, end: float, kind: int) -> dict[str, int]:

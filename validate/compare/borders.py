@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from simulator.memory import Library, step_events
 from simulator.memory.phase_bytes import host_counter_bytes
+from simulator.parallel.model_shard import shard_of
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
@@ -25,20 +26,22 @@ class Borders:
     by_category: dict[str, int]
 
 
-def borders(model: Model, plan: Plan, stack: Stack, *, granularity_bytes: int, library: Library = "nccl") -> Borders:
-    """Walk the predicted step; each storage is rounded up to `granularity_bytes` (1: a CPU, 512: CUDA).
+def borders(
+    model: Model, plan: Plan, stack: Stack, *, granularity_bytes: int, library: Library = "nccl", stage: int = 0
+) -> Borders:
+    """Walk the predicted step of a pipeline stage; each storage is rounded up to `granularity_bytes` (1: a CPU, 512: CUDA).
 
     library: gloo keeps a copy of what it scatters; NCCL, and a process group that only pretends, do not.
 
     On a CPU a tracker sees Adam's step counters too, which the host holds.
     """
-    live = highest = 0 if granularity_bytes > 1 else host_counter_bytes(model, plan)
+    live = highest = 0 if granularity_bytes > 1 else host_counter_bytes(shard_of(model, plan, stage), plan)
     by_tag = {"optimizer_state": live}
     peak_tags: dict[str, int] = {}
     peak_phase = "start"
     after: dict[str, int] = {}
     peaks: dict[str, int] = {}
-    for event in step_events(model, plan, stack, build_blocks(model, stack, plan), library=library):
+    for event in step_events(model, plan, stack, build_blocks(model, stack, plan), library=library, stage=stage):
         phase = event.moment[0]
         size = -(-event.num_bytes // granularity_bytes) * granularity_bytes
         signed = size if event.kind == "alloc" else -size

@@ -36,7 +36,7 @@ def compare_memory(found: dict[str, Any], run: Run, prediction: Prediction | Non
     granularity = 512 if run.device == "cuda" else 1  # CUDA's allocator rounds every tensor up, a CPU's none
     predicted = borders(run.model, run.plan, run.stack, granularity_bytes=granularity, library=run.library)
     beside = sum(workspace_bytes(device)) if run.on_gpu and measured is memory and device is not None else 0
-    lines = _border_lines(predicted, measured, beside)
+    lines = [*_border_lines(predicted, measured, beside), *_stage_lines(run, granularity, beside)]
     found["memory"] = [line.as_json() for line in lines]
     if prediction is not None and device is not None and run.on_gpu:
         use = prediction.memory
@@ -60,6 +60,24 @@ def _border_lines(predicted: Borders, measured: Mapping[str, Any], beside: int) 
         for name, size in measured["peak_by_phase_bytes"].items()
     ]
     return lines
+
+
+def _stage_lines(run: Run, granularity: int, beside: int) -> list[Line]:
+    """The peak of the first rank of each pipeline stage but the first, whose rank the rest is about."""
+    peaks, stages = run.record.get("memory_by_rank") or [], run.plan.pp
+    if stages == 1 or len(peaks) != run.plan.num_devices:
+        return []
+    ranks = [(stage, stage * (len(peaks) // stages)) for stage in range(1, stages)]
+    return [
+        Line(name=f"peak of stage {stage}_bytes", predicted=found.peak_bytes + beside, measured=peaks[rank])
+        for stage, rank in ranks
+        if peaks[rank] is not None
+        for found in (_of_stage(run, granularity, stage),)
+    ]
+
+
+def _of_stage(run: Run, granularity: int, stage: int) -> Borders:
+    return borders(run.model, run.plan, run.stack, granularity_bytes=granularity, library=run.library, stage=stage)
 
 
 def _memory_use(run: Run, device: Device) -> MemoryUse:

@@ -70,7 +70,9 @@ class Run:
         """The run in one line."""
         plan = self.plan
         degrees = " ".join(
-            f"{name}={plan.value(name)}" for name in ("dp_replicate", "dp_shard", "tp") if plan.value(name) > 1
+            f"{name}={plan.value(name)}"
+            for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
+            if plan.value(name) > 1
         )
         return (
             f"{self.model.name}, {plan.implementation} {degrees or 'one rank'}, {plan.micro_batch_size} x "

@@ -44,7 +44,7 @@ def scattered_to_the_end(built: Built, live_bytes: Callable[[], int]) -> Iterato
     or after the next gather begins is the scheduler's, and a unit's gradients count or do not count in the peak. For a
     tracked step only; live_bytes: what the tracker counts.
     """
-    units = [unit for unit in (built.module, *built.module.layers) if hasattr(unit, "set_custom_reduce_scatter")]
+    units = [unit for unit in built.units if hasattr(unit, "set_custom_reduce_scatter")]
     if not units or dist.get_backend() != "gloo":
         yield
         return
@@ -76,7 +76,7 @@ def gathered_at_once(built: Built) -> Iterator[None]:
     Without FSDP2, or in a torch that cannot be told how to gather, nothing changes. (Not for a tracked step: a tracker
     knows gathered buffers by the collective that fills them.)
     """
-    units = [unit for unit in (built.module, *built.module.layers) if hasattr(unit, "set_custom_all_gather")]
+    units = [unit for unit in built.units if hasattr(unit, "set_custom_all_gather")]
     if not units:
         yield
         return

@@ -14,9 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from simulator.work.program import COMPUTE_STREAM
 from simulator.work.trace import Timeline
+from validate.every_thread import count_every_thread
 from validate.launch import Launch, host_name
 from validate.machine import describe
 from validate.parallel import build, make_optimizer, materialise, replicate
+from validate.players.allocated import count_step
 from validate.players.hooks import gathered_at_once, reduced_in_place
 from validate.players.memory import track_live_step, track_step
 from validate.players.timed import (
@@ -101,17 +103,22 @@ def _played(
     )
     report.partial(machine=machine)
     report.phase("build")
+    counted = plan.pp > 1 and device.type == "cpu" and count_every_thread()
     built = build(model, plan, stack, device, pinned=plan.offload.pinned and device.type == "cuda")
     materialise(built, device)
-    step = TrainingStep(built, model, plan, stack, device)
+    step = _step(task)(built, model, plan, stack, device)
     result: dict[str, Any] = {"machine": machine, "memory": {}}
-    if device.type == "cpu":
+    if device.type == "cpu" and plan.pp == 1:
         report.phase("memory")
         result["memory"] = track_step(built, step, plan, device, hook).as_json()
         report.partial(memory=result["memory"])
     else:
         built.optimizer = make_optimizer(built, plan)
         replicate(built, plan, hook)
+        if device.type == "cpu":
+            report.phase("memory")
+            result["memory"] = count_step(step, Path(os.environ.get("SHARDWISE_SCRATCH", ".")), counted=counted)
+            report.partial(memory=result["memory"])
     barrier = _barrier(task)
     with gathered_at_once(built) if task.mode == "solo" else contextlib.nullcontext():
         result |= timed_steps(step, device, report, warm_up=task.num_warm_up, count=task.num_steps, barrier=barrier)
@@ -119,10 +126,20 @@ def _played(
             result["memory"] = _allocator_account(report, step, device, total)
             report.partial(memory=result["memory"])
         result |= _extras(task, report, step, device, rank, barrier)
-    if device.type == "cuda" and stack.traits.runs_operators:  # a tracker sees operators, and compiled blocks have none
+    if (
+        device.type == "cuda" and stack.traits.runs_operators and plan.pp == 1
+    ):  # a tracker sees operators, and compiled blocks have none
         report.phase("memory by owner")
         result["memory"]["tracked"] = track_live_step(built, step, plan, device).as_json()
     return result | _from_everybody(task, result)
+
+
+def _step(task: Task) -> type[TrainingStep]:
+    if task.plan.pp == 1:
+        return TrainingStep
+    from validate.pipelined import PipelinedStep
+
+    return PipelinedStep
 
 
 def _from_everybody(task: Task, result: dict[str, Any]) -> dict[str, Any]:

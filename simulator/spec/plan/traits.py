@@ -62,6 +62,11 @@ class Traits:
     # replicas may take steps alone and agree on their parameters every so many
     takes_local_steps: bool = False
 
+    @property
+    def uses_torch_pipelines(self) -> bool:
+        """Stages are those of torch.distributed.pipelining: the modules are the user's."""
+        return (self.whole_modules or self.hooks_modules) and not self.own_model_code
+
 
 @cache  # a registered value stays: plans ask thousands of times
 def traits_of(name: str) -> Traits:

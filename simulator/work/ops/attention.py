@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulator.base.kernels import Attention, Gemm, Kernel, Layout, StreamOp
-from simulator.work.ops.context_parallel import ring, ring_backward_bytes, ring_forward_bytes, swap
+from simulator.work.ops.context_parallel import joins_halves, ring, ring_backward_bytes, ring_forward_bytes, swap
 from simulator.work.ops.core import Category
 from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.latent import latent_projections
@@ -215,7 +215,7 @@ def _core_fused(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
         backward_exchanges=ring(s, "all_gather", "reduce_scatter"),
         selective_save=True,
     )
-    if not rejoins(s):
+    if not rejoins(s) and not joins_halves(s):
         return o
     merged = g.value("o.merged", o.numel, o.dtype)  # its gradient comes back as a view
     return g.pointwise("o.merged", [o], merged, aliases=[o], op=_reorder(s))

@@ -51,29 +51,40 @@ def _rings(s: OpContext) -> bool:
     return s.plan.cp > 1 and not s.swaps_heads
 
 
+def joins_halves(s: OpContext) -> bool:
+    """Torch's ring puts halves of the tokens together by `cat`, whose result lies by heads, and which is then copied by tokens.
+
+    On every rank of cp but the last (_attention.py: _partial_update of the second half of the queries).
+    """
+    return _rings(s) and not s.stack.traits.attention_communicates
+
+
 def ring_forward_bytes(s: OpContext, o: Value) -> int:
     """What a ring's forward holds beside its results: keys and values of every rank, and what it sums results from.
 
-    Transformer Engine keeps the 16-bit result of each of the cp steps (the last rank's are all whole); torch merges
-    each step's into one, both in fp32 (torch/distributed/tensor/experimental: _SDPAMerger).
+    Transformer Engine keeps the 16-bit result of each of the cp steps (the last rank's are all whole). torch merges each
+    step's into one in fp32 (torch/distributed/tensor/experimental: _SDPAMerger): the sum, a step's result in fp32 where it
+    is none, their difference and its product.
     """
     if not _rings(s):
         return 0
-    results = s.plan.cp * o.num_bytes if s.stack.traits.attention_communicates else 2 * 4 * o.numel
-    return s.plan.cp * _kv_bytes(s) + results
+    sums = 4 * o.numel * (3 if o.dtype == "fp32" else 4)
+    return s.plan.cp * _kv_bytes(s) + (s.plan.cp * o.num_bytes if s.stack.traits.attention_communicates else sums)
 
 
 def ring_backward_bytes(s: OpContext, o: Value) -> int:
-    """Of a ring's backward: two buffers of keys, values and their gradients, and one step's gradients.
+    """Of a ring's backward, beside its results: two buffers of keys, values and their gradients, and one step's gradients.
 
-    torch gathers all keys and values once more instead, and sums gradients in fp32.
+    torch gathers all keys and values once more instead (_templated_ring_attention_backward). While a step's kernel runs
+    there are also what was sent for that, the sums in fp32, gradients of keys and values in fp32 as they were sent and as
+    they came, and the kernel's results of the step before; its own are half of the queries and all keys and values.
     """
     if not _rings(s):
         return 0
     kv = _kv_bytes(s)
     if s.stack.traits.attention_communicates:
         return 4 * kv + o.num_bytes + kv
-    return s.plan.cp * kv + 4 * (o.numel + kv // s.element_bytes)
+    return (s.plan.cp + 2) * kv + 4 * (o.numel + 3 * kv // s.element_bytes) + o.num_bytes // 2
 
 
 def _kv_bytes(s: OpContext) -> int:

@@ -20,7 +20,7 @@ from simulator.work.script.hooks import compressed, hook_hops, hook_tensors
 from simulator.work.script.implementation import Implementation, Library, MakeBuffers
 from simulator.work.script.order import Replicated
 from simulator.work.script.resident import shaped_states, stepped_numels, torch_resident
-from simulator.work.script.sharding import ParameterUnit, Shape, numel_of, pieces, shard_ranks
+from simulator.work.script.sharding import ParameterUnit, Shape, numel_of, pieces
 from simulator.work.script.storage import ROOT, Storages
 from simulator.work.script.unit_comm import UnitComm, whole_broadcasts
 
@@ -145,7 +145,7 @@ def _bucket_passes(num_bytes: int, plan: Plan) -> tuple[Stream, ...]:
 def whole_resident(model: Model, plan: Plan) -> dict[str, list[int]]:
     """Bytes of every tensor between steps: whole parameters, the optimizer's state, buckets where there are peers."""
     stored = [prod(shape) for _, shapes in pieces(model, plan) for shape in shapes]
-    alone = plan.dp_replicate * shard_ranks(plan) == 1
+    alone = plan.num_data_parallel * plan.cp == 1
     master = DTYPE_BYTES[plan.precision.master]
     held = [] if alone else [unit.numel * master for unit in bucket_units(model, plan)] + hook_tensors(model, plan)
     by_shape = plan.zero == 0 and (OPTIMIZERS[plan.optimizer.kind].matrices or plan.optimizer.kind == "adafactor")

@@ -1,0 +1,155 @@
+"""Context, expert and pipeline parallelism played by torch, beside what is predicted of the same plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from simulator.parallel.legality import unplayable
+from simulator.spec.model import Model
+from simulator.spec.model.experts import Experts
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from validate.compare import compare_run
+from validate.compare.borders import borders
+from validate.context_parallel import tokens_of
+from validate.players import fake
+from validate.players.allocated import phases_bytes
+from validate.run_plan import play
+from validate.task import Task
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of which every version has others
+
+CPU = Stack.load("torch-2.13-cpu")
+TINY = Model(name="tiny", num_layers=2, d_model=64, num_heads=4, num_kv_heads=2, d_ff=128, vocab_size=256)
+MIXTURE = TINY.model_copy(update={"experts": Experts(num_experts=4, top_k=2, d_ff=64)})
+COUNTERS = 128  # Adam's step counters of more parameters than a table, and Python's own
+
+
+def plan(**options: Any) -> Plan:
+    return Plan(**{"seq_len": 64, "precision": "fp32", **options})
+
+
+def played(model: Model, **options: Any) -> tuple[dict[str, Any], Task]:
+    task = Task(mode="cpu", model=model, plan=plan(**options), stack=CPU, num_steps=2, num_warm_up=1)
+    record = play(task)
+    assert record["verdict"] == "ok", record["trouble"]
+    return record, task
+
+
+# --- context parallelism
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_a_ring_gives_every_rank_as_many_pairs_of_the_causal_triangle(cp: int) -> None:
+    asked = plan(cp=cp)
+    held = [[i for one in tokens_of(asked, rank) for i in one] for rank in range(cp)]
+    assert sorted(i for one in held for i in one) == list(range(asked.seq_len))
+    assert len({sum(one) for one in held}) == 1
+
+
+@pytest.mark.parametrize("exchange", ["ring", "all_to_all"])
+def test_split_sequences_hold_what_is_predicted(exchange: str) -> None:
+    """Up to the position tables, which the prediction counts whole, and what attention's kernel holds inside."""
+    asked = plan(cp=2, cp_exchange=exchange)
+    tracked, predicted = fake.play(TINY, asked, CPU), borders(TINY, asked, CPU, granularity_bytes=1)
+    tables = 2 * 4 * TINY.head_dim * asked.seq_len // 2
+    inside = 4 * (asked.seq_len // 2) * (TINY.d_model + TINY.num_heads)
+    for name in ("start", "after_forward", "after_backward"):
+        difference = getattr(predicted, f"{name}_bytes") - getattr(tracked, name).total_bytes
+        assert tables <= difference <= tables + 24 * TINY.num_layers, name
+    assert tables <= predicted.peak_bytes - tracked.peak.total_bytes <= tables + inside
+
+
+@pytest.mark.usefixtures("warm_ranks")
+def test_two_ranks_attend_in_a_ring() -> None:
+    record, _ = played(TINY, cp=2)
+    assert {"all_gather", "all_to_all"} <= set(record["profile"]["communication"])
+    assert len(record["time"]["times_s"]) == 2
+
+
+# --- experts
+
+
+def test_experts_on_other_ranks_hold_what_is_predicted() -> None:
+    """Between steps to the byte; act(gate), a tensor of its own, is not predicted."""
+    asked = plan(dp_shard=4, ep=2)
+    tracked, predicted = fake.play(MIXTURE, asked, CPU), borders(MIXTURE, asked, CPU, granularity_bytes=1)
+    assert predicted.start_bytes == tracked.start.total_bytes
+    assert predicted.after_backward_bytes == tracked.after_backward.total_bytes
+    assert predicted.after_forward_bytes == pytest.approx(tracked.after_forward.total_bytes, rel=0.05)
+
+
+@pytest.mark.usefixtures("warm_ranks")
+def test_two_ranks_send_rows_to_experts() -> None:
+    record, _ = played(MIXTURE, dp_shard=2, ep=2)
+    assert "all_to_all" in record["profile"]["communication"]
+
+
+# --- pipelines
+
+
+@pytest.mark.usefixtures("warm_ranks")
+def test_a_pipeline_of_replicas_holds_what_is_predicted_on_every_stage() -> None:
+    """The allocator's own events: the first stage to Adam's counters, whatever the schedule keeps in flight."""
+    record, task = played(TINY, zero=0, dp_replicate=2, pp=2, num_micro_batches=2, schedule="gpipe")
+    predicted = borders(TINY, task.plan, CPU, granularity_bytes=1, library="gloo")
+    for name in ("start_bytes", "after_forward_bytes", "after_backward_bytes", "peak_bytes"):
+        assert abs(getattr(predicted, name) - record["memory"][name]) <= COUNTERS, name
+    found = {row["name"]: row for row in compare_run(record)["memory"]}
+    assert found["peak of stage 1_bytes"]["measured"] == record["memory_by_rank"][2]
+    assert found["peak of stage 1_bytes"]["relative_error"] == pytest.approx(0, abs=0.1)
+    assert "send_recv" in record["profile"]["communication"]
+
+
+@pytest.mark.usefixtures("warm_ranks")
+def test_chunks_of_a_stage_interleave() -> None:
+    model = TINY.model_copy(update={"num_layers": 4})
+    record, task = played(model, zero=0, pp=2, num_micro_batches=4, virtual_stages=2)
+    predicted = borders(model, task.plan, CPU, granularity_bytes=1, library="gloo")
+    assert record["memory"]["peak_bytes"] == pytest.approx(predicted.peak_bytes, rel=0.02)
+
+
+def test_phases_are_counted_between_their_marks() -> None:
+    """A trace of two micro-batches to and fro: the borders are those of the last time, the peaks those of all."""
+
+    def memory(at: int, total: int) -> dict[str, Any]:
+        return {"name": "[memory]", "ts": at, "args": {"Device Type": 0, "Total Allocated": total, "Bytes": 1}}
+
+    names = ["start", "forward", "backward", "forward", "backward", "optimizer", "end"]
+    marks = [{"name": f"shardwise phase {name}", "ts": 10 * i} for i, name in enumerate(names)]
+    totals = [100, 150, 130, 170, 160, 120, 100]
+    found = phases_bytes([*marks, *(memory(10 * i + 5, total) for i, total in enumerate(totals))])
+    assert found == {
+        "start_bytes": 100,
+        "after_forward_bytes": 170,
+        "after_backward_bytes": 160,
+        "peak_bytes": 170,
+        "peak_phase": "forward",
+        "peak_by_phase_bytes": {"forward": 170, "backward": 160, "optimizer": 120},
+    }
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "place", "mode"),
+    [
+        (TINY, {"pp": 2}, "plan: pp", "fake"),
+        (TINY, {"pp": 2, "zero": 0, "num_micro_batches": 4, "schedule": "dualpipe", "virtual_stages": 2}, "plan: schedule", "cpu"),
+        (TINY, {"pp": 2, "num_micro_batches": 2}, "plan: sync_every_micro_batch", "cpu"),
+        (TINY.model_copy(update={"tied_embeddings": True}), {"pp": 2, "zero": 0}, "plan: pp", "cpu"),
+        (TINY.model_copy(update={"positions": "alibi"}), {"cp": 2}, "plan: cp", "cpu"),
+        (MIXTURE, {"dp_shard": 2, "expert_imbalance": 1.5}, "plan: experts.imbalance", "cpu"),
+        (MIXTURE, {"dp_shard": 2, "ep": 2, "dispatcher": "deep_ep"}, "plan: experts.dispatcher", "cpu"),
+        (MIXTURE, {"dp_shard": 2, "seq_len": 65}, "plan: micro_batch_size", "cpu"),
+    ],
+)  # fmt: skip
+def test_what_torch_cannot_spread_is_refused_by_name(model: Model, changes: Any, place: str, mode: str) -> None:
+    faults = unplayable(model, plan(**changes), CPU, mode)
+    assert place in {fault.place for fault in faults}
+    assert all(fault.remedy for fault in faults)
