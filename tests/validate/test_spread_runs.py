@@ -144,8 +144,8 @@ def test_phases_are_counted_between_their_marks() -> None:
         (TINY, {"pp": 2, "num_micro_batches": 2}, "plan: sync_every_micro_batch", "cpu"),
         (TINY.model_copy(update={"tied_embeddings": True}), {"pp": 2, "zero": 0}, "plan: pp", "cpu"),
         (TINY.model_copy(update={"positions": "alibi"}), {"cp": 2}, "plan: cp", "cpu"),
-        (MIXTURE, {"dp_shard": 2, "expert_imbalance": 1.5}, "plan: experts.imbalance", "cpu"),
-        (MIXTURE, {"dp_shard": 2, "ep": 2, "dispatcher": "deep_ep"}, "plan: experts.dispatcher", "cpu"),
+        (MIXTURE, {"dp_shard": 2, "expert_imbalance": 1.5}, "plan: expert_imbalance", "cpu"),
+        (MIXTURE, {"dp_shard": 2, "ep": 2, "dispatcher": "deep_ep"}, "plan: dispatcher", "cpu"),
         (MIXTURE, {"dp_shard": 2, "seq_len": 65}, "plan: micro_batch_size", "cpu"),
     ],
 )  # fmt: skip

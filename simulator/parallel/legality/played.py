@@ -375,7 +375,7 @@ _SPREAD: Final = (
         remedy='comm_hook.kind = "none", or pp = 1',
     ),
     PlayRule(
-        where="experts.dispatcher",
+        where="dispatcher",
         fields=("dispatcher", "ep"),
         applies=_mixture,
         holds=lambda played: played.plan.ep == 1 or played.plan.experts.dispatcher == "all_to_all",
@@ -383,7 +383,7 @@ _SPREAD: Final = (
         remedy='dispatcher = "all_to_all"',
     ),
     PlayRule(
-        where="experts.imbalance",
+        where="expert_imbalance",
         fields=("expert_imbalance", "expert_capacity_factor", "expert_overlap"),
         applies=_mixture,
         holds=lambda played: (
@@ -395,7 +395,7 @@ _SPREAD: Final = (
         remedy="expert_imbalance = 1, without expert_capacity_factor and expert_overlap",
     ),
     PlayRule(
-        where="experts.etp",
+        where="etp",
         fields=("etp", "tp"),
         applies=_mixture,
         holds=lambda played: played.plan.tp == 1,
