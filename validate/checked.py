@@ -14,6 +14,7 @@ from simulator.base.errors import Fault, InputError, TableError
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
 from simulator.base.units import format_seconds
+from simulator.formats.drawing import check_picture
 from simulator.formats.study import Study, read_study
 from simulator.predict import Prediction, predict
 from simulator.spec.calibration import Calibration
@@ -21,8 +22,11 @@ from simulator.spec.cluster import Cluster
 from validate.calibrate import fitted
 from validate.check.components import Component, against_baseline, measured
 from validate.check.findings import SURE, THRESHOLD, check
+from validate.check.fleet import fleet
+from validate.check.fleet import text as fleet_text
 from validate.check.judged import Judged, corrected, judge
-from validate.check.report import changed_facts, junit, prometheus, text
+from validate.check.pictures import draw_fleet, draw_history
+from validate.check.report import changed_facts, clocks, junit, prometheus, text
 from validate.samples import SampleFile, read_samples
 
 WORSE: Final = 1  # exit code
@@ -39,6 +43,7 @@ class CheckAsked:
     threshold: float = THRESHOLD
     junit: Path | None = None
     prometheus: Path | None = None
+    plot: Path | None = None
     as_json: bool = False
     page: Callable[[dict[str, Any]], None] = lambda _: None  # given what --json prints
 
@@ -56,7 +61,11 @@ def run_check(asked: CheckAsked) -> int:
     earlier.sort(key=lambda one: one.machine.text("date"))
     for one in earlier:
         _comparable(new, one)
+    if asked.plot is not None:
+        check_picture(asked.plot, "--plot")
     found = check(new, earlier, asked.threshold)
+    if asked.plot is not None:
+        draw_history(asked.plot, [*earlier, new], found)
     facts = changed_facts(new.machine.facts, earlier[-1].machine.facts) if earlier else []
     if asked.junit is not None:
         write_whole(asked.junit, junit(found), "--junit")
@@ -66,8 +75,28 @@ def run_check(asked: CheckAsked) -> int:
     if asked.keep and asked.history is not None:
         _keep(asked.files, asked.history, new)
     told = {"schema_version": 1, "worse": bad, "changed": facts, "findings": [one.as_json() for one in found]}
+    told |= {"clocks": clocks(new)} if clocks(new) else {}
     _print(json.dumps(told, ensure_ascii=False, allow_nan=False, indent=2) if asked.as_json else text(found, facts))
     asked.page(told)
+    return WORSE if bad else 0
+
+
+def run_fleet(paths: Sequence[Path], *, threshold: float, plot: Path | None, as_json: bool) -> int:
+    """One report over many nodes: files of samples, and folders of them (histories). Exit code 0 or 1."""
+    if plot is not None:
+        check_picture(plot, "--plot")
+    runs = [run for path in paths for run in (_history(path) if path.is_dir() else [_read([path])])]
+    if not runs:
+        fault = Fault(
+            place=", ".join(map(str, paths)), problem="holds no samples", remedy="a --history of `check --keep`"
+        )
+        raise InputError(fault)
+    nodes = fleet(runs, threshold)
+    if plot is not None:
+        draw_fleet(plot, nodes)
+    bad = any(node.worst is not None for node in nodes)
+    told = {"schema_version": 1, "worse": bad, "nodes": [node.as_json() for node in nodes]}
+    _print(json.dumps(told, ensure_ascii=False, allow_nan=False, indent=2) if as_json else fleet_text(nodes))
     return WORSE if bad else 0
 
 

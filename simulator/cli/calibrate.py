@@ -40,6 +40,12 @@ a part that is surely slower by more than --threshold is named, and so are a par
 held back, and, over four runs, a drift.
 
 Exit codes: 0 as it was, 1 something is worse, 2 usage, 3 bad input."""
+_FLEET_HELP = """Say which nodes of a fleet are slower than the others of their kind.
+
+SAMPLES are files of `calibrate run` and folders of them (what `check --history FOLDER --keep` has kept), of as many nodes as
+there are. The newest run of each node is compared, part by part, with those of all nodes that have the same device.
+
+Exit codes: 0 none is worse, 1 one is, 2 usage, 3 bad input."""
 _DIFF_HELP = """Say what is different between two runs of `calibrate run`, or two calibrations: a driver, NCCL, firmware.
 
 Versions and settings that changed, parts that became slower or faster beyond noise, and what that does to the predicted
@@ -127,7 +133,8 @@ def fit(
 )
 @click.option("--junit", type=FILE, metavar="FILE", help="Also write JUnit's XML: a test case for each part.")
 @click.option("--prometheus", type=FILE, metavar="FILE", help="Also write gauges for a textfile collector.")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON: `worse`, `changed`, `findings`.")
+@click.option("--plot", type=FILE, metavar="FILE", help="Also draw all runs over time: .png, .svg or .pdf.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: `worse`, `changed`, `findings`, `clocks`.")
 @html_option
 def check(samples: tuple[Path, ...], **options: Any) -> int:  # noqa: ANN401  one type an option
     """Judge."""
@@ -138,6 +145,24 @@ def check(samples: tuple[Path, ...], **options: Any) -> int:  # noqa: ANN401  on
     return run_check(
         CheckAsked(files=samples, page=lambda answer: also_as_page("calibrate-check", lambda: answer), **options)
     )
+
+
+@command.command("fleet", help=_FLEET_HELP)
+@click.argument("samples", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="SAMPLES...")
+@click.option(
+    "--threshold",
+    type=click.FloatRange(0.001, 10),
+    default=0.05,
+    show_default=True,
+    help="Smaller differences are none.",
+)
+@click.option("--plot", type=FILE, metavar="FILE", help="Also draw the nodes beside each other: .png, .svg or .pdf.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: `worse`, `nodes`.")
+def fleet(*, samples: tuple[Path, ...], threshold: float, plot: Path | None, as_json: bool) -> int:
+    """Report."""
+    from validate.checked import run_fleet
+
+    return run_fleet(samples, threshold=threshold, plot=plot, as_json=as_json)
 
 
 @command.command("diff", help=_DIFF_HELP)

@@ -209,3 +209,65 @@ def test_diff_of_calibrations_predicts_a_study_with_either(tmp_path: Path, capsy
 
 def test_components_sort_and_read() -> None:
     assert str(Component("gpu", "rank 3 on node1", "products")) == "rank 3 on node1: products"
+
+
+# --- fleets and histories
+
+
+def write(run: SampleFile, path: Path, node: str, date: str, **section: Any) -> Path:
+    """A made-up run as a file of `calibrate run` on a node of that name."""
+    facts = {**run.machine.facts, "kind": "machine", "format_version": 1, "hostname": node, "date": date}
+    rows = [facts, *([{"kind": "section", "state": "ends", **section}] if section else [])]
+    rows += [
+        {"kind": one.kind, "time_s": one.time_s, "reps": one.reps, "rank": one.rank, **one.shape} for one in run.samples
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_a_fleet_names_its_slow_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Six nodes, one of which is 15 % slower in everything since its newest run; a history is a folder."""
+    files = [
+        write(machine(i, whole=1.15 if i == 2 else 1.0), tmp_path / f"{i}.jsonl", f"n{i}", "2026-02-01")
+        for i in range(5)
+    ]
+    folder = tmp_path / "history"
+    folder.mkdir()
+    for index in range(2):
+        write(machine(10 + index), folder / f"{index}.jsonl", "n5", f"2026-01-0{index + 1}")
+    picture = tmp_path / "fleet.svg"
+    line = ["calibrate", "fleet", *map(str, files), str(folder)]
+    assert main([*line, "--json", "--plot", str(picture)]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [node["node"] for node in told["nodes"] if node["worse"]] == ["n2"]
+    assert {node["node"]: node["runs"] for node in told["nodes"]}["n5"] == 2
+    assert "n2" in picture.read_text(encoding="utf-8")
+    assert main(line) == 1
+    text = capsys.readouterr().out
+    assert text.splitlines()[-1] == "1 of 6 nodes are worse"
+
+
+def test_two_nodes_are_no_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [write(machine(i, whole=1 + i), tmp_path / f"{i}.jsonl", f"n{i}", "2026-02-01") for i in range(2)]
+    assert main(["calibrate", "fleet", *map(str, files)]) == 0
+    assert "fewer than 3 nodes" in capsys.readouterr().out
+    (tmp_path / "empty").mkdir()
+    assert main(["calibrate", "fleet", str(tmp_path / "empty")]) == 3
+
+
+def test_a_history_is_drawn_over_time_and_clocks_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history, picture = tmp_path / "history", tmp_path / "history.svg"
+    history.mkdir()
+    for index in range(3):
+        write(machine(20 + index), history / f"{index}.jsonl", "n", f"2026-01-0{index + 1}")
+    held = {"name": "gemm", "rank": 0, "lowest_sm_clock_mhz": 1200.0, "temperature_c": 71.0}
+    new = write(machine(30, whole=1.3), tmp_path / "new.jsonl", "n", "2026-01-09", **held)
+    line = ["calibrate", "check", str(new), "--history", str(history)]
+    page = tmp_path / "check.html"
+    assert main([*line, "--json", "--plot", str(picture), "--html", str(page)]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["clocks"] == [{"phase": "gemm", "rank": 0, "lowest_sm_clock_mhz": 1200.0, "temperature_c": 71.0}]
+    assert "lowest sm clock" in page.read_text(encoding="utf-8")
+    drawing = picture.read_text(encoding="utf-8")
+    assert all(date in drawing for date in ("2026-01-01", "2026-01-09"))
+    assert main([*line, "--plot", str(tmp_path / "history.txt")]) == 3

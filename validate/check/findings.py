@@ -38,6 +38,15 @@ class Finding:
     def bad(self) -> bool:
         return self.kind in BAD
 
+    @property
+    def line(self) -> str:
+        """The finding in one line."""
+        if self.judged is None:
+            return f"{self.kind}: {self.component}: {self.detail}"
+        j = self.judged
+        than = f"{j.ratio:.3f} x {self.detail} ({j.low:.3f} to {j.high:.3f}, {j.count} measurements)"
+        return f"{self.kind}: {self.component}: {than}, confidence {100 * self.confidence:.4g} %"
+
     def as_json(self) -> dict[str, Any]:
         told: dict[str, Any] = {
             "kind": self.kind,
@@ -54,7 +63,7 @@ class Finding:
 def check(new: SampleFile, baselines: Sequence[SampleFile], threshold: float = THRESHOLD) -> list[Finding]:
     """Everything that was found of `new`, bad or not, in the order of its parts. baselines: earlier files, oldest first."""
     told, earlier = measured(new), [measured(one) for one in baselines]
-    found = [*_slow(told, threshold), *_failed(new), *_throttled(new)]
+    found = [*slow(told, threshold), *failures(new)]
     if earlier:
         before = pooled(earlier)
         found += [*_changed(told, before, threshold), *_missing(told, before)]
@@ -83,7 +92,7 @@ def _whole_ranks(logs: Mapping[Component, Sequence[float]]) -> dict[Component, l
     return found
 
 
-def _slow(told: Measured, threshold: float) -> Iterator[Finding]:
+def slow(told: Measured, threshold: float) -> Iterator[Finding]:
     """Ranks that are slower than their peers in this file: by the threshold, by the healthy ones' spread, and surely."""
     judged = _judged(against_peers(told))
     p = corrected({part: one.p_slower for part, one in judged.items()})
@@ -119,6 +128,11 @@ def _missing(told: Measured, before: Measured) -> Iterator[Finding]:
         yield Finding(kind="missing", component=part, detail="in the baseline, and not measured now")
 
 
+def failures(new: SampleFile) -> list[Finding]:
+    """What could not be measured, and GPUs that their hardware held back."""
+    return [*_failed(new), *_throttled(new)]
+
+
 def _failed(new: SampleFile) -> Iterator[Finding]:
     for row in new.failures:
         who = f"rank {row['rank']}" if "rank" in row else "run"
@@ -140,7 +154,7 @@ def _throttled(new: SampleFile) -> Iterator[Finding]:
 def _drifts(runs: Sequence[Measured], threshold: float) -> Iterator[Finding]:
     """Parts that become slower run by run: Theil and Sen's slope over the runs, whose whole interval must be above nought."""
     for part in runs[-1]:
-        levels = [_level(run, runs[-1], part) for run in runs]
+        levels = [level(run, runs[-1], part) for run in runs]
         known = [(index, level) for index, level in enumerate(levels) if level is not None]
         if len(known) < _FEWEST_RUNS:
             continue
@@ -157,7 +171,7 @@ def _drifts(runs: Sequence[Measured], threshold: float) -> Iterator[Finding]:
             )
 
 
-def _level(run: Measured, last: Measured, part: Component) -> float | None:
+def level(run: Measured, last: Measured, part: Component) -> float | None:
     """The median of what this run and the last one have both measured, against the last."""
     logs = [log - last[part][key] for key, log in run.get(part, {}).items() if key in last[part]]
     return statistics.median(logs) if logs else None

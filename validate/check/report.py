@@ -11,6 +11,8 @@ from validate.samples import SampleFile
 
 _FACTS = ("device", "driver", "vbios", "cuda", "torch", "nccl", "python", "ecc", "power_limit_w", "max_sm_clock_mhz", "pcie_generation", "pcie_width", "num_ranks", "threads", "hostname")  # fmt: skip
 
+_CLOCKS = ("host", "sm_clock_mhz", "lowest_sm_clock_mhz", "temperature_c", "power_w", "throttled_by")
+
 
 def changed_facts(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
     """Versions and settings that differ, `name: old -> new`; only what both files state."""
@@ -31,24 +33,26 @@ def changed_facts(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def clocks(new: SampleFile) -> list[dict[str, Any]]:
+    """Clock, temperature and power of each rank in each phase, where the run has written them down."""
+    rows = [{"phase": row.get("name"), "rank": row.get("rank", 0), **_held(row)} for row in new.sections]
+    return [row for row in rows if len(row) > 2]
+
+
+def _held(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in _CLOCKS if row.get(name) not in (None, "")}
+
+
 def text(found: Sequence[Finding], facts: Sequence[str]) -> str:
     """What is bad first; one line says what was looked at."""
     lines = [f"changed: {line}" for line in facts]
-    lines += [_line(one) for one in found if one.bad]
-    lines += [_line(one) for one in found if one.kind == "improvement"]
+    lines += [one.line for one in found if one.bad]
+    lines += [one.line for one in found if one.kind == "improvement"]
     bad = sum(one.bad for one in found)
     looked = len({one.component for one in found})
     return "\n".join(
         [*lines, f"{bad} of {looked} parts of the machine are worse" if bad else f"ok: {looked} parts of the machine"]
     )
-
-
-def _line(one: Finding) -> str:
-    if one.judged is None:
-        return f"{one.kind}: {one.component}: {one.detail}"
-    j = one.judged
-    than = f"{one.judged.ratio:.3f} x {one.detail} ({j.low:.3f} to {j.high:.3f}, {j.count} measurements)"
-    return f"{one.kind}: {one.component}: {than}, confidence {100 * one.confidence:.4g} %"
 
 
 def junit(found: Sequence[Finding]) -> str:
@@ -57,7 +61,7 @@ def junit(found: Sequence[Finding]) -> str:
     for one in found:
         name = quoteattr(f"{one.component} ({one.kind if one.bad else one.detail or 'ok'})")
         case = f"  <testcase classname={quoteattr(f'shardwise.{one.component.what}')} name={name}"
-        cases.append(f"{case}><failure message={quoteattr(_line(one))}/></testcase>" if one.bad else f"{case}/>")
+        cases.append(f"{case}><failure message={quoteattr(one.line)}/></testcase>" if one.bad else f"{case}/>")
     head = (
         f'<testsuite name="shardwise calibrate check" tests="{len(found)}" failures="{sum(one.bad for one in found)}">'
     )
