@@ -31,6 +31,8 @@ EVERY_KIND = set(REQUIRED) - {
     *("membound_forward", "membound_backward"),  # of older files
 }
 
+UNFITTED = {"decode_attention", "gemm_long", "gemm_scaled"}
+
 
 class Event:
     """Everything is done when the host gets here."""
@@ -111,7 +113,7 @@ class Torch:
 
     @staticmethod
     def _scaled_mm(a: Any, b: Any, scale_a: Any, scale_b: Any, *, out_dtype: Any, use_fast_accum: bool) -> Any:
-        assert use_fast_accum
+        assert isinstance(use_fast_accum, bool)
         assert b.stride(0) == 1, "the second operand must be column-major"
         return ((a.float() * scale_a) @ (b.float() * scale_b)).to(out_dtype)
 
@@ -165,6 +167,16 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Mapping[str, Any]]:
 
 def test_every_item_of_a_gpu_runs(rows: list[Mapping[str, Any]]) -> None:
     assert not [row for row in rows if "error" in row]
+
+
+def test_what_no_fit_reads_is_kept_under_kinds_of_its_own(rows: list[Mapping[str, Any]]) -> None:
+    """Decoding, products scaled by row and without fast accumulation, and one that runs into the power limit for seconds."""
+    found = {kind: [row for row in rows if row["kind"] == kind] for kind in UNFITTED}
+    assert {(row["scaled_by"], row["fast_accumulation"]) for row in found["gemm_scaled"]} == {
+        (by, fast) for by in ("tensor", "row") for fast in (True, False)
+    }
+    assert all(row["seq_q"] == 1 < row["seq_kv"] for row in found["decode_attention"])
+    assert [row["sustained"] for row in found["gemm_long"]] == [True]
 
 
 def test_every_kind_is_measured(rows: list[Mapping[str, Any]]) -> None:

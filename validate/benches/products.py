@@ -28,7 +28,7 @@ def gemm_items(s: Session) -> Iterator[Item]:
     for few, layout in product((shapes[:FIRST_SHAPES], shapes[FIRST_SHAPES:]), LAYOUTS):
         for m, n, k in few:
             yield partial(gemm, s, *_by_layout(m, n, k, layout), main, layout)
-    others = ("fp16", "tf32", "fp32", *(("fp8",) if _has_fp8(s) else ())) if s.gpu else ("bf16",)
+    others = ("fp16", "tf32", "fp32", *(("fp8",) if has_fp8(s) else ())) if s.gpu else ("bf16",)
     sides = (64,) if s.setting.tiny else (1024, 4096, 8192) if s.gpu else (128, 256, 512)
     for dtype, side in product(others, spread(sides)):
         yield partial(gemm, s, side, side, side, dtype, "tn")
@@ -45,14 +45,14 @@ def sustained_items(s: Session) -> Iterator[Item]:
     long_s, widths, tokens = (0.01, ((64, 128),), 64) if s.setting.tiny else (1.0, GPU_WIDTHS[1:], 8192)
     for (d, f), layout in product(spread(widths), LAYOUTS):
         yield partial(gemm, s, *_by_layout(tokens, f, d, layout), "bf16", layout, long_s=long_s)
-    for dtype in ("tf32", *(("fp8",) if _has_fp8(s) else ())):
+    for dtype in ("tf32", *(("fp8",) if has_fp8(s) else ())):
         yield partial(gemm, s, tokens, tokens, tokens, dtype, "tn", long_s=long_s)
     case = (1, 64, 4, 2, 16) if s.setting.tiny else (1, 8192, 32, 8, 128)
     for direction in ("forward", "backward"):
         yield partial(attention, s, case, causal=True, dtype="bf16", only=direction, long_s=long_s)
 
 
-def _has_fp8(s: Session) -> bool:
+def has_fp8(s: Session) -> bool:
     """Tensor cores multiply fp8 from compute capability 8.9 on (Ada, Hopper)."""
     return bool(s.gpu and tuple(s.torch.cuda.get_device_capability()) >= FP8_CAPABILITY)
 

@@ -7,10 +7,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from validate.benches import Item, attention, collectives, host, memory, parts, passes, products
+from validate.benches import Item, attention, collectives, host, memory, parts, passes, products, variants
 from validate.benches.load import Load
 from validate.gpus import ClockLog
 from validate.launch import Launch, host_name
@@ -24,7 +25,7 @@ ITEMS: dict[str, Callable[[Session], Iterator[Item]]] = {
     "host": host.host_items,
     "gemm": products.gemm_items,
     "streams": passes.stream_items,
-    "attention": attention.attention_items,
+    "attention": lambda s: chain(attention.attention_items(s), variants.decoding_items(s)),
     "loss": parts.loss_items,
     "optimizer": parts.optimizer_items,
     "collectives": collectives.collective_items,
@@ -33,7 +34,7 @@ ITEMS: dict[str, Callable[[Session], Iterator[Item]]] = {
     "transfers": memory.transfer_items,
     "allocations": memory.allocation_items,
     "storage": memory.storage_items,
-    "sustained": products.sustained_items,
+    "sustained": lambda s: chain(products.sustained_items(s), variants.variant_items(s)),
 }
 
 

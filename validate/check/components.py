@@ -12,7 +12,8 @@ from validate.fit.ranks import SHARED
 from validate.samples import Sample, SampleFile
 
 _CATEGORIES: Final = {
-    "gemm": "products", "attention_forward": "attention", "attention_backward": "attention", "stream": "memory",
+    "gemm": "products", "attention_forward": "attention", "attention_backward": "attention", "decode_attention": "attention",
+    "gemm_long": "products", "gemm_scaled": "products", "stream": "memory",
     "membound_forward": "memory", "membound_backward": "memory", "cross_entropy_forward": "memory",
     "cross_entropy_backward": "memory", "adamw": "memory", "hbm_copy": "memory", "h2d_pinned": "host copies",
     "d2h_pinned": "host copies", "h2d_pageable": "host copies", "d2h_pageable": "host copies",

@@ -24,6 +24,16 @@ from validate.compare.time import compare_time, predicted_phases
 
 __all__ = ["Line", "compare_run", "predicted_phases"]
 
+_CLOCKS = (
+    "max_sm_clock_mhz",
+    "sm_clock_mhz",
+    "memory_clock_mhz",
+    "power_limit_w",
+    "power_w",
+    "temperature_c",
+    "throttle_reasons",
+)
+
 
 def compare_run(
     record: Mapping[str, Any],
@@ -55,6 +65,9 @@ def compare_run(
         prediction = _timed(found, run, machine, calibration, told=cluster is not None or nodes is not None)
     if record.get("memory"):
         compare_memory(found, run, prediction, machine.device if machine is not None else None)
+    machine_then = record.get("machine") or {}
+    if clocks := {name: machine_then[name] for name in _CLOCKS if machine_then.get(name) not in (None, "")}:
+        found["clocks"] = clocks
     if record["verdict"] != "ok":
         notes.append(f"the run ended early ({record['verdict']}): these are its parts")
     return found
