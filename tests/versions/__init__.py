@@ -1,0 +1,1 @@
+"""The validator under several versions of torch, each in an environment of its own."""

@@ -1,0 +1,121 @@
+"""`python -m tests.versions [VERSION ...] --folder DIR`: the fake and gloo tests under each version of torch, as a table.
+
+For nights: a version is installed once (a gigabyte or three), by pip and from the index that pip uses. The environment has this
+one's other packages. A version that pip has not got is said and passed over; exit status 1 where a test fails under one that is
+there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import sysconfig
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+VERSIONS: Final = ("2.6", "2.8", "2.9", "2.11", "2.13", "newest")
+CHECKS: Final = tuple(
+    f"tests/validate/test_{name}.py"
+    for name in ("run_fake", "run_cpu", "tensor_parallel", "spread_runs", "tracked_scatter")
+)
+MINUTES: Final = 30.0
+
+
+def environment(version: str, folder: Path) -> Path | None:
+    """The Python of an environment with that torch, made where it is not there; None where pip cannot install it."""
+    place = folder / version
+    python = place / "venv" / "bin" / "python"
+    if (place / "installed").is_file():
+        return python
+    place.mkdir(parents=True, exist_ok=True)
+    asked = "torch" if version == "newest" else f"torch=={version}.*"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-input",
+        "--upgrade",
+        "--target",
+        str(place / "site"),
+        asked,
+    ]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"{version}: {done.stderr.strip().splitlines()[-1:] or ['pip failed']}", file=sys.stderr)
+        return None
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place / "venv")], check=True)
+    site = next((place / "venv" / "lib").iterdir()) / "site-packages"
+    (site / "versions.pth").write_text(f"{place / 'site'}\n{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+    (place / "installed").write_text(asked, encoding="utf-8")
+    return python
+
+
+def seen(python: Path, checks: Sequence[str], out: Path) -> dict[str, Any]:
+    """What the tests say under that Python: torch's version, counts, and the first line of each failure."""
+    torch = [str(python), "-c", "import torch; print(torch.__version__)"]
+    version = subprocess.run(torch, capture_output=True, text=True, check=False)
+    if version.returncode:
+        return {"torch": "", "failures": {"import torch": version.stderr.strip().splitlines()[-1]}}
+    line = [str(python), "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", f"--junitxml={out}", *checks]
+    try:
+        subprocess.run(line, cwd=ROOT, capture_output=True, check=False, timeout=60 * MINUTES)
+    except subprocess.TimeoutExpired:
+        return {"torch": version.stdout.strip(), "failures": {"pytest": f"did not end in {MINUTES:g} minutes"}}
+    return {"torch": version.stdout.strip(), **counted(out)}
+
+
+def counted(report: Path) -> dict[str, Any]:
+    """Counts of JUnit's report, and why what failed did."""
+    if not report.is_file():
+        return {"failures": {"pytest": "wrote no report"}}
+    suite = ET.parse(report).getroot().find("testsuite")
+    assert suite is not None
+    failures = {
+        f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}": first_line(case[0].get("message", ""))
+        for case in suite.iter("testcase")
+        if len(case) and case[0].tag in ("failure", "error")
+    }
+    told = {name: int(suite.get(name, 0)) for name in ("tests", "skipped")}
+    return {"passed": told["tests"] - told["skipped"] - len(failures), "skipped": told["skipped"], "failures": failures}
+
+
+def first_line(text: str) -> str:
+    """What is said first, in a line."""
+    return (text.strip().splitlines() or [""])[0][:160]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Every version asked for, one after another."""
+    parser = argparse.ArgumentParser(prog="python -m tests.versions", description=__doc__)
+    parser.add_argument("versions", nargs="*", default=VERSIONS, metavar="VERSION")
+    parser.add_argument("--folder", type=Path, required=True, help="where the environments are kept")
+    parser.add_argument("--only", nargs="+", default=CHECKS, metavar="TEST", help="other tests than the usual")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write what was seen")
+    asked = parser.parse_args(arguments)
+    folder = asked.folder.resolve()
+    found: dict[str, dict[str, Any]] = {}
+    for version in asked.versions:
+        python = environment(version, folder)
+        if python is None:
+            continue
+        found[version] = seen(python, asked.only, folder / version / "report.xml")
+        told = found[version]
+        print(
+            f"{version} ({told['torch']}): {told.get('passed', 0)} passed, {len(told['failures'])} failed", flush=True
+        )
+        for name, why in told["failures"].items():
+            print(f"  {name}: {why}", flush=True)
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return int(any(told["failures"] for told in found.values()) or not found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
