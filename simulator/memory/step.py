@@ -12,6 +12,7 @@ from functools import partial
 
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.memory.gradients import dummy_gradients, redistributed_bytes, reentrant_input_bytes, whole_table_numel
+from simulator.memory.messages import Messages
 from simulator.memory.offloading import Evictor
 from simulator.memory.outside import grouped_workspaces
 from simulator.memory.tape import GRADIENT, INPUT, Tape
@@ -110,8 +111,7 @@ class StepWriter:
         self.model, self.plan, self._stack, self.stage = model, plan, stack, stage
         self._parts = _parts(model)
         self._names, self._kinds = body_names(model), model.body
-        self._message_bytes = blocks.layer.input_bytes
-        self._holds_messages = plan.pp > 1 and plan.traits.uses_torch_pipelines
+        self._messages = Messages(self.writer, plan, blocks.layer.input_bytes)
         self.buffers = buffers(self.writer, model, plan)
         self._parameter_bytes = DTYPE_BYTES[gradient_dtype(plan, stack)]
         self.buffers.whole_table_numel = whole_table_numel(model, blocks)
@@ -124,7 +124,6 @@ class StepWriter:
         self._inputs, self._workspaces, self._made = 0, list[int](), set[tuple[int, int]]()
         self._dummies = dummy_gradients(blocks, plan) if stack.kernels.weight_gradients == "accumulated" else {}
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
-        self._unsent: list[int] = []
         self._graded = set[int]()  # chunks that have gradients, to which a later micro-batch adds its own
 
     def persistent(self, workspaces: Sequence[int] = (), *, optimizer_state: bool) -> None:
@@ -138,39 +137,14 @@ class StepWriter:
                 for size in sizes:
                     self.writer.alloc(size, category)
         tokens = self.plan.micro_batch_size * self.plan.seq_len // self.plan.cp
-        tokens *= self.plan.num_micro_batches if self._holds_messages else 1
+        tokens *= self._messages.micro_batches_here
         self._inputs = self.writer.alloc(tokens * 8, "inputs")
         self.writer.alloc(tokens * 8, "inputs")
-        if self._holds_messages:
-            self._message_buffers()
+        self._messages.make([part.chunk for part in self._parts])
         self._workspaces = list(workspaces)
         if self.model.experts is not None:
             for size in grouped_workspaces(self._stack, workspaces):
                 self.writer.alloc(size, "workspaces")
-
-    def _message_buffers(self) -> None:
-        """What a stage receives of each micro-batch, activations and gradients, which torch makes once and keeps.
-
-        torch/distributed/pipelining/stage.py: _prepare_forward_infra, _setup_backward_recv_info. Its schedules are given the
-        batch of the whole step.
-        """
-        ends = sum(chunk.embedding + chunk.head for chunk in (part.chunk for part in self._parts))
-        for _ in range((2 * len(self._parts) - ends) * self.plan.num_micro_batches):
-            self.writer.alloc(self._message_bytes, "activations")
-
-    def _message(self, category: str) -> int:
-        """What came, if it lies in no buffer that stays."""
-        return self.writer.alloc(0 if self._holds_messages else self._message_bytes, category)
-
-    def _let_go(self, slot: int) -> None:
-        """What was sent goes; torch's schedules but 1F1B wait for what they sent at the step's end, and hold it until then.
-
-        torch/distributed/pipelining/schedules.py: _PipelineScheduleRuntime, send_ops; ScheduleGPipe, bwd_sends_to_wait.
-        """
-        if self._holds_messages and self.plan.pipeline_schedule != "1f1b":
-            self._unsent.append(slot)
-        else:
-            self.writer.free(slot)
 
     def step(self, num_micro_batches: int, *, first: bool = False) -> None:
         """One optimizer step. `first`: it creates the optimizer's state."""
@@ -189,8 +163,7 @@ class StepWriter:
                 case Together():
                     self._together(one)
                 case Update():
-                    self.writer.free(*self._unsent)
-                    self._unsent = []
+                    self._messages.end()
                     self.writer.at("optimizer", num_micro_batches - 1, "", self.plan.optimizer.kind)
                     self.buffers.optimizer(self._state if first else lambda: None)
                 case Agree():
@@ -249,7 +222,7 @@ class StepWriter:
         )
         self._in_flight[one.micro_batch, one.chunk] = state
         groups = list(one.units)
-        state.value = self._inputs if part.chunk.embedding else self._message("activations")
+        state.value = self._inputs if part.chunk.embedding else self._messages.came("activations")
         if part.chunk.embedding:
             self._units(state, one, groups.pop(0))
         if len(self._workspaces) == 2:
@@ -260,10 +233,8 @@ class StepWriter:
         yield
         if part.chunk.head:
             self._units(state, one, groups.pop(0))
-        elif self._holds_messages:
-            state.sent = state.value  # stage.py, fwd_cache: until its backward is over
         else:
-            self.writer.free(state.value)  # once it is sent
+            state.sent = self._messages.went(state.value)
 
     def _backward(self, one: Pass) -> Iterator[None]:
         """From the loss, or from the gradient that the stage receives."""
@@ -275,16 +246,14 @@ class StepWriter:
         if chunk.head:
             self._units(state, one, groups.pop(0))
         else:
-            state.value = self._message("temporaries")
+            state.value = self._messages.came("temporaries")
             if chunk.embedding:
                 self.buffers.before_backward(ROOT, self._first_ahead(state, groups))
         for group in groups:
             yield
             self._units(state, one, group)
-        if state.sent is not None:
-            self._let_go(state.sent)
-        if not chunk.embedding:
-            self._let_go(state.value)  # once it is sent
+        sent = [] if chunk.embedding else [state.value]
+        self._messages.over(*([] if state.sent is None else [state.sent]), *sent)
         if chunk.head:
             self.writer.free(state.ones, state.loss)
         self.buffers.end_backward()
