@@ -9,7 +9,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed.pipelining import PipelineStage, schedules
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from simulator.parallel.pipeline import position
@@ -19,6 +18,9 @@ from simulator.spec.software.stack import Stack
 from validate.models import Part
 from validate.parallel import DTYPES, Built
 from validate.steps import Announce, TrainingStep, ignore_phase
+from validate.torch_private import pipelining
+
+PipelineStage, schedules = pipelining()
 
 # Torch's class of each schedule, for one chunk a stage and for several. ZB-H1 is its interleaved zero bubble with one chunk.
 _SCHEDULES: Final = {
@@ -77,7 +79,7 @@ class PipelinedStep(TrainingStep):
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self.built.loss(logits, labels) / self.plan.num_micro_batches
 
-    def _stage(self, chunk: int, number: int, group: dist.ProcessGroup) -> PipelineStage:
+    def _stage(self, chunk: int, number: int, group: dist.ProcessGroup) -> Any:  # noqa: ANN401  torch's stage
         """A stage that says when it begins a pass."""
         count, network = self.plan.pp * self.plan.pipeline.virtual_stages, self.built.networks[chunk]
         shapes = self._shapes(self.built.chunks[chunk].part) if self.plan.traits.whole_modules else {}

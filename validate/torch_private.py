@@ -13,20 +13,20 @@ from typing import Any, Final
 
 import torch
 
-# What is used -> the oldest and the newest release that played it here: 2.11 on an H200, 2.13 on CPUs.
+# What is used -> the oldest and the newest release that played it here: 2.11 on an H200, 2.13 and 2.15 on CPUs.
 SEEN: Final[dict[str, tuple[str, str]]] = {
-    "fake tensors": ("2.11", "2.13"),
-    "the fake process group": ("2.11", "2.13"),
-    "DTensor's propagation of shapes": ("2.13", "2.13"),
-    "the memory tracker": ("2.11", "2.13"),
-    "checkpoint wrappers": ("2.11", "2.13"),
-    "FSDP2's collectives": ("2.11", "2.13"),
+    "fake tensors": ("2.11", "2.15"),
+    "the fake process group": ("2.11", "2.15"),
+    "DTensor's propagation of shapes": ("2.13", "2.15"),
+    "the memory tracker": ("2.11", "2.15"),
+    "checkpoint wrappers": ("2.11", "2.15"),
+    "FSDP2's collectives": ("2.11", "2.15"),
     "the allocator's history": ("2.11", "2.11"),
-    "the profiler's raw events": ("2.11", "2.13"),
+    "the profiler's raw events": ("2.11", "2.15"),
     "fused attention's operators": ("2.11", "2.13"),
     "the switch of autocast": ("2.13", "2.13"),
-    "ring attention": ("2.13", "2.13"),
-    "pipelining": ("2.13", "2.13"),
+    "ring attention": ("2.13", "2.15"),
+    "pipelining": ("2.13", "2.15"),
 }
 
 
@@ -120,6 +120,17 @@ def efficient_attention() -> Any:  # noqa: ANN401
     """CUDA's memory-efficient attention, called directly."""
     with _of("fused attention's operators"):
         return torch.ops.aten._scaled_dot_product_efficient_attention  # noqa: SLF001
+
+
+def pipelining() -> Any:  # noqa: ANN401
+    """Torch's stages and schedules; the names of a stage's passes, which are wrapped, are not promised."""
+    with _of("pipelining"):
+        from torch.distributed import pipelining as found
+        from torch.distributed.pipelining import schedules
+
+        for name in ("forward_one_chunk", "backward_one_chunk"):
+            getattr(found.PipelineStage, name)
+    return found.PipelineStage, schedules
 
 
 def ring_attention() -> tuple[Any, Any]:

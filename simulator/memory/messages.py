@@ -15,7 +15,8 @@ class Messages:
     torch/distributed/pipelining: a stage makes a buffer for what it gets of each micro-batch once and keeps it (stage.py,
     _prepare_forward_infra, _setup_backward_recv_info); what it sends on it keeps until its backward (fwd_cache); and its
     schedules but 1F1B wait for what they have sent, and hold it, until the step's end (schedules.py,
-    _PipelineScheduleRuntime: send_ops; ScheduleGPipe: bwd_sends_to_wait). They are given the batch of the whole step.
+    _PipelineScheduleRuntime: send_ops; ScheduleGPipe: bwd_sends_to_wait). They are given the batch of the whole step. So torch
+    2.13; 2.15 makes a buffer when it is needed.
     """
 
     def __init__(self, writer: Writer, plan: Plan, num_bytes: int) -> None:
