@@ -15,10 +15,11 @@ from simulator.memory.gradients import dummy_gradients, redistributed_bytes, ree
 from simulator.memory.messages import Messages
 from simulator.memory.offloading import Evictor
 from simulator.memory.outside import grouped_workspaces
+from simulator.memory.stage_parts import StagePart, parts_of
 from simulator.memory.tape import GRADIENT, INPUT, Tape
 from simulator.memory.tapes import Tapes, gradient_dtype, layer_tape, record_tapes
 from simulator.memory.writer import Writer
-from simulator.parallel.model_shard import ModelShard, body_names
+from simulator.parallel.model_shard import body_names
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
@@ -39,36 +40,7 @@ from simulator.work.script.instructions import (
     Unshard,
     Update,
 )
-from simulator.work.script.order import Chunk
 from simulator.work.script.storage import ROOT, Storages
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A chunk of the rank's layers, by their numbers on the rank."""
-
-    chunk: Chunk
-    layers: range
-
-    def unit(self, number: int) -> int:
-        """A unit of the chunk as ROOT or a layer of the rank."""
-        if self.chunk.is_embedding(number) or self.chunk.is_head(number):
-            return ROOT
-        return self.layers[number - self.chunk.embedding]
-
-
-def _parts(model: Model) -> tuple[_Part, ...]:
-    """The whole model, or a pipeline stage's chunks."""
-    if not isinstance(model, ModelShard):
-        layers = range(len(model.body))
-        return (_Part(Chunk(len(layers)), layers),)
-    parts, begin = [], 0
-    for number, held in enumerate(model.body_chunks):
-        layers = range(begin, begin + len(held))
-        chunk = Chunk(len(held), model.embedding_chunk == number, model.head_chunk == number)
-        parts.append(_Part(chunk, layers))
-        begin = layers.stop
-    return tuple(parts)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +53,7 @@ class _InFlight:
     """
 
     index: int
-    part: _Part
+    part: StagePart
     tapes: Tapes
     evictor: Evictor | None
     value: int = 0
@@ -109,7 +81,7 @@ class StepWriter:
     ) -> None:
         self.writer = Writer(lead)
         self.model, self.plan, self._stack, self.stage = model, plan, stack, stage
-        self._parts = _parts(model)
+        self._parts = parts_of(model)
         self._names, self._kinds = body_names(model), model.body
         self._messages = Messages(self.writer, plan, blocks.layer.input_bytes)
         self.buffers = buffers(self.writer, model, plan)
