@@ -75,12 +75,12 @@ def test_two_ranks_attend_in_a_ring() -> None:
 
 
 def test_experts_on_other_ranks_hold_what_is_predicted() -> None:
-    """Between steps to the byte; act(gate), a tensor of its own, is not predicted."""
+    """Between steps to the byte; numbers of rows (int64) are what the prediction counts more narrowly."""
     asked = plan(dp_shard=4, ep=2)
     tracked, predicted = fake.play(MIXTURE, asked, CPU), borders(MIXTURE, asked, CPU, granularity_bytes=1)
     assert predicted.start_bytes == tracked.start.total_bytes
     assert predicted.after_backward_bytes == tracked.after_backward.total_bytes
-    assert predicted.after_forward_bytes == pytest.approx(tracked.after_forward.total_bytes, rel=0.05)
+    assert predicted.after_forward_bytes == pytest.approx(tracked.after_forward.total_bytes, rel=0.005)
 
 
 @pytest.mark.usefixtures("warm_ranks")

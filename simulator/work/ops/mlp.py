@@ -46,8 +46,11 @@ def _mlp(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
 def activation(g: Graph, s: OpContext, up: Value, weights: Value | None = None) -> Value:
     """The activation of rows that one product made, gate and up beside each other; weighted by row, if so.
 
-    Hand-fused software keeps what it reads; the weights' gradients are one more reduction in the same kernel.
+    Hand-fused software keeps what it reads; the weights' gradients are one more reduction in the same kernel. Where operators
+    run one by one, act(gate) is a tensor of its own, and kept (torchtitan, models/moe: F.silu(x w1) * (x w3)).
     """
+    if s.model.gated and weights is None and s.stack.traits.runs_operators:
+        return _halves(g, up, "experts.", joined=False)
     numel = up.numel // 2 if s.model.gated else up.numel
     if s.model.gate_clamp and s.core_layers:
         up = _clamped(g, up)
@@ -155,13 +158,13 @@ def _gated(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
     return _gate_times_up(g, act, linear(g, s, f"{p}up", x, width, bias=part.bias, split="columns"), p)
 
 
-def _halves(g: Graph, both: Value, prefix: str) -> Value:
-    """Two operators on the halves of one product, whose gradients are joined by a copy."""
+def _halves(g: Graph, both: Value, prefix: str, *, joined: bool = True) -> Value:
+    """Two operators on the halves of one product, whose gradients are joined by a copy; not joined: of two products."""
     gate, up = (g.view(f"{prefix}{name}", both, both.numel // 2) for name in ("gate", "up"))
-    joined = (stream("join", both.num_bytes, both.num_bytes, numel=both.numel),)
-    g.op(f"{prefix}halves", "elementwise", inputs=(both,), backward=joined, grads=(both,), views=(gate, up))
+    copy = (stream("join", both.num_bytes, both.num_bytes, numel=both.numel),) if joined else ()
+    g.op(f"{prefix}halves", "elementwise", inputs=(both,), backward=copy, grads=(both,), views=(gate, up))
     act = g.value(f"{prefix}activation", gate.numel, gate.dtype)
-    g.pointwise(act.name, [gate], act, saved=[gate], grads=[gate], op="strided")
+    g.pointwise(act.name, [gate], act, saved=[gate], grads=[gate], op="strided" if joined else "activation")
     return _gate_times_up(g, act, up, prefix)
 
 
