@@ -151,7 +151,7 @@ def check(samples: tuple[Path, ...], **options: Any) -> int:  # noqa: ANN401  on
 @click.argument("samples", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="SAMPLES...")
 @click.option(
     "--threshold",
-    type=click.FloatRange(0.001, 10),
+    type=FiniteRange(0.001, 10),
     default=0.05,
     show_default=True,
     help="Smaller differences are none.",

@@ -396,9 +396,9 @@ class TestDeepSpeed:
         assert draft.assumed["micro_batch_size"][0] == 8
 
     def test_an_optimizer_that_is_not_modelled_has_a_command(self, tmp_path: Path) -> None:
-        data = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "OneBitAdam"}}
+        data = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Adagrad"}}
         error = told(written(tmp_path, data, "ds.json"), model="llama3.2-1b")
-        assert "OneBitAdam is not modelled" in str(error)
+        assert "Adagrad is not modelled" in str(error)
         assert run(error.ready) in (0, 4)
 
     def test_learned_positions_bound_the_assumed_length(self, tmp_path: Path) -> None:

@@ -379,7 +379,7 @@ def test_what_changes_rails_crosses_the_spine() -> None:
 
 
 def test_gpus_with_little_free_memory_hold_fewer_layers() -> None:
-    cluster = racked(({"nodes": "0", "free_bytes": 22 * 2**30},))
+    cluster = racked(({"nodes": "0", "free_bytes": 19 * 2**30},))
     plan = Plan(dp_replicate=8, pp=2, zero=0, num_micro_batches=4, seq_len=2048)
     found = place(SMALL, plan, cluster, deal_layers=True)
     assert (found.default.verdict, found.placed.fits) == ("does not fit", True)

@@ -495,8 +495,8 @@ def test_llama_3s_own_stages_hold_a_layer_each() -> None:
         ({"model_name": "Qwen3-Next-80B-A3B"}, "layers without attention"),
         ({"model_name": "rwkv-7b"}, "layers without attention"),
         ({"model_name": "bert-large"}, "no decoder"),
-        ({"model_name": "llama3-8b-LoRA"}, "adapters"),
-        ({"notes": "QLoRA r=16"}, "adapters"),
+        ({"model_name": "llama3-8b-adapter"}, "adapters"),
+        ({"notes": "peft: IA3"}, "adapters"),
     ],
 )
 def test_what_no_model_has_a_word_for_is_refused(changes: dict[str, Any], kind: str) -> None:

@@ -121,7 +121,7 @@ REFUSED = {
     "plain-fsdp": "no decoder",
     "minimax-01": "lightning attention",
     "jamba": "state-space",
-    "lora": "adapters",
+    "adapters": "adapters",
 }
 
 

@@ -42,6 +42,7 @@ ASKED = {
     "calibrate check": "samples.jsonl.gz",
     "calibrate diff": "samples.jsonl.gz samples.jsonl.gz",
     "calibrate fit": "samples.jsonl.gz -o x.json",
+    "calibrate fleet": "samples.jsonl.gz samples.jsonl.gz",
     "calibrate learn": "runs.csv",
     "calibrate run": "--device cpu --minutes 0.1 --ranks 1",
     "import": "trace.json.gz",

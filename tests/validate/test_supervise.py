@@ -281,7 +281,7 @@ def test_a_plan_that_torch_cannot_play_is_refused_with_every_reason() -> None:
     with pytest.raises(PlanError) as caught:
         run_plan.play(task(pp=2, dp_shard=4, precision="fp8", data_parallel="fsdp1", optimizer="adam8bit"))
     places = {fault.place for fault in caught.value.faults}
-    assert {"plan: pp", "plan: precision", "plan: data_parallel", "plan: optimizer", "plan"} <= places
+    assert {"plan: precision", "plan: data_parallel", "plan: optimizer", "plan"} <= places
 
 
 def test_a_device_at_work_for_somebody_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_a_copy_that_is_dropped_late_is_waited_for(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     monkeypatch.setattr(collectives.DefaultReduceScatter, "__call__", late)
     layer = Unit()
-    built: Any = SimpleNamespace(module=SimpleNamespace(layers=[layer]))
+    built: Any = SimpleNamespace(units=[layer])
     with hooks.scattered_to_the_end(built, lambda: live[0]):
         assert layer.scatter() == "work"
         assert live == [100]
@@ -47,6 +47,6 @@ def test_a_copy_that_is_dropped_late_is_waited_for(monkeypatch: pytest.MonkeyPat
 def test_other_groups_keep_their_own_scatter(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setattr(dist, "get_backend", lambda: backend)
     layer = Unit()
-    built: Any = SimpleNamespace(module=SimpleNamespace(layers=[layer]))
+    built: Any = SimpleNamespace(units=[layer])
     with hooks.scattered_to_the_end(built, lambda: 0):
         assert layer.scatter is None
