@@ -8,8 +8,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
+from simulator.formats.writers import layout
 from simulator.formats.writers.text import PLAIN_WIDTH, SCREEN_WIDTH, render, render_brief, to_text
 from simulator.predict import Prediction
 from simulator.predict.lengths import Padding
@@ -40,8 +41,9 @@ def show_prediction(
     plain: bool,
     brief: bool,
 ) -> None:
-    """Print a prediction's whole report, or what of it fits one screen."""
+    """Print a prediction's whole report, or what of it fits one screen and, below, what was asked for besides."""
     if brief:
-        show(render_brief(p, padding, iteration), plain=plain, width=SCREEN_WIDTH)
+        sections = (layout.section(title, content) for title, content in further)
+        show(Group(render_brief(p, padding, iteration), *sections), plain=plain, width=SCREEN_WIDTH)
     else:
         show(render(p, padding, iteration, further), plain=plain)

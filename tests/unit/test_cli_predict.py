@@ -559,6 +559,11 @@ def test_brief_is_an_option(asked: Asked, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == to_text(render_brief(asked.answer), width=80)
 
 
+def test_brief_loses_nothing_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["predict", "--brief", "--model", "llama3.2-1b", "--telemetry"])
+    assert "How busy each part is" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("flags", [["--json"], ["--program", str(ROOT / "docs" / "examples" / "step.json.gz")]])
 def test_brief_is_refused_where_there_is_no_such_report(flags: list[str]) -> None:
     assert main(["predict", "--brief", *flags]) == 2
