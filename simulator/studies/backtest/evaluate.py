@@ -20,7 +20,7 @@ from simulator.studies.backtest.ways import as_words, states_recompute, ways_of
 from simulator.studies.backtest.work import measured_step_s, work_of
 from simulator.work.ops import build_blocks
 
-_NEARLY = 1.25  # of the capacity: nine peaks in ten of software that no stack describes lie nearer (docs/accuracy.md)
+_NEARLY = 1.25  # of the capacity: nine reserved peaks in ten are predicted to a quarter (docs/accuracy.md)
 
 Row = RunRow | MemoryRow | CollectiveRow | ServingRow | BadRow
 

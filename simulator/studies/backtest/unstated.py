@@ -17,12 +17,12 @@ from simulator.studies.backtest.measured import step_seconds
 from simulator.studies.backtest.rows import RunRow
 
 UNTRAINED: Final = "untrained"  # `expert_imbalance` in a stack's defaults: its benchmarks train for some twenty steps
-VOCABULARIES: Final = (50_304, 32_000, 128_256)  # GPT-2's padded, Llama 2's, Llama 3's: smaller or larger hardly occur
+VOCABULARIES: Final = (50_304, 32_000, 128_256)  # GPT-2's padded, Llama 2's, Llama 3's
 _COLLAPSED: Final = 0.92  # experiments/untrained_routing.py: 3.7 of at most 4 with 8 experts, 7.3 of at most 8 with 16
 # End of the 90 % for what options cost that no prediction holds, deterministic kernels among them: attention's backward then reaches
 # 37.9 % less throughput (arXiv 2601.21824, abstract)
 _UNMODELLED: Final = 1.6
-# What launchers offer for experts since 2025, as published recipes combine it
+# As published recipes combine what launchers offer for experts (experiments/runs_table/megatron_bridge_recipes.csv)
 _TUNED: Final[tuple[Mapping[str, Any], ...]] = (
     {"plan.dispatcher": "deep_ep"},
     {"plan.dispatcher": "deep_ep", "plan.expert_overlap": True},
