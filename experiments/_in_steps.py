@@ -148,7 +148,7 @@ def _kernels(lowering: Lowering) -> Iterator[tuple[str, Kernel, int]]:
         yield from (("mixed sums", kernel, count - 1) for kernel in unit.add_kernels)
         yield from (("FSDP copy-in" if sharded else "bucket copies", k, syncs) for k in unit.gradient_kernels)
     numel = -(-lowering.model.num_parameters // shard_ranks(plan))
-    tensors = sum(len(shapes) for _, shapes in pieces(lowering.model))
+    tensors = sum(len(shapes) for _, shapes in pieces(lowering.model, plan))
     yield from (("optimizer", kernel, 1) for kernel in optimizer_kernels(numel, tensors, plan))
 
 

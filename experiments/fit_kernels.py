@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -226,13 +225,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _write(calibration: Calibration, *, check: bool) -> bool:
     """True if the file holds (or now holds) exactly this calibration."""
     path = OUTPUT / f"{calibration.name}.calibration.json"
-    if not check:
-        calibration.save(path)
-        return True
-    with tempfile.TemporaryDirectory() as folder:
-        fresh = Path(folder) / path.name
-        calibration.save(fresh)
-        return path.is_file() and fresh.read_bytes() == path.read_bytes()
+    before = Calibration.load(path) if path.is_file() else None
+    fitted = _with_decoding(calibration, before) if before else calibration
+    if check:
+        return fitted == before
+    fitted.save(path)
+    return True
+
+
+def _with_decoding(calibration: Calibration, before: Calibration) -> Calibration:
+    """With what fit_few_rows.py wrote into the file: nothing here looks at decoding."""
+    gemms = {
+        dtype: curve.model_copy(update={"few_rows": before.gemms[dtype].few_rows} if dtype in before.gemms else {})
+        for dtype, curve in calibration.gemms.items()
+    }
+    cached = {(c.kernels, c.direction): c.cache_bw_frac for c in before.attention}
+    attention = tuple(
+        c.model_copy(update={"cache_bw_frac": cached.get((c.kernels, c.direction))}) for c in calibration.attention
+    )
+    return calibration.model_copy(update={"gemms": gemms, "attention": attention})
 
 
 if __name__ == "__main__":

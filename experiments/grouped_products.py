@@ -15,7 +15,7 @@ from statistics import median, quantiles
 from simulator.base.kernels import Gemm
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
-from simulator.spec.software.stack import GROUPED
+from simulator.spec.software.records import GROUPED
 
 TABLE = Path(__file__).resolve().parent / "measured" / "grouped.csv.gz"
 MANY_ROWS = 512

@@ -185,9 +185,21 @@ def _host_spread(played: SimulatedStep) -> float:
     Where the step waits for it, by that share. Where it runs ahead of the device, only once launching the step would take longer than
     the step: what a host at the end of the 90 % adds.
     """
-    share = played.breakdown.get(HOST, 0.0) / played.step_s
+    share = _host_share(played)
     slow = math.exp(Z90 * HOST_SIGMA) * played.launched_s / played.step_s
     return max(share * HOST_SIGMA, math.log(max(1.0, slow)) / Z90)
+
+
+def _host_share(played: SimulatedStep) -> float:
+    """Of a step: what waits for hosts. Pipeline stages that wait for each other wait for each other's hosts as well."""
+    share = played.breakdown.get(HOST, 0.0) / played.step_s
+    if "bubble" not in played.breakdown:
+        return share
+    host_s = worked_s = 0.0
+    for found in map(played.timeline.breakdown, played.timeline.programs):
+        host_s += float(found.get(HOST, 0.0))
+        worked_s += summed(float(s) for name, s in found.items() if name != "idle" and not name.startswith("wait:"))
+    return max(share, host_s / worked_s)
 
 
 def _kernel_sigma(lowering: Lowering, category: str) -> float:

@@ -85,8 +85,9 @@ def test_options_that_no_prediction_holds_widen_both_ends() -> None:
 @pytest.mark.parametrize(
     ("text", "method", "rank"),
     [
-        ("LoRA", "lora", 8),
+        ("LoRA", "lora", 64),
         ("QLoRA r=16, NF4", "qlora", 16),
+        ("LoRA r=16; base_weights=bnb-nf4", "qlora", 16),
         ("Q-LoRA, rank 64", "qlora", 64),
         ("LoRA rank: 32", "lora", 32),
     ],
@@ -95,10 +96,93 @@ def test_adapters_that_only_a_note_names(text: str, method: str, rank: int) -> N
     first, second = adapted(replace(ROW, notes=text))
     plan = first.of("plan")
     assert (plan["peft"], plan["lora_rank"], plan["master_dtype"]) == (method, rank, "bf16")
-    assert (plan["lora_targets"], second.of("plan")["lora_targets"]) == (("q", "v"), ("all",))
+    assert (plan["lora_targets"], second.of("plan")["lora_targets"]) == (("all",), ("q", "v"))
     outcome = evaluate_row(replace(ROW, notes=text))
     assert outcome.status == "ok"
-    assert f"{method} of rank {rank} on q v" in (outcome.open or "")
+    assert f"{method} of rank {rank} on all" in (outcome.open or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "targets"),
+    [
+        ("LoRA r=16 targets=q,k,v,o", ("q", "k", "v", "out")),
+        ("LoRA targets c_attn,c_proj,w1,w2 (defaults)", ("c_attn", "out", "down", "gate", "up")),
+        ("LoRA targets: w1, w2, w3", ("gate", "down", "up")),
+        ("LoRA, targets all-linear", ("all",)),
+    ],
+)
+def test_modules_that_a_note_names_leave_one_way(text: str, targets: tuple[str, ...]) -> None:
+    (only,) = adapted(replace(ROW, notes=text))
+    assert only.of("plan")["lora_targets"] == targets
+    assert resolve(replace(ROW, notes=text)).plan.peft.method == "lora"
+
+
+def test_the_first_method_that_is_named_is_the_rows() -> None:
+    """What a clause says of other rows, or of what the table leaves out, is not said of this one."""
+    full, adapters = "method=Full-parameter; LoRA r=64 as in the recipe", "method=LoRA; zero3 for full-parameter"
+    assert [adapted(replace(ROW, notes=text))[0].of("plan")["peft"] for text in (full, adapters)] == ["full", "lora"]
+    for remark in (
+        "SFT; LoRA rank and targets not in table",
+        "tuned; QLoRA rows keep act offload",
+        "rank of LoRA not stated",
+    ):
+        assert adapted(replace(ROW, notes=remark)) == (replace(ROW, notes=remark),)
+
+
+@pytest.mark.parametrize(
+    ("text", "leaves"),
+    [
+        ("cpu_offload=param+grad", ("host", "host", "none")),
+        ("CPU offload = yes", ("host", "host", "none")),
+        ("optimizer offload", ("none", "host", "none")),
+        ("activation offload", ("none", "none", "host")),
+    ],
+)
+def test_what_a_note_says_leaves_the_device(text: str, leaves: tuple[str, str, str]) -> None:
+    offload = resolve(replace(ROW, notes=text, framework="DeepSpeed", zero_or_fsdp="zero3")).plan.offload
+    assert (offload.parameters, offload.optimizer, offload.activations) == leaves
+
+
+def test_offload_of_who_knows_what_is_refused() -> None:
+    assert "offload" in (evaluate_row(replace(ROW, notes="with offloading")).reason or "")
+    assert evaluate_row(replace(ROW, notes="cpu_offload=no; rows with offloading are slower")).status == "ok"
+
+
+def test_weights_and_moments_of_sixteen_bits_by_a_note() -> None:
+    plan = resolve(replace(ROW, notes="bf16 everything")).plan
+    assert (plan.precision.master, plan.optimizer.dtype) == ("bf16", "bf16")
+
+
+def test_what_a_note_says_of_overlap() -> None:
+    split = replace(ROW, framework="Megatron-LM 2025", tp=2, seq_parallel="y", zero_or_fsdp="zero1")
+    assert resolve(split).stack.overlap.communication
+    apart = resolve(replace(split, notes="NO comm overlap")).stack
+    assert (apart.overlap.communication, apart.overlap.tp) == (False, "none")
+    torch = replace(ROW, framework="torchtitan", tp=2, seq_parallel="y", compile="y", zero_or_fsdp="fsdp_full")
+    assert resolve(replace(torch, notes="async TP")).stack.overlap.tp == "symmetric_memory"
+
+
+def test_layers_that_stages_cannot_share_evenly() -> None:
+    """61 on 16 stages: four each, and the one that is left beside the head."""
+    row = replace(ROW, framework="Megatron-LM 2025", n_layers=7, n_gpus=4, pp=4, micro_batch=1, global_batch=8)
+    assert resolve(row).plan.pipeline.stage_layers == (2, 2, 2, 1)
+    assert resolve(replace(row, n_layers=8)).plan.pipeline.stage_layers is None
+
+
+@pytest.mark.parametrize(
+    ("framework", "flash", "stack"),
+    [
+        ("Megatron-LM", "n", "megatron-2021"),
+        ("Megatron-LM", "y", "megatron-core-2025"),
+        ("Megatron-LM", None, "megatron-core-2025"),
+        ("Megatron-LM 2025", "n", "megatron-core-2025"),
+        ("Megatron-Core (dev)", "n", "megatron-core-2025"),
+    ],
+)
+def test_without_flash_attention_a_version_that_nobody_states_is_an_old_one(
+    framework: str, flash: str, stack: str
+) -> None:
+    assert resolve(replace(ROW, framework=framework, flash_attn=flash)).stack.name == stack
 
 
 @pytest.mark.parametrize("text", ["q_lora_rank=1536", "kv_lora_rank 512", "exploration"])

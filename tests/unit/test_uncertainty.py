@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from simulator.predict import Prediction, predict
+from simulator.predict.confidence import HOST_SIGMA
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -46,6 +47,17 @@ def test_a_step_that_a_slower_host_would_lengthen_says_so() -> None:
     large = predicted("described", tp=2, dp_shard=1, dp_replicate=4, zero=0, seq_len=8192)
     assert small.uncertainty.get("host", 0.0) > 0.1
     assert large.uncertainty.get("host", 0.0) < 0.02
+
+
+def test_stages_that_wait_for_each_others_hosts_hang_on_hosts() -> None:
+    """The last stage is busy with the head; what it waits for is the others' launches, which is the bubble of its breakdown."""
+    model = Model.load("llama3-8b").model_copy(update={"d_model": 256, "d_ff": 512, "num_heads": 4, "num_kv_heads": 4, "head_dim": 64})
+    fields = {"dp_shard": 2, "pp": 4, "seq_len": 1024, "micro_batch_size": 1, "num_micro_batches": 4}
+    plan = Plan.model_validate(fields | {"data_parallel": "megatron", "zero": 1, "stack": "megatron-core-2025"})
+    step = predict(model, plan, Cluster.load("hgx-h100-8"))
+    alone = step.breakdown["host"] / step.step_s
+    assert step.breakdown["bubble"] > 0
+    assert step.uncertainty["host"] > 1.2 * alone * HOST_SIGMA
 
 
 def test_parts_make_the_interval() -> None:

@@ -13,7 +13,7 @@ start there; of several entries with that name the one whose versions hold the v
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -23,6 +23,7 @@ from simulator.spec.plan import DataParallel
 
 _VERSION = re.compile(r"[\s(,@=v-]*(\d+(?:[.-]\d+)*)")  # right behind a name
 _LATER_VERSION = re.compile(r"(?<![\w.])(20\d\d(?:-\d+)*|\d+(?:\.\d+)+)")  # a date or release further on
+_NEWEST = re.compile(r"\b(?:dev|main|master|nightly|latest|head)\b", re.IGNORECASE)
 _Version = tuple[int, ...]
 Nature = Literal["eager", "compiled", "fused"]  # who makes the kernels of a block
 Default = str | int | bool | list[str]
@@ -66,14 +67,19 @@ class Described(Strict):
         return self.compile is None or self.compile == ((word or self.defaults.get("compile", "n")) == "y")
 
 
-def named_in(text: str, entries: Iterable[Described]) -> list[Described]:
-    """The entries whose name and versions the text shows; none where it shows no name."""
+def named_in(text: str, entries: Iterable[Described], likely: Sequence[Described] = ()) -> list[Described]:
+    """The entries whose name and versions the text shows; none where it shows no name.
+
+    likely: of those, what the rest of a run speaks for, where the text shows no version and does not call it the newest.
+    """
     found = [(span, entry) for entry in entries for span in _mentions(text, entry)]
     first = min((span for span, _ in found), key=lambda span: (span[0], -span[1]), default=None)
     named = [entry for span, entry in found if span == first]
     if first is None:
         return []
     version = _version_at(text, first[1])
+    if not version and not _NEWEST.search(text):
+        named = [entry for entry in named if any(entry is one for one in likely)] or named
     newest = max(_numbers(entry.versions[0]) for entry in named)
     fitting = [entry for entry in named if version and entry.holds(version)]
     return fitting or [entry for entry in named if _numbers(entry.versions[0]) == newest]

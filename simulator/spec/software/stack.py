@@ -234,14 +234,18 @@ class Stack(Nested):
         return _read(file) if file.suffix == ".toml" else _shipped(str(name))
 
     @classmethod
-    def described_as(cls, text: str, compiled: str | None = None, nature: Nature = "eager") -> tuple[str, Described]:
+    def described_as(
+        cls, text: str, compiled: str | None = None, nature: Nature = "eager", *, tiled: bool = True
+    ) -> tuple[str, Described]:
         """The name of the stack that ships for software named in free text, and what its file says of that software.
 
         compiled: "y", "n", or None where a run is silent. nature: what the run shows of software that no file names, or
-        names otherwise compiled; it runs on the generic stack of that nature.
+        names otherwise compiled; it runs on the generic stack of that nature. tiled: not without flash attention, which tells
+        older software, where the text shows no version.
         """
         entries = _entries()
-        found = named_in(text, [entry for _, entry in entries])
+        older = [] if tiled else [entry for name, entry in entries if cls.load(name).attention.kernel == "math"]
+        found = named_in(text, [entry for _, entry in entries], older)
         generic = [entry for _, entry in entries if not entry.software]
         word = compiled or (str(found[0].defaults.get("compile", "n")) if found else "ny"[nature == "compiled"])
         meant = [entry for entry in generic if entry.fused == (nature == "fused" and word != "y")]

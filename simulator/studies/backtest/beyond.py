@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from simulator.studies.backtest.models import preset_of
+from simulator.studies.backtest.notes import said
 from simulator.studies.backtest.rows import RunRow
 
 # Families whose layers are not softmax attention over the past, by their papers or config.json
@@ -35,7 +36,7 @@ def inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
     known = preset_of(row)
     if "pattern" not in row.of("model") and not (known and known.pattern) and _STATE_SPACE.search(row.notes):
         yield "layers without attention", "a state-space model by its notes, of no published pattern"
-    if _OFFLOAD.search(row.notes) and "offload" not in row.of("plan"):
+    if _OFFLOAD.search(said(row)) and not any(key.startswith("offload") for key in row.of("plan")):
         yield "offload", "stated in the notes"
 
 
@@ -48,5 +49,5 @@ def beyond_models(row: RunRow) -> Iterator[tuple[str, str]]:
             break
     if found := re.search(_NOT_DECODER, name):
         yield "no decoder", f"{found[0]}: a model that is more, or other, than one stack of causal layers"
-    if "peft" not in row.of("plan") and _ADAPTERS.search(f"{row.model_name} {row.framework} {row.notes}"):
+    if "peft" not in row.of("plan") and _ADAPTERS.search(f"{row.model_name} {row.framework} {said(row)}"):
         yield "adapters", "most parameters are frozen, by its name or notes"

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -14,6 +13,7 @@ from typing import Any, Final
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.measured import step_seconds
+from simulator.studies.backtest.notes import techniques, trained
 from simulator.studies.backtest.rows import RunRow
 
 UNTRAINED: Final = "untrained"  # `expert_imbalance` in a stack's defaults: its benchmarks train for some twenty steps
@@ -27,16 +27,6 @@ _TUNED: Final[tuple[Mapping[str, Any], ...]] = (
     {"plan.dispatcher": "deep_ep"},
     {"plan.dispatcher": "deep_ep", "plan.expert_overlap": True},
     {"plan.dispatcher": "deep_ep", "plan.cuda_graphs": ("full_iteration",)},
-)
-# Adapters by their name; DeepSeek's ranks (q_lora_rank, kv_lora) are none
-_LORA: Final = re.compile(r"(?<![a-z_])(q-?)?lora\b(?![-_]rank)", re.IGNORECASE)
-_RANK: Final = re.compile(r"\b(?:lora[-_ ]?)?(?:rank|r) ?[=:]? ?([1-9]\d{0,3})\b", re.IGNORECASE)
-_GPTQ: Final = re.compile(r"\bgptq\b|\bint4\b", re.IGNORECASE)
-# peft's own defaults (LoraConfig, and TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING of Llama); the QLoRA paper's way (arXiv
-# 2305.14314: all linear layers, dropout 0.05)
-_ADAPTED: Final[tuple[Mapping[str, Any], ...]] = (
-    {"plan.lora_rank": 8, "plan.lora_targets": ("q", "v")},
-    {"plan.lora_rank": 64, "plan.lora_targets": ("all",), "plan.lora_dropout": 0.05},
 )
 
 
@@ -52,18 +42,8 @@ def routed(row: RunRow) -> RunRow:
 
 
 def adapted(row: RunRow) -> tuple[RunRow, ...]:
-    """The row once a way that its adapters may be meant, where its name or notes call them LoRA and its columns say nothing."""
-    text = f"{row.model_name} {row.framework} {row.notes}"
-    found = None if "peft" in row.of("plan") else _LORA.search(text)
-    if found is None:
-        return (row,)
-    quantised = {"plan.peft": "qlora", "plan.base_weights": "gptq" if _GPTQ.search(text) else "nf4"}
-    method = quantised if found[1] else {"plan.peft": "lora"}
-    weights = (
-        {"plan.master_dtype": row.precision} if row.precision in ("bf16", "fp16") else {}
-    )  # nobody adapts an fp32 copy
-    rank = {"plan.lora_rank": int(stated[1])} if (stated := _RANK.search(text)) else {}
-    return tuple(_with(row, {**weights, **each, **method, **rank}) for each in _ADAPTED)
+    """The row once a way that its notes may be meant where its columns say nothing of adapters, and with what else they say was done."""
+    return tuple(_with(row, {**way, **techniques(row)}) for way in trained(row))
 
 
 def adapters_of(row: RunRow) -> str:
@@ -99,4 +79,4 @@ def beyond(factor: float) -> float:
 
 
 def _with(row: RunRow, settings: Mapping[str, Any]) -> RunRow:
-    return replace(row, settings=tuple({**dict(row.settings), **settings}.items()))
+    return replace(row, settings=tuple({**dict(row.settings), **settings}.items())) if settings else row

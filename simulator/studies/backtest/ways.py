@@ -27,7 +27,7 @@ _COLUMNS: Final = {f.name for f in fields(RunRow)}
 def described(row: RunRow) -> tuple[str, Described]:
     """The stack of a row, by its own column or by its framework's name, and what that stack's file says of the framework."""
     if not row.stack:
-        return Stack.described_as(row.framework, row.compile, _nature(row))
+        return Stack.described_as(row.framework, row.compile, _nature(row), tiled=row.flash_attn != "n")
     entries = Stack.load(row.stack).describes
     return row.stack, next(iter((*named_in(row.framework, entries), *entries)), Described())
 
@@ -52,7 +52,7 @@ def ways_of(row: RunRow) -> tuple[RunRow, ...]:
     """
     software = described(row)[1]
     defaults = software.defaults
-    row = routed(_cut(counted(with_sizes(_with_defaults(row, defaults))), software))
+    row = routed(_dealt(_cut(counted(with_sizes(_with_defaults(row, defaults))), software)))
     vocabularies = (row.vocab,) if row.vocab or row.model else VOCABULARIES
     ways = product(
         adapted(row), _micro_batches(row), _shardings(row, defaults), _recomputations(row, defaults), vocabularies
@@ -98,6 +98,22 @@ def _cut(row: RunRow, software: Described) -> RunRow:
     if rest or share % parts or (row.micro_batch or share) != share:
         return row
     return replace(row, micro_batch=share // parts)
+
+
+def _dealt(row: RunRow) -> RunRow:
+    """Where chunks of a pipeline cannot share the layers evenly, fewer in the last, which has the head: recipes state it so."""
+    chunks, layers, stated = (row.pp or 1) * (row.vpp or 1), row.n_layers or 0, row.of("plan").keys()
+    most = -(-layers // chunks)
+    last = layers - most * (chunks - 1)
+    if (
+        row.pp in (None, 1)
+        or layers % chunks == 0
+        or last < 1
+        or any("layers" in key or key.endswith("_as_layer") for key in stated)
+    ):
+        return row
+    dealt = (*(most,) * (chunks - 1), last)
+    return replace(row, settings=(*row.settings, ("plan.stage_layers", dealt)))
 
 
 def _ranks(row: RunRow) -> int:

@@ -1,0 +1,111 @@
+"""What a row's name and notes say of it in the field's own words, where no column does: adapters, offload, 16-bit weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from simulator.studies.backtest.rows import RunRow
+
+Settings = Mapping[str, Any]
+# Clauses that speak of the table or of what it leaves out, not of this run
+_REMARK: Final = re.compile(r"\brows?\b|\bnot in (?:the )?table\b|\bnot (?:re)?stated\b", re.IGNORECASE)
+# Training by its name, the first that is named; DeepSeek's ranks (q_lora_rank, kv_lora) are none
+_METHOD: Final = re.compile(
+    r"(?P<full>\bfull[- _]?(?:parameters?|fine-?tun\w*|sft)\b)|(?<![a-z_])(?P<quantised>q-?)?lora\b(?![-_]rank)",
+    re.IGNORECASE,
+)
+_RANK: Final = re.compile(r"\b(?:lora[-_ ]?)?(?:rank|r) ?[=:]? ?([1-9]\d{0,3})\b", re.IGNORECASE)
+_TARGETS: Final = re.compile(r"\btargets?(?: |=|: ?)(all[- ]linear|[a-z]\w*(?: ?[,/+] ?[a-z]\w*)+)", re.IGNORECASE)
+_GPTQ: Final = re.compile(r"\bgptq|\bint4\b", re.IGNORECASE)
+_NF4: Final = re.compile(r"\bnf4|\bload_in_4bit\b", re.IGNORECASE)
+_DOUBLE: Final = re.compile(r"\bnf4[-_ ]?(?:dq|double)|double[-_ ]quant", re.IGNORECASE)
+_ENDS_TRAINED: Final = re.compile(r"\bembeddings? and (?:output|head|lm_head)\b[^;,]*\btrained\b", re.IGNORECASE)
+_ALL_NARROW: Final = re.compile(
+    r"\bpure (?:16-bit|bf16|fp16)\b|\b(?:16-bit|bf16|fp16) everything\b|\bbf16-true\b", re.IGNORECASE
+)
+# Modules by names that a plan does not read, as they are one layer's in one model and another's in the next: GPT-2's and Qwen's
+# c_proj is both output projections; w1 and w2 are inputs of Qwen's MLP, and of Llama's own code w1 and w3
+_MODULES: Final = {"o": "out", "c_proj": "out down", "w1": "gate", "w2": "up", "w3": "down"}
+# peft's own defaults (LoraConfig, and TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING of Llama); and the QLoRA paper's way (arXiv
+# 2305.14314: all linear layers, dropout 0.05), which launchers of fine-tuning took over (LLaMA-Factory: lora_target = all, xtuner,
+# Megatron-Bridge) and which stands first
+_EVERYWHERE: Final[Settings] = {"plan.lora_rank": 64, "plan.lora_targets": ("all",), "plan.lora_dropout": 0.05}
+_ADAPTED: Final = (_EVERYWHERE, {"plan.lora_rank": 8, "plan.lora_targets": ("q", "v")})
+# (what is written, what it means): FSDP's CPUOffload keeps parameters, gradients and moments in host memory; torch's asynchronous
+# tensor parallelism sends through symmetric memory; dropping tokens caps experts at their mean
+_TECHNIQUES: Final[tuple[tuple[re.Pattern[str], Settings], ...]] = (
+    (re.compile(r"\bact(?:ivations?)?[- _]offload", re.IGNORECASE), {"plan.offload.activations": "host"}),
+    (re.compile(r"\bcpu[- _]?offload\w* ?= ?(?:params?|parameters?|true|yes|y)\b", re.IGNORECASE),
+     {"plan.offload.parameters": "host", "plan.offload.optimizer": "host"}),
+    (re.compile(r"\boptim\w*(?: states?)?[- _]offload", re.IGNORECASE), {"plan.offload.optimizer": "host"}),
+    (re.compile(r"\basync(?:hronous)?[- ]?tp\b", re.IGNORECASE), {"stack.tp_overlap": "symmetric_memory"}),
+    (re.compile(r"\bno comm(?:unication)? overlap\b", re.IGNORECASE), {"stack.overlap": False, "stack.tp_overlap": "none"}),
+    (re.compile(r"\btoken[- ]?drop(?:ping)?\b", re.IGNORECASE), {"plan.expert_capacity_factor": 1.0}),
+)  # fmt: skip
+
+
+def said(row: RunRow) -> str:
+    """The notes without clauses that are about the table."""
+    return ";".join(clause for clause in row.notes.split(";") if not _REMARK.search(clause))
+
+
+def trained(row: RunRow) -> tuple[Settings, ...]:
+    """What is trained, once a way that it may be meant: adapters of a stated or usual shape; one empty way where nothing says so."""
+    text = f"{row.model_name} {row.framework} {said(row)}"
+    found = None if "peft" in row.of("plan") else _METHOD.search(text)
+    if found is None:
+        return (_narrow(row, text),)
+    if found["full"]:
+        return ({"plan.peft": "full", **_narrow(row, text)},)
+    every = {**_method(text, quantised=bool(found["quantised"])), **_kept_narrow(row)}
+    every |= {"plan.train_modules": ("embedding", "lm_head")} if _ENDS_TRAINED.search(text) else {}
+    rank = {"plan.lora_rank": int(stated[1])} if (stated := _RANK.search(text)) else {}
+    targets = _targets(text)
+    usual = [{**_EVERYWHERE, "plan.lora_targets": targets}] if targets else _ADAPTED
+    return tuple({**each, **every, **rank} for each in usual)
+
+
+def techniques(row: RunRow) -> Settings:
+    """What the framework's name and notes say was done, of which no column speaks: what leaves the device, what overlaps."""
+    stated, text, found = dict(row.settings), f"{row.framework}; {said(row)}", dict[str, Any]()
+    for pattern, settings in _TECHNIQUES:
+        if settings.keys() & stated.keys() or ("plan.expert_capacity_factor" in settings and (row.n_experts or 1) == 1):
+            continue
+        if pattern.search(text):
+            found |= settings
+    return found
+
+
+def _method(text: str, *, quantised: bool) -> Settings:
+    """LoRA beside weights in 16 bits, or in 4 where the method's name or the weights' says so."""
+    if not (quantised or _NF4.search(text) or _GPTQ.search(text)):
+        return {"plan.peft": "lora"}
+    weights = "gptq" if _GPTQ.search(text) else "nf4_double" if _DOUBLE.search(text) else "nf4"
+    return {"plan.peft": "qlora", "plan.base_weights": weights}
+
+
+def _kept_narrow(row: RunRow) -> Settings:
+    """Nobody adapts an fp32 copy."""
+    return {"plan.master_dtype": row.precision} if row.precision in ("bf16", "fp16") else {}
+
+
+def _narrow(row: RunRow, text: str) -> Settings:
+    """Weights and moments in the precision of the run, where the notes say so."""
+    stated = row.of("plan")
+    if not _ALL_NARROW.search(text) or row.precision not in ("bf16", "fp16"):
+        return {}
+    return {f"plan.{name}": row.precision for name in ("master_dtype", "optimizer_dtype") if name not in stated}
+
+
+def _targets(text: str) -> tuple[str, ...]:
+    """Modules with adapters, as a plan names them."""
+    found = _TARGETS.search(text)
+    if found is None:
+        return ()
+    if found[1].casefold().startswith("all"):
+        return ("all",)
+    names = re.split(r" ?[,/+] ?", found[1])
+    inputs = {**_MODULES, "w2": "down", "w3": "up"} if "w3" in names else _MODULES
+    return tuple(word for name in names for word in inputs.get(name, name).split())
