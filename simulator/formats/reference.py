@@ -1,8 +1,9 @@
-"""The reference of study and stack files, written from the fields themselves: the tables of two pages, and two schemas.
+"""The reference of studies, stacks and `--json`, written from the fields and keys themselves: tables of pages, and two schemas.
 
-    python -m simulator.formats.reference      rewrites docs/reference/{plan-file,stack-file}.md and *.schema.json
+    python -m simulator.formats.reference      rewrites docs/reference/{plan-file,stack-file,json-output}.md and *.schema.json
 
-A page is written by hand but for its tables, which stand between `<!-- fields of plan.pipeline -->` and `<!-- end -->`.
+A page is written by hand but for its tables, which stand between `<!-- fields of plan.pipeline -->`, or `<!-- keys of search -->`,
+and `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from simulator.base.records import Nested
 from simulator.base.schema import model_at
+from simulator.formats import answer_keys
 from simulator.formats.editor_schema import stack_schema, study_schema
 from simulator.formats.study.tables import StudyFile
 from simulator.spec.plan import Plan
@@ -26,8 +28,8 @@ from simulator.spec.software.stack import Stack
 from simulator.studies.goodput import LongRun
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "reference"
-_PAGES: Final = ("plan-file.md", "stack-file.md")
-_TABLE: Final = re.compile(r"(<!-- fields of (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PAGES: Final = ("plan-file.md", "stack-file.md", "json-output.md")
+_TABLE: Final = re.compile(r"(<!-- (fields|keys) of (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _ROOTS: Final[Mapping[str, type[BaseModel]]] = {"study": StudyFile, "plan": Plan, "run": LongRun, "stack": Stack}
 _QUANTITIES: Final = {"a size in bytes": "size", "a data rate": "data rate", "a time": "time"}
 _TIMES: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -43,7 +45,8 @@ def pages() -> dict[Path, str]:
 
 
 def _page(text: str) -> str:
-    return _TABLE.sub(lambda found: found[1] + "\n".join(_table(found[2])) + "\n" + found[3], text)
+    tables = {"fields": _table, "keys": answer_keys.table}
+    return _TABLE.sub(lambda found: found[1] + "\n".join(tables[found[2]](found[3])) + "\n" + found[4], text)
 
 
 def _table(name: str) -> Iterator[str]:

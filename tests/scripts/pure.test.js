@@ -219,3 +219,11 @@ test("a state comes back from its address, whatever else stands in one", () => {
     [null, [1], "used_bytes", null, null],
   );
 });
+
+test("a number's key has no indices, and its inputs stand beside it", () => {
+  const { keyOf, beside } = at("numbers");
+  assert.strictEqual(keyOf("plans/3/step_s"), "plans/step_s");
+  assert.strictEqual(beside("plans/3/step_s", "low_s"), "plans/3/low_s");
+  assert.strictEqual(beside("columns/step_s/17", "low_s"), "columns/low_s/17");
+  assert.strictEqual(beside("spread/0/1", "/num_points"), "num_points");
+});

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simulator.cli import main
+from simulator.formats.answer_keys import beside, key_of, meaning_of
 from simulator.formats.html import MOST_BYTES, page
 from simulator.formats.html.figures import found
 from simulator.formats.html.timeline import MOST_SPANS, critical_path, timeline_of
@@ -38,6 +40,29 @@ def test_a_page_is_its_commands_answer_and_stands_alone(one: Page) -> None:
     assert "http-equiv" in before_data
     assert "http" not in before_data.replace("http-equiv", "")
     assert "default-src 'none'" in before_data.replace("&#39;", "'")
+
+
+def leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value below, with its path."""
+    if isinstance(data, dict | list):
+        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from leaves(value, f"{path}/{key}".strip("/"))
+    else:
+        yield path, data
+
+
+def test_every_key_is_described_and_every_number_opens_its_description(one: Page) -> None:
+    for path, _ in leaves(one.printed):
+        meaning = meaning_of(one.kind, key_of(path))
+        assert meaning is not None and meaning.own, f"{path}: add it to simulator/formats/answer_keys.toml"  # noqa: PT018
+    told = inside(one.text, "meanings")
+    numbers = [path for path, value in Values(one.text).found if value.replace(".", "", 1).isdecimal()]
+    assert numbers
+    for path in numbers:
+        assert told[key_of(path)]["means"], path
+        for name in told[key_of(path)].get("inputs", ()):
+            at = beside(path, name)
+            assert meaning_of(one.kind, key_of(at)), f"{path} is made of {at}, which nothing describes"
 
 
 def test_a_page_is_the_same_bytes_twice(one: Page) -> None:

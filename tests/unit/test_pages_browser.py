@@ -138,6 +138,22 @@ def test_a_table_sorts_and_a_figure_opens_its_formula(opened: Any, browser: Brow
     assert float(browser.ask("document.querySelector('#verdict .card .why data').value")) == answer["lower_s"]
 
 
+def test_a_number_of_a_table_opens_what_it_is_made_of(opened: Any, browser: Browser) -> None:
+    answer = opened("search").printed
+    browser.ask("document.querySelector('#plans tbody data[role=button]').focus()")
+    browser.key("ArrowRight")
+    browser.key("Enter", "\r")
+    box = "document.querySelector('dialog[open]')"
+    assert browser.ask(f"{box}.querySelector('h2').textContent") == "step: 1"
+    assert browser.ask(f"{box}.querySelector('code').textContent") == "plans.0.step_s"
+    inputs = browser.ask(f"[...{box}.querySelectorAll('dd data')].map((one) => [one.dataset.path, Number(one.value)])")
+    assert inputs == [[f"plans/0/{name}", answer["plans"][0][name]] for name in ("low_s", "high_s")]
+    browser.ask(f"{box}.querySelector('dd data').click()")
+    assert browser.ask(f"{box}.querySelector('code').textContent") == "plans.0.low_s"
+    browser.ask(f"{box}.querySelector('.tools button').click()")
+    assert browser.ask(box) is None
+
+
 def test_the_theme_is_switched(opened: Any, browser: Browser) -> None:
     opened("predict")
     before = browser.ask("getComputedStyle(document.body).backgroundColor")

@@ -11,7 +11,6 @@ import base64
 import functools
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +20,7 @@ from markupsafe import Markup
 
 from simulator.base.files import write_whole
 from simulator.base.units import counted
+from simulator.formats.answer_keys import Meaning, beside, drawn_meaning, key_of, meaning_of
 from simulator.formats.html.figures import found, shown, words
 
 __all__ = ["MOST_BYTES", "page", "write_page"]
@@ -29,7 +29,7 @@ MOST_BYTES: Final = 1_000_000  # of a page
 _HERE: Final = Path(__file__).parent
 _TWICE: Final = 2.4  # an answer's rows stand in the page as JSON and, up to some hundred, as a table
 _SCRIPTS: Final = (
-    *("format", "scale", "bars", "points", "dom", "tables", "memory", "interval"),
+    *("format", "scale", "bars", "points", "dom", "tables", "numbers", "memory", "interval"),
     *("timeline_plot", "timeline", "pipeline", "matrix", "node", "points_plot", "bars_plot", "record", "charts"),
 )
 _FURTHER: Final = {
@@ -37,6 +37,7 @@ _FURTHER: Final = {
     "live": ("toml", "completion", "live"),
 }  # scripts of a kind of page
 _ALLOWED: Final = {"live": "connect-src 'self'; frame-src 'self'; "}  # beyond what stands in a page
+_ANSWERS: Final = {"live": "predict"}  # kinds of page that show an answer of another kind
 _UNDRAWN: Final = dict.fromkeys(("memory", "timeline", "traffic", "pipeline", "record"))
 _ESCAPES: Final = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
@@ -58,6 +59,7 @@ def page(
         _embedded(drawing or {}),
     )
     kept, cut = _within(answer, int((MOST_BYTES - len(script) - len(style) - len(drawn.encode())) / _TWICE))
+    behind = _Behind(_ANSWERS.get(kind, kind))
     text = (
         _environment()
         .get_template(f"{kind}.html")
@@ -67,6 +69,9 @@ def page(
             cut=cut,
             answer_json=_embedded(kept),
             drawing_json=drawn,
+            meaning=behind.meaning,
+            drawn_meaning=behind.drawn,
+            meanings_json=lambda: _embedded(behind.told),
             script=Markup(script),  # noqa: S704  our own files
             style=Markup(style),  # noqa: S704
             theme=Markup(_static("theme.js")),  # noqa: S704
@@ -127,10 +132,26 @@ def _environment() -> Environment:
         loader=found_here, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"shown": lambda value, name: shown(name, value), "words": words}
-    environment.globals |= {"found": found, "counted": counted, "explained": _explained()}
+    environment.globals |= {"found": found, "counted": counted, "beside": beside}
     return environment
 
 
-def _explained() -> dict[str, Any]:
-    """What stands behind each figure: its formula, inputs and source."""
-    return tomllib.loads(_static("explained.toml"))
+class _Behind:
+    """What stands behind each number that a page shows. told: of all that were asked for, by key; pages open it from there."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self.told: dict[str, dict[str, Any]] = {}
+
+    def meaning(self, path: str) -> Meaning | None:
+        """Of the value at a path of the answer."""
+        return self._kept(key_of(path), meaning_of(self._kind, key_of(path)))
+
+    def drawn(self, path: str) -> Meaning | None:
+        """Of the value at a path of the drawing."""
+        return self._kept(f"drawing/{key_of(path)}", drawn_meaning(key_of(path)))
+
+    def _kept(self, key: str, meaning: Meaning | None) -> Meaning | None:
+        if meaning is not None:
+            self.told[key] = meaning.told()
+        return meaning

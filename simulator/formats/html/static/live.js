@@ -92,7 +92,7 @@ class Live {
     const fact = (title, name, value, sub) =>
       el("div", {}, [
         el("span", { class: "label" }, title),
-        el("span", { class: "big" }, el("data", { value, "data-figure": name }, shown(name, value))),
+        el("span", { class: "big" }, el("data", { value, "data-path": name }, shown(name.split("/").pop(), value))),
         el("span", { class: "sub" }, sub),
       ]);
     const badge = el("p", { class: `badge ${answer.verdict.replaceAll(" ", "-")}` }, answer.verdict);
@@ -101,10 +101,12 @@ class Live {
     this.now.replaceChildren(
       el("div", {}, [badge, el("span", { class: "sub" }, answer.cause)]),
       fact("Step time", "step_s", answer.step_s, interval),
-      fact("Memory", "used_bytes", answer.memory.used_bytes, capacity),
+      fact("Memory", "memory/used_bytes", answer.memory.used_bytes, capacity),
       fact("Tokens a second", "tokens_per_s", answer.tokens_per_s, `${grouped(answer.num_devices)} GPUs`),
       fact("MFU", "mfu", answer.mfu, `predicted in ${Math.round(ms)} ms`),
     );
+    NUMBERS.answer = answer;
+    NUMBERS.open(this.now);
     clearTimeout(this.reported);
     this.reported = setTimeout(() => this.report(this.number), REPORT_MS);
   }

@@ -80,12 +80,14 @@ function nodePlot(node, width, loaded) {
 function linkTable(node, loaded) {
   const figures = linkFigures(loaded);
   const head = ["link", "from", "to", ...figures.map(([title]) => title)].map((one) => el("th", { scope: "col" }, one));
-  const cell = (link, [, name, form]) =>
-    el("td", { class: "num" }, el("data", { value: link[name] }, form(name, link[name])));
-  const row = (link) =>
+  const cell = (link, at, [, name, form]) => {
+    const number = { value: link[name], "data-drawn": `traffic/node/links/${at}/${name}` };
+    return el("td", { class: "num" }, el("data", number, form(name, link[name])));
+  };
+  const row = (link, at) =>
     el("tr", {}, [
       ...[link.name, link.src, link.dst].map((one) => el("td", { class: "short" }, one)),
-      ...figures.map((one) => cell(link, one)),
+      ...figures.map((one) => cell(link, at, one)),
     ]);
   const body = el("tbody", {}, node.links.map(row));
   const table = el("table", { class: "sortable" }, [

@@ -50,6 +50,7 @@ class WhatIf {
     this.tellChosen();
     this.tellRows(this.pinned, "Pinned, side by side", this.state.pins);
     this.tellRows(this.best, "The best of what is left", order.slice(0, 12));
+    for (const one of [this.chosen, this.pinned, this.best]) NUMBERS.open(one);
     history.replaceState(null, "", `#${this.explored.fragment(this.state)}`);
   }
 
@@ -163,7 +164,7 @@ class WhatIf {
 
   fact(title, key, i, sub = "") {
     if (!this.columns[key]) return null;
-    const value = el("data", { value: this.columns[key][i], "data-figure": key }, this.shown(key, i));
+    const value = el("data", { value: this.columns[key][i], "data-figure": key, "data-path": `columns/${key}/${i}` }, this.shown(key, i));
     return el("div", {}, [
       el("span", { class: "label" }, title),
       el("span", { class: "big" }, value),
@@ -232,7 +233,8 @@ class WhatIf {
   row(i, keys) {
     const name = pressable(this.explored.named(i), () => this.choose(i), { class: "quiet" });
     const cell = (key) => {
-      const value = el("data", { value: this.columns[key][i] ?? "" }, this.shown(key, i));
+      const number = { value: this.columns[key][i] ?? "", "data-path": `columns/${key}/${i}` };
+      const value = el("data", number, this.shown(key, i));
       return el("td", { class: key === "verdict" ? "short" : "num" }, value);
     };
     const label = `${this.state.pins.includes(i) ? "Unpin" : "Pin"} ${this.explored.named(i)}`;
