@@ -11,11 +11,15 @@ import shutil
 import subprocess
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE_S = 60.0
+AXE = find_spec("axe_core_python")
+SERIOUS = """axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violations
+  .filter((one) => ["serious", "critical"].includes(one.impact)).map((one) => one.id + ": " + one.nodes[0].html.slice(0, 200)))"""
 
 
 class BrowserError(Exception):
@@ -118,6 +122,14 @@ class Browser:
         if "exceptionDetails" in found:
             raise BrowserError(found["exceptionDetails"].get("exception", {}).get("description", expression))
         return found["result"].get("value")
+
+    def judged(self) -> list[str]:
+        """What axe-core finds serious or worse on the page."""
+        if AXE is None or AXE.origin is None:
+            return []
+        self.ask(Path(AXE.origin).with_name("axe.min.js").read_text(encoding="utf-8") + ";0")
+        found: list[str] = self.ask(SERIOUS)
+        return found
 
     def key(self, key: str, text: str = "") -> None:
         """Press a key."""

@@ -40,6 +40,7 @@ _FIGURES: Final = (
     *("step_s", "low_s", "high_s", "tokens_per_s", "mfu", "used_bytes", "capacity_bytes", "num_devices"),
     *("device_s_per_token", "communication_s", "waiting_s", "billion_tokens"),
 )
+_TABLES: Final = (".csv", ".parquet")  # what a search exports besides JSON
 _HELP = """Predict a study at every combination of some values, and look at all of them: --html writes a what-if page.
 
 STUDY.toml is a study as for predict, or the plans that `search --export plans.json` wrote (then there is nothing to
@@ -71,7 +72,7 @@ def command(
     **options: Any,  # noqa: ANN401  one type an option
 ) -> int:
     """Predict all, print the best, write the page."""
-    if study is not None and study.suffix == ".json":
+    if study is not None and study.suffix in (".json", *_TABLES):
         if varied or settings:
             raise click.UsageError("--vary and --set: the plans of a search are what they are")
         answer = of_export(study)
@@ -159,6 +160,12 @@ def answer_of(
 
 def of_export(file: Path) -> dict[str, Any]:
     """The same of the plans that a search exported as JSON: what differs between them are the axes. Raises InputError."""
+    if file.suffix in _TABLES:
+        problem, remedy = (
+            "holds the plans alone, and not what was searched",
+            "search --export plans.json, which has both",
+        )
+        raise InputError(Fault(place=str(file), problem=problem, remedy=remedy))
     data = read_json(file, InputError)
     try:
         plans, asked = data["plans"], data["inputs"]

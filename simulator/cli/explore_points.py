@@ -63,6 +63,11 @@ class Exploration:
     prices: Prices | None = None
 
     @property
+    def count(self) -> int:
+        """Of the combinations."""
+        return math.prod(len(axis.values) for axis in self.axes)
+
+    @property
     def points(self) -> list[Point]:
         """Every combination, the last axis fastest."""
         named = [[f"{axis.key}={value}" for value in axis.values] for axis in self.axes]
@@ -84,9 +89,8 @@ class Exploration:
         """The study as it stands. Raises InputError with every fault of it, and of each axis' values alone."""
         faults: dict[Fault, None] = {}
         asked = self.study()
-        count = math.prod(len(axis.values) for axis in self.axes)
-        if count > MOST_POINTS:
-            problem = f"{count:,} combinations"
+        if self.count > MOST_POINTS:
+            problem = f"{self.count:,} combinations"
             faults[Fault(place="--vary", problem=problem, remedy=f"at most {MOST_POINTS:,}: fewer values or axes")] = (
                 None
             )

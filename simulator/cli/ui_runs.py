@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 from collections import OrderedDict
@@ -14,6 +15,8 @@ from typing import Any, Final
 from simulator.base.errors import Fault, InputError
 from simulator.base.files import ordinary, write_whole
 from simulator.base.schema import parse_toml
+from simulator.cli.explore import answer_of
+from simulator.cli.explore_points import Axis, Exploration, explored
 from simulator.formats.editor_schema import study_schema
 from simulator.formats.html import page
 from simulator.formats.html.step import drawing_of
@@ -26,7 +29,8 @@ from simulator.spec.model.files import preset_names
 from simulator.spec.software.stack import Stack
 
 MOST_RUNS: Final = 9_999
-_REMEMBERED: Final = 24  # predictions, for their reports
+_REMEMBERED: Final = 24  # predictions and what-ifs, for their pages
+MOST_POINTS: Final = 500  # of a what-if: some seconds
 _NOUNS: Final = ("model", "cluster", "placement", "calibration")
 _RUN: Final = re.compile(r"run-(\d{4})\.toml")
 _MOST_BYTES: Final = 2**20
@@ -49,15 +53,27 @@ class Predicted:
         return page("predict", self.report(), drawing_of(self.prediction, *inputs))
 
 
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The answer of `explore`."""
+
+    answer: dict[str, Any]
+
+    def page(self) -> str:
+        """The page of `explore --html`."""
+        return page("explore", self.answer)
+
+
 class Runs:
-    """Predictions of texts. folder: of the draft and of what is kept; nothing is written elsewhere.
+    """Predictions of texts. folder: of the drafts and of what is kept; nothing is written elsewhere.
 
     beside: where names of files in a study are looked up.
     """
 
     def __init__(self, folder: Path, beside: Path) -> None:
-        self._folder, self._beside, self._lock = folder, beside, threading.Lock()
-        self._known: OrderedDict[int, Predicted] = OrderedDict()
+        self._folder, self._beside = folder, beside
+        self._lock, self._exploring = threading.Lock(), threading.Lock()
+        self._known: OrderedDict[int, Predicted | WhatIf] = OrderedDict()
         self._count = 0
 
     def predicted(self, text: str) -> dict[str, Any]:
@@ -67,11 +83,40 @@ class Runs:
                 found = self._predict(text)
             except InputError as exc:
                 return {"faults": [_told(fault) for fault in exc.faults]}
-            self._count += 1
-            self._known[self._count] = found
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-            return {"number": self._count, "answer": found.report()}
+            return {"number": self._remembered(found), "answer": found.report()}
+
+    def explored(self, text: str, varied: str, name: str) -> dict[str, Any]:
+        """The number of the what-if page of a text at every combination of `KEY=V,V KEY=V,V`, or the faults.
+
+        name: of the study, in the commands that the page shows.
+        """
+        with self._exploring:  # one at a time has all cores; predictions go on
+            try:
+                found = self._explore(text, varied.split(), name)
+            except InputError as exc:
+                return {"faults": [_told(fault) for fault in exc.faults]}
+        with self._lock:
+            return {"number": self._remembered(found), "count": len(found.answer["columns"]["verdict"])}
+
+    def _remembered(self, found: Predicted | WhatIf) -> int:
+        self._count += 1
+        self._known[self._count] = found
+        while len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return self._count
+
+    def _explore(self, text: str, varied: list[str], name: str) -> WhatIf:
+        draft = self._folder / "what-if.draft.toml"
+        write_whole(draft, text, "--folder")
+        axes = tuple(Axis.parse(one) for one in varied)
+        asked = Exploration(file=draft, flags=self._files_named(text), settings=(), axes=axes)
+        if not axes or len({axis.key for axis in axes}) < len(axes) or asked.count > MOST_POINTS:
+            problem = f"{asked.count:,} combinations of {len(axes)} axes"
+            remedy = f"each axis once, at most {MOST_POINTS:,} combinations here: tp=1,2 nodes=1,2; shardwise explore has more"
+            raise InputError(Fault(place="what if", problem=problem, remedy=remedy))
+        found = asked.check()
+        records = explored(asked, None, len(os.sched_getaffinity(0)), lambda *_: None)
+        return WhatIf(answer_of(records, axes, asked.points, found.inputs(), ["shardwise", "predict", name]))
 
     def _predict(self, text: str) -> Predicted:
         draft = self._folder / "draft.toml"
@@ -101,7 +146,7 @@ class Runs:
         """Keep a run's text and answer in the folder; None where the prediction is not known any more."""
         with self._lock:
             found = self._known.get(number)
-            if found is None:
+            if not isinstance(found, Predicted):
                 return None
             name = f"run-{max(self._numbers(), default=0) + 1:04d}"
             write_whole(self._folder / f"{name}.toml", text, "--folder")
@@ -140,7 +185,7 @@ def _is_file(path: Path) -> bool:
 
 def _told(fault: Fault) -> dict[str, str]:
     """A fault without the draft's path, which nobody chose."""
-    place = re.sub(r"^\S*draft\.toml:? ?", "", fault.place)
+    place = re.sub(r"^\S*draft\.toml:? ?", "", fault.place).removeprefix("--vary ")
     return {"place": place or "study", "problem": fault.problem, "remedy": fault.remedy}
 
 

@@ -43,6 +43,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, runs: Runs, text: str, name: str, port: int) -> None:
         super().__init__((HOST, port), Handler)
         self.runs, self._token, self._session = runs, secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+        self.name = name
         self.front = page("live", {"name": name, "study": text}, {"words": words()})
 
     @property
@@ -111,7 +112,7 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
 
     def do_POST(self) -> None:
-        """Predict a text, or keep a run."""
+        """Predict a text, explore it, or keep a run."""
         if not self._is_ours():
             return
         origins = tuple(f"http://{host}" for host in self.server.hosts)
@@ -124,6 +125,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if self.path == "/predict":
                 self._json(HTTPStatus.OK, self.server.runs.predicted(asked["text"]))
+            elif self.path == "/explore" and isinstance(asked.get("vary"), str):
+                self._json(HTTPStatus.OK, self.server.runs.explored(asked["text"], asked["vary"], self.server.name))
             elif self.path == "/keep" and isinstance(asked.get("number"), int):
                 kept = self.server.runs.keep(asked["number"], asked["text"])
                 self._json(HTTPStatus.OK if kept else HTTPStatus.NOT_FOUND, kept or {"faults": []})

@@ -21,6 +21,10 @@ test("ticks are round, inside, and not too many", () => {
     [0, 20, 40, 60, 80].map((one) => one * 2 ** 30),
   );
   assert.deepStrictEqual(ticks(3, 3), [3]);
+  assert.deepStrictEqual(
+    ticks(5 * 2 ** 30, 8 * 2 ** 30, 4, true), // 1 GiB, not 1,000 MiB
+    [5, 6, 7, 8].map((one) => one * 2 ** 30),
+  );
 });
 
 test("the last at most a value", () => {

@@ -129,3 +129,6 @@ def test_plans_of_a_search_are_explored(tmp_path: Path, capsys: pytest.CaptureFi
         assert main(["explore", str(file)]) == 3
         assert "is no export of a search" in capsys.readouterr().err
     assert main(["explore", str(file), "--vary", "tp=1"]) == 2
+    (tmp_path / "plans.csv").write_text("rank\n1\n")
+    assert main(["explore", str(tmp_path / "plans.csv")]) == 3
+    assert "search --export plans.json" in capsys.readouterr().err

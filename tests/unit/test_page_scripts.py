@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.formats.html.figures import shown, words
+from simulator.formats.html.figures import shown, unit_of, words
 
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "simulator" / "formats" / "html" / "static"
@@ -26,6 +26,24 @@ NAMES = (
     "exposed_share",
     "count",
     "hardware_flop",
+    "num_devices",
+    "num_steps",
+    "capacity_per_s",
+    "tokens_per_s_user",
+    "seconds",
+    "run_days",
+    "nearest_nic",
+    "kv_mean",
+)
+PATHS = (
+    "breakdown_s/gemm",
+    "plans/3/median_s/ttft",
+    "plans/3/step_s",
+    "memory/used_bytes",
+    "steps_s/p50",
+    "days/p5",
+    "now/0",
+    "",
 )
 VALUES = (
     0,
@@ -64,15 +82,16 @@ def test_pure_functions() -> None:
 def test_numbers_are_told_as_in_python() -> None:
     asked = [(name, value) for name in NAMES for value in VALUES]
     asked += [("step_s", None), ("fits", True), ("fits", False), ("cause", "a"), ("kinds", ["a", "b"]), ("empty", "")]
-    script = f"""const {{ shown, words }} = require({json.dumps(str(STATIC / "format.js"))});
+    script = f"""const {{ shown, words, unitOf }} = require({json.dumps(str(STATIC / "format.js"))});
     const asked = {json.dumps(asked)};
-    console.log(JSON.stringify([asked.map(([name, value]) => shown(name, value)), asked.map(([name]) => words(name))]));"""
+    console.log(JSON.stringify([asked.map(([name, value]) => shown(name, value)), asked.map(([name]) => words(name)), {json.dumps(PATHS)}.map(unitOf)]));"""
     done = _node("-e", script)
     assert done.returncode == 0, done.stderr
-    told, named = json.loads(done.stdout)
+    told, named, units = json.loads(done.stdout)
     wrong = [(n, v, shown(n, v), js) for (n, v), js in zip(asked, told, strict=True) if shown(n, v) != js]
     assert not wrong
     assert named == [words(name) for name, _ in asked]
+    assert units == [unit_of(path) for path in PATHS]
 
 
 def test_scripts_stand_alone() -> None:

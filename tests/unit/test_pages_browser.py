@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,12 @@ import pytest
 
 from simulator.base.units import format_bytes
 from simulator.formats.html import page
+from simulator.formats.html.figures import found
 from tests.browser import CHROMIUM, Browser
 from tests.pages import COMMANDS, Page, made
 from tests.unit.test_pages import hostile
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="pages are tried in Chromium, and it is not installed")
-AXE = find_spec("axe_core_python")
-SERIOUS = """axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violations
-  .filter((one) => ["serious", "critical"].includes(one.impact)).map((one) => one.id + ": " + one.nodes[0].html.slice(0, 200)))"""
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +35,13 @@ def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory, capsys: p
     return open_page
 
 
-def _judged(browser: Browser) -> list[str]:
-    """What axe-core finds serious or worse."""
-    if AXE is None or AXE.origin is None:
-        return []
-    browser.ask(Path(AXE.origin).with_name("axe.min.js").read_text(encoding="utf-8") + ";0")
-    found: list[str] = browser.ask(SERIOUS)
-    return found
-
-
 def _quiet(browser: Browser, file: Path) -> None:
     assert browser.requests == [file.as_uri()]
     assert not browser.problems
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_a_page_opens_shows_its_numbers_and_fits_every_screen(kind: str, opened: Any, browser: Browser) -> None:
+def test_a_page_opens_can_be_used_and_fits_every_screen(kind: str, opened: Any, browser: Browser) -> None:
     one = opened(kind)
     _quiet(browser, one.file)
     assert browser.ask("JSON.parse(document.getElementById('answer').textContent)") == one.printed
@@ -61,17 +49,30 @@ def test_a_page_opens_shows_its_numbers_and_fits_every_screen(kind: str, opened:
         browser.ask("document.querySelectorAll('main svg').length + document.querySelectorAll('main table').length") > 0
     )
     assert browser.ask("document.documentElement.dataset.theme") == "light"
+    _number_opens(browser, one)
     opened(kind, 390, dark=True)
     assert browser.ask("document.documentElement.dataset.theme") == "dark"
     assert browser.ask("document.documentElement.scrollWidth") <= 390
     _quiet(browser, one.file)
+    assert browser.judged() == []
 
 
-@pytest.mark.parametrize(("kind", "dark"), [("predict", True), ("sensitivity", False)])
-def test_nothing_serious_stands_in_anybodys_way(kind: str, opened: Any, browser: Browser, *, dark: bool) -> None:
-    """All kinds are made of the components of these two, and of the what-if page's, in either theme."""
-    opened(kind, dark=dark)
-    assert _judged(browser) == []
+def _number_opens(browser: Browser, one: Page) -> None:
+    """By keyboard: the first number of the answer tells its key and its value in --json, and a figure its formula."""
+    number = "[...document.querySelectorAll('main data[data-path][role=button]')].find((one) => one.checkVisibility())"
+    path = browser.ask(f"(() => {{ const one = {number}; one.focus(); return one.dataset.path }})()")
+    assert browser.ask("document.activeElement.dataset.path") == path
+    browser.key("Enter", "\r")
+    told = browser.ask("document.querySelector('dialog[open] p.source:last-of-type').textContent")
+    key, _, value = told.partition(" = ")
+    assert (key, float(value)) == (path.replace("/", "."), found(one.printed, path))
+    browser.ask("document.querySelector('dialog[open] .tools button').click()")
+    card = browser.ask(
+        "document.querySelector('main details.card > summary')?.focus() ?? !!document.querySelector('.card')"
+    )
+    if card:
+        browser.key("Enter", "\r")
+        assert browser.ask("document.querySelector('details.card').open && !!document.querySelector('.card .why p')")
 
 
 def test_memory_is_told_under_the_pointer_and_by_keys(opened: Any, browser: Browser) -> None:
@@ -220,16 +221,16 @@ def test_what_if_is_chosen_pinned_and_kept_in_the_address(opened: Any, browser: 
     assert "micro_batch_size 4" in browser.ask("document.querySelector('#pinned tbody').textContent")
     browser.ask("[...document.querySelectorAll('button')].find((one) => one.textContent === 'Clear filters').click()")
     assert browser.ask("document.querySelector('.said').textContent").startswith(f"{len(columns['verdict'])} of ")
-    assert _judged(browser) == []
+    assert browser.judged() == []
 
 
 def test_the_front_is_walked_by_keys(opened: Any, browser: Browser) -> None:
     opened("explore")
     browser.ask("document.querySelector('[data-draw=whatif] svg').focus()")
-    before = browser.ask("document.querySelector('#chosen h3').textContent")
+    before = browser.ask("document.querySelector('#chosen h2').textContent")
     browser.key("ArrowLeft")
     assert browser.ask("document.activeElement.tagName").lower() == "svg"
     browser.key("Enter", "\r")
     pinned = browser.ask("document.querySelector('#pinned tbody').textContent")
-    assert browser.ask("document.querySelector('#chosen h3').textContent") in pinned
+    assert browser.ask("document.querySelector('#chosen h2').textContent") in pinned
     assert before

@@ -135,6 +135,31 @@ def test_faults_name_their_keys_and_no_path_of_ours(client: Client) -> None:
     assert "line 1" in broken[0]["problem"]
 
 
+def test_what_if_is_every_combination_and_its_page_that_of_explore(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.enter()
+    asked = {"text": STUDY, "vary": "tp=1,3 nodes=1,2"}
+    told = json.loads(client.ask("POST", "/explore", asked)[1])
+    assert told["count"] == 4
+    answer = inside(client.ask("GET", f"/report/{told['number']}")[1], "answer")
+    file = tmp_path / "study.toml"
+    file.write_text(STUDY)
+    capsys.readouterr()
+    assert main(["explore", str(file), "--vary", "tp=1,3", "--vary", "nodes=1,2", "--json", "--jobs", "1"]) == 0
+    assert answer["columns"] == json.loads(capsys.readouterr().out)["columns"]
+    assert answer["command"] == ["shardwise", "predict", "a.toml"]
+    assert answer["counts"] == {"fits": 2, "illegal": 2}
+    assert client.ask("POST", "/keep", {"text": STUDY, "number": told["number"]})[0] == 404
+    for vary, words_ in (("", "0 axes"), ("tp=1 tp=2", "2 axes"), ("tq=1", "there is no 'tq'"), ("tp=1,x", "tp=x")):
+        faults = json.loads(client.ask("POST", "/explore", asked | {"vary": vary})[1])["faults"]
+        assert words_ in json.dumps(faults), vary
+    many = ",".join(map(str, range(1, 502)))
+    assert "501 combinations" in client.ask("POST", "/explore", asked | {"vary": f"micro_batch_size={many}"})[1]
+    assert client.ask("POST", "/explore", {"text": STUDY})[0] == 404
+    assert client.ask("POST", "/explore", asked, headers={"Origin": "http://evil.example"})[0] == 403
+
+
 def test_runs_are_kept_in_the_folder_and_listed(client: Client, tmp_path: Path) -> None:
     client.enter()
     (tmp_path / "runs" / "run-0007.toml").write_text("half of one")
@@ -198,9 +223,17 @@ def test_a_study_is_edited_in_a_browser(server: Server) -> None:
         step_s = browser.ask("Number(document.querySelector('.now data').value)")
         inner = "document.getElementById('report').contentDocument"
         browser.wait(f"Number({inner}?.querySelector('#verdict data')?.value) === {step_s}")
+        browser.ask("document.getElementById('vary').value = 'nodes=1,2'")
+        browser.ask("document.getElementById('explore').click()")
+        browser.wait(f"{inner}?.querySelector('#chosen data') && !document.getElementById('back').hidden")
+        chosen = browser.ask(f"{inner}.querySelector('#chosen pre').textContent")
+        assert chosen.startswith("shardwise predict a.toml --nodes ")
+        browser.ask("document.getElementById('back').click()")
+        browser.wait(f"Number({inner}?.querySelector('#verdict data')?.value) === {step_s}")
         browser.ask("document.getElementById('keep').click()")
         browser.wait("document.querySelector('.runs tbody')")
         assert "run-0001" in browser.ask("document.querySelector('.runs').textContent")
         assert not browser.problems
+        assert browser.judged() == []
         own = f"http://{server.hosts[0]}/"
         assert all(request.startswith(own) for request in browser.requests)

@@ -11,7 +11,7 @@ import base64
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from markupsafe import Markup
 from simulator.base.files import write_whole
 from simulator.base.units import counted
 from simulator.formats.answer_keys import Meaning, beside, drawn_meaning, key_of, meaning_of
-from simulator.formats.html.figures import found, shown, words
+from simulator.formats.html.figures import found, shown, unit_of, words
 
 __all__ = ["MOST_BYTES", "page", "write_page"]
 
@@ -132,8 +132,20 @@ def _environment() -> Environment:
         loader=found_here, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"shown": lambda value, name: shown(name, value), "words": words}
-    environment.globals |= {"found": found, "counted": counted, "beside": beside}
+    environment.globals |= {
+        "found": found,
+        "counted": counted,
+        "beside": beside,
+        "unit_of": unit_of,
+        "numeric": _numeric,
+    }
     return environment
+
+
+def _numeric(rows: Sequence[Any], key: str) -> bool:
+    """Whether a column of a table has numbers."""
+    values = (found(row, key) for row in rows)
+    return any(isinstance(one, int | float) and not isinstance(one, bool) for one in values)
 
 
 class _Behind:

@@ -12,6 +12,12 @@ _SHARE_ENDS: Final = (
     *("_abs_error", "_bias", "_coverage_90", "relative_error"),
 )
 NOTHING: Final = "–"
+_UNITS: Final = ("_s", "_bytes")  # that a record may have for all its values
+_SAID: Final = {"num_devices": "GPUs", "used_bytes": "memory used"}
+_SPELT: Final = {
+    word.lower(): word
+    for word in ("GPU", "GPUs", "CPU", "HBM", "KV", "MFU", "HFU", "NIC", "NICs", "NVLink", "NVMe", "PCIe", "RDMA")
+}
 
 
 def shown(name: str, value: object) -> str:
@@ -39,8 +45,9 @@ def _per_s(value: float) -> str:
 _BY_UNIT: Final[tuple[tuple[tuple[str, ...], Callable[[float], str]], ...]] = (  # the first that fits
     (("flop_per_s",), format_flop_per_s),
     (("bytes_per_s",), format_rate),
-    (("_per_s",), _per_s),
-    (("_s", "_s_per_token"), format_duration),
+    (("_per_s", "_per_s_user", "_per_s_gpu"), _per_s),
+    (("_s", "_s_per_token", "_seconds"), format_duration),
+    (("_days",), lambda value: format_duration(86_400 * value)),
     (("_bytes",), format_bytes),
     (_SHARE_ENDS, "{:,.1%}".format),
     (("_flop", "flop_per_step"), lambda value: format_flop_per_s(value).removesuffix("/s")),
@@ -52,6 +59,13 @@ def _number(name: str, value: float) -> str:
     if form is not None:
         return form(value)
     return f"{value:,}" if isinstance(value, int) else format_number(value)
+
+
+def unit_of(path: str) -> str:
+    """The name that tells the unit of the value at a path: its own, or that of the record: breakdown_s/gemm is in seconds."""
+    *above, last = [part for part in path.split("/") if not part.isdecimal()] or [""]
+    own = any(f"_{last}".endswith(end) for ends, _ in _BY_UNIT for end in ends)
+    return above[-1] if above and not own and above[-1].endswith(_UNITS) else last
 
 
 def found(data: Any, path: str) -> Any:  # noqa: ANN401  whatever JSON holds
@@ -67,9 +81,12 @@ def found(data: Any, path: str) -> Any:  # noqa: ANN401  whatever JSON holds
 
 
 def words(name: str) -> str:
-    """A key as a heading: "peak_allocated_bytes" is "peak allocated"."""
+    """A key as a heading: "peak_allocated_bytes" is "peak allocated", "num_steps" is "steps"."""
+    if name in _SAID:
+        return _SAID[name]
     for unit in ("_bytes_per_s", "_flop_per_s", "_bytes", "_s", "_flop"):
         if name.endswith(unit) and not name.endswith("_per_s" if unit == "_s" else "\0"):
             name = name.removesuffix(unit)
             break
-    return name.replace("_", " ")
+    name = f"{name.removesuffix('_per_s')} a second" if name.endswith("_per_s") else name
+    return " ".join(_SPELT.get(word, word) for word in name.removeprefix("num_").replace("_", " ").split(" "))

@@ -35,7 +35,7 @@ function stackPart(one, x, wide, share, value) {
   const middle = { x: x + wide / 2 - 0.5, "text-anchor": "middle" };
   return [
     box,
-    wide > 8 * one.name.length ? svg("text", { ...middle, y: 25, class: "on" }, one.name) : null,
+    wide > 8 * one.name.length ? svg("text", { ...middle, y: 25, class: `on${inkOn(fill.fill)}` }, one.name) : null,
     wide > 40 ? svg("text", { ...middle, y: 50 }, share) : null,
   ].filter(Boolean);
 }

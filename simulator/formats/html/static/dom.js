@@ -66,6 +66,15 @@ function colourOf(name, names) {
   return COLOURS[name] || FURTHER[Math.max(0, names.indexOf(name)) % FURTHER.length];
 }
 
+// What to add to the class of words on a colour, so that they can be read (WCAG's relative luminance).
+function inkOn(shade) {
+  const [red, green, blue] = [1, 3, 5].map((at) => {
+    const part = parseInt(shade.slice(at, at + 2), 16) / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.183 ? " dark" : "";
+}
+
 function el(tag, attributes = {}, children = []) {
   const one = document.createElement(tag);
   return dressed(one, attributes, children);

@@ -50,6 +50,14 @@ const SHARE_ENDS = [
   "relative_error",
 ];
 const LEAST = 0.0005;
+const SAID = { num_devices: "GPUs", used_bytes: "memory used" };
+const SPELT = Object.fromEntries(
+  ["GPU", "GPUs", "CPU", "HBM", "KV", "MFU", "HFU", "NIC", "NICs", "NVLink", "NVMe", "PCIe", "RDMA"].map((word) => [
+    word.toLowerCase(),
+    word,
+  ]),
+);
+const UNITS = /(_s|_per_s_user|_per_s_gpu|_s_per_token|_seconds|_days|_bytes|_flop|flop_per_step)$/;
 
 function threeDigits(value) {
   return Math.abs(value) < 1000 ? Number(value.toPrecision(3)) : value;
@@ -97,19 +105,38 @@ function shown(name, value) {
   name = "_" + name;
   if (name.endsWith("flop_per_s")) return scaled(value, FLOPS);
   if (name.endsWith("bytes_per_s")) return scaled(value, RATES);
-  if (name.endsWith("_per_s")) return (value >= 100 ? grouped(value) : formatNumber(value)) + "/s";
-  if (name.endsWith("_s") || name.endsWith("_s_per_token")) return scaled(value, value < 60 ? SECONDS : DURATIONS);
+  if (/_per_s(_user|_gpu)?$/.test(name)) return (value >= 100 ? grouped(value) : formatNumber(value)) + "/s";
+  if (/_(s|s_per_token|seconds)$/.test(name)) return scaled(value, value < 60 ? SECONDS : DURATIONS);
+  if (name.endsWith("_days")) return shown("s", 86400 * value);
   if (name.endsWith("_bytes")) return scaled(value, BYTES);
   if (SHARE_ENDS.some((end) => name.endsWith(end))) return percent(value);
   if (name.endsWith("_flop") || name.endsWith("flop_per_step")) return scaled(value, FLOPS).replace("/s", "");
   return Number.isInteger(value) ? grouped(value) : formatNumber(value);
 }
 
+// The name that tells the unit of the value at a path: its own, or that of the record: breakdown_s/gemm is in seconds.
+function unitOf(path) {
+  const [last = "", above = ""] = path
+    .split("/")
+    .filter((part) => !/^\d+$/.test(part))
+    .reverse();
+  const own = UNITS.test(`_${last}`) || SHARE_ENDS.some((end) => `_${last}`.endsWith(end));
+  return !own && /(_s|_bytes)$/.test(above) ? above : last;
+}
+
+// A key as a heading: "peak_allocated_bytes" is "peak allocated", "num_steps" is "steps".
 function words(name) {
+  if (Object.hasOwn(SAID, name)) return SAID[name];
+  const plain = unitless(name).replace(/_per_s$/, " a second");
+  const spelt = (word) => (Object.hasOwn(SPELT, word) ? SPELT[word] : word);
+  return plain.replace(/^num_/, "").replaceAll("_", " ").split(" ").map(spelt).join(" ");
+}
+
+function unitless(name) {
   for (const unit of ["_bytes_per_s", "_flop_per_s", "_bytes", "_s", "_flop"])
     if (name.endsWith(unit) && !(unit === "_s" && name.endsWith("_per_s")))
-      return name.slice(0, -unit.length).replaceAll("_", " ");
-  return name.replaceAll("_", " ");
+      return name.slice(0, -unit.length);
+  return name;
 }
 
 function found(data, path) {
@@ -121,4 +148,4 @@ function found(data, path) {
 }
 
 if (typeof module !== "undefined")
-  module.exports = { shown, words, found, scaled, formatNumber, grouped, percent, BYTES, SECONDS };
+  module.exports = { shown, words, unitOf, found, scaled, formatNumber, grouped, percent, BYTES, SECONDS };

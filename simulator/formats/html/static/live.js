@@ -20,6 +20,11 @@ class Live {
     this.area.addEventListener("scroll", () => (this.gutter.scrollTop = this.area.scrollTop));
     this.keep.addEventListener("click", () => this.keepRun());
     part("#save").addEventListener("click", () => this.copy());
+    this.vary = part("#vary");
+    this.back = part("#back");
+    part("#explore").addEventListener("click", () => this.explore());
+    this.vary.addEventListener("keydown", (event) => event.key === "Enter" && this.explore());
+    this.back.addEventListener("click", () => this.report(this.number));
     new MutationObserver(() => this.themed()).observe(root_, { attributeFilter: ["data-theme"] });
     this.lines();
     this.predict();
@@ -111,9 +116,23 @@ class Live {
     this.reported = setTimeout(() => this.report(this.number), REPORT_MS);
   }
 
+  // The what-if page of the study as it stands, in the place of the report.
+  async explore() {
+    this.said.textContent = "predicting all combinations …";
+    const data = await this.ask("/explore", { text: this.area.value, vary: this.vary.value }).catch(() => null);
+    this.said.textContent = data?.number ? `${grouped(data.count)} combinations predicted` : "not predicted";
+    this.tellFaults(this.area.value, data?.faults || []);
+    if (!data?.number) return;
+    clearTimeout(this.reported);
+    this.back.hidden = false;
+    this.frame.hidden = false;
+    this.frame.src = `/report/${data.number}`;
+  }
+
   // The report below, scrolled to where it was.
   report(number) {
     if (number === null) return;
+    this.back.hidden = true;
     const top = this.frame.contentWindow ? this.frame.contentWindow.scrollY : 0;
     this.frame.hidden = false;
     this.frame.addEventListener("load", () => this.frame.contentWindow.scrollTo(0, top), { once: true });
@@ -152,7 +171,7 @@ class Live {
     const rows = all.map((one) => this.runRow(one));
     const caption = el("caption", {}, "Kept; a name loads its study");
     const table = el("table", {}, [caption, el("thead", {}, head), el("tbody", {}, rows)]);
-    return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Runs kept" }, table);
+    return el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Runs kept" }, table);
   }
 
   runRow(one) {

@@ -16,6 +16,7 @@ if (typeof drawLive !== "undefined") DRAW.live = drawLive;
 const NUMBERS = new Numbers();
 for (const one of document.querySelectorAll("[data-colour]")) one.style.background = colour(one.dataset.colour);
 for (const one of document.querySelectorAll("table.sortable")) sortable(one);
+for (const one of document.querySelectorAll(".scroll")) edged(one);
 for (const one of document.querySelectorAll("[data-draw]")) DRAW[one.dataset.draw](one);
 for (const one of document.querySelectorAll("[data-chart]")) drawChart(one);
 NUMBERS.open(document);

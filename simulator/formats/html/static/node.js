@@ -96,7 +96,7 @@ function linkTable(node, loaded) {
     body,
   ]);
   sortable(table);
-  const region = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Links of a node" }, table);
+  const region = el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Links of a node" }, table);
   return el("details", { class: "fold" }, [el("summary", {}, `All ${node.links.length} links`), region]);
 }
 

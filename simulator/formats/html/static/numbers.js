@@ -109,7 +109,7 @@ class Numbers {
       if (value === undefined || value === null || at === path) return null;
       const last = keyOf(at).split("/").pop();
       const place = at.startsWith("drawing/") ? { "data-drawn": at.slice(8) } : { "data-path": at };
-      return el("div", {}, [el("dt", {}, words(last)), el("dd", {}, el("data", { value, ...place }, shown(last, value)))]);
+      return el("div", {}, [el("dt", {}, words(last)), el("dd", {}, el("data", { value, ...place }, shown(unitOf(at), value)))]);
     });
     return el("dl", {}, rows.filter(Boolean));
   }

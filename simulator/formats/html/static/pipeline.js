@@ -41,10 +41,11 @@ function passPaths(passes, x, y, band) {
 }
 
 function passNumbers(passes, x, y) {
+  const shade = (phase) => `on${inkOn(colour(PASSES[phase]))}`;
   const fits = ([start, stop, , batch]) => x(stop) - x(start) > 7 * String(batch).length + 4;
   return passes
     .filter(fits)
-    .map(([start, stop, , batch]) =>
-      svg("text", { x: (x(start) + x(stop)) / 2, y, "text-anchor": "middle", class: "on" }, String(batch)),
+    .map(([start, stop, phase, batch]) =>
+      svg("text", { x: (x(start) + x(stop)) / 2, y, "text-anchor": "middle", class: shade(phase) }, String(batch)),
     );
 }

@@ -25,18 +25,17 @@ class PointsPlot {
     this.height = Math.min(360, Math.max(220, width * 0.5));
     this.pad = { left: 62, right: 14, top: 22, bottom: 42 };
     const ends = this.points.flatMap((one) => [one.y, ...(this.band(one) || [])]);
-    this.x = this.axis(
-      "x",
-      this.points.map((one) => one.x),
-      this.pad.left,
-      width - this.pad.right,
-    );
-    this.y = this.axis("y", ends, this.height - this.pad.bottom, this.pad.top);
+    const along = this.points.map((one) => one.x);
+    const both = this.spec.same ? [...along, ...ends] : null; // one range for both axes
+    this.x = this.axis("x", both || along, this.pad.left, width - this.pad.right);
+    this.y = this.axis("y", both || ends, this.height - this.pad.bottom, this.pad.top);
+    const reach = this.spec.same ? [Math.min(...both), Math.max(...both)].map((x) => ({ x, y: x })) : [];
+    const diagonal = svg("path", { class: "diagonal", d: reach.length ? `M${this.path(reach).join("L")}` : "" });
     this.pixels = this.points.map((one) => [this.x.scale(one.x), this.y.scale(one.y)]);
     this.ring = svg("circle", { class: "hit", r: 7, visibility: "hidden" });
     this.at = -1;
     const root = this.frame();
-    root.append(...axes(width, this.height, this.pad, this.x, this.y), ...this.lines(), ...this.front());
+    root.append(...axes(width, this.height, this.pad, this.x, this.y), diagonal, ...this.lines(), ...this.front());
     root.append(...this.whiskers(), ...this.dots(), this.ring);
     this.listen(root);
     return root;
@@ -53,10 +52,11 @@ class PointsPlot {
     const name = this.names[which];
     const [low, high] = log ? [0.9 * Math.min(...values), 1.1 * Math.max(...values)] : extent(values, zero);
     const bytes = /bytes$/.test(name);
+    const whole = (one) => !values.every(Number.isInteger) || Number.isInteger(one); // 8.5 GPUs are none
     const most = which === "y" ? 5 : this.width < 560 ? 3 : 7;
     return {
       scale: (log ? logarithmic : linear)(low, high, from, to),
-      ticks: log ? logTicks(low, high, bytes) : ticks(low, high, most, bytes),
+      ticks: (log ? logTicks(low, high, bytes) : ticks(low, high, most, bytes)).filter(whole),
       form: (one) => shown(name, one),
       title: this.spec[`${which}Title`] || words(name),
     };

@@ -16,7 +16,8 @@ function ticks(low, high, most = 6, binary = false) {
   if (!(rough > 0) || !Number.isFinite(rough)) return [low];
   const unit = binary ? 1024 ** Math.max(0, Math.floor(Math.log(rough) / Math.log(1024) + 1e-9)) : 1;
   const power = 10 ** Math.floor(Math.log10(rough / unit));
-  const step = unit * power * [1, 2, 5, 10].find((one) => one * power * unit >= rough * 0.999);
+  const round = power * [1, 2, 5, 10].find((one) => one * power * unit >= rough * 0.999);
+  const step = unit * (binary && round === 1000 ? 1024 : round);
   const out = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high * (1 + 1e-9); i++)
     out.push(Number((i * step).toPrecision(12)));

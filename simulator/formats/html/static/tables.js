@@ -13,6 +13,13 @@ function compared(a, b) {
   return a < b ? -1 : a > b ? 1 : 0;
 }
 
+// A table that goes on to the right says so at its edge.
+function edged(place) {
+  const look = () => place.classList.toggle("more", place.scrollLeft + place.clientWidth < place.scrollWidth - 2);
+  place.addEventListener("scroll", look, { passive: true });
+  new ResizeObserver(look).observe(place);
+}
+
 function sortable(table) {
   const heads = [...table.tHead.rows[0].cells],
     body = table.tBodies[0];

@@ -196,7 +196,7 @@ class WhatIf {
     const badge = el("p", { class: `badge ${verdict.replaceAll(" ", "-")}` }, verdict);
     const reason = () => el("p", {}, this.explored.answer.reasons[this.columns.why[i]]);
     this.chosen.replaceChildren(
-      el("div", {}, [badge, el("h3", {}, this.explored.named(i))]),
+      el("div", {}, [badge, el("h2", {}, this.explored.named(i))]),
       ...(verdict === "illegal" ? [reason()] : this.facts(i)),
       this.command(i),
     );
@@ -226,7 +226,7 @@ class WhatIf {
     const head = el("tr", {}, [el("th", { scope: "col" }, "plan"), ...keys.map(heading), action]);
     const rows = points.map((i) => this.row(i, keys));
     const table = el("table", {}, [el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, rows)]);
-    const region = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, table);
+    const region = el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": caption }, table);
     place.replaceChildren(...(points.length ? [region] : []));
   }
 
