@@ -137,10 +137,11 @@ class Page:
 
     def _run(self, block: Block) -> None:
         if block.kind == "sh":
+            apart = block.mark == f"not run: {MINUTES}"  # what has processes of its own needs real streams
             due = int(block.mark.removeprefix("exit ")) if block.mark.startswith("exit ") else 0
             for line in _lines(block):
                 try:
-                    code, said = answer(line)
+                    code, said = answer(line, apart=apart)
                 except Exception as exc:  # noqa: BLE001  a defect; the other lines are run all the same
                     self._fault(block, f"{line}: ends in {exc!r}")
                     continue
@@ -200,12 +201,15 @@ def _lines(block: Block) -> list[str]:
     return lines
 
 
-def answer(line: str) -> tuple[int, str]:
-    """The exit code of a line and all that it prints; what a shell must read is run by one that finds `shardwise`."""
+def answer(line: str, *, apart: bool = False) -> tuple[int, str]:
+    """The exit code of a line and all that it prints; what a shell must read is run by one that finds `shardwise`.
+
+    apart: in a process of its own in any case.
+    """
     words = shlex.split(line, comments=True)
     if not words:
         return 0, ""
-    if words[0] == "shardwise" and not _SHELL.search(line.partition(" #")[0]):
+    if words[0] == "shardwise" and not apart and not _SHELL.search(line.partition(" #")[0]):
         with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
             code = int(main(words[1:]))
         return code, err.getvalue() + out.getvalue()

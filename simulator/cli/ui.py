@@ -18,7 +18,7 @@ _DEFAULT = 'model = "llama3-8b"\ncluster = "hgx-h100-8"\n\n[plan]\nzero = 3\nseq
 _HELP = """Edit a study in a browser and see what it predicts, while you type.
 
 The command prints an address on 127.0.0.1 whose token opens it once, in one browser; nothing else is answered, and no
-other interface listens. The page is that of `predict --html`. STUDY.toml is read and never written. Runs that you keep
+other interface listens. The page is that of `predict --html`, or that of `explore --html` for values to try. STUDY.toml is read and never written. Runs that you keep
 go to --folder; without it, they are gone at the end.
 
 Exit codes: 0 at Ctrl-C, 2 usage, 3 bad input."""

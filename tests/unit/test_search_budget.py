@@ -54,8 +54,8 @@ def _found(study: SearchStudy) -> SearchReport:
         return search_stacks(study, engine)
 
 
-def _text(report: SearchReport) -> str:
-    console = Console(width=400, color_system=None)
+def _text(report: SearchReport, width: int = 400) -> str:
+    console = Console(width=width, color_system=None)
     with console.capture() as told:
         console.print(render(report))
     return told.get()
@@ -291,6 +291,10 @@ def test_the_front_is_marked_over_all_stacks() -> None:
     assert 1 <= sum(row.on_front for row in report.rows) < len(report.rows)
     marks = re.findall(r"^ *(\d+)≈?(\*?)  ", _text(report), re.MULTILINE)
     assert [(int(rank), bool(star)) for rank, star in marks] == [(row.rank, row.on_front) for row in report.rows]
+    first_screen = _text(report, width=80).splitlines()[:24]
+    assert max(map(len, first_screen)) <= 80
+    last = report.rows[-1]
+    assert any(line.strip().startswith(f"{last.rank}  {last.plan.stack}: ") for line in first_screen), "a line each"
     assert [plan["on_front"] for plan in report.as_json()["plans"]] == [row.on_front for row in report.rows]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -12,13 +14,14 @@ from simulator.studies.search.outcome import fields_of
 from simulator.studies.search.report import Row, SearchReport
 
 WIDTH = 150
+_WIDE = 110  # columns that figures and plans need beside each other
 
 
 def render(report: SearchReport) -> RenderableType:
     """The report for a rich console."""
     parts: list[RenderableType] = [Text(_headline(report), style="bold"), Text()]
     if report.rows:
-        parts += [_table(report), Text()]
+        parts += [_Ranked(report), Text()]
     parts.append(Text(_counts(report)))
     parts += [Text(f"{stack} has no row: {reason}") for stack, reason in report.without]
     parts += [Text(f"could not be predicted: {count:,} × {reason}") for reason, count in report.failures.items()]
@@ -44,11 +47,37 @@ def _headline(report: SearchReport) -> str:
     return f"{state}{what}: {'nothing that fits' if not report.rows else f'by {report.study.objective}'}"
 
 
-def _table(report: SearchReport) -> Table:
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """The table; on a narrow screen the figures of all plans, then what each is."""
+
+    report: SearchReport
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.max_width >= _WIDE
+        yield _table(self.report, plans=wide)
+        if not wide:
+            yield _plans(self.report)
+
+
+def _several(report: SearchReport) -> bool:
+    """Whether plans run under more than one stack."""
+    return len(report.study.space.fixed.get("stack", ())) > 1
+
+
+def _plans(report: SearchReport) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    table.add_column(justify="right")
+    for row in report.rows:
+        table.add_row(str(row.rank), f"{row.plan.stack}: {words(row)}" if _several(report) else words(row))
+    return table
+
+
+def _table(report: SearchReport, *, plans: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    several = len(report.study.space.fixed.get("stack", ())) > 1
+    several = plans and _several(report)
     software = ("software",) if several else ()
-    for name in ("", "step", "90 %", "tokens/s", "MFU", "memory", "GPUs", *software, "plan"):
+    for name in ("", "step", "90 %", "tokens/s", "MFU", "memory", "GPUs", *software, *(("plan",) if plans else ())):
         table.add_column(name, justify="left" if name in ("plan", "software", "90 %") else "right")
     for row in report.rows:
         o = row.outcome
@@ -65,7 +94,7 @@ def _table(report: SearchReport) -> Table:
             format_bytes(o.used_bytes or 0) + (f" {o.status}" if o.status is Fit.TIGHT else ""),
             f"{o.num_devices:,}",
             *((row.plan.stack,) if several else ()),
-            words(row),
+            *((words(row),) if plans else ()),
         )
     return table
 
