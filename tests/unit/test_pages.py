@@ -105,6 +105,17 @@ def test_a_long_list_is_cut_and_the_page_says_so() -> None:
     assert f"the first {shown:,} of 5,000 sources" in text
 
 
+def test_no_answer_makes_a_page_of_more_than_a_megabyte(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a comparison each row is shown with more words than it has in JSON."""
+    answer = dict(made("compare", tmp_path_factory, capsys).answer)
+    answer["subjects"] = answer["subjects"] * 400
+    text = page("compare", answer)
+    assert MOST_BYTES / 4 < len(text.encode()) <= MOST_BYTES
+    assert 0 < len(inside(text, "answer")["subjects"]) < len(answer["subjects"])
+
+
 def _answer() -> dict[str, Any]:
     memory = {"peak_moment": "", "by_category": {}, "used_bytes": 1, "capacity_bytes": 2, "peak_allocated_bytes": 1}
     return {

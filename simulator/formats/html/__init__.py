@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,9 @@ __all__ = ["MOST_BYTES", "page", "write_page"]
 
 MOST_BYTES: Final = 1_000_000  # of a page
 _HERE: Final = Path(__file__).parent
-_TWICE: Final = 2.4  # an answer's rows stand in the page as JSON and, up to some hundred, as a table
+# Of what scripts and pictures leave: an answer's rows stand in the page as JSON and, up to some hundred, as a table; where that
+# is too much still, fewer
+_SHARES: Final = (0.42, 0.25, 0.12, 0.05)
 _SCRIPTS: Final = (
     *("format", "scale", "bars", "points", "dom", "tables", "numbers", "memory", "interval"),
     *("timeline_plot", "timeline", "pipeline", "matrix", "node", "points_plot", "bars_plot", "record", "charts"),
@@ -53,32 +56,50 @@ def page(
     drawing: Mapping[str, Any] | None = None,
 ) -> str:
     """The page of an answer. kind: of templates/KIND.html. answer: as `--json` prints it. drawing: what pictures need beside it."""
-    script, style, drawn = (
-        _script((*_SCRIPTS, *_FURTHER.get(kind, ()), "main")),
-        _static("page.css"),
-        _embedded(drawing or {}),
-    )
-    kept, cut = _within(answer, int((MOST_BYTES - len(script) - len(style) - len(drawn.encode())) / _TWICE))
-    behind = _Behind(_ANSWERS.get(kind, kind))
-    text = (
-        _environment()
-        .get_template(f"{kind}.html")
-        .render(
-            answer=kept,
-            drawing={**_UNDRAWN, **(drawing or {})},
-            cut=cut,
-            answer_json=_embedded(kept),
-            drawing_json=drawn,
-            meaning=behind.meaning,
-            drawn_meaning=behind.drawn,
-            meanings_json=lambda: _embedded(behind.told),
-            script=Markup(script),  # noqa: S704  our own files
-            style=Markup(style),  # noqa: S704
-            theme=Markup(_static("theme.js")),  # noqa: S704
-            policy=_policy((_static("theme.js"), script), style, _ALLOWED.get(kind, "")),
+    script = _script((*_SCRIPTS, *_FURTHER.get(kind, ()), "main"))
+    parts = _Parts(kind, script, _static("page.css"), _embedded(drawing or {}), {**_UNDRAWN, **(drawing or {})})
+    room = MOST_BYTES - sum(len(one.encode()) for one in (parts.script, parts.style, parts.drawn))
+    text = ""
+    for share in _SHARES:
+        text = parts.page(*_within(answer, int(room * share)))
+        if len(text.encode()) <= MOST_BYTES:
+            break
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a page is made of besides its answer. drawn: `drawing` as JSON."""
+
+    kind: str
+    script: str
+    style: str
+    drawn: Markup
+    drawing: Mapping[str, Any]
+
+    def page(self, answer: Mapping[str, Any], cut: str) -> str:
+        """The page of an answer. cut: what is said of its rows that are left out."""
+        behind = _Behind(_ANSWERS.get(self.kind, self.kind))
+        theme = _static("theme.js")
+        text = (
+            _environment()
+            .get_template(f"{self.kind}.html")
+            .render(
+                answer=answer,
+                drawing=self.drawing,
+                cut=cut,
+                answer_json=_embedded(answer),
+                drawing_json=self.drawn,
+                meaning=behind.meaning,
+                drawn_meaning=behind.drawn,
+                meanings_json=lambda: _embedded(behind.told),
+                script=Markup(self.script),  # noqa: S704  our own files
+                style=Markup(self.style),  # noqa: S704
+                theme=Markup(theme),  # noqa: S704
+                policy=_policy((theme, self.script), self.style, _ALLOWED.get(self.kind, "")),
+            )
         )
-    )
-    return text + "\n"
+        return text + "\n"
 
 
 def _embedded(data: object) -> Markup:
