@@ -27,6 +27,7 @@ NAMES = (
     "count",
     "hardware_flop",
     "num_devices",
+    "low_s",
     "num_steps",
     "capacity_per_s",
     "tokens_per_s_user",

@@ -13,7 +13,14 @@ _SHARE_ENDS: Final = (
 )
 NOTHING: Final = "–"
 _UNITS: Final = ("_s", "_bytes")  # that a record may have for all its values
-_SAID: Final = {"num_devices": "GPUs", "used_bytes": "memory used"}
+_SAID: Final = {
+    "num_devices": "GPUs",
+    "used_bytes": "memory used",
+    "low_s": "lower end, 90 %",
+    "high_s": "upper end, 90 %",
+    "lower_s": "all overlapped",
+    "upper_s": "nothing overlapped",
+}
 _SPELT: Final = {
     word.lower(): word
     for word in ("GPU", "GPUs", "CPU", "HBM", "KV", "MFU", "HFU", "NIC", "NICs", "NVLink", "NVMe", "PCIe", "RDMA")

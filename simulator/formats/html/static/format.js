@@ -50,7 +50,14 @@ const SHARE_ENDS = [
   "relative_error",
 ];
 const LEAST = 0.0005;
-const SAID = { num_devices: "GPUs", used_bytes: "memory used" };
+const SAID = {
+  num_devices: "GPUs",
+  used_bytes: "memory used",
+  low_s: "lower end, 90 %",
+  high_s: "upper end, 90 %",
+  lower_s: "all overlapped",
+  upper_s: "nothing overlapped",
+};
 const SPELT = Object.fromEntries(
   ["GPU", "GPUs", "CPU", "HBM", "KV", "MFU", "HFU", "NIC", "NICs", "NVLink", "NVMe", "PCIe", "RDMA"].map((word) => [
     word.toLowerCase(),
