@@ -132,6 +132,9 @@ def sources(draft: Draft, used_stack: str) -> Iterator[Source]:
         yield Source(what="stack", kind="assumed", detail=f"{draft.stack}: {draft.stack_why}")
         for name, (value, place) in draft.stack_changes.items():
             yield Source(what=f"stack.{name}", kind="given", detail=f"{value} ({place})")
+    if "alloc_conf" in draft.places:
+        detail = f"{draft.fields['alloc_conf']} ({draft.places['alloc_conf']})"
+        yield Source(what="plan.memory.alloc_conf", kind="given", detail=detail)
     for name, (value, why) in draft.assumed.items():
         yield Source(what=f"plan.{name}", kind="assumed", detail=f"{value}: {why} (--{name.replace('_', '-')})")
 

@@ -17,7 +17,11 @@ MIB: Final = 2**20
 NUM_DIVISIONS: Final = 16  # powers of two from 1 MiB to 64 GiB, the first and last also for what lies beyond
 _LEAST_SPLIT_MB: Final = 20
 _MOST_MB: Final = 2**30
-_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF=", "PYTORCH_ALLOC_CONF=", "PYTORCH_HIP_ALLOC_CONF=")
+VARIABLES: Final = (
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+)  # as torch looks for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +136,9 @@ _KNOWN: Final[
 def parse_alloc_conf(text: str) -> AllocConf:
     """Read a value of the variable, with or without its name. Raises ValueError that lists every fault."""
     plain = "".join(text.split())
-    plain = next((plain.removeprefix(name) for name in _VARIABLES if plain.startswith(name)), plain).strip("\"'")
+    plain = next((plain.removeprefix(f"{name}=") for name in VARIABLES if plain.startswith(f"{name}=")), plain).strip(
+        "\"'"
+    )
     found: dict[str, Any] = {}
     idle: list[str] = []
     faults: list[str] = []

@@ -10,10 +10,12 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from simulator.base.errors import Fault, PlanError
+from simulator.formats.readers.plans.allocator import allocator_of
 from simulator.formats.readers.plans.options import megatron_arguments, table_of
 from simulator.formats.readers.plans.reading import MAX_SETTINGS, UNSET, Entry, Setting
 from simulator.formats.readers.plans.shell import Shell
 from simulator.formats.readers.plans.shell_words import Unknown, Word, words_of
+from simulator.spec.plan.alloc_conf import VARIABLES
 
 # Words that only a training command of Megatron's has
 _SIGNS: Final = {
@@ -56,7 +58,7 @@ _MAX_SOURCED: Final = 2**20
 class LaunchLine:
     """options: of the training script, by name. unknown: what their values hang on; cures: flags that would give them.
 
-    num_devices, num_nodes, world_place: what the launcher starts, if it says so.
+    num_devices, num_nodes, world_place: what the launcher starts, if it says so. allocator: PyTorch's settings of it.
     """
 
     options: dict[str, Entry]
@@ -65,6 +67,7 @@ class LaunchLine:
     world_place: str
     num_nodes: int | None = None
     world_fault: Fault | None = None
+    allocator: Entry | None = None
     cures: dict[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     choices: dict[str, list[str]] = field(default_factory=dict)  # what the script compares its variables with
     settings: list[Setting] = field(default_factory=list)
@@ -135,6 +138,9 @@ def read_launch_line(text: str, file: str, define: Mapping[str, str]) -> LaunchL
                 line.options.pop(name)
     _take_stage(shell, file, line)
     _take_world(launcher, text, file, line)
+    held = {name: words_of(shell.value(name, quoted=True), shell.unknown) for name in VARIABLES if shell.holds(name)}
+    line.allocator, settings, faults = allocator_of(held, launcher, file, define)
+    line.settings, line.faults = [*line.settings, *settings], [*line.faults, *faults]
     _tell(shell, file, line)
     return line
 

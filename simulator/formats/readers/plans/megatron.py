@@ -34,6 +34,7 @@ def read_megatron(text: str, file: str, given: Collection[str] = (), define: Map
     entries = with_layers_counted(with_yaml(entries, file))
     r = Reading(entries, file, given, unset=unset, auto=UNSET, faults=line.faults, cures=cures)
     fields: dict[str, Any] = {"data_parallel": "megatron", "optimizer_impl": "fused"}
+    fields |= {"alloc_conf": line.allocator.value} if line.allocator else {}
     stack: dict[str, tuple[object, str]] = {}
     _batch(r, fields)
     _parallel(r, fields, stack)
@@ -109,6 +110,7 @@ def _places(r: Reading, line: LaunchLine) -> dict[str, str]:
     places = {field: r.place(name) for field, name in _FIELD_NAMES.items() if name in r}
     if "--global-batch-size" in r:
         places["global_batch_size"] = r.place("--global-batch-size")
+    places |= {"alloc_conf": line.allocator.place} if line.allocator else {}
     return places | ({"num_devices": line.world_place} if line.num_devices else {})
 
 

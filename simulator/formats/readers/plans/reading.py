@@ -194,7 +194,7 @@ class Reading:
                 self._mark(entry, "unknown", hint if hint.startswith("did") else "")
                 meant = get_close_matches(name, options.known - self.entries.keys(), n=1, cutoff=_TYPO) if typos else []
                 if meant:
-                    value = _shown(entry.value)
+                    value = shortened(entry.value)
                     flags = (("--define", f"{name}="), ("--define", f"{meant[0]}={value}"))
                     self.fault(name, "is no option", f"{meant[0]}?", flags)
 
@@ -204,7 +204,7 @@ class Reading:
         return (*(self.taken[name] for name in names if name in self.taken), *self.added)
 
     def _mark(self, entry: Entry, use: Use, note: str = "") -> None:
-        setting = Setting(name=entry.name, value=_shown(entry.value), place=entry.place, use=use, note=note)
+        setting = Setting(name=entry.name, value=shortened(entry.value), place=entry.place, use=use, note=note)
         old = self.taken.get(entry.name)
         if old is not None and old.note and not note and use == "used":
             setting = replace(old)
@@ -266,10 +266,11 @@ def _parents(name: str) -> list[str]:
 
 def _wrong(value: object) -> str:
     """A value that a message refuses: lists and tables as they are written, brackets and all."""
-    return shown(value) if isinstance(value, list | tuple | dict) else _shown(value)
+    return shown(value) if isinstance(value, list | tuple | dict) else shortened(value)
 
 
-def _shown(value: object) -> str:
+def shortened(value: object) -> str:
+    """A value as a report has it."""
     if value is True or value is False:
         return str(value).lower()
     text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -300,6 +300,10 @@ class Expansion:
     def _held(self, name: str) -> list[Chars] | None:
         return self.arguments.get(name, self.defined.get(name, self.variables.get(name)))
 
+    def holds(self, name: str) -> bool:
+        """The script, or what is defined beside it, sets this variable."""
+        return self._held(name) is not None
+
     def value(self, name: str, *, quoted: bool) -> Chars:
         """What a variable expands to."""
         held = self._held(name)

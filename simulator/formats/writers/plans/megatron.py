@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from itertools import islice
 from typing import Final
@@ -20,6 +21,8 @@ def megatron_script(job: Job) -> str:
     lines = ["#!/bin/bash", "# Data, tokenizer, learning rate and checkpoints: as arguments of this script.", ""]
     if job.plan.tp * job.plan.cp > 1 and job.plan.implementation == "megatron":
         lines += ["export CUDA_DEVICE_MAX_CONNECTIONS=1", ""]
+    if job.plan.memory.alloc_conf:
+        lines += [f"export PYTORCH_CUDA_ALLOC_CONF={shlex.quote(job.plan.memory.alloc_conf)}", ""]
     for name, options in (
         ("MODEL", _model(job.plan, job.model)),
         ("PARALLEL", _parallel(job.plan, job.model, job.stack)),
