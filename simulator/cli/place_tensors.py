@@ -14,8 +14,8 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, parse_bytes
 from simulator.cli.options import FILE, also_as_page, write_json
 from simulator.formats.study import Study
-from simulator.studies.tensors.table import Node, Tensor
-from simulator.studies.tensors.tiers import POLICIES, Moves
+from simulator.studies.tensors.table import Node
+from simulator.work.offload.tiered import POLICIES, Moves, Tensor
 
 OWN: Final = "own"
 NAMES: Final = ("tensors", "room", "evict", "moves")

@@ -47,6 +47,8 @@ _POOL: Final = (
     "memory_policy",
     "alloc_conf",
     "pool_block_bytes",
+    "pool_evict",
+    "pool_prefetch",
     "alloc_s",
     "free_s",
     "refill_every",

@@ -29,9 +29,13 @@ from simulator.memory.requests import (
 from simulator.memory.tape import TAG
 from simulator.spec.plan import Plan
 from simulator.spec.plan.alloc_conf import AllocConf
+from simulator.spec.plan.memory import TIERED
 
 NATIVE: Final = "native"
-_NAMES: Final = {"caching": NATIVE}  # of a plan -> of `POLICIES`, where they differ
+_NAMES: Final = {
+    "caching": NATIVE,
+    **dict.fromkeys(TIERED, "expandable"),
+}  # of a plan -> of `POLICIES`, where they differ
 _TAKES: Final = ("segment_alloc", "segment_map")
 _GIVES: Final = ("segment_free", "segment_unmap")
 
@@ -111,7 +115,7 @@ def asks_for_pool(plan: Plan) -> bool:
 def settings_of(plan: Plan) -> AllocatorSettings:
     """What the plan's PYTORCH_CUDA_ALLOC_CONF and policy say."""
     conf = plan.memory.conf
-    if plan.memory.policy == "expandable":
+    if plan.memory.policy == "expandable" or plan.memory.tiered:
         conf = replace(conf, expandable_segments=True)
     return allocator_settings(conf, limited=conf.memory_fraction is not None or plan.memory_fraction < 1.0)
 

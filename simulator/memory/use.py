@@ -57,6 +57,7 @@ class MemoryUse:
     by_category: category -> bytes alive at the peak of allocated. peak_moment: label of the op that reached it.
     pressure: a step played where memory ends, if it may end too early; it says what is then reserved.
     pool: what a pool that the plan asks for does in a step; None: PyTorch's allocator with its defaults.
+    spilled_bytes: of a pool with tiers, what lies below HBM at the peak, and is in none of the figures above.
     Of a node's idle GPUs, host memory and drives, what all its ranks take, and what there is (None: nothing is offloaded).
     """
 
@@ -71,6 +72,7 @@ class MemoryUse:
     peak_moment: str
     pressure: Pressure | None = None
     pool: PoolUse | None = None
+    spilled_bytes: int = 0
     peer_bytes: int = 0
     peer_capacity_bytes: int | None = None
     host_bytes: int = 0

@@ -9,9 +9,9 @@ from simulator.base.arguments import checked
 from simulator.base.fit import Fit
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.play.lower import Lowering, lower
+from simulator.play.lower.host_lead import passes_ahead
 from simulator.predict.confidence import Z90, extrapolated, own_sigma, sigma, sources, spread
 from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_per_s, memory_by_device, worst_fit
-from simulator.predict.host_lead import passes_ahead
 from simulator.predict.network import network_share
 from simulator.predict.play import bounds, play
 from simulator.predict.prediction import Prediction, Remedy, Source
@@ -75,10 +75,11 @@ def memory_of(lowering: Lowering, *, quick: bool = False) -> StepMemory:
         name, one = worst_fit(held)
         cause = f"{name}: {one.cause}" if len(held) > 1 else one.cause
         return replace(one, cause=cause, by_device=held)
-    plan, device = lowering.plan, lowering.device
-    memory, trace = simulate_memory(
-        lowering.model, plan, lowering.stack, lowering.blocks, device, quick=quick, lead=passes_ahead(lowering)
-    )
+    if (pool := lowering.pool_tiers) is not None:
+        memory, trace = pool.of_memory()
+    else:
+        inputs = (lowering.model, lowering.plan, lowering.stack, lowering.blocks, lowering.device)
+        memory, trace = simulate_memory(*inputs, quick=quick, lead=passes_ahead(lowering))
     memory = with_lower_tiers(memory, lowering)
     return StepMemory(memory=memory, trace=trace, cause=cause_of(memory))
 

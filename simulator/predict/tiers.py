@@ -11,9 +11,22 @@ from simulator.work.offload import tier_usage
 
 def with_lower_tiers(memory: MemoryUse, lowering: Lowering) -> MemoryUse:
     """`memory` with the bytes of host and NVMe that the ranks of a node take together; unchanged without offload."""
-    transfers = lowering.transfers
+    transfers, pool = lowering.transfers, lowering.pool_tiers
     if transfers is None:
         return memory
+    if pool is not None:
+        ranks, held = transfers.ranks_per_node, dict(pool.residency.peaks)
+        held[pool.tiers[-1].name] = held.get(pool.tiers[-1].name, 0) + pool.residency.lost
+        there = {one.name: ranks * one.num_bytes for one in pool.tiers if one.num_bytes}
+        return replace(
+            memory,
+            peer_bytes=ranks * held.get("peer", 0),
+            peer_capacity_bytes=there.get("peer"),
+            host_bytes=ranks * held.get("host", 0),
+            host_capacity_bytes=there.get("host"),
+            nvme_bytes=ranks * held.get("nvme", 0),
+            nvme_capacity_bytes=there.get("nvme"),
+        )
     saved = sum(move.activation_bytes for move in lowering.step.moves.units.values())
     below = tier_usage(lowering.model, lowering.plan, saved)
     return replace(

@@ -15,8 +15,10 @@ from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import OWN_ALLOCATOR, STALL, Remedy, Source
 from simulator.spec.calibration import Calibration
 from simulator.spec.plan import Plan
+from simulator.work.offload import SIGMA
 
 _WAITING = ("idle", "bubble", "slow_peer")
+_LESS_MOVED = "smaller micro-batches, recomputation or more GPUs to shard over leave more of it in HBM"
 _ON_EQUAL_NODES = (
     "what would make it fit is looked for on equal nodes: predict the plan on a cluster of the GPU that is full"
 )
@@ -47,7 +49,9 @@ def cause_of(memory: MemoryUse) -> str:
         return f"{format_bytes(needed)} of {name} needed on a node that has {format_bytes(there)}"
     outside = memory.outside_torch_bytes
     if memory.fit is Fit.FITS:
-        return f"{format_bytes(there - needed)} free at the peak ({memory.peak_moment})"
+        below = f"HBM is full, {format_bytes(memory.spilled_bytes)} lie in the tiers below it at the peak"
+        free = below if memory.spilled_bytes else f"{format_bytes(there - needed)} free at the peak"
+        return f"{free} ({memory.peak_moment})"
     if not memory.fits_bare:
         short = memory.peak_allocated_bytes + outside - there
         return f"live tensors alone are {format_bytes(short)} too much at {memory.peak_moment}: {_owner(memory)}"
@@ -137,7 +141,17 @@ def suggest(lowering: Lowering, played: SimulatedStep, memory: MemoryUse, remedi
     """
     if memory.fit is not Fit.FITS:
         return fitting(remedies, lowering.plan.num_devices) if lowering.rank_classes is None else _ON_EQUAL_NODES
-    return _waited_for(lowering, played) or _faster(lowering, played, memory)
+    return _waited_for(lowering, played) or _moved(played, memory) or _faster(lowering, played, memory)
+
+
+def _moved(played: SimulatedStep, memory: MemoryUse) -> str:
+    """What to try where moves of a pool between HBM and the tiers below it are most of what compute waits for."""
+    kinds = {f"exposed:{kind}" for kind in SIGMA}
+    share = {name: value / played.step_s for name, value in played.breakdown.items() if name.startswith("exposed:")}
+    moved = summed(value for name, value in share.items() if name in kinds)
+    if not memory.spilled_bytes or moved < 0.05 or moved < summed(share.values()) / 2:
+        return ""
+    return f"{100 * moved:.0f} % of the step waits for what moves between HBM and the tiers below it: {_LESS_MOVED}"
 
 
 def _waited_for(lowering: Lowering, played: SimulatedStep) -> str:

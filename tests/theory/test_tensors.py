@@ -12,8 +12,8 @@ import pytest
 
 from simulator.cli import main
 from simulator.studies.tensors import POLICIES, Node, Tensor, Tiered, assign_shards, schedule_transfers, tiered
-from simulator.studies.tensors.tiers import Moves
 from simulator.work.offload.hierarchy import Tier
+from simulator.work.offload.tiered import Moves
 
 GB = 10**9
 

@@ -6,8 +6,8 @@ from simulator.memory.history import History, step_reserved_bytes
 from simulator.memory.step import StepWriter
 from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import Lowering, lower
+from simulator.play.lower.host_lead import passes_ahead
 from simulator.predict import memory_of
-from simulator.predict.host_lead import passes_ahead
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model

@@ -10,8 +10,8 @@ from simulator.formats.html.traffic import traffic_of
 from simulator.memory import History, device_history
 from simulator.memory.live_bytes import LiveBytes, live_bytes
 from simulator.play.lower import lower
+from simulator.play.lower.host_lead import passes_ahead
 from simulator.predict import Prediction
-from simulator.predict.host_lead import passes_ahead
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster

@@ -11,7 +11,7 @@ from simulator.base.errors import Fault, TableError
 from simulator.base.units import UnitError, parse_bytes
 from simulator.formats.readers.csv_table import CellError, Parser, open_table, parse_record, shown
 from simulator.studies.backtest.rows import BadRow
-from simulator.studies.tensors.table import Tensor
+from simulator.work.offload.tiered import Tensor
 
 COLUMNS: Final = ("name", "gpu", "bytes", "uses_s")
 _REQUIRED: Final = ("name", "bytes", "uses_s")

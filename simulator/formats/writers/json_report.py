@@ -78,4 +78,6 @@ def _memory(use: MemoryUse) -> dict[str, Any]:
     data = asdict(use)
     if use.pool is None:
         del data["pool"]
+    if not use.spilled_bytes:
+        del data["spilled_bytes"]
     return {**data, "reserved_bytes": use.reserved_bytes, "used_bytes": use.used_bytes, "retries": use.retries}

@@ -1,10 +1,10 @@
-"""The pool of device memory: what of its settings contradicts another."""
+"""The pool of device memory: what of its settings contradicts another, and where its tiers are modelled."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from simulator.parallel.legality.rule import PlanRule
+from simulator.parallel.legality.rule import PlanRule, Run, RunRule
 from simulator.spec.plan import Plan
 
 _OF_TORCH: Final = ("caching", "expandable", "first_fit", "checkpoint_buffer")
@@ -14,7 +14,19 @@ def _said(plan: Plan) -> bool:
     return bool(plan.memory.alloc_conf)
 
 
+def _tiered(run: Run) -> bool:
+    return run.plan.memory.tiered
+
+
 PLAN: Final = (
+    PlanRule(
+        where="memory_policy",
+        fields=("memory_policy", "offload"),
+        applies=lambda plan: plan.memory.tiered,
+        holds=lambda plan: not plan.offload.any,
+        equation=lambda plan: f"the policy {plan.memory.policy} chooses what leaves HBM, and so does offload",
+        remedy="one of the two",
+    ),
     PlanRule(
         where="alloc_conf",
         fields=("alloc_conf", "memory_policy"),
@@ -43,5 +55,33 @@ PLAN: Final = (
         holds=lambda plan: plan.memory.conf.expandable_segments in (None, plan.memory.policy == "expandable"),
         equation=lambda plan: f"alloc_conf says of expandable_segments what the policy {plan.memory.policy} is not",
         remedy="give one of the two",
+    ),
+)
+
+MODELLED: Final = (
+    RunRule(
+        where="memory_policy",
+        fields=("memory_policy", "pp"),
+        applies=_tiered,
+        holds=lambda run: run.plan.pp == 1,
+        equation="tiers below HBM with pipeline parallelism are not modelled",
+        remedy='pp = 1, or memory_policy = "expandable"; `shardwise place --tensors own --evict lru` plays one stage',
+    ),
+    RunRule(
+        where="memory_policy",
+        fields=("memory_policy",),
+        applies=_tiered,
+        holds=lambda run: run.cluster.host_tier is not None,
+        equation=lambda run: f"{run.cluster.name} has no host memory that its GPUs reach",
+        remedy="add a [host] link to the cluster file",
+    ),
+    RunRule(
+        where="exceptions",
+        at="cluster",
+        fields=("memory_policy",),
+        applies=_tiered,
+        holds=lambda run: not run.cluster.exceptions,
+        equation="tiers below HBM on nodes that differ are not modelled",
+        remedy='memory_policy = "expandable", or no exceptions in the cluster',
     ),
 )

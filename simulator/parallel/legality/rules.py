@@ -31,6 +31,7 @@ RULES: Final[tuple[Rule[Any], ...]] = (
     # with all that meets in a run
     *blocks.MODULES,
     *offload.MODELLED,
+    *memory.MODELLED,
     blocks.WHOLE_BACKWARDS,
     *offload.HOSTS,
     *precision.RUN,

@@ -41,6 +41,7 @@ def _in_stage_3(plan: Plan) -> bool:
 _EXPERTS: Final = "a model with experts"
 _DDP: Final = 'data_parallel = "ddp" or "zero_redundancy"'
 _FSDP: Final = 'data_parallel = "fsdp1" or "fsdp2"'
+_TIERED: Final = 'memory_policy = "tiered", "unified" or "overcommit"'
 _PAIRS: Final = 'peft = "lora", "qlora" or "dora"'
 _STAGE_3: Final = 'data_parallel = "deepspeed" with zero = 3'
 
@@ -83,6 +84,8 @@ EFFECTS: Final = (
     Effect(where="sequence_parallel", acts=lambda plan: plan.tp > 1, needs="tp above 1"),
     Effect(where="vocab_parallel", acts=lambda plan: plan.tp > 1, needs="tp above 1"),
     Effect(where="pool_block_bytes", acts=lambda plan: plan.memory.policy == "fixed", needs='memory_policy = "fixed"'),
+    Effect(where="pool_evict", acts=lambda plan: plan.memory.tiered, needs=_TIERED),
+    Effect(where="pool_prefetch", acts=lambda plan: plan.memory.tiered, needs=_TIERED),
     Effect(where="compress_bytes_per_s", acts=lambda plan: bool(plan.memory.compress), needs="compress"),
     Effect(where="cp_exchange", acts=lambda plan: plan.cp > 1, needs="cp above 1"),
 )

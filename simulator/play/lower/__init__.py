@@ -19,6 +19,7 @@ from simulator.parallel.shard_shares import largest_share, shard_shares
 from simulator.play.lower.builder import Builder
 from simulator.play.lower.fabric import EXPERT_ROLES, ROLES, MeshFabric
 from simulator.play.lower.inside import Exchanges, TellingBuilder
+from simulator.play.lower.pool_tiers import PoolTiers
 from simulator.play.lower.priced_stages import priced_stages
 from simulator.play.lower.rank_classes import RankClasses
 from simulator.play.lower.reader import StageReader
@@ -30,8 +31,9 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.exceptions import Deviation, GpuKinds
+from simulator.spec.cluster.tiers import HostTier
 from simulator.spec.model import Model
-from simulator.spec.plan import Plan
+from simulator.spec.plan import Offload, Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.offload import Transfers
 from simulator.work.ops import ModelBlocks, build_blocks
@@ -145,20 +147,37 @@ class Lowering:
 
     @property
     def transfers(self) -> Transfers | None:
-        """What moves between tiers cost; None where the plan offloads nothing."""
+        """What moves between tiers cost; None where nothing does."""
         tier, plan = self.cluster.host_tier, self.plan
+        if self.pool_tiers is not None:
+            return self.pool_tiers.transfers if self.pool_tiers.spills else None
         if tier is None or not plan.offload.any:
             return None
+        return self.transfers_under(plan.offload, tier, _lent_bytes_per_s(self.cluster, plan))
+
+    def transfers_under(self, offload: Offload, tier: HostTier, lent_bytes_per_s: float) -> Transfers:
+        """The prices of what moves in this way. lent_bytes_per_s: a rank's part of the ports of idle GPUs."""
+        plan = self.plan
         return Transfers(
             tier=tier,
             gpus_per_node=self.cluster.gpus_per_node,
             rank_mapping=self.cluster.seats,
             num_ranks=plan.num_devices,
-            offload=plan.offload,
-            lent_bytes_per_s=_lent_bytes_per_s(self.cluster, plan),
+            offload=offload,
+            lent_bytes_per_s=lent_bytes_per_s,
             **_switches(self.cluster),
             vectorised=plan.traits.zero_engine or plan.optimizer.impl == "fused",
         )
+
+    @cached_property
+    def pool_tiers(self) -> PoolTiers | None:
+        """The pool where it has tiers below HBM."""
+        return PoolTiers.of(self) if self.plan.memory.tiered else None
+
+    @property
+    def untiered(self) -> Lowering:
+        """The same where HBM has no end and nothing moves."""
+        return replace(self, plan=self.plan.copy_with(memory_policy="expandable"))
 
     def program(self, num_micro_batches: int, rank: int | None = None, *, stage: int = 0) -> Program:
         """The step of the class of a stage's ranks, or of one rank, with that many micro-batches instead of the plan's."""
@@ -198,7 +217,8 @@ class Lowering:
         one = stages[stage if self.plan.acts_in_order else 0]
         reader = StageReader(build, one, self.clock)
         reader.read(step_script(self.plan, self.stack, one.script_chunks, num_micro_batches, stage))
-        return build.program()
+        program = build.program()
+        return program if self.pool_tiers is None else self.pool_tiers.moved(program, rank)
 
 
 def lower(

@@ -85,6 +85,8 @@ FLAT_NAMES: Final = {
     "memory_policy": "memory.policy",
     "alloc_conf": "memory.alloc_conf",
     "pool_block_bytes": "memory.block_bytes",
+    "pool_evict": "memory.evict",
+    "pool_prefetch": "memory.prefetch",
     "alloc_s": "memory.alloc_s",
     "free_s": "memory.free_s",
     "refill_every": "memory.refill_every",

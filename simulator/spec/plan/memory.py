@@ -11,7 +11,10 @@ from simulator.base.units import Bytes, BytesPerS, Seconds
 from simulator.spec.plan.alloc_conf import AllocConf, parse_alloc_conf
 from simulator.spec.plan.order import MAX_COUNT, MAX_SIZE
 
-Policy = Literal["caching", "expandable", "first_fit", "arena", "slab", "checkpoint_buffer", "defrag", "fixed"]
+Policy = Literal[
+    "caching", "expandable", "first_fit", "arena", "slab", "checkpoint_buffer", "defrag", "fixed", "tiered", "unified", "overcommit"
+]  # fmt: skip
+TIERED: Final = ("tiered", "unified", "overcommit")  # HBM is the first of several tiers
 KINDS: Final = (
     *("parameters", "gradients", "optimizer_state", "buckets", "buffers", "inputs", "workspaces", "activations"),
     *("unsharded_parameters", "all_gather", "reduce_scatter", "loss", "temporaries"),
@@ -25,7 +28,16 @@ class MemoryPlan(Strict):
     policy: Policy = Field(
         default="caching",
         description="PyTorch's caching allocator; the same with expandable segments; with the first block that fits; or a pool "
-        "that is not PyTorch's ([policies](replay.md#what-if)), whose calls of the driver go into the step",
+        "that is not PyTorch's ([policies](replay.md#what-if)), whose calls of the driver go into the step; or one whose tensors leave "
+        "for idle peers, host and NVMe where HBM is full ([tiers](../guides/memory.md#more-than-hbm-holds)): by copies (`tiered`), "
+        "mapped anew (`overcommit`), or by page faults to the host (`unified`)",
+    )
+    evict: Literal["lru", "cost", "belady"] = Field(
+        default="lru",
+        description="what a pool with tiers sends down: what was used longest ago, what costs least a byte, or what is needed last",
+    )
+    prefetch: bool = Field(
+        default=False, description="a pool with tiers brings tensors up one use ahead; `unified`: without page faults"
     )
     alloc_conf: str = Field(
         default="",
@@ -92,6 +104,11 @@ class MemoryPlan(Strict):
     def conf(self) -> AllocConf:
         """What `alloc_conf` says."""
         return parse_alloc_conf(self.alloc_conf)
+
+    @property
+    def tiered(self) -> bool:
+        """What HBM has no room for lies in tiers below it."""
+        return self.policy in TIERED
 
     @property
     def own_time(self) -> bool:

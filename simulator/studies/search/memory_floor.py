@@ -21,6 +21,7 @@ from simulator.memory.tape import Tape
 from simulator.parallel.model_shard import ModelShard, whole_body
 from simulator.parallel.pipeline import peak_in_flight
 from simulator.spec.plan import Plan
+from simulator.spec.plan.order import MAX_SIZE
 from simulator.studies.search.blocks import BlockShapes, Shape
 from simulator.studies.search.context import SearchContext
 from simulator.studies.search.shards import ModelShards
@@ -50,6 +51,8 @@ class MemoryFloor:
         """What the device has for tensors of the plan."""
         device = self.context.cluster.device
         outside = outside_torch_bytes(device, plan)
+        if plan.memory.tiered:
+            return MAX_SIZE  # what HBM does not hold lies elsewhere
         room = capacity_bytes(device, plan, outside) - outside
         return int(room * max([1.0, *plan.memory.compress.values()]))  # floors are of tensors as they are uncompressed
 

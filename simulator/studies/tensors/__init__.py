@@ -1,9 +1,9 @@
 """Tensors one by one: which GPU of a node holds what when, and what moves between tiers where nobody has room."""
 
 from simulator.studies.tensors.assign import Assignment, assign_shards
-from simulator.studies.tensors.table import Node, Tensor
-from simulator.studies.tensors.tiers import POLICIES, Tiered, tiered
+from simulator.studies.tensors.table import Node
 from simulator.studies.tensors.transfers import Transfer, schedule_transfers
+from simulator.work.offload.tiered import POLICIES, Tensor, Tiered, tiered
 
 __all__ = [
     "POLICIES",

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.base.sums import summed
-from simulator.studies.tensors.table import Node, Tensor
+from simulator.studies.tensors.table import Node
+from simulator.work.offload.tiered import Tensor
 
 MOST_TRIED: Final = 200_000  # partial assignments
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from simulator.memory import device_history, outside_torch_bytes
-from simulator.memory.history import History, moment_of
+from simulator.memory.history import History
 from simulator.memory.tape import TAG
 from simulator.parallel.model_shard import shard_of
 from simulator.play.engine import run
 from simulator.play.lower import Lowering
-from simulator.studies.tensors.table import Tensor
+from simulator.play.lower.pool_tiers import saved_by_unit, weight_of
+from simulator.work.offload.tiered import Tensor
 from simulator.work.script import resident_tensors
 from simulator.work.trace import Span
 
@@ -56,16 +57,7 @@ def own_tensors(lowering: Lowering) -> Own:
 
 def _saved(history: History) -> Counter[str]:
     """Bytes that each unit saves of a micro-batch from its forward to its backward; `layer`: of any layer, for those of other stages."""
-    made: dict[int, tuple[str, int]] = {}
-    found = Counter[str]()
-    for index in range(history.steady, len(history.events)):
-        slot, num_bytes, _, tag = history.events[index]
-        phase, micro_batch, unit, _ = moment_of(history, index)
-        if num_bytes >= 0 and tag == TAG["activations"] and phase == "forward" and not micro_batch:
-            made[slot] = unit, num_bytes
-        elif num_bytes < 0 and slot in made and phase == "backward":
-            unit, size = made.pop(slot)
-            found[unit] += size
+    found = saved_by_unit(history)["activations"]
     found["layer"] = max((size for unit, size in found.items() if unit.startswith("layer")), default=0)
     return found
 
@@ -96,7 +88,7 @@ def _tensors(
     shard = shard_of(lowering.stack.stored(lowering.model), lowering.plan, stage)
     totals = {name: sum(sizes) for name, sizes in resident_tensors(shard, lowering.plan).items()}
     units = [unit for unit, micro_batch in uses if not micro_batch]
-    weights = {unit: _weight(lowering, unit) for unit in units}
+    weights = {unit: weight_of(lowering.model, unit) for unit in units}
     for (unit, micro_batch), moments in uses.items():
         if micro_batch:
             yield Tensor(
@@ -133,11 +125,3 @@ def _visits(spans: tuple[Span, ...], num_chunks: int) -> Iterator[tuple[str, str
 
 def _size(saved: Counter[str], unit: str) -> int:
     return saved[unit] or (saved["layer"] if unit.startswith("layer") else 0)
-
-
-def _weight(lowering: Lowering, unit: str) -> int:
-    """Parameters of a unit, by which the states of a rank are dealt to its units."""
-    model = lowering.model
-    if unit == "embedding":
-        return model.num_parameters_of("embedding")
-    return model.num_parameters_of("head") if unit == "head" else model.num_parameters_of(model.body[int(unit[5:])])

@@ -1,4 +1,4 @@
-"""Tensors with the moments at which they are used, and the node whose GPUs may hold them."""
+"""The node whose GPUs may hold tensors."""
 
 from __future__ import annotations
 
@@ -6,24 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator.spec.cluster import Cluster
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
-    """gpu: whose kernels use it. uses_s: when, in order; it is held from the first use to the last, both included."""
-
-    name: str
-    gpu: int
-    num_bytes: int
-    uses_s: tuple[float, ...]
-
-    @property
-    def first_s(self) -> float:
-        return self.uses_s[0]
-
-    @property
-    def last_s(self) -> float:
-        return self.uses_s[-1]
+from simulator.work.offload.tiered import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from simulator.studies.tensors.assign import Assignment, Held
-from simulator.studies.tensors.table import Node, Tensor
+from simulator.studies.tensors.table import Node
+from simulator.work.offload.tiered import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

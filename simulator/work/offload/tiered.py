@@ -13,8 +13,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from simulator.studies.tensors.table import Tensor
 from simulator.work.offload.hierarchy import Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """gpu: whose kernels use it. uses_s: when, in order; it is held from the first use to the last, both included."""
+
+    name: str
+    gpu: int
+    num_bytes: int
+    uses_s: tuple[float, ...]
+
+    @property
+    def first_s(self) -> float:
+        return self.uses_s[0]
+
+    @property
+    def last_s(self) -> float:
+        return self.uses_s[-1]
+
 
 Key = Callable[[int, int], float]  # (tensor, number of the use at hand) -> rank: the lower one stays
 
@@ -62,8 +80,8 @@ def tiered(tensors: Sequence[Tensor], tiers: Sequence[Tier], policy: str, moves:
     order = POLICIES[policy](tensors, uses, tiers, moves)
     run, place, stack = _Run(tensors, tiers, moves), dict[int, int](), list[int]()
     for index, (now_s, used) in enumerate(uses):
-        stack = _restacked([one for one in stack if tensors[one].last_s >= now_s], used, lambda one: order(one, index))  # noqa: B023
-        lowest = _filled(tensors, tiers, stack)
+        stack = restacked([one for one in stack if tensors[one].last_s >= now_s], used, lambda one: order(one, index))  # noqa: B023
+        lowest = filled(tensors, tiers, stack)
         after = {number: tier if number == used else max(tier, place.get(number, 0)) for number, tier in lowest.items()}
         run.move(place, after, uses[index], now_s - (uses[index - 1][0] if index else now_s))
         run.hold(after, used)
@@ -122,7 +140,7 @@ class _Run:
         self.peaks = {name: max(self.peaks.get(name, 0), held[name]) for name in {**self.peaks, **+held}}
 
 
-def _restacked(stack: Sequence[int], used: int, rank: Callable[[int], float]) -> list[int]:
+def restacked(stack: Sequence[int], used: int, rank: Callable[[int], float]) -> list[int]:
     """The stack after a use. From where the tensor comes the way up is free: of two that meet, the lower rank stays."""
     depth = stack.index(used) if used in stack else len(stack)
     found, carried = [used], list(stack[:1]) if depth else []
@@ -133,7 +151,7 @@ def _restacked(stack: Sequence[int], used: int, rank: Callable[[int], float]) ->
     return [*found, *carried, *stack[depth + 1 :]]
 
 
-def _filled(tensors: Sequence[Tensor], tiers: Sequence[Tier], ranked: Sequence[int]) -> dict[int, int]:
+def filled(tensors: Sequence[Tensor], tiers: Sequence[Tier], ranked: Sequence[int]) -> dict[int, int]:
     """Tensor -> tier: each tier takes the next ones as far as they fit; the number of tiers where none has room."""
     found: dict[int, int] = {}
     tier, room = 0, tiers[0].num_bytes

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from simulator.base.sums import summed
-from simulator.play.lower import Lowering
 from simulator.play.lower.calls import issued_s
 from simulator.play.lower.work import BlockWork
 from simulator.work.collectives import link_capacities
 from simulator.work.ops import num_launches
+
+if TYPE_CHECKING:
+    from simulator.play.lower import Lowering
 
 # CUDA's queue of launches that the device has not begun: the host waits where it is full
 _QUEUE: Final = 1024
