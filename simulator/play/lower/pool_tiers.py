@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from simulator.base.sums import summed
 from simulator.memory import MemoryUse, device_history, moment_of, outside_torch_bytes, step_live_bytes, window_bytes
 from simulator.memory.driver_costs import DriverCosts
 from simulator.memory.history import History
@@ -164,11 +164,12 @@ class PoolTiers:
         for unit in units:
             tensors = tuple((unit, category, -1) for category in _STATES)
             share = self.sizes[unit, "parameters", -1] / whole
-            yield replace(self._use(at, _OPTIMIZER, "", 0, tensors), unit=unit, share=share)
+            yield replace(self._use(at, _OPTIMIZER, "", 1, tensors), unit=unit, share=share)
 
     def _use(self, at: int, phase: str, unit: str, micro_batch: int, tensors: Sequence[Key]) -> Use:
-        known = [number for other, where, number in self.live if (other, where) == (phase, unit)]
-        total = self.live[phase, unit, min(known, key=lambda one: abs(one - micro_batch))] if known else 0
+        while micro_batch and (phase, unit, micro_batch) not in self.live:
+            micro_batch -= 1  # two micro-batches stand for any number
+        total = self.live.get((phase, unit, micro_batch), 0)
         held = tuple(one for one in tensors if self.size_of(one))
         return Use(at=at, unit=unit, share=1.0, total=total, tensors=held)
 
@@ -176,66 +177,96 @@ class PoolTiers:
         """Bytes of a tensor, of whatever micro-batch."""
         return self.sizes.get(key) or self.sizes.get((key[0], key[1], -2), 0)
 
-    # -- what lies where
-
     def _played(self, uses: Sequence[Use]) -> Residency:
         """Step after step the same uses; what a step makes, it frees behind its last use."""
-        first, last = dict[Key, int](), dict[Key, int]()
+        return _Steps(self, uses).played()
+
+
+class _Steps:
+    """Uses of equal steps, one after another, and where each tensor lies at each of them. Tensors have numbers; what a step makes, one a step."""
+
+    def __init__(self, pool: PoolTiers, uses: Sequence[Use]) -> None:
+        self._pool, self._uses = pool, uses
+        self._first, self._last = dict[Key, int](), dict[Key, int]()
         for index, use in enumerate(uses):
             for key in use.tensors:
-                first.setdefault(key, index)
-                last[key] = index
-        kept = {key for key in last if key in self.sizes}
-        names = [(key, step) for step in range(_STEPS) for key in last if key not in kept or step == 0]
-        number = {name: at for at, name in enumerate(names)}
-        tensors = [
-            Tensor(name=" ".join(map(str, key)), gpu=0, num_bytes=self.size_of(key), uses_s=(0.0,)) for key, _ in names
-        ]
-        order = [
-            (float(step * len(uses) + index), number[key, 0 if key in kept else step])
-            for step in range(_STEPS) for index, use in enumerate(uses) for key in use.tensors
-        ]  # fmt: skip
-        alive = [
-            summed(self.size_of(key) for key in last if key in kept or first[key] <= index <= last[key])
-            for index in range(len(uses))
-        ]
-        rank = POLICIES[self.evict](tensors, order, self.tiers, self.moves)
-        found, place, stack, at = Residency(), dict[int, int](), list[int](), 0
-        for step in range(_STEPS - 1):
-            for index, use in enumerate(uses):
-                room = int(alive[index]) - max(0, use.total - self.limit)
-                tiers = (replace(self.tiers[0], num_bytes=max(0, room)), *self.tiers[1:])
-                mine = {number[key, 0 if key in kept else step] for key in use.tensors}
-                before = dict(place)
-                for key in use.tensors:
-                    used = number[key, 0 if key in kept else step]
-                    stack = restacked(stack, used, lambda one: -1e30 if one in mine else rank(one, at))  # noqa: B023
-                    lowest = filled(tensors, tiers, stack)
-                    place = {one: tier if one in mine else max(tier, place.get(one, 0)) for one, tier in lowest.items()}
+                self._first.setdefault(key, index)
+                self._last[key] = index
+        self._keys: list[Key] = []
+        self._numbers: list[dict[Key, int]] = []
+        for step in range(_STEPS):
+            new = [key for key in self._last if not step or key not in pool.sizes]
+            own = {key: len(self._keys) + at for at, key in enumerate(new)}
+            self._numbers.append({**self._numbers[0], **own} if step else own)
+            self._keys += new
+        self._bytes = [pool.size_of(key) for key in self._keys]
+
+    def played(self) -> Residency:
+        """The second step. A use puts its tensors on top of the stack, and all that lives is dealt to the tiers from there."""
+        rank, rooms, found = self._policy(), self._rooms(), Residency()
+        place, stack, at = dict[int, int](), list[int](), 0
+        for numbers in self._numbers[:-1]:
+            for index, use in enumerate(self._uses):
+                mine = {numbers[key]: float("-inf") for key in use.tensors}
+                for used in mine:
+                    stack = restacked(stack, used, lambda one: mine.get(one) or rank(one, at))  # noqa: B023
                     at += 1
-                if step:
-                    changes = [
-                        (names[one][0], before[one], tier)
-                        for one, tier in place.items()
-                        if before.get(one, tier) != tier
-                    ]
-                    self._note(found, changes, {names[one][0]: tier for one, tier in place.items()}, use, -min(0, room))
-                stack = [one for one in stack if names[one][0] in kept or last[names[one][0]] > index]
-                place = {one: place[one] for one in stack}
+                after = self._placed(stack, place, mine, rooms[index])
+                if numbers is not self._numbers[0]:
+                    self._note(found, place, after, mine)
+                    found.totals.append(use.total)
+                    found.over = max(found.over, -rooms[index])
+                stack = [
+                    one for one in stack if self._keys[one] in self._pool.sizes or self._last[self._keys[one]] > index
+                ]
+                place = {one: after[one] for one in stack}
         return found
 
-    def _note(self, found: Residency, changes: list[Change], place: Mapping[Key, int], use: Use, over: int) -> None:
+    def _policy(self) -> Callable[[int, int], float]:
+        """(tensor, number of a use) -> rank."""
+        order = [
+            (float(step * len(self._uses) + index), numbers[key])
+            for step, numbers in enumerate(self._numbers)
+            for index, use in enumerate(self._uses)
+            for key in use.tensors
+        ]
+        tensors = [Tensor(name="", gpu=0, num_bytes=size, uses_s=()) for size in self._bytes]
+        return POLICIES[self._pool.evict](tensors, order, self._pool.tiers, self._pool.moves)
+
+    def _rooms(self) -> list[int]:
+        """Bytes of HBM for tensors at each use: all that live, less what the moment needs too much."""
+        alive = [0] * (len(self._uses) + 1)
+        for key, first in self._first.items():
+            kept = key in self._pool.sizes
+            alive[0 if kept else first] += self._pool.size_of(key)
+            alive[-1 if kept else self._last[key] + 1] -= self._pool.size_of(key)
+        return [
+            held - max(0, use.total - self._pool.limit)
+            for held, use in zip(accumulate(alive), self._uses, strict=False)
+        ]
+
+    def _placed(
+        self, stack: Sequence[int], place: Mapping[int, int], mine: Mapping[int, float], room: int
+    ) -> dict[int, int]:
+        """Tensor -> tier. What is down stays there until it is used."""
+        rooms = (max(0, room), *(one.num_bytes for one in self._pool.tiers[1:]))
+        lowest = filled(self._bytes, rooms, stack)
+        return {one: tier if one in mine else max(tier, place.get(one, 0)) for one, tier in lowest.items()}
+
+    def _note(
+        self, found: Residency, place: Mapping[int, int], after: Mapping[int, int], mine: Mapping[int, float]
+    ) -> None:
         held, below = Counter[int](), Counter[str]()
-        for key, tier in place.items():
-            held[tier] += self.size_of(key)
-            below[key[1]] += self.size_of(key) if tier else 0
-        found.changes.append(changes)
+        for number, tier in after.items():
+            held[tier] += self._bytes[number]
+            below[self._keys[number][1]] += self._bytes[number] if tier else 0
+        moved = ((number, place.get(number, tier), tier) for number, tier in after.items())
+        found.changes.append([(self._keys[number], was, tier) for number, was, tier in moved if was != tier])
         found.below.append(below)
-        found.totals.append(use.total)
-        found.over = max(found.over, over, *(self.size_of(key) for key in use.tensors if place[key]), 0)
-        found.lost = max(found.lost, held.pop(len(self.tiers), 0))
+        found.over = max([found.over, *(self._bytes[number] for number in mine if after[number])])
+        found.lost = max(found.lost, held.pop(len(self._pool.tiers), 0))
         for tier, size in held.items():
-            name = self.tiers[tier].name
+            name = self._pool.tiers[tier].name
             found.peaks[name] = max(found.peaks[name], size)
 
 
@@ -245,12 +276,12 @@ def _sizes(lowering: Lowering, history: History, program: Program) -> dict[Key, 
     found: dict[Key, int] = {}
     shard = shard_of(lowering.stack.stored(lowering.model), lowering.plan, 0)
     totals = {name: sum(sizes) for name, sizes in resident_tensors(shard, lowering.plan).items()}
-    weights = {unit: weight_of(lowering.model, unit) for unit in units}
+    weights, saved = {unit: weight_of(lowering.model, unit) for unit in units}, saved_by_unit(history)
     for unit in units:
         for name in _STATES:
             if size := totals[name] * weights[unit] // sum(weights.values()):
                 found[unit, name, -1] = size
-        for name, sizes in saved_by_unit(history).items():
+        for name, sizes in saved.items():
             if sizes[unit] and (unit, name, -1) not in found:
                 found[unit, name, -2] = sizes[unit]
     return found

@@ -78,10 +78,11 @@ def tiered(tensors: Sequence[Tensor], tiers: Sequence[Tier], policy: str, moves:
     """Play the uses of all tensors, in order of time; of equal times, in the order of the table."""
     uses = sorted((at, number) for number, one in enumerate(tensors) for at in one.uses_s)
     order = POLICIES[policy](tensors, uses, tiers, moves)
+    sizes, rooms = [one.num_bytes for one in tensors], [one.num_bytes for one in tiers]
     run, place, stack = _Run(tensors, tiers, moves), dict[int, int](), list[int]()
     for index, (now_s, used) in enumerate(uses):
         stack = restacked([one for one in stack if tensors[one].last_s >= now_s], used, lambda one: order(one, index))  # noqa: B023
-        lowest = filled(tensors, tiers, stack)
+        lowest = filled(sizes, rooms, stack)
         after = {number: tier if number == used else max(tier, place.get(number, 0)) for number, tier in lowest.items()}
         run.move(place, after, uses[index], now_s - (uses[index - 1][0] if index else now_s))
         run.hold(after, used)
@@ -151,15 +152,15 @@ def restacked(stack: Sequence[int], used: int, rank: Callable[[int], float]) -> 
     return [*found, *carried, *stack[depth + 1 :]]
 
 
-def filled(tensors: Sequence[Tensor], tiers: Sequence[Tier], ranked: Sequence[int]) -> dict[int, int]:
-    """Tensor -> tier: each tier takes the next ones as far as they fit; the number of tiers where none has room."""
+def filled(sizes: Sequence[int], rooms: Sequence[int], ranked: Sequence[int]) -> dict[int, int]:
+    """Tensor -> tier: each tier takes the next ones as far as they fit; the number of tiers where none has room. In bytes."""
     found: dict[int, int] = {}
-    tier, room = 0, tiers[0].num_bytes
+    tier, room = 0, rooms[0]
     for number in ranked:
-        while tier < len(tiers) and tensors[number].num_bytes > room:
+        while tier < len(rooms) and sizes[number] > room:
             tier += 1
-            room = tiers[tier].num_bytes if tier < len(tiers) else 0
-        room -= tensors[number].num_bytes
+            room = rooms[tier] if tier < len(rooms) else 0
+        room -= sizes[number]
         found[number] = tier
     return found
 
