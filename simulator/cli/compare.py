@@ -60,6 +60,7 @@ Exit codes: 0 compared, 2 usage, 3 bad input."""
 @click.option("--run-tokens", metavar="N", help="Tokens of a training run, as 15T.")
 @click.option("--plot", type=FILE, metavar="FILE.png|.svg", help="Time against cost.")
 @click.option("--no-ablations", is_flag=True, help="Do not ask what each limit costs.")
+@click.option("--telemetry", is_flag=True, help="Also how busy each link, memory and processor is, beside one another.")
 @answer_options
 @watch_option
 def command(
@@ -102,7 +103,7 @@ def command(
             faults += [fault for fault in dict.fromkeys(told) if fault not in faults]
     if faults:
         raise InputError(faults)
-    comparison = compare(subjects, ablate=not no_ablations, run_tokens=tokens)
+    comparison = compare(subjects, ablate=not no_ablations, run_tokens=tokens, count=options["telemetry"])
     if as_json:
         write_json(comparison.as_json())
     else:

@@ -113,6 +113,16 @@ class Telemetry:
     jitter: float = 0.0
     steps_s: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def busiest(self) -> dict[str, tuple[Use, str]]:
+        """Part -> its use by the class of ranks that uses it most, and that class's name."""
+        found: dict[str, tuple[Use, str]] = {}
+        for program in self.programs:
+            for use in program.uses:
+                if use.name not in found or use.mean > found[use.name][0].mean:
+                    found[use.name] = use, program.name
+        return found
+
     def report(self) -> dict[str, Any]:
         """Plain data, as `--json` shows it."""
         return {

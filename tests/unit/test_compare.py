@@ -1,6 +1,7 @@
 """Comparisons share errors, and ablations take away one limit each."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.studies.compare import ABLATIONS, Subject, compare, render
+from simulator.studies.compare import ABLATIONS, Comparison, Subject, compare, render
 
 MODEL = Model(name="small", num_layers=4, d_model=1024, num_heads=8, d_ff=2816, vocab_size=8192)
 CLUSTER = Cluster.load("hgx-h100-8", 2)
@@ -32,6 +33,23 @@ def test_a_plan_beside_itself_differs_in_nothing() -> None:
     assert second.against_first.ratio == 1
     assert not second.against_first.distinguishable
     assert "B and A are not distinguishable at 90 %" in to_text(render(compare([one, one], ablate=False)))
+
+
+def test_utilisation_stands_side_by_side() -> None:
+    """The same bytes a step: a share of a capacity times the seconds is the same, whatever the column."""
+    one, wide = _subject("one", dp_shard=16), _subject("wide", dp_shard=16)
+    assert CLUSTER.inter is not None
+    fast = {"inter": CLUSTER.inter.model_copy(update={"nic_bytes_per_s": 2 * CLUSTER.inter.nic_bytes_per_s})}
+    rows = compare([one, replace(wide, cluster=CLUSTER.model_copy(update=fast))], ablate=False, count=True).rows
+    counted = [row.counters.busiest["nic"][0] for row in rows if row.counters is not None]
+    sent = [use.mean * use.capacity * row.prediction.step_s for use, row in zip(counted, rows, strict=True)]
+    assert sent[0] == pytest.approx(sent[1])
+    assert counted[1].mean < counted[0].mean
+    text = to_text(render(Comparison(rows=rows)))
+    assert f"{counted[0].mean:.1%} {counted[0].peak:7.1%}" in text
+    shown = Comparison(rows=rows).as_json()["subjects"][0]["utilisation"]["nic"]
+    assert shown == {"mean": counted[0].mean, "peak": counted[0].peak}
+    assert "utilisation" not in compare([one], ablate=False).as_json()["subjects"][0]
 
 
 def test_what_is_compared_is_seconds_a_token() -> None:

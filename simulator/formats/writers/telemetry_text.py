@@ -28,11 +28,8 @@ _TOLD = {
 
 def utilisation(t: Telemetry) -> Group:
     """The section."""
-    names = dict.fromkeys(use.name for program in t.programs for use in program.uses)
     rows = [("", "mean", "p50", "p95", "peak", "a step", "")]
-    for name in names:
-        uses = [(use, program.name) for program in t.programs for use in program.uses if use.name == name]
-        use, program = max(uses, key=lambda pair: pair[0].mean)
+    for name, (use, program) in t.busiest.items():
         where = f" ({program})" if len(t.programs) > 1 else ""
         rows.append((name, *_shares(use), _amount(use), f"{_TOLD[name]}{where}"))
     table: Table = layout.table(rows, "lrrrrrl")

@@ -9,6 +9,7 @@ from typing import Any, Final
 from simulator.predict import Prediction, predict
 from simulator.predict.difference import Difference, Timed, difference, sharing, timed
 from simulator.predict.program import STACK, predict_program
+from simulator.predict.telemetry import Telemetry, telemetry
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -52,6 +53,12 @@ class Subject:
         assert self.plan is not None
         return predict(self.model, self.plan, self.cluster, self.calibration, self.stack)
 
+    def counters(self, prediction: Prediction) -> Telemetry | None:
+        """What the step does to each part of the machine; nobody counts a captured program's."""
+        if self.model is None or self.plan is None:
+            return None
+        return telemetry(prediction, self.model, self.plan, self.cluster, self.calibration, self.stack)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
@@ -62,6 +69,7 @@ class Compared:
     against_first: Difference | None
     gains: tuple[Gain, ...]
     costs: tuple[Cost, ...] = ()
+    counters: Telemetry | None = None
 
     @property
     def s_per_token(self) -> float:
@@ -93,15 +101,20 @@ class Comparison:
         return {"schema_version": SCHEMA_VERSION, "subjects": subjects}
 
 
-def compare(subjects: Sequence[Subject], *, ablate: bool = True, run_tokens: int | None = None) -> Comparison:
-    """Predict each and compare it with the first. Raises as `predict` does, and if a cluster has no price."""
+def compare(
+    subjects: Sequence[Subject], *, ablate: bool = True, run_tokens: int | None = None, count: bool = False
+) -> Comparison:
+    """Predict each and compare it with the first. Raises as `predict` does, and if a cluster has no price.
+
+    count: also how busy each part of the machine is.
+    """
     rows: list[Compared] = []
     for subject in subjects:
         prediction = subject.predicted()
         gains = _gains(subject, prediction) if ablate else ()
         row = compared(subject, prediction, rows[0] if rows else None, gains)
         costs = costs_of(prediction, subject.cluster, subject.prices, run_tokens) if subject.prices else ()
-        rows.append(replace(row, costs=costs))
+        rows.append(replace(row, costs=costs, counters=subject.counters(prediction) if count else None))
     return Comparison(rows=tuple(rows))
 
 
@@ -159,4 +172,10 @@ def _data(row: Compared) -> dict[str, Any]:
         "against_first": asdict(against) | {"distinguishable": against.distinguishable} if against else None,
         "ablations": [asdict(gain) for gain in row.gains],
         "costs": [asdict(one) for one in row.costs],
+        **({"utilisation": busy(row.counters)} if row.counters is not None else {}),
     }
+
+
+def busy(counters: Telemetry) -> dict[str, dict[str, float]]:
+    """Part -> mean and highest share of what it can do, of the class of ranks that uses it most."""
+    return {name: {"mean": use.mean, "peak": use.peak} for name, (use, _) in counters.busiest.items()}

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from simulator.base.units import format_bytes, format_interval, format_seconds
 from simulator.studies.compare.ablations import Gain
-from simulator.studies.compare.comparison import Compared, Comparison
+from simulator.studies.compare.comparison import Compared, Comparison, busy
 
 WIDTH = 140
 _LITTLE = 0.01  # of a step
@@ -26,6 +26,8 @@ def render(comparison: Comparison) -> RenderableType:
         Text("Where the step goes", style="bold"),
         _breakdown(rows),
     ]
+    if any(row.counters for row in rows):
+        parts += [Text(), Text("How busy each part is: mean, and highest at any moment", style="bold"), _busy(rows)]
     if any(row.costs for row in rows):
         parts += [Text(), Text("What it costs", style="bold"), _costs(comparison)]
     if any(row.gains for row in rows):
@@ -90,6 +92,14 @@ def _breakdown(rows: tuple[Compared, ...]) -> Table:
     for name in sorted(names, key=lambda name: (-weight[name], name)):
         if weight[name]:
             table.add_row(name, *(_seconds(row.prediction.breakdown.get(name, 0.0), row) for row in rows))
+    return table
+
+
+def _busy(rows: tuple[Compared, ...]) -> Table:
+    table, counted = _table(rows), [busy(row.counters) if row.counters else {} for row in rows]
+    for name in dict.fromkeys(name for one in counted for name in one):
+        shares = (one.get(name) for one in counted)
+        table.add_row(name, *(f"{one['mean']:.1%} {one['peak']:7.1%}" if one else "-" for one in shares))
     return table
 
 
