@@ -82,7 +82,8 @@ def phases_of(
     for name, fields in kinds.items():
         if name != "full" and not counts[name]:
             continue
-        changed = plan.copy_with(one_bit=one_bit.model_copy(update=fields))
+        own = {"optimizer": "lamb", "optimizer_impl": "loop"} if (name, one_bit.kind) == ("full", "lamb") else {}
+        changed = plan.copy_with(one_bit=one_bit.model_copy(update=fields), **own)
         seconds[name] = prediction.step_s if changed == plan else predict(model, changed, *inputs).step_s
     return Phases(counts=counts, seconds=seconds)
 

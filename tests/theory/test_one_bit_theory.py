@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from simulator.base.errors import PlanError
+from simulator.base.kernels import Stream
 from simulator.cli import main
 from simulator.parallel.legality import check
 from simulator.predict.phases import Phases, step_counts
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.plan.compression import OneBit
+from simulator.work.ops import optimizer_kernels
 from simulator.work.script import agreement, communication, resident_tensors
 
 RANKS = 16
@@ -102,6 +105,62 @@ def test_phases_are_steps_of_their_own(capsys: pytest.CaptureFixture[str]) -> No
     assert told["step_s"] == pytest.approx((seconds["one_bit"] + 3 * seconds["local"]) / 4)
     assert step()["step_s"] == pytest.approx(seconds["full"])
     assert "phases" not in step("kind=adam")
+
+
+def test_lamb_reads_and_writes_what_its_formulas_name() -> None:
+    """Of fp32 tensors. Algorithm 2 of LAMB (arXiv 1904.00962) fused as DeepSpeed does: w, g, m, v read, m, v written and both norms
+    summed; w, m, v read and w written. Operator by operator, the squares and roots of 1-bit LAMB (arXiv 2104.06069, algorithm 1)
+    pass through memory too: never fewer bytes than the fused kernels, behind the warm-up more than in it.
+    """
+
+    def moved(**fields: object) -> tuple[int, int]:
+        kernels = optimizer_kernels(1000, 10, plan(**{"kind": "none", "precision": "fp32", **fields}))  # type: ignore[arg-type]
+        return sum(one.num_bytes for one in kernels), sum(one.launches for one in kernels if isinstance(one, Stream))
+
+    w, g, m, v = (4 * 1000,) * 4
+    fused, launches = moved(optimizer="lamb")
+    assert fused == (w + g + m + v) + (m + v) + (w + m + v) + w
+    assert launches == 3 * 10  # squares, their sums, the step, of each tensor
+    eager, warm = moved(optimizer="lamb", optimizer_impl="loop")
+    signs, cold = moved(kind="lamb")
+    assert moved(kind="adam")[0] < fused < eager < signs
+    assert 10 < launches < warm < cold
+
+
+def test_lamb_needs_whole_layers() -> None:
+    for fields in ({"zero": 1, "dp_replicate": 1, "dp_shard": RANKS}, {"tp": 2}):
+        with pytest.raises(PlanError, match="norms of whole layers"):
+            check(plan("none", optimizer="lamb", **fields))
+    states = [sum(resident_tensors(MODEL, plan("none", optimizer=one))["optimizer_state"]) for one in ("adam", "lamb")]
+    assert states[0] - 4 == states[1]  # torch's fused Adam counts its steps in a tensor
+
+
+def test_the_warm_up_of_1_bit_lamb_is_lambs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "predict",
+        "--model",
+        "gpt2",
+        "--zero",
+        "0",
+        "--data-parallel",
+        "deepspeed",
+        "--dp-replicate",
+        "8",
+        "--json",
+    ]
+
+    def told(*more: str) -> dict[str, Any]:
+        assert main([*words, "--set", "plan.seq_len=256", *more]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    found = told("--set", "plan.one_bit.kind=lamb", "--set", "plan.one_bit.run_steps=200000")
+    seconds, held = found["phases"]["seconds"], found["memory"]
+    assert held["peak_moment"].startswith("optimizer")
+    assert held["by_category"]["temporaries"] == pytest.approx(
+        4 * Model.load("gpt2").num_parameters, rel=1e-3
+    )  # moments kept
+    assert seconds["full"] == told("--optimizer", "lamb", "--optimizer-impl", "loop")["step_s"]
 
 
 @pytest.mark.parametrize(

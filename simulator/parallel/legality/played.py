@@ -30,7 +30,7 @@ def _model_rule(where: str, what: str, there: Callable[[Played], bool]) -> PlayR
 def _of_torch(plan: Plan) -> bool:
     """The optimizer steps all parameters by torch's own kernels."""
     found = OPTIMIZERS[plan.optimizer.kind]
-    return bool(found.foreach) and not found.matrices
+    return bool(found.foreach) and not found.matrices and not found.loops
 
 
 def _windows(played: Played) -> bool:

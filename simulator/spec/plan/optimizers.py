@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Kind = Literal[
-    "adamw", "adam", "sgd", "sgd_momentum", "adam8bit", "adam4bit", "lion", "lion8bit", "adafactor", "muon", "galore"
+    "adamw",
+    "adam",
+    "sgd",
+    "sgd_momentum",
+    "adam8bit",
+    "adam4bit",
+    "lion",
+    "lion8bit",
+    "adafactor",
+    "muon",
+    "galore",
+    "lamb",
 ]
 Pass = tuple[str, str]
 
@@ -56,6 +67,21 @@ _ADAMW: Final = (
 _ADAFACTOR: Final = (("g", "f"), ("f", "f"), ("f", ""), ("f", ""), ("", "f"), ("fg", "f"), ("f", ""), ("f", "f"), ("f", "f"),
                      ("p", ""), ("f", "f"), ("fp", "p"))  # fmt: skip
 
+# DeepSpeed's LAMB tensor by tensor. Fused (csrc/lamb/fused_lamb_cuda_kernel.cu): moments and the squares of weight and update, their
+# sums, the step. As runtime/fp16/onebit/lamb.py has it before `freeze_step`: moments, norm of the weight, update with decay, its
+# norm, their ratio, the step
+_LAMB_FUSED: Final = (("pgmv", "mv"), ("", ""), ("pmv", "p"))
+_LAMB: Final = (("m", "m"), ("gm", "m"), ("v", "v"), ("gv", "v"), ("p", "t"), ("t", ""), ("", ""), ("v", "t"), ("t", "t"),
+                ("mt", "t"), ("p", "t"), ("tt", "t"), ("t", "t"), ("t", ""), ("", ""), ("", ""), ("t", "t"), ("pt", "p"))  # fmt: skip
+# From then on: the old moment kept; the moment, scaled; behind the compressed sum scaled back; the gradient that it implies, and the
+# fresh variance; root and epsilon; update with decay, its norm; root of the fresh variance; largest ratio of both; share of the
+# update without decay; the step
+ONE_BIT_LAMB: Final[tuple[Pass, ...]] = (
+    ("m", "t"), ("m", "m"), ("gm", "m"), ("m", "m"), ("m", "m"), ("t", "t"), ("mt", "t"), ("t", "t"), ("f", "f"), ("ft", "f"),
+    ("v", "t"), ("t", "t"), ("mt", "t"), ("p", "t"), ("tt", "t"), ("t", "t"), ("t", ""), ("", ""), ("f", "t"), ("t", "t"),
+    ("tt", "t"), ("t", ""), ("t", "t"), ("t", ""), ("", ""), ("", ""), ("t", "t"), ("pt", "p"),
+)  # fmt: skip
+
 OPTIMIZERS: Final[dict[str, Optimizer]] = {
     "adamw": Optimizer(fused=(("pgmv", "pmv"),), foreach=_ADAMW, moments=2, steps=True),
     "adam": Optimizer(fused=(("pgmv", "pmv"),), foreach=_ADAM, moments=2, steps=True),
@@ -67,6 +93,7 @@ OPTIMIZERS: Final[dict[str, Optimizer]] = {
     "lion8bit": Optimizer(fused=(("pg8", "p8"),), moments=1, bits=8),
     "adafactor": Optimizer(fused=_ADAFACTOR, loops=True),
     "muon": Optimizer(fused=(("pgmv", "pmv"),), foreach=_ADAMW, moments=2, matrices=True, steps=True),
+    "lamb": Optimizer(fused=_LAMB_FUSED, foreach=_LAMB, moments=2, loops=True),
     "galore": Optimizer(fused=_ADAMW, moments=2, matrices=True, loops=True),
 }
 

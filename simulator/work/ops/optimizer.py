@@ -8,7 +8,7 @@ from math import prod
 
 from simulator.base.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel
 from simulator.spec.plan import Plan
-from simulator.spec.plan.optimizers import MUON, NEWTON_SCHULZ_STEPS, OPTIMIZERS, Pass
+from simulator.spec.plan.optimizers import MUON, NEWTON_SCHULZ_STEPS, ONE_BIT_LAMB, OPTIMIZERS, Pass
 from simulator.work.ops.graph import conversion, stream
 from simulator.work.parameters import is_matrix
 
@@ -36,7 +36,8 @@ def _elementwise(numel: int, num_tensors: int, plan: Plan) -> Iterator[Kernel]:
     """A pass over all parameters after the other."""
     found = OPTIMIZERS[plan.optimizer.kind]
     fused = plan.optimizer.impl == "fused" or not found.foreach
-    single = found.loops or plan.optimizer.impl == "loop"
+    passes, by_layer = found.fused if fused else found.foreach, plan.deepspeed.one_bit.kind == "lamb"
+    single = found.loops or plan.optimizer.impl == "loop" or by_layer
     launches = num_tensors if single else -(-num_tensors // _TENSORS_PER_LAUNCH)
     copies = plan.traits.master_copy and plan.compute_dtype != plan.precision.master
     if copies and plan.gradient_dtype != plan.precision.master:
@@ -44,7 +45,7 @@ def _elementwise(numel: int, num_tensors: int, plan: Plan) -> Iterator[Kernel]:
     narrow = plan.optimizer.kind == "adafactor" and plan.precision.master != "fp32"
     for _ in range(2 if narrow else 0):  # gradient and parameter, in fp32
         yield conversion(numel, plan.precision.master, "fp32", launches)
-    yield from _passes(found.fused if fused else found.foreach, numel, launches, plan)
+    yield from _passes(ONE_BIT_LAMB if by_layer else passes, numel, launches, plan)
     if narrow:
         yield conversion(numel, "fp32", plan.precision.master, launches)
     if copies:

@@ -24,7 +24,7 @@ _BATCH: Final = {
 }
 _OPTIMIZERS: Final = {
     "adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "deepspeedcpuadam": "adamw", "sgd": "sgd_momentum",
-    "adam8bit": "adam8bit", "adamw8bit": "adam8bit", "lion": "lion",
+    "adam8bit": "adam8bit", "adamw8bit": "adam8bit", "lion": "lion", "lamb": "lamb",
 }  # fmt: skip
 _DEVICES: Final = {"none": "none", "cpu": "host", "nvme": "nvme"}
 _OLD_NAMES: Final = {
@@ -181,7 +181,7 @@ def _optimizer(r: Reading, fields: dict[str, Any]) -> None:
         fields["one_bit"] = {"kind": kind} | {field: int(value) for field, value in given.items() if value is not None}
         found = "adamw"
     if found is None and "optimizer" not in r.given:
-        remedy = "--optimizer, the nearest of adamw, sgd, adam8bit, lion"
+        remedy = "--optimizer, the nearest of adamw, sgd, adam8bit, lion, lamb"
         r.fault("optimizer.type", f"{name} is not modelled", remedy, (("--optimizer", "adamw"),))
     elif found is not None:
         adam = str(r.raw("optimizer.params.adam_w_mode")).lower()

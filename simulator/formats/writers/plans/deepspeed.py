@@ -10,7 +10,14 @@ from simulator.spec.plan.compression import ONE_BIT_NAMES, ONE_BIT_SETTINGS
 
 _DEVICES: Final = {"none": "none", "host": "cpu", "nvme": "nvme"}
 _DTYPES: Final = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
-_OPTIMIZERS: Final = {"adam": "Adam", "sgd": "SGD", "sgd_momentum": "SGD", "adam8bit": "Adam8bit", "lion": "Lion"}
+_OPTIMIZERS: Final = {
+    "adam": "Adam",
+    "sgd": "SGD",
+    "sgd_momentum": "SGD",
+    "adam8bit": "Adam8bit",
+    "lion": "Lion",
+    "lamb": "Lamb",
+}
 
 
 def deepspeed_json(plan: Plan) -> str:
