@@ -63,10 +63,10 @@ def answer(
     from simulator.predict.program import predict_program
 
     given = {name: value for name, value in flags.items() if name != "fabric"}
-    asked = place_of(given, settings, files.faults())
+    asked = place_of(given, settings, files.faults(), pool=True)
     asked = replace(asked, cluster=with_fabric(asked.cluster, flags.get("fabric", ())))
     one = program_at(program, asked, tokens_per_step, files.scale_with)
-    found = predict_program(one, asked.cluster, asked.calibration, asked.stack, advise=True)
+    found = predict_program(one, asked.cluster, asked.calibration, asked.stack, memory=asked.plan.memory, advise=True)
     found = replace(found, sources=(*asked.sources, *found.sources))
     if as_json:
         from simulator.formats.writers.json_report import to_json
@@ -92,7 +92,7 @@ def _drawing(one: Capture, asked: Study, found: Prediction) -> Mapping[str, Any]
     from simulator.formats.html.step import program_drawing
     from simulator.predict.program import program_history
 
-    return program_drawing(found, program_history(one, asked.cluster))
+    return program_drawing(found, program_history(one, asked.cluster, asked.plan.memory))
 
 
 def _write(one: Capture, asked: Study, found: Any, files: Files) -> None:  # noqa: ANN401  a Prediction
@@ -106,7 +106,7 @@ def _write(one: Capture, asked: Study, found: Any, files: Files) -> None:  # noq
         return
     from simulator.predict.program import program_history
 
-    history = program_history(one, asked.cluster)
+    history = program_history(one, asked.cluster, asked.plan.memory)
     if files.memory is not None:
         from simulator.formats.writers.memory_plot import write_memory_plot
 
@@ -114,6 +114,7 @@ def _write(one: Capture, asked: Study, found: Any, files: Files) -> None:  # noq
         click.echo(f"memory drawn in {files.memory}", err=True)
     if files.snapshot is not None:
         from simulator.formats.writers.snapshot import write_snapshot
+        from simulator.memory.pools import settings_of
 
-        write_snapshot(files.snapshot, history)
+        write_snapshot(files.snapshot, history, settings_of(asked.plan))
         say(f"snapshot written to {files.snapshot}: open it at https://pytorch.org/memory_viz")

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from simulator.base.errors import Fault, InputError
 from simulator.formats.readers.capture import capture_of, kind_of, read_capture
 from simulator.formats.readers.recording import is_recording
 from simulator.formats.study import Study, read_study
+from simulator.spec.plan import Plan
+from simulator.spec.plan.memory import TIERED, Policy
 from simulator.spec.prices import Prices
 from simulator.studies.compare import Subject
 from simulator.work.captured.capture import Capture
@@ -19,6 +21,7 @@ from simulator.work.captured.meetings import columns
 from simulator.work.captured.scaled import scaled
 from simulator.work.checkpoint import Checkpoint, Saving, loaded_state_s, saved_state
 
+_OF_POOL = tuple(flat for flat, place in Plan.flat_names.items() if place.startswith("memory."))
 _TAKEN = ("cluster", "nodes", "calibration", "stack", "placement")
 _OF_PLACE = ("cluster", "device", "link", "stack", "kernels", "checkpoint")
 
@@ -28,32 +31,49 @@ def is_program(file: Path | None) -> bool:
     return file is not None and kind_of(file) != "other"
 
 
-def place_of(flags: Mapping[str, Any], settings: Sequence[str], faults: Sequence[Fault] = ()) -> Study:
-    """Where a program is predicted. Raises InputError with every flag and setting that a program decides itself."""
+def place_of(
+    flags: Mapping[str, Any], settings: Sequence[str], faults: Sequence[Fault] = (), *, pool: bool = False
+) -> Study:
+    """Where a program is predicted. Raises InputError with every flag and setting that a program decides itself.
+
+    pool: the pool of its process can be said, too.
+    """
     given = {name: text for name, text in flags.items() if text not in (None, ())}
+    taken = (*_TAKEN, *_OF_POOL) if pool else _TAKEN
     own = "change the program and capture it again"
     found = [
         *faults,
         *(
             Fault(place=_flag(name), problem="a captured program has its own model and plan", remedy=own)
             for name in given
-            if name not in _TAKEN
+            if name not in taken
         ),
     ]
-    leaves = f"leaves of {', '.join(_OF_PLACE)} can be set"
+    leaves = f"leaves of {', '.join(_OF_PLACE)}{' and plan.memory' if pool else ''} can be set"
     found += [
         Fault(place=f"--set {one}", problem="is not known of a captured program", remedy=leaves)
         for one in settings
-        if one.partition(".")[0].strip() not in _OF_PLACE
+        if one.partition(".")[0].strip() not in _OF_PLACE and not (pool and _of_pool(one))
     ]
     if found:
         raise InputError(found)
     from simulator.predict.program import STACK
 
-    inputs = {name: text for name, text in given.items() if name != "stack"}
-    study = read_study(None, inputs, {"stack": given.get("stack", STACK)}, settings)
+    plan = {name: text for name, text in given.items() if name in _OF_POOL} | {"stack": given.get("stack", STACK)}
+    inputs = {name: text for name, text in given.items() if name not in plan}
+    study = read_study(None, inputs, plan, settings)
+    if study.plan.memory.tiered:
+        problem = f"{study.plan.memory.policy}: tiers below HBM are played by the units of a described model"
+        known = [one for one in get_args(Policy) if one not in TIERED]
+        raise InputError(Fault(place="memory_policy", problem=problem, remedy=f"one of {', '.join(known)}"))
     told = tuple(one for one in study.sources if not one.what.startswith(("model", "plan")))
     return replace(study, sources=told)
+
+
+def _of_pool(setting: str) -> bool:
+    """`plan.memory.KEY=VALUE`, or by its flat name."""
+    root, _, name = setting.partition("=")[0].strip().partition(".")
+    return root == "plan" and (name.startswith("memory.") or name in _OF_POOL)
 
 
 def _flag(name: str) -> str:

@@ -29,7 +29,7 @@ from simulator.memory.requests import (
 from simulator.memory.tape import TAG
 from simulator.spec.plan import Plan
 from simulator.spec.plan.alloc_conf import AllocConf
-from simulator.spec.plan.memory import TIERED
+from simulator.spec.plan.memory import TIERED, MemoryPlan
 
 NATIVE: Final = "native"
 _NAMES: Final = {
@@ -286,9 +286,9 @@ class _Tally:
         return {name: (more[name], sizes[name]) for name in sorted(more)}
 
 
-def compressed(history: History, plan: Plan) -> History:
+def compressed(history: History, memory: MemoryPlan) -> History:
     """The history with tensors of each kind as large as the hardware keeps them; rounded up to whole bytes."""
-    ratios = {TAG[name]: ratio for name, ratio in plan.memory.compress.items() if ratio > 1}
+    ratios = {TAG[name]: ratio for name, ratio in memory.compress.items() if ratio > 1}
     if not ratios:
         return history
     events = [

@@ -260,7 +260,7 @@ def _fullest(
     write = partial(
         write_history, model, plan, stack, blocks, workspace_bytes(device), library=_library(device), lead=lead
     )
-    found = (compressed(write(stage=stage), plan) for stage in _candidates(model, plan, stages))
+    found = (compressed(write(stage=stage), plan.memory) for stage in _candidates(model, plan, stages))
     return max(((one, step_live_bytes(one)) for one in found), key=lambda pair: pair[1].peak[0])
 
 

@@ -222,8 +222,8 @@ def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program
         program=program,
         num_played=num_micro_batches,
         kinds=_of_kinds(lowering, programs, timeline),
-        launched_s=(launched_s := max(map(_launched_s, programs))),
-        host_s=launched_s,
+        launched_s=(host_s := max(map(launched_s, programs))),
+        host_s=host_s,
     )
 
 
@@ -265,7 +265,7 @@ def _serial_s(programs: Sequence[Program]) -> Number:
     return total
 
 
-def _launched_s(program: Program) -> float:
+def launched_s(program: Program) -> float:
     """The host's time to launch a program; 0 where it waits for the device on the way, which keeps it in step."""
     return 0.0 if any(op.blocking for op in program.ops) else float(summed(op.host_s for op in program.ops))
 

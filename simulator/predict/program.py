@@ -18,20 +18,22 @@ from simulator.base.units import format_bytes
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.history import History, script_history, step_live_bytes
 from simulator.memory.outside import outside_torch_bytes, workspace_bytes
+from simulator.memory.pools import asks_for_pool, compressed
 from simulator.memory.use import MemoryUse, history_memory
 from simulator.parallel.mesh import Mesh
 from simulator.play.engine import run
 from simulator.play.lower.script import script_program
 from simulator.predict.confidence import Z90, shares
-from simulator.predict.play import SimulatedStep, bounds
+from simulator.predict.play import SimulatedStep, bounds, launched_s
 from simulator.predict.prediction import KindUse, Prediction, Source
 from simulator.predict.program_remedies import advised
-from simulator.predict.verdict import cause_of, compute_s, waiting_s, with_stalls
+from simulator.predict.verdict import cause_of, compute_s, pool_sources, waiting_s, with_stalls
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.plan import Plan
+from simulator.spec.plan.memory import USUAL_MEMORY, MemoryPlan
 from simulator.spec.software.stack import Stack
 from simulator.work.captured.capture import Capture
 from simulator.work.captured.meetings import Column, columns, unlike
@@ -46,7 +48,7 @@ UNPRICED_SIGMA = math.log(2)  # of kernels that bytes alone price: assumed, a fa
 _COMMUNICATION = "communication"
 
 
-def predict_program(
+def predict_program(  # noqa: PLR0913  what a prediction hangs on
     capture: Capture,
     cluster: Cluster,
     calibration: Calibration | None = None,
@@ -55,13 +57,14 @@ def predict_program(
     curves: LinkCurves | None = None,
     tokens_per_step: int | None = None,
     expandable_segments: bool = False,
+    memory: MemoryPlan = USUAL_MEMORY,
     advise: bool = False,
 ) -> Prediction:
     """Predict one step of a captured program.
 
     cluster: as many devices as the capture has ranks; another device than that of the capture is priced as it is, and runs
     the kernels that were captured. tokens_per_step: of all ranks, for throughput; None: as the capture says, 0 where nobody
-    does. expandable_segments: as PYTORCH_CUDA_ALLOC_CONF says it. advise: where it does not surely fit, also predict what
+    does. expandable_segments: as PYTORCH_CUDA_ALLOC_CONF says it. memory: the pool, and what its calls take; without tiers below HBM. advise: where it does not surely fit, also predict what
     would make it fit. Raises InputError, ClusterError or CalibrationError with every fault found.
     """
     _check(capture, cluster)
@@ -69,10 +72,10 @@ def predict_program(
     scripts = {one.rank: captured_script(one, column) for one in column.captures}
     found = _predicted(
         capture, cluster, calibration, stack, curves=curves, tokens_per_step=tokens_per_step,
-        expandable_segments=expandable_segments, scripts=scripts,
+        expandable_segments=expandable_segments, memory=memory, scripts=scripts,
     )  # fmt: skip
     assert found is not None
-    again = partial(_predicted, only_fitting=True)
+    again = partial(_predicted, only_fitting=True, memory=memory)
     return advised(found, capture, cluster, calibration, stack, curves, again, scripts) if advise else found
 
 
@@ -85,6 +88,7 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
     curves: LinkCurves | None = None,
     tokens_per_step: int | None = None,
     expandable_segments: bool = False,
+    memory: MemoryPlan = USUAL_MEMORY,
     scripts: Mapping[int, CapturedScript] | None = None,
     only_fitting: bool = False,
 ) -> Prediction | None:
@@ -95,15 +99,16 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
     curves = curves or calibration.links or default_curves()
     column, *others = columns(capture)
     scripts = scripts or {one.rank: captured_script(one, column) for one in column.captures}
-    plan, device = _plan(capture), cluster.device
-    held = _held(capture, scripts, plan, device, stack, AllocatorSettings(expandable_segments=expandable_segments))
-    memory, trace = min(held.values(), key=lambda one: (-one[0].fit.rank, one[0].capacity_bytes - one[0].used_bytes))
-    if only_fitting and memory.fit is not Fit.FITS:
+    plan, device = _plan(capture).model_copy(update={"memory": memory}), cluster.device
+    settings = AllocatorSettings(expandable_segments=expandable_segments)
+    held = _held(capture, scripts, plan, device, stack, None if asks_for_pool(plan) else settings)
+    use, trace = min(held.values(), key=lambda one: (-one[0].fit.rank, one[0].capacity_bytes - one[0].used_bytes))
+    if only_fitting and use.fit is not Fit.FITS:
         return None
     programs = _programs(scripts, column, plan, cluster, stack, calibration, curves)
     played = played_programs(capture.target, programs)
     script = scripts.get(int(played.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
-    played = with_stalls(played, memory, calibration)
+    played = with_stalls(played, use, calibration)
     spread = _spread(played, script, stack, calibration, Mesh(plan, cluster), curves)
     peak_flop_per_s = _peak(scripts.values(), device)
     flop = column.num_ranks * sum(one.flop for one in scripts.values())
@@ -124,14 +129,15 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
         peak_flop_per_s=peak_flop_per_s,
         breakdown=dict(played.breakdown),
         communication=dict(played.communication),
-        memory=memory,
-        cause=cause_of(memory),
+        memory=use,
+        cause=cause_of(use),
         suggestion="",
         extrapolated=_extrapolated(scripts.values(), calibration, stack),
         sources=(
             *_sources(capture, scripts),
             *_beside(column, others, held),
             *_inputs(cluster, calibration, stack),
+            *pool_sources(use, calibration),
         ),
         timeline=played.timeline,
         memory_trace=trace,
@@ -190,6 +196,7 @@ def played_programs(target: str, programs: Sequence[Program]) -> SimulatedStep:
         timeline=timeline,
         program=program,
         num_played=1,
+        host_s=max(map(launched_s, programs)),
     )
 
 
@@ -202,16 +209,16 @@ def _breakdown(timeline: Timeline, name: str) -> dict[str, float]:
     return found
 
 
-def program_history(capture: Capture, cluster: Cluster) -> History:
+def program_history(capture: Capture, cluster: Cluster, memory: MemoryPlan = USUAL_MEMORY) -> History:
     """The allocations and frees of the rank that holds most, event by event: all until the recorded step, then that step."""
     column, *_ = columns(capture)
     scripts = [captured_script(one, column) for one in (capture, *capture.others)]
-    histories = [_history(one, cluster.device) for one in scripts]
+    histories = [_history(one, cluster.device, memory) for one in scripts]
     return max(histories, key=lambda one: step_live_bytes(one).peak[0])
 
 
-def _history(script: CapturedScript, device: Device) -> History:
-    return script_history(script.step, script.before, workspace_bytes(device))
+def _history(script: CapturedScript, device: Device, memory: MemoryPlan) -> History:
+    return compressed(script_history(script.step, script.before, workspace_bytes(device)), memory)
 
 
 def _held(
@@ -220,12 +227,12 @@ def _held(
     plan: Plan,
     device: Device,
     stack: Stack,
-    settings: AllocatorSettings,
+    settings: AllocatorSettings | None,
 ) -> dict[int, tuple[MemoryUse, MemoryTrace]]:
-    """Memory of each captured rank."""
+    """Memory of each captured rank; settings: None where the plan names the pool."""
     found = {}
     for one in (capture, *capture.others):
-        history = _history(scripts.get(one.rank) or captured_script(one), device)
+        history = _history(scripts.get(one.rank) or captured_script(one), device, plan.memory)
         groups = sum(len(group) > 1 and one.rank in group for group in capture.groups)
         outside = outside_torch_bytes(device, plan, groups, stack=stack)
         found[one.rank] = history_memory(history, step_live_bytes(history), plan, device, outside, settings)

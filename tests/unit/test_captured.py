@@ -11,18 +11,23 @@ import pytest
 
 from simulator.base.errors import InputError
 from simulator.base.kernels import Attention, Gemm, Stream
+from simulator.cli import main
 from simulator.formats.readers.capture import capture_of, read_capture, write_capture
+from simulator.memory.driver_costs import DriverCosts
 from simulator.memory.history import script_history, step_live_bytes
 from simulator.play.lower.work import Clock
+from simulator.predict.prediction import OWN_ALLOCATOR
 from simulator.predict.program import predict_program
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
+from simulator.spec.plan.memory import BLOCK_BYTES, MemoryPlan
 from simulator.spec.software.stack import Stack
 from simulator.work.captured.capture import Kind
 from simulator.work.captured.kernels import priced
 from simulator.work.captured.script import captured_script
 from simulator.work.captured.tensors import parsed
 from simulator.work.script.instructions import Communicate, Launch
+from tests.captures import data
 
 
 def tensor(*shape: int, dtype: str = "bf16", strides: list[int] | None = None) -> list[Any]:
@@ -231,6 +236,34 @@ def test_unknown_operators_widen_the_interval() -> None:
     unknown = predict_program(capture_of(capture(signatures=[magic, COPY]), "by hand"), Cluster.load("hgx-h100-8"))
     assert unknown.high_s / unknown.step_s > known.high_s / known.step_s
     assert any("mylib.magic" in source.detail for source in unknown.sources)
+
+
+def test_a_program_is_served_by_the_pool_that_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole blocks: storages of some KiB take one block of 2 MiB, at the calibration's price of a call with so many bytes."""
+    one, cluster = capture_of(data(3), "by hand"), Cluster.load("hgx-h100-8")
+    usual = predict_program(one, cluster)
+    fixed = predict_program(one, cluster, memory=MemoryPlan(policy="fixed"))
+    pool = fixed.memory.pool
+    assert usual.memory.pool is None
+    assert pool is not None
+    made = sum(event[0] == Kind.ALLOCATE for event in data(3)["ranks"][0]["events"])
+    assert pool.allocations == made
+    assert pool.calls == {"segment_alloc": 1}
+    malloc = DriverCosts.of(Calibration.for_device(cluster.device)).malloc
+    assert fixed.step_s - usual.step_s == pytest.approx(malloc.seconds(1, BLOCK_BYTES))
+    halved = predict_program(one, cluster, memory=MemoryPlan(compress={"activations": 2.0})).memory
+    assert halved.by_category["activations"] < usual.memory.by_category["activations"]
+    own = predict_program(one, cluster, memory=MemoryPlan(alloc_s=1e-3))
+    assert 0 < own.breakdown[OWN_ALLOCATOR] <= made * 1e-3
+    path = tmp_path / "one.capture.gz"
+    write_capture(path, data(3))
+    words = ["predict", "--program", str(path)]
+    assert main([*words, "--memory-policy", "fixed", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["pool"]["calls"] == pool.calls
+    assert main([*words, "--set", "plan.memory.policy=tiered"]) == 3
+    assert "one of caching, expandable" in capsys.readouterr().err
+    assert main([*words, "--memory-policy", "arena", "--alloc-conf", "expandable_segments:True", "--tp", "2"]) == 3
+    assert "--tp" in capsys.readouterr().err
 
 
 def test_a_file_reads_back_and_is_the_same_each_time(tmp_path: Path) -> None:
