@@ -94,17 +94,25 @@ def of_all_studies(function: _Command) -> _Command:
     return set_option(help_text)(function)
 
 
-_WAIT_FOR_DATA = ("predict", "goodput")
+_LEFT_OUT = {  # table of a study -> commands that count it, what the others say
+    "data": (("predict", "goodput"), "[data] is left out here; predict and goodput count the wait for it"),
+    "servers": (
+        ("predict",),
+        "[servers] is left out here: the answer is of replicas that sum; predict has that with servers",
+    ),
+    "energy": (("predict", "goodput"), "[energy] is left out here; predict and goodput draw it"),
+}
 
 
 def tell_notes(study: Study) -> Study:
     """Say on stderr which keys of a study's files have moved, and what the command leaves out: once, and in none of its workers."""
     command = click.get_current_context(silent=True)
     said: set[str] = command.meta.setdefault("simulator.notes", set()) if command else set(study.notes)
-    counts = command is None or command.info_name in _WAIT_FOR_DATA
-    left = (
-        () if counts or study.data is None else ("[data] is left out here; predict and goodput count the wait for it",)
-    )
+    left = [
+        note
+        for table, (by, note) in _LEFT_OUT.items()
+        if getattr(study, table) is not None and command is not None and command.info_name not in by
+    ]
     for note in (*study.notes, *left):
         if note not in said:
             click.echo(f"shardwise: {note}", err=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from simulator.base.errors import Fault, InputError, PlanError
+from simulator.cli.options import tell_notes
 from simulator.cli.programs import is_program
 from simulator.formats.study import Study, read_study
 from simulator.play.lower import Lowering, lower
@@ -28,7 +29,7 @@ def swept(
     if is_program(file):
         problem = "a captured program has no plan that could be put on fewer nodes"
         raise InputError(Fault(place="--failures", problem=problem, remedy="a STUDY.toml"))
-    study = read_study(file, flags, {}, settings)
+    study = tell_notes(read_study(file, flags, {}, settings))
     if study.cluster.exceptions:
         problem = "--failures adds one exception at a time, and there are some already"
         raise InputError(Fault(place="cluster: exceptions", problem=problem, remedy="a cluster of equal nodes"))

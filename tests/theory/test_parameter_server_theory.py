@@ -114,3 +114,14 @@ def test_what_servers_cannot_do_is_told_together(capsys: pytest.CaptureFixture[s
     told = capsys.readouterr().err
     assert "servers.count" in told
     assert "servers.staleness" in told
+
+
+def test_commands_that_leave_servers_out_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    study = ["--model", "gpt2", "--set", "plan.seq_len=512", "--set", "servers.count=2", "--set", "energy.tokens=1B"]
+    study += ["--set", "plan.zero=0", "--set", "plan.data_parallel=ddp", "--set", "plan.dp_replicate=8"]
+    assert main(["compare", *study, "--no-ablations", "--what-if", "plan.micro_batch_size=2"]) == 0
+    told = capsys.readouterr().err
+    assert told.count("[servers] is left out here") == 1
+    assert "[energy] is left out here" in told
+    assert main(["predict", *study]) == 0
+    assert "left out" not in capsys.readouterr().err
