@@ -293,7 +293,13 @@ class _Reading:
         sent = host_traffic(kind, size_bytes, shape, self._cluster, lowering.curves, nccl=lowering.fabric.nccl)
         port, network, pcie = map(float, (sent.port_bytes, sent.network_bytes, sent.pcie_bytes))
         own = {} if by_pcie else {"nvlink": port}
-        return {**own, "nic": network, "pcie up": pcie, "pcie down": pcie, "hbm": 2 * (port + network)}
+        return {
+            **own,
+            "nic": network / self._cluster.fabric.nic_compression,
+            "pcie up": pcie,
+            "pcie down": pcie,
+            "hbm": 2 * (port + network),
+        }
 
     # -- when
 

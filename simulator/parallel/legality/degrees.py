@@ -56,7 +56,7 @@ _UNEVEN: Final = (
         applies=_uneven,
         holds=lambda plan: plan.traits.hooks_modules and plan.zero >= 2,
         equation=lambda plan: (
-            f"uneven shards are modelled for FSDP, not for {plan.implementation} with zero = {plan.zero}"
+            f"{plan.implementation} with zero = {plan.zero} cuts its states into equal parts alone; uneven shards are modelled of FSDP"
         ),
         remedy='data_parallel = "fsdp1" or "fsdp2", zero = 3',
     ),

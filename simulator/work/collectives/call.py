@@ -63,7 +63,8 @@ class Links:
     may do; None where each GPU has its even share. levels: of switches (topology.Fabric.levels). on_rails: the n-th NICs of all nodes share leaves of their own.
     amd: the host's CPUs are AMD's.
     off_rail: part of the group's traffic that changes rails whatever NCCL does, as nodes are cabled otherwise.
-    stated: what the cluster was seen to give in collectives of the call's kind (stated.py). network_speed: Fabric.speed.
+    stated: what the cluster was seen to give in collectives of the call's kind (stated.py). network_speed: Fabric.speed, times
+    what NICs gain that compress.
     """
 
     architecture: str
@@ -121,9 +122,18 @@ class Links:
             fabric.kind == "rail_optimised",
             _amd(cluster),
             0.0 if shape is None else shape.off_rail,
-            network_speed=fabric.speed,
+            network_speed=fabric.speed * _compression(cluster),
             in_network=fabric.in_network,
         )
+
+
+def _compression(cluster: Cluster) -> float:
+    """How many times as fast bytes leave where NICs compress them: at most as fast as PCIe brings them whole."""
+    ratio, network, link = cluster.fabric.nic_compression, cluster.inter, cluster.host_link
+    if ratio == 1 or network is None:
+        return 1.0
+    brought = cluster.gpus_per_node * link.bytes_per_s / cluster.node_bytes_per_s if link else ratio
+    return max(1.0, min(ratio, brought))
 
 
 def _amd(cluster: Cluster) -> bool:

@@ -67,7 +67,8 @@ def interference(
         return min(0.9, max(0.0, curves.compute_share + more))
     call = call_of(kind, size_bytes, shape, cluster, nccl)
     memory = memory_weight * MEMORY_PASSES * _wire_bytes_per_s(call, curves) / cluster.device.memory_bytes_per_s
-    channels = channels_of(call, choice_of(call, curves), curves) or 0
+    by_nics = cluster.fabric.nic_collectives and call.place.num_domains > 1 and call.place.ranks_per_domain == 1
+    channels = 0 if by_nics else channels_of(call, choice_of(call, curves), curves) or 0
     return min(0.9, max(0.0, SMS_PER_CHANNEL * channels / cluster.device.num_sms + memory + more))
 
 
