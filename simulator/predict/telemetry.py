@@ -295,7 +295,7 @@ class _Reading:
         own = {} if by_pcie else {"nvlink": port}
         return {
             **own,
-            "nic": network / self._cluster.fabric.nic_compression,
+            "nic": network / (self._cluster.fabric.nic_compression or 1),
             "pcie up": pcie,
             "pcie down": pcie,
             "hbm": 2 * (port + network),

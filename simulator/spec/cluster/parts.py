@@ -119,8 +119,9 @@ class Fabric(Strict):
     follow them. speed: a what-if: bytes between nodes flow as many times as fast as they otherwise would.
     in_network: the switches sum what crosses them (SHARP), and NCCL is set up for it; false: they cannot; unless stated,
     InfiniBand's can where NCCL_COLLNET_ENABLE asks for it.
-    nic_collectives: NICs with processors of their own (DPUs) run what groups of one GPU a node exchange, and leave the SMs to compute.
-    nic_compression: ratio to which NICs compress what they send; it reaches and leaves them whole.
+    nic_collectives: NICs with processors of their own (DPUs) run what groups of one GPU a node exchange, and leave the SMs to compute; unless
+    stated, none do.
+    nic_compression: ratio to which NICs compress what they send; it reaches and leaves them whole; unless stated, they do not.
     call_rank_s: what the host waits for each rank of a group before it issues a collective, as torch's checks of every call do
     (TORCH_DISTRIBUTED_DEBUG=DETAIL, some 0.3 ms a rank); unless stated, what `measured` shows of it.
     """
@@ -133,8 +134,8 @@ class Fabric(Strict):
     measured: Annotated[tuple[Bandwidth, ...], BeforeValidator(_measured)] = ()
     speed: float = Field(gt=0, le=1e6, default=1.0)
     in_network: bool | None = None
-    nic_collectives: bool = False
-    nic_compression: float = Field(ge=1, le=100, default=1.0)
+    nic_collectives: bool | None = None
+    nic_compression: float | None = Field(ge=1, le=100, default=None)
     call_rank_s: Seconds | None = Field(ge=0, le=1, default=None)
 
     @property

@@ -130,7 +130,7 @@ class Links:
 def _compression(cluster: Cluster) -> float:
     """How many times as fast bytes leave where NICs compress them: at most as fast as PCIe brings them whole."""
     ratio, network, link = cluster.fabric.nic_compression, cluster.inter, cluster.host_link
-    if ratio == 1 or network is None:
+    if ratio is None or network is None:
         return 1.0
     brought = cluster.gpus_per_node * link.bytes_per_s / cluster.node_bytes_per_s if link else ratio
     return max(1.0, min(ratio, brought))
