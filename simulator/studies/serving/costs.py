@@ -138,8 +138,10 @@ class StepCosts:
 
     def moved_s(self, batch: Batch) -> float:
         """Blocks to the host's memory and back, over each GPU's own link, before the step begins."""
+        if not (batch.out or batch.back):
+            return 0.0
         tier = self.cluster.host_tier
-        if not (batch.out or batch.back) or tier is None:
+        if tier is None:
             return 0.0
         each = self.plan.block_size * max(kv_bytes_per_token(shard, self.plan) for shard in self.shards)
         return self.pace * each / self.ranks * (batch.out / tier.d2h_bytes_per_s + batch.back / tier.h2d_bytes_per_s)
