@@ -56,7 +56,7 @@ class Found:
 def played(plan: InferencePlan, cluster: Cluster, rate: float, requests: int) -> Serving:
     """The same requests at another rate."""
     asked = Workload(rate=rate, num_requests=requests, prompt_tokens=PROMPTS, output_tokens=ANSWERS, seed=SEED)
-    known = with_defaults(plan, Stack.of(plan), cluster.device.architecture)
+    known = with_defaults(plan, Stack.of(plan), cluster.device)
     return serve(Model.load(MODEL), known, cluster, asked.requests(), slo=SLO)
 
 

@@ -159,7 +159,7 @@ def serve(
     requests = workload.requests() if workload.trace is None else read_arrivals(workload.trace)
     return served(
         model,
-        with_defaults(plan, stack or Stack.of(plan), cluster.device.architecture),
+        with_defaults(plan, stack or Stack.of(plan), cluster.device, model),
         cluster,
         requests,
         calibration,
@@ -199,7 +199,7 @@ def search_serving(  # noqa: PLR0913  an option of the command line each
     Raises ArgumentError, PlanError where no layout is legal, or InputError; SearchInterrupted, with what is known, on Ctrl-C.
     """
     asked = plan or InferencePlan()
-    base = with_defaults(asked, stack or Stack.of(asked), cluster.device.architecture)
+    base = with_defaults(asked, stack or Stack.of(asked), cluster.device, model)
     given = {name: tuple(v) if isinstance(v, list | tuple) else (v,) for name, v in (fix or {}).items()}
     faults = [f for name, values in given.items() for f in fix_faults(name, values, f"search_serving(fix=): {name}")]
     if disaggregated not in DISAGGREGATED:

@@ -66,7 +66,6 @@ def test_what_goes_to_the_host_is_not_computed_again() -> None:
     assert anew.recomputed > some.recomputed > 0
     assert (kept.recomputed, kept.prefilled, kept.decoded) == (0, 4 * 64, 4 * 199)
     assert kept.leftover_blocks == 0
-    assert all(job.hosted == 0 for job in kept.jobs)
 
 
 def test_blocks_travel_over_each_gpus_own_link() -> None:

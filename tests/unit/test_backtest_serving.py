@@ -16,13 +16,14 @@ from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
 from simulator.studies.backtest import render, run
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.serving import ServingReport
 from simulator.studies.backtest.serving_rows import asked_of, load_of, resolve
 from simulator.studies.serving import InferencePlan, Request, StepCosts, engine_of, with_defaults
-from simulator.studies.serving.batch import Batch
+from simulator.studies.serving.batch import Batch, padded
 from simulator.studies.serving.decoding import batch_of
 from simulator.studies.serving.engine import Engine
 from simulator.studies.serving.own_all_reduce import own_all_reduce_s
@@ -163,6 +164,28 @@ def test_engines_are_found_by_name_and_version_and_bring_their_defaults() -> Non
     plan = with_defaults(InferencePlan(max_model_len=20_000, max_sequences=7), found["TensorRT-LLM 0.17"])
     assert (plan.max_sequences, plan.mixed, plan.cache_of) == (7, True, "free")  # what is given stays
     assert plan.max_batched_tokens == 20_000  # whole prompts must fit a step
+
+
+def test_text_generation_inference_is_three_stacks_by_version() -> None:
+    names = ["TGI 1.1.0", "text-generation-inference 2.0.4", "TGI 2.4", "Text Generation Inference v3.3.4", "TGI"]
+    found = [engine_of(name).name for name in names]
+    assert found == ["tgi-2023", "tgi-2024", "tgi-2025", "tgi-2025", "tgi-2025"]
+    device, model = Cluster.load("hgx-a100-80-8").device, Model.load("llama3.1-70b")
+    plan = with_defaults(InferencePlan(tp=4), engine_of("TGI 3.0"), device, model)
+    assert plan.max_batched_tokens == int(4 * 312e12 / (2 * model.num_active_parameters))  # a second of products
+    early = with_defaults(InferencePlan(), engine_of("TGI 1.1.0"))
+    assert (early.max_batched_tokens, early.max_model_len, early.mixed, early.cuda_graphs) == (4096, 2048, False, False)
+
+
+def test_a_step_runs_in_the_next_graph_that_is_captured() -> None:
+    cluster = Cluster.load("hgx-a100-80-8")
+    plan = InferencePlan(stack="tgi-2025")
+    calibration = Calibration.for_device(cluster.device)
+    costs = StepCosts(Model.load("llama3.2-1b"), plan, cluster, Stack.load("tgi-2025"), calibration, default_curves())
+    keys = (32 * 256,)
+    assert [padded(n, (1, 2, 4, 8, 16, 32)) for n in (1, 3, 17, 32, 33)] == [1, 4, 32, 32, 33]
+    assert not costs.graphed(Batch(decodes=33, keys=keys))
+    assert costs.graphed(Batch(decodes=32, keys=keys))
 
 
 def test_an_engines_own_all_reduce_is_its_measured_one() -> None:

@@ -40,10 +40,11 @@ def commands(text: str) -> list[list[str]]:
         ("vllm-2025", ("--tensor-parallel-size 2", "--max-num-batched-tokens 4096", "--max-num-seqs 64", "--max-model-len 8192")),
         ("sglang-2025", ("--tp-size 2", "--chunked-prefill-size 4096", "--max-running-requests 64", "--context-length 8192")),
         ("tensorrt-llm-2025", ("--tp_size 2", "--max_num_tokens 8192", "--max_batch_size 64", "--max_seq_len 8192")),
+        ("tgi-2025", ("--num-shard 2", "--max-batch-prefill-tokens 8192", "--max-concurrent-requests 64", "--max-total-tokens 8192")),
     ],
 )  # fmt: skip
 def test_each_engine_is_told_the_plan(stack: str, words: tuple[str, ...]) -> None:
-    files = files_of(stack, tp=2, dp=3, max_sequences=64, max_batched_tokens=4096 if "tensorrt" not in stack else 8192)
+    files = files_of(stack, tp=2, dp=3, max_sequences=64, max_batched_tokens=8192 if stack[0] == "t" else 4096)
     assert subprocess.run(["bash", "-n"], input=files["launch.sh"], text=True, check=False).returncode == 0  # noqa: S607
     found = commands(files["launch.sh"])
     assert len(found) == 3
@@ -98,6 +99,12 @@ def test_the_command_writes_only_what_fits_and_into_a_new_folder(
     assert "is not empty" in capsys.readouterr().err
     assert main(["serve", "--requests", "5", "--model", "llama3-70b", "--export", str(tmp_path / "new")]) == 4
     assert not (tmp_path / "new").exists()
+
+
+def test_what_a_launcher_has_not_is_told_at_once() -> None:
+    with pytest.raises(PlanError) as caught:
+        files_of("tgi-2025", pp=2, speculative="mtp", acceptance=0.5)
+    assert [fault.place for fault in caught.value.faults] == ["inference: pp", "inference: speculative"]
 
 
 def test_a_search_writes_its_best_plan(tmp_path: Path) -> None:

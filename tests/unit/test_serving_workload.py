@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
+from dataclasses import replace
+from math import isnan
 
 import pytest
 
@@ -14,7 +17,9 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.studies.serving import InferencePlan, StepCosts, Workload, engine_of
 from simulator.studies.serving.engine import Engine, ServedRun
-from simulator.studies.serving.scheduler import Limits
+from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
+from simulator.studies.serving.served import ServedRequests
+from simulator.studies.serving.workload import Request, Requests
 
 LIMITS = Limits(num_blocks=400, block_size=16, max_sequences=8, max_tokens=512, chunked=True)
 
@@ -49,8 +54,6 @@ def test_a_histogram_that_is_none_is_an_error(edges: list[int], weights: list[fl
 
 
 def played(costs: StepCosts, load: Workload, **limits: object) -> ServedRun:
-    from dataclasses import replace
-
     return Engine(costs, replace(LIMITS, **limits), load.requests(), (0.0, float("inf"))).run()  # type: ignore[arg-type]
 
 
@@ -97,3 +100,75 @@ def test_keys_without_a_meaning_are_told(capsys: pytest.CaptureFixture[str]) -> 
     ):
         assert main(["serve", *words]) == 3
         assert said in capsys.readouterr().err
+
+
+def test_requests_in_columns_are_the_same_requests() -> None:
+    load = workload(rate=10, num_requests=50, turns=2, prompt_tokens=10, output_tokens=5, prefix_tokens=7)
+    drawn = load.requests()
+    copied = Requests.of(iter(drawn))
+    assert list(copied) == list(drawn) == [drawn[i] for i in range(50)]
+    assert list(drawn[10:20]) == list(drawn)[10:20]
+    assert drawn[-1] == list(drawn)[-1]
+    assert not list(Requests.of(()))
+
+
+def test_a_million_requests_take_bytes_not_objects() -> None:
+    requests = workload(rate=10, num_requests=100_000).requests()
+    tracemalloc.start()
+    served = ServedRequests(requests[:50_000], moved=True)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 50_000 * 60  # three columns of requests, three of what became of them, 8 bytes each, and little else
+    assert (len(served), served[0].end_s, isnan(served[5:7][1].request.arrival_s)) == (50_000, None, True)
+
+
+def _waiting(limits: Limits, count: int, answer: int = 100) -> Scheduler:
+    """So many requests of 100 tokens stand in its queue."""
+    found = Scheduler(limits)
+    _add(found, 0, count, answer)
+    return found
+
+
+def _add(scheduler: Scheduler, first: int, count: int, answer: int = 100) -> None:
+    request = Request(arrival_s=0.0, prompt_tokens=100, output_tokens=answer)
+    scheduler.waiting.extend(RequestState(request=request, index=i) for i in range(first, first + count))
+
+
+def _steps(scheduler: Scheduler, count: int) -> list[tuple[int, int]]:
+    """(sequences that decode, prompts) of the next steps."""
+    found = []
+    for _ in range(count):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        found.append((batch.decodes, len(batch.chunks)))
+        scheduler.complete(0.0)
+    return found
+
+
+def test_an_engine_that_alternates_decodes_behind_each_step_of_prompts() -> None:
+    """Five prompts of 100, three a step: whole ones stop decoding, and pieces go along with it."""
+    whole = replace(LIMITS, max_tokens=300, chunked=False, alternates=True)
+    assert _steps(_waiting(whole, 5), 4) == [(0, 3), (3, 0), (0, 2), (5, 0)]
+    pieces = replace(LIMITS, max_tokens=250, alternates=True)
+    assert _steps(_waiting(pieces, 5), 4) == [
+        (0, 3),
+        (2, 1),
+        (3, 2),
+        (5, 0),
+    ]  # the third ends alone: nobody is admitted
+
+
+def test_requests_wait_until_they_are_a_part_of_those_that_run_or_long_enough() -> None:
+    limits = replace(
+        LIMITS, max_tokens=1000, chunked=False, alternates=True, waiting_ratio=0.3, waiting_steps=4, max_sequences=64
+    )
+    many = _waiting(limits, 10)
+    assert _steps(many, 1) == [(0, 10)]
+    _add(many, 10, 2)
+    assert _steps(many, 6) == [(10, 0)] * 4 + [(0, 2), (12, 0)]  # two are no three tenths of ten, and wait four steps
+    _add(many, 12, 3)
+    assert _steps(many, 2) == [(0, 3), (15, 0)]  # three of twelve are more than 3.6 rounded down
+    few = _waiting(replace(limits, max_tokens=300, waiting_ratio=0.0, alternates=False), 20)
+    assert _steps(few, 4)[-1] == (0, 3)
+    few.limits = replace(limits, max_tokens=200)
+    assert _steps(few, 5) == [(12, 0)] * 4 + [(0, 2)]  # a step has room for two, and three are wanted

@@ -11,7 +11,7 @@ from typing import Final
 from simulator.base.errors import Fault, TableError
 from simulator.formats.readers.csv_table import CellError, Parser, integer_cell, open_table, parse_record, shown
 from simulator.studies.backtest.rows import BadRow
-from simulator.studies.serving.workload import Request
+from simulator.studies.serving.workload import Request, Requests
 
 COLUMNS: Final = ("arrival_s", "prompt_tokens", "output_tokens")
 MAX_REQUESTS: Final = 10**7
@@ -19,7 +19,7 @@ _SHOWN = 20
 _TIME = re.compile(r"[0-9]{1,15}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?")
 
 
-def read_arrivals(path: str | Path) -> tuple[Request, ...]:
+def read_arrivals(path: str | Path) -> Requests:
     """The requests of a trace, whose lines stand in order of arrival. Times count from any zero; the first becomes 0.
 
     Raises TableError with every fault, by line; no request is left out.
@@ -48,7 +48,7 @@ def read_arrivals(path: str | Path) -> tuple[Request, ...]:
         more = [Fault(place="trace", problem=f"{len(faults) - _SHOWN} more")] if len(faults) > _SHOWN else []
         raise TableError([_placed(fault, file) for fault in (*faults[:_SHOWN], *more)])
     first_s = found[0].arrival_s
-    return tuple(replace(request, arrival_s=request.arrival_s - first_s) for request in found)
+    return Requests.of(replace(request, arrival_s=request.arrival_s - first_s) for request in found)
 
 
 def _placed(fault: Fault, file: Path) -> Fault:

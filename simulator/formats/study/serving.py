@@ -92,7 +92,7 @@ class ServingStudy:
     calibration: Calibration | None
     stack: Stack
     workload: Workload
-    requests: tuple[Request, ...]
+    requests: Sequence[Request]
     slo: Slo
     sources: tuple[Source, ...]
 
@@ -142,7 +142,7 @@ def read_serving_study(
     if study is not None:
         asked, workload = study.inference, study.workload
         stack = faults.attempt(lambda: patched(Stack.of(asked), of_root(overrides, "stack"), StackError))
-        plan = asked if stack is None or cluster is None else with_defaults(asked, stack, cluster.device.architecture)
+        plan = asked if stack is None or cluster is None else with_defaults(asked, stack, cluster.device, model)
         if model is not None and cluster is not None and not searched:
             faults.attempt(partial(check, plan, model, cluster))
         requests = faults.attempt(lambda: _requests(workload))
@@ -204,7 +204,7 @@ def _relabelled(fault: Fault, origins: Mapping[str, str], name: str) -> Fault:
     return replace(fault, place=flag or f"{name}: {path}")
 
 
-def _requests(workload: Workload) -> tuple[Request, ...]:
+def _requests(workload: Workload) -> Sequence[Request]:
     if workload.trace is None:
         return workload.requests()
     drawn = (set(Workload.model_fields) - {"trace", "warmup", "concurrency"}) & workload.model_fields_set

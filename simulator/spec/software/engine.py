@@ -49,6 +49,31 @@ class Engine(Strict):
         default=False,
         description="the host prepares the next step while the GPU computes this one: `step_overhead_s` only counts beyond that",
     )
+    graph_sizes: tuple[int, ...] = Field(
+        default=(),
+        strict=False,
+        description="sequences for which a CUDA graph is captured, in order; a step runs in the next larger one, beyond the last in "
+        "none. Empty: 1, 2, 4 and multiples of 8 up to 512",
+    )
+    prompt_s: Seconds | None = Field(
+        gt=0,
+        default=None,
+        description="`max_batched_tokens` is what the engine's GPUs multiply in so long at their sheet's 16-bit speed, where nothing "
+        "says it; at most the model's positions",
+    )
+    alternates: bool = Field(
+        default=False,
+        description="a step that admits requests is followed by one that admits none, where anything decodes",
+    )
+    waiting_ratio: float = Field(
+        ge=0,
+        le=100,
+        default=0.0,
+        description="requests wait until they, and those of them that fit a step, are so large a part of the sequences that run",
+    )
+    waiting_steps: int = Field(
+        ge=0, le=2**20, default=0, description="or until so many steps have decoded since requests were last admitted"
+    )
     sequence_s: Seconds = Field(
         ge=0,
         default=0.0,

@@ -18,7 +18,7 @@ from simulator.studies.serving import Deployment, Request, check
 from simulator.studies.serving.decoding import Z90, batch_of, sigma_of
 from simulator.studies.serving.engine import ServedRun
 from simulator.studies.serving.report import latency_s, percentile, tpot_s, ttft_s
-from simulator.studies.serving.scheduler import RequestState
+from simulator.studies.serving.served import Served
 from simulator.studies.serving.shards import kv_bytes_per_token, weight_bytes
 
 _ALWAYS: Final = (0.0, math.inf)
@@ -168,7 +168,7 @@ def _statistic(values: Sequence[float], asked: Asked) -> float:
     return percentile(sorted(values), asked.percentile)
 
 
-def _between_tokens(jobs: Sequence[RequestState], asked: Asked) -> float:
+def _between_tokens(jobs: Sequence[Served], asked: Asked) -> float:
     """Gaps between tokens of all answers: their mean, each answer as often as it has gaps; percentiles of answers' means."""
     if asked.percentile is not None:
         return _statistic([value for value in map(tpot_s, jobs) if value is not None], asked)

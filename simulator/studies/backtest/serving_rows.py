@@ -105,12 +105,13 @@ def resolve(row: ServingRow) -> Server:
     stack = stack_of(row)
     gpus = row.n_gpus or (row.tp or 1) * (row.pp or 1) * (row.dp or 1)
     cluster = cluster_of(row.gpu, gpus)
-    plan = _plan(row, stack, gpus, load, cluster.device.architecture)
+    model = _model(row.model, load.prompt + load.output)
+    plan = _plan(row, stack, gpus, load, (cluster.device, model))
     if asked.unit == 0.0:
         asked = replace(asked, unit=float(gpus))
     launched = _launched(plan, stack, load)
     return Server(
-        model=_model(row.model, load.prompt + load.output),
+        model=model,
         plan=launched or plan,
         other=plan if launched else None,
         cluster=cluster,
@@ -174,7 +175,8 @@ def stack_of(row: ServingRow) -> Stack:
     return engine_of(f"{row.engine} {row.engine_version}")
 
 
-def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, architecture: str) -> InferencePlan:
+def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, on: tuple[Device, Model]) -> InferencePlan:
+    """on: the device, and the model."""
     tp, pp = row.tp or (1 if row.pp else gpus), row.pp or 1
     dp = row.dp or max(1, gpus // (tp * pp))
     if tp * pp * dp != gpus:
@@ -198,7 +200,7 @@ def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, architecture: st
         "stack": stack.name,
         **({"experts": "dealt"} if (row.ep or 1) > 1 else {}),
     }
-    return with_defaults(InferencePlan.parse(given, f"line {row.line}", PlanError), stack, architecture)
+    return with_defaults(InferencePlan.parse(given, f"line {row.line}", PlanError), stack, *on)
 
 
 def _launched(plan: InferencePlan, stack: Stack, load: Load) -> InferencePlan | None:

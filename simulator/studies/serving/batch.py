@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Decoding batches are padded to a captured size: 1, 2, 4 and multiples of 8 (vLLM, worker/model_runner.py,
@@ -41,8 +42,10 @@ class Batch:
         return self.decodes + sum(chunk.last for chunk in self.chunks)
 
 
-def padded(decodes: int) -> int:
-    """The captured batch size that such a step runs in."""
+def padded(decodes: int, sizes: Sequence[int] = ()) -> int:
+    """The captured batch size that such a step runs in. sizes: that are captured, in order; empty: the usual ones."""
+    if sizes:
+        return next((size for size in sizes if decodes <= size), decodes)
     if decodes > MOST_CAPTURED:
         return decodes
     return next((size for size in (1, 2, 4) if decodes <= size), -(-decodes // GRAPH_ALIGNMENT) * GRAPH_ALIGNMENT)

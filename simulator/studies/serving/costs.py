@@ -68,6 +68,8 @@ class StepCosts:
         self._curves, self._ideal = curves, calibration.kind == "ideal"
         self._clock = Clock(cluster.device, calibration, stack)
         self._casts = stack.engine is None or stack.engine.casts == "separate"
+        self._graphs = stack.engine.graph_sizes if stack.engine else ()
+        self._largest_graph = self._graphs[-1] if self._graphs else MOST_CAPTURED
         self.ranks = plan.ranks
         self._fp4 = cluster.device.peak("fp4") > 0
         self._each = plan.draft_tokens + 1 if plan.speculative != "none" else 1
@@ -166,7 +168,7 @@ class StepCosts:
 
     def graphed(self, batch: Batch) -> bool:
         """The step is launched as one CUDA graph."""
-        return self.plan.cuda_graphs and not batch.chunks and batch.decodes * self._each <= MOST_CAPTURED
+        return self.plan.cuda_graphs and not batch.chunks and batch.decodes * self._each <= self._largest_graph
 
     def stages_s(self, batch: Batch) -> tuple[float, ...]:
         """Seconds of the step on each pipeline stage, the message to the next one included."""
@@ -227,7 +229,7 @@ class StepCosts:
 
     def _verifying(self, stage: int, count: int) -> Cost:
         """All of a stage but attention, of a graph of so many sequences that decode."""
-        return self._stage(stage, padded(count * self._each), count * self._each)
+        return self._stage(stage, padded(count * self._each, self._graphs), count * self._each)
 
     def costs(self, batch: Batch) -> tuple[Cost, ...]:
         """The same in parts, before the larger of device and host is taken."""
@@ -243,7 +245,7 @@ class StepCosts:
         """Of a step that verifies what was guessed."""
         graphed = self.graphed(batch)
         more = (self._each - 1) * batch.decodes
-        tokens = padded(batch.decodes + more) if graphed else batch.tokens + more
+        tokens = padded(batch.decodes + more, self._graphs) if graphed else batch.tokens + more
         found = []
         for stage, counts in enumerate(self.layers_by_window):
             cost = self._stage(stage, tokens, batch.rows + more)

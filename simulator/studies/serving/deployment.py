@@ -12,6 +12,7 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
+from simulator.spec.software.engine import Engine as SpecEngine
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving.batch import Batch, Chunk
 from simulator.studies.serving.costs import StepCosts
@@ -22,7 +23,7 @@ from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.pools import Pool, Pools
 from simulator.studies.serving.scheduler import Limits
 from simulator.studies.serving.transfer import Placing, Transfers, placing
-from simulator.studies.serving.workload import Request
+from simulator.studies.serving.workload import Request, Requests
 
 Window = tuple[float, float]
 ALWAYS: Window = (0.0, math.inf)
@@ -89,6 +90,7 @@ class Deployment:
     def limits(self) -> Limits:
         plan, model = self.costs.plan, self.costs.model
         ranks = plan.ranks  # whose sequences are scheduled as one
+        engine = self.costs.stack.engine or SpecEngine()
         return Limits(
             num_blocks=ranks * self.memory.num_blocks,
             block_size=plan.block_size,
@@ -97,7 +99,10 @@ class Deployment:
             chunked=plan.chunked_prefill,
             mixed=plan.mixed,
             reuses=plan.prefix_caching,
-            reserved=self.costs.stack.engine.reserved if self.costs.stack.engine else 0.0,
+            reserved=engine.reserved,
+            alternates=engine.alternates,
+            waiting_ratio=engine.waiting_ratio,
+            waiting_steps=engine.waiting_steps,
             windows=self.costs.windows,
             host_blocks=ranks * (plan.host_cache // self.memory.block_bytes),
         )
@@ -189,17 +194,17 @@ class Deployment:
         return min(found)
 
 
-Part = tuple[tuple[Request, ...], float]
+Part = tuple[Sequence[Request], float]
 
 
 def prompts_of(requests: Sequence[Request]) -> Part:
     """What engines that only compute prompts see: the same prompts, answers of one token."""
-    return tuple(replace(request, output_tokens=1) for request in requests), 1.0
+    return Requests.of(replace(request, output_tokens=1) for request in requests), 1.0
 
 
 def answers_of(requests: Sequence[Request]) -> Part:
     """What engines that only decode see: requests of two tokens or more, and requests of any kind for each of them."""
-    found = tuple(request for request in requests if request.output_tokens > 1)
+    found = [request for request in requests if request.output_tokens > 1]
     return found, len(requests) / len(found) if found else math.inf
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import simpy
@@ -18,6 +19,7 @@ import simpy
 from simulator.studies.serving.batch import Batch
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
+from simulator.studies.serving.served import ServedRequests
 from simulator.studies.serving.workload import Request
 
 Progress = Callable[[int, int], None]  # requests finished, requests in all
@@ -54,9 +56,12 @@ class Meter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """Every request's job, in order of arrival, and what was counted. passed: between two pools."""
+    """What became of every request, in order of arrival, and what was counted. passed: between two pools.
 
-    jobs: tuple[RequestState, ...]
+    leftover_blocks: of caches that nobody gave back, on devices and hosts.
+    """
+
+    jobs: ServedRequests
     meter: Meter
     end_s: float
     preemptions: int
@@ -101,13 +106,14 @@ class Engine:
     ) -> None:
         self._env = env or simpy.Environment()
         self.meter = Meter(start_s=window[0], end_s=window[1])
-        self.jobs = tuple(_job(request, i, prefilled=prefilled) for i, request in enumerate(requests))
+        self.jobs = ServedRequests(requests, moved=users > 0)
+        self._prefilled = prefilled
         self._finished = 0
         self._inside, self._changed_s = 0, 0.0
         self._report: Progress | None = None
         self._handed_on = handed_on
         self._request_s = 0.0 if prefilled else costs.request_s
-        self._users, self._coming = users, deque[RequestState]()
+        self._users, self._coming = users, self.states() if users else iter(())
         self._comes_s: float | None = None  # when the next request of a stream comes; None where answers bring them
         self.lanes: list[Lane] = []
         plan = costs.plan
@@ -121,13 +127,19 @@ class Engine:
         """Play every request. progress is called after each hundredth of them."""
         self._report = progress
         if self._users:
-            self._coming.extend(self.jobs)
             self._come(self._users)
         else:
             self._comes_s = 0.0
-            self._env.process(arrive(self._env, self.jobs, self.take, self._request_s, self._next_comes))
+            self._env.process(arrive(self._env, self.states(), self.take, self._request_s, self._next_comes))
         self._env.run()
-        return self.result(self.jobs)
+        return self.result()
+
+    def states(self) -> Iterator[RequestState]:
+        """Each request as it comes."""
+        for job in self.jobs.states():
+            if self._prefilled:
+                job.cached, job.done, job.first_s = job.request.prompt_tokens, 1, job.request.arrival_s
+            yield job
 
     def _next_comes(self, at_s: float) -> None:
         self._comes_s = at_s
@@ -139,23 +151,23 @@ class Engine:
 
     def _come(self, count: int) -> None:
         """The next requests of a closed loop come now."""
-        jobs = [self._coming.popleft() for _ in range(min(count, len(self._coming)))]
+        jobs = list(islice(self._coming, count))
         for job in jobs:
             job.request = replace(job.request, arrival_s=self._env.now)
         self._env.process(arrive(self._env, jobs, self.take, self._request_s))
 
-    def result(self, jobs: tuple[RequestState, ...]) -> ServedRun:
-        """What happened to these requests, in the engines' own figures."""
+    def result(self) -> ServedRun:
+        """What happened to the requests, in the engines' own figures."""
         queues = [lane.scheduler for lane in self.lanes]
         return ServedRun(
-            jobs=jobs,
+            jobs=self.jobs,
             meter=self.meter,
-            end_s=max((job.end_s or 0.0 for job in jobs), default=0.0),
+            end_s=self.jobs.end_s,
             preemptions=sum(queue.preemptions for queue in queues),
             prefilled=sum(queue.prefilled for queue in queues),
             decoded=sum(queue.decoded for queue in queues),
             recomputed=sum(queue.recomputed for queue in queues),
-            leftover_blocks=sum(queue.used_blocks for queue in queues),
+            leftover_blocks=sum(queue.used_blocks + queue.hosted_blocks for queue in queues),
         )
 
     def take(self, job: RequestState) -> None:
@@ -170,6 +182,8 @@ class Engine:
     def leave(self, finished: Sequence[RequestState], lane: Lane) -> None:
         """Count requests that are answered."""
         self._count(-len(finished))
+        for job in finished:
+            self.jobs.record(job)
         before, self._finished = self._finished, self._finished + len(finished)
         if self.meter.counts(self._env.now):
             self.meter.finished += len(finished)
@@ -187,15 +201,9 @@ class Engine:
         self._inside, self._changed_s = self._inside + change, self._env.now
 
 
-def _job(request: Request, index: int, *, prefilled: bool) -> RequestState:
-    if not prefilled:
-        return RequestState(request=request, index=index)
-    return RequestState(request=request, index=index, cached=request.prompt_tokens, done=1, first_s=request.arrival_s)
-
-
 def arrive(
     env: simpy.Environment,
-    jobs: Sequence[RequestState],
+    jobs: Iterable[RequestState],
     take: Callable[[RequestState], None],
     later_s: float,
     told: Callable[[float], None] = lambda _: None,

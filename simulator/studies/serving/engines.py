@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
+from simulator.spec.cluster.device import Device
+from simulator.spec.model import Model
 from simulator.spec.software.described import named_in
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving.plan import InferencePlan
@@ -32,12 +34,18 @@ def usual_values(stack: str) -> dict[str, tuple[object, ...]]:
     return {name: tuple(way[name] for way in ways) for name in own}
 
 
-def with_defaults(plan: InferencePlan, stack: Stack, architecture: str = "") -> InferencePlan:
-    """The plan with the engine's own defaults, on devices of this architecture, where it says nothing."""
+def with_defaults(
+    plan: InferencePlan, stack: Stack, device: Device | None = None, model: Model | None = None
+) -> InferencePlan:
+    """The plan with the engine's own defaults, on this device and for this model where they matter, where it says nothing."""
     if stack.engine is None:
         return plan
     cache = stack.engine.kv_cache_of.get(plan.weights)
-    stated = stack.engine.plan | stack.engine.plan_on.get(architecture, {}) | ({"kv_cache": cache} if cache else {})
+    on = {} if device is None else stack.engine.plan_on.get(device.architecture, {})
+    stated = stack.engine.plan | on | ({"kv_cache": cache} if cache else {})
+    if stack.engine.prompt_s and device is not None and model is not None:
+        multiplied = stack.engine.prompt_s * device.peak("bf16") * plan.tp / (2 * model.num_active_parameters)
+        stated |= {"max_batched_tokens": max(1, min(int(multiplied), model.max_positions))}
     left_open = {name: value for name, value in stated.items() if name not in plan.model_fields_set}
     found = plan.model_copy(update=left_open) if left_open else plan
     longest = found.max_model_len or 0

@@ -15,7 +15,7 @@ from simulator.base.sums import summed
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.engine import Engine, Lane, Passed, Process, Progress, ServedRun, arrive
 from simulator.studies.serving.scheduler import Limits, RequestState
-from simulator.studies.serving.workload import Request
+from simulator.studies.serving.workload import Request, Requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,12 @@ class Pools:
         self._cells, self._transfer_s = cells, transfer_s
         self._passed = Passed()
         self._handed_in_window = 0
-        self._jobs = tuple(RequestState(request=request, index=i) for i, request in enumerate(requests))
-        prompts = [replace(request, output_tokens=1) for request in requests]
+        self._requests = requests
+        prompts = Requests.of(replace(request, output_tokens=1) for request in requests)
         holding = replace(prefill.limits, hands_over=True)
         self._request_s = prefill.costs.request_s
         self._prefill = Engine(prefill.costs, holding, prompts, window, env=env, handed_on=self._prompt_ends)
-        self._decode = Engine(decode.costs, decode.limits, (), window, env=env, handed_on=self._answered)
+        self._decode = Engine(decode.costs, decode.limits, requests, window, env=env, handed_on=self._answered)
         self._senders = _links(env, self._prefill, prefill.costs.plan.dp)
         self._receivers = _links(env, self._decode, decode.costs.plan.dp)
         self._coming = dict.fromkeys(self._decode.lanes, 0)
@@ -59,9 +59,9 @@ class Pools:
     def run(self, progress: Progress | None = None) -> ServedRun:
         """Play every request. Steps and blocks are those of the engines that decode; tokens and busy time are of all."""
         self._progress = progress
-        self._env.process(arrive(self._env, self._prefill.jobs, self._prefill.take, self._request_s))
+        self._env.process(arrive(self._env, self._prefill.states(), self._prefill.take, self._request_s))
         self._env.run()
-        prompts, found = self._prefill.result(self._prefill.jobs), self._decode.result(self._jobs)
+        prompts, found = self._prefill.result(), self._decode.result()
         meter, other = found.meter, prompts.meter
         meter.prefill_tokens += other.prefill_tokens
         meter.output_tokens += other.output_tokens
@@ -77,14 +77,15 @@ class Pools:
         )
 
     def _lifetimes(self) -> list[float]:
-        return [(job.end_s or 0.0) - job.request.arrival_s for job in self._jobs]
+        return [(job.end_s or 0.0) - job.request.arrival_s for job in self._decode.jobs]
 
     def _prompt_ends(self, prompt: RequestState, lane: Lane) -> None:
         """The first token is out. More of them come from another engine."""
-        job, now = self._jobs[prompt.index], self._env.now
-        job.first_s = now
+        now = self._env.now
+        job = RequestState(request=self._requests[prompt.index], index=prompt.index, first_s=now)
         if job.request.output_tokens == 1:
-            job.done, job.end_s = 1, now
+            job.end_s = now
+            self._decode.jobs.record(job)
             lane.scheduler.release(prompt)
             self._tell()
             return
@@ -119,7 +120,7 @@ class Pools:
 
     def _tell(self) -> None:
         self._done += 1
-        total = len(self._jobs)
+        total = len(self._requests)
         if self._progress is not None and (self._done - 1) * 100 // total != self._done * 100 // total:
             self._progress(self._done, total)
 

@@ -11,7 +11,7 @@ from simulator.base.fit import Fit
 from simulator.predict.prediction import Source
 from simulator.studies.serving.memory import ServingMemory
 from simulator.studies.serving.remedies import Remedy
-from simulator.studies.serving.scheduler import RequestState
+from simulator.studies.serving.served import Served
 from simulator.studies.serving.slo import Figure, Slo
 
 Verdict = Literal["ok", "overloaded", Fit.DOES_NOT_FIT]
@@ -190,13 +190,13 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(p50_s=p50, p90_s=p90, p99_s=p99, mean_s=math.fsum(ordered) / len(ordered), max_s=ordered[-1])
 
 
-def ttft_s(job: RequestState) -> float:
+def ttft_s(job: Served) -> float:
     """Arrival to the end of the step that makes the first token."""
     assert job.first_s is not None
     return job.first_s - job.request.arrival_s
 
 
-def tpot_s(job: RequestState) -> float | None:
+def tpot_s(job: Served) -> float | None:
     """Mean time of the tokens behind the first; None where there are none."""
     assert job.first_s is not None
     assert job.end_s is not None
@@ -204,13 +204,13 @@ def tpot_s(job: RequestState) -> float | None:
     return (job.end_s - job.first_s) / more if more else None
 
 
-def latency_s(job: RequestState) -> float:
+def latency_s(job: Served) -> float:
     """Arrival to the last token."""
     assert job.end_s is not None
     return job.end_s - job.request.arrival_s
 
 
-def latencies(jobs: Sequence[RequestState]) -> Latencies:
+def latencies(jobs: Sequence[Served]) -> Latencies:
     """Of the requests that count."""
     paces = [pace for pace in map(tpot_s, jobs) if pace is not None]
     return Latencies(
@@ -220,15 +220,17 @@ def latencies(jobs: Sequence[RequestState]) -> Latencies:
     )
 
 
-MEASURES: Final[Mapping[Figure, Callable[[RequestState], float | None]]] = {
+MEASURES: Final[Mapping[Figure, Callable[[Served], float | None]]] = {
     "ttft": ttft_s,
     "tpot": tpot_s,
     "latency": latency_s,
 }
 
 
-def attained(jobs: Sequence[RequestState], slo: Slo) -> tuple[tuple[Attainment, ...], float | None]:
+def attained(jobs: Sequence[Served], slo: Slo) -> tuple[tuple[Attainment, ...], float | None]:
     """Each limit with the share of requests within it, and the share within all."""
+    if not slo.any:
+        return (), None
     values = {name: [measure(job) for job in jobs] for name, measure in MEASURES.items()}
     return judged(values, slo)
 

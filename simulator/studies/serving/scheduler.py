@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass
+from itertools import islice
 
 from simulator.studies.serving.batch import Batch, Chunk
 from simulator.studies.serving.workload import Request
@@ -31,6 +32,7 @@ class Limits:
     reserved: part of the answers of running sequences that a new one leaves blocks for; it needs all of its own then.
     host_blocks: of preempted sequences, that the host's memory keeps.
     hands_over: the blocks of an answered request stay until `release`, as another engine reads them.
+    alternates, waiting_ratio, waiting_steps: of a stack's engine, when requests are admitted while others run.
     """
 
     num_blocks: int
@@ -44,6 +46,14 @@ class Limits:
     windows: tuple[int | None, ...] = (None,)
     host_blocks: int = 0
     hands_over: bool = False
+    alternates: bool = False
+    waiting_ratio: float = 0.0
+    waiting_steps: int = 0
+
+    @property
+    def holds_back(self) -> bool:
+        """Requests may have to wait though there is room."""
+        return self.alternates or self.waiting_ratio > 0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -118,11 +128,17 @@ class Scheduler:
         self._decoding = 0
         self._partial: RequestState | None = None
         self._decodes = 0
+        self._since = 0  # steps that decoded since requests were last admitted
         self._pieces: list[tuple[RequestState, Chunk]] = []
 
     @property
     def used_blocks(self) -> int:
         return self.limits.num_blocks - self.free
+
+    @property
+    def hosted_blocks(self) -> int:
+        """In the host's memory."""
+        return self._hosted
 
     @property
     def unfinished(self) -> int:
@@ -151,6 +167,7 @@ class Scheduler:
             total += used
         self.free = self.limits.num_blocks - used
         self.decoded += count * self._decodes
+        self._since += count
         for each in self._keys:
             each.total += count * self._decodes
         self._step += count
@@ -187,6 +204,7 @@ class Scheduler:
         finished: list[RequestState] = []
         if self._decodes:
             self.decoded += self._decodes
+            self._since += 1
             for job in self._finish.pop(self._step, {}).values():
                 self._leave(job)
                 job.cached, job.done = job.cached + 1, job.done + 1
@@ -328,6 +346,8 @@ class Scheduler:
         """Pieces of prompts for at most so many tokens: the one begun, then those that wait."""
         if self._partial is not None:
             tokens -= self._compute(self._partial, tokens)
+        if self.limits.holds_back and not self._ready(tokens):
+            return
         while admit and self.waiting and tokens > 0 and len(self.running) < self.limits.max_sequences:
             job = self.waiting[0]
             reused = self._reused(job)
@@ -336,7 +356,25 @@ class Scheduler:
             if not self._admitted(job, job.known):
                 return
             job.cached = reused
+            self._since = 0
             tokens -= self._compute(job, tokens)
+
+    def _ready(self, tokens: int) -> bool:
+        """Those that wait may join those that run now: enough of them fit a step, or they have waited long enough."""
+        limits = self.limits
+        if not self._decoding:
+            return True
+        if limits.alternates and not self._since:
+            return False
+        least = int(limits.waiting_ratio * len(self.running))
+        if self._since >= limits.waiting_steps or least <= 1:
+            return True
+        free, count = self.free, 0
+        for job in islice(self.waiting, least):
+            tokens -= job.known - self._reused(job)
+            free -= self._blocks_at_end(job)
+            count += tokens >= 0 and free >= 0
+        return count >= least
 
     def _compute(self, job: RequestState, tokens: int) -> int:
         """A piece of the job's prompt, as long as may be; returns its length."""

@@ -25,7 +25,7 @@ from simulator.studies.serving.engine import Progress, ServedRun
 from simulator.studies.serving.plan import InferencePlan, check
 from simulator.studies.serving.remedies import of_prefill, remedies
 from simulator.studies.serving.report import HandedOver, Latencies, Load, Serving, Verdict, attained, latencies
-from simulator.studies.serving.scheduler import RequestState
+from simulator.studies.serving.served import Served
 from simulator.studies.serving.slo import Slo
 from simulator.studies.serving.sources import assumptions, sources
 from simulator.studies.serving.workload import Request
@@ -95,7 +95,7 @@ class _Asked:
 
     def watched(self, capacity_per_s: float) -> _Asked:
         """The first of them, where more than that come faster than they are served."""
-        grows = not self.users and _rate(self.requests) >= capacity_per_s > 0
+        grows = not self.users and _rate(self.requests[0], self.requests[-1], len(self.requests)) >= capacity_per_s > 0
         return replace(self, requests=self.requests[:_WATCHED]) if grows else self
 
     @property
@@ -107,10 +107,10 @@ class _Asked:
         return begin_s, end_s if end_s > begin_s else math.inf
 
 
-def _rate(requests: Sequence[Request]) -> float:
+def _rate(first: Request, last: Request, count: int) -> float:
     """Requests a second that arrive; 0 where all come at once."""
-    spanned_s = requests[-1].arrival_s - requests[0].arrival_s
-    return (len(requests) - 1) / spanned_s if spanned_s else 0.0
+    spanned_s = last.arrival_s - first.arrival_s
+    return (count - 1) / spanned_s if spanned_s else 0.0
 
 
 def _played(setting: Deployment, asked: _Asked, said: tuple[Source, ...]) -> Serving:
@@ -155,7 +155,7 @@ def _played(setting: Deployment, asked: _Asked, said: tuple[Source, ...]) -> Ser
     )
 
 
-def _mean_step(costs: StepCosts, played: ServedRun, jobs: Sequence[RequestState]) -> tuple[int, int]:
+def _mean_step(costs: StepCosts, played: ServedRun, jobs: Sequence[Served]) -> tuple[int, int]:
     """(sequences of a mean step, their tokens in the middle of a mean answer)."""
     meter = played.meter
     size = round(meter.output_tokens / max(1, meter.num_steps))
@@ -275,7 +275,7 @@ def _load(setting: Deployment, played: ServedRun, skipped: int, capacity: tuple[
     answered = len(requests) - skipped if math.isinf(meter.end_s) else meter.finished
     return Load(
         measured_s=measured_s,
-        arriving_per_s=_rate([job.request for job in requests]),
+        arriving_per_s=_rate(requests[0].request, requests[-1].request, len(requests)),
         capacity_per_s=capacity[0],
         low_capacity_per_s=capacity[0] / capacity[1],
         high_capacity_per_s=capacity[0] * capacity[1],

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Annotated, Literal, Self, TypeAlias
+from itertools import pairwise, repeat
+from typing import Annotated, Literal, Self, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Discriminator, Field, Tag, model_validator
+from typing_extensions import override
 
 from simulator.base.schema import Strict
 from simulator.base.sums import summed
@@ -36,6 +38,42 @@ class Request:
     line: int = 0
     cached_tokens: int = 0
     shared_tokens: int = 0
+
+
+class Requests(Sequence[Request]):
+    """Requests in columns of 8 bytes each, made one by one when they are asked for; by `of` from any others."""
+
+    def __init__(self, arrivals_s: Iterable[float], *counts: Iterable[int]) -> None:
+        """counts: prompt_tokens, output_tokens, and from there the other fields of a request in their order."""
+        self._arrivals_s = array("d", arrivals_s)
+        self._counts = tuple(array("q", each) for each in counts)
+
+    @classmethod
+    def of(cls, requests: Iterable[Request]) -> Self:
+        """The same in columns."""
+        rows = (
+            (r.arrival_s, r.prompt_tokens, r.output_tokens, r.line, r.cached_tokens, r.shared_tokens) for r in requests
+        )
+        times, *counts = tuple(zip(*rows, strict=True)) or ((),)
+        return cls(times, *counts)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._arrivals_s)
+
+    @override
+    def __iter__(self) -> Iterator[Request]:
+        return map(_request, self._arrivals_s, *self._counts)
+
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Request]: ...
+    @override
+    def __getitem__(self, index: int | slice) -> Request | Sequence[Request]:
+        if isinstance(index, slice):
+            return Requests(self._arrivals_s[index], *(each[index] for each in self._counts))
+        return _request(self._arrivals_s[index], *(each[index] for each in self._counts))
 
 
 class Uniform(Strict):
@@ -168,16 +206,17 @@ class Workload(Strict):
             raise ValueError("cache_hits is of shared beginnings, and there are none: give prefix_tokens or turns")
         return self
 
-    def requests(self) -> tuple[Request, ...]:
+    def requests(self) -> Requests:
         """The requests in order of arrival. A trace is read by readers.arrivals_table instead."""
         arrivals, prompts, outputs, hits, gaps = _streams(self.seed)
         n, turns = self.num_requests, self.turns
         talks = -(-n // turns)
         streamed = self.rate and not self.concurrency
         times = np.cumsum(arrivals.exponential(size=talks)) * turns / self.rate if streamed else np.zeros(talks)
-        lengths = list(zip(_drawn(self.prompt_tokens, prompts, n), _drawn(self.output_tokens, outputs, n), strict=True))
+        drawn = _drawn(self.prompt_tokens, prompts, n), _drawn(self.output_tokens, outputs, n)
         if turns == 1 and not self.prefix_tokens:
-            return tuple(_request(float(time), one) for time, one in zip(times, lengths, strict=True))
+            return Requests(times, *drawn)
+        lengths = list(zip(*drawn, strict=True))
         found = hits.random(n) < self.cache_hits
         apart = gaps.exponential(scale=self.turn_gap_s or 0.0, size=n)
         asked = [
@@ -189,7 +228,7 @@ class Workload(Strict):
         ]
         span_s = float(times[-1])  # turns beyond it come at its beginning, as of conversations that are under way there
         wrapped = (replace(one, arrival_s=one.arrival_s % span_s) if span_s else one for one in asked)
-        return tuple(sorted(wrapped, key=lambda request: request.arrival_s))
+        return Requests.of(sorted(wrapped, key=lambda request: request.arrival_s))
 
     def _conversation(
         self, at_s: float, which: slice, lengths: list[tuple[int, int]], found: Bools, apart: Floats
@@ -200,7 +239,7 @@ class Workload(Strict):
             at_s += float(apart[i]) if i > which.start else 0.0
             prompt = said + new
             cached = said if found[i] else 0
-            yield replace(_request(at_s, (prompt, answer)), cached_tokens=cached, shared_tokens=min(cached, prefix))
+            yield _request(at_s, prompt, answer, 0, cached, min(cached, prefix))
             said = prompt + answer
 
 
@@ -209,9 +248,16 @@ def _streams(seed: int) -> list[np.random.Generator]:
     return [np.random.default_rng(each) for each in np.random.SeedSequence(seed).spawn(5)]
 
 
-def _request(at_s: float, lengths: tuple[int, int]) -> Request:
-    return Request(arrival_s=at_s, prompt_tokens=lengths[0], output_tokens=lengths[1])
+def _request(at_s: float, prompt: int, output: int, line: int = 0, cached: int = 0, shared: int = 0) -> Request:
+    return Request(
+        arrival_s=at_s,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        line=line,
+        cached_tokens=cached,
+        shared_tokens=shared,
+    )
 
 
-def _drawn(lengths: Lengths, rng: np.random.Generator, count: int) -> list[int]:
-    return [lengths] * count if isinstance(lengths, int) else lengths.draw(rng, count)
+def _drawn(lengths: Lengths, rng: np.random.Generator, count: int) -> Iterable[int]:
+    return repeat(lengths, count) if isinstance(lengths, int) else lengths.draw(rng, count)

@@ -63,19 +63,19 @@ class Player:
 
     def __init__(self, study: ServingSearch) -> None:
         self.study = study
-        self._shares: dict[int, tuple[Request, ...]] = {}
+        self._shares: dict[int, Sequence[Request]] = {}
         self._deployed: dict[object, Deployment] = {}
         self._capacities: dict[object, float] = {}
         self._plays: dict[object, Play] = {}
         self._transfers: dict[object, tuple[list[float], float]] = {}
 
     @cached_property
-    def requests(self) -> tuple[Request, ...]:
+    def requests(self) -> Sequence[Request]:
         """All at the whole rate."""
         return self.share(1)
 
     @property
-    def counted(self) -> tuple[Request, ...]:
+    def counted(self) -> Sequence[Request]:
         """Those behind the warm-up."""
         return self.requests[self._num_warmup :]
 
@@ -83,7 +83,7 @@ class Player:
     def _num_warmup(self) -> int:
         return math.floor(self.study.workload.warmup * len(self.requests))
 
-    def share(self, engines: int) -> tuple[Request, ...]:
+    def share(self, engines: int) -> Sequence[Request]:
         """As many requests of the same lengths at an engine's share of the rate."""
         found = self._shares.get(engines)
         if found is None:
@@ -189,10 +189,10 @@ def pooled(prompts: InferencePlan, layout: InferencePlan, num_prompts: int, engi
     return layout.model_copy(update=degrees)
 
 
-def _part(role: Role, requests: Sequence[Request]) -> tuple[tuple[Request, ...], float]:
+def _part(role: Role, requests: Sequence[Request]) -> tuple[Sequence[Request], float]:
     """What engines of a role see of these requests, and requests of any kind for each that they see."""
     if role == "both":
-        return tuple(requests), 1.0
+        return requests, 1.0
     return prompts_of(requests) if role == "prefill" else answers_of(requests)
 
 

@@ -10,13 +10,14 @@ from simulator.formats.writers.serving_launch.launcher import Launcher, Pool, po
 from simulator.formats.writers.serving_launch.manifest import manifest
 from simulator.formats.writers.serving_launch.sglang import SGLANG
 from simulator.formats.writers.serving_launch.tensorrt_llm import TENSORRT_LLM
+from simulator.formats.writers.serving_launch.tgi import TGI
 from simulator.formats.writers.serving_launch.vllm import VLLM
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import InferencePlan
 
-LAUNCHERS: Final[tuple[Launcher, ...]] = (VLLM, SGLANG, TENSORRT_LLM)
+LAUNCHERS: Final[tuple[Launcher, ...]] = (VLLM, SGLANG, TENSORRT_LLM, TGI)
 _PORT: Final = 8000
 
 
