@@ -24,7 +24,7 @@ from simulator.studies.backtest.serving import ServingReport
 from simulator.studies.backtest.serving_rows import asked_of, load_of, resolve
 from simulator.studies.serving import InferencePlan, Request, StepCosts, engine_of, with_defaults
 from simulator.studies.serving.batch import Batch, padded
-from simulator.studies.serving.decoding import batch_of
+from simulator.studies.serving.decoding import UNKNOWN_ENGINE_SIGMA, batch_of, sigma_of
 from simulator.studies.serving.engine import Engine
 from simulator.studies.serving.own_all_reduce import own_all_reduce_s
 from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
@@ -300,6 +300,21 @@ def test_a_launch_for_so_many_users_has_its_own_tokens_a_step() -> None:
     assert server.other.max_batched_tokens == 8192
     at_a_rate = resolve(replace(ROW, concurrency_or_rate="4 requests/s"))
     assert (at_a_rate.plan.max_batched_tokens, at_a_rate.other) == (8192, None)
+    whole = resolve(replace(ROW, engine="trtllm", engine_version="1.0", output_tokens=3000)).plan
+    assert (whole.chunked_prefill, whole.max_batched_tokens) == (False, 512 + 3000)  # a whole sequence fits a step
+
+
+def test_software_that_nobody_described_has_a_wider_interval() -> None:
+    """The spread of engines that were predicted as if nobody had described them comes on top, in quadrature."""
+    cluster = Cluster.load("hgx-h100-8")
+    calibration = Calibration.for_device(cluster.device)
+    spreads = []
+    for text in ("vLLM 0.12", "an engine of ours"):
+        costs = StepCosts(
+            Model.load("llama3.2-1b"), InferencePlan(), cluster, engine_of(text), calibration, default_curves()
+        )
+        spreads.append(sigma_of(costs, batch_of(costs, 8, 500), calibration, default_curves()))
+    assert spreads[1] ** 2 - spreads[0] ** 2 == pytest.approx(UNKNOWN_ENGINE_SIGMA**2)
 
 
 class _StepByStep(StepCosts):

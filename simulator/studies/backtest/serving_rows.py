@@ -208,6 +208,8 @@ def _launched(plan: InferencePlan, stack: Stack, load: Load) -> InferencePlan | 
     spare = stack.engine.launch_tokens if stack.engine else None
     users = ceil(load.users / plan.dp)
     tokens = load.prompt + users + (spare or 0)
+    if not plan.chunked_prefill:
+        tokens = max(tokens, load.prompt + load.output)  # a whole sequence must fit a step
     if spare is None or load.alone or not users or tokens >= (plan.max_batched_tokens or inf):
         return None
     most = min(users, plan.max_sequences)

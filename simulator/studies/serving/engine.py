@@ -302,7 +302,7 @@ class Lane:
         count = self.scheduler.alike(most) if most > 1 else 1
         if count < 2:
             return 0.0
-        last = replace(batch, keys=(batch.keys[0] + (count - 1) * batch.decodes,))
+        last = Batch(decodes=batch.decodes, keys=(batch.keys[0] + (count - 1) * batch.decodes,))
         busy_s = [costs.stages_s(one)[0] for one in (batch, last)]
         spent_s = count * (step_s + costs.idle_s(busy_s[1], batch.rows, batch.decodes) + busy_s[1]) / 2
         hidden = (
