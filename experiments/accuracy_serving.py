@@ -78,9 +78,10 @@ WHY = """
 
 - **Time to first token in a closed loop.** Users with equally long answers stay in step and wait for each other's prompts; a few per
   cent of difference part them, and their wait falls to a fraction. It also depends on the tokens that a launch gives a step, which no
-  row says: half as many, half the wait. Predicted are users in step, on engines as benchmarks launch them; the interval spans users
-  apart, the engine's own default, a smaller cache, and a factor of 1.5 for cold kernels and the client. Some runs wait several times as
-  long as their neighbours (TensorRT-LLM, Llama 8B on 4 GPUs: 0.69 s beside 0.16 s), as if their first round had met a cold engine.
+  row says, and by which the wait varies threefold. Predicted are users in step, on engines whose steps have room for one prompt beside
+  those that decode; the interval spans users apart, the engine's own default, a smaller cache, and a factor of 1.5 for cold kernels and
+  the client. Some runs wait several times as long as their neighbours (TensorRT-LLM, Llama 8B on 4 GPUs: 0.69 s beside 0.16 s), as if
+  something had stood still for seconds; vLLM with 4,000 tokens a prompt waits a fifth of its neighbours on two GPUs.
 - **Lengths behind a mean.** The online rows of TensorRT-LLM give mean lengths of data sets. With all 500 requests at once the longest
   answer decides, which the mean does not know.
 - **Time per token of TensorRT-LLM with few tokens a step**, on 4 and 8 GPUs: 10 to 35 % too fast where answers are short: each prompt
