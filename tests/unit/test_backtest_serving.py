@@ -21,6 +21,7 @@ from simulator.studies.backtest import render, run
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.serving import ServingReport
+from simulator.studies.backtest.serving_figures import _deployed, _run, figure_of
 from simulator.studies.backtest.serving_rows import asked_of, load_of, resolve
 from simulator.studies.serving import InferencePlan, Request, StepCosts, engine_of, with_defaults
 from simulator.studies.serving.batch import Batch, padded
@@ -264,10 +265,18 @@ def test_tokens_that_are_streamed_cost_each_sequence() -> None:
 
 
 def test_a_closed_loops_interval_spans_users_in_step_and_apart(report: ServingReport) -> None:
-    """In step all four prompts are one step; apart each waits for itself: the lower end is below half of that."""
-    row = report.as_json()["rows"][0]
-    assert row["low"] < 0.5 * row["predicted"]
-    assert row["high"] > 1.5 * row["predicted"]  # and what no play shows
+    """Launched with room for one prompt a step, users in step wait for each other; with the engine's own tokens a step all
+    four prompts are one step, which every one of them waits for."""
+    row, server = report.as_json()["rows"][0], resolve(replace(ROW, output_tokens=64))
+    assert server.other is not None
+    found = []
+    for plan in (server.plan, server.other):
+        deployed = _deployed(replace(server, plan=plan))
+        found += [figure_of(_run(deployed, server.load, apart), server.asked) * 1e3 for apart in (0.0, 0.1)]
+    assert found[0] == pytest.approx(row["predicted"])
+    assert max(found) == found[2] > 1.2 * found[0]
+    assert row["low"] < 0.85 * min(found)  # and what no play shows
+    assert row["high"] > 1.2 * max(found)
 
 
 class _Ahead(StepCosts):

@@ -172,3 +172,16 @@ def test_requests_wait_until_they_are_a_part_of_those_that_run_or_long_enough() 
     assert _steps(few, 4)[-1] == (0, 3)
     few.limits = replace(limits, max_tokens=200)
     assert _steps(few, 5) == [(12, 0)] * 4 + [(0, 2)]  # a step has room for two, and three are wanted
+
+
+@pytest.mark.parametrize(
+    ("times", "prompts", "answers", "kept"),
+    [((0, 1), (5, 5), (1, 1), True), ((1, 0), (5, 5), (1, 1), False), ((0, 1), (5, 0), (1, 1), False), ((0, 1), (5, 5), (1, 6), False),
+     ((-1, 0), (5, 5), (1, 1), False), ((0, float("inf")), (5, 5), (1, 1), False)],
+)  # fmt: skip
+def test_requests_that_keep_to_a_length_are_known_at_once(
+    times: tuple[float, ...], prompts: tuple[int, ...], answers: tuple[int, ...], *, kept: bool
+) -> None:
+    requests = Requests(times, prompts, answers)
+    assert requests.keep_to(10) is kept
+    assert requests.tokens == sum(prompts) + sum(answers)

@@ -69,15 +69,14 @@ class StepCosts:
         self._clock = Clock(cluster.device, calibration, stack)
         self._casts = stack.engine is None or stack.engine.casts == "separate"
         self._graphs = stack.engine.graph_sizes if stack.engine else ()
-        self._largest_graph = self._graphs[-1] if self._graphs else MOST_CAPTURED
         self.ranks = plan.ranks
         self._fp4 = cluster.device.peak("fp4") > 0
         self._each = plan.draft_tokens + 1 if plan.speculative != "none" else 1
         self.tokens_a_step = tokens_a_step(self._each - 1, plan.acceptance or 0.0)
         self._draft: StepCosts | None = None
         if plan.speculative == "draft" and plan.draft_model is not None:
-            draft = Model.load(plan.draft_model)
-            self._draft = StepCosts(draft, draft_plan(plan), cluster, stack, calibration, curves)
+            drafts = Model.load(plan.draft_model), draft_plan(plan)
+            self._draft = StepCosts(*drafts, cluster, stack, calibration, curves)
         self._gap_s = calibration.overheads.launch_s
         self._elementwise = stack.elementwise_factor_on(cluster.device.architecture)
         self._clocks: dict[int, Clock] = {}
@@ -122,8 +121,7 @@ class StepCosts:
     @property
     def request_s(self) -> float:
         """Time of a request outside the queue."""
-        engine = self.stack.engine
-        return 0.0 if self._ideal or engine is None else self.pace * engine.request_s
+        return self.pace * engine.request_s if (engine := self.stack.engine) and not self._ideal else 0.0
 
     def idle_s(self, busy_s: float, sequences: int, decodes: int = 0) -> float:
         """What devices wait for the host before a step of so many sequences that takes them `busy_s`.
@@ -140,9 +138,9 @@ class StepCosts:
 
     def moved_s(self, batch: Batch) -> float:
         """Blocks to the host's memory and back, over each GPU's own link, before the step begins."""
-        if not (batch.out or batch.back):
-            return 0.0
-        tier = self.cluster.host_tier
+        tier = (
+            self.cluster.host_tier if batch.out or batch.back else None
+        )  # asked for in such steps alone: it takes long
         if tier is None:
             return 0.0
         each = self.plan.block_size * max(kv_bytes_per_token(shard, self.plan) for shard in self.shards)
@@ -168,7 +166,8 @@ class StepCosts:
 
     def graphed(self, batch: Batch) -> bool:
         """The step is launched as one CUDA graph."""
-        return self.plan.cuda_graphs and not batch.chunks and batch.decodes * self._each <= self._largest_graph
+        largest = self._graphs[-1] if self._graphs else MOST_CAPTURED
+        return self.plan.cuda_graphs and not batch.chunks and batch.decodes * self._each <= largest
 
     def stages_s(self, batch: Batch) -> tuple[float, ...]:
         """Seconds of the step on each pipeline stage, the message to the next one included."""

@@ -28,7 +28,7 @@ from simulator.studies.serving.report import HandedOver, Latencies, Load, Servin
 from simulator.studies.serving.served import Served
 from simulator.studies.serving.slo import Slo
 from simulator.studies.serving.sources import assumptions, sources
-from simulator.studies.serving.workload import Request
+from simulator.studies.serving.workload import Request, Requests
 
 _SHOWN_FAULTS = 20
 _NEARLY_FULL = 0.95
@@ -180,6 +180,8 @@ def check_requests(model: Model, plan: InferencePlan, requests: Sequence[Request
     """Raises InputError where there are none, where they are out of order, or longer than a sequence may be."""
     if not requests:
         raise InputError(Fault(place="requests", problem="there are none", remedy="one at least"))
+    if isinstance(requests, Requests) and requests.keep_to(plan.model_len(model)):
+        return
     times = [request.arrival_s for request in requests]
     if not all(math.isfinite(time) for time in times) or times[0] < 0 or any(b < a for a, b in pairwise(times)):
         problem = "arrivals are not finite times from 0 on, in order"

@@ -57,6 +57,18 @@ class Requests(Sequence[Request]):
         times, *counts = tuple(zip(*rows, strict=True)) or ((),)
         return cls(times, *counts)
 
+    @property
+    def tokens(self) -> int:
+        """Of all prompts and answers."""
+        return sum(int(np.frombuffer(each, np.int64).sum()) for each in self._counts[:2])
+
+    def keep_to(self, longest: int) -> bool:
+        """They come at finite times from 0 on, in order, and each has a prompt, an answer, and no more tokens than that."""
+        times = np.frombuffer(self._arrivals_s)
+        prompts, answers = (np.frombuffer(each, np.int64) for each in self._counts[:2])
+        in_order = np.isfinite(times).all() and times[0] >= 0 and (times[1:] >= times[:-1]).all()
+        return bool(in_order and min(prompts.min(), answers.min()) >= 1 and (prompts + answers).max() <= longest)
+
     @override
     def __len__(self) -> int:
         return len(self._arrivals_s)
