@@ -105,7 +105,7 @@ def saved_state(
         writers = min(cluster.gpus_per_node, num_devices)
         share = -(-state // num_devices)
         host = writers * share
-        copied = host - on_host * host // state
+        copied = host - on_host * host // max(1, state)  # a program without parameters saves nothing
         rate = min(writers * tier.d2h_bytes_per_s, tier.memory_bytes_per_s)
     gather_s, extra = gathered or (0.0, 0)
     copy_s, write_s = copied / rate, host / min(writers * process, storage)

@@ -36,11 +36,13 @@ def kind_of(case: Seed, fault: str) -> str:
 def keep(case: Seed, ended: Ended, fault: str, index: int, seed: int, out: Path) -> Path:
     """The files and the command line, to be played again by hand."""
     folder = out / hashlib.sha256(kind_of(case, fault).encode()).hexdigest()[:10]
-    folder.mkdir(parents=True, exist_ok=True)
     for name, data in case.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
+    folder.mkdir(parents=True, exist_ok=True)
     told = {
         "argv": case.argv,
+        "special": case.special,
         "fault": fault,
         "again": f"python -m tests.campaign --seed {seed} --case {index}",
         "status": ended.status,

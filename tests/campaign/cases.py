@@ -1,16 +1,19 @@
-"""One case: a command line in a process of its own, and what is wrong with how it ended."""
+"""One case: a command line in a process of its own or in one that plays many, and what is wrong with how it ended."""
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import resource
+import shutil
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -22,6 +25,7 @@ MOST_BYTES: Final = 2**30
 LONGEST: Final = 2_000  # characters of a line of an error
 CODES: Final = frozenset({0, 1, 2, 3, 4, 5, 130, 141})
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_WARNED: Final = re.compile(rb"^\S+\.py:\d+: \w*Warning: ", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,46 +40,81 @@ class Ended:
     stderr: bytes
 
 
+def laid(case: Seed, folder: Path) -> None:
+    """Put the case's files into an empty folder, and what is no file where it asks for that."""
+    for name, data in case.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        match case.special.get(name):
+            case None:
+                path.write_bytes(data)
+            case "pipe":
+                os.mkfifo(path)
+            case "folder":
+                path.mkdir()
+            case "loop":
+                path.symlink_to(path.name)
+            case "missing":
+                pass
+            case device:
+                path.symlink_to(device)
+
+
 def played(case: Seed, folder: Path) -> Ended:
     """Run the case in a fork of this process, which has loaded what commands need, inside an empty folder."""
-    for name, data in case.files.items():
-        (folder / name).write_bytes(data)
-    out, err = folder.with_suffix(".out"), folder.with_suffix(".err")
+    laid(case, folder)
     started = time.monotonic()
     pid = os.fork()
     if pid == 0:
-        _child(case, folder, out, err)
+        _child(case, folder)
     status, usage = _waited(pid, started)
-    seconds = time.monotonic() - started
+    return _ended(folder, status, started, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+
+
+def _ended(folder: Path, status: int, started: float, cpu_s: float, peak_bytes: int) -> Ended:
+    out, err = (folder.with_suffix(suffix) for suffix in (".out", ".err"))
     return Ended(
-        status=status, seconds=seconds, cpu_s=usage.ru_utime + usage.ru_stime, peak_bytes=usage.ru_maxrss * 1024,
-        stdout=out.read_bytes(), stderr=err.read_bytes(),
+        status=status, seconds=time.monotonic() - started, cpu_s=cpu_s, peak_bytes=peak_bytes,
+        stdout=out.read_bytes() if out.is_file() else b"", stderr=err.read_bytes() if err.is_file() else b"",
     )  # fmt: skip
 
 
-def _child(case: Seed, folder: Path, out: Path, err: Path) -> NoReturn:
+def _child(case: Seed, folder: Path) -> NoReturn:
+    resource.setrlimit(resource.RLIMIT_CPU, (int(2 * HANG_S), int(2 * HANG_S) + 2))
+    try:
+        status = _called(case, folder)
+    finally:
+        os._exit(int(status))
+
+
+def _called(case: Seed, folder: Path) -> int:
+    """The exit code of the case's command; its words go into files beside the folder."""
     from simulator.cli import main
 
-    status = 70
+    os.chdir(folder)
+    for suffix, descriptor in ((".out", 1), (".err", 2)):
+        file = os.open(folder.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(file, descriptor)
+        os.close(file)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    resource.setrlimit(resource.RLIMIT_AS, (4 * MOST_BYTES, 4 * MOST_BYTES))
+    signal.alarm(int(STUCK_S))
+    os.environ["HOME"] = str(folder.with_suffix(".home"))  # what is kept there goes with the case
+    if "ui" in case.argv[:1]:
+        threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    sys.argv = ["shardwise", *case.argv]
     try:
-        os.chdir(folder)
-        for path, descriptor in ((out, 1), (err, 2)):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), descriptor)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(2 * HANG_S), int(2 * HANG_S) + 2))
-        resource.setrlimit(resource.RLIMIT_AS, (4 * MOST_BYTES, 4 * MOST_BYTES))
-        signal.alarm(int(STUCK_S))
-        sys.argv = ["shardwise", *case.argv]
-        status = main(list(case.argv))
-        sys.stdout.flush()
+        return main(list(case.argv))
     except BaseException:  # noqa: BLE001  what the interpreter would print
         import traceback
 
         traceback.print_exc()
-        status = 1
+        return 1
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(int(status))
 
 
 def _waited(pid: int, started: float) -> tuple[int, resource.struct_rusage]:
@@ -86,6 +125,71 @@ def _waited(pid: int, started: float) -> tuple[int, resource.struct_rusage]:
         if time.monotonic() - started > STUCK_S + 5:
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.002)
+
+
+# --- many cases in one process
+
+
+def in_company(cases: Iterable[tuple[int, Seed]], scratch: Path) -> Iterator[tuple[int, Ended, str]]:
+    """Play cases one after another in one fork: without starting a process for each, and with what the ones before left in
+    memory. It ends early where a case ends the process; whoever asks plays that one alone."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        _company(cases, scratch, write)
+    os.close(write)
+    with os.fdopen(read, "rb") as results:
+        while True:
+            try:
+                yield pickle.load(results)  # noqa: S301  our own child's
+            except EOFError:
+                break
+    os.waitpid(pid, 0)
+
+
+def _company(cases: Iterable[tuple[int, Seed]], scratch: Path, write: int) -> NoReturn:
+    try:
+        with os.fdopen(write, "wb") as results:
+            for index, case in cases:
+                ended, fault = _one_of_many(case, scratch / str(index))
+                pickle.dump((index, ended, fault), results)
+                results.flush()
+                if ended.peak_bytes > MOST_BYTES / 2:  # what earlier cases left there is not this one's
+                    break
+    finally:
+        os._exit(0)
+
+
+def _one_of_many(case: Seed, folder: Path) -> tuple[Ended, str]:
+    folder.mkdir(parents=True)
+    laid(case, folder)
+    used_s = time.process_time()
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used_s + 2 * HANG_S), resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak from here on
+    started = time.monotonic()
+    status = _called(case, folder)
+    ended = _ended(folder, status, started, time.process_time() - used_s, _peak_bytes())
+    fault = wrong(case, ended, folder)
+    os.chdir(folder.parent)
+    cleared(folder)
+    return replace(ended, stdout=b"", stderr=b""), fault
+
+
+def _peak_bytes() -> int:
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(text.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def cleared(folder: Path) -> None:
+    """Remove a case's folder and what lies beside it."""
+    for one in (folder, folder.with_suffix(".home")):
+        shutil.rmtree(one, ignore_errors=True)
+    for suffix in (".out", ".err"):
+        folder.with_suffix(suffix).unlink(missing_ok=True)
+
+
+# --- judging
 
 
 def wrong(case: Seed, ended: Ended, folder: Path) -> str:
@@ -104,7 +208,7 @@ def _faults(case: Seed, ended: Ended, folder: Path) -> Iterator[str]:
         yield f"exit status {ended.status}"
     if ended.peak_bytes > MOST_BYTES:
         yield f"memory: {ended.peak_bytes / 2**20:.0f} MiB"
-    if b"Warning: " in error and b".py:" in error:
+    if _WARNED.search(error):
         yield f"warning: {_last_line(error)}"
     if refused and not error.strip():
         yield "an error without a word"
@@ -112,9 +216,10 @@ def _faults(case: Seed, ended: Ended, folder: Path) -> Iterator[str]:
         yield f"an error of {longest} bytes in a line"
     if found := _CONTROL.search(error) or _CONTROL.search(ended.stdout):
         yield f"control character {found.group()!r} on the terminal"
-    if ended.status in (0, 4) and "--json" in case.argv and "--help" not in case.argv:
+    if ended.status in (0, 4) and "--json" in case.argv and not {"--help", "-h"} & set(case.argv):
         yield _not_json(ended.stdout)
     yield _damaged(case, folder)
+    yield _left(case, folder)
 
 
 def _last_line(error: bytes) -> str:
@@ -136,7 +241,17 @@ def _not_json(text: bytes) -> str:
 
 
 def _damaged(case: Seed, folder: Path) -> str:
+    """An input that is no longer what it was; a journal is written to."""
     for name, data in case.files.items():
+        if name in case.special or name.endswith(".journal"):
+            continue
         if not (folder / name).is_file() or (folder / name).read_bytes() != data:
             return f"{name} was changed"
     return ""
+
+
+def _left(case: Seed, folder: Path) -> str:
+    """A temporary file that stayed: files are written beside their name, with a dot."""
+    given = {name.partition("/")[0] for name in case.files}
+    found = [one.name for one in folder.iterdir() if one.name.startswith(".") and one.name not in given]
+    return f"left {found[0]}" if found else ""

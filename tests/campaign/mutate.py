@@ -6,17 +6,23 @@ import gzip
 import json
 import random
 import re
+import sqlite3
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any, Final
 
+import click
+
+from simulator.cli import shardwise
 from tests.campaign.seeds import Seed
 
 # Words that a file or a flag may hold and no reader expects: numbers at the ends of every range, other kinds of number,
 # names that escape a folder or a terminal, text in no single encoding.
 HOSTILE: Final[tuple[str, ...]] = (
     "", "0", "-1", "1", "2", "3", "7", "1e309", "-1e309", "nan", "NaN", "inf", "-Infinity", "1e-320", "0.1", "9" * 25, "-" + "9" * 400, "1" + "0" * 5000,
-    "0x10", "1_000", "٣", "½", "true", "null", "None", "[]", "{}", "[[[]]]", "''", '"', "\\", "../../../etc/passwd", "/dev/full", "/dev/zero", ".", "-", "--", "--help",
+    "0x10", "1_000", "٣", "½", "true", "null", "None", "[]", "{}", "[[[]]]", "''", '"', "\\", "../../../nowhere/passwd", "/dev/full", "/dev/zero", ".", "-", "--", "--help",
     "a" * 300, "a" * 70_000, "\0", "\x1b[31mred\x1b[0m", "\x07", "\r\n", "\u202eabc", "😀", "\ud800".encode("utf-16", "surrogatepass").decode("utf-16", "replace"),
     "1GB", "1GiB", "-5GB/s", "1e400GB/s", "us", "4294967296", "18446744073709551616", "$(reboot)", "${X}", "`id`", "; rm x", "%s%n", "{0.__class__}", "0-99999999999", "1,2,,3", "=", "a=b=c", "*",
 )  # fmt: skip
@@ -24,16 +30,64 @@ WORD = re.compile(rb"[\w.+-]+|\"[^\"\n]*\"")
 NESTED: Final = 3000
 
 
+# What may stand in place of a file; the names of two devices among them
+SPECIAL: Final = ("pipe", "folder", "loop", "missing", "/dev/zero", "/dev/full", "/proc/self/mem")
+NAMES: Final = (
+    "a b",
+    "-x",
+    "--json",
+    "e\x1b[31m",
+    "bell\x07",
+    "ü😀",
+    "\u202eabc",
+    "'",
+    '"',
+    "$(id)",
+    "{0}",
+    "%s",
+    "[red]",
+    "a\nb",
+    "c" * 200,
+    "#",
+    "a=b",
+    "~",
+)
+LARGE: Final = 6 * 2**20  # bytes
+
+
 def mutated(seed: Seed, rng: random.Random) -> Seed:
     """The seed with one to four faults in its files or its command line; the same random state gives the same."""
     argv, files = list(seed.argv), dict(seed.files)
     for _ in range(rng.choice((1, 1, 1, 2, 2, 4))):
-        if seed.targets and rng.random() < 0.75:
+        if seed.targets and rng.random() < 0.7:
             name = rng.choice(seed.targets)
             files[name] = _data(files[name], name, rng)
         else:
             argv = _argv(argv, rng)
-    return Seed(name=seed.name, argv=tuple(argv), files=files, mutable=seed.mutable)
+    changed = replace(seed, argv=tuple(argv), files=files)
+    return _surrounded(changed, rng) if seed.targets and rng.random() < 0.04 else changed
+
+
+def _surrounded(seed: Seed, rng: random.Random) -> Seed:
+    """One of its files bears another name, is very large, or is none."""
+    name, how = rng.choice(seed.targets), rng.randrange(4)
+    if how == 0:
+        return replace(seed, special={name: rng.choice(SPECIAL)})
+    if how == 1:
+        return replace(seed, files={**seed.files, name: _large(seed.files[name], rng)})
+    new = rng.choice(NAMES) + name.rpartition("/")[2]
+    files = {(new if key == name else key): data for key, data in seed.files.items()}
+    return replace(seed, files=files, argv=tuple(word.replace(name, new) for word in seed.argv), mutable=())
+
+
+def _large(data: bytes, rng: random.Random) -> bytes:
+    """One of its lines so often that the file is large, or its all, or what is inside."""
+    if data[:2] == b"\x1f\x8b":
+        return gzip.compress(_large(gzip.decompress(data), rng), 1, mtime=0)
+    lines = data.splitlines(keepends=True) or [b"x"]
+    at = rng.randrange(len(lines))
+    many = rng.choice((lines[at], data, b" ", b"[", b"\n", b"x = 1\n"))
+    return b"".join(lines[:at]) + many * (LARGE // max(1, len(many))) + b"".join(lines[at:])
 
 
 def _data(data: bytes, name: str, rng: random.Random) -> bytes:
@@ -43,9 +97,29 @@ def _data(data: bytes, name: str, rng: random.Random) -> bytes:
         except (OSError, EOFError, zlib.error):
             return _bytes(data, rng)
         return gzip.compress(_data(inner, name.removesuffix(".gz"), rng), mtime=0)
+    if name.endswith(".journal") and rng.random() < 0.7:
+        return _row(data, rng)
     if name.endswith((".json", ".jsonl")) and rng.random() < 0.6 and (found := _json(data, rng)) is not None:
         return found
     return rng.choice((_bytes, _words, _words, _words, _lines, _lines))(data, rng)
+
+
+def _row(data: bytes, rng: random.Random) -> bytes:
+    """A journal with another outcome in one of its rows, whose sum is right: somebody meant it."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        try:
+            database.deserialize(data[:18] + b"\1\1" + data[20:])  # memory has no write-ahead log
+            tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE sql LIKE '%sum %'")]
+            rows = database.execute(f"SELECT key, outcome FROM {tables[0]}").fetchall()  # noqa: S608
+            key, text = rng.choice(rows)
+            found = _json(text.encode(), rng) if rng.random() < 0.7 else None
+            new = (found or _words(text.encode(), rng)).decode("utf-8", "replace")
+            told = zlib.crc32(f"{key}\n{new}".encode("utf-8", "replace"))
+            database.execute(f"UPDATE {tables[0]} SET outcome=?, sum=? WHERE key=?", (new, told, key))  # noqa: S608
+            database.commit()
+            return database.serialize()
+        except (sqlite3.Error, IndexError, UnicodeError):
+            return _bytes(data, rng)
 
 
 # --- bytes
@@ -174,26 +248,52 @@ def _argv(argv: list[str], rng: random.Random) -> list[str]:
 
 
 def _option(argv: list[str], rng: random.Random, safe: list[str]) -> list[str]:
-    """One of the command's own options, with a hostile value; such as write files or start programs are left out."""
-    import click
+    """One of the command's own options, with a hostile value or one of those that it takes."""
+    options = [one for one in options_of(argv) if not set(one.opts) & LEFT_OUT]
+    if not options:
+        return []
+    one = rng.choice(options)
+    if one.is_flag:
+        return [one.opts[-1]]
+    return [one.opts[-1], _plausible(one, rng) if rng.random() < 0.6 else rng.choice(safe)]
 
-    from simulator.cli import shardwise
 
+def options_of(argv: Sequence[str]) -> list[click.Option]:
+    """The options of the command that the words name."""
     command: click.Command | None = shardwise
     for word in argv:
         if not isinstance(command, click.Group):
             break
         found = command.get_command(click.Context(command), word)
         command = found or command
-    options = [
-        one for one in getattr(command, "params", []) if isinstance(one, click.Option) and not set(one.opts) & LEFT_OUT
-    ]
-    if not options:
-        return []
-    one = rng.choice(options)
-    return [one.opts[-1]] if one.is_flag else [one.opts[-1], rng.choice(safe)]
+    return [one for one in getattr(command, "params", []) if isinstance(one, click.Option)]
 
 
+_NUMBERS: Final = ("0", "1", "2", "3", "4", "8", "16", "64")
+_BY_METAVAR: Final[Mapping[str, Sequence[str]]] = {
+    "NAME|FILE": ("llama3.2-1b", "hgx-h100-8", "olmoe-1b-7b", "deepseek-v2-lite", "pcie-rtx4090-4", "gb200-nvl72", "nemotron-h-8b", "gpt2", "mi300x-8", "ideal", "gh200-1"),
+    "SIZE": ("1MB", "4GiB", "512B", "0.5GB"), "FILE": ("nothing.toml", "out.json"), "NUMBER": ("0", "0.5", "1", "1.5", "4"),
+    "KEY=VALUE": ("plan.tp=2", "plan.pp=2", "plan.zero=0", "link.inter.bytes_per_s=50Gb/s", "plan.moe.ep=2", "device.memory_bytes=8GB", "model.num_layers=3", "cluster.num_nodes=2"),
+    "NAME=VALUE": ("NCCL_ALGO=Tree", "NCCL_PROTO=LL", "NCCL_BUFFSIZE=4096", "TP=2"), "COUNTxGPU": ("8xh100", "2xb200", "1xa100"), "HOSTLIST": ("node[1-2]", "a,b"),
+    "NAME": ("torch-2.11-compiled", "megatron-core-2025", "deepspeed-0.14", "vllm-2025", "tp-cp-ep-dp-pp", "q_proj", "attn"), "VALUE": ("{kind=adam}", "kind=powersgd", "optimizer=host", "true", "1,2"),
+}  # fmt: skip
+
+
+def _plausible(option: click.Option, rng: random.Random) -> str:
+    """A value of the kind that the option takes; it may still not go with the others."""
+    if isinstance(option.type, click.Choice):
+        return str(rng.choice(list(option.type.choices)))
+    metavar = option.metavar or ""
+    if metavar in _BY_METAVAR:
+        return rng.choice(_BY_METAVAR[metavar])
+    if metavar.count("|") and metavar == metavar.lower():
+        return rng.choice(metavar.split("|"))
+    if metavar.startswith("OUT."):
+        return metavar.split("|")[0]
+    return rng.choice(_NUMBERS)
+
+
+# Of these nothing is drawn: they start many processes, wait for ever, or are no question
 LEFT_OUT: Final = frozenset(
-    {"--help", "--jobs", "--dask", "--workers", "--scheduler", "--program", "--watch", "-o", "--out", "--version"}
+    {"--help", "--jobs", "--dask", "--workers", "--scheduler", "--engine", "--watch", "--version", "--ranks"}
 )

@@ -2,317 +2,63 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Final
 
-from simulator.base.wire import block, integer, member, packed
-from simulator.formats.writers.chakra import framed
-from tests.captures import data
+from tests.campaign import inputs
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES, PLANS = ROOT / "docs" / "examples", ROOT / "tests" / "data" / "plans"
-SHARED = ROOT.parent / "shared" / "data"
+TOPOLOGIES, SHARED = ROOT / "topologies", ROOT.parent / "shared" / "data"
 
 
 SLOW = frozenset(
     {
-        "plan bloom-like.sh",
-        "serving table",
-        "prices",
-        "plan gpt-175b.sh",
-        "search",
-        "learn",
-        "sensitivity",
-        "published runs",
-        "megatron plan",
+        "plan bloom-like.sh", "plan gpt-175b.sh", "megatron plan", "plan llama3-8b.args", "serving table", "prices", "search", "learn", "sensitivity",
+        "published runs", "compare", "rollout", "serve", "serving launch", "serve search", "spot offers", "captured", "searched again", "sensitivity again",
+        "every output", "samples fit", "rehearsed", "played", "measured",
     }
-)
+)  # fmt: skip
+# Started as programs of their own, not in a process that plays many: they fork, listen or wait
+ALONE = frozenset({"captured", "rehearsed", "played", "measured", "asked"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seed:
-    """A command line, run where its files lie; `mutable`: those of them that are mutated (all unless said)."""
+    """A command line, run where its files lie; `mutable`: those of them that are mutated (all unless said).
+
+    files: contents by name, which may name a folder. special: what stands in place of a file, by name (`mutate.SPECIAL`).
+    """
 
     name: str
     argv: tuple[str, ...]
     files: dict[str, bytes] = field(default_factory=dict)
     mutable: tuple[str, ...] = ()
+    special: dict[str, str] = field(default_factory=dict)
 
     @property
     def slow(self) -> bool:
         return self.name in SLOW
 
     @property
+    def alone(self) -> bool:
+        return self.name in ALONE
+
+    @property
     def targets(self) -> tuple[str, ...]:
         return self.mutable or tuple(self.files)
 
 
-def _example(name: str) -> bytes:
-    return (EXAMPLES / name).read_bytes()
-
-
 def _of(name: str, command: str, *examples: str, mutable: tuple[str, ...] = (), **files: bytes) -> Seed:
-    found = {one: _example(one) for one in examples} | files
+    found = {one: (EXAMPLES / one).read_bytes() for one in examples} | files
     return Seed(name=name, argv=tuple(command.split()), files=found, mutable=mutable)
 
 
 def _cut(data: bytes, lines: int) -> bytes:
     return b"\n".join(data.splitlines()[:lines]) + b"\n"
-
-
-def _shared_csv(name: str, lines: int) -> bytes | None:
-    path = SHARED / name
-    return _cut(path.read_bytes(), lines) if path.is_file() else None
-
-
-_ASKED = b"""model = "gpt2"
-cluster = "hgx-h100-8"
-nodes = 1
-[plan]
-zero = 0
-dp_replicate = 8
-seq_len = 512
-data_parallel = "deepspeed"
-[plan.deepspeed.one_bit]
-kind = "zero_one"
-freeze_step = 500
-interval = 4
-run_steps = 2000
-[data]
-decode_s = "2ms"
-decode_variation = 0.5
-sample_bytes = "1MB"
-storage_bytes_per_s = "2GB/s"
-workers = 2
-batches = 400
-[energy]
-pue = 1.2
-tokens = "1B"
-co2_g_per_kwh = 300
-caps_w = [500, 400]
-"""
-_STUDY = b"""model = "llama3.2-1b"
-cluster = "hgx-h100-8"
-nodes = 1
-[plan]
-zero = 3
-dp_shard = 8
-data_parallel = "fsdp2"
-seq_len = 2048
-micro_batch_size = 1
-[plan.offload]
-optimizer = "host"
-parameters = "host"
-"""
-_PLANS = b"""{"schema_version": 2, "inputs": {"model": "llama3-8b", "cluster": "hgx-h100-8", "global_batch": 64, "seq_len": 2048},
-"plans": [{"rank": 1, "nodes": 1, "num_devices": 8, "plan": {"dp_shard": 8, "zero": 2}, "verdict": "fits", "step_s": 0.32,
-"low_s": 0.29, "high_s": 0.36, "tokens_per_s": 404784.4, "mfu": 0.39, "used_bytes": 68169502272, "capacity_bytes": 84932558848},
-{"rank": 2, "nodes": 2, "num_devices": 16, "plan": {"dp_shard": 16, "recompute": "full"}, "verdict": "tight", "step_s": 0.2,
-"low_s": 0.19, "high_s": 0.26, "tokens_per_s": 604784.4, "mfu": 0.3, "used_bytes": 78169502272, "capacity_bytes": 84932558848}]}
-"""
-_CLUSTER = b"""name = "mine"
-device = "h100"
-gpus_per_node = 4
-num_nodes = 2
-host_factor = 1.1
-[intra]
-kind = "nvlink4"
-shape = "switch"
-bytes_per_s = "450GB/s"
-latency_s = "0.6us"
-[host]
-kind = "pcie5"
-bytes_per_s = "63GB/s"
-[inter]
-kind = "infiniband"
-num_nics = 4
-nic_bytes_per_s = "400Gb/s"
-latency_s = "2.7us"
-[fabric]
-kind = "fat_tree"
-oversubscription = 1.5
-nodes_per_leaf = 32
-[fabric.measured]
-all_reduce = { 1 = "300GB/s", 2 = "140GB/s" }
-[[exceptions]]
-nodes = "1"
-speed = 0.9
-[sources]
-intra = "sheet"
-"""
-_RANKS = "".join(
-    f"#  Rank {r:2} Group  0 Pid {6899 + r} on node-a device {r:2} [0000:0{r}:00] NVIDIA H100 80GB HBM3\n"
-    for r in range(8)
-)
-_NCCL_LOG = f"""# Collective test starting: all_reduce_perf
-# nThread 1 nGpus 8 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20
-# NCCL version 2.21.5+cuda12.4
-{_RANKS}#
-#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
-     1048576        262144     float     sum      -1    56.31   18.62   32.59      0    55.10   19.03   33.30      0
-     4194304       1048576     float     sum      -1    80.00   52.43   91.75      0    79.00   53.09   92.91      0
-    33554432       8388608     float     sum      -1   243.0   138.1   241.7      0   242.0   138.7   242.7      0
-   134217728      33554432     float     sum      -1   720.2   186.4   326.1      0   718.9   186.7   326.7      0
-# Out of bounds values : 0 OK
-# Avg bus bandwidth    : 200.1
-""".encode()
-_ARRIVALS = b"arrival_s,prompt_tokens,output_tokens\n0.0,128,16\n0.5,256,32\n1.0,64,8\n"
-
-_TENSORS = b"name,gpu,bytes,uses_s\nw,0,5GB,0 1 2\nx,0,4GB,0.5 1.5\ny,1,1GB,0 2\n"
-_CHAKRA = framed(
-    [
-        block(1, "0.0.4"),
-        integer(1, 1) + block(2, "product") + integer(3, 4) + integer(7, 30),
-        integer(1, 2)
-        + integer(3, 7)
-        + packed(5, [1])
-        + integer(7, 9)
-        + block(10, block(1, "comm_type") + member(9, 7)),
-    ]
-)
-
-
-def _nsight() -> bytes:
-    """The smallest export: two tables, one kernel."""
-    with sqlite3.connect(":memory:") as db:
-        db.executescript(
-            "CREATE TABLE StringIds (id, value); INSERT INTO StringIds VALUES (1, 'gemm');"
-            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, streamId, correlationId, globalPid, demangledName);"
-            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1000, 2000, 0, 7, 1, 16777216, 1);"
-        )
-        return db.serialize()
-
-
-@cache
-def seeds() -> tuple[Seed, ...]:
-    """Every reader at least once. What lies in ../shared takes part where it is there."""
-    predict = "predict --plain --model llama3.2-1b --cluster hgx-h100-8"
-    found = [
-        _of("study", "predict study.toml --json", **{"study.toml": _STUDY}),
-        _of("example study", "predict study.toml --plain", "study.toml"),
-        _of("cluster file", "predict --model llama3.2-1b --cluster mine.toml --json", **{"mine.toml": _CLUSTER}),
-        _of("config.json", "predict --model config.json --cluster hgx-h100-8 --plain", "config.json"),
-        _of(
-            "adapter",
-            "predict --recipe adapter_config.json --model llama3.2-1b --gpus 1xa100 --plain",
-            "adapter_config.json",
-        ),
-        _of(
-            "deepspeed plan",
-            "predict --plan zero3.json --model llama3.2-1b --cluster hgx-h100-8 --seq-len 1024 --plain",
-            "zero3.json",
-        ),
-        _of("megatron plan", "predict --plan train.sh --cluster dgx-h100-8 --plain", "train.sh"),
-        *map(_plan, sorted(PLANS.iterdir())),
-        _of("fabric log", f"{predict} --nodes 2 --fabric log.txt", **{"log.txt": _NCCL_LOG}),
-        _of(
-            "capture",
-            "predict --program step.capture.gz --cluster hgx-h100-8 --plain",
-            **{"step.capture.gz": _capture()},
-        ),
-        _of("compare", "compare fsdp.toml megatron.toml --plain", "fsdp.toml", "megatron.toml"),
-        _of("spot offers", "goodput ndr.toml --spot offers.csv --replicas 20 --plain", "ndr.toml", "offers.csv"),
-        _of("tables of a study", "predict asked.toml --telemetry --step-jitter 0.01 --json", **{"asked.toml": _ASKED}),
-        _of("one failure", "sensitivity --failures study.toml --json", **{"study.toml": _STUDY}),
-        _of("explored", "explore study.toml --vary plan.tp=1,2 --jobs 1 --json", **{"study.toml": _STUDY}),
-        _of("plans of a search", "explore plans.json --json --html what-if.html", **{"plans.json": _PLANS}),
-        _of("prices", "goodput long-run.toml --prices prices.toml --plain", "long-run.toml", "prices.toml"),
-        _of("runs table", "backtest runs.csv --json", "runs.csv"),
-        _of("learn", "calibrate learn measured.csv -o mine", "measured.csv"),
-        _of("snapshot", "replay snapshot.json.gz --plain", "snapshot.json.gz"),
-        _of("trace", "import step.json.gz --json", "step.json.gz"),
-        _of("recorded", "predict --program step.json.gz --plain", "step.json.gz"),
-        _of("chakra", "predict --program a.0.et --plain", **{"a.0.et": _CHAKRA}),
-        _of("nsight", "predict --program a.sqlite --plain", **{"a.sqlite": _nsight()}),
-        _of("tensors", "place --tensors t.csv --cluster hgx-h100-8 --room 8GB --plain", **{"t.csv": _TENSORS}),
-        _of("results", "validate compare runs.jsonl --json", "runs.jsonl"),
-        _of("matrix", "topo matrix.txt --device a100 --plain", "matrix.txt"),
-        _of("topology xml", "topo node.xml --plain", "node.xml"),
-        _of("slurm", "topo topology.conf --plain", "topology.conf"),
-        _of(
-            "placement", "place study.toml --topology node.xml --plain", "study.toml", "node.xml", mutable=("node.xml",)
-        ),
-        _of(
-            "nccl fit",
-            "calibrate fit all_reduce.txt --cluster hgx-h100-8 -o mine.calibration.json",
-            **{"all_reduce.txt": _NCCL_LOG},
-        ),
-        _of(
-            "arrivals",
-            "serve --model llama3.2-1b --cluster hgx-h100-8 --trace arrivals.csv --plain",
-            **{"arrivals.csv": _ARRIVALS},
-        ),
-        _of("rollout", "predict --model llama3.2-1b --gpus 8xh100 --rollout grpo.toml --plain", "grpo.toml"),
-        _of("lengths", f"{predict} --lengths lengths.txt", **{"lengths.txt": b"120\n500\n2048\n70\n"}),
-        _of(
-            "serving launch",
-            "serve --model llama3.2-1b --cluster hgx-h100-8 --tp 2 --rate 4 --requests 20 --export launch --plain",
-        ),
-        _of("export", "export study.toml --to megatron", "study.toml"),
-        _of("launch kit", "export study.toml --to launch-kit --hosts node[01-02] -o kit", "study.toml"),
-        _of("sensitivity", "sensitivity ndr.toml --what-if link.inter.bytes_per_s=200Gb/s --plain", "ndr.toml"),
-        Seed(
-            name="collective",
-            argv=("collective", "all_reduce", "--nodes", "2", "--size", "1MB:64MB", "--nccl", "2.21", "--plain"),
-        ),
-        Seed(
-            name="serve",
-            argv=(
-                "serve",
-                "--model",
-                "llama3.2-1b",
-                "--cluster",
-                "hgx-h100-8",
-                "--tp",
-                "2",
-                "--rate",
-                "4",
-                "--requests",
-                "50",
-                "--plain",
-            ),
-        ),
-        Seed(
-            name="search",
-            argv=(
-                "search",
-                "--model",
-                "llama3.2-1b",
-                "--cluster",
-                "hgx-h100-8",
-                "--nodes",
-                "1",
-                "--global-batch",
-                "8",
-                "--seq-len",
-                "1024",
-                "--fix",
-                "tp=1",
-                "--fix",
-                "pp=1",
-                "--plain",
-                "--jobs",
-                "1",
-            ),
-        ),
-        Seed(
-            name="predict",
-            argv=tuple(f"{predict} --tp 2 --micro-batch-size 2 --recompute full --set plan.zero=1".split()),
-        ),
-    ]
-    for name, table, command in (
-        ("serving table", "serving.csv", "backtest serving.csv --json"),
-        ("memory table", "memory.csv", "backtest memory.csv --json"),
-        ("collectives table", "collectives.csv", "backtest collectives.csv --json"),
-        ("published runs", "runs.csv", "backtest runs.csv --json"),
-    ):
-        if (data := _shared_csv(table, 4)) is not None:
-            found.append(_of(name, command, **{table: data}))
-    return tuple(found)
 
 
 def _plan(path: Path) -> Seed:
@@ -324,7 +70,196 @@ def _plan(path: Path) -> Seed:
     return _of(f"plan {path.name}", command, **{path.name: data, **named})
 
 
+PREDICT: Final = "predict --plain --model llama3.2-1b --cluster hgx-h100-8"
+_SEARCH: Final = "--cluster hgx-h100-8 --nodes 1 --global-batch 8 --fix tp=1 --fix pp=1 --fix zero=3 --fix recompute=none --fix cp=1 --jobs 1"
+JOURNALED: Final = {
+    "searched again": f"search --model gpt2 --seq-len 256 {_SEARCH}",
+    "explored again": "explore --model gpt2 --cluster hgx-h100-8 --set plan.seq_len=256 --vary plan.tp=1,2 --jobs 1",
+    "sensitivity again": "sensitivity --model gpt2 --cluster hgx-h100-8 --set plan.seq_len=256 --vary link.intra.bytes_per_s=200GB/s..450GB/s --samples 8 --no-errors --jobs 1",
+    "serve search again": "serve --model gpt2 --cluster hgx-h100-8 --rate 4 --requests 10 --prompt 16 --output 4 --search --slo-ttft 1s --fix tp=1 --jobs 1",
+}  # fmt: skip
+
+
+def _described() -> Iterator[Seed]:
+    """Studies, models, clusters, stacks and calibrations."""
+    yield _of("study", "predict study.toml --json", **{"study.toml": inputs.STUDY})
+    yield _of("example study", "predict study.toml --plain", "study.toml")
+    yield _of("cluster file", "predict --model llama3.2-1b --cluster mine.toml --json", **{"mine.toml": inputs.CLUSTER})
+    yield _of("config.json", "predict --model config.json --cluster hgx-h100-8 --plain", "config.json")
+    yield _of("model file", "predict --model mine.toml --cluster hgx-h100-8 --json", **{"mine.toml": inputs.MODEL})
+    stack = (TOPOLOGIES / "stacks" / "torch-2.6-eager.toml").read_bytes()
+    yield _of("stack file", f"{PREDICT} --stack mine.toml", **{"mine.toml": stack})
+    device = (TOPOLOGIES / "calibrations" / "a100-sxm.calibration.json").read_bytes()
+    yield _of(
+        "calibration file",
+        "predict --plain --model gpt2 --cluster dgx-a100-80-8 --calibration mine.calibration.json",
+        **{"mine.calibration.json": device},
+    )
+    yield _of("tables of a study", "predict asked.toml --telemetry --step-jitter 0.01 --json", **{"asked.toml": inputs.ASKED})  # fmt: skip
+    yield _of("rank mapping", "predict placed.toml --json", "placed.toml", **{"ranks.tsv": inputs.RANKS})
+    yield _of("lengths", f"{PREDICT} --lengths lengths.txt", **{"lengths.txt": b"120\n500\n2048\n70\n"})
+    yield _of("rollout", "predict --model llama3.2-1b --gpus 8xh100 --rollout grpo.toml --plain", "grpo.toml")
+    yield _of("fabric log", f"{PREDICT} --nodes 2 --fabric log.txt", **{"log.txt": inputs.NCCL_LOG})
+    yield _of("predict", f"{PREDICT} --tp 2 --micro-batch-size 2 --recompute full --set plan.zero=1")
+    outputs = (
+        "--trace t.json.gz --memory m.svg --links l.svg --snapshot s.pickle --energy --largest-batch --html page.html"
+    )
+    yield _of("every output", f"predict --model gpt2 --cluster hgx-h100-8 --nodes 2 --seq-len 256 --json {outputs}")
+    yield _of("init", "init mine.toml --model gpt2 --cluster hgx-h100-8 --nodes 2 --zero 2 --seq-len 512")
+
+
+def _plans() -> Iterator[Seed]:
+    """Plans in other programs' words, and what is written in them."""
+    yield _of("adapter", "predict --recipe adapter_config.json --model llama3.2-1b --gpus 1xa100 --plain", "adapter_config.json")  # fmt: skip
+    yield _of("deepspeed plan", "predict --plan zero3.json --model llama3.2-1b --cluster hgx-h100-8 --seq-len 1024 --plain", "zero3.json")  # fmt: skip
+    yield _of("megatron plan", "predict --plan train.sh --cluster dgx-h100-8 --plain", "train.sh")
+    yield from map(_plan, sorted(PLANS.iterdir()))
+    yield _of(
+        "megatron yaml", "predict --plan run.args --cluster hgx-h100-8 --json",
+        **{"run.args": b"--yaml-cfg run.yaml --vocab-size 32000 --micro-batch-size 1\n", "run.yaml": inputs.MEGATRON_YAML},
+    )  # fmt: skip
+    yield _of("torchtitan plan", "predict --plan job.toml --model llama3.2-1b --cluster hgx-h100-8 --json", **{"job.toml": inputs.TITAN})  # fmt: skip
+    yield _of("llama-factory recipe", "predict --plan llama3_lora_sft.yaml --model llama3.2-1b --gpus 1xa100 --plain", "llama3_lora_sft.yaml")  # fmt: skip
+    yield _of("axolotl recipe", "predict --plan axolotl.yml --model llama3.2-1b --gpus 1xa100 --plain", "axolotl.yml")
+    found = "predict --plan plans.json --model gpt2 --cluster hgx-h100-8 --seq-len 256 --json"
+    yield _of("a search's best plan", found, **{"plans.json": inputs.PLANS})
+    own = {"megatron": "--zero 1 --data-parallel megatron", "deepspeed": "--zero 2 --data-parallel deepspeed --reduce-dtype bf16", "accelerate": "--reduce-dtype bf16"}  # fmt: skip
+    for form in ("megatron", "deepspeed", "accelerate", "torchtitan", "toml"):
+        yield _of(f"export to {form}", f"export --model llama3-8b --cluster hgx-h100-8 --to {form} {own.get(form, '')} --json")  # fmt: skip
+    yield _of("export to chakra", "export study.toml --to chakra -o traces", "study.toml")
+    yield _of("launch kit", "export study.toml --to launch-kit --hosts node[01-02] -o kit", "study.toml")
+    kit = "export placed.toml --to launch-kit --placement ranks.tsv --hosts node[01-02] -o kit"
+    yield _of("placed launch kit", kit, "placed.toml", **{"ranks.tsv": inputs.RANKS})
+
+
+def _programs() -> Iterator[Seed]:
+    """Captures, profilers' traces, memory snapshots."""
+    capture = "predict --program step.capture.gz --cluster hgx-h100-8 --plain"
+    yield _of("capture", capture, **{"step.capture.gz": inputs.capture()})
+    both = {"step.capture.gz": inputs.capture(), "other.capture.gz": inputs.capture(4)}
+    yield _of("captured at two sizes", f"{capture} --scale-with other.capture.gz", **both)
+    yield _of("long run of a capture", "goodput --program step.capture.gz --cluster hgx-h100-8 --tokens-per-step 4096 --tokens 1M --json", **{"step.capture.gz": inputs.capture()})  # fmt: skip
+    yield _of("captured", "capture step.py --cluster hgx-h100-8 -o step.capture.gz", **{"step.py": inputs.SCRIPT})
+    yield _of("trace", "import step.json.gz --json", "step.json.gz")
+    yield _of("trace beside a study", "import step.json.gz --study study.toml --snapshot snapshot.json.gz --json", "step.json.gz", "study.toml", "snapshot.json.gz")  # fmt: skip
+    lined_up = "import step.json.gz --program step.capture.gz -o lined.json.gz"
+    yield _of(
+        "trace beside a program", lined_up, **{"step.json.gz": inputs.shaped(), "step.capture.gz": inputs.capture()}
+    )
+    yield _of("recorded", "predict --program step.json.gz --plain", "step.json.gz")
+    ranks = {f"traces/rank{n}.json.gz": (EXAMPLES / "traces" / "ddp" / f"rank{n}.json.gz").read_bytes() for n in (0, 1)}
+    yield _of("recorded ranks", "predict --program traces --faster gemm=2 --dp-ranks 4 --json", **ranks)
+    yield _of("chakra", "predict --program a.0.et --plain", **{"a.0.et": inputs.CHAKRA})
+    yield _of("nsight", "predict --program a.sqlite --plain", **{"a.sqlite": inputs.nsight()})
+    yield _of("snapshot", "replay snapshot.json.gz --plain", "snapshot.json.gz")
+    policies = "replay snapshot.json.gz --compare-policies --expandable-segments --json"
+    yield _of("snapshot under policies", policies, "snapshot.json.gz")
+    yield _of("pickled snapshot", "replay step.pickle --json", **{"step.pickle": inputs.pickled()})
+
+
+def _questions() -> Iterator[Seed]:
+    """Studies of many predictions."""
+    yield _of("compare", "compare fsdp.toml megatron.toml --plain", "fsdp.toml", "megatron.toml")
+    yield _of("what if", "compare --model gpt2 --cluster hgx-h100-8 --set plan.seq_len=256 --what-if plan.zero=2 --no-ablations --json")  # fmt: skip
+    yield _of("spot offers", "goodput ndr.toml --spot offers.csv --replicas 20 --plain", "ndr.toml", "offers.csv")
+    yield _of("prices", "goodput long-run.toml --prices prices.toml --plain", "long-run.toml", "prices.toml")
+    yield _of(
+        "failures",
+        "goodput run.toml --failures llama3 --spare-hosts 1 --seed 3 --json",
+        **{"run.toml": inputs.SPOT_STUDY},
+    )
+    yield _of("one failure", "sensitivity --failures study.toml --json", **{"study.toml": inputs.STUDY})
+    yield _of("sensitivity", "sensitivity ndr.toml --what-if link.inter.bytes_per_s=200Gb/s --plain", "ndr.toml")
+    yield _of("explored", "explore study.toml --vary plan.tp=1,2 --jobs 1 --json", **{"study.toml": inputs.STUDY})
+    yield _of("plans of a search", "explore plans.json --json --html what-if.html", **{"plans.json": inputs.PLANS})
+    yield _of("search", f"search --model llama3.2-1b --seq-len 1024 --plain {_SEARCH}")
+    for name, command in JOURNALED.items():
+        files = {"found.journal": inputs.journal(command)}
+        yield _of(name, f"{command} --journal found.journal --json", **files)
+    place = "place study.toml --topology node.xml --plain"
+    yield _of("placement", place, "study.toml", "node.xml", mutable=("node.xml",))
+    yield _of("compared placement", "place placed.toml --placement ranks.tsv --json -o best.tsv", "placed.toml", **{"ranks.tsv": inputs.RANKS})  # fmt: skip
+    tensors = "place --tensors t.csv --cluster hgx-h100-8 --room 8GB --plain"
+    yield _of("tensors", tensors, **{"t.csv": inputs.TENSORS})
+    yield _of("asked", "ui study.toml --port 0", **{"study.toml": inputs.STUDY})
+
+
+def _servers() -> Iterator[Seed]:
+    serve = "serve --model llama3.2-1b --cluster hgx-h100-8"
+    yield _of("serve", f"{serve} --tp 2 --rate 4 --requests 50 --plain")
+    yield _of("serving study", "serve study.toml --json", **{"study.toml": inputs.SERVING})
+    yield _of("arrivals", f"{serve} --trace arrivals.csv --plain", **{"arrivals.csv": inputs.ARRIVALS})
+    yield _of("draft model", f"{serve} --speculative draft --draft-model config.json --acceptance 0.7 --rate 2 --requests 5 --json", "config.json")  # fmt: skip
+    yield _of("serving launch", f"{serve} --tp 2 --rate 4 --requests 20 --export launch --plain")
+    yield _of(
+        "serve search",
+        f"{serve} --search --rate 2 --requests 5 --prompt 16 --output 4 --slo-ttft 1s --fix tp=1 --fix weights=bf16 --max-gpus 1 --jobs 1 --prices prices.toml --json",
+        "prices.toml",
+    )
+
+
+def _measured() -> Iterator[Seed]:
+    """Tables of measurements, calibrations, machines."""
+    yield _of("runs table", "backtest runs.csv --json", "runs.csv")
+    yield _of("learn", "calibrate learn measured.csv -o mine", "measured.csv")
+    yield _of("results", "validate compare runs.jsonl --json", "runs.jsonl")
+    fit = "--cluster hgx-h100-8 -o mine.calibration.json"
+    yield _of("nccl fit", f"calibrate fit all_reduce.txt {fit}", **{"all_reduce.txt": inputs.NCCL_LOG})
+    yield _of("nccl json fit", f"calibrate fit all_reduce.json {fit}", **{"all_reduce.json": inputs.NCCL_JSON})
+    yield _of(
+        "samples fit",
+        "calibrate fit samples.jsonl.gz -o mine.calibration.json",
+        **{"samples.jsonl.gz": (inputs.MEASURED / "samples-1.jsonl.gz").read_bytes()},
+    )
+    two = {"old.jsonl": inputs.samples(), "new.jsonl": inputs.samples(1.3)}
+    yield _of("samples check", "calibrate check new.jsonl --baseline old.jsonl --plot x.svg --junit x.xml --prometheus x.prom --json", **two)  # fmt: skip
+    yield _of("samples diff", "calibrate diff old.jsonl new.jsonl --json", **two)
+    fleet = {f"history/{name}": data for name, data in two.items()}
+    yield _of("fleet", "calibrate fleet history --json", **fleet)
+    old = (TOPOLOGIES / "calibrations" / "gb200.calibration.json").read_bytes()
+    calibrations = {"old.calibration.json": old, "new.calibration.json": old.replace(b"0.9", b"0.8")}
+    yield _of(
+        "calibrations diff", "calibrate diff old.calibration.json new.calibration.json --study study.toml --json",
+        **calibrations, **{"study.toml": inputs.STUDY},
+    )  # fmt: skip
+    yield _of("measured", "calibrate run --tiny --minutes 0.02 --device cpu --out mine.jsonl")
+    yield _of("rehearsed", "validate rehearse --quick --only none")
+    yield _of("played", "validate run study.toml --mode fake --steps 1 --json", **{"study.toml": inputs.PLAYED})
+    for name, table in (
+        ("serving table", "serving.csv"), ("memory table", "memory.csv"), ("collectives table", "collectives.csv"), ("published runs", "runs.csv"),
+    ):  # fmt: skip
+        if (path := SHARED / table).is_file():
+            yield _of(name, f"backtest {table} --json", **{table: _cut(path.read_bytes(), 4)})
+
+
+def _machines() -> Iterator[Seed]:
+    """Topologies, collectives, this installation."""
+    yield _of("matrix", "topo matrix.txt --device a100 --plain", "matrix.txt")
+    yield _of("topology xml", "topo node.xml --plain", "node.xml")
+    yield _of("slurm", "topo topology.conf --plain", "topology.conf")
+    tree = "topo topology.conf --node hgx-h100-8 --hosts node[01-04] --save mine.toml --json"
+    yield _of("slurm's nodes", tree, "topology.conf")
+    yield _of(
+        "cluster drawn",
+        "topo mine.toml --draw x.svg --html page.html --json",
+        **{"mine.toml": inputs.CLUSTER.split(b"[[exceptions]]")[0]},
+    )
+    collective = "collective all_reduce --nodes 2"
+    yield _of("collective", f"{collective} --size 1MB:64MB --nccl 2.21 --plain")
+    yield _of("tuner", f"{collective} --size 1MB:4MB --tuner tuner.csv --env NCCL_ALGO=Ring --json", **{"tuner.csv": inputs.TUNER})  # fmt: skip
+    measured = {"log.txt": inputs.NCCL_LOG, "log.json": inputs.NCCL_JSON}
+    yield _of(
+        "collective beside a log",
+        "collective all_reduce --compare log.txt --compare log.json --plot x.svg --json",
+        **measured,
+    )
+    yield _of("doctor", "doctor --json")
+    yield _of("completions", "completions bash")
+    yield _of("manual", "manual -o man")
+
+
 @cache
-def _capture() -> bytes:
-    """A small capture."""
-    return gzip.compress(json.dumps(data(3)).encode(), mtime=0)
+def seeds() -> tuple[Seed, ...]:
+    """Every reader and command at least once. What lies in ../shared takes part where it is there."""
+    parts = (_described, _plans, _programs, _questions, _servers, _measured, _machines)
+    return tuple(one for part in parts for one in part())

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import random
 import shutil
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from tests.campaign.cases import Ended, played, wrong
+from tests.campaign.cases import Ended, cleared, in_company, played, wrong
 from tests.campaign.mutate import mutated
 from tests.campaign.seeds import Seed, seeds
 
-SLOW_SHARE = 0.03  # of the cases: readers behind which a second of work lies
+SLOW_SHARE = 0.01  # of the cases: readers behind which a second of work lies
+TOGETHER = 200  # cases that one process plays
 
 
 def case_of(seed: int, index: int) -> Seed:
-    """Case `index`: each seed as it stands first; then mutated ones, all readers in turn, slow ones every tenth time."""
+    """Case `index`: each seed as it stands first; then mutated ones, all readers in turn, slow ones seldom."""
     known = seeds()
     if index < len(known):
         return known[index]
@@ -50,24 +53,41 @@ def one(seed: int, index: int, scratch: Path) -> tuple[Seed, Ended, str]:
         ended = played(case, folder)
         return case, ended, wrong(case, ended, folder)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        for suffix in (".out", ".err"):
-            folder.with_suffix(suffix).unlink(missing_ok=True)
+        cleared(folder)
 
 
 def work(seed: int, first: int, stride: int, until_s: float, last: int | None, queue: Any) -> None:
     warm()
+    gc.freeze()  # or each fork copies what the collector touches
     scratch = Path(tempfile.mkdtemp(prefix="campaign-"))
+    indices = _indices(first, stride, last)
     try:
-        for index in _indices(first, stride, last):
-            if time.time() > until_s:
-                break
-            case, ended, fault = one(seed, index, scratch)
-            queue.put((index, case, ended, fault) if fault else (index, *_short(case, ended), fault))
+        while time.time() < until_s and (few := list(islice(indices, TOGETHER))):
+            for index, case, ended, fault in _several(seed, few, until_s, scratch):
+                queue.put((index, case, ended, fault) if fault else (index, *_short(case, ended), fault))
     except KeyboardInterrupt:
         pass
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _several(seed: int, indices: list[int], until_s: float, scratch: Path) -> Iterator[tuple[int, Seed, Ended, str]]:
+    """These cases, together where they can be. One with a fault, or that ended the process, is played again alone."""
+    left = deque((index, case_of(seed, index)) for index in indices)
+    while left and time.time() < until_s:
+        company = list(takewhile(lambda one: not one[1].alone, left))
+        for index, ended, fault in in_company(company, scratch):
+            _, case = left.popleft()
+            if fault:
+                case, again, alone = one(seed, index, scratch)
+                yield index, case, again, alone or f"after other cases: {fault}"
+            else:
+                yield index, case, ended, ""
+            company.pop(0)
+        if left and time.time() < until_s and (company or left[0][1].alone):
+            index, _ = left.popleft()
+            cleared(scratch / str(index))
+            yield index, *one(seed, index, scratch)
 
 
 def _short(case: Seed, ended: Ended) -> tuple[Seed, Ended]:
