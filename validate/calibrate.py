@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simulator.base.errors import CalibrationError, Fault, InputError
+from simulator.base.errors import CalibrationError, Fault, InputError, printable
 from simulator.base.exit_codes import ExitCode
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.document import SUFFIX
@@ -138,7 +138,7 @@ def _fit_samples(
         write_stack(result.stack, written[2])
     if keep:
         written.append(_kept(calibration, result.device.name))
-    print("\n".join(map(str, written)))  # noqa: T201  the answer
+    print(printable("\n".join(map(str, written))))  # noqa: T201  the answer
     return ExitCode.OK
 
 
@@ -198,4 +198,4 @@ def _say_nothing(_: str) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201  progress
+    print(printable(text), file=sys.stderr, flush=True)  # noqa: T201  progress

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Fault, InputError, printable, printable_lines
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import check_writable, read_toml
 from simulator.formats.study import Study, read_study
@@ -49,13 +49,13 @@ def run(study: Path | None, options: Options) -> int:
     )
     if options["mode"] == "full" and (rank := Launch.of_environment().rank):
         if record["trouble"] and record["trouble"]["rank"] in (0, rank):  # rank 0, which tells it, may be gone
-            click.echo("\n".join(run_text(record).splitlines()[:2]), err=True)
+            click.echo(printable_lines("\n".join(run_text(record).splitlines()[:2])), err=True)
         return _status(record["verdict"], kept=True)
     kept = _keep(out, record)
     if options["as_json"] or not kept:
         click.echo(json.dumps(record, ensure_ascii=False, allow_nan=False))
     else:
-        click.echo(run_text(record))
+        click.echo(printable_lines(run_text(record)))
     return _status(record["verdict"], kept=kept)
 
 
@@ -84,7 +84,9 @@ def _run_program(study: Path | None, options: Options) -> int:
     record = play_program(asked, files=_stem(out) if out is not None else None, progress=_progress())
     kept = _keep(out, record)
     click.echo(
-        json.dumps(record, ensure_ascii=False, allow_nan=False) if options["as_json"] or not kept else run_text(record)
+        json.dumps(record, ensure_ascii=False, allow_nan=False)
+        if options["as_json"] or not kept
+        else printable_lines(run_text(record))
     )
     return _status(record["verdict"], kept=kept)
 
@@ -98,7 +100,7 @@ def _asked(study: Path | None, options: Options) -> Study:
     flags = {name: options[name] for name in ("model", "cluster", "nodes") if options[name] is not None}
     asked = read_study(study, flags, {}, options["settings"])
     for note in asked.notes:
-        click.echo(f"shardwise: {note}", err=True)
+        click.echo(printable(f"shardwise: {note}"), err=True)
     return asked
 
 
@@ -139,7 +141,9 @@ def _with_installed_stack(asked: Study, mode: Mode, device: str) -> Plan:
         return asked.plan
     installed = version("torch")
     name = nearest_stack(installed, f"fake-{device}" if mode == "fake" else "cpu" if device == "cpu" else "eager")
-    click.echo(f"shardwise: stack {name}, the nearest to torch {installed} here; the plan names none", err=True)
+    click.echo(
+        printable(f"shardwise: stack {name}, the nearest to torch {installed} here; the plan names none"), err=True
+    )
     return asked.plan.copy_with(stack=name)
 
 
@@ -182,7 +186,7 @@ def _keep(out: Path | None, record: dict[str, Any]) -> bool:
     try:
         run_plan.append(out, record)
     except OSError as exc:
-        click.echo(f"shardwise: {out}: {exc.strerror}; the record follows on stdout", err=True)
+        click.echo(printable(f"shardwise: {out}: {exc.strerror}; the record follows on stdout"), err=True)
         return False
     return True
 
@@ -208,7 +212,7 @@ def compare(runs: Path, options: Options) -> int:
 
     records, faults = run_plan.read_records(runs)
     for fault in faults:
-        click.echo(f"shardwise: {fault}", err=True)
+        click.echo(printable(f"shardwise: {fault}"), err=True)
     where = {name: options[name] for name in ("cluster", "nodes", "calibration")}
     _must_exist(where["cluster"], where["calibration"])
     found: list[dict[str, Any]] = []
@@ -224,16 +228,16 @@ def compare(runs: Path, options: Options) -> int:
     if not found:
         raise InputError(refused)
     for fault in refused:
-        click.echo(f"shardwise: {fault}", err=True)
+        click.echo(printable(f"shardwise: {fault}"), err=True)
     if options["trace"] is not None:
         from validate.side_by_side import write_side_by_side
 
         count = write_side_by_side(options["trace"], records, runs.parent, **where)
-        click.echo(f"shardwise: {count} runs beside their predictions in {options['trace']}", err=True)
+        click.echo(printable(f"shardwise: {count} runs beside their predictions in {options['trace']}"), err=True)
     answer = {"schema_version": 1, "runs": found}
     if options["as_json"]:
         click.echo(json.dumps(answer, ensure_ascii=False, allow_nan=False, indent=2))
     else:
-        click.echo("\n\n".join(comparison_text(one) for one in found))
+        click.echo(printable_lines("\n\n".join(comparison_text(one) for one in found)))
     options["page"](answer)
     return ExitCode.OK

@@ -31,6 +31,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
+def printable_lines(text: str) -> str:
+    """The same of a whole answer, line by line."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One thing that is wrong: where it stands, what it is, and what would be right (empty if unknown).

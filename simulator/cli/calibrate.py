@@ -12,7 +12,16 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import check_writable
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, also_as_page, html_option, memory_fraction_option, patience_option, write_json
+from simulator.cli.options import (
+    FILE,
+    also_as_page,
+    html_option,
+    memory_fraction_option,
+    patience_option,
+    say,
+    tell,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from simulator.work.recorded.recording import Recording
@@ -96,7 +105,7 @@ def run(  # noqa: PLR0913  one a flag
 
         if device == "cpu" or ranks or threads or tiny:
             raise click.UsageError("--queue chooses device, ranks and shapes itself")
-        return run_queue(out.with_suffix(""), minutes, Gpus.here(), say=lambda text: click.echo(text, err=True))
+        return run_queue(out.with_suffix(""), minutes, Gpus.here(), say=say)
     from validate import calibrate
 
     return calibrate.run(
@@ -218,7 +227,7 @@ def learn(*, runs: Path, out: Path, traces: tuple[str, ...], stack_file: Path | 
     if as_json:
         write_json({**found.as_json(), "file": str(file)})
     else:
-        click.echo("\n".join([*lines(found), f"\nWrote {file}: shardwise predict --calibration {file}"]))
+        tell("\n".join([*lines(found), f"\nWrote {file}: shardwise predict --calibration {file}"]))
     return ExitCode.OK
 
 

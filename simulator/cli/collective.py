@@ -14,7 +14,7 @@ from simulator.base.schema import nearest
 from simulator.base.units import UnitError, parse_bytes
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, also_as_page, html_option, write_json
+from simulator.cli.options import FILE, also_as_page, html_option, say, write_json
 from simulator.cli.terminal import show
 from simulator.formats.drawing import check_picture
 from simulator.formats.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
@@ -107,7 +107,7 @@ def command(  # noqa: PLR0913  one an option
     machine = with_fabric(machine, fabric)
     curves, software = _curves(calibration), _software(nccl, env, tuner, stack)
     for name in software.environment.unmodelled:
-        click.echo(f"not modelled: {name}", err=True)
+        say(f"not modelled: {name}")
 
     def pick(size_bytes: int) -> Choice:
         return choose(kind, size_bytes, shape, machine, curves, nccl=software)
@@ -135,7 +135,7 @@ def command(  # noqa: PLR0913  one an option
     also_as_page("collective", lambda: to_data(sweep))
     if picture is not None:
         plot(sweep, picture)
-        click.echo(f"drawn in {picture}", err=True)
+        say(f"drawn in {picture}")
     return ExitCode.OK
 
 
@@ -154,7 +154,7 @@ def _measured(paths: tuple[Path, ...], kind: str) -> Measured:
 
     read = read_logs(list(paths))
     for fault in read.faults:
-        click.echo(f"not read: {fault}", err=True)
+        say(f"not read: {fault}")
     told = [sample for sample in read.samples if sample.shape["op"] == kind]
     groups = sorted({(sample.shape["num_ranks"], sample.shape["num_nodes"]) for sample in told})
     place = "--compare"

@@ -77,9 +77,9 @@ def command(  # noqa: PLR0913  one an option
         raise click.UsageError("--hosts, --topology and --placement are the launch kit's: --to launch-kit")
     written = export_plan(job_of(asked), form, head_of(asked))
     for name, value in written.beside.items():
-        click.echo(f"shardwise: not in the file, for the training script: {name} = {_as_text(value)}", err=True)
+        say(f"shardwise: not in the file, for the training script: {name} = {_as_text(value)}")
     if asked.cluster.seats:
-        click.echo("shardwise: not in the file: the GPU of each rank; --to launch-kit writes it", err=True)
+        say("shardwise: not in the file: the GPU of each rank; --to launch-kit writes it")
     text = json.dumps(_report(written), indent=2, ensure_ascii=False) + "\n" if as_json else written.text
     if out is None:
         click.echo(text, nl=False)

@@ -21,6 +21,7 @@ from simulator.cli.options import (
     loaded_prices,
     price_options,
     program_options,
+    say,
     set_option,
     study_options,
 )
@@ -131,7 +132,7 @@ def command(
     captured = None if program is None else with_tokens(program_at(program, asked, tokens, other), str(program))
     prediction = _predicted(asked, captured)
     if not prediction.fits:
-        click.echo(f"shardwise: a step does not fit: {prediction.cause}; `shardwise predict` has remedies", err=True)
+        say(f"shardwise: a step does not fit: {prediction.cause}; `shardwise predict` has remedies")
         return prediction.verdict.exit_code
     answer = _played(asked, captured, prediction, run, listed)
     answer = replace(answer, sources=(*asked.sources, *prediction.sources, *answer.sources))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 from click.shell_completion import CompletionItem
 
-from simulator.base.errors import Fault, InputError, printable
+from simulator.base.errors import Fault, InputError, printable_lines
 from simulator.base.files import write_whole
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import check_writable
@@ -115,7 +115,7 @@ def tell_notes(study: Study) -> Study:
     ]
     for note in (*study.notes, *left):
         if note not in said:
-            click.echo(f"shardwise: {note}", err=True)
+            say(f"shardwise: {note}")
             said.add(note)
     return study
 
@@ -253,4 +253,9 @@ def write_files(files: Mapping[str, str | bytes], folder: Path, what: str = "lau
 
 def say(text: str) -> None:
     """On stderr, in words that may hold a name that somebody gave."""
-    click.echo(printable(text), err=True)
+    click.echo(printable_lines(text), err=True)
+
+
+def tell(text: str) -> None:
+    """On stdout, lines that may hold such a name."""
+    click.echo(printable_lines(text))

@@ -125,7 +125,7 @@ def study_of(study: Path | None, flags: dict[str, Any], settings: tuple[str, ...
         from simulator.formats.study.imported import warnings
 
         for line in warnings(asked.draft):
-            click.echo(f"shardwise: {line}", err=True)
+            say(f"shardwise: {line}")
     return asked
 
 
@@ -323,7 +323,7 @@ def _with_largest_batch(asked: Study) -> tuple[Study, LargestBatch]:
     from simulator.predict.largest_batch import largest_batch
 
     found = largest_batch(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
-    click.echo(f"shardwise: {found.words}", err=True)
+    say(f"shardwise: {found.words}")
     size = f"micro_batch_size = {found.plan.micro_batch_size} (--largest-batch)"
     source = Source(what="plan", kind="given", detail=size)
     kept = [one for one in asked.sources if one.what != "plan.micro_batch_size"]  # what a plan's file leaves open
@@ -366,7 +366,7 @@ def _write_files(
 
         loads = link_loads(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
         write_link_plot(links, loads, "--links")
-        click.echo(f"links drawn in {links}", err=True)
+        say(f"links drawn in {links}")
 
 
 def _write_memory(asked: Study, prediction: Prediction, picture: Path | None, snapshot: Path | None) -> None:
@@ -379,7 +379,7 @@ def _write_memory(asked: Study, prediction: Prediction, picture: Path | None, sn
         from simulator.formats.writers.memory_plot import write_memory_plot
 
         write_memory_plot(picture, prediction, history)
-        click.echo(f"memory drawn in {picture}", err=True)
+        say(f"memory drawn in {picture}")
     if snapshot is not None:
         from simulator.formats.writers.snapshot import write_snapshot
         from simulator.memory.pools import settings_of

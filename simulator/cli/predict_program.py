@@ -111,7 +111,7 @@ def _write(one: Capture, asked: Study, found: Any, files: Files) -> None:  # noq
         from simulator.formats.writers.memory_plot import write_memory_plot
 
         write_memory_plot(files.memory, found, history)
-        click.echo(f"memory drawn in {files.memory}", err=True)
+        say(f"memory drawn in {files.memory}")
     if files.snapshot is not None:
         from simulator.formats.writers.snapshot import write_snapshot
         from simulator.memory.pools import settings_of

@@ -62,9 +62,7 @@ def answer(
 
     _check(flags, settings, files)
     asked = _what_if(flags, settings)
-    recordings = read_recordings(
-        program, flags["step"], lambda read: click.echo(f"read {format_bytes(read)}", err=True)
-    )
+    recordings = read_recordings(program, flags["step"], lambda read: say(f"read {format_bytes(read)}"))
     found = replay_recording(_timed(recordings, asked), asked)
     if as_json:
         from simulator.formats.writers.recorded_text import as_json as data

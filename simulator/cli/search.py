@@ -178,7 +178,7 @@ def _study(options: dict[str, Any]) -> SearchStudy:
     try:
         model = Model.load(options["model"], options["like"])
         for note in model_notes(model):
-            click.echo(f"shardwise: {note}", err=True)
+            say(f"shardwise: {note}")
     except InputError as exc:
         faults += exc.faults
     try:

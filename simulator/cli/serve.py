@@ -17,6 +17,7 @@ from simulator.cli.options import (
     answer_options,
     loaded_prices,
     price_options,
+    say,
     set_option,
     study_options,
     write_files,
@@ -133,7 +134,7 @@ def command(
         serving = replace(serving, costs=token_costs(serving.load, serving.num_devices, asked.cluster, listed))
         if not serving.costs:
             note = "no request ended in the measured time, so none has a cost; --requests plays more of them"
-            click.echo(f"shardwise: {note}", err=True)
+            say(f"shardwise: {note}")
     serving = replace(serving, sources=(*asked.sources, *serving.sources))
     if as_json:
         from simulator.formats.writers.serving_json import to_json
@@ -194,7 +195,7 @@ def _highest(asked: ServingStudy, *, interval: bool) -> Serving:
         return replace(asked, workload=workload, requests=workload.requests(), sources=(*asked.sources, found))
 
     def told(rate: float, holds: bool) -> None:  # noqa: FBT001  what was tried
-        click.echo(f"{format_number(rate)} requests/s: {'within' if holds else 'above'}", err=True)
+        say(f"{format_number(rate)} requests/s: {'within' if holds else 'above'}")
 
     tried: list[float] = []
 
@@ -207,6 +208,6 @@ def _highest(asked: ServingStudy, *, interval: bool) -> Serving:
         return first
     rate, _ = sought(play, first, told)
     if not rate:
-        click.echo("no rate that was tried holds", err=True)
+        say("no rate that was tried holds")
     study = at(rate or min(tried))
     return replace(_served(study, interval=interval), sources=(*study.sources[len(asked.sources) :], *first.sources))

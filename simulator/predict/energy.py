@@ -193,8 +193,12 @@ def energy_of(
 def _cap_faults(asked: Energy, device: Device, calibration: Calibration) -> Iterator[Fault]:
     for index, cap in enumerate(asked.caps_w):
         where = f"energy.caps_w[{index}]"
-        if not 0 < cap <= device.power_w:
-            yield Fault(place=where, problem=f"{device.name} has a cap of {device.power_w:g} W", remedy="below that")
+        least_w = max(1.0, asked.idle_share * device.power_w)  # what it draws when it waits, no cap takes away
+        if not least_w <= cap <= device.power_w:
+            problem = (
+                f"{cap:g} W; {device.name} has a cap of {device.power_w:g} W and draws {least_w:g} W when it waits"
+            )
+            yield Fault(place=where, problem=problem, remedy="a number of watts between them")
         elif calibration.power is None:
             problem = f"how {device.name} slows under a lower cap is not known"
             yield Fault(place=where, problem=problem, remedy="a calibration with a power law, or no caps")

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -216,7 +217,7 @@ def _faults(case: Seed, ended: Ended, folder: Path) -> Iterator[str]:
         yield f"an error of {longest} bytes in a line"
     if found := _CONTROL.search(error) or _CONTROL.search(ended.stdout):
         yield f"control character {found.group()!r} on the terminal"
-    if ended.status in (0, 4) and "--json" in case.argv and not {"--help", "-h"} & set(case.argv):
+    if ended.status in (0, 4) and _asks_json(case.argv):
         yield _not_json(ended.stdout)
     yield _damaged(case, folder)
     yield _left(case, folder)
@@ -227,6 +228,12 @@ def _last_line(error: bytes) -> str:
         line for line in error.decode("utf-8", "replace").splitlines() if line.strip() and not line.startswith(" ")
     ]
     return (lines or ["?"])[-1][:200]
+
+
+def _asks_json(argv: tuple[str, ...]) -> bool:
+    """--json, not as another option's value, and no help."""
+    asked = any(word == "--json" and not before.startswith("-") for before, word in pairwise(argv))
+    return asked and not {"--help", "-h"} & set(argv)
 
 
 def _not_json(text: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import subprocess
 import sys
@@ -25,6 +26,30 @@ def test_a_case_is_the_same_every_time() -> None:
     for seed in seeds()[:8]:
         assert mutated(seed, random.Random("1:2")) == mutated(seed, random.Random("1:2"))
     assert any(mutated(seed, random.Random("1:3")) != seed for seed in seeds())
+
+
+# What escapes a stranger's words itself; and the two places that write a terminal's own codes
+_ESCAPING = {"printable", "printable_lines", "to_text", "to_json", "as_json_text", "dumps"}
+_OWN_CODES = {"progress.py", "place.py", "command.py"}
+
+
+def test_whatever_is_printed_passes_by_what_escapes_it() -> None:
+    for path in [
+        *(ROOT / "simulator" / "cli").glob("*.py"),
+        ROOT / "validate" / "command.py",
+        ROOT / "validate" / "calibrate.py",
+    ]:
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call) or ast.unparse(call.func) not in ("click.echo", "print"):
+                continue
+            said, text = call.args[0], ast.unparse(call)
+            names = {ast.unparse(one.func).rpartition(".")[2] for one in ast.walk(said) if isinstance(one, ast.Call)}
+            own = path.name in _OWN_CODES and ("\\x1b" in text or "live" in text)
+            known = (
+                path.name in ("manual.py", "ui.py", "export.py") and "err=" not in text
+            )  # scripts, an address, a file
+            complained = path.name == "__init__.py" and "shardwise: {text}" in text
+            assert names & _ESCAPING or own or known or complained, f"{path.name}:{call.lineno}: {text}"
 
 
 def test_no_words_of_a_stranger_reach_the_terminal_as_they_are() -> None:

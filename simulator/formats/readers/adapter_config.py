@@ -44,7 +44,7 @@ def _words(value: str | list[str]) -> str:
 
 def _faults(data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     kind = data["peft_type"]
-    if kind not in _METHODS:
+    if not isinstance(kind, str) or kind not in _METHODS:
         yield (
             "peft_type",
             f"{str(kind)[:60]!r} is not modelled",
