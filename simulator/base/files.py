@@ -6,8 +6,11 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import Final
 
 from simulator.base.errors import Fault, InputError
+
+_BESIDE: Final = ".unfinished"
 
 
 def ordinary(path: Path, most_bytes: int | None = None) -> Path:
@@ -30,8 +33,9 @@ def write_whole(path: Path, data: str | bytes, flag: str = "") -> None:
             path.write_bytes(content)
             return
         target = path.resolve()
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        beside = target.with_name(f".{target.name}.{os.getpid()}{_BESIDE}")
         try:
+            _remove_abandoned(target)
             with beside.open("wb") as file:
                 file.write(content)
                 file.flush()
@@ -42,3 +46,11 @@ def write_whole(path: Path, data: str | bytes, flag: str = "") -> None:
     except OSError as exc:
         place, problem = f"{flag} {path}".strip(), f"cannot be written: {exc.strerror or exc}"
         raise InputError(Fault(place=place, problem=problem, remedy="a path that can be written")) from None
+
+
+def _remove_abandoned(target: Path) -> None:
+    """What a process that was killed while it wrote has left beside the target."""
+    for one in target.parent.iterdir():
+        owner = one.name.removeprefix(f".{target.name}.").removesuffix(_BESIDE)
+        if owner.isdecimal() and one.name == f".{target.name}.{owner}{_BESIDE}" and not Path("/proc", owner).exists():
+            one.unlink(missing_ok=True)

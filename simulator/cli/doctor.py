@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from importlib import metadata
 from importlib.util import find_spec
@@ -10,9 +11,9 @@ from typing import Any
 
 import click
 
+from simulator.base.errors import printable_lines
 from simulator.base.exit_codes import ExitCode
 from simulator.base.presets import TOPOLOGIES
-from simulator.cli.options import tell, write_json
 
 _PACKAGES = ("simulator", "validate", "topologies")
 _LIBRARIES = ("click", "networkx", "numpy", "pydantic", "rich", "scipy", "simpy", "torch", "matplotlib", "dask")
@@ -23,10 +24,7 @@ _LIBRARIES = ("click", "networkx", "numpy", "pydantic", "rich", "scipy", "simpy"
 def command(*, as_json: bool) -> int:
     """Print versions and problems of this environment; exit 3 if there is a problem."""
     findings = examine()
-    if as_json:
-        write_json(findings)
-    else:
-        tell(_text(findings))
+    click.echo(json.dumps(findings, indent=2) if as_json else printable_lines(_text(findings)))
     return ExitCode.BAD_INPUT if findings["problems"] else ExitCode.OK
 
 

@@ -18,7 +18,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.fit import Fit
 from simulator.base.schema import read_json
 from simulator.base.units import counted, format_bytes, format_seconds
-from simulator.cli.explore_points import Axis, Exploration, Kept, Record, explored
+from simulator.cli.explore_points import FIGURES, Axis, Exploration, Kept, Record, explored
 from simulator.cli.options import (
     FILE,
     also_as_page,
@@ -36,10 +36,6 @@ from simulator.formats.writers import layout
 
 SCHEMA: Final = 1
 TOP: Final = 10  # plans that are printed
-_FIGURES: Final = (
-    *("step_s", "low_s", "high_s", "tokens_per_s", "mfu", "used_bytes", "capacity_bytes", "num_devices"),
-    *("device_s_per_token", "communication_s", "waiting_s", "billion_tokens"),
-)
 _TABLES: Final = (".csv", ".parquet")  # what a search exports besides JSON
 _HELP = """Predict a study at every combination of some values, and look at all of them: --html writes a what-if page.
 
@@ -140,7 +136,7 @@ def answer_of(
     """The answer, a list a column: thousands of points stay small. at: of each axis the index of the point's value."""
     places = {axis.key: {f"{axis.key}={value}": i for i, value in enumerate(axis.values)} for axis in axes}
     reasons = list(dict.fromkeys(one["why"] for one in records if "why" in one))
-    figures = [name for name in _FIGURES if any(name in one for one in records)]
+    figures = [name for name in FIGURES if any(name in one for one in records)]
     verdicts = [one["verdict"] for one in records]
     return {
         "schema_version": SCHEMA,

@@ -11,6 +11,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final, Self
 
+from pydantic import TypeAdapter, create_model
+
 from simulator.base.errors import Fault, InputError
 from simulator.base.processes import mapped
 from simulator.base.schema import nearest
@@ -20,6 +22,7 @@ from simulator.predict import Prediction, predict
 from simulator.spec.plan import Plan
 from simulator.spec.prices import Prices
 from simulator.studies.search import Journal
+from simulator.studies.search.journal import checked
 from simulator.studies.search.study import software_version
 
 NOUNS: Final = ("model", "cluster", "nodes", "calibration")
@@ -27,6 +30,10 @@ MOST_POINTS: Final = 20_000
 DIGITS: Final = 6  # of a figure: more than any prediction can tell, and a page of thousands stays small
 ILLEGAL: Final = "illegal"
 Record = dict[str, Any]
+FIGURES: Final = (
+    *("step_s", "low_s", "high_s", "tokens_per_s", "mfu", "used_bytes", "capacity_bytes", "num_devices"),
+    *("device_s_per_token", "communication_s", "waiting_s", "billion_tokens"),
+)
 Point = tuple[str, ...]  # KEY=VALUE of each axis
 
 
@@ -127,7 +134,9 @@ class Kept(Journal):
 
     def records(self) -> dict[str, Record]:
         """All that is known. Raises InputError where a row cannot be read."""
-        return self._read(json.loads)
+        figures: dict[str, Any] = dict.fromkeys(FIGURES, (float | None, None))
+        row = TypeAdapter(create_model("Row", verdict=(str, ...), why=(str, ""), **figures))
+        return self._read(lambda text: checked(row, text))
 
     def keep(self, key: str, record: Record) -> None:
         """When this returns, it is on disk."""

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Fault, InputError, printable
 from simulator.base.schema import nearest
 from simulator.base.units import UnitError, parse_bytes, parse_bytes_per_s
-from simulator.cli.options import say
 from simulator.spec.cluster.measured import COLLECTIVES, bus_factor, canonical
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ def _rows_of_log(path: Path) -> Iterator[tuple[Any, ...]]:
 
     read = read_logs([path])
     for fault in read.faults:
-        say(f"not read: {fault}")
+        click.echo(printable(f"not read: {fault}"), err=True)
     for sample in read.samples:
         shape = sample.shape
         yield shape["op"], shape["num_ranks"], shape["num_nodes"], shape["size_bytes"], sample.time_s
@@ -131,6 +130,6 @@ def _rows_of_table(path: Path) -> Iterator[tuple[Any, ...]]:
     for row in read_collectives(path):
         if isinstance(row, BadRow) or row.n_gpus is None or row.n_nodes is None:
             told = row.faults if isinstance(row, BadRow) else [f"line {row.line}: n_gpus or n_nodes is blank"]
-            say(f"not read: {'; '.join(map(str, told))}")
+            click.echo(printable(f"not read: {'; '.join(map(str, told))}"), err=True)
         elif not row.degraded:
             yield KINDS[row.collective], row.n_gpus, row.n_nodes, row.size_bytes, row.time_us * 1e-6

@@ -170,7 +170,7 @@ class Runs:
                     name: answer[name] for name in ("verdict", "step_s", "low_s", "high_s", "num_devices", "mfu")
                 }
                 figures["used_bytes"] = answer["memory"]["used_bytes"]
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 continue  # somebody else's file, or half of one
             found.append({"name": stem.name, "text": text, **figures})
         return found

@@ -266,7 +266,13 @@ def test_curves_err_alike_only_on_the_same_shapes() -> None:
 
 def _outcome(key: str = "a") -> PlanOutcome:
     return PlanOutcome(
-        key=key, status="fits", step_s=0.1 + 0.2, used_bytes=7, breakdown={"gemm": 1 / 3, "attention": 0.1}
+        key=key,
+        status="fits",
+        num_devices=8,
+        step_s=0.1 + 0.2,
+        tokens_per_step=64,
+        used_bytes=7,
+        breakdown={"gemm": 1 / 3, "attention": 0.1},
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.files import ordinary
 from simulator.formats.readers.capture import VERSION
 from simulator.spec.cluster.device import Device
 from validate.capture.merge import merged
@@ -117,6 +118,7 @@ def _check(job: Job) -> None:
         raise InputError(faults)
 
 
+_MOST_BYTES: Final = 2**22  # of a config.json
 _NEEDS: Final = {"fsdp2": ("transformers",), "ddp": ("transformers",), "zero3": ("transformers", "deepspeed")}
 
 
@@ -132,8 +134,8 @@ def _recipe_faults(job: Job) -> list[Fault]:
         if find_spec(one) is None
     ]
     try:
-        said = json.loads(Path(job.target).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
+        said = json.loads(ordinary(Path(job.target), _MOST_BYTES).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as exc:
         return [*found, Fault(place=job.target, problem=f"no config.json: {exc}", remedy="one of Hugging Face's")]
     if not isinstance(said, dict) or not isinstance(said.get("model_type"), str):
         found.append(Fault(place=job.target, problem="has no model_type", remedy="a config.json of Hugging Face's"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import gzip
 import json
-import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from simulator.base.errors import Fault, InputError
-from simulator.base.files import ordinary
+from simulator.base.files import ordinary, write_whole
 from simulator.base.schema import parse_toml
 from simulator.work.captured.capture import ARITY, HOST, Capture, Kind, Phase
 from simulator.work.captured.cost import KernelCost
@@ -77,21 +76,16 @@ def read_capture(path: Path) -> Capture:
         raise InputError(
             Fault(place=str(path), problem="no such file", remedy="shardwise capture writes one")
         ) from None
-    except (OSError, EOFError, zlib.error, ValueError) as exc:
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as exc:
         problem = f"no capture: {exc}"
         raise InputError(Fault(place=str(path), problem=problem, remedy="shardwise capture writes one")) from None
     return capture_of(data, str(path))
 
 
 def write_capture(path: Path, data: Mapping[str, Any]) -> None:
-    """The file, whole or not at all; the same capture gives the same bytes. Raises OSError."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        text = json.dumps(folded(data) if data.get("version") == VERSION else data, separators=(",", ":")).encode()
-        beside.write_bytes(gzip.compress(text, mtime=0))
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    """The file, whole or not at all; the same capture gives the same bytes. Raises InputError."""
+    text = json.dumps(folded(data) if data.get("version") == VERSION else data, separators=(",", ":")).encode()
+    write_whole(path, gzip.compress(text, mtime=0), "-o")
 
 
 def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON holds

@@ -18,7 +18,7 @@ def read_spans(path: Path) -> Timeline:
             data = json.load(file)
         spans = [Span(**{**row, "parts": tuple(map(tuple, row["parts"]))}) for row in data["spans"]]
         return Timeline(spans=tuple(_checked(span) for span in spans), step_s=float(data["step_s"]))
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as exc:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError, zlib.error) as exc:
         fault = Fault(place=str(path), problem=f"not a file of spans: {exc}", remedy="one that `validate run` wrote")
         raise InputError(fault) from None
 

@@ -6,12 +6,15 @@ The file says which shardwise and which study it belongs to, and refuses any oth
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from simulator.base.errors import Fault, InputError
 from simulator.studies.search.outcome import PlanOutcome
@@ -19,6 +22,9 @@ from simulator.studies.search.study import software_version
 
 SCHEMA: Final = "4"  # of the file; another is refused
 _APPLICATION: Final = 0x53485744  # "SHWD": tells our files from other SQLite databases
+REMEDY: Final = "another --journal, or remove the file"
+_LEAST: Final = 1e-18  # seconds, bytes and counts are none, or between this and its inverse
+_OUTCOME: Final = TypeAdapter(PlanOutcome)
 FoundT = TypeVar("FoundT")
 
 
@@ -32,8 +38,8 @@ class Journal:
             self._database = sqlite3.connect(path, isolation_level=None, timeout=5)
             self._open(identity)
         except sqlite3.Error as exc:
-            problem, remedy = f"is not a journal that can be used: {exc}", "another --journal, or remove the file"
-            raise InputError(Fault(place=str(path), problem=problem, remedy=remedy)) from None
+            problem = f"is not a journal that can be used: {exc}"
+            raise InputError(Fault(place=str(path), problem=problem, remedy=REMEDY)) from None
 
     def _refuse_unwritable(self) -> None:
         folder = self.path.parent
@@ -82,12 +88,15 @@ class Journal:
         for name, value in wanted.items():
             if found.get(name) != value:
                 detail = "" if name == "study" else f": {found.get(name)}, this is {value}"
-                remedy = "another --journal, or remove the file"
-                raise InputError(Fault(place=str(self.path), problem=words[name] + detail, remedy=remedy))
+                raise InputError(Fault(place=str(self.path), problem=words[name] + detail, remedy=REMEDY))
 
     def outcomes(self) -> dict[str, PlanOutcome]:
         """All that is known. Raises InputError where a row cannot be read."""
-        return self._read(PlanOutcome.from_json)
+        found = self._read(lambda text: PlanOutcome.of(checked(_OUTCOME, text)))
+        if wrong := [key for key, one in found.items() if one.key != key or not one.sound]:
+            problem = f"is damaged: {wrong[0][:80]} has no outcome that a prediction could have"
+            raise InputError(Fault(place=str(self.path), problem=problem, remedy=REMEDY))
+        return found
 
     def add(self, outcome: PlanOutcome) -> None:
         """Keep an outcome: when this returns, it is on disk. Raises InputError where the disk refuses."""
@@ -102,8 +111,7 @@ class Journal:
                 raise ValueError(msg)  # noqa: TRY301
             return {key: parse(text) for key, text, _ in rows}
         except (sqlite3.Error, ValueError, TypeError, KeyError) as exc:
-            remedy = "another --journal, or remove the file"
-            raise InputError(Fault(place=str(self.path), problem=f"is damaged: {exc}", remedy=remedy)) from None
+            raise InputError(Fault(place=str(self.path), problem=f"is damaged: {exc}", remedy=REMEDY)) from None
 
     def _write(self, key: str, text: str) -> None:
         try:
@@ -116,6 +124,30 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self._database.close()
+
+
+def checked(kind: TypeAdapter[Any], text: str) -> dict[str, Any]:
+    """A row's table, if it is one of that kind and no number is below zero or none at all. Raises ValueError."""
+    try:
+        plain = kind.dump_python(kind.validate_json(text, strict=True), mode="json", exclude_unset=True)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_input=False, include_context=False)[0]
+        msg = f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg']}"
+        raise ValueError(msg) from None
+    data: dict[str, Any] = json.loads(text)
+    _check_numbers(data)
+    if plain != data:
+        msg = "has a value that nobody writes there"
+        raise ValueError(msg)
+    return data
+
+
+def _check_numbers(data: object) -> None:
+    if isinstance(data, float | int) and data and not _LEAST < data < 1 / _LEAST:
+        msg = f"{data} is no time, size or count"
+        raise ValueError(msg)
+    for one in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        _check_numbers(one)
 
 
 def _sum(key: str, text: str) -> int:

@@ -10,6 +10,7 @@ from simulator.base.fit import Fit
 from simulator.parallel.legality import unused
 from simulator.spec.plan import Plan
 
+_WIDEST: Final = 50.0  # standard deviations of a logarithm
 Status = Fit | Literal["failed"]
 STATUSES: Final[tuple[Status, ...]] = (*Fit, "failed")
 
@@ -44,6 +45,12 @@ class PlanOutcome:
         return self.status in (Fit.FITS, Fit.TIGHT) and self.step_s is not None
 
     @property
+    def sound(self) -> bool:
+        """No step of nothing, and no uncertainty beyond a factor that a number can hold."""
+        timed = not self.ranked or bool(self.step_s and self.tokens_per_step and self.num_devices)
+        return timed and max(self.stack_sigma, *self.spread.values(), 0.0) < _WIDEST
+
+    @property
     def signature(self) -> object:
         """Equal for plans that run the same script: everything that was predicted, to the last digit."""
         memory = self.used_bytes, self.peak_allocated_bytes
@@ -55,7 +62,11 @@ class PlanOutcome:
 
     @classmethod
     def from_json(cls, text: str) -> PlanOutcome:
-        data = json.loads(text)
+        return cls.of(json.loads(text))
+
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> PlanOutcome:
+        """From its table."""
         status = data.pop("status")
         return cls(**data, status=status if status == "failed" else Fit(status))
 
