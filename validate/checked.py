@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.base.errors import Fault, InputError, TableError
+from simulator.base.errors import Fault, InputError, TableError, json_text
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
 from simulator.base.units import format_seconds
@@ -76,7 +75,7 @@ def run_check(asked: CheckAsked) -> int:
         _keep(asked.files, asked.history, new)
     told = {"schema_version": 1, "worse": bad, "changed": facts, "findings": [one.as_json() for one in found]}
     told |= {"clocks": clocks(new)} if clocks(new) else {}
-    _print(json.dumps(told, ensure_ascii=False, allow_nan=False, indent=2) if asked.as_json else text(found, facts))
+    _print(json_text(told) if asked.as_json else text(found, facts))
     asked.page(told)
     return WORSE if bad else 0
 
@@ -96,7 +95,7 @@ def run_fleet(paths: Sequence[Path], *, threshold: float, plot: Path | None, as_
         draw_fleet(plot, nodes)
     bad = any(node.worst is not None for node in nodes)
     told = {"schema_version": 1, "worse": bad, "nodes": [node.as_json() for node in nodes]}
-    _print(json.dumps(told, ensure_ascii=False, allow_nan=False, indent=2) if as_json else fleet_text(nodes))
+    _print(json_text(told) if as_json else fleet_text(nodes))
     return WORSE if bad else 0
 
 
@@ -148,7 +147,7 @@ def run_diff(old: Path, new: Path, studies: Sequence[Path], *, cluster: str | No
     steps = [_steps(path, *sides) for path in studies]
     if as_json:
         told = {"schema_version": 1, "changed": facts, "parts": rows, "studies": steps}
-        _print(json.dumps(told, ensure_ascii=False, allow_nan=False, indent=2))
+        _print(json_text(told))
         return 0
     lines = [*(f"changed: {line}" for line in facts), *(_row(row) for row in rows if row["beyond_noise"])]
     if sides[0].samples is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -14,7 +13,7 @@ from typing import Any, Literal
 
 import click
 
-from simulator.base.errors import Fault, InputError, printable, printable_lines
+from simulator.base.errors import Fault, InputError, json_text, printable, printable_lines
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import check_writable, read_toml
 from simulator.formats.study import Study, read_study
@@ -53,7 +52,7 @@ def run(study: Path | None, options: Options) -> int:
         return _status(record["verdict"], kept=True)
     kept = _keep(out, record)
     if options["as_json"] or not kept:
-        click.echo(json.dumps(record, ensure_ascii=False, allow_nan=False))
+        click.echo(json_text(record, indent=None))
     else:
         click.echo(printable_lines(run_text(record)))
     return _status(record["verdict"], kept=kept)
@@ -83,11 +82,7 @@ def _run_program(study: Path | None, options: Options) -> int:
     )  # fmt: skip
     record = play_program(asked, files=_stem(out) if out is not None else None, progress=_progress())
     kept = _keep(out, record)
-    click.echo(
-        json.dumps(record, ensure_ascii=False, allow_nan=False)
-        if options["as_json"] or not kept
-        else printable_lines(run_text(record))
-    )
+    click.echo(json_text(record, indent=None) if options["as_json"] or not kept else printable_lines(run_text(record)))
     return _status(record["verdict"], kept=kept)
 
 
@@ -236,7 +231,7 @@ def compare(runs: Path, options: Options) -> int:
         click.echo(printable(f"shardwise: {count} runs beside their predictions in {options['trace']}"), err=True)
     answer = {"schema_version": 1, "runs": found}
     if options["as_json"]:
-        click.echo(json.dumps(answer, ensure_ascii=False, allow_nan=False, indent=2))
+        click.echo(json_text(answer))
     else:
         click.echo(printable_lines("\n\n".join(comparison_text(one) for one in found)))
     options["page"](answer)

@@ -14,6 +14,8 @@ ShardwiseError
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -34,6 +36,15 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """The same of a whole answer, line by line."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+_OBEYED = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # which JSON may hold as they are
+
+
+def json_text(answer: object, *, indent: int | None = 2) -> str:
+    """The answer as JSON, without a character that a terminal would obey. Raises ValueError for NaN and infinity."""
+    text = json.dumps(answer, indent=indent, ensure_ascii=False, allow_nan=False)
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 from click.shell_completion import CompletionItem
 
-from simulator.base.errors import Fault, InputError, printable_lines
+from simulator.base.errors import Fault, InputError, json_text, printable_lines
 from simulator.base.files import write_whole
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import check_writable
@@ -232,7 +231,7 @@ def also_as_page(
 
 def write_json(answer: object) -> None:
     """Print to stdout as JSON, readable; keys keep their order."""
-    click.echo(json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False))
+    click.echo(json_text(answer))
 
 
 def write_files(files: Mapping[str, str | bytes], folder: Path, what: str = "launch kit") -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+from simulator.base.errors import json_text
 from simulator.memory import MemoryUse
 from simulator.predict import Prediction
 
@@ -21,7 +21,7 @@ def to_json(
     beside: keys of their own at the end, where they were asked for.
     """
     document = {**report(prediction, inputs), **(beside or {})}
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(document) + "\n"
 
 
 def report(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+from simulator.base.errors import json_text
 from simulator.studies.serving import Serving
 from simulator.studies.serving.memory import ServingMemory
 
@@ -15,7 +15,7 @@ SCHEMA_VERSION: Final = 2
 
 def to_json(serving: Serving, inputs: Mapping[str, Any] | None = None) -> str:
     """One JSON document, keys in a fixed order, ending in a newline. inputs: what was asked, as plain data."""
-    return json.dumps(report(serving, inputs), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(report(serving, inputs)) + "\n"
 
 
 def report(serving: Serving, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:

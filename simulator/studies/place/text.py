@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
@@ -11,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from simulator.base.errors import json_text
 from simulator.base.units import counted, format_rate, format_seconds
 from simulator.parallel.pipeline import stage_layers
 from simulator.predict import Prediction
@@ -130,7 +130,7 @@ def _layers(found: Placement) -> list[int]:
 
 def as_json_text(found: Placement, inputs: dict[str, Any]) -> str:
     """The answer as JSON (docs/reference/json-output.md), ending in a newline."""
-    return json.dumps(as_data(found, inputs), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(as_data(found, inputs)) + "\n"
 
 
 def as_data(found: Placement, inputs: dict[str, Any]) -> dict[str, Any]:

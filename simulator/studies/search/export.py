@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Fault, InputError, json_text
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
 from simulator.studies.search.report import SearchReport, flat
@@ -35,7 +35,7 @@ def export(report: SearchReport, path: Path) -> None:
 
 
 def _json(report: SearchReport) -> str:
-    return json.dumps(report.as_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(report.as_json()) + "\n"
 
 
 def _rows(report: SearchReport) -> list[dict[str, Any]]:
