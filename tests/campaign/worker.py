@@ -20,7 +20,7 @@ from tests.campaign.cases import Ended, cleared, in_company, played, wrong
 from tests.campaign.mutate import mutated
 from tests.campaign.seeds import Seed, seeds
 
-SLOW_SHARE = 0.01  # of the cases: readers behind which a second of work lies
+SLOW_SHARE = 0.005  # of the cases: readers behind which a second of work lies
 TOGETHER = 200  # cases that one process plays
 
 
