@@ -328,7 +328,7 @@ def _problems(row: Mapping[str, Any], kind: str) -> Iterator[str]:
     if missing:
         yield f"{kind}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
     for name in ("time_s", "p10_s", "p90_s"):
-        if row.get(name) is not None and (wrong := _bad_seconds(row[name])):
+        if (row.get(name) is not None or name == "time_s" in row) and (wrong := _bad_seconds(row[name])):
             yield f"{kind}: {name} {wrong}"
     for name in ("reps", "rank"):
         value = row.get(name, 1)
@@ -347,6 +347,9 @@ _POSITIVE = frozenset(
 )
 
 
+_LEAST_S = 1e-12
+
+
 def _bad_seconds(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"= {value!r} is not a number"
@@ -354,6 +357,8 @@ def _bad_seconds(value: object) -> str:
         return "is longer than a year"
     if not math.isfinite(value):
         return f"= {value} is not finite"
+    if 0 < value < _LEAST_S:
+        return f"= {value} is less than any clock can tell"
     return f"= {value} is not above 0" if value <= 0 else ""
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -37,6 +39,7 @@ def write_whole(path: Path, data: str | bytes, flag: str = "") -> None:
         try:
             _remove_abandoned(target)
             with beside.open("wb") as file:
+                owned(file.fileno())
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())  # or a machine that stops may keep the new name and not what it names
@@ -51,6 +54,21 @@ def write_whole(path: Path, data: str | bytes, flag: str = "") -> None:
 def _remove_abandoned(target: Path) -> None:
     """What a process that was killed while it wrote has left beside the target."""
     for one in target.parent.iterdir():
-        owner = one.name.removeprefix(f".{target.name}.").removesuffix(_BESIDE)
-        if owner.isdecimal() and one.name == f".{target.name}.{owner}{_BESIDE}" and not Path("/proc", owner).exists():
+        if one.name.startswith(f".{target.name}.") and one.name.endswith(_BESIDE) and abandoned(one):
             one.unlink(missing_ok=True)
+
+
+def owned(descriptor: int) -> None:
+    """Say of an open file that a process uses it, on this machine or another that shares the folder."""
+    with contextlib.suppress(OSError):  # a file system without locks: then nobody takes the file for abandoned
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def abandoned(path: Path) -> bool:
+    """Whether the process that owned the file has ended."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -5,25 +5,43 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
+from functools import cache, partial
+from multiprocessing.util import get_temp_dir
+from pathlib import Path
 from typing import Any, Final, Self, TypeVar
+
+from simulator.base.files import abandoned, owned
 
 ItemT = TypeVar("ItemT")
 FoundT = TypeVar("FoundT")
 COLLECT: Final = 50_000, 20, 50  # a simulation makes many objects and few cycles: collect them less often
 RETRIES: Final = 5  # of a task whose process died
+_OWNER: Final = "owner"  # a file, locked by the process whose folder it lies in
 CHUNK: Final = 8  # items that one process takes at once
 
 
 def pool(jobs: int, begin: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()) -> ProcessPoolExecutor:
     """So many processes, forked from one that has loaded nothing of ours. begin(*arguments) is called first in each."""
     context = multiprocessing.get_context("forkserver")
-    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(begin, arguments))
+    folder = _meeting_place()
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(folder, begin, arguments))
+
+
+@cache
+def _meeting_place() -> Path:
+    """The folder of this process's sockets. Those of processes that were killed before theirs was gone go now."""
+    folder = Path(get_temp_dir())
+    for owner in folder.parent.glob(f"{folder.name.partition('-')[0]}-*/{_OWNER}"):
+        if abandoned(owner):
+            shutil.rmtree(owner.parent, ignore_errors=True)
+    owned(os.open(folder / _OWNER, os.O_WRONLY | os.O_CREAT, 0o600))  # open as long as this process runs
+    return folder
 
 
 class Crew:
@@ -73,17 +91,18 @@ def _each(run: Callable[[ItemT], FoundT], items: Sequence[ItemT]) -> list[FoundT
     return [run(item) for item in items]
 
 
-def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+def _begin(folder: Path, begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the pool
     gc.set_threshold(*COLLECT)
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    threading.Thread(target=_end_with_the_parent, args=(folder,), daemon=True).start()
     if begin is not None:
         begin(*arguments)
 
 
-def _end_with_the_parent() -> None:
-    """End this process when its parent ends, so that a killed command leaves no process behind."""
+def _end_with_the_parent(folder: Path) -> None:
+    """End this process when its parent ends, so that a killed command leaves no process behind, nor their sockets' folder."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)

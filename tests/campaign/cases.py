@@ -201,7 +201,8 @@ def wrong(case: Seed, ended: Ended, folder: Path) -> str:
 def _faults(case: Seed, ended: Ended, folder: Path) -> Iterator[str]:
     """Every fault of a case, worst first."""
     error, refused = ended.stderr, ended.status in (2, 3)
-    if b"Traceback (most recent call last)" in error:
+    own = case.argv[:1] == ("capture",) and b" in the program\n" in error  # the user's program raised it
+    if b"Traceback (most recent call last)" in error and not own:
         yield f"traceback: {_last_line(error)}"
     if ended.cpu_s > HANG_S or ended.status in (-signal.SIGXCPU, -signal.SIGALRM, -signal.SIGKILL):
         yield f"hang: {ended.cpu_s:.0f} s of the processor, {ended.seconds:.0f} s"

@@ -173,15 +173,19 @@ def _questions() -> Iterator[Seed]:
     yield _of("explored", "explore study.toml --vary plan.tp=1,2 --jobs 1 --json", **{"study.toml": inputs.STUDY})
     yield _of("plans of a search", "explore plans.json --json --html what-if.html", **{"plans.json": inputs.PLANS})
     yield _of("search", f"search --model llama3.2-1b --seq-len 1024 --plain {_SEARCH}")
-    for name, command in JOURNALED.items():
-        files = {"found.journal": inputs.journal(command)}
-        yield _of(name, f"{command} --journal found.journal --json", **files)
     place = "place study.toml --topology node.xml --plain"
     yield _of("placement", place, "study.toml", "node.xml", mutable=("node.xml",))
     yield _of("compared placement", "place placed.toml --placement ranks.tsv --json -o best.tsv", "placed.toml", **{"ranks.tsv": inputs.RANKS})  # fmt: skip
     tensors = "place --tensors t.csv --cluster hgx-h100-8 --room 8GB --plain"
     yield _of("tensors", tensors, **{"t.csv": inputs.TENSORS})
     yield _of("asked", "ui study.toml --port 0", **{"study.toml": inputs.STUDY})
+
+
+def _journals() -> Iterator[Seed]:
+    """Commands that go on from a journal, which takes a run of each."""
+    for name, command in JOURNALED.items():
+        files = {"found.journal": inputs.journal(command)}
+        yield _of(name, f"{command} --journal found.journal --json", **files)
 
 
 def _servers() -> Iterator[Seed]:
@@ -259,7 +263,16 @@ def _machines() -> Iterator[Seed]:
 
 
 @cache
-def seeds() -> tuple[Seed, ...]:
+def seeds(*, journals: bool = True) -> tuple[Seed, ...]:
     """Every reader and command at least once. What lies in ../shared takes part where it is there."""
-    parts = (_described, _plans, _programs, _questions, _servers, _measured, _machines)
+    parts = [
+        _described,
+        _plans,
+        _programs,
+        _questions,
+        _servers,
+        _measured,
+        _machines,
+        *([_journals] if journals else []),
+    ]
     return tuple(one for part in parts for one in part())

@@ -23,9 +23,9 @@ def test_valid_inputs_and_some_mutated_ones_end_as_they_should(tmp_path: Path) -
 
 
 def test_a_case_is_the_same_every_time() -> None:
-    for seed in seeds()[:8]:
+    for seed in seeds(journals=False)[:8]:
         assert mutated(seed, random.Random("1:2")) == mutated(seed, random.Random("1:2"))
-    assert any(mutated(seed, random.Random("1:3")) != seed for seed in seeds())
+    assert any(mutated(seed, random.Random("1:3")) != seed for seed in seeds(journals=False))
 
 
 # What escapes a stranger's words itself; and the two places that write a terminal's own codes

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from simulator.base.exit_codes import ExitCode
-from simulator.base.files import ordinary
+from simulator.base.files import ordinary, owned, write_whole
 from simulator.base.schema import parse_toml
 from simulator.cli import main
 from tests.campaign.seeds import ROOT
@@ -112,3 +112,14 @@ def test_a_pipe_in_place_of_a_file_is_refused(
     os.mkfifo("pipe")  # nobody writes there: whoever opens it waits for ever
     assert main(command.split()) == ExitCode.BAD_INPUT
     assert "is a pipe or a device" in capsys.readouterr().err
+
+
+def test_what_a_killed_process_left_beside_a_file_goes_with_the_next_write(tmp_path: Path) -> None:
+    left, theirs = tmp_path / ".out.json.17.unfinished", tmp_path / ".out.json.18.unfinished"
+    other = tmp_path / ".out.json.bak"
+    for one in (left, theirs, other):
+        one.write_text("half")
+    with theirs.open("rb") as still:  # another process is at it
+        owned(still.fileno())
+        write_whole(tmp_path / "out.json", "whole")
+    assert sorted(one.name for one in tmp_path.iterdir()) == [theirs.name, other.name, "out.json"]

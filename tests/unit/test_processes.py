@@ -63,13 +63,17 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     script.write_text(_STAYS)
     seen = tmp_path / "seen"
     seen.mkdir()
-    parent = subprocess.Popen([sys.executable, script, seen], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    parent = subprocess.Popen([sys.executable, script, seen], env=environment)
     try:
         _until(lambda: len(list(seen.iterdir())) == 2)
     finally:
         parent.kill()
         parent.wait()
     _until(lambda: not any(Path("/proc", child.name).exists() for child in seen.iterdir()))
+    assert not list(temporary.iterdir())  # the folder of their sockets is gone with them
 
 
 def _until(done) -> None:  # noqa: ANN001

@@ -31,6 +31,7 @@ KINDS: Final = {
     "sendrecv": "send_recv",
 }
 _FEWEST = 2  # ranks: one alone sends nothing
+_QUICKEST_S, _SLOWEST_S, _LARGEST_BYTES = 1e-9, 1e6, 2**50  # of a collective that anybody measured
 _STARTING = re.compile(r"Collective test starting:\s*(\w+?)_perf")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+(\d+)", re.IGNORECASE)
 _ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\w+)\s+(\S+)\s+(-?\d+)\s+([\d.]+|nan|inf)\s+([\d.]+)\s+([\d.]+)")
@@ -81,11 +82,12 @@ def _text_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
                 time_s = float(row[6]) * 1e-6
             except ValueError:
                 time_s = 0.0
-            if not 0 < time_s < 1e6:
-                if int(row[1]):
-                    faults.append(Fault(place=place, problem=f"time {row[6]} is not above 0"))
+            size = int(row[1])
+            if not _QUICKEST_S < time_s < _SLOWEST_S or size > _LARGEST_BYTES:
+                if size:
+                    faults.append(Fault(place=place, problem=f"{size} bytes in {row[6]} us are no measurement"))
                 continue
-            yield _sample(kind, int(row[1]), time_s, len(ranks), len(hosts), number)
+            yield _sample(kind, size, time_s, len(ranks), len(hosts), number)
 
 
 def _json_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
@@ -111,14 +113,15 @@ def _json_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
             _named(str(row.get("experiment_name", ""))) or _named(str(program).rpartition("/")[2]) or _named(path.name)
         )
         size = row.get("size")
-        if not kind or not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+        if not kind or not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= _LARGEST_BYTES:
             faults.append(Fault(place=place, problem="does not name its collective and size"))
             continue
         for iteration, time_us in enumerate(_times_us(row)):
-            if isinstance(time_us, int | float) and not isinstance(time_us, bool) and 0 < time_us < 1e12:
-                yield _sample(kind, size, time_us * 1e-6, ranks, len(hosts), index + 1, iteration)
+            time_s = time_us * 1e-6 if isinstance(time_us, int | float) and not isinstance(time_us, bool) else 0.0
+            if _QUICKEST_S < time_s < _SLOWEST_S:
+                yield _sample(kind, size, time_s, ranks, len(hosts), index + 1, iteration)
             else:
-                faults.append(Fault(place=place, problem=f"time {time_us!r} is not above 0"))
+                faults.append(Fault(place=place, problem=f"time {time_us!r} is no time in us"))
 
 
 def _object(text: str, path: Path, faults: list[Fault]) -> dict[str, Any] | None:

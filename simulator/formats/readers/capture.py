@@ -24,6 +24,7 @@ _KEYS: Final = {
     "signatures": list, "names": list, "groups": list, "ranks": list,
 }  # fmt: skip
 _RANK: Final = {"rank": int, "steady": int, "categories": dict, "answers": dict, "events": list}
+_DIGITS: Final = 20  # of a storage's number
 _GZIP: Final = b"\x1f\x8b"
 _WHOLE: Final = {int}
 _ARITY: Final[dict[int, int]] = {int(kind): number for kind, number in ARITY.items()}
@@ -106,6 +107,7 @@ def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON
     for one in data["ranks"]:
         _check_keys(one, _RANK, f"{place}: ranks")
         _check_host(one, f"{place}: rank {one['rank']}: host")
+        _check_categories(one["categories"], f"{place}: rank {one['rank']}: categories")
         _check_events(data, one["events"], f"{place}: rank {one['rank']}")
     if not data["ranks"]:
         raise InputError(Fault(place=f"{place}: ranks", problem="there are none", remedy=_AGAIN))
@@ -120,6 +122,14 @@ def _of_rank(head: Mapping[str, Any], one: Mapping[str, Any]) -> Capture:
     categories = {int(storage): name for storage, name in one["categories"].items()}
     host = {Phase[phase.upper()]: tuple(counts) for phase, counts in one.get("host", {}).items()}
     return Capture(**head, **{**{name: one[name] for name in _RANK}, "categories": categories, "host": host})
+
+
+def _check_categories(found: object, place: str) -> None:
+    told = found.items() if isinstance(found, dict) else [("", found)]
+    for storage, name in told:
+        if not (storage.isdecimal() and len(storage) < _DIGITS and isinstance(name, str)):
+            problem = f"{storage!r}: {name!r} is no storage's number and what it holds"
+            raise InputError(Fault(place=place, problem=problem, remedy=_AGAIN))
 
 
 def _check_host(one: Mapping[str, Any], place: str) -> None:

@@ -44,7 +44,12 @@ def sources_of(
             found.append(Source(what="model", kind="given", detail=f"{raw['model']} ({draft.file})"))
         found += sources(draft, plan.stack)
         places = {f"plan.{field}" for field in draft.places}
-        origins = {key: flag for key, flag in origins.items() if key not in places or flag.startswith("--")}
+        origins = {
+            key: flag
+            for key, flag in origins.items()
+            if key not in places
+            or (flag.startswith("--") and not flag.startswith(draft.file))  # a file may bear dashes
+        }
         name, assumed = draft.file, "given"
     stated = {key: value for key, value in raw["plan"].items() if draft is None or key not in draft.assumed}
     return (*found, *_of_plan(name, assumed, stated, origins, asked, plan))

@@ -47,10 +47,10 @@ class BufferPool(OwnPool["Block | Slot"]):
     ) -> None:
         super().__init__(capacity_bytes, on_driver)
         self._buffer_bytes = -(-num_bytes // SEGMENT_ROUND_BYTES) * SEGMENT_ROUND_BYTES
+        rest = None if capacity_bytes is None else max(0, capacity_bytes - self._buffer_bytes)
+        self._rest = CachingPool(settings, rest, self._rest_call)
         if self._buffer_bytes:
             self._take("segment_alloc", _BASE, self._buffer_bytes)
-        rest = None if capacity_bytes is None else capacity_bytes - self._buffer_bytes
-        self._rest = CachingPool(settings, rest, self._rest_call)
         self._shelf = FirstFitRange(self._buffer_bytes)
         self._stream = stream
 

@@ -11,6 +11,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.studies.search.journal import REMEDY, Journal, checked
 from simulator.studies.serving_search.tasks import Fewest, Survey, Task
 
+_OF_REQUESTS: Final = ("first_s", "rest_s")  # of a play: a number a request
 _ANSWER: Final = TypeAdapter[Survey | Fewest](Survey | Fewest)
 
 
@@ -20,6 +21,10 @@ class Notes(Journal):
     def known(self) -> dict[str, dict[str, Any]]:
         """All answers. Raises InputError where one cannot be read."""
         found = self._read(lambda text: checked(_ANSWER, text))
+        lengths = {len(play[name]) for one in found.values() for play in one.get("plays", ()) for name in _OF_REQUESTS}
+        if len(lengths) > 1:
+            problem = "is damaged: its answers are of different requests"
+            raise InputError(Fault(place=str(self.path), problem=problem, remedy=REMEDY))
         for key, answer in found.items():
             layouts = {one["layout"] for one in (answer, *answer.get("plays", ()))}
             if layouts != {json.loads(key)[1]}:

@@ -1,0 +1,67 @@
+"""What the campaign has found, a case a kind: the input as it stands in seeds, and what was changed in it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from simulator.cli import main
+from tests.campaign.seeds import seeds
+
+Change = Callable[[bytes], bytes]
+
+
+def _new(old: bytes, new: bytes) -> Change:
+    return lambda data: data.replace(old, new, 1)
+
+
+def _inside(old: bytes, new: bytes) -> Change:
+    return lambda data: gzip.compress(gzip.decompress(data).replace(old, new, 1), mtime=0)
+
+
+# What is wrong: (input, its file, the change, exit code, words of the answer)
+FOUND = {
+    "a type of adapter that is no text": ("adapter", "adapter_config.json", _new(b'"LORA"', b'{"a": 1}'), 3, "is not modelled"),
+    "a power cap that no GPU could hold": ("tables of a study", "asked.toml", _new(b"[500, 400]", b"[1e-320]"), 3, "draws 126 W when it waits"),
+    "a program without parameters": ("long run of a capture", "step.capture.gz", _inside(b"", b""), 0, ""),
+    "a storage whose number is none": ("capture", "step.capture.gz", _inside(b'"categories": {"', b'"categories": {"0-9'), 3, "no storage's number"),
+    "a capture that is nested deeply": ("trace beside a program", "step.capture.gz", lambda _: gzip.compress(b"[" * 100_000), 3, "no capture"),
+    "a collective quicker than light": ("nccl json fit", "all_reduce.json", _new(b"56.3", b"1e-320"), 3, "different sizes"),
+    "a sample without a time": ("samples check", "new.jsonl", lambda data: data + json.dumps({"kind": "adamw", "time_s": None, "parameters": 9}).encode() + b"\n", 1, "time_s = None is not a number"),
+    "a note with a character that a terminal obeys": ("megatron yaml", "run.args", _new(b"--micro", b"--no\x1bsuch 1 --micro"), 0, "no\\x1bsuch"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_change_that_was_a_fault_is_an_answer(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    which, file, change, code, words = FOUND[name]
+    (seed,) = (one for one in seeds(journals=False) if one.name == which)
+    monkeypatch.chdir(tmp_path)
+    for path, data in seed.files.items():
+        Path(path).write_bytes(change(data) if path == file else data)
+    assert main(list(seed.argv)) == code
+    told = capfd.readouterr()
+    assert words in told.err
+    assert "\x1b" not in told.err
+
+
+def test_policies_whose_own_buffer_is_larger_than_the_device(capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.campaign.seeds import EXAMPLES
+
+    command = ["replay", str(EXAMPLES / "snapshot.json.gz"), "--compare-policies", "--capacity", "0.5GB", "--json"]
+    assert main(command) == 4
+    json.loads(capsys.readouterr().out)
+
+
+def test_a_plan_whose_name_looks_like_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.campaign.seeds import EXAMPLES
+
+    monkeypatch.chdir(tmp_path)
+    Path("--json.yml").write_bytes((EXAMPLES / "axolotl.yml").read_bytes())
+    assert main(["predict", "--plan", "--json.yml", "--model", "gpt2", "--gpus", "1xa100", "--plain"]) == 0
