@@ -9,6 +9,7 @@ import json
 import pickle
 import sqlite3
 import tempfile
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -268,3 +269,20 @@ def shaped() -> bytes:
                 {"Input Dims": [[64, 64], [64, 64]], "Input type": ["c10::BFloat16"] * 2}
             )
     return gzip.compress(json.dumps(trace).encode(), mtime=0)
+
+
+LEARNED = json.dumps(
+    {
+        "format_version": 1, "name": "mine", "runs": ["1", "2"], "scatter": 0.05, "reach": 2.0, "covariance": [[0.01, 0.0], [0.0, 0.02]],
+        "coefficients": [{"name": name, "value": 0.1, "prior_sigma": 0.3, "sigma": 0.1} for name in ("products", "network")],
+    }
+).encode()  # fmt: skip
+
+
+def configs() -> dict[str, bytes]:
+    """A config.json of each architecture's kind: attention, experts, state spaces."""
+    with (ROOT / "tests" / "data" / "configs" / "families.toml").open("rb") as file:
+        told = {one["keys"]["model_type"]: json.dumps(one["keys"]).encode() for one in tomllib.load(file)["config"]}
+    return {
+        name: told[name] for name in ("mixtral", "deepseek_v2", "gpt2", "gemma3_text", "nemotron_h") if name in told
+    }

@@ -19,11 +19,11 @@ SLOW = frozenset(
     {
         "plan bloom-like.sh", "plan gpt-175b.sh", "megatron plan", "plan llama3-8b.args", "serving table", "prices", "search", "learn", "sensitivity",
         "published runs", "compare", "rollout", "serve", "serving launch", "serve search", "spot offers", "captured", "searched again", "sensitivity again",
-        "every output", "samples fit", "rehearsed", "played", "measured",
+        "every output", "samples fit", "rehearsed", "played", "program played", "measured",
     }
 )  # fmt: skip
 # Started as programs of their own, not in a process that plays many: they fork, listen or wait
-ALONE = frozenset({"captured", "rehearsed", "played", "measured", "asked"})
+ALONE = frozenset({"captured", "rehearsed", "played", "program played", "measured", "asked"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,13 @@ def _described() -> Iterator[Seed]:
     yield _of("cluster file", "predict --model llama3.2-1b --cluster mine.toml --json", **{"mine.toml": inputs.CLUSTER})
     yield _of("config.json", "predict --model config.json --cluster hgx-h100-8 --plain", "config.json")
     yield _of("model file", "predict --model mine.toml --cluster hgx-h100-8 --json", **{"mine.toml": inputs.MODEL})
+    for model, keys in inputs.configs().items():
+        yield _of(f"config.json of {model}", "predict --model config.json --cluster hgx-h100-8 --nodes 32 --zero 3 --seq-len 512 --json", **{"config.json": keys})  # fmt: skip
+    for name in ("olmoe-1b-7b", "nemotron-h-8b", "deepseek-v2-lite"):
+        shape = (TOPOLOGIES / "models" / f"{name}.toml").read_bytes()
+        yield _of(f"model {name}", "predict --model mine.toml --gpus 16xh200 --zero 3 --seq-len 512 --json", **{"mine.toml": shape})  # fmt: skip
+    yield _of("slice of a GPU", "predict --model gpt2 --gpus 1xh100:3g.40gb --seq-len 512 --json")
+    yield _of("learned", f"{PREDICT} --calibration mine.learned.json", **{"mine.learned.json": inputs.LEARNED})
     stack = (TOPOLOGIES / "stacks" / "torch-2.6-eager.toml").read_bytes()
     yield _of("stack file", f"{PREDICT} --stack mine.toml", **{"mine.toml": stack})
     device = (TOPOLOGIES / "calibrations" / "a100-sxm.calibration.json").read_bytes()
@@ -121,7 +128,7 @@ def _plans() -> Iterator[Seed]:
     yield _of("torchtitan plan", "predict --plan job.toml --model llama3.2-1b --cluster hgx-h100-8 --json", **{"job.toml": inputs.TITAN})  # fmt: skip
     yield _of("llama-factory recipe", "predict --plan llama3_lora_sft.yaml --model llama3.2-1b --gpus 1xa100 --plain", "llama3_lora_sft.yaml")  # fmt: skip
     yield _of("axolotl recipe", "predict --plan axolotl.yml --model llama3.2-1b --gpus 1xa100 --plain", "axolotl.yml")
-    found = "predict --plan plans.json --model gpt2 --cluster hgx-h100-8 --seq-len 256 --json"
+    found = "predict --plan plans.json --plan-format search --json"
     yield _of("a search's best plan", found, **{"plans.json": inputs.PLANS})
     own = {"megatron": "--zero 1 --data-parallel megatron", "deepspeed": "--zero 2 --data-parallel deepspeed --reduce-dtype bf16", "accelerate": "--reduce-dtype bf16"}  # fmt: skip
     for form in ("megatron", "deepspeed", "accelerate", "torchtitan", "toml"):
@@ -228,6 +235,8 @@ def _measured() -> Iterator[Seed]:
     )  # fmt: skip
     yield _of("measured", "calibrate run --tiny --minutes 0.02 --device cpu --out mine.jsonl")
     yield _of("rehearsed", "validate rehearse --quick --only none")
+    program = "validate run --program step.py --capture step.capture.gz --device cpu --steps 1 --json"
+    yield _of("program played", program, **{"step.py": inputs.SCRIPT, "step.capture.gz": inputs.capture()})
     yield _of("played", "validate run study.toml --mode fake --steps 1 --json", **{"study.toml": inputs.PLAYED})
     for name, table in (
         ("serving table", "serving.csv"), ("memory table", "memory.csv"), ("collectives table", "collectives.csv"), ("published runs", "runs.csv"),
@@ -239,6 +248,7 @@ def _measured() -> Iterator[Seed]:
 def _machines() -> Iterator[Seed]:
     """Topologies, collectives, this installation."""
     yield _of("matrix", "topo matrix.txt --device a100 --plain", "matrix.txt")
+    yield _of("host saved", "topo matrix.txt --device a100 --save mine.toml --json", "matrix.txt")
     yield _of("topology xml", "topo node.xml --plain", "node.xml")
     yield _of("slurm", "topo topology.conf --plain", "topology.conf")
     tree = "topo topology.conf --node hgx-h100-8 --hosts node[01-04] --save mine.toml --json"
