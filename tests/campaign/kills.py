@@ -89,9 +89,10 @@ class Place:
         for name, data in work.files.items():
             (self.folder / name).write_bytes(data)
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, *others: str) -> subprocess.Popen[bytes]:
+        """The command, or these words."""
         told = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), "HOME": str(self.folder.parent)}
-        words = self.work.command.split()
+        words = list(others) or self.work.command.split()
         if not self.work.same and any((self.folder / name).exists() for name in self.work.writes):
             words.append("--resume")
         out = (self.folder.parent / "stdout").open("wb")

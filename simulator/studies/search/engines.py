@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -137,10 +137,10 @@ class Dask:
 
     def survey(self, branches: list[Branch], limit: float, *, scouts: bool = False) -> Task:
         asked = (self._study, branches, limit, scouts)
-        return _There(self._client.submit(_survey_there, *asked, pure=False, retries=RETRIES))
+        return _There(partial(self._client.submit, _survey_there, *asked, pure=False, retries=RETRIES))
 
     def evaluate(self, key: str) -> Task:
-        return _There(self._client.submit(_evaluate_there, self._study, key, pure=False, retries=RETRIES))
+        return _There(partial(self._client.submit, _evaluate_there, self._study, key, pure=False, retries=RETRIES))
 
     def __enter__(self) -> Self:
         return self
@@ -153,12 +153,21 @@ class Dask:
 class _There:
     """A task on a worker. Where the scheduler is gone, that is said; what was done before stands in the journal."""
 
-    def __init__(self, future: Any) -> None:  # noqa: ANN401  of an extra
-        self._future = future
+    def __init__(self, submit: Callable[[], Any]) -> None:
+        self._submit, self._future, self._lost = submit, submit(), 0
 
     def result(self) -> Any:  # noqa: ANN401  of the task's own type
+        from distributed import KilledWorker
+
         try:
             return self._future.result()
+        except KilledWorker as exc:  # of three workers that died one after another, the task is suspected
+            self._lost += 1
+            if self._lost > RETRIES:
+                problem = f"each worker that takes a task dies: {exc}"
+                raise InputError(Fault(place="--scheduler", problem=problem, remedy="more memory a worker")) from None
+            self._future = self._submit()
+            return self.result()
         except (CancelledError, OSError) as exc:  # distributed's own errors of this kind derive from these
             problem = f"the scheduler or all its workers are gone: {exc}"
             remedy = "start them, and run the same command again: with --journal it goes on where it was"
