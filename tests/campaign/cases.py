@@ -218,7 +218,7 @@ def _faults(case: Seed, ended: Ended, folder: Path) -> Iterator[str]:
         yield f"an error of {longest} bytes in a line"
     if found := _CONTROL.search(error) or _CONTROL.search(ended.stdout):
         yield f"control character {found.group()!r} on the terminal"
-    if ended.status in (0, 4) and _asks_json(case.argv):
+    if ended.status in (0, 4) and _asks_json(case.argv) and not {"-o", "--out"} & set(case.argv):
         yield _not_json(ended.stdout)
     yield _damaged(case, folder)
     yield _left(case, folder)

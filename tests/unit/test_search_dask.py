@@ -79,3 +79,26 @@ def test_a_scheduler_without_workers_is_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Client, "wait_for_workers", lambda self, n, timeout: wait(self, n, timeout=timeout / 20))
     with LocalCluster(n_workers=0, dashboard_address=None) as cluster, pytest.raises(InputError, match="has no worker"):
         Dask(_study(), cluster.scheduler_address)
+
+
+def test_a_worker_that_is_lost_while_it_is_asked_for_its_version_is_another_s_work() -> None:
+    from simulator.studies.search.engines import _versions
+
+    class Client:
+        """Answers as distributed does with on_error="return": all lost first, then one of two."""
+
+        answers = [{"a": OSError("closed")}, {"b": OSError("closed"), "c": "1.0"}]
+
+        def wait_for_workers(self, number: int, timeout: int) -> None:
+            assert (number, timeout) == (1, 10)
+
+        def run(self, *_: object, on_error: str) -> dict[str, object]:
+            assert on_error == "return"
+            return dict(self.answers.pop(0))
+
+    client = Client()
+    assert _versions(client) == {"1.0"}
+    assert client.answers == []
+    client.answers = [{"a": ImportError("no shardwise")}]
+    with pytest.raises(ImportError):
+        _versions(client)

@@ -119,6 +119,7 @@ class Dask:
 
     def __init__(self, study: SearchStudy, scheduler: str) -> None:
         try:
+            _quieten()
             from distributed import Client
         except ImportError:
             remedy = "pip install 'shardwise[distributed]', or --engine processes"
@@ -150,6 +151,15 @@ class Dask:
             self._client.close(timeout=5)
 
 
+def _quieten() -> None:
+    """What is lost is told in our words, not in the library's log. Raises ImportError."""
+    from dask import config
+
+    if not config.get("logging", None):  # a user's own settings hold
+        names = ("distributed", "distributed.client", "tornado", "tornado.application")
+        config.set({"logging": dict.fromkeys(names, "critical")})
+
+
 class _There:
     """A task on a worker. Where the scheduler is gone, that is said; what was done before stands in the journal."""
 
@@ -174,23 +184,36 @@ class _There:
             raise InputError(Fault(place="--scheduler", problem=problem, remedy=remedy)) from None
 
 
+def _versions(client: Any) -> set[str]:  # noqa: ANN401  of an extra
+    """What each worker runs. Of those that are lost while they are asked, the others count. Raises what a worker raises."""
+    while True:
+        client.wait_for_workers(1, timeout=10)
+        found = client.run(_version_there, on_error="return").values()
+        for one in found:
+            if isinstance(one, Exception) and not isinstance(one, OSError):
+                raise one
+        if told := {one for one in found if isinstance(one, str)}:
+            return told
+
+
 def _refuse_other_workers(client: Any, scheduler: str) -> None:  # noqa: ANN401  of an extra
     """Raises InputError: no worker, or one that has not this shardwise, whose outcomes would be others."""
-    problem = ""
+    problem, remedy = "", "this version of shardwise on every worker: pip install 'shardwise[distributed]'"
     try:
-        client.wait_for_workers(1, timeout=10)
-        found = client.run(_version_there)
+        found = _versions(client)
     except TimeoutError:
         problem = "has no worker"
+    except OSError as exc:
+        problem, remedy = f"is gone: {exc}", "start it, and run the same command again"
     except Exception as exc:  # noqa: BLE001  whatever a worker says, in the words that it came in
         problem = f"a worker cannot run a search: {exc}"
     else:
-        others = {version for version in found.values() if version != software_version()}
+        others = found - {software_version()}
         if others:
             problem = f"workers run shardwise {', '.join(sorted(others))}, and this is {software_version()}"
     if problem:
-        client.close(timeout=5)
-        remedy = "this version of shardwise on every worker: pip install 'shardwise[distributed]'"
+        with suppress(OSError, TimeoutError):
+            client.close(timeout=5)
         raise InputError(Fault(place="--scheduler", problem=f"{scheduler}: {problem}", remedy=remedy))
 
 

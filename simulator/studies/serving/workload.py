@@ -19,6 +19,7 @@ from simulator.base.units import Seconds
 
 MAX_TOKENS = 2**31
 DEFAULT_SEED = 0
+_SLOWEST = 1e-9  # requests a second
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -202,6 +203,10 @@ class Workload(Strict):
 
     @model_validator(mode="after")
     def _rate_or_users(self) -> Self:
+        if 0 < self.rate < _SLOWEST:
+            raise ValueError(
+                f"rate = {self.rate}: a request in more than thirty years (at least {_SLOWEST:g}, or 0: all at once)"
+            )
         if self.concurrency and self.model_fields_set & {"rate", "trace"}:
             raise ValueError(
                 "concurrency is a closed loop, whose users send when they are answered: leave rate and trace out"
