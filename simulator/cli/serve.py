@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from simulator.base.errors import Fault, InputError
-from simulator.base.units import format_number
+from simulator.base.units import format_number, format_seconds
 from simulator.cli.options import (
     also_as_page,
     answer_options,
@@ -22,6 +23,7 @@ from simulator.cli.options import (
     study_options,
     write_files,
 )
+from simulator.cli.progress import StatusLine
 from simulator.cli.serve_search import OF_SEARCH, launch_of, option_faults, rate_of_users, run_search, search_options
 from simulator.cli.watch import watch_option
 from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
@@ -159,26 +161,33 @@ def _report(serving: Serving, asked: ServingStudy) -> Mapping[str, Any]:
 
 
 def _served(asked: ServingStudy, *, interval: bool) -> Serving:
-    """The answer, with a progress bar on stderr where that is a terminal."""
-    with click.progressbar(length=1, label="requests", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.length = total
-            bar.update(done - bar.pos)
-
-        return serve(
-            asked.model,
-            asked.plan,
-            asked.cluster,
-            asked.requests,
-            asked.calibration,
-            asked.stack,
-            slo=asked.slo,
-            warmup=asked.workload.warmup,
-            users=asked.workload.concurrency,
-            interval=interval,
-            progress=progress,
+    """The answer, with its progress on stderr."""
+    wanted, played = asked.workload.num_requests, len(asked.requests)
+    if asked.workload.trace is None and played < wanted:
+        say(
+            f"shardwise: the first {played:,} of {wanted:,} requests are played; more change no percentile beyond its noise"
         )
+    line, since = StatusLine(), time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        left = (time.monotonic() - since) * (total / done - 1) if done else math.inf
+        line.tell(
+            f"{done:,} of {total:,} requests{f', {format_seconds(left)} left' if done else ''}", last=done == total
+        )
+
+    return serve(
+        asked.model,
+        asked.plan,
+        asked.cluster,
+        asked.requests,
+        asked.calibration,
+        asked.stack,
+        slo=asked.slo,
+        warmup=asked.workload.warmup,
+        users=asked.workload.concurrency,
+        interval=interval,
+        progress=progress,
+    )
 
 
 def _highest(asked: ServingStudy, *, interval: bool) -> Serving:

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,6 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any
 
 from tests.campaign.kills import WORKS, Place
 from tests.campaign.seeds import ROOT
@@ -29,8 +27,6 @@ PATIENCE_S = 300
 
 def lost_workers(wanted: int, rng: random.Random) -> int:
     """Searches until so many workers were killed; the number of searches that found something else."""
-    from distributed import LocalCluster
-
     from simulator.studies.search import Dask, Serial, search
     from tests.unit.test_search_dask import _study
 
@@ -38,66 +34,70 @@ def lost_workers(wanted: int, rng: random.Random) -> int:
     with Serial(study) as engine:
         alone = json.dumps(search(study, engine).as_json())
     killed, searches, wrong = 0, 0, 0
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        while killed < wanted:
-            mean_s, over, found = rng.uniform(0.2, 3.0), threading.Event(), list[int]()
-            killer = threading.Thread(
-                target=_kill_some, args=(cluster, mean_s, over, found, random.Random(rng.random()))
-            )
-            killer.start()
-            try:
-                with Dask(study, cluster.scheduler_address) as engine:
-                    answer = json.dumps(search(study, engine).as_json())
-            except Exception as exc:  # noqa: BLE001  any is a fault
-                answer = repr(exc)
-            over.set()
-            killer.join()
-            killed, searches = killed + len(found), searches + 1
-            if answer != alone:
-                wrong += 1
-                print(f"WRONG after {len(found)} lost workers: {answer[:500]}", flush=True)
-            print(f"{killed} workers lost in {searches} searches, {wrong} wrong", file=sys.stderr, flush=True)
+    served = Served(Path(tempfile.mkdtemp(prefix="lost-")), workers=2)
+    while killed < wanted:
+        mean_s, over, found = rng.uniform(1.0, 6.0), threading.Event(), list[int]()
+        killer = threading.Thread(target=_kill_some, args=(served, mean_s, over, found, random.Random(rng.random())))
+        killer.start()
+        try:
+            with Dask(study, served.address) as engine:
+                answer = json.dumps(search(study, engine).as_json())
+        except Exception as exc:  # noqa: BLE001  any is a fault
+            answer = repr(exc)
+        over.set()
+        killer.join()
+        killed, searches = killed + len(found), searches + 1
+        if answer != alone:
+            wrong += 1
+            print(f"WRONG after {len(found)} lost workers: {answer[:500]}", flush=True)
+        print(f"{killed} workers lost in {searches} searches, {wrong} wrong", file=sys.stderr, flush=True)
+    served.end()
     print(f"{killed} workers lost in {searches} searches, {wrong} wrong")
     return wrong
 
 
-def _kill_some(cluster: Any, mean_s: float, over: threading.Event, found: list[int], rng: random.Random) -> None:
-    """A worker at a time, at random moments; the cluster's own nannies start others. At most 8 in one search."""
+def _kill_some(served: Served, mean_s: float, over: threading.Event, found: list[int], rng: random.Random) -> None:
+    """A worker at a time, at random moments, and another begins. At most 8 in one search."""
     while len(found) < 8 and not over.wait(rng.expovariate(1 / mean_s)):
-        processes = [one.process.pid for one in cluster.workers.values() if one.process and one.process.pid]
-        if processes:
-            victim = rng.choice(processes)
-            os.kill(victim, signal.SIGKILL)
-            found.append(victim)
+        found.append(served.replace_worker(rng.randrange(2)))
 
 
 class Served:
-    """A scheduler and a worker, each a process of its own."""
+    """A scheduler and its workers, each a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        told = {**os.environ, "PYTHONPATH": str(ROOT), "DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING": "False"}
-        self._started: list[subprocess.Popen[bytes]] = []
-        file = folder / "scheduler.json"
+    def __init__(self, folder: Path, workers: int = 1) -> None:
+        self._folder, file = folder, folder / "scheduler.json"
         file.unlink(missing_ok=True)
-        for words in (
-            ("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)),
-            ("worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-dashboard", "--no-nanny", "--local-directory", str(folder)),
-        ):  # fmt: skip
-            command = [sys.executable, "-m", f"distributed.cli.dask_{words[0]}", *words[1:]]
-            self._started.append(
-                subprocess.Popen(command, env=told, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            )
-            until = time.monotonic() + PATIENCE_S
-            while not file.exists() and time.monotonic() < until:
-                time.sleep(0.05)
+        self._scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
+        until = time.monotonic() + PATIENCE_S
+        while not file.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        self._workers = [self._worker() for _ in range(workers)]
         self.address = str(json.loads(file.read_text(encoding="utf-8"))["address"])
 
+    def _start(self, kind: str, *words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", "--no-dashboard", *words]
+        told = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(command, env=told, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def _worker(self) -> subprocess.Popen[bytes]:
+        file = str(self._folder / "scheduler.json")
+        return self._start("worker", "--scheduler-file", file, "--nthreads", "1", "--no-nanny", "--local-directory", str(self._folder))  # fmt: skip
+
+    def replace_worker(self, which: int) -> int:
+        """Kill it, and start another; the process that was killed."""
+        victim = self._workers[which]
+        victim.kill()
+        victim.wait()
+        self._workers[which] = self._worker()
+        return victim.pid
+
     def kill_scheduler(self) -> None:
-        self._started[0].kill()
-        self._started[0].wait()
+        self._scheduler.kill()
+        self._scheduler.wait()
 
     def end(self) -> None:
-        for one in self._started:
+        for one in (self._scheduler, *self._workers):
             one.kill()
             one.wait()
 

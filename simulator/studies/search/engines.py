@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import cache, partial
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.processes import RETRIES, pool
@@ -114,6 +115,10 @@ class _Retried:
         return self._future.result()
 
 
+_LOOK_S: Final = 5.0  # between two looks at who is there
+_ALONE_S: Final = 30.0  # that a search waits for a worker
+
+
 class Dask:
     """A dask.distributed cluster. A task of a worker that died runs again on another: outcomes do not depend on where."""
 
@@ -138,10 +143,10 @@ class Dask:
 
     def survey(self, branches: list[Branch], limit: float, *, scouts: bool = False) -> Task:
         asked = (self._study, branches, limit, scouts)
-        return _There(partial(self._client.submit, _survey_there, *asked, pure=False, retries=RETRIES))
+        return _There(self._client, partial(_survey_there, *asked))
 
     def evaluate(self, key: str) -> Task:
-        return _There(partial(self._client.submit, _evaluate_there, self._study, key, pure=False, retries=RETRIES))
+        return _There(self._client, partial(_evaluate_there, self._study, key))
 
     def __enter__(self) -> Self:
         return self
@@ -163,25 +168,45 @@ def _quieten() -> None:
 class _There:
     """A task on a worker. Where the scheduler is gone, that is said; what was done before stands in the journal."""
 
-    def __init__(self, submit: Callable[[], Any]) -> None:
-        self._submit, self._future, self._lost = submit, submit(), 0
+    def __init__(self, client: Any, run: Callable[[], Any]) -> None:  # noqa: ANN401  of an extra
+        self._client, self._run, self._deaths = client, run, 0
+        self._future = self._submitted()
+
+    def _submitted(self) -> Any:  # noqa: ANN401  of an extra
+        return self._client.submit(self._run, pure=False, retries=RETRIES)
 
     def result(self) -> Any:  # noqa: ANN401  of the task's own type
         from distributed import KilledWorker
 
-        try:
-            return self._future.result()
-        except KilledWorker as exc:  # of three workers that died one after another, the task is suspected
-            self._lost += 1
-            if self._lost > RETRIES:
-                problem = f"each worker that takes a task dies: {exc}"
-                raise InputError(Fault(place="--scheduler", problem=problem, remedy="more memory a worker")) from None
-            self._future = self._submit()
-            return self.result()
-        except (CancelledError, OSError) as exc:  # distributed's own errors of this kind derive from these
-            problem = f"the scheduler or all its workers are gone: {exc}"
-            remedy = "start them, and run the same command again: with --journal it goes on where it was"
-            raise InputError(Fault(place="--scheduler", problem=problem, remedy=remedy)) from None
+        alone_since = time.monotonic()
+        while True:
+            try:
+                return self._future.result(timeout=_LOOK_S)
+            except KilledWorker as exc:  # of four workers that died one after another, the task is suspected
+                self._deaths += 1
+                if self._deaths > RETRIES:
+                    raise _gone(f"each worker that takes a task dies: {exc}") from None
+                self._future = self._submitted()
+            except TimeoutError:  # a future that was asked for when the scheduler went is never told
+                if _has_workers(self._client):
+                    alone_since = time.monotonic()
+                elif time.monotonic() - alone_since > _ALONE_S:
+                    raise _gone(f"no worker for {_ALONE_S:.0f} s") from None
+            except (CancelledError, OSError) as exc:  # distributed's own errors of this kind derive from these
+                raise _gone(str(exc)) from None
+
+
+def _has_workers(client: Any) -> bool:  # noqa: ANN401  of an extra
+    try:
+        return client.status == "running" and bool(client.nthreads())
+    except (CancelledError, OSError, ValueError):
+        return False
+
+
+def _gone(why: str) -> InputError:
+    problem = f"the scheduler or all its workers are gone: {why}"
+    remedy = "start them, and run the same command again: with --journal it goes on where it was"
+    return InputError(Fault(place="--scheduler", problem=problem, remedy=remedy))
 
 
 def _versions(client: Any) -> set[str]:  # noqa: ANN401  of an extra

@@ -18,6 +18,7 @@ from simulator.base.sums import summed
 from simulator.base.units import Seconds
 
 MAX_TOKENS = 2**31
+MOST_PLAYED = 10**6  # requests: half a gigabyte, and minutes
 DEFAULT_SEED = 0
 _SLOWEST = 1e-9  # requests a second
 
@@ -224,9 +225,9 @@ class Workload(Strict):
         return self
 
     def requests(self) -> Requests:
-        """The requests in order of arrival. A trace is read by readers.arrivals_table instead."""
+        """The requests in order of arrival, the first million at most. A trace is read by readers.arrivals_table instead."""
         arrivals, prompts, outputs, hits, gaps = _streams(self.seed)
-        n, turns = self.num_requests, self.turns
+        n, turns = min(self.num_requests, MOST_PLAYED), self.turns
         talks = -(-n // turns)
         streamed = self.rate and not self.concurrency
         times = np.cumsum(arrivals.exponential(size=talks)) * turns / self.rate if streamed else np.zeros(talks)
