@@ -51,7 +51,9 @@ def test_a_step_that_a_slower_host_would_lengthen_says_so() -> None:
 
 def test_stages_that_wait_for_each_others_hosts_hang_on_hosts() -> None:
     """The last stage is busy with the head; what it waits for is the others' launches, which is the bubble of its breakdown."""
-    model = Model.load("llama3-8b").model_copy(update={"d_model": 256, "d_ff": 512, "num_heads": 4, "num_kv_heads": 4, "head_dim": 64})
+    model = Model.load("llama3-8b").model_copy(
+        update={"d_model": 256, "d_ff": 512, "num_heads": 4, "num_kv_heads": 4, "head_dim": 64}
+    )
     fields = {"dp_shard": 2, "pp": 4, "seq_len": 1024, "micro_batch_size": 1, "num_micro_batches": 4}
     plan = Plan.model_validate(fields | {"data_parallel": "megatron", "zero": 1, "stack": "megatron-core-2025"})
     step = predict(model, plan, Cluster.load("hgx-h100-8"))
