@@ -205,21 +205,26 @@ def _text(answer: Mapping[str, Any]) -> Any:  # noqa: ANN401  what rich shows
     columns, keys = answer["columns"], [axis["key"] for axis in answer["axes"]]
     runs = [i for i, verdict in enumerate(columns["verdict"]) if verdict in ("fits", "tight")]
     best = sorted(runs, key=lambda i: (columns["device_s_per_token"][i], i))[:TOP]
-    head = [*(key.removeprefix("plan.") for key in keys), "verdict", "step", "90 % interval", "memory", "GPUs"]
     rows = [
         (
-            *(answer["axes"][k]["values"][answer["at"][key][i]] for k, key in enumerate(keys)),
             columns["verdict"][i],
             format_seconds(columns["step_s"][i]),
             f"{format_seconds(columns['low_s'][i])} to {format_seconds(columns['high_s'][i])}",
             format_bytes(columns["used_bytes"][i]),
             f"{columns['num_devices'][i]:,}",
+            " · ".join(
+                f"{key.removeprefix('plan.')} {value}"
+                for key, value in zip(keys, values, strict=True)
+                if value != _UNSET
+            ),
         )
         for i in best
+        for values in [[answer["axes"][k]["values"][answer["at"][key][i]] for k, key in enumerate(keys)]]
     ]
+    head = ("verdict", "step", "90 % interval", "memory", "GPUs", "values")
     total = counted(len(columns["verdict"]), "combination")
     title = f"{total}: {', '.join(f'{count:,} {verdict}' for verdict, count in answer['counts'].items())}"
-    return layout.section(title, layout.table([tuple(head), *rows], "r" * len(keys) + "lrlrr"))
+    return layout.section(title, layout.table([head, *rows], "lrlrrl"))
 
 
 def _teller() -> Any:  # noqa: ANN401  explored's
