@@ -129,6 +129,17 @@ def test_tiers_fill_in_their_order_and_what_none_holds_does_not_fit() -> None:
     assert not full.fit.runs
 
 
+def test_what_one_use_needs_at_once_is_the_least_that_fits() -> None:
+    """The optimizer steps the head at once: parameters, gradients and two moments in fp32. Short sequences need less elsewhere."""
+    model = MODEL.model_copy(update={"tied_embeddings": False})
+    at_once = 4 * 4 * model.num_parameters_of("head")
+    outside = of("tiered", SHORT)[0].memory.outside_torch_bytes
+    fits = [
+        predict(model, plan("tiered", seq_len=256), on((at_once + outside) / 1e9 * share)).fits for share in (1.1, 0.99)
+    ]
+    assert fits == [True, False]
+
+
 def test_moves_are_streams_of_the_step() -> None:
     found, lowering = of("tiered", SHORT)
     spans = found.timeline.of()

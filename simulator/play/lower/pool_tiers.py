@@ -191,7 +191,9 @@ class _Steps:
         for index, use in enumerate(uses):
             for key in use.tensors:
                 self._first.setdefault(key, index)
-                self._last[key] = index
+                self._last[key] = (
+                    len(uses) - 1 if key[1] == "gradients" else index
+                )  # freed together, behind the optimizer
         self._keys: list[Key] = []
         self._numbers: list[dict[Key, int]] = []
         for step in range(_STEPS):
@@ -235,13 +237,14 @@ class _Steps:
 
     def _rooms(self) -> list[int]:
         """Bytes of HBM for tensors at each use: all that live, less what the moment needs too much."""
+        limit = self._pool.limit
         alive = [0] * (len(self._uses) + 1)
         for key, first in self._first.items():
             kept = key in self._pool.sizes
             alive[0 if kept else first] += self._pool.size_of(key)
             alive[-1 if kept else self._last[key] + 1] -= self._pool.size_of(key)
         return [
-            held - max(0, use.total - self._pool.limit)
+            held if use.total <= limit else min(limit, held - use.total + limit)
             for held, use in zip(accumulate(alive), self._uses, strict=False)
         ]
 
