@@ -186,6 +186,7 @@ def subject_of(
         cluster=study.cluster,
         calibration=study.calibration,
         stack=study.stack,
+        servers=study.servers,
         prices=other_prices(prices, study.cluster, priced) if priced else prices,
     )
 

@@ -96,8 +96,8 @@ def of_all_studies(function: _Command) -> _Command:
 _LEFT_OUT = {  # table of a study -> commands that count it, what the others say
     "data": (("predict", "goodput"), "[data] is left out here; predict and goodput count the wait for it"),
     "servers": (
-        ("predict",),
-        "[servers] is left out here: the answer is of replicas that sum; predict has that with servers",
+        ("predict", "compare"),
+        "[servers] is left out here: the answer is of replicas that sum; predict and compare have that with servers",
     ),
     "energy": (("predict", "goodput"), "[energy] is left out here; predict and goodput draw it"),
 }

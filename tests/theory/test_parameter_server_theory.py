@@ -116,12 +116,27 @@ def test_what_servers_cannot_do_is_told_together(capsys: pytest.CaptureFixture[s
     assert "servers.staleness" in told
 
 
-def test_commands_that_leave_servers_out_say_so(capsys: pytest.CaptureFixture[str]) -> None:
-    study = ["--model", "gpt2", "--set", "plan.seq_len=512", "--set", "servers.count=2", "--set", "energy.tokens=1B"]
+def test_commands_count_servers_or_say_that_they_leave_them_out(capsys: pytest.CaptureFixture[str]) -> None:
+    study = [
+        "--model",
+        "gpt2",
+        "--set",
+        "plan.seq_len=512",
+        "--set",
+        "servers.staleness=1",
+        "--set",
+        "energy.tokens=1B",
+    ]
     study += ["--set", "plan.zero=0", "--set", "plan.data_parallel=ddp", "--set", "plan.dp_replicate=8"]
-    assert main(["compare", *study, "--no-ablations", "--what-if", "plan.micro_batch_size=2"]) == 0
-    told = capsys.readouterr().err
-    assert told.count("[servers] is left out here") == 1
-    assert "[energy] is left out here" in told
-    assert main(["predict", *study]) == 0
-    assert "left out" not in capsys.readouterr().err
+    assert main(["compare", *study, "--no-ablations", "--what-if", "servers.count=4", "--json"]) == 0
+    told = capsys.readouterr()
+    assert "[servers]" not in told.err
+    assert "[energy] is left out here" in told.err
+    one, four = json.loads(told.out)["subjects"]
+    assert main(["predict", *study, "--json"]) == 0
+    alone = capsys.readouterr()
+    assert "left out" not in alone.err
+    assert one["served_tokens_per_s"] == json.loads(alone.out)["servers"]["tokens_per_s"] < four["served_tokens_per_s"]
+    assert one["step_s"] == four["step_s"]
+    assert main(["goodput", *study, "--steps", "100", "--replicas", "2"]) == 0
+    assert "[servers] is left out here" in capsys.readouterr().err

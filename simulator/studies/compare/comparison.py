@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from simulator.predict import Prediction, predict
 from simulator.predict.difference import Difference, Timed, difference, sharing, timed
+from simulator.predict.parameter_server import Servers, served
 from simulator.predict.program import STACK, predict_program
 from simulator.predict.telemetry import Telemetry, telemetry
 from simulator.spec.calibration import Calibration
@@ -28,7 +29,7 @@ SCHEMA_VERSION: Final = 2  # rises when a key is removed or changes its meaning;
 class Subject:
     """One column: its inputs and its name. calibration, stack: None as for `predict`; prices: None: no costs.
 
-    program: what was captured, instead of model and plan; its tokens a step must be known.
+    program: what was captured, instead of model and plan; its tokens a step must be known. servers: beside the plan's replicas.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Subject:
     calibration: Calibration | None = None
     stack: Stack | None = None
     prices: Prices | None = None
+    servers: Servers | None = None
 
     def same_software(self, other: Subject) -> bool:
         """Only machines and prices differ."""
@@ -52,6 +54,13 @@ class Subject:
         assert self.model is not None
         assert self.plan is not None
         return predict(self.model, self.plan, self.cluster, self.calibration, self.stack)
+
+    def served(self, prediction: Prediction) -> float | None:
+        """Tokens a second with parameter servers; None: nobody asks. Raises PlanError."""
+        if self.model is None or self.plan is None or self.servers is None:
+            return None
+        inputs = (self.model, self.plan, self.cluster, self.calibration, self.stack)
+        return served(self.servers, prediction.tokens_per_s, *inputs).tokens_per_s
 
     def counters(self, prediction: Prediction) -> Telemetry | None:
         """What the step does to each part of the machine; nobody counts a captured program's."""
@@ -70,6 +79,7 @@ class Compared:
     gains: tuple[Gain, ...]
     costs: tuple[Cost, ...] = ()
     counters: Telemetry | None = None
+    served_tokens_per_s: float | None = None
 
     @property
     def s_per_token(self) -> float:
@@ -114,7 +124,8 @@ def compare(
         gains = _gains(subject, prediction) if ablate else ()
         row = compared(subject, prediction, rows[0] if rows else None, gains)
         costs = costs_of(prediction, subject.cluster, subject.prices, run_tokens) if subject.prices else ()
-        rows.append(replace(row, costs=costs, counters=subject.counters(prediction) if count else None))
+        counters = subject.counters(prediction) if count else None
+        rows.append(replace(row, costs=costs, counters=counters, served_tokens_per_s=subject.served(prediction)))
     return Comparison(rows=tuple(rows))
 
 
@@ -172,6 +183,7 @@ def _data(row: Compared) -> dict[str, Any]:
         "against_first": asdict(against) | {"distinguishable": against.distinguishable} if against else None,
         "ablations": [asdict(gain) for gain in row.gains],
         "costs": [asdict(one) for one in row.costs],
+        **({"served_tokens_per_s": row.served_tokens_per_s} if row.served_tokens_per_s is not None else {}),
         **({"utilisation": busy(row.counters)} if row.counters is not None else {}),
     }
 

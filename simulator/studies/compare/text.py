@@ -75,6 +75,10 @@ def _figures(rows: tuple[Compared, ...]) -> Table:
         "MFU": [f"{row.prediction.mfu:.1%}" if row.prediction.model_flop_per_step else "-" for row in rows],
         "seconds a token over the first": [_ratio(row) for row in rows],
     }
+    if any(row.served_tokens_per_s for row in rows):
+        figures["tokens/s with servers"] = [
+            "-" if row.served_tokens_per_s is None else f"{row.served_tokens_per_s:,.0f}" for row in rows
+        ]
     for name, values in figures.items():
         table.add_row(name, *values)
     return table
