@@ -16,6 +16,7 @@ from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
+from simulator.spec.software.engine import Engine as EngineTable
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest import render, run
 from simulator.studies.backtest.outcome import RefusedError
@@ -186,6 +187,9 @@ def test_a_step_runs_in_the_next_graph_that_is_captured() -> None:
     keys = (32 * 256,)
     assert [padded(n, (1, 2, 4, 8, 16, 32)) for n in (1, 3, 17, 32, 33)] == [1, 4, 32, 32, 33]
     assert not costs.graphed(Batch(decodes=33, keys=keys))
+    for wrong in ((8, 4), (0, 1), (2, 2)):
+        with pytest.raises(ValueError, match="that grow"):
+            EngineTable.model_validate({"graph_sizes": wrong})
     assert costs.graphed(Batch(decodes=32, keys=keys))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from simulator.base.schema import Strict
 from simulator.base.units import Bytes, Seconds
@@ -106,3 +107,10 @@ class Engine(Strict):
     all_reduce: OwnAllReduce | None = Field(
         default=None, description="the engine's own kernel for small sums; else NCCL's"
     )
+
+    @model_validator(mode="after")
+    def _graphs_in_order(self) -> Self:
+        sizes = self.graph_sizes
+        if any(low >= high for low, high in pairwise((0, *sizes))):
+            raise ValueError(f"graph_sizes {list(sizes)} are not sizes from 1 on that grow")
+        return self
