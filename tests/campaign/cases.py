@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NoReturn
@@ -26,6 +27,7 @@ MOST_BYTES: Final = 2**30
 LONGEST: Final = 2_000  # characters of a line of an error
 CODES: Final = frozenset({0, 1, 2, 3, 4, 5, 130, 141})
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_ASKING: Final = {"socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "urllib.Request"}  # fmt: skip
 _WARNED: Final = re.compile(rb"^\S+\.py:\d+: \w*Warning: ", re.MULTILINE)
 
 
@@ -105,6 +107,8 @@ def _called(case: Seed, folder: Path) -> int:
     os.environ["HOME"] = str(folder.with_suffix(".home"))  # what is kept there goes with the case
     if "ui" in case.argv[:1]:
         threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    if not case.alone:
+        _without_network()
     sys.argv = ["shardwise", *case.argv]
     try:
         return main(list(case.argv))
@@ -116,6 +120,19 @@ def _called(case: Seed, folder: Path) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+@cache
+def _without_network() -> None:
+    """No command has anybody to talk to, from here to the end of this process. Those that run alone may listen."""
+
+    def refuse(event: str, arguments: tuple[object, ...]) -> None:
+        local = event in ("socket.connect", "socket.bind") and isinstance(arguments[1], str | bytes)  # a path
+        if event in _ASKING and not local:
+            msg = f"asks the network: {event}"
+            raise RuntimeError(msg)
+
+    sys.addaudithook(refuse)
 
 
 def _waited(pid: int, started: float) -> tuple[int, resource.struct_rusage]:

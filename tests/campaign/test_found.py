@@ -32,6 +32,8 @@ FOUND = {
     "a capture that is nested deeply": ("trace beside a program", "step.capture.gz", lambda _: gzip.compress(b"[" * 100_000), 3, "no capture"),
     "a collective quicker than light": ("nccl json fit", "all_reduce.json", _new(b"56.3", b"1e-320"), 3, "different sizes"),
     "a sample without a time": ("samples check", "new.jsonl", lambda data: data + json.dumps({"kind": "adamw", "time_s": None, "parameters": 9}).encode() + b"\n", 1, "time_s = None is not a number"),
+    "a degree that is no number": ("torchtitan plan", "job.toml", _new(b"degree = -1", b"degree = nan"), 3, "nan is not a whole number"),
+    "a key of YAML that is a number": ("megatron yaml", "run.yaml", _new(b"  activation_func:", b"  8: 8\n  activation_func:"), 0, ""),
     "a note with a character that a terminal obeys": ("megatron yaml", "run.args", _new(b"--micro", b"--no\x1bsuch 1 --micro"), 0, "no\\x1bsuch"),
 }  # fmt: skip
 

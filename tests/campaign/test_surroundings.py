@@ -82,6 +82,7 @@ _COMMANDS = (
 
 
 def test_no_command_opens_a_connection() -> None:
+    """A few, from the import on; the campaign denies the network to an input of every command."""
     code = f"COMMANDS = {_COMMANDS!r}\n{_WITHOUT_SOCKETS}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

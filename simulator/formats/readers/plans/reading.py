@@ -232,7 +232,7 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        return value
+        return value if abs(value) < 2**62 else None  # neither is NaN
     try:
         number = float(str(value).replace("_", ""))
     except ValueError:

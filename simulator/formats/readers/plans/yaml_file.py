@@ -39,7 +39,15 @@ def read_yaml(text: str, file: str) -> dict[str, Any]:
         raise PlanError(doubles)
     if not isinstance(data, dict):
         raise refused("holds no table", remedy="key: value")
-    return {str(key): value for key, value in data.items()}
+    named: dict[str, Any] = _named(data)
+    return named
+
+
+def _named(data: Any) -> Any:  # noqa: ANN401  plain data
+    """The same with keys that are text at each depth: YAML also takes numbers, dates and null for keys."""
+    if isinstance(data, dict):
+        return {str(key): _named(value) for key, value in data.items()}
+    return [_named(one) for one in data] if isinstance(data, list) else data
 
 
 def _line(event: Any) -> int | None:  # noqa: ANN401  yaml's event classes
