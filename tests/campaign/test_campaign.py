@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import click
 
 from simulator.base.errors import Fault, printable
 from simulator.cli import shardwise
-from tests.campaign.mutate import LEFT_OUT, options_of
+from tests.campaign.mutate import LEFT_OUT, mutated, options_of
 from tests.campaign.seeds import JOURNALED, ROOT, seeds
 from tests.campaign.worker import QUICK
 
