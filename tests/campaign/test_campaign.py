@@ -21,11 +21,23 @@ from tests.campaign.worker import QUICK
 WRITTEN = {"--out", "--export", "--launch-kit", "--save", "--draw", "--plot", "--junit", "--prometheus", "--history", "--stack-file", "--folder", "--moves", "--record"}  # fmt: skip
 SHARED = {"--plan", "--prices", "--program", "--scale-with"}
 
-CASES = 160
+CASES = 150
 
 
 def test_valid_inputs_and_some_mutated_ones_end_as_they_should(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.campaign", "--cases", str(CASES), "--seed", str(QUICK), "--jobs", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.campaign",
+        "--cases",
+        str(CASES),
+        "--seed",
+        str(QUICK),
+        "--jobs",
+        "1",
+        "--minutes",
+        "30",
+    ]
     done = subprocess.run([*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{CASES:,} cases" in done.stdout
@@ -69,6 +81,18 @@ def test_every_file_option_and_argument_is_in_some_input() -> None:
             ):
                 missing.append((*words, one.opts[-1]))
     assert missing == []
+
+
+def test_a_case_that_asks_the_network_is_a_fault() -> None:
+    code = "from tests.campaign.cases import _without_network as w; w(); import socket; socket.create_connection(('127.0.0.1', 9))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "asks the network: socket." in done.stderr
+
+
+def test_a_case_is_the_same_every_time() -> None:
+    for seed in seeds(journals=False)[:8]:
+        assert mutated(seed, random.Random("1:2")) == mutated(seed, random.Random("1:2"))
+    assert any(mutated(seed, random.Random("1:3")) != seed for seed in seeds(journals=False))
 
 
 # What escapes a stranger's words itself; and the two places that write a terminal's own codes
