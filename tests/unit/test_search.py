@@ -489,3 +489,22 @@ def test_what_belongs_to_the_front_is_refused_elsewhere(capsys: pytest.CaptureFi
     told = capsys.readouterr().err
     for words in ("not a count", "is not a picture format", "nowhere.toml"):
         assert words in told
+
+
+def test_a_search_whose_workers_are_gone_has_no_answer_of_the_other_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack that cannot be searched is listed; one that could not be, as nobody was there, must not be."""
+    from simulator.base.errors import Fault
+    from simulator.studies.search import Serial, software
+    from simulator.studies.search.study import SearchBrokenError
+
+    study = SearchStudy(space=_space(stack=("torch-2.6-eager", "deepspeed-0.14")), layouts=True)
+    begun: list[object] = []
+
+    def lost(one: SearchStudy, *_: object) -> object:
+        begun.append(one)
+        raise SearchBrokenError(Fault(place="--scheduler", problem="is gone"))
+
+    monkeypatch.setattr(software, "search", lost)
+    with Serial(study) as engine, pytest.raises(SearchBrokenError, match="is gone"):
+        software.search_stacks(study, engine)
+    assert len(begun) == 1

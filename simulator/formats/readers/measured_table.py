@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Final, TypeVar
 
+from simulator.base.errors import Fault, TableError
 from simulator.base.schema import nearest
 from simulator.formats.readers import collectives_table, memory_table, runs_table, serving_table
 from simulator.formats.readers.collectives_table import is_collectives_table, read_collectives
@@ -15,22 +18,33 @@ from simulator.formats.readers.runs_table import read_runs
 from simulator.formats.readers.serving_table import is_serving_table, read_serving
 from simulator.studies.backtest.rows import Table
 
+RowT = TypeVar("RowT")
+_MOST_ROWS: Final = 20_000
+
 
 def read_measured(path: str | Path) -> Table:
     """The table at `path`, whole. Raises TableError if the file is none."""
     name, header = str(path), header_names(Path(path))
     if is_collectives_table(path):
         unread = tuple(_unread(header, collectives_table.COLUMNS))
-        return Table(name=name, kind="collectives", rows=tuple(read_collectives(path)), unread=unread)
+        return Table(name=name, kind="collectives", rows=_few(read_collectives(path), name), unread=unread)
     if is_memory_table(path):
         unread = tuple(_unread(header, memory_table.COLUMNS))
-        return Table(name=name, kind="memory", rows=tuple(read_memory(path)), unread=unread)
+        return Table(name=name, kind="memory", rows=_few(read_memory(path), name), unread=unread)
     if is_serving_table(path):
         unread = tuple(_unread(header, serving_table.COLUMNS))
-        return Table(name=name, kind="serving", rows=tuple(read_serving(path)), unread=unread)
+        return Table(name=name, kind="serving", rows=_few(read_serving(path), name), unread=unread)
     settings = [column for column in header if setting_of(column)]
     unread = tuple(_unread(header, (*runs_table.COLUMNS, *settings)))
-    return Table(name=name, kind="runs", rows=tuple(read_runs(path)), unread=unread)
+    return Table(name=name, kind="runs", rows=_few(read_runs(path), name), unread=unread)
+
+
+def _few(rows: Iterable[RowT], name: str) -> tuple[RowT, ...]:
+    """All of them. Raises TableError where there are more than anybody has measured: reading alone would take minutes."""
+    found = tuple(islice(rows, _MOST_ROWS + 1))
+    if len(found) > _MOST_ROWS:
+        raise TableError(Fault(place=name, problem=f"has more than {_MOST_ROWS:,} rows", remedy="several tables"))
+    return found
 
 
 def _unread(header: Iterable[str], known: Iterable[str]) -> Iterator[str]:

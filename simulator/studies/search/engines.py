@@ -17,7 +17,7 @@ from simulator.base.processes import RETRIES, pool
 from simulator.studies.search.evaluate import evaluate
 from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.search.space import Branch
-from simulator.studies.search.study import SearchStudy, software_version
+from simulator.studies.search.study import SearchBrokenError, SearchStudy, software_version
 from simulator.studies.search.survey import Survey, Surveyor
 
 
@@ -173,7 +173,10 @@ class _There:
         self._future = self._submitted()
 
     def _submitted(self) -> Any:  # noqa: ANN401  of an extra
-        return self._client.submit(self._run, pure=False, retries=RETRIES)
+        try:
+            return self._client.submit(self._run, pure=False, retries=RETRIES)
+        except Exception as exc:  # noqa: BLE001  a client that is closed says so in a type of its own
+            raise _gone(str(exc)) from None
 
     def result(self) -> Any:  # noqa: ANN401  of the task's own type
         from distributed import KilledWorker
@@ -203,10 +206,10 @@ def _has_workers(client: Any) -> bool:  # noqa: ANN401  of an extra
         return False
 
 
-def _gone(why: str) -> InputError:
+def _gone(why: str) -> SearchBrokenError:
     problem = f"the scheduler or all its workers are gone: {why}"
     remedy = "start them, and run the same command again: with --journal it goes on where it was"
-    return InputError(Fault(place="--scheduler", problem=problem, remedy=remedy))
+    return SearchBrokenError(Fault(place="--scheduler", problem=problem, remedy=remedy))
 
 
 def _versions(client: Any) -> set[str]:  # noqa: ANN401  of an extra

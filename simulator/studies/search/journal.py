@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from simulator.base.errors import Fault, InputError
 from simulator.studies.search.outcome import PlanOutcome
-from simulator.studies.search.study import software_version
+from simulator.studies.search.study import SearchBrokenError, software_version
 
 SCHEMA: Final = "4"  # of the file; another is refused
 _APPLICATION: Final = 0x53485744  # "SHWD": tells our files from other SQLite databases
@@ -117,7 +117,7 @@ class Journal:
         try:
             self._database.execute("INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?)", (key, text, _sum(key, text)))
         except sqlite3.Error as exc:
-            raise InputError(Fault(place=str(self.path), problem=f"cannot be written: {exc}")) from None
+            raise SearchBrokenError(Fault(place=str(self.path), problem=f"cannot be written: {exc}")) from None
 
     def __enter__(self) -> Self:
         return self

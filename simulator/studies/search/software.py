@@ -15,7 +15,7 @@ from simulator.studies.search.driver import Interrupted, Progress, Tell, search
 from simulator.studies.search.engines import Engine
 from simulator.studies.search.journal import Journal
 from simulator.studies.search.report import Counts, SearchReport, compared
-from simulator.studies.search.study import SearchStudy
+from simulator.studies.search.study import SearchBrokenError, SearchStudy
 
 # What is compared where nobody names a stack: FSDP2 without and with torch.compile, Megatron, DeepSpeed
 USUAL: Final = ("torch-2.11-eager", "torch-2.11-compiled", "megatron-core-2025", "deepspeed-0.14")
@@ -50,6 +50,8 @@ def search_stacks(
             left = study.budget * _MORE - sum(report.work for report in found)
             budget = int(left / (len(stacks) - stacks.index(stack)))  # what others leave is for the next
             found.append(search(_under(study, stack, budget), engine, journal, told))
+        except SearchBrokenError:
+            raise
         except InputError as exc:
             without[stack] = exc
         except Interrupted as stop:

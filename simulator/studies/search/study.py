@@ -9,6 +9,7 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Literal
 
+from simulator.base.errors import InputError
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.software.stack import Stack
@@ -18,6 +19,10 @@ from simulator.studies.search.space import Space
 
 Objective = Literal["step", "throughput", "cost", "memory"]
 OBJECTIVES: Final[tuple[Objective, ...]] = ("step", "throughput", "cost", "memory")
+
+
+class SearchBrokenError(InputError):
+    """What a search needs is gone, its workers or its journal's disk: no part of it has an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
