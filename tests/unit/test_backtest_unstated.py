@@ -208,3 +208,13 @@ def test_a_stated_network_has_nics_that_exist(gbps: int, nics: int) -> None:
 @pytest.mark.parametrize("text", ["RTX3090-24GB", "rtx4090", "NVIDIA RTX 4090", "GeForce RTX3090"])
 def test_a_series_written_together_with_its_number(text: str) -> None:
     assert Device.resolve(text) == ("rtx-3090" if "3090" in text else "rtx-4090")
+
+
+def test_an_interval_reaches_to_less_recomputation_than_fits() -> None:
+    """Some layers recomputed lie between none, which is too much for the device, and all, which is predicted."""
+    row = replace(ROW, n_layers=32, d_model=4096, n_heads=32, d_ff=11008, micro_batch=8, global_batch=64, act_ckpt="")
+    (low, step, high), (kept_low, kept, _) = _step(row), _step(replace(row, act_ckpt="none"))
+    whole_low, whole, whole_high = _step(replace(row, act_ckpt="full"))
+    assert "act_ckpt full" in (evaluate_row(row).open or "")
+    assert kept < whole
+    assert (low, step, high) == (min(kept_low, whole_low), whole, whole_high)

@@ -90,7 +90,7 @@ def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
     if len(variants) == 1:
         fits, hangs_on, spanned = _verdict(way, stated=states_recompute(row))
     else:
-        (fits, hangs_on), spanned = _open_verdict(way, variants, fitting), [*filter(_nearly_fits, variants)] or [way]
+        (fits, hangs_on), spanned = _open_verdict(way, variants, fitting), [*_may_have_run(variants, way)] or [way]
     spanned = [*spanned, *_played(also(run.row, run.stack))]
     low_s, high_s = _interval(way, spanned)
     return replace(
@@ -145,6 +145,16 @@ def _nearly_fits(one: _Variant) -> bool:
     """It may have run: a peak of software that leaves things open is not known to a few percent."""
     memory = one.prediction.memory
     return one.prediction.fits or memory.used_bytes <= _NEARLY * memory.capacity_bytes
+
+
+def _may_have_run(variants: Sequence[_Variant], way: _Variant) -> Iterator[_Variant]:
+    """Ways that nearly fit, and those that differ from what is predicted in recomputation alone.
+
+    Between the two lie others that a run can take: some layers recomputed, some tensors kept, as every framework offers.
+    """
+    for each in variants:
+        if _nearly_fits(each) or replace(each.run.row, act_ckpt=way.run.row.act_ckpt) == way.run.row:
+            yield each
 
 
 def _open_verdict(way: _Variant, variants: Sequence[_Variant], fitting: Sequence[_Variant]) -> tuple[bool | None, str]:
