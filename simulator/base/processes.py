@@ -35,13 +35,20 @@ def pool(jobs: int, begin: Callable[..., None] | None = None, arguments: tuple[A
 
 @cache
 def _meeting_place() -> Path:
-    """The folder of this process's sockets. Those of processes that were killed before theirs was gone go now."""
+    """The folder of this process's sockets, claimed as long as it runs."""
     folder = Path(get_temp_dir())
+    claim(folder)
+    return folder
+
+
+def claim(folder: Path) -> int:
+    """Say that a temporary folder PREFIX-... is in use until the descriptor is closed; those that killed processes left go now."""
     for owner in folder.parent.glob(f"{folder.name.partition('-')[0]}-*/{_OWNER}"):
         if abandoned(owner):
             shutil.rmtree(owner.parent, ignore_errors=True)
-    owned(os.open(folder / _OWNER, os.O_WRONLY | os.O_CREAT, 0o600))  # open as long as this process runs
-    return folder
+    descriptor = os.open(folder / _OWNER, os.O_WRONLY | os.O_CREAT, 0o600)
+    owned(descriptor)
+    return descriptor
 
 
 class Crew:

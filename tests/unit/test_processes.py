@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.base.processes import Crew, mapped
+from simulator.base.processes import Crew, claim, mapped
 
 ROOT = Path(__file__).resolve().parents[2]
 _STAYS = """
@@ -82,3 +82,16 @@ def _until(done) -> None:  # noqa: ANN001
             return
         time.sleep(0.05)
     pytest.fail("not within a minute")
+
+
+def test_a_claim_removes_the_folders_of_processes_that_are_gone(tmp_path: Path) -> None:
+    gone, used, new, other = (tmp_path / name for name in ("mine-1", "mine-2", "mine-3", "theirs-1"))
+    for one in (gone, used, new, other):
+        one.mkdir()
+    for one in (gone, other):
+        (one / "owner").touch()
+    held = claim(used)
+    claimed = claim(new)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["mine-2", "mine-3", "theirs-1"]
+    os.close(held)
+    os.close(claimed)

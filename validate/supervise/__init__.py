@@ -10,6 +10,7 @@ No torch in here: what is supervised may be anything.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 import uuid
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from simulator.base.processes import claim
 from validate.supervise.peers import Peers, PlaceInJob
 from validate.supervise.processes import (
     MARK,
@@ -94,8 +96,10 @@ def supervise(
 def scratch_folder() -> Iterator[Path]:
     """A folder that is gone afterwards, whatever happens."""
     folder = Path(tempfile.mkdtemp(prefix="shardwise-"))
+    claimed = claim(folder)
     try:
         yield folder
     finally:
         with ignore_signals():
             shutil.rmtree(folder, ignore_errors=True)
+            os.close(claimed)
