@@ -159,6 +159,8 @@ def _name(op: Op, kernel: Kernel, *, forward: bool) -> str:
         return f"product {op.name} {kernel.layout}"
     if isinstance(kernel, Attention):
         return f"attention {way}"
+    if not isinstance(kernel, Stream):
+        raise TypeError(f"{op.name}: no span is known to be of a {type(kernel).__name__}")
     if op.name == "activation":
         return f"SwiGLU {way}"
     if kernel.op == "elementwise" and op.name in ("product", "nll"):

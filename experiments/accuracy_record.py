@@ -8,7 +8,6 @@ Nothing is predicted here: the figures are those of the pages.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -108,4 +107,4 @@ def write() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(write())
+    write()

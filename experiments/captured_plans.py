@@ -84,7 +84,7 @@ def _of_record(record: dict[str, Any]) -> Case:
     flags += ["--keep-gathered"] * (plan["reshard_after_forward"] is False)
     compiled = "compiled" in plan["stack"]
     settings = str(record.get("allocator_settings") or "")
-    sizes = [record["model"]["name"], plan["seq_len"], plan["micro_batch_size"], plan["num_micro_batches"]]
+    sizes = record["model"]["name"], plan["seq_len"], plan["micro_batch_size"], plan["num_micro_batches"]
     return Case(
         name=_name(*sizes[:3], ranks, kind, plan["recompute"], [*flags, *["--compile"] * compiled], sizes[3])
         + ", expandable" * ("expandable" in settings),
@@ -107,7 +107,7 @@ def _of_plan(one: dict[str, Any], *, fitted: bool) -> Case:
     flags += ["--eager-loss"] * one["compile"]  # whose blocks alone were compiled: the peak is the eager loss's
     if kind == "hsdp":
         flags += ["--shards", str(one["shards"])]
-    sizes = [one["model"], one["seq"], one["mb"], one["accum"]]
+    sizes = one["model"], one["seq"], one["mb"], one["accum"]
     told = [flag for flag in flags if flag == "--keep-gathered"] + ["--compile"] * one["compile"]
     return Case(
         name=_name(*sizes[:3], one["world"], kind, one["ac"], told, sizes[3]) + ", expandable" * bool(one["conf"]),

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from runs_table import meaning, rules, tuning
+from runs_table.frameworks import framework_rule
 from runs_table.published import published
 from runs_table.recipes import published_recipe
 
@@ -125,7 +126,7 @@ def _with_columns(row: RunRow, filled: RunRow) -> RunRow:
     return replace(
         _with_tokens(row),
         **{name: getattr(filled, name) for name in _FILLED},
-        stack=meaning.framework_rule(filled).stack(filled),
+        stack=framework_rule(filled).stack(filled),
         model=known.name if known else "",
         machine=rules.machine(filled) or "",
         nvlink_domain_size=rules.rack_gpus(filled),

@@ -22,6 +22,7 @@ from typing import Any
 import _cpu_accuracy
 
 from simulator import Model, Plan, Stack
+from simulator.spec.plan.records import PrecisionPlan
 from validate.fit.machine import CPU_STACK
 from validate.measure import Job, measure
 from validate.run_plan import append, deadlines, play, read_records
@@ -98,7 +99,7 @@ def tasks(steps: int) -> list[Task]:
         Task(
             mode="cpu",
             model=MODELS[name],
-            plan=Plan(**degrees, **shape, precision="fp32", stack=CPU_STACK),
+            plan=Plan(**degrees, **shape, precision=PrecisionPlan(compute="fp32"), stack=CPU_STACK),
             stack=stack,
             num_steps=steps,
             num_warm_up=2,

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import convert_collectives
 import numpy as np
+from convert_runs import zipped
 
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.work.collectives.cost import call_s
@@ -49,7 +50,7 @@ def carry(table: Path) -> None:
     for source, name in UNRECORDED.items():
         text = text.replace(source, name)
     TABLE.write_bytes(gzip.compress(text, mtime=0))
-    PLAIN.write_bytes(convert_collectives.zipped(convert_collectives.table()))
+    PLAIN.write_bytes(zipped(convert_collectives.table()))
 
 
 def table_of(samples: Sequence[Sample], error: Array) -> str:

@@ -42,11 +42,11 @@ def samples(gpus: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     found = []
     for row in _rows():
         m, n, k = (int(row[name]) for name in "mnk")
-        moved = 2 * (n * k + m * k + m * n)
-        wide = m <= MOST_ROWS and min(n, k) >= SHORTEST and moved >= FEWEST_BYTES
+        num_bytes = 2 * (n * k + m * k + m * n)
+        wide = m <= MOST_ROWS and min(n, k) >= SHORTEST and num_bytes >= FEWEST_BYTES
         known = row["gpu"] in gpus and row["dtype"] in ("bf16", "fp16") and row["layout"] == "TN"
         if known and wide and _UNFILLED not in row["software"]:
-            found.append((moved, float(row["time_us"]) * 1e-6, crc32(f"{n} {k}".encode()) % 2 == 0))
+            found.append((num_bytes, float(row["time_us"]) * 1e-6, crc32(f"{n} {k}".encode()) % 2 == 0))
     moved, seconds, fitted = (np.array(column) for column in zip(*found, strict=True))
     return moved, seconds, fitted.astype(bool)
 

@@ -51,6 +51,7 @@ from simulator.spec.calibration.collective_curves import LinkCurves, default_cur
 from simulator.spec.cluster import Cluster  # noqa: E402
 from simulator.spec.model import Model  # noqa: E402
 from simulator.spec.plan import Plan  # noqa: E402
+from simulator.spec.plan.records import FsdpPlan, OptimizerPlan, RecomputePlan  # noqa: E402
 from simulator.spec.software.stack import IN_STEP, Stack  # noqa: E402
 from simulator.studies.backtest.outcome import RefusedError  # noqa: E402
 from simulator.studies.backtest.resolve import Run, resolve  # noqa: E402
@@ -253,8 +254,10 @@ def fit(
     # A host that keeps ahead of the device leaves no trace, so its time has no slope there: begin on the other side as well
     late = np.array([2.0 if c.name.endswith("_s") else 0.0 for c in coefficients])
     starts = [prior, prior + late * width] if late.any() else [prior]
-    found = min((least_squares(residuals, start, diff_step=1e-3) for start in starts), key=lambda end: float(end.cost))
-    errors = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)))
+    ends = (least_squares(residuals, start, diff_step=np.full(len(start), 1e-3)) for start in starts)
+    found = min(ends, key=lambda end: float(end.cost))
+    jacobian = np.asarray(found.jac)
+    errors = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
     names = [c.name for c in coefficients]
     values = (float(f"{value:.3g}") for value in np.exp(found.x))
     return dict(zip(names, values, strict=True)), dict(zip(names, map(float, errors), strict=True))
@@ -384,8 +387,8 @@ SIZES = {
 class Solo:
     """One rank of a sharded job on one H200, its collectives returning at once."""
 
-    def __init__(self, line: dict[str, object]) -> None:
-        self.name, self.measured_s = str(line["name"]), float(line["step_s"])  # type: ignore[arg-type]
+    def __init__(self, line: dict[str, Any]) -> None:
+        self.name, self.measured_s = str(line["name"]), float(line["step_s"])
         layers, width, heads, kv, d_ff, vocab = SIZES[str(line["model"])]
         self.model = Model(
             name=str(line["model"]),
@@ -400,17 +403,17 @@ class Solo:
             positions="rope",
             vocab_size=vocab,
         )
-        world = int(line["world"])  # type: ignore[call-overload]
+        world = int(line["world"])
         shards = line["shards"] or (8 if line["strategy"] == "hsdp" else world)
         self.plan = Plan(
-            dp_shard=shards,  # type: ignore[arg-type]
-            dp_replicate=world // shards,  # type: ignore[operator]
-            seq_len=line["seq"],  # type: ignore[arg-type]
-            micro_batch_size=line["mb"],  # type: ignore[arg-type]
-            num_micro_batches=line["accum"],  # type: ignore[arg-type]
-            recompute=line["ac"],  # type: ignore[arg-type]
-            optimizer_impl=line["opt"],  # type: ignore[arg-type]
-            reshard_after_forward=None if line["reshard"] else False,
+            dp_shard=shards,
+            dp_replicate=world // shards,
+            seq_len=line["seq"],
+            micro_batch_size=line["mb"],
+            num_micro_batches=line["accum"],
+            recompute=RecomputePlan(mode=line["ac"]),
+            optimizer=OptimizerPlan(impl=line["opt"]),
+            fsdp=FsdpPlan(reshard_after_forward=None if line["reshard"] else False),
         )
         self.cluster = Cluster.load("hgx-h200-8", max(1, world // 8))
         self.calibration = Calibration.for_device(self.cluster.device)

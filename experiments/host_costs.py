@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -80,12 +81,12 @@ class Block(nn.Module):
         part = self.attention
         q, k, v = (getattr(part, name)(x) for name in ("q", "k", "v"))
         heads = [y.view(*y.shape[:2], -1, WIDTH // HEADS).transpose(1, 2) for y in (q, k, v)]
-        o = functional.scaled_dot_product_attention(*heads, is_causal=True)
-        return part.out(o.transpose(1, 2).reshape(*q.shape))  # type: ignore[operator]
+        o = functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
+        return part.out(o.transpose(1, 2).reshape(*q.shape))
 
     def _mlp(self, x: torch.Tensor) -> torch.Tensor:
         part = self.mlp
-        return part.down(functional.silu(part.gate(x)) * part.up(x))  # type: ignore[operator]
+        return part.down(functional.silu(part.gate(x)) * part.up(x))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norms[0](x))
@@ -189,7 +190,8 @@ def stage_3() -> Iterator[tuple[str, float, float]]:
     """Of a layer in DeepSpeed's stage 3 and of the same without: forward, and backward."""
     import deepspeed
 
-    import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # collectives by gloo
+    backend: Any = import_module("deepspeed.comm.torch")
+    backend.build_shm_op = lambda: None  # collectives by gloo
     deepspeed.init_distributed("gloo")
     zero = {"stage": 3, "stage3_param_persistence_threshold": 100}
     settings = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 10**6, "bf16": {"enabled": True}}

@@ -95,10 +95,10 @@ def judged(source: str, rows: Sequence[RunRow], *, described: bool) -> Judged | 
     chosen = choose(runs, TAUGHT)
     learned = posterior([runs[i] for i in chosen])
     rest = [run for i, run in enumerate(runs) if i not in chosen]
-    before, after = [_before(run) for run in rest], [_after(run, learned) for run in rest]
+    before, wide_before = np.array([_before(run) for run in rest]).T
+    after, wide_after = np.array([_after(run, learned) for run in rest]).T
     taught = tuple(runs[i].id for i in chosen)
-    return Judged(source, described, taught, *map(np.array, zip(*before, strict=True)),
-                  *map(np.array, zip(*after, strict=True)), learned)  # fmt: skip
+    return Judged(source, described, taught, before, wide_before, after, wide_after, learned)
 
 
 def choose(runs: Sequence[Observed], count: int) -> list[int]:

@@ -25,6 +25,7 @@ from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Offload, Plan
+from simulator.spec.plan.records import DeepSpeedPlan, PrecisionPlan, RecomputePlan
 from simulator.spec.software.stack import Stack
 from simulator.work.offload import Object, hierarchy, place
 
@@ -74,13 +75,13 @@ def asked(
         zero=zero,
         dp_shard=cluster.num_devices,
         seq_len=1024,
-        precision="fp16",
+        precision=PrecisionPlan(compute="fp16"),
         micro_batch_size=micro_batch_size,
         num_micro_batches=accumulated,
-        recompute="full",
+        recompute=RecomputePlan(mode="full"),
         offload=offload,
         # the papers' models leave little room for a gigabyte of bucket
-        reduce_bucket_numel=200_000_000,
+        deepspeed=DeepSpeedPlan(reduce_bucket_numel=200_000_000),
     )
     return answer(model, plan, cluster)
 

@@ -24,10 +24,10 @@ from simulator.base.errors import InputError
 from simulator.formats.readers.runs_table import RunRow, read_runs
 from simulator.predict import predict
 from simulator.predict.difference import Timed, difference, timed
-from simulator.studies.backtest.evaluate import measured_step_s
 from simulator.studies.backtest.measured import NoStepTimeError
 from simulator.studies.backtest.outcome import RefusedError, RowOutcome
 from simulator.studies.backtest.resolve import resolve
+from simulator.studies.backtest.work import measured_step_s
 
 RUNS = Path(__file__).parent / "measured" / "runs-plain.csv.gz"
 _GRID = (

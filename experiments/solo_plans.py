@@ -39,7 +39,7 @@ def case(
     **more: Any,  # noqa: ANN401  fields of Plan
 ) -> dict[str, Any]:
     """A plan by its usual numbers; `more` are fields of Plan, `record` and `settings` (of the allocator) apart."""
-    apart = {name: more.pop(name) for name in ("record", "settings") if name in more}
+    apart: dict[str, Any] = {name: more.pop(name) for name in ("record", "settings") if name in more}
     degrees = {"dp_shard": world} if "zero" not in more or more["zero"] else {"dp_replicate": world}
     sizes = {"seq_len": seq_len, "micro_batch_size": micro_batch_size, "recompute": recompute}
     return {"model": model, "plan": {"stack": EAGER, **degrees, **sizes, **more}, **apart}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Final
 
@@ -40,7 +40,7 @@ def picture(title: str, figures: Sequence[Figure], numbers: Sequence[Number]) ->
     return "\n".join([*lines, "</svg>\n"])
 
 
-def _row(y: float, figure: Figure, number: Number, x, ends: tuple[float, float]) -> list[str]:  # noqa: ANN001  a local function
+def _row(y: float, figure: Figure, number: Number, x: Callable[[float], float], ends: tuple[float, float]) -> list[str]:
     lines = []
     if figure.decides:
         low, high = (x(min(max(limit, ends[0]), ends[1])) for limit in figure.limits)

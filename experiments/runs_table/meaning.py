@@ -158,8 +158,8 @@ def _cluster_of(row: RunRow) -> Cluster:
         cluster = _preset(preset, num_devices)
     rack = rack_gpus(row)
     cluster = cluster if rack is None else cluster.model_copy(update={"nvlink_domain_size": rack})
-    habits = described(row)[1].defaults.items()  # of the software that measured the job's fabric
-    habits = tuple((key, value) for key, value in habits if key.startswith("fabric."))
+    defaults = described(row)[1].defaults.items()  # of the software that measured the job's fabric
+    habits = tuple((key, value) for key, value in defaults if key.startswith("fabric."))
     return as_measured(cluster, replace(row, settings=(*habits, *row.settings)))
 
 
