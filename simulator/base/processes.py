@@ -22,14 +22,18 @@ ItemT = TypeVar("ItemT")
 FoundT = TypeVar("FoundT")
 COLLECT: Final = 50_000, 20, 50  # a simulation makes many objects and few cycles: collect them less often
 RETRIES: Final = 5  # of a task whose process died
+_DEEPEST: Final = 89  # bytes of a folder: a socket's path has 107 (Linux's sockaddr_un), and its name in there takes 18
 _OWNER: Final = "owner"  # a file, locked by the process whose folder it lies in
 CHUNK: Final = 8  # items that one process takes at once
 
 
 def pool(jobs: int, begin: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()) -> ProcessPoolExecutor:
-    """So many processes, forked from one that has loaded nothing of ours. begin(*arguments) is called first in each."""
-    context = multiprocessing.get_context("forkserver")
+    """So many processes, forked from one that has loaded nothing of ours. begin(*arguments) is called first in each.
+
+    Where temporary folders are too deep for the server's socket, each starts from nothing: a second later, and the same.
+    """
     folder = _meeting_place()
+    context = multiprocessing.get_context("forkserver" if len(os.fsencode(folder)) <= _DEEPEST else "spawn")
     return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(folder, begin, arguments))
 
 

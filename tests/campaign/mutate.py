@@ -22,7 +22,7 @@ from tests.campaign.seeds import Seed
 # names that escape a folder or a terminal, text in no single encoding.
 HOSTILE: Final[tuple[str, ...]] = (
     "", "0", "-1", "1", "2", "3", "7", "1e309", "-1e309", "nan", "NaN", "inf", "-Infinity", "1e-320", "0.1", "9" * 25, "-" + "9" * 400, "1" + "0" * 5000,
-    "0x10", "1_000", "٣", "½", "true", "null", "None", "[]", "{}", "[[[]]]", "''", '"', "\\", "../../../nowhere/passwd", "/dev/full", "/dev/zero", ".", "-", "--", "--help",
+    "0x10", "1_000", "٣", "½", "true", "null", "None", "[]", "{}", "[[[]]]", "''", '"', "\\", "../../../../../../../../dev/null/passwd", "/dev/full", "/dev/zero", ".", "-", "--", "--help",
     "a" * 300, "a" * 70_000, "\0", "\x1b[31mred\x1b[0m", "\x07", "\r\n", "\u202eabc", "😀", "\ud800".encode("utf-16", "surrogatepass").decode("utf-16", "replace"),
     "1GB", "1GiB", "-5GB/s", "1e400GB/s", "us", "4294967296", "18446744073709551616", "$(reboot)", "${X}", "`id`", "; rm x", "%s%n", "{0.__class__}", "0-99999999999", "1,2,,3", "=", "a=b=c", "*",
 )  # fmt: skip

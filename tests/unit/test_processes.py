@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -58,13 +60,14 @@ def test_a_process_that_dies_loses_nothing(tmp_path: Path) -> None:
         assert list(crew.mapped(abs, [-1])) == [1]
 
 
-def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deep", [False, True], ids=["folder for a socket", "folder too deep for a socket"])
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path, *, deep: bool) -> None:
     script = tmp_path / "stays.py"
     script.write_text(_STAYS)
     seen = tmp_path / "seen"
     seen.mkdir()
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
+    temporary = tmp_path / ("d" * 120) if deep else Path(tempfile.mkdtemp(prefix="sw"))
+    temporary.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
     parent = subprocess.Popen([sys.executable, script, seen], env=environment)
     try:
@@ -73,7 +76,8 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         parent.kill()
         parent.wait()
     _until(lambda: not any(Path("/proc", child.name).exists() for child in seen.iterdir()))
-    assert not list(temporary.iterdir())  # the folder of their sockets is gone with them
+    assert deep or not list(temporary.iterdir())  # the folder of their sockets is gone with them
+    shutil.rmtree(temporary)
 
 
 def _until(done) -> None:  # noqa: ANN001
