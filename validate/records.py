@@ -106,6 +106,7 @@ class ShapeOfRun(_Part):
     schema_version: Literal[1]
     mode: Literal["full", "solo", "cpu", "fake", "program", "imported"]
     verdict: str
+    machine: dict[str, Any] | None = None
     device: str | None = None
     num_ranks: Annotated[int, Field(ge=1)] | None = None
     time: Times | None = None

@@ -167,3 +167,10 @@ def test_a_timeline_too_long_for_a_page_is_drawn_together_and_covers_the_same_ti
     assert end * told["tick_s"] == pytest.approx(count - 0.25)
     assert told["together_s"] > 1
     assert len(json.dumps(told, separators=(",", ":"))) < MOST_BYTES / 40
+
+
+def test_a_slice_of_a_gpu_has_a_page_without_a_node(tmp_path: Path) -> None:
+    page = tmp_path / "slice.html"
+    asked = ["predict", "--model", "gpt2", "--gpus", "1xh100:3g.40gb", "--seq-len", "512", "--html", str(page)]
+    assert main(asked) == 0
+    assert "gpt2" in page.read_text(encoding="utf-8")
