@@ -291,7 +291,8 @@ def _padding(lowering: Lowering) -> list[Source]:
     """What shards hold beyond the parameters, where that is much."""
     shard, plan = shard_of(lowering.model, lowering.plan), lowering.plan
     cut = units(shard, plan)
-    factor = summed(unit.padded_numel for unit in cut) / summed(unit.numel for unit in cut)
+    numel = summed(unit.numel for unit in cut)  # none where nothing that is trained is sharded
+    factor = summed(unit.padded_numel for unit in cut) / numel if numel else 1.0
     if factor < _PADDED:
         return []
     dealt = {"experts"} if plan.ep > 1 else {"experts", "rows_with_ep"}

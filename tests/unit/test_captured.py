@@ -282,6 +282,8 @@ def test_a_file_reads_back_and_is_the_same_each_time(tmp_path: Path) -> None:
         ({"format": "other"}, "no capture"),
         ({"version": 3}, "version 3 of captures"),
         ({"names": 3}, "names: is no list"),
+        ({"signatures": [["mm", [], []]]}, "signatures.0: no [namespace.operator"),
+        ({"signatures": [["aten.mm.default", []], 3]}, "signatures.1: no [namespace.operator"),
         ({"events": [[99, 1]]}, "is no event"),
         ({"events": [[Kind.OPERATOR, 5, 0, 0, 0]]}, "is no event"),
         ({"events": [[Kind.FREE]]}, "is no event"),

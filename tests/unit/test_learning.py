@@ -214,6 +214,13 @@ def test_a_covariance_of_other_coefficients_is_refused(tmp_path: Path) -> None:
         Learned.load(tmp_path / "a.learned.json")
 
 
+@pytest.mark.parametrize("key", ["scatter", "reach"])
+def test_a_width_that_no_interval_has_is_refused(tmp_path: Path, key: str) -> None:
+    (tmp_path / "a.learned.json").write_text(json.dumps(_file(_TRUTH).model_dump(mode="json") | {key: 1e30}))
+    with pytest.raises(CalibrationError, match=f"{key}: must be at most"):
+        Learned.load(tmp_path / "a.learned.json")
+
+
 def test_a_prediction_moves_with_what_was_learned_and_says_so(runs: list[Observed], found: Posterior) -> None:
     run = runs[0].run
     plain = Calibration.for_device(run.cluster.device)

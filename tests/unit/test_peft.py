@@ -393,3 +393,10 @@ def test_pefts_file_is_read_or_every_fault_of_it_told(data: object, says: object
     with pytest.raises(InputError) as caught:
         read_adapter_config(file)
     assert len(caught.value.faults) == says
+
+
+def test_shards_of_nothing_are_not_padded() -> None:
+    """Prefixes of latent attention, whose keys and values have no heads of their own, are nothing that is trained."""
+    plan = Plan(dp_shard=8, seq_len=512, peft="prefix")
+    prediction = predict(Model.load("deepseek-v2-lite"), plan, Cluster.load("hgx-h200-8"))
+    assert not any(source.what == "padded shards" for source in prediction.sources)

@@ -24,6 +24,7 @@ _KEYS: Final = {
     "signatures": list, "names": list, "groups": list, "ranks": list,
 }  # fmt: skip
 _RANK: Final = {"rank": int, "steady": int, "categories": dict, "answers": dict, "events": list}
+_OF_SIGNATURE: Final = 3  # name, arguments, results
 _DIGITS: Final = 20  # of a storage's number
 _GZIP: Final = b"\x1f\x8b"
 _WHOLE: Final = {int}
@@ -104,6 +105,7 @@ def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON
         except (ValueError, TypeError, LookupError, AttributeError) as exc:
             raise InputError(Fault(place=f"{place}: tokens", problem=f"no events: {exc}", remedy=_AGAIN)) from None
     _check_keys(data, _KEYS, place)
+    _check_signatures(data["signatures"], f"{place}: signatures")
     for one in data["ranks"]:
         _check_keys(one, _RANK, f"{place}: ranks")
         _check_host(one, f"{place}: rank {one['rank']}: host")
@@ -122,6 +124,16 @@ def _of_rank(head: Mapping[str, Any], one: Mapping[str, Any]) -> Capture:
     categories = {int(storage): name for storage, name in one["categories"].items()}
     host = {Phase[phase.upper()]: tuple(counts) for phase, counts in one.get("host", {}).items()}
     return Capture(**head, **{**{name: one[name] for name in _RANK}, "categories": categories, "host": host})
+
+
+def _check_signatures(found: list[Any], place: str) -> None:
+    faults = [
+        Fault(place=f"{place}.{number}", problem="no [namespace.operator, arguments, results]", remedy=_AGAIN)
+        for number, one in enumerate(found)
+        if not (isinstance(one, list) and len(one) == _OF_SIGNATURE and isinstance(one[0], str) and "." in one[0])
+    ]
+    if faults:
+        raise InputError(faults)
 
 
 def _check_categories(found: object, place: str) -> None:

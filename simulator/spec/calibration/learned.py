@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal, Self, get_args
+from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -42,13 +42,18 @@ _MARK: Final = "learned"
 Values = Mapping[CoefficientName, float]  # logarithms of factors; of ADDED the number itself
 
 
+# Of one sigma of log time, and of a 90 % quantile in sigmas (Student's with one degree of freedom has 6.3): beyond them an interval
+# says nothing, and its end is no number
+WIDEST, FURTHEST = 10.0, 20.0
+
+
 class Coefficient(Strict):
     """One coefficient. value: logarithm of its factor, or what is added (ADDED); prior_sigma, sigma: before and after, one sigma."""
 
     name: CoefficientName
     value: float
-    prior_sigma: float = Field(gt=0)
-    sigma: float = Field(ge=0)
+    prior_sigma: float = Field(gt=0, le=WIDEST)
+    sigma: float = Field(ge=0, le=WIDEST)
 
 
 class Learned(Strict):
@@ -63,9 +68,9 @@ class Learned(Strict):
     name: str = Field(min_length=1)
     runs: tuple[str, ...] = Field(strict=False, min_length=1)
     coefficients: tuple[Coefficient, ...] = Field(strict=False, min_length=1)
-    covariance: tuple[tuple[float, ...], ...] = Field(strict=False)
-    scatter: float = Field(ge=0)
-    reach: float = Field(gt=0)
+    covariance: tuple[tuple[Annotated[float, Field(ge=-(WIDEST**2), le=WIDEST**2)], ...], ...] = Field(strict=False)
+    scatter: float = Field(ge=0, le=WIDEST)
+    reach: float = Field(gt=0, le=FURTHEST)
     nodes: float = Field(ge=1, default=1.0)
 
     @model_validator(mode="after")
