@@ -83,7 +83,9 @@ def _surrounded(seed: Seed, rng: random.Random) -> Seed:
 def _large(data: bytes, rng: random.Random) -> bytes:
     """One of its lines so often that the file is large, or its all, or what is inside."""
     with suppress(OSError, EOFError, zlib.error):
-        return gzip.compress(_large(gzip.decompress(data), rng), 1, mtime=0)
+        inner = gzip.decompress(data)
+        if inner:  # of nothing, nothing is inside without end
+            return gzip.compress(_large(inner, rng), 1, mtime=0)
     lines = data.splitlines(keepends=True) or [b"x"]
     at = rng.randrange(len(lines))
     many = rng.choice((lines[at], data, b" ", b"[", b"\n", b"x = 1\n"))

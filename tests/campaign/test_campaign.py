@@ -13,7 +13,7 @@ import click
 
 from simulator.base.errors import Fault, printable
 from simulator.cli import shardwise
-from tests.campaign.mutate import LEFT_OUT, mutated, options_of
+from tests.campaign.mutate import LARGE, LEFT_OUT, _large, mutated, options_of
 from tests.campaign.seeds import JOURNALED, ROOT, seeds
 from tests.campaign.worker import QUICK
 
@@ -126,3 +126,7 @@ def test_no_words_of_a_stranger_reach_the_terminal_as_they_are() -> None:
     assert "70,0" in told
     assert len(told) < 2000
     assert printable("two\nlines\tand a tab") == "two\nlines\tand a tab"
+
+
+def test_an_empty_file_is_made_large_too() -> None:
+    assert len(_large(b"", random.Random(1))) >= LARGE // 2
