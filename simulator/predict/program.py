@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from simulator.base.errors import EngineError, Fault, InputError
@@ -105,27 +105,24 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
     use, trace = min(held.values(), key=lambda one: (-one[0].fit.rank, one[0].capacity_bytes - one[0].used_bytes))
     if only_fitting and use.fit is not Fit.FITS:
         return None
-    programs = _programs(scripts, column, plan, cluster, stack, calibration, curves)
-    played = played_programs(capture.target, programs)
+    played = played_programs(capture.target, _programs(scripts, column, plan, cluster, stack, calibration, curves))
     script = scripts.get(int(played.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
     played = with_stalls(played, use, calibration)
     spread = _spread(played, script, stack, calibration, Mesh(plan, cluster), curves)
     peak_flop_per_s = _peak(scripts.values(), device)
-    flop = column.num_ranks * sum(one.flop for one in scripts.values())
-    floor_s = max(one.flop for one in scripts.values()) / peak_flop_per_s
-    reach = Z90 * math.sqrt(stack.fitted.sigma**2 + sum(one**2 for one in spread.values()))
+    low_s, high_s = _reach(played.step_s, scripts.values(), spread, stack, peak_flop_per_s)
     return Prediction(
         model=capture.target,
         cluster=cluster.name,
         num_devices=capture.world_size,
         step_s=played.step_s,
-        low_s=max(played.step_s * math.exp(-reach), min(played.step_s, floor_s)),
-        high_s=played.step_s * math.exp(reach),
+        low_s=low_s,
+        high_s=high_s,
         lower_s=played.lower_s,
         upper_s=played.upper_s,
         tokens_per_step=capture.tokens_per_step if tokens_per_step is None else tokens_per_step,
         model_flop_per_step=0,
-        hardware_flop_per_step=flop,
+        hardware_flop_per_step=column.num_ranks * sum(one.flop for one in scripts.values()),
         peak_flop_per_s=peak_flop_per_s,
         breakdown=dict(played.breakdown),
         communication=dict(played.communication),
@@ -145,6 +142,19 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
         stack_sigma=stack.fitted.sigma,
         kinds=_kinds(column, played, held, device),
     )
+
+
+def _reach(
+    step_s: float,
+    scripts: Collection[CapturedScript],
+    spread: Mapping[str, float],
+    stack: Stack,
+    peak_flop_per_s: float,
+) -> tuple[float, float]:
+    """Ends of the 90 % interval, not below the largest rank's FLOP at the device's peak."""
+    reach = Z90 * math.sqrt(stack.fitted.sigma**2 + sum(one**2 for one in spread.values()))
+    floor_s = max(one.flop for one in scripts) / peak_flop_per_s
+    return max(step_s * math.exp(-reach), min(step_s, floor_s)), step_s * math.exp(reach)
 
 
 def _programs(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from simulator.base.errors import ClusterError, ModelError, PlanError, StackError
+from simulator.base.errors import ClusterError, ModelError, PlanError, StackError, TableError
 from simulator.formats.readers.measured_table import read_measured
 from simulator.formats.readers.run_settings import column_of
 from simulator.formats.readers.runs_table import BadRow, RunRow
@@ -274,6 +274,14 @@ def test_every_default_is_a_column_or_a_key_and_every_generic_stack_stands_once(
         }
         assert read_measured(table(tmp_path, **columns)).unread == (), name
         assert run_of(tmp_path, stack=name, zero_or_fsdp="", act_ckpt="").stack.name == name
+
+
+def test_a_field_has_one_spelling_and_one_column(tmp_path: Path) -> None:
+    nested, flat = (read(tmp_path, **{name: "1f1b"}).of("plan") for name in ("pipeline.schedule", "schedule"))
+    assert nested == flat == {"schedule": "1f1b"}
+    two = {"schedule": "1f1b", "pipeline.schedule": "gpipe", "reduce_dtype": "fp32", "precision.reduce": "fp32"}
+    with pytest.raises(TableError, match=r"(?s)2 faults.*schedule and pipeline\.schedule are one field.*reduce_dtype"):
+        read(tmp_path, **two)
 
 
 def test_what_documents_leave_open_is_filled_in_every_way(tmp_path: Path) -> None:

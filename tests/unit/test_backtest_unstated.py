@@ -129,6 +129,15 @@ def test_the_first_method_that_is_named_is_the_rows() -> None:
         assert adapted(replace(ROW, notes=remark)) == (replace(ROW, notes=remark),)
 
 
+def test_a_sentence_after_targets_and_a_method_that_is_denied_cost_nothing() -> None:
+    sentence = replace(ROW, notes="LoRA r=16; the run targets throughput, latency")
+    plain = adapted(replace(ROW, notes="LoRA r=16"))
+    assert [way.settings for way in adapted(sentence)] == [way.settings for way in plain]
+    assert evaluate_row(sentence).status == "ok"
+    denied = replace(ROW, notes="without LoRA")
+    assert adapted(denied) == (denied,)
+
+
 @pytest.mark.parametrize(
     ("text", "leaves"),
     [
@@ -136,6 +145,10 @@ def test_the_first_method_that_is_named_is_the_rows() -> None:
         ("CPU offload = yes", ("host", "host", "none")),
         ("optimizer offload", ("none", "host", "none")),
         ("activation offload", ("none", "none", "host")),
+        ("no activation offload", ("none", "none", "none")),
+        ("without optimizer offload", ("none", "none", "none")),
+        ("activation_offload: false", ("none", "none", "none")),
+        ("no overlap; optimizer_offload = no, activation_offloading=true", ("none", "none", "host")),
     ],
 )
 def test_what_a_note_says_leaves_the_device(text: str, leaves: tuple[str, str, str]) -> None:
@@ -167,6 +180,10 @@ def test_layers_that_stages_cannot_share_evenly() -> None:
     row = replace(ROW, framework="Megatron-LM 2025", n_layers=7, n_gpus=4, pp=4, micro_batch=1, global_batch=8)
     assert resolve(row).plan.pipeline.stage_layers == (2, 2, 2, 1)
     assert resolve(replace(row, n_layers=8)).plan.pipeline.stage_layers is None
+    narrow = replace(row, precision="fp8", settings=(("plan.first_layers_bf16", 1),))
+    assert resolve(narrow).plan.pipeline.stage_layers == (2, 2, 2, 1)
+    stated = replace(row, settings=(("plan.stage_layers", (1, 2, 2, 2)),))
+    assert resolve(stated).plan.pipeline.stage_layers == (1, 2, 2, 2)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Final
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from simulator.base.records import Nested
 from simulator.base.schema import Strict, model_at
 from simulator.formats.readers.csv_table import Parser, integer_cell, number_cell, text_cell
 from simulator.spec.cluster.measured import COLLECTIVES
@@ -41,14 +42,21 @@ def column_of(setting: str) -> str:
 
 
 def setting_of(column: str) -> str | None:
-    """The key behind its noun (`plan.reduce_dtype`) where the column is one; None where it is none."""
+    """The key behind its noun, by its flat name (`plan.reduce_dtype`), where the column is one; None where it is none."""
     if column in _NAMED:
         return _NAMED[column]
     first, _, rest = column.partition(".")
     noun, path = (first, rest) if first in _NOUNS and rest else ("plan", column)
     *tables, key = path.split(".")
     owner = model_at(_NOUNS.get(noun, Plan), tables)
-    return f"{noun}.{path}" if owner is not None and key in _written(owner) else None
+    return f"{noun}.{_flat(noun, path)}" if owner is not None and key in _written(owner) else None
+
+
+def _flat(noun: str, path: str) -> str:
+    """The flat name of what a path of keys names: one spelling, by which a row is asked for it."""
+    owner = _NOUNS.get(noun, Plan)
+    names = owner.flat_names if issubclass(owner, Nested) else {}
+    return next((name for name, place in names.items() if place == path), path)
 
 
 def _written(owner: type[BaseModel]) -> Mapping[str, FieldInfo]:

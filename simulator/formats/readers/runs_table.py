@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from simulator.base.errors import Fault
+from simulator.base.errors import Fault, TableError
 from simulator.base.schema import nearest
 from simulator.formats.readers.csv_table import (
     CellError,
@@ -88,12 +88,13 @@ REQUIRED: tuple[str, ...] = (
 def read_runs(path: str | Path) -> Iterator[RunRow | BadRow]:
     """The table's records in order. `path` is a .csv, or the same compressed with gzip.
 
-    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column or repeats one.
-    A bad record is yielded as a BadRow and the rest goes on.
+    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column, repeats one or has
+    two of one field. A bad record is yielded as a BadRow and the rest goes on.
     """
     seen: dict[str, int] = {}
     with open_table(Path(path), COLUMNS, REQUIRED, others=True) as (header, records):
         settings = {column: key for column in header if column not in _PARSERS and (key := setting_of(column))}
+        _refuse_two_spellings(path, settings)
         parsers = {**_PARSERS, **{column: setting_parser(key) for column, key in settings.items()}}
         for record in records:
             row = _row(parse_record(record, header, parsers, "id"), record.line, settings)
@@ -101,6 +102,20 @@ def read_runs(path: str | Path) -> Iterator[RunRow | BadRow]:
                 row = repeated(row.line, row.id, seen[row.id], "id")
             seen.setdefault(row.id, row.line)
             yield row
+
+
+def _refuse_two_spellings(path: str | Path, settings: Mapping[str, str]) -> None:
+    """Of one field there is one column: `schedule` or `pipeline.schedule`."""
+    columns: dict[str, list[str]] = {}
+    for column, key in settings.items():
+        columns.setdefault(key, []).append(column)
+    faults = [
+        Fault(place=f"{path}: line 1", problem=f"the columns {' and '.join(each)} are one field", remedy="keep one")
+        for each in columns.values()
+        if len(each) > 1
+    ]
+    if faults:
+        raise TableError(faults)
 
 
 def _row(values: dict[str, Any] | BadRow, line: int, settings: Mapping[str, str]) -> RunRow | BadRow:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from simulator.studies.backtest.models import preset_of
-from simulator.studies.backtest.notes import said
+from simulator.studies.backtest.notes import said, states
 from simulator.studies.backtest.rows import RunRow
 
 # Families whose layers are not softmax attention over the past, by their papers or config.json
@@ -23,9 +23,7 @@ _NOT_DECODER: Final = r"\b(bert|roberta|deberta|modernbert|t5|mt5|flan-?t5|ul2|b
 _ADAPTERS: Final = re.compile(r"\bpeft\b|\badapters?\b", re.IGNORECASE)  # of another kind than LoRA
 # A state-space model of no published pattern, and states in host memory that no column of a plan describes
 _STATE_SPACE: Final = re.compile(r"--hybrid-layer-pattern|--mamba-|\bmamba", re.IGNORECASE)
-_OFFLOAD: Final = re.compile(
-    r"(?<!no )(?<!no-)(?<!without )offload(?!\w*\s*[=:]\s*(?:0|false|none|no|off|n)\b)", re.IGNORECASE
-)
+_OFFLOAD: Final = re.compile("offload", re.IGNORECASE)
 
 
 def inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
@@ -36,7 +34,7 @@ def inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
     known = preset_of(row)
     if "pattern" not in row.of("model") and not (known and known.pattern) and _STATE_SPACE.search(row.notes):
         yield "layers without attention", "a state-space model by its notes, of no published pattern"
-    if _OFFLOAD.search(said(row)) and not any(key.startswith("offload") for key in row.of("plan")):
+    if states(_OFFLOAD, said(row)) and not any(key.startswith("offload") for key in row.of("plan")):
         yield "offload", "stated in the notes"
 
 

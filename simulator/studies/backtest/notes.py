@@ -6,11 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from simulator.base.errors import ArgumentError
+from simulator.spec.plan.peft import PeftPlan
 from simulator.studies.backtest.rows import RunRow
 
 Settings = Mapping[str, Any]
 # Clauses that speak of the table or of what it leaves out, not of this run
 _REMARK: Final = re.compile(r"\brows?\b|\bnot in (?:the )?table\b|\bnot (?:re)?stated\b", re.IGNORECASE)
+# "without optimizer offload", "activation_offload: false"
+_DENIED: Final = re.compile(r"\b(?:no|not|without)[- ](?:[\w-]+ )?$", re.IGNORECASE)
+_SET_OFF: Final = re.compile(r"\w*\s*[=:]\s*(?:0|false|none|no|off|n|disabled)\b", re.IGNORECASE)
 # Training by its name, the first that is named; DeepSeek's ranks (q_lora_rank, kv_lora) are none
 _METHOD: Final = re.compile(
     r"(?P<full>\bfull[- _]?(?:parameters?|fine-?tun\w*|sft)\b)|(?<![a-z_])(?P<quantised>q-?)?lora\b(?![-_]rank)",
@@ -51,16 +56,22 @@ def said(row: RunRow) -> str:
     return ";".join(clause for clause in row.notes.split(";") if not _REMARK.search(clause))
 
 
+def states(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The first place where the text says so and does not deny it."""
+    places = pattern.finditer(text)
+    return next((m for m in places if not (_DENIED.search(text[: m.start()]) or _SET_OFF.match(text, m.end()))), None)
+
+
 def trained(row: RunRow) -> tuple[Settings, ...]:
     """What is trained, once a way that it may be meant: adapters of a stated or usual shape; one empty way where nothing says so."""
     text = f"{row.model_name} {row.framework} {said(row)}"
-    found = None if "peft" in row.of("plan") else _METHOD.search(text)
+    found = None if "peft" in row.of("plan") else states(_METHOD, text)
     if found is None:
         return (_narrow(row, text),)
     if found["full"]:
         return ({"plan.peft": "full", **_narrow(row, text)},)
     every = {**_method(text, quantised=bool(found["quantised"])), **_kept_narrow(row)}
-    every |= {"plan.train_modules": ("embedding", "lm_head")} if _ENDS_TRAINED.search(text) else {}
+    every |= {"plan.train_modules": ("embedding", "lm_head")} if states(_ENDS_TRAINED, text) else {}
     rank = {"plan.lora_rank": int(stated[1])} if (stated := _RANK.search(text)) else {}
     targets = _targets(text)
     usual = [{**_EVERYWHERE, "plan.lora_targets": targets}] if targets else _ADAPTED
@@ -73,16 +84,16 @@ def techniques(row: RunRow) -> Settings:
     for pattern, settings in _TECHNIQUES:
         if settings.keys() & stated.keys() or ("plan.expert_capacity_factor" in settings and (row.n_experts or 1) == 1):
             continue
-        if pattern.search(text):
+        if states(pattern, text):
             found |= settings
     return found
 
 
 def _method(text: str, *, quantised: bool) -> Settings:
     """LoRA beside weights in 16 bits, or in 4 where the method's name or the weights' says so."""
-    if not (quantised or _NF4.search(text) or _GPTQ.search(text)):
+    if not (quantised or states(_NF4, text) or states(_GPTQ, text)):
         return {"plan.peft": "lora"}
-    weights = "gptq" if _GPTQ.search(text) else "nf4_double" if _DOUBLE.search(text) else "nf4"
+    weights = "gptq" if states(_GPTQ, text) else "nf4_double" if states(_DOUBLE, text) else "nf4"
     return {"plan.peft": "qlora", "plan.base_weights": weights}
 
 
@@ -94,13 +105,13 @@ def _kept_narrow(row: RunRow) -> Settings:
 def _narrow(row: RunRow, text: str) -> Settings:
     """Weights and moments in the precision of the run, where the notes say so."""
     stated = row.of("plan")
-    if not _ALL_NARROW.search(text) or row.precision not in ("bf16", "fp16"):
+    if not states(_ALL_NARROW, text) or row.precision not in ("bf16", "fp16"):
         return {}
     return {f"plan.{name}": row.precision for name in ("master_dtype", "optimizer_dtype") if name not in stated}
 
 
 def _targets(text: str) -> tuple[str, ...]:
-    """Modules with adapters, as a plan names them."""
+    """Modules with adapters, as a plan names them; none where a word is no module's."""
     found = _TARGETS.search(text)
     if found is None:
         return ()
@@ -108,4 +119,9 @@ def _targets(text: str) -> tuple[str, ...]:
         return ("all",)
     names = re.split(r" ?[,/+] ?", found[1])
     inputs = {**_MODULES, "w2": "down", "w3": "up"} if "w3" in names else _MODULES
-    return tuple(word for name in names for word in inputs.get(name, name).split())
+    words = tuple(word for name in names for word in inputs.get(name, name).split())
+    try:
+        PeftPlan(method="lora", targets=words)
+    except ArgumentError:  # a sentence about something else
+        return ()
+    return words

@@ -21,6 +21,9 @@ from simulator.studies.backtest.unstated import VOCABULARIES, adapted, adapters_
 _OPEN: Final = ("micro_batch", "zero_or_fsdp", "act_ckpt", "vocab")
 _UNSAID: Final[Mapping[str, tuple[str, ...]]] = {"zero_or_fsdp": ("ddp", "fsdp_full"), "act_ckpt": ("none", "full")}
 _LATER_MICRO_BATCHES: Final = (2, 4)
+_SPLIT: Final = frozenset(
+    ("stage_layers", "first_stage_layers", "last_stage_layers", "embedding_as_layer", "head_as_layer")
+)
 _COLUMNS: Final = {f.name for f in fields(RunRow)}
 
 
@@ -105,12 +108,7 @@ def _dealt(row: RunRow) -> RunRow:
     chunks, layers, stated = (row.pp or 1) * (row.vpp or 1), row.n_layers or 0, row.of("plan").keys()
     most = -(-layers // chunks)
     last = layers - most * (chunks - 1)
-    if (
-        row.pp in (None, 1)
-        or layers % chunks == 0
-        or last < 1
-        or any("layers" in key or key.endswith("_as_layer") for key in stated)
-    ):
+    if row.pp in (None, 1) or layers % chunks == 0 or last < 1 or not _SPLIT.isdisjoint(stated):
         return row
     dealt = (*(most,) * (chunks - 1), last)
     return replace(row, settings=(*row.settings, ("plan.stage_layers", dealt)))
