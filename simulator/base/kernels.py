@@ -132,6 +132,7 @@ class Stream:
     numel: elements of its result, which SMs limit where a kernel handles them one by one (0: not such a kernel).
     transposed_bytes: of what it writes, a second copy that tensor cores need which take fp8 in one layout only (Hopper's); a kernel
         that writes nothing else is not run elsewhere.
+    untimed: no calibration has timed it or its like, so that an interval is wider for it.
     """
 
     op: StreamOp
@@ -140,6 +141,7 @@ class Stream:
     launches: int = 1
     numel: int = 0
     transposed_bytes: int = 0
+    untimed: bool = False
 
     @property
     def flop(self) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from simulator.base.kernels import Kernel
+from simulator.base.kernels import Kernel, Stream
 from simulator.base.sums import summed
 from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import Lowering
+from simulator.play.lower.power import step_kernels
 from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import Source
 from simulator.predict.slopes import (
@@ -22,7 +23,7 @@ from simulator.predict.slopes import (
 )
 from simulator.spec.calibration.collective_curves import DOUBLING_SIGMA
 from simulator.spec.calibration.learned import CoefficientName, Learned
-from simulator.spec.calibration.narrow import BLOCKS_SIGMA, FP4_SIGMA
+from simulator.spec.calibration.narrow import BLOCKS_SIGMA, FP4_SIGMA, ROWS_SIGMA
 from simulator.work.collectives import Links, calibrated
 from simulator.work.collectives import sigma as collective_sigma
 from simulator.work.collectives import source as links_source
@@ -59,6 +60,8 @@ _UNKNOWN_SOFTWARE = 0.25
 # another or sorted lie a factor of 1.05 to 4.4 apart on six plans of one cluster (../docs/background/experts.md); 2 taken for the
 # end of the 90 %
 _UNKNOWN_EXPERTS = math.log(2) / Z90
+# One sigma of the logarithm of a kernel's time that its bytes alone price: a factor of two taken for the end of the 90 %
+_UNTIMED = math.log(2) / Z90
 # One sigma of the logarithm of a host's time: published costs of an eager operator lie at 5 to 15 us, hosts of one GPU generation
 # within that (../docs/background/host.md); 5 to 15 taken for 90 % of them.
 HOST_SIGMA = math.log(3) / (2 * Z90)
@@ -106,6 +109,7 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
         found[category] = weight * one
     if lowering.calibration.kind != "ideal":
         found[HOST] = _host_spread(played)
+        found |= _untimed(lowering, played)
         if stack.known != "described":
             found |= _unnamed(played, unknown=stack.known == "unknown", experts=lowering.model.experts is not None)
     return found
@@ -134,7 +138,7 @@ def _learned_spread(lowering: Lowering, played: SimulatedStep, learned: Learned)
     for category, weight in shares(played.breakdown, played.step_s).items():
         if category in TRANSFER_SIGMA:
             found[category] = weight * TRANSFER_SIGMA[category]
-    return found
+    return found | _untimed(lowering, played)
 
 
 def priors(lowering: Lowering, played: SimulatedStep) -> dict[CoefficientName, float]:
@@ -179,6 +183,23 @@ def _unnamed(played: SimulatedStep, *, unknown: bool, experts: bool) -> dict[str
     return {f"{SOFTWARE}: {name}": one for name, one in found.items() if one}
 
 
+def _untimed(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
+    """What kernels that no calibration timed make of the step, by their share of the time of all kernels."""
+    if not lowering.blocks.untimed:
+        return {}
+    timed = {False: 0.0, True: 0.0}
+    for _, kernel, times in step_kernels(
+        shard_of(lowering.model, lowering.plan), lowering.plan, lowering.stack, lowering.blocks
+    ):
+        timed[isinstance(kernel, Stream) and kernel.untimed] += times * lowering.clock.seconds(kernel)
+    busy = summed(
+        weight
+        for category, weight in shares(played.breakdown, played.step_s).items()
+        if category not in (_LINKS, HOST, *TRANSFER_SIGMA)
+    )
+    return {"kernels without a measurement": _UNTIMED * busy * timed[True] / summed(timed.values())}
+
+
 def _host_spread(played: SimulatedStep) -> float:
     """What a slower or faster host makes of the step, one sigma.
 
@@ -207,8 +228,13 @@ def _kernel_sigma(lowering: Lowering, category: str) -> float:
     one, plan = lowering.calibration.sigma(category), lowering.plan
     if category != "gemm" or not one:
         return one
-    blocks = plan.precision.fp8_recipe == "blockwise" and lowering.device.architecture == "hopper"
-    return math.hypot(one, FP4_SIGMA if plan.precision.compute == "nvfp4" else BLOCKS_SIGMA if blocks else 0.0)
+    if plan.precision.compute == "nvfp4":
+        return math.hypot(one, FP4_SIGMA)
+    scaled: dict[str | None, float] = {
+        "blockwise": BLOCKS_SIGMA if lowering.device.architecture == "hopper" else 0.0,
+        "rowwise": ROWS_SIGMA,
+    }
+    return math.hypot(one, scaled.get(plan.precision.fp8_recipe, 0.0) if plan.narrow else 0.0)
 
 
 def _communication_sigma(lowering: Lowering, played: SimulatedStep, *, spans: bool | None = None) -> float:

@@ -84,3 +84,29 @@ def test_software_that_no_file_names_is_unknown_in_a_table() -> None:
     assert resolve(replace(row, framework="")).stack.known == "assumed"
     assert resolve(replace(row, framework="torchtitan 2025-06")).stack.known == "described"
     assert resolve(replace(row, stack="torch-2.11-eager")).stack.known == "described"
+
+
+def test_kernels_that_nobody_timed_widen_by_their_share() -> None:
+    """Dequantised weights weigh the more, the fewer tokens read them; weights of 16 bits have no such kernel."""
+    adapted = {"dp_shard": 1, "dp_replicate": 8, "zero": 0, "lora_rank": 16, "master_dtype": "bf16"}
+    plain = predicted("described", **adapted, peft="lora")
+    long, short = (predicted("described", **adapted, peft="qlora", seq_len=tokens) for tokens in (4096, 512))
+    name = "kernels without a measurement"
+    assert name not in plain.uncertainty
+    assert 0 < 4 * long.uncertainty[name] < short.uncertainty[name]
+    assert width(plain) < width(long) < width(short)
+
+
+def test_products_with_a_scale_a_row_are_less_known_than_those_with_one() -> None:
+    rows, one = (
+        predicted(stack="torch-2.11-compiled", precision="fp8", fp8_recipe=recipe)
+        for recipe in ("rowwise", "tensorwise")
+    )
+    assert rows.uncertainty["gemm"] > 2 * one.uncertainty["gemm"]
+
+
+def test_mixtures_are_less_known_than_dense_models() -> None:
+    plan = Plan(dp_shard=8, ep=8, seq_len=4096, micro_batch_size=1, stack="torch-2.11-eager")
+    parts = predict(Model.load("mixtral-8x7b"), plan, Cluster.load("hgx-h100-8")).uncertainty
+    assert parts["release of torch-2.11-eager"] > 0.1
+    assert not any(name.startswith("release") for name in predicted(stack="torch-2.11-eager").uncertainty)

@@ -349,9 +349,10 @@ class Fitted(Strict):
         description="one-sigma relative uncertainty of steps that kernels and links do not explain. Of a fitted stack: what "
         "`experiments/fit_stacks.py` measures on plans that it did not see",
     )
+    # 0.11: what releases of the one framework differ by whose tables repeat the same plans (experiments/release_spread.py)
     experts_sigma: float = Field(
         ge=0,
-        default=0.0,
+        default=0.11,
         description="the same of mixtures of experts, besides: what releases of the software differ by. Plans under one stack "
         "share it",
     )

@@ -85,7 +85,7 @@ class Tuning:
             ("strided", n, n),
             ("strided", n, 2 * n),
         )
-        return tuple(stream(op, read, write, numel=n) for op, read, write in passes)
+        return _untimed(*(stream(op, read, write, numel=n) for op, read, write in passes))
 
     @property
     def dequantised(self) -> tuple[Stream, ...]:
@@ -101,7 +101,7 @@ class Tuning:
         if self.s.plan.peft.stored == "nf4_double":  # the scales first, then their offset
             scales = held.beside[0]
             kernels = (stream("elementwise", scales, 4 * scales, 2 * self.experts), *kernels)
-        return kernels
+        return _untimed(*kernels)
 
     @property
     def temporary_bytes(self) -> int:
@@ -115,6 +115,11 @@ class Tuning:
     @property
     def _narrow(self) -> bool:
         return self.s.plan.peft.quantised and self.module not in ("lm_head", "router")
+
+
+def _untimed(*kernels: Stream) -> tuple[Stream, ...]:
+    """Libraries have several kernels for one format, by release and by device, and no calibration has one."""
+    return tuple(replace(kernel, untimed=True) for kernel in kernels)
 
 
 def adapted(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from simulator.base.kernels import Kernel, launches
+from simulator.base.kernels import Kernel, Stream, launches
 
 Category = Literal["gemm", "attention", "scan", "elementwise", "norm", "loss", "embedding"]
 
@@ -153,6 +153,12 @@ class ModelBlocks:
     def kinds(self) -> tuple[Block, ...]:
         """All blocks, one of a kind."""
         return self.embedding, *self.body, self.head
+
+    @property
+    def untimed(self) -> bool:
+        """Some kernels are of a kind that no calibration has timed."""
+        ops = (op for block in self.kinds for op in block.ops)
+        return any(isinstance(k, Stream) and k.untimed for op in ops for k in (*op.forward, *op.backward))
 
 
 def num_launches(block: Block, phase: Literal["forward", "backward"]) -> int:
