@@ -54,7 +54,15 @@ _DEGREES: Final = (
         fields=("ep", "etp", "implementation"),
         holds=lambda plan: plan.ep * plan.experts.etp == 1 or plan.traits.expert_groups,
         equation=lambda plan: f"{plan.implementation} has no expert parallelism here",
-        remedy='data_parallel = "megatron" or "fsdp2"',
+        remedy='data_parallel = "megatron", "fsdp2" or "deepspeed"',
+    ),
+    PlanRule(
+        where="dispatcher",
+        fields=("dispatcher", "ep", "implementation"),
+        applies=lambda plan: plan.ep > 1 and plan.traits.masks_rows,
+        holds=lambda plan: plan.experts.dispatcher == "all_to_all",
+        equation=lambda plan: f"{plan.implementation}'s layer exchanges rows by all-to-alls",
+        remedy='dispatcher = "all_to_all"',
     ),
 )
 
@@ -153,6 +161,16 @@ MODEL: Final = (
         holds=lambda of: not of.plan.experts_apart or of.plan.traits.expert_groups,
         equation=lambda of: f"{of.plan.implementation} has no separate groups for experts",
         remedy=lambda of: f'ep = 1, etp = {of.plan.tp}; or data_parallel = "megatron" or "fsdp2"',
+    ),
+    ModelRule(  # DeepSpeed, runtime/engine.py: "MoE not supported with Stage 3"; pipe/engine.py knows no groups of experts
+        where="ep",
+        fields=("ep", "zero", "tp", "pp", "implementation"),
+        applies=lambda of: _has_experts(of) and of.plan.experts_apart and of.plan.traits.masks_rows,
+        holds=lambda of: of.plan.zero < 3 and of.plan.tp == of.plan.pp == 1,
+        equation=lambda of: (
+            f"{of.plan.implementation} deals experts to ranks in stages 0 to 2, without pipelines, and here without tp"
+        ),
+        remedy=lambda of: f'zero = 2, tp = 1, pp = 1; or ep = 1, etp = {of.plan.tp}; or data_parallel = "megatron"',
     ),
     ModelRule(
         where="etp",

@@ -144,6 +144,13 @@ SOFTWARE: Final = (
         runs=lambda _: 1,
     ),
     _keeps(
+        "ep",  # nor are its layers of experts
+        by=(DEEPSPEED,),
+        fields=("ep",),
+        holds=lambda plan: plan.ep == 1,
+        runs=lambda _: 1,
+    ),
+    _keeps(
         "zero",
         by=(MEGATRON_DEEPSPEED,),
         fields=("pp", "zero"),

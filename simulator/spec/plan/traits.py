@@ -51,6 +51,8 @@ class Traits:
     fuses_gradient_sums: bool = False
     # experts are sharded and reduced in groups of their own
     expert_groups: bool = False
+    # its own layer of experts, where they are dealt to ranks, sends rows by products with masks, whatever the model's code
+    masks_rows: bool = False
     # pipelines add bf16 gradients up in fp32 beside them
     sums_in_fp32: bool = False
     # layers are Megatron-Core's, which compose Transformer Engine's modules, and no modules of the user's

@@ -155,11 +155,12 @@ class Kernels(Strict):
         description="the products of a rank's experts: one kernel for all, one each from one call (Transformer Engine: cuBLAS "
         "on several streams), or a module each (Megatron's SequentialMLP)",
     )
-    expert_rows: Literal["sorted", "each", "padded", "stacked"] = Field(
+    expert_rows: Literal["sorted", "each", "padded", "stacked", "masked"] = Field(
         default="sorted",
         description="how rows come to a rank's experts ([background](../background/experts.md#experts-in-plain-pytorch)): sorted "
         "by kernels; gathered, run and added expert by expert in a Python loop; copied slice by slice into one padded tensor "
-        "for a product of all, whose weights are one tensor (`padded`) or joined from modules each time (`stacked`)",
+        "for a product of all, whose weights are one tensor (`padded`) or joined from modules each time (`stacked`); or by products with masks of tokens by rows (`masked`: "
+        "GShard's, DeepSpeed's)",
     )
     expert_shards: ExpertShards = Field(
         default="rows",

@@ -33,10 +33,16 @@ def host_counts(s: OpContext) -> bool:
     """The host reads how many rows each expert has before it goes on: no capacity says it, and no graph holds the step.
 
     Megatron-LM's dispatchers all do (token_dispatcher.py: d2h_event.synchronize, tokens_per_expert.cpu; DeepEP's and HybridEP's
-    dispatch wait in C++ for the rows they will receive). So do loops over experts and over their slices.
+    dispatch wait in C++ for the rows they will receive). So do loops over experts and over their slices. DeepSpeed's gate copies the
+    counts to the host in any case (sharded_moe.py: exp_counts).
     """
     dropless = s.plan.experts.capacity_factor is None and "full_iteration" not in s.plan.cuda_graphs
-    return dropless and (s.stack.traits.counts_rows or s.stack.kernels.expert_rows != "sorted")
+    return way_of_rows(s) == "masked" or (dropless and (s.stack.traits.counts_rows or way_of_rows(s) != "sorted"))
+
+
+def way_of_rows(s: OpContext) -> str:
+    """How rows come to their experts: the framework's own layer, or as the stack's programs do it."""
+    return "masked" if s.plan.traits.masks_rows and s.plan.ep > 1 else s.stack.kernels.expert_rows
 
 
 def dispatch(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
@@ -61,19 +67,17 @@ def dispatch(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
     )
     scope.append(rows)
     if plan.ep > 1:
-        busiest = (
-            plan.experts.imbalance if s.stack.kernels.expert_rows == "sorted" else min(plan.experts.imbalance, plan.ep)
-        )
+        busiest = plan.experts.imbalance if way_of_rows(s) == "sorted" else min(plan.experts.imbalance, plan.ep)
         received = g.value("dispatched", ceil(sent * busiest) * d, x.dtype)
         sent_with = _weights_exchange(s, received.numel // d)
-        rows = _travel(g, "dispatch", rows, received, _rows_exchange(s, received.num_bytes), beside=sent_with)
+        rows = travel(g, "dispatch", rows, received, rows_exchange(s, received.num_bytes), beside=sent_with)
     if plan.experts.etp > 1 and s.sequence_parallel:
         whole = g.value("gathered", rows.numel * plan.experts.etp, x.dtype)
         gather = Exchange(kind="all_gather", axis="etp", num_bytes=whole.num_bytes)
         back = Exchange(kind="reduce_scatter", axis="etp", num_bytes=whole.num_bytes)
-        rows = _travel(g, "gather", rows, whole, gather, back)
+        rows = travel(g, "gather", rows, whole, gather, back)
     scope.append(rows)
-    return _sort(g, s, "sorted", rows)
+    return sort_rows(g, s, "sorted", rows)
 
 
 def sends_tokens(s: OpContext) -> bool:
@@ -96,7 +100,7 @@ def _sent_once(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
     d, plan = row_width(s), s.plan
     rows = ceil(sent_rows(s, x.numel // d) * plan.experts.imbalance)
     came = g.value("dispatched", _token_places(s, rows) * d, x.dtype)
-    x = _travel(g, "dispatch", x, came, _rows_exchange(s, rows * d * s.element_bytes))
+    x = travel(g, "dispatch", x, came, rows_exchange(s, rows * d * s.element_bytes))
     scope.append(x)
     out, places = g.value("permuted", rows * d, x.dtype), g.value("places", 2 * rows, "fp32")
     g.op(
@@ -121,7 +125,7 @@ def _returned(g: Graph, s: OpContext, rows: Value, scope: list[Value]) -> Value:
     g.op(back.name, "elementwise", inputs=(rows,), outputs=(back,), forward=(there,), backward=(here,), grads=(rows,))
     scope.append(back)
     out = g.value("combined", s.stream_tokens * d, rows.dtype)
-    return _leave(g, s, _travel(g, "combine", back, out, _rows_exchange(s, rows.num_bytes)))
+    return _leave(g, s, travel(g, "combine", back, out, rows_exchange(s, rows.num_bytes)))
 
 
 def _gathered(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
@@ -137,7 +141,7 @@ def _gathered(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
             )
             there = Exchange(kind="all_gather", axis=axis, num_bytes=whole.num_bytes)
             back = Exchange(kind="reduce_scatter", axis=axis, num_bytes=whole.num_bytes)
-            x = _travel(g, f"gather over {axis}", x, whole, there, back)
+            x = travel(g, f"gather over {axis}", x, whole, there, back)
     scope.append(x)
     out = g.value("permuted", rows * d, x.dtype)
     kernels = (stream("copy", out.num_bytes, out.num_bytes, 2),)
@@ -158,18 +162,18 @@ def _scattered(g: Graph, s: OpContext, rows: Value) -> Value:
         part = g.value(f"tokens from {axis}", whole.numel // degree, whole.dtype)
         scatter = Exchange(kind="reduce_scatter", axis=axis, num_bytes=whole.num_bytes)
         gather = replace(scatter, kind="all_gather")
-        whole = _travel(g, f"scatter over {axis}", whole, part, scatter, gather)
+        whole = travel(g, f"scatter over {axis}", whole, part, scatter, gather)
     return _leave(g, s, whole)
 
 
-def _rows_exchange(s: OpContext, num_bytes: int) -> Exchange:
+def rows_exchange(s: OpContext, num_bytes: int) -> Exchange:
     """The all-to-all of rows of `num_bytes` in all among the ranks of a layer's experts."""
     assert s.model.experts is not None
     copies = s.model.experts.top_k if sends_tokens(s) else 1
     return Exchange(kind="all_to_all", axis="ep", num_bytes=num_bytes, copies=copies)
 
 
-def _travel(
+def travel(
     g: Graph,
     name: str,
     x: Value,
@@ -193,10 +197,10 @@ def _travel(
 
 def _weights_exchange(s: OpContext, rows: int) -> tuple[Exchange, ...]:
     """Each row's weight in fp32, an all-to-all of its own behind the rows' (token_dispatcher.py: global_probs)."""
-    return (_rows_exchange(s, 4 * rows),) if s.stack.traits.sends_row_weights else ()
+    return (rows_exchange(s, 4 * rows),) if s.stack.traits.sends_row_weights else ()
 
 
-def _sort(g: Graph, s: OpContext, name: str, rows: Value) -> Value:
+def sort_rows(g: Graph, s: OpContext, name: str, rows: Value) -> Value:
     """What came by rank, by expert; or the other way round."""
     assert s.model.experts is not None
     if s.plan.ep * s.plan.experts.etp == 1 or s.model.experts.num_local == 1:
@@ -212,17 +216,17 @@ def combine(g: Graph, s: OpContext, rows: Value, weights: Value | None, scope: l
         return _scattered(g, s, rows)
     if sends_tokens(s):
         return _returned(g, s, rows, scope)
-    rows = _sort(g, s, "unsorted", rows)
+    rows = sort_rows(g, s, "unsorted", rows)
     scope.append(rows)
     if plan.experts.etp > 1 and s.sequence_parallel:
         part = g.value("scattered", rows.numel // plan.experts.etp, rows.dtype)
         scatter = Exchange(kind="reduce_scatter", axis="etp", num_bytes=rows.num_bytes)
         back = Exchange(kind="all_gather", axis="etp", num_bytes=rows.num_bytes)
-        rows = _travel(g, "scatter", rows, part, scatter, back)
+        rows = travel(g, "scatter", rows, part, scatter, back)
     t = s.stream_tokens
     if plan.ep > 1:
         returned = g.value("combined", sent_rows(s, t) * d, rows.dtype)
-        rows = _travel(g, "combine", rows, returned, _rows_exchange(s, rows.num_bytes))
+        rows = travel(g, "combine", rows, returned, rows_exchange(s, rows.num_bytes))
     out = g.value("unpermuted", t * d, rows.dtype)
     size = rows.num_bytes
     g.op(

@@ -13,8 +13,9 @@ from __future__ import annotations
 from simulator.base.kernels import Dtype, Gemm, Kernel
 from simulator.spec.model.experts import Experts
 from simulator.work.ops.core import Exchange
-from simulator.work.ops.expert_dispatch import combine, dispatch, host_counts, row_width, sends_tokens
+from simulator.work.ops.expert_dispatch import combine, dispatch, host_counts, row_width, sends_tokens, way_of_rows
 from simulator.work.ops.expert_loops import in_turns, padded_numel, sliced, stacked_weights
+from simulator.work.ops.expert_masks import bring_back, send
 from simulator.work.ops.graph import Graph, Value, conversion, stream
 from simulator.work.ops.linear import grouped_linear, linear
 from simulator.work.ops.mlp import activation, shared_experts
@@ -33,6 +34,8 @@ def experts(g: Graph, s: OpContext, x: Value) -> Value:
     x = _enter(g, s, x)
     weights = _route(g, s, s.model.experts, x)
     scope: list[Value] = []
+    if way_of_rows(s) == "masked":
+        return _summed(g, _by_masks(g, s, x, weights, scope), shared)
     rows = dispatch(g, s, _latent(g, s, x), scope)
     # hand-fused software weights rows inside the activation, as do those that send a token's weights with it
     late = not s.stack.traits.weights_in_activation and not sends_tokens(s)
@@ -42,6 +45,19 @@ def experts(g: Graph, s: OpContext, x: Value) -> Value:
         out = linear(g, s, "latent_up", out, s.model.d_model, bias=False, split="none", tokens=s.stream_tokens)
     if s.stack.traits.holds_dispatched:
         g.hold("experts.scope", scope)
+    return _summed(g, out, shared)
+
+
+def _by_masks(g: Graph, s: OpContext, x: Value, weights: Value, scope: list[Value]) -> Value:
+    """The gate's masks are Python locals of the layer."""
+    rows, weighted = send(g, s, x, weights, scope)
+    assert s.model.experts is not None
+    out = bring_back(g, s, _products(g, s, s.model.experts, rows, None), weighted)
+    g.hold("experts.scope", scope)
+    return out
+
+
+def _summed(g: Graph, out: Value, shared: list[Value]) -> Value:
     if not shared:
         return out
     total = g.value("experts.sum", out.numel, out.dtype)
@@ -50,7 +66,7 @@ def experts(g: Graph, s: OpContext, x: Value) -> Value:
 
 def _by_program(g: Graph, s: OpContext, experts: Experts, x: Value, rows: Value, weights: Value | None) -> Value:
     """The rank's experts on their rows, and what the program's own way to them costs."""
-    way = s.stack.kernels.expert_rows
+    way = way_of_rows(s)
     if way == "sorted":
         return _products(g, s, experts, rows, weights)
     if way == "each":

@@ -20,7 +20,7 @@ from simulator.work.script.implementation import Implementation, Library, MakeBu
 from simulator.work.script.one_bit import one_bit_states
 from simulator.work.script.order import Order, Replicated, Sharded
 from simulator.work.script.quantised import quantised_bytes, with_zeropp
-from simulator.work.script.sharding import Shape, apart, expert_shard_ranks, pieces, shard_ranks
+from simulator.work.script.sharding import Shape, apart, expert_shard_ranks, pieces, shard_ranks, stepped_numel
 from simulator.work.script.storage import GATHER, ROOT, Storages
 from simulator.work.script.unit_comm import UnitComm
 
@@ -43,10 +43,8 @@ class DeepSpeedBuffers(Buffers):
         if self._begun:
             return
         self._begun = True
-        ranks = shard_ranks(self.plan) if self.plan.zero == 2 else 1
         if not self.gradients and self.plan.offload.optimizer == "none":
-            part = -(-trained_numel(self.model, self.plan) // ranks) * self._size
-            self.gradients = [self.storages.alloc(part, "gradients")]
+            self.gradients = [self.storages.alloc(size, "gradients") for size in _gradients(self.model, self.plan)]
         if not self._reduces_at_the_end:
             self._bucket = self._new_bucket()
 
@@ -72,7 +70,7 @@ class DeepSpeedBuffers(Buffers):
             self.storages.free(self._new_bucket())
         if self.plan.offload.optimizer != "none":
             return
-        shard = -(-trained_numel(self.model, self.plan) // shard_ranks(self.plan))
+        shard = stepped_numel(self.model, self.plan)
         wide = self.storages.alloc(shard * 4, "gradients")
         self.zero_grad()
         state()
@@ -113,7 +111,7 @@ class Fp32SumBuffers(Buffers):
     @override
     def optimizer(self, state: Callable[[], None]) -> None:
         state()
-        self.temporaries([-(-trained_numel(self.model, self.plan) // shard_ranks(self.plan))])
+        self.temporaries([stepped_numel(self.model, self.plan)])
 
     @override
     def zero_grad(self) -> None:
@@ -279,8 +277,8 @@ def _resident(model: Model, plan: Plan) -> dict[str, list[int]]:
 def _gradients(model: Model, plan: Plan) -> list[int]:
     if plan.zero == 3:
         return []
-    ranks = 1 if plan.zero < 2 else shard_ranks(plan)
-    return [-(-trained_numel(model, plan) // ranks) * DTYPE_BYTES[plan.compute_dtype]]
+    numel = trained_numel(model, plan) if plan.zero < 2 else stepped_numel(model, plan)
+    return [numel * DTYPE_BYTES[plan.compute_dtype]]
 
 
 def _order(plan: Plan) -> Order:
@@ -302,6 +300,8 @@ DEEPSPEED: Final = Implementation(
         master_copy=True,
         own_model_code=True,
         sums_in_fp32=True,
+        expert_groups=True,
+        masks_rows=True,
         zero_engine=True,
     ),
     order=_order,

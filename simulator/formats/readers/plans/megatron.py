@@ -171,7 +171,11 @@ def _experts(r: Reading, fields: dict[str, Any]) -> None:
         fields["expert_capacity_factor"] = capacity
     kind = r.choice("--moe-token-dispatcher-type", tuple(DISPATCHERS))
     deep = bool(r.flag("--moe-enable-deepep"))
-    if "--num-experts" in r:
+    drops = not r.flag("--disable-moe-token-dropping")
+    if "--num-experts" in r and "--deepspeed" in r:
+        if capacity is None and drops:
+            fields["expert_capacity_factor"] = 1.0
+    elif "--num-experts" in r:
         fields["dispatcher"] = DISPATCHERS["flex" if deep else kind or "allgather"]
     if r.flag("--overlap-moe-expert-parallel-comm"):
         fields["expert_overlap"] = True
@@ -227,7 +231,8 @@ def _stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str
     unfused_gradients = bool(r.flag("--no-gradient-accumulation-fusion"))
     deepspeed = "--deepspeed" in r
     old = (local and not flash) or deepspeed
-    preset = "megatron-deepspeed-2022" if deepspeed else "megatron-2021" if old else "megatron-core-2025"
+    by_deepspeed = "deepspeed-moe-2022" if "--num-experts" in r else "megatron-deepspeed-2022"
+    preset = by_deepspeed if deepspeed else "megatron-2021" if old else "megatron-core-2025"
     drops = any(rate is None or rate > 0 for rate in dropouts)
     if drops != old:
         which = "--attention-dropout, --hidden-dropout"
