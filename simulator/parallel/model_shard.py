@@ -14,10 +14,11 @@ from typing_extensions import override
 
 from simulator.parallel.pipeline import num_positions, position, stage_layers
 from simulator.parallel.pipeline.balance import dealt
-from simulator.spec.model import BodyKind, LayerKind, Model, Parameter, wide
+from simulator.spec.model import FORWARD_SUFFIX, BodyKind, LayerKind, Model, ModelPart, Parameter, marked
 from simulator.spec.model.experts import Experts, StoredExperts
 from simulator.spec.model.hybrid import Mamba
-from simulator.spec.plan import Plan
+from simulator.spec.model.layer_kinds import BF16_SUFFIX
+from simulator.spec.plan import PeftPlan, Plan
 
 VOCAB_MULTIPLE = 128  # Megatron's make_vocab_size_divisible_by: each rank's part of the table is a multiple of it
 
@@ -37,14 +38,14 @@ class ModelShard(Model):
     """What one rank holds of a model. Its sizes are the rank's own; d_model and head_dim are the whole model's.
 
     ranks_per_kv_head: ranks of tp that attend to one key-value head and hold a part each of the weights that make it.
-    wide: numbers of the layers whose products stay in bf16. chunks: layer numbers of its pipeline chunks. embedding_chunk, head_chunk: which of them holds the ends; None: none.
+    marks: what makes layers unlike others of their kind (`layer_marks`), by number. chunks: layer numbers of its pipeline chunks. embedding_chunk, head_chunk: which of them holds the ends; None: none.
     """
 
     chunks: tuple[tuple[int, ...], ...]
     ranks_per_kv_head: int
     embedding_chunk: int | None
     head_chunk: int | None
-    wide: frozenset[int] = frozenset()
+    marks: dict[int, str] = {}
 
     @property
     def holds_embedding(self) -> bool:
@@ -77,7 +78,7 @@ class ModelShard(Model):
         return tuple((*mine, *more) for mine, more in zip(layers, modules, strict=True))
 
     def _marked(self, number: int, kind: LayerKind) -> BodyKind:
-        return wide(kind) if number in self.wide else kind
+        return marked(kind, self.marks.get(number, ""))
 
     @property
     @override
@@ -95,7 +96,7 @@ class ModelShard(Model):
 
 def shard_of(model: Model, plan: Plan, stage: int = 0) -> Model:
     """The part of `model` on one rank of a stage; the model itself where nothing splits it, and for a `ModelShard`."""
-    if isinstance(model, ModelShard) or (plan.tp * plan.pp * plan.ep == 1 and not bf16_layers(model, plan)):
+    if isinstance(model, ModelShard) or (plan.tp * plan.pp * plan.ep == 1 and not layer_marks(model, plan)):
         return model
     schedule, pp, chunks = plan.pipeline_schedule, plan.pp, plan.pipeline.virtual_stages
     held = stage_layers(model.num_layers, pp, chunks, split=dealt(model, plan), schedule=schedule)[stage]
@@ -114,7 +115,7 @@ def shard_of(model: Model, plan: Plan, stage: int = 0) -> Model:
         "tied_embeddings": model.tied_embeddings and pp == 1,
         "chunks": tuple(map(tuple, held)),
         "embedding_chunk": places.index(0) if 0 in places else None,
-        "wide": bf16_layers(model, plan),
+        "marks": layer_marks(model, plan),
         "head_chunk": places.index(last) if last in places else None,
     }
     return ModelShard.model_construct(**(dict(model) | fields))
@@ -130,14 +131,38 @@ def bf16_layers(model: Model, plan: Plan) -> frozenset[int]:
     )
 
 
+def layer_marks(model: Model, plan: Plan) -> dict[int, str]:
+    """What makes layers unlike others of their kind, by number: what is trained of them, products in bf16."""
+    marks = _tuned(model, plan.peft, checkpointed=plan.recompute.mode != "none") if plan.peft.any else {}
+    return marks | {number: marks.get(number, "") + BF16_SUFFIX for number in bf16_layers(model, plan)}
+
+
+def _tuned(model: Model, peft: PeftPlan, *, checkpointed: bool) -> dict[int, str]:
+    """Marks of layers: the first that is trained as this one is, and whether it lies below all that is trained.
+
+    peft makes the embedding's output need gradients where activations are recomputed (peft_model.py:
+    `_prepare_model_for_gradient_checkpointing`), so backwards go through all layers then.
+    """
+    parts: tuple[ModelPart, ...] = ("embedding", *dict.fromkeys(model.layer_kinds))
+    names = {part: [name for name, _ in model.parameter_shapes(part)] for part in parts}
+    if not peft.by_layer and all(peft.tunes(names[part]) for part in parts[1:]):
+        return {}
+    below = not (peft.adds and checkpointed) and not peft.at(None).tunes(names["embedding"])
+    alike: dict[PeftPlan, int] = {}
+    marks = {}
+    for number, kind in enumerate(model.layer_kinds):
+        own = peft.at(number)
+        below = below and not own.tunes(names[kind])
+        marks[number] = f"@{alike.setdefault(own, number)}{FORWARD_SUFFIX if below else ''}"
+    return marks
+
+
 def whole_body(model: Model, plan: Plan) -> tuple[BodyKind, ...]:
-    """What stands between the ends of the whole model, under the plan's precisions."""
-    marked = bf16_layers(model, plan)
-    if not marked:
+    """What stands between the ends of the whole model, under the plan's precisions and what it trains."""
+    if isinstance(model, ModelShard) or not (marks := layer_marks(model, plan)):
         return model.body
-    kinds = (
-        (wide(k) if number in marked else k) for number, k in zip(model.layer_numbers, model.layer_kinds, strict=True)
-    )
+    numbered = zip(model.layer_numbers, model.layer_kinds, strict=True)
+    kinds = (marked(kind, marks.get(number, "")) for number, kind in numbered)
     return (*kinds, *model.body[len(model.layer_kinds) :])
 
 

@@ -13,7 +13,8 @@ from math import prod
 from typing import Final, NamedTuple
 
 from simulator.base.kernels import DTYPE_BYTES
-from simulator.spec.model import Model, Parameter
+from simulator.parallel.model_shard import whole_body
+from simulator.spec.model import FORWARD_SUFFIX, Model, Parameter, number_of
 from simulator.spec.model import ModelPart as Part
 from simulator.spec.plan import PeftPlan, Plan
 from simulator.spec.plan.peft import BaseWeights
@@ -63,11 +64,11 @@ def trained(model: Model, part: Part, plan: Plan) -> tuple[Parameter, ...]:
     parameters = model.parameter_shapes(part)
     if not plan.peft.any:
         return parameters
-    kept = tuple(one for one in parameters if plan.peft.trains(one[0]))
+    peft = plan.peft.at(number_of(part))
     return (
-        *kept,
-        *(adapter for one in _modules(parameters, plan) for adapter in _adapters(*one, plan.peft)),
-        *_prefix(parameters, plan.peft),
+        *(one for one in parameters if peft.trains(one[0])),
+        *(adapter for one in _modules(parameters, plan) for adapter in _adapters(*one, peft)),
+        *_prefix(parameters, peft),
     )
 
 
@@ -77,12 +78,13 @@ def frozen(model: Model, part: Part, plan: Plan) -> tuple[Stored, ...]:
         return ()
     size = DTYPE_BYTES[plan.compute_dtype]
     ends = 4 if plan.peft.upcasts else size
+    peft = plan.peft.at(number_of(part))
     return tuple(
         stored(prod(shape), shape[-1], plan.peft.stored, size)
         if _is_quantised(name, shape)
         else stored(prod(shape), shape[-1], "compute", ends)
         for name, shape in model.parameter_shapes(part)
-        if not plan.peft.trains(name)
+        if not peft.trains(name)
     )
 
 
@@ -90,22 +92,29 @@ def trained_numel(model: Model, plan: Plan) -> int:
     """Elements of all that a rank's part of the model has to train; a tied matrix counts once."""
     if not plan.peft.any:
         return model.num_parameters
-    of = {kind: sum(prod(shape) for _, shape in trained(model, kind, plan)) for kind in dict.fromkeys(model.body)}
+    body = whole_body(model, plan)
+    of = {kind: sum(prod(shape) for _, shape in trained(model, kind, plan)) for kind in dict.fromkeys(body)}
     ends = sum(prod(shape) for part in _ENDS for _, shape in trained(model, part, plan))
-    return ends + sum(of[kind] for kind in model.body)
+    return ends + sum(of[kind] for kind in body)
 
 
 def model_flop(model: Model, plan: Plan) -> int:
-    """FLOP of a step, forward and backward: 6 a trained matrix's element and token, 4 a frozen one's (no weight gradient)."""
-    saved = 0
-    for kind, count in Counter(model.body).items() if plan.peft.any else ():
-        saved += count * sum(
-            _per_token(model, *one) for one in model.parameter_shapes(kind) if not plan.peft.trains(one[0])
-        )
-    if plan.peft.any and not plan.peft.trains("lm_head.weight"):
+    """FLOP of a step, forward and backward: 6 a trained matrix's element and token, 4 a frozen one's (no weight gradient).
+
+    Layers below all that is trained have their forward alone: 2, and a third of attention's.
+    """
+    saved, idle = 0, 0
+    for kind, count in Counter(whole_body(model, plan)).items() if plan.peft.any else ():
+        peft, still = plan.peft.at(number_of(kind)), FORWARD_SUFFIX in kind
+        frozen_numel = sum(_per_token(model, *one) for one in model.parameter_shapes(kind) if not peft.trains(one[0]))
+        saved += count * frozen_numel * (2 if still else 1)
+        idle += count * still
+    if plan.peft.any and not plan.peft.at(None).trains("lm_head.weight"):
         saved += model.vocab_size * model.d_model
     of_one = model.model_flop_per_sequence(plan.attended_len) * plan.seq_len // plan.attended_len
-    return (of_one - 2 * saved * plan.seq_len) * plan.global_batch_size
+    attention = of_one - 6 * model.num_matmul_parameters * plan.seq_len
+    spared = 2 * attention * idle // (3 * model.num_layers)
+    return (of_one - 2 * saved * plan.seq_len - spared) * plan.global_batch_size
 
 
 def _per_token(model: Model, name: str, shape: tuple[int, ...]) -> int:
@@ -118,7 +127,7 @@ def _per_token(model: Model, name: str, shape: tuple[int, ...]) -> int:
 
 def frozen_bytes(model: Model, plan: Plan) -> int:
     """Bytes of all frozen tensors of a rank's part of the model, whole, with their scales."""
-    parts = (*_ENDS, *model.body)
+    parts = (*_ENDS, *whole_body(model, plan))
     return sum(one.size + sum(one.beside) for part in parts for one in frozen(model, part, plan))
 
 
@@ -151,8 +160,9 @@ def _adapters(module: str, shape: tuple[int, ...], peft: PeftPlan) -> Iterator[P
         scaled = width if module.endswith("down") else out  # peft scales what enters a feedforward layer
         yield f"{module}.ia3", (*each, scaled)
         return
-    yield f"{module}.lora_a", (*each, peft.rank, width)
-    yield f"{module}.lora_b", (*each, out, peft.rank)
+    rank = peft.rank_of(module)
+    yield f"{module}.lora_a", (*each, rank, width)
+    yield f"{module}.lora_b", (*each, out, rank)
     if peft.method == "dora":
         yield f"{module}.magnitude", (*each, out)
 

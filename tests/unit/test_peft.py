@@ -16,7 +16,7 @@ from simulator.cli import main
 from simulator.formats.readers.adapter_config import read_adapter_config
 from simulator.memory import simulate_memory
 from simulator.memory.tape import record
-from simulator.parallel.legality import check
+from simulator.parallel.legality import check, check_split
 from simulator.predict.changes import changes
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster.device import Device
@@ -59,6 +59,52 @@ def test_a_pair_has_rank_times_both_widths() -> None:
     assert trained_numel(m, lora(peft="ia3")) == m.num_layers * (2 * kv + f)  # k, v, and what enters down
     assert trained_numel(m, lora(peft="prefix", prefix_tokens=20)) == m.num_layers * 20 * 2 * kv
     assert trained_numel(m, lora(train_modules="embedding,lm_head")) == trained_numel(m, lora()) + 2 * m.vocab_size * d
+
+
+def test_adapters_of_some_layers_with_ranks_of_their_own() -> None:
+    m, of = (
+        LLAMA,
+        {"q": 2 * LLAMA.d_model, "v": LLAMA.d_model + LLAMA.kv_width, "mlp": 3 * (LLAMA.d_model + LLAMA.d_ff)},
+    )
+    some = lora(lora_rank=8, lora_targets="layers.4-7.q:32,layers.30-.v,mlp:4,q_proj")
+    wanted = 4 * 32 * of["q"] + (m.num_layers - 4) * 8 * of["q"] + 2 * 8 * of["v"] + m.num_layers * 4 * of["mlp"]
+    assert trained_numel(m, some) == wanted
+    blocks = build_blocks(m, Stack.load("transformers-2024"), some)
+    assert [block.name for block in blocks.body] == ["layer@0", "layer@4", "layer@30"]
+    for block in blocks.body:
+        made = sum(op.parameter_numel for op in block.ops)
+        assert made == sum(prod(shape) for _, shape in trained(m, block.name, some))  # type: ignore[arg-type]
+    for plan in (some.copy_with(dp_shard=4, zero=3), some.copy_with(dp_replicate=4, data_parallel="ddp")):
+        assert sum(unit.shard_numel for unit in units(m, plan)) * plan.dp_shard == wanted
+
+
+@pytest.mark.parametrize("whose", ["ddp", "fsdp1", "fsdp2", "deepspeed"])
+def test_layers_below_all_that_is_trained_have_no_backward(whose: str) -> None:
+    """Nothing kept, no products, no gathers in the backward; 2 FLOP a token and element; gradients of the others alone."""
+    way = {"zero": 0, "dp_replicate": 4} if whose == "ddp" else {"zero": 3, "dp_shard": 4}
+    plan = Plan(**{**ALONE, **way, "data_parallel": whose, "freeze_modules": "embedding,layers.0-9"})
+    blocks = build_blocks(LLAMA, Stack.load("transformers-2024"), plan)
+    idle, live = blocks.body
+    assert (idle.name, live.name) == ("layer@0-forward", "layer@10")
+    assert idle.saved_bytes == idle.backward_flop == 0
+    assert idle.forward_flop == live.forward_flop
+    assert live.backward_flop > 2 * live.forward_flop  # attention's is made again
+    if whose.startswith("fsdp"):
+        comms = {one.unit: one for one in communication(LLAMA, plan)}
+        assert comms["layer9"].all_gather_backward_bytes == comms["layer9"].reduce_scatter_bytes == 0
+        assert comms["layer9"].all_gather_forward_bytes == comms["layer10"].all_gather_forward_bytes
+    layer = sum(prod(shape) for _, shape in LLAMA.parameter_shapes("layer"))
+    still = 10 * layer + LLAMA.vocab_size * LLAMA.d_model
+    assert trained_numel(LLAMA, plan) == LLAMA.num_parameters - still
+    held = resident_tensors(LLAMA, plan)
+    share = 1 if whose == "ddp" else 4
+    assert abs(sum(held["parameters"]) * share - 2 * LLAMA.num_parameters) < 8 * 4 * LLAMA.num_layers
+    made = gradient_tensors(LLAMA, plan) or held["gradients"]
+    assert abs(sum(made) * share - 2 * (LLAMA.num_parameters - still)) < 2 * 4 * LLAMA.num_layers
+    # with adapters the embedding's output needs gradients where activations are recomputed (peft_model.py)
+    tuned = {mode: lora(lora_targets="layers.10-", recompute=mode) for mode in ("none", "full")}
+    names = {mode: build_blocks(LLAMA, Stack.load("transformers-2024"), of).body[0].name for mode, of in tuned.items()}
+    assert names == {"none": "layer@0-forward", "full": "layer@0"}
 
 
 def test_all_but_what_is_frozen_is_trained() -> None:
@@ -274,11 +320,20 @@ def test_thin_fp32_products_cost_about_their_bytes() -> None:
         ({"train_modules": "lm_head"}, "all modules are trained"),
         ({"peft": "lora", "freeze_modules": "mlp"}, "all modules are frozen"),
         ({"peft": "qlora", "precision": "fp8"}, "not modelled"),
+        ({"peft": "lora", "lora_targets": "layers.5-3.q"}, "layers from 5 to 3"),
+        ({"freeze_modules": "layers.0-1.mlp:8"}, "a rank is of pairs"),
+        ({"peft": "lora", "lora_targets": "layers.2.qq"}, "names no module"),
+        ({"peft": "lora", "lora_targets": "mlp:0"}, "rank of 0"),
     ],
 )
 def test_what_contradicts_itself_is_refused(fields: dict[str, str], says: str) -> None:
-    with pytest.raises(PlanError, match=says):
+    with pytest.raises((PlanError, ValueError), match=says):
         check(Plan(**fields))  # type: ignore[arg-type]
+
+
+def test_layers_that_the_model_does_not_have_are_refused() -> None:
+    with pytest.raises(PlanError, match="layer 40 of a model of 32"):
+        check_split(lora(lora_targets="layers.20-40.q"), LLAMA, Cluster.synthesise("a100-80gb", 1))
 
 
 def test_unknown_modules_are_named() -> None:
@@ -293,10 +348,15 @@ def test_unknown_modules_are_named() -> None:
         ("lora", {"r": 8, "target_modules": ["q_proj", "v_proj"]}),
         ("lora", {"r": 16, "target_modules": "all-linear"}),
         ("dora", {"r": 4, "target_modules": ["k_proj", "down_proj"], "use_dora": True}),
+        ("lora", {"r": 8, "target_modules": ["q_proj", "down_proj"], "layers_to_transform": [0, 2]}),
+        ("lora", {"r": 8, "target_modules": ["q_proj", "v_proj"], "layers_to_transform": 1, "modules_to_save": ["lm_head"]}),
+        ("lora", {"r": 8, "target_modules": "all-linear", "modules_to_save": ["embed_tokens", "lm_head"],
+                  "rank_pattern": {"q_proj": 32, "layers.1.mlp.down_proj": 4, r".*layers\.[02]\.self_attn\.(k|v)_proj": 2}}),
+        ("lora", {"r": 8, "target_modules": r"model\.layers\.[12]\..*(up|q)_proj"}),
         ("ia3", {}),
     ],
-)
-def test_counts_are_pefts_own(method: str, arguments: dict[str, Any]) -> None:
+)  # fmt: skip
+def test_counts_are_pefts_own(method: str, arguments: dict[str, Any], tmp_path: Path) -> None:
     """Exact, by building the adapters on a small Llama without storage."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     from tests.programs import with_torchvision  # noqa: F401  transformers asks for it
@@ -315,9 +375,10 @@ def test_counts_are_pefts_own(method: str, arguments: dict[str, Any]) -> None:
         "small",
         ModelError,
     )  # fmt: skip
-    targets = arguments.get("target_modules", "all")
-    words = {"lora_rank": arguments["r"], "lora_targets": targets} if "r" in arguments else {}
-    assert trained_numel(model, lora(peft=method, **words)) == counted
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps({"peft_type": "IA3" if method == "ia3" else "LORA", **arguments}))
+    flags = {flag: int(text) if text.isdigit() else text for flag, text in read_adapter_config(file).items()}
+    assert trained_numel(model, lora(**flags)) == counted
 
 
 def test_a_recipe_sets_what_such_runs_set_under_other_flags(capsys: pytest.CaptureFixture[str]) -> None:
@@ -377,8 +438,14 @@ def test_offloaded_frozen_weights_come_up_as_stored_and_send_nothing_back() -> N
          {"peft": "lora", "lora_rank": "8", "lora_targets": "q_proj,v_proj", "lora_dropout": "0.1"}),
         ({"peft_type": "LORA", "use_dora": True, "target_modules": "all-linear"},
          {"peft": "dora", "lora_targets": "all-linear"}),
+        ({"peft_type": "LORA", "target_modules": ["q_proj"], "layers_to_transform": [3, 0, 1], "rank_pattern": {"q_proj": 4}},
+         {"peft": "lora", "lora_targets": "layers.0-1.q_proj:4,layers.3.q_proj:4,layers.0-1.q_proj,layers.3.q_proj"}),
+        ({"peft_type": "LORA", "target_modules": r".*\.([3-9]|\d\d+)\.self_attn\.q_proj"},
+         {"peft": "lora", "lora_targets": "layers.3-.q_proj"}),
+        ({"peft_type": "LORA", "target_modules": "all-linear", "layers_to_transform": [-1]}, 1),
+        ({"peft_type": "LORA", "target_modules": "all-linear", "layers_to_transform": [1], "layers_pattern": "towers"}, 2),
         ({"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 30}, {"peft": "prefix", "prefix_tokens": "30"}),
-        ({"peft_type": "LORA", "r": "8", "rank_pattern": {"q": 4}, "lora_dropout": []}, 3),
+        ({"peft_type": "LORA", "r": "8", "rank_pattern": {"q": "4", "(a+)+$": 4}, "lora_dropout": []}, 4),
         ({"peft_type": "VERA"}, 1),
         ({"r": 8}, 1),
         ([], 1),

@@ -178,9 +178,11 @@ def test_torchtune_on_one_device_shards_nothing(tmp_path: Path) -> None:
         ({"adapter": "lora", "lora_dropout": 2}, ("lora_dropout", "2 is no fraction")),
         ({"adapter": "lora", "lora_target_modules": "(a+)+$"}, ("lora_target_modules", "is no pattern")),
         (
-            {"adapter": "lora", "lora_target_modules": r".*layers\.[02]\.mlp.*"},
-            ("lora_target_modules", "in all layers"),
+            {"adapter": "lora", "lora_target_modules": r".*layers\.[02]\.mixer.*"},
+            ("lora_target_modules", "is no pattern"),
         ),
+        ({"adapter": "lora", "peft_layers_to_transform": ["3"]}, ("peft_layers_to_transform", "no numbers of layers")),
+        ({"adapter": "lora", "lora_rank_pattern": {"q_proj": 0.5}}, ("lora_rank_pattern", "q_proj: '0.5' is no rank")),
         ({"gradient_acumulation_steps": 4}, ("gradient_acumulation_steps", "gradient_accumulation_steps?")),
         ({"unfrozen_parameters": ["lm_head"]}, ("unfrozen_parameters", "--freeze-modules")),
     ],
@@ -216,6 +218,40 @@ def test_patterns_of_modules_are_matched_as_peft_does(tmp_path: Path) -> None:
     pattern = r"model.layers.[\d]+.(mlp|self_attn).(up|down|q|v)_proj"
     draft = read(tmp_path, "a.yml", base_model="Qwen/Qwen2.5-7B", adapter="lora", lora_target_modules=pattern)
     assert set(plan_of(draft).peft.targets) == {"q", "v", "up", "down"}
+    some = read(tmp_path, "b.yml", base_model="Qwen/Qwen2.5-7B", adapter="lora", lora_target_modules=["q_proj", "v_proj"],
+                peft_layers_to_transform=[0, 1, 5], lora_rank_pattern={"v_proj": 4})  # fmt: skip
+    assert plan_of(some).peft.targets == (
+        "layers.0-1.v:4",
+        "layers.5.v:4",
+        "layers.0-1.q",
+        "layers.0-1.v",
+        "layers.5.q",
+        "layers.5.v",
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "frozen"),
+    [
+        ({}, ("layers.0-25", "embedding", "positions", "embedding_norm.*", "norm.*", "lm_head")),
+        ({"freeze_trainable_layers": -27, "freeze_extra_modules": "embed_tokens,norm"}, ("layers.27", "lm_head")),
+        ({"freeze_trainable_layers": 28, "freeze_trainable_modules": "mlp", "freeze_extra_modules": "embed_tokens,norm,lm_head"},
+         ("attention", "norm_1.*", "norm_2.*")),
+        ({"freeze_trainable_layers": 14, "use_llama_pro": True, "freeze_extra_modules": "embed_tokens,norm,lm_head"},
+         tuple(f"layers.{number}" for number in range(0, 28, 2))),
+        ({"freeze_trainable_layers": 5, "use_llama_pro": True}, "28 layers are not a multiple"),
+        ({"freeze_trainable_layers": 0, "freeze_trainable_modules": "mpl"}, "0 is no number of layers"),
+        ({"freeze_trainable_modules": "mpl"}, "mpl is not read"),
+    ],
+)  # fmt: skip
+def test_llama_factory_freezes_all_but_some_layers(settings: dict[str, object], frozen: Any, tmp_path: Path) -> None:
+    draft = read(
+        tmp_path, "a.yaml", model_name_or_path="Qwen/Qwen2.5-7B", finetuning_type="freeze", cutoff_len=512, **settings
+    )
+    if isinstance(frozen, str):
+        assert frozen in told(draft)
+    else:
+        assert plan_of(draft).peft.frozen == frozen
 
 
 @pytest.mark.parametrize(

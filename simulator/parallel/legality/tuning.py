@@ -12,12 +12,14 @@ def _matches(of: OfModel) -> bool:
     """Some module of the model has adapters, or some parameter is trained. Models without parameters to ask pass."""
     if not isinstance(of.model, Model):
         return True
-    peft = of.plan.peft
-    parts: tuple[ModelPart, ...] = ("embedding", "head", *dict.fromkeys(of.model.body))
-    names = [name for part in parts for name, _ in of.model.parameter_shapes(part)]
+    peft, model = of.plan.peft, of.model
+    layers = zip(model.layer_numbers, model.layer_kinds, strict=True)
+    ends: tuple[ModelPart, ...] = ("embedding", "head", *model.body[model.num_layers :])
+    parts = dict.fromkeys([(peft.at(number), kind) for number, kind in layers] + [(peft.at(None), end) for end in ends])
+    each = [(own, name) for own, part in parts for name, _ in model.parameter_shapes(part)]
     if peft.pairs or peft.method == "ia3":
-        return any(peft.adapts(name.removesuffix(".weight")) for name in names)
-    return peft.adds or any(map(peft.trains, names))
+        return any(own.adapts(name.removesuffix(".weight")) for own, name in each)
+    return peft.adds or any(own.trains(name) for own, name in each)
 
 
 PLAN: Final = (
@@ -78,6 +80,13 @@ PLAN: Final = (
 )
 
 MODEL: Final = (
+    ModelRule(
+        where="peft",
+        fields=("lora_targets", "train_modules", "freeze_modules"),
+        holds=lambda of: of.plan.peft.last_layer < of.model.num_layers,
+        equation=lambda of: f"layer {of.plan.peft.last_layer} of a model of {of.model.num_layers}, numbered from 0",
+        remedy=lambda of: f"layers.0-{of.model.num_layers - 1} at most",
+    ),
     ModelRule(
         where="peft",
         fields=("peft", "lora_targets", "train_modules", "freeze_modules"),

@@ -4,15 +4,25 @@ A `Model` is data: a preset in `topologies/models`, a Hugging Face `config.json`
 Every parameter is listed with its shape, since sharding pads each one and buckets follow their order.
 """
 
-from simulator.spec.model.layer_kinds import BodyKind, LayerKind, ModelPart, Parameter, wide
+from simulator.spec.model.layer_kinds import (
+    FORWARD_SUFFIX,
+    BodyKind,
+    LayerKind,
+    ModelPart,
+    Parameter,
+    marked,
+    number_of,
+)
 from simulator.spec.model.model import Model, preset_with_shape
 
 __all__ = [
+    "FORWARD_SUFFIX",
     "BodyKind",
     "LayerKind",
     "Model",
     "ModelPart",
     "Parameter",
+    "marked",
+    "number_of",
     "preset_with_shape",
-    "wide",
 ]

@@ -18,13 +18,20 @@ Shape = tuple[int, ...]
 Parameter = tuple[str, Shape]
 
 BF16_SUFFIX: Final = "_bf16"
+FORWARD_SUFFIX: Final = "-forward"  # of layers below all that is trained
 
 
-def wide(kind: LayerKind) -> Bf16Kind:
-    """The same layer with products in bf16."""
-    return cast("Bf16Kind", f"{kind}{BF16_SUFFIX}")
+def marked(kind: LayerKind, mark: str) -> BodyKind:
+    """A layer that differs from others of its kind: `@3` is trained as layer 3 is, `@3-forward` has no backward."""
+    return cast("BodyKind", f"{kind}{mark}")
+
+
+def number_of(unit: ModelPart) -> int | None:
+    """The layer as which a marked one is trained."""
+    _, sign, rest = unit.partition("@")
+    return int(rest.removesuffix(BF16_SUFFIX).removesuffix(FORWARD_SUFFIX)) if sign else None
 
 
 def plain(unit: ModelPart) -> LayerKind | Literal["embedding", "mtp", "head"]:
-    """The kind of a unit by its contents, whatever the precision of its products."""
-    return cast("LayerKind", unit.removesuffix(BF16_SUFFIX))
+    """The kind of a unit by its contents, whatever the precision of its products and what of it is trained."""
+    return cast("LayerKind", unit.removesuffix(BF16_SUFFIX).partition("@")[0])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
@@ -37,7 +39,44 @@ _KNOWN: Final = (
     *("q", "k", "v", "qkv", "out", "gate", "up", "gate_up", "down", "q_down", "q_up", "kv_down", "kv_up"),
 )
 _NOT_LINEAR: Final = ("embedding", "positions", "lm_head", "router", "shared_gate", "mamba.conv")
+# `layers.0-11.mlp:8`: in layers 0 to 11, with pairs of rank 8; `layers.8-`: from layer 8 on
+_WORD: Final = re.compile(r"(?:layers\.(\d{1,6})(?:(-)(\d{1,6})?)?(?:\.|$|(?=:)))?([^:]*)(?::(\d{1,7}))?")
+_END: Final = 10**6
 _IA3: Final = ("k", "v", "down")  # peft's, of Llama and its kin (utils/constants.py)
+
+
+class _Word(NamedTuple):
+    """A word of a list: modules, in all layers or some (first, last), with pairs of a rank of their own (0: the plan's)."""
+
+    first: int
+    last: int
+    name: str
+    rank: int = 0
+
+    def __str__(self) -> str:
+        last = f"-{self.last if self.last < _END else ''}" if self.last > self.first else ""
+        scope = f"layers.{self.first}{last}" if self.first >= 0 else ""
+        return ".".join(filter(None, (scope, self.name))) + (f":{self.rank}" if self.rank else "")
+
+
+@cache
+def _parsed(text: str) -> _Word:
+    """Raises ValueError where it is no word."""
+    found = _WORD.fullmatch(text)
+    if found is None:
+        msg = f"{text!r} names no module: for example mlp, layers.0-11, layers.0-11.mlp, q:32 (its rank)"
+        raise ValueError(msg)
+    first, dash, end, name, rank = found.groups()
+    last = end or (f"{_END}" if dash else first)
+    word = _Word(int(first or -1), int(last or -1), _ALSO.get(name, name), int(rank or 0))
+    if word.last < word.first or rank == "0":
+        msg = f"{text!r}: layers from {first} to {last}" if word.last < word.first else f"{text!r} has a rank of 0"
+        raise ValueError(msg)
+    if not (word.name in _KNOWN or (not word.name and first is not None) or set(word.name) & set("*?[")):
+        nearby = nearest(word.name, _KNOWN) or "for example attention, mlp, q, v"
+        msg = f"{text!r} names no module: {nearby}"
+        raise ValueError(msg)
+    return word
 
 
 class PeftPlan(Strict):
@@ -54,7 +93,8 @@ class PeftPlan(Strict):
         default=("all",),
         strict=False,
         description="modules that have adapters: `all` linear layers but the head and routers, or `attention`, `mlp`, `experts`, "
-        "`q`, `k`, `v`, `out`, `gate`, `up`, `down`, `embedding`, `lm_head`; peft's and Megatron's names are read too",
+        "`q`, `k`, `v`, `out`, `gate`, `up`, `down`, `embedding`, `lm_head`; peft's and Megatron's names are read too. "
+        "`layers.0-11.mlp`: in these layers only (numbered from 0), `layers.8-`: all of layer 8 and of those behind it; `q:32`: with this rank",
     )
     dropout: float = Field(
         ge=0, lt=1, default=0.0, description="in front of each pair; above 0 it makes and keeps a mask"
@@ -78,13 +118,15 @@ class PeftPlan(Strict):
     trained: tuple[str, ...] = Field(
         default=(),
         strict=False,
-        description="modules that are trained whole beside adapters (peft's `modules_to_save`), by the words of `targets`",
+        description="modules that are trained whole beside adapters (peft's `modules_to_save`), by the words of `targets`, "
+        "without ranks",
     )
     frozen: tuple[str, ...] = Field(
         default=(),
         strict=False,
         description="without adapters: modules that are not trained, by the words of `targets`, or parameters by a pattern "
-        "(`attention.*`)",
+        "(`attention.*`); `layers.0-11`: all of these layers. Below the lowest layer with something to train there is no "
+        "backward (with adapters and recomputation there is: peft makes the embedding's output need gradients)",
     )
 
     @field_validator("targets", "trained", "frozen", mode="before")
@@ -94,13 +136,16 @@ class PeftPlan(Strict):
         words = [word.strip() for word in value.split(",")] if isinstance(value, str) else value
         if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
             return words
-        found = [_ALSO[word] if word in _ALSO else str(word) for word in words if word]
-        for word in found:
-            if word not in _KNOWN and not set(word) & set("*?["):
-                raise ValueError(
-                    f"{word!r} names no module: {nearest(word, _KNOWN) or 'for example attention, mlp, q, v'}"
-                )
-        return found
+        return [str(_parsed(word)) for word in words if word]
+
+    @field_validator("trained", "frozen")
+    @classmethod
+    def _rankless(cls, words: tuple[str, ...]) -> tuple[str, ...]:
+        for word in words:
+            if _parsed(word).rank:
+                msg = f"{word!r}: a rank is of pairs, which lora_targets names"
+                raise ValueError(msg)
+        return words
 
     @property
     def adds(self) -> bool:
@@ -132,6 +177,35 @@ class PeftPlan(Strict):
         """The modules that adapters stand beside."""
         return _IA3 if self.method == "ia3" and self.targets == ("all",) else self.targets
 
+    @property
+    def by_layer(self) -> bool:
+        """Layers differ in what is trained."""
+        return any(_parsed(word).first >= 0 for word in (*self.targets, *self.trained, *self.frozen))
+
+    @property
+    def last_layer(self) -> int:
+        """The highest layer that a word names; -1: none."""
+        words = map(_parsed, (*self.targets, *self.trained, *self.frozen))
+        return max((one.first if one.last == _END else one.last for one in words), default=-1)
+
+    def at(self, layer: int | None) -> PeftPlan:
+        """As a layer of this number has it; None: embedding, head and what else is no numbered layer."""
+        return _at(self, layer) if self.any and self.by_layer else self
+
+    def rank_of(self, module: str) -> int:
+        """Of a module's pair: that of the first word that names the module and has one, else the plan's."""
+        ranks = (one.rank for one in map(_parsed, self.words) if one.rank and _is(f"{module}.weight", one.name))
+        return next(ranks, self.rank)
+
+    def tunes(self, names: Iterable[str]) -> bool:
+        """Some of these parameters are trained, or have adapters beside them."""
+        return any(
+            self.trains(name)
+            or self.adapts(name.removesuffix(".weight"))
+            or (self.method == "prefix" and ".k." in name)
+            for name in names
+        )
+
     def trains(self, name: str) -> bool:
         """A parameter of the model is trained, by its name."""
         if self.adds:
@@ -144,8 +218,24 @@ class PeftPlan(Strict):
 
 
 @cache
+def _at(peft: PeftPlan, layer: int | None) -> PeftPlan:
+    def here(words: tuple[str, ...], whole: str) -> Iterator[str]:
+        for one in map(_parsed, words):
+            if one.first < 0 or (layer is not None and one.first <= layer <= one.last):
+                yield str(_Word(-1, -1, one.name or whole, one.rank))
+
+    return peft.model_copy(
+        update={
+            "targets": tuple(here(peft.words, "all")),
+            "trained": tuple(here(peft.trained, "*")),
+            "frozen": tuple(here(peft.frozen, "*")),
+        }
+    )
+
+
+@cache
 def _among(name: str, words: tuple[str, ...]) -> bool:
-    return any(_is(name, word) for word in words)
+    return any(_is(name, _parsed(word).name) for word in words)
 
 
 def _is(name: str, word: str) -> bool:

@@ -28,10 +28,12 @@ class ModelShards:
     def of(self, plan: Plan, stage: int = 0) -> Model:
         """As `shard_of`."""
         wide = (plan.precision.first_layers_bf16, plan.precision.last_layers_bf16) if plan.narrow else (0, 0)
-        if plan.tp * plan.pp * plan.ep == 1 and not any(wide):
+        tuned = (plan.peft, plan.recompute.mode != "none") if plan.peft.any else ()
+        if plan.tp * plan.pp * plan.ep == 1 and not any(wide) and not tuned:
             return self.model
         key = (
             *wide,
+            *tuned,
             plan.tp,
             plan.pp,
             plan.ep,

@@ -155,7 +155,8 @@ def adapted(
 
 def _pair(g: Graph, s: OpContext, name: str, x: Value, shape: tuple[int, int, int], experts: int) -> Value:
     """B A x times the scale, in the adapter's dtype."""
-    (t, n, k), peft, r = shape, s.plan.peft, s.plan.peft.rank
+    (t, n, k), peft = shape, s.plan.peft
+    r = peft.rank_of(module_of(g, name))
     dtype = peft.dtype or s.dtype
     held = s.plan.precision.master if s.autocast else dtype
     x = g.cast(x, held, f"{name}.lora_x")
@@ -216,9 +217,9 @@ def _product(
     return out
 
 
-def fused_kernels(s: OpContext, shape: tuple[int, int, int]) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
-    """Kernels that a fused pair adds to its layer's product, forward and backward."""
-    (t, n, k), r, dtype = shape, s.plan.peft.rank, cast("Dtype", s.plan.peft.dtype or s.dtype)
+def fused_kernels(s: OpContext, shape: tuple[int, int, int], r: int) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+    """Kernels that a fused pair of rank r adds to its layer's product, forward and backward."""
+    (t, n, k), dtype = shape, cast("Dtype", s.plan.peft.dtype or s.dtype)
     into = Gemm(m=t, n=r, k=k, dtype=dtype)
     out = Gemm(m=t, n=n, k=r, dtype=dtype), stream("elementwise", t * n * s.element_bytes, 0, 0)
     back = (
@@ -256,8 +257,9 @@ def _renormed(g: Graph, s: OpContext, name: str, y: Value, shape: tuple[int, int
 
     B A is made by passing an identity matrix through the pair; the norm is a constant in the backward.
     """
-    (_, n, k), r = shape, s.plan.peft.rank
+    _, n, k = shape
     tuning = Tuning(s, module_of(g, name), n, k)
+    r = s.plan.peft.rank_of(tuning.module)
     weight, out = n * k * s.element_bytes, g.value(f"{name}.renormed", y.numel, y.dtype)
     dtype = cast("Dtype", s.plan.peft.dtype or s.dtype)
     g.op(

@@ -8,12 +8,13 @@ from typing import Final, Literal
 
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.parallel.model_shard import shard_of, whole_body
-from simulator.spec.model import BodyKind, LayerKind, Model, wide
+from simulator.spec.model import FORWARD_SUFFIX, BodyKind, LayerKind, Model, number_of
 from simulator.spec.model.hybrid import HybridKind
+from simulator.spec.model.layer_kinds import BF16_SUFFIX, plain
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops.attention import attention
-from simulator.work.ops.core import Block, ModelBlocks
+from simulator.work.ops.core import Block, ModelBlocks, Op
 from simulator.work.ops.cuda_graphs import with_graphs
 from simulator.work.ops.fusion import fuse_residuals
 from simulator.work.ops.graph import Graph, Value, stream
@@ -34,11 +35,12 @@ def build_blocks(model: Model, stack: Stack, plan: Plan) -> ModelBlocks:
     Under tensor parallelism the shapes are those of the rank's share of the model.
     """
     setting = OpContext(model=shard_of(model, plan), stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
-    found = set(whole_body(model, plan))
+    found = tuple(dict.fromkeys(whole_body(model, plan)))
+    ends = replace(setting, plan=plan.model_copy(update={"peft": plan.peft.at(None)})) if plan.peft.any else setting
     return ModelBlocks(
-        embedding=_embedding(setting),
-        body=tuple(block for kind in _ORDER for block in _precisions(setting, kind, found)),
-        head=_head(setting),
+        embedding=_embedding(ends),
+        body=tuple(block for kind in _ORDER for block in _variants(setting, kind, found)),
+        head=_head(ends),
     )
 
 
@@ -54,13 +56,26 @@ _ORDER: Final[tuple[LayerKind | Literal["mtp"], ...]] = (
 )
 
 
-def _precisions(s: OpContext, kind: LayerKind | Literal["mtp"], found: set[BodyKind]) -> Iterator[Block]:
-    """The blocks of a kind: as the plan has it, and with products in bf16."""
-    if kind in found:
-        yield with_graphs(_body(s, kind), s.plan.cuda_graphs)
-    if kind != "mtp" and (name := wide(kind)) in found:
-        plan = s.plan.copy_with(precision="bf16", fp8_recipe=None)
-        yield replace(with_graphs(_body(replace(s, plan=plan), kind), plan.cuda_graphs), name=name)
+def _variants(s: OpContext, kind: LayerKind | Literal["mtp"], found: tuple[BodyKind, ...]) -> Iterator[Block]:
+    """The blocks of a kind: as the plan has it, with products in bf16, as some layers are trained."""
+    for name in sorted((one for one in found if plain(one) == kind), key=lambda one: one != kind):
+        plan = s.plan
+        if plan.peft.any:
+            plan = plan.model_copy(update={"peft": plan.peft.at(number_of(name))})
+        if name.endswith(BF16_SUFFIX):
+            plan = plan.copy_with(precision="bf16", fp8_recipe=None)
+        block = with_graphs(_body(s if plan is s.plan else replace(s, plan=plan), kind), plan.cuda_graphs)
+        idle = FORWARD_SUFFIX in name
+        yield replace(block, name=name, ops=tuple(_forward_only(block)) if idle else block.ops)
+
+
+def _forward_only(block: Block) -> Iterator[Op]:
+    """A layer below all that is trained keeps nothing and has no backward."""
+    for op in block.ops:
+        none = replace(op, backward=(), saved=(), grad_inputs=(), grad_aliases=(), grad_overwrites=(), views=(),
+                       backward_temporary_bytes=0, parameter_numel=0, backward_exchanges=())  # fmt: skip
+        passes = block.output in {tensor.name for tensor in op.outputs}  # the gradient that nobody asks for
+        yield replace(none, grad_aliases=(block.input,)) if passes else none
 
 
 def _body(s: OpContext, kind: LayerKind | Literal["mtp"]) -> Block:

@@ -52,8 +52,12 @@ def linear(  # noqa: PLR0913  a product has that many facts
     casts, casts_back = (quantise.forward(), quantise.backward()) if quantise else ((), ())
     if quantise is not None and (x.dtype == "fp8" or comm.casts_gradient) and not s.stack.traits.casts_in_modules:
         casts, casts_back = quantise.after_gathers(input_came=x.dtype == "fp8", gradient_parts=comm.gradient_parts)
-    pair = fused_kernels(s, (t, n, k)) if tuning.adapts and s.stack.kernels.adapters == "fused" else None
-    added = r * (n + k) if pair and (r := s.plan.peft.rank) else 0
+    pair = (
+        fused_kernels(s, (t, n, k), s.plan.peft.rank_of(tuning.module))
+        if tuning.adapts and s.stack.kernels.adapters == "fused"
+        else None
+    )
+    added = r * (n + k) if pair and (r := s.plan.peft.rank_of(tuning.module)) else 0
     if not tuning.trains:
         keeps_input = pair is not None or tuning.keeps_input
         weight = (g.value(f"{name}.dequantised", n * k, s.dtype),) if tuning.keeps_weight else ()

@@ -148,7 +148,10 @@ class OpContext:
 
     def trains(self, parameter: str) -> bool:
         """A parameter of the model is trained, and so is not stored as it computes."""
-        return not self.plan.peft.any or self.plan.peft.trains(parameter)
+        if not self.plan.peft.any:
+            return True
+        tied = self.model.tied_embeddings and parameter == "lm_head.weight"
+        return self.plan.peft.trains("embedding.weight" if tied else parameter)
 
     @property
     def stream_dtype(self) -> str:

@@ -17,7 +17,7 @@ from typing import Final
 from typing_extensions import override
 
 from simulator.base.kernels import DTYPE_BYTES, Stream
-from simulator.parallel.model_shard import body_names
+from simulator.parallel.model_shard import body_names, whole_body
 from simulator.spec.model import Model, ModelPart
 from simulator.spec.plan import Plan
 from simulator.spec.plan.traits import Traits
@@ -71,7 +71,10 @@ class NanotronBuffers(Buffers):
 
 def _pieces(model: Model, plan: Plan) -> list[tuple[str, tuple[Shape, ...]]]:
     """Units with the shapes of what is trained, as registered."""
-    body = [(name, _joined(model, kind, plan)) for name, kind in zip(body_names(model), model.body, strict=True)]
+    body = [
+        (name, _joined(model, kind, plan))
+        for name, kind in zip(body_names(model), whole_body(model, plan), strict=True)
+    ]
     return [("embedding", _joined(model, "embedding", plan)), *body, ("head", _joined(model, "head", plan))]
 
 

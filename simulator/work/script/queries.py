@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.base.kernels import Stream
-from simulator.spec.model import Model
+from simulator.parallel.model_shard import whole_body
+from simulator.spec.model import FORWARD_SUFFIX, Model
 from simulator.spec.plan import Plan
 from simulator.work.script.implementation import implementation_of
 from simulator.work.script.sharding import ParameterUnit, frozen_pieces, pieces, shard_ranks
@@ -25,9 +26,18 @@ def communication(model: Model, plan: Plan, node_ranks: int | None = None) -> tu
     comms = implementation_of(plan).communication(model, plan, node_ranks)
     if plan.peft.any and not plan.traits.hooks_modules:
         comms = _with_frozen(comms, model, plan)
+    if plan.peft.any:  # hooks of a backward that there is not never run
+        kinds = ("embedding", *whole_body(model, plan), "head")
+        comms = tuple(
+            _forward_only(one) if FORWARD_SUFFIX in kind else one for one, kind in zip(comms, kinds, strict=True)
+        )
     if not plan.agrees_apart:
         return comms
     return tuple(replace(comm, all_reduce_bytes=0) for comm in comms)  # replicas agree apart: `agreement`
+
+
+def _forward_only(comm: UnitComm) -> UnitComm:
+    return replace(comm, all_gather_backward_bytes=0, gather_backward_kernels=())
 
 
 def _with_frozen(comms: tuple[UnitComm, ...], model: Model, plan: Plan) -> tuple[UnitComm, ...]:

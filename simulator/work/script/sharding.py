@@ -7,7 +7,7 @@ from math import ceil, prod
 from typing import Final
 
 from simulator.base.kernels import DTYPE_BYTES
-from simulator.parallel.model_shard import body_names
+from simulator.parallel.model_shard import body_names, whole_body
 from simulator.spec.model import Model
 from simulator.spec.model import ModelPart as Part
 from simulator.spec.model.experts import cuts_rows
@@ -98,8 +98,8 @@ def pieces(model: Model, plan: Plan, *, cut_first: bool = False) -> tuple[tuple[
     cut_first: the dimension that the plan's implementation cuts stands first.
     """
     cut_by = _by_rows(model, plan) if cut_first else False
-    shapes = {kind: _shapes(model, kind, plan, by_rows=cut_by) for kind in dict.fromkeys(model.body)}
-    body = ((name, shapes[kind]) for name, kind in zip(body_names(model), model.body, strict=True))
+    shapes = {kind: _shapes(model, kind, plan, by_rows=cut_by) for kind in dict.fromkeys(whole_body(model, plan))}
+    body = ((name, shapes[kind]) for name, kind in zip(body_names(model), whole_body(model, plan), strict=True))
     return ("embedding", _shapes(model, "embedding", plan)), *body, ("head", _shapes(model, "head", plan))
 
 
@@ -107,9 +107,11 @@ def apart(model: Model, plan: Plan) -> tuple[tuple[str, tuple[Shape, ...], tuple
     """Like `pieces`, but with the routed experts in a list of their own, where the plan shards and reduces them apart."""
     if model.experts is None or not plan.experts_apart:
         return tuple((name, shapes, ()) for name, shapes in pieces(model, plan, cut_first=True))
-    rest = {kind: _shapes(model, kind, plan, routed=False) for kind in dict.fromkeys(model.body)}
+    rest = {kind: _shapes(model, kind, plan, routed=False) for kind in dict.fromkeys(whole_body(model, plan))}
     routed = {kind: _shapes(model, kind, plan, by_rows=_by_rows(model, plan), routed=True) for kind in rest}
-    body = ((name, rest[kind], routed[kind]) for name, kind in zip(body_names(model), model.body, strict=True))
+    body = (
+        (name, rest[kind], routed[kind]) for name, kind in zip(body_names(model), whole_body(model, plan), strict=True)
+    )
     ends = [(name, _shapes(model, name, plan), ()) for name in _ENDS]
     return ends[0], *body, ends[1]
 
@@ -119,7 +121,7 @@ _ENDS: Final[tuple[Part, ...]] = ("embedding", "head")
 
 def frozen_pieces(model: Model, plan: Plan) -> tuple[tuple[Stored, ...], ...]:
     """What is frozen of each of the `pieces`."""
-    kinds: tuple[Part, ...] = ("embedding", *model.body, "head")
+    kinds: tuple[Part, ...] = ("embedding", *whole_body(model, plan), "head")
     found = {kind: frozen(model, kind, plan) for kind in dict.fromkeys(kinds)}
     return tuple(found[kind] for kind in kinds)
 

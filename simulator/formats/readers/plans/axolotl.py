@@ -26,6 +26,7 @@ from simulator.formats.readers.plans.trainer import (
 _NAMES: Final = {
     "base_model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size", "sequence_len": "max_length",
     "sample_packing": "packing", "optimizer": "optim", "peft_use_dora": "use_dora", "fsdp_version": "fsdp_config.fsdp_version",
+    "peft_layers_to_transform": "lora_layers_to_transform", "peft_layer_replication": "lora_layer_replication",
     "deepspeed": "deepspeed_config.deepspeed_config_file", "sequence_parallel_degree": "context_parallel_size",
 }  # fmt: skip
 _FLAGS: Final = {  # older words for attn_implementation

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from math import gcd
 from typing import Any, Final
 
+from simulator.base.errors import Fault
+from simulator.formats.readers.peft_words import scoped
 from simulator.formats.readers.plans.accelerate import ReadJson
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.trainer import (
@@ -21,6 +24,7 @@ from simulator.formats.readers.plans.trainer import (
     recompute,
     weights,
 )
+from simulator.spec.model import Model
 
 _NAMES: Final = {
     "cutoff_len": "max_length", "lora_rank": "lora_r", "lora_target": "lora_target_modules",
@@ -87,8 +91,12 @@ def _trained(job: Job, *, pure: bool) -> None:
             r.fault("quantization_bit", "needs adapters", "finetuning_type: lora")
         weights(job, "bf16" if pure else "fp32")
         return
+    if kind == "freeze":
+        _freeze(job)
+        weights(job, "bf16" if pure else "fp32")
+        return
     if kind != "lora":
-        r.fault("finetuning_type", f"{kind} is not modelled", "lora or full")
+        r.fault("finetuning_type", f"{kind} is not modelled", "lora, freeze or full")
     base = None
     if bits is not None:
         _quantised(job, bits)
@@ -98,6 +106,48 @@ def _trained(job: Job, *, pure: bool) -> None:
     adapters(job, "dora" if r.flag("use_dora") else "lora", base, "bf16" if pure else "fp32")
     if "lora_target_modules" not in r and "lora_targets" not in r.given:
         job.fields["lora_targets"] = ("all",)
+
+
+def _freeze(job: Job) -> None:
+    """The last layers are trained (of a negative number: the first), or some of their modules, and what else is named."""
+    r = job.r
+    count = r.raw("freeze_trainable_layers")
+    if isinstance(count, bool) or not isinstance(count, int | None) or count == 0:
+        r.fault("freeze_trainable_layers", f"{count} is no number of layers", "2: the last two; -2: the first two")
+        return
+    modules, more = (
+        {word.strip() for word in str(r.raw(key) or usual).split(",") if word.strip()}
+        for key, usual in (("freeze_trainable_modules", "all"), ("freeze_extra_modules", ""))
+    )
+    for key, words, known in (
+        ("freeze_trainable_modules", modules, {"all", *_PARTS}),
+        ("freeze_extra_modules", more, _AROUND),
+    ):
+        if words - set(known):
+            r.fault(key, f"{', '.join(sorted(words - set(known)))[:60]} is not read", f"of {', '.join(known)}")
+    ends = [word for name, words in _AROUND.items() if name not in more for word in words]
+    parts = [] if "all" in modules else [word for name, word in _PARTS.items() if name not in modules]
+    spread = bool(r.flag("use_llama_pro"))
+    job.by_model = {
+        **job.by_model,
+        "freeze_modules": lambda model, _: _frozen(model, count or 2, spread=spread, rest=(*ends, *parts)),
+    }
+
+
+# LLaMA-Factory's names -> words of freeze_modules
+_PARTS: Final = {"self_attn": "attention", "mlp": "mlp", "input_layernorm": "norm_1.*", "post_attention_layernorm": "norm_2.*"}  # fmt: skip
+_AROUND: Final = {"embed_tokens": ("embedding", "positions", "embedding_norm.*"), "norm": ("norm.*",), "lm_head": ("lm_head",)}  # fmt: skip
+
+
+def _frozen(model: Model, count: int, *, spread: bool, rest: tuple[str, ...]) -> object:
+    """What is not trained: layers, and `rest`. spread: each n-th layer is, as LLaMA-Pro adds them (model/adapter.py)."""
+    layers, num = range(model.num_layers), min(abs(count), model.num_layers)
+    if spread and model.num_layers % num:
+        problem = f"use_llama_pro: {model.num_layers} layers are not a multiple of freeze_trainable_layers {num}"
+        return Fault(place="freeze_trainable_layers", problem=problem, remedy=f"{gcd(model.num_layers, num)}")
+    stride = model.num_layers // num
+    tuned = layers[stride - 1 :: stride] if spread else layers[-num:] if count > 0 else layers[:num]
+    return (*scoped([""], [number for number in layers if number not in tuned]), *rest)
 
 
 def _quantised(job: Job, bits: int) -> None:

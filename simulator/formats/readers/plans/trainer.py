@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from simulator.base.schema import nearest
+from simulator.formats.readers.peft_words import is_pattern, matched, with_ranks
 from simulator.formats.readers.plans import accelerate
 from simulator.formats.readers.plans.accelerate import ReadJson
 from simulator.formats.readers.plans.draft import Degree, Draft
@@ -109,7 +110,7 @@ def begin(
 def _entries(data: Mapping[str, Any], file: str, names: Mapping[str, str]) -> dict[str, Entry]:
     """FSDP's words become accelerate's settings, a DeepSpeed file or table the one that accelerate's plugin would name."""
     found: dict[str, Entry] = {}
-    for name, entry in flattened(data, file, leaves=("deepspeed",)).items():
+    for name, entry in flattened(data, file, leaves=("deepspeed", "lora_rank_pattern")).items():
         if name.startswith("fsdp_config."):
             key = name.removeprefix("fsdp_config.").removeprefix("fsdp_")
             found[f"{_F}{ {'cpu_offload': 'offload_params'}.get(key, key) }"] = entry
@@ -292,13 +293,28 @@ def adapters(job: Job, method: str, base: str | None, dtype: str) -> None:
         fields["master_dtype"] = dtype
     elif job.mixed == "no":
         fields["adapter_dtype"] = "fp32"
-    for key in ("lora_target_parameters", "lora_rank_pattern", "lora_layers_to_transform", "lora_layer_replication"):
+    _by_layer(job)
+    for key in ("lora_target_parameters", "lora_layer_replication"):
         if r.raw(key):
-            r.fault(
-                key,
-                "adapters that differ by layer, or stand beside single parameters, are not modelled",
-                f"without {key}",
-            )
+            r.fault(key, "adapters beside single parameters or repeated layers are not modelled", f"without {key}")
+
+
+def _by_layer(job: Job) -> None:
+    """Adapters in some layers, or with ranks of their own."""
+    r = job.r
+    layers, ranks = r.raw("lora_layers_to_transform"), r.raw("lora_rank_pattern")
+    numbers = [layers] if isinstance(layers, int) else layers
+    if layers is not None and not (isinstance(numbers, list) and all(type(one) is int and one >= 0 for one in numbers)):
+        r.fault("lora_layers_to_transform", f"{str(layers)[:60]} are no numbers of layers", "for example [0, 1, 2]")
+        return
+    if ranks is not None and not isinstance(ranks, Mapping):
+        r.fault("lora_rank_pattern", f"{str(ranks)[:60]} is no table of ranks", "for example {q_proj: 32}")
+        return
+    if "lora_targets" in job.fields and (numbers or ranks):
+        words, faults = with_ranks(job.fields["lora_targets"], numbers or None, ranks or {})
+        job.fields["lora_targets"] = words
+        for key, problem in faults:
+            r.fault("lora_rank_pattern", f"{key[:60]}: {problem}", "a module's name or path, and a whole number")
 
 
 def _names(r: Reading, key: str) -> tuple[str, ...]:
@@ -308,41 +324,14 @@ def _names(r: Reading, key: str) -> tuple[str, ...]:
         return ()
     words = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
     found = tuple(word.strip().rpartition(".")[2] for word in map(str, words) if word.strip())
-    if not any(set(word) & _OF_PATTERNS for word in map(str, words)):
+    if not any(map(is_pattern, map(str, words))):
         return found
-    layers = {_matched(value, layer) for layer in (0, 1, 2, 3)} if isinstance(value, str) else {()}
-    if len(layers) != 1 or not (modules := layers.pop()):
-        r.fault(key, "is no pattern of the same modules in all layers", "the modules' names, or all-linear")
+    modules = matched(value) if isinstance(value, str) else ()
+    if not modules:
+        r.fault(key, "is no pattern that modules of layers match", "the modules' names, or all-linear")
         return ()
     r.note(key, f"the pattern matches {', '.join(modules)}")
     return modules
-
-
-_OF_PATTERNS: Final = frozenset("()|\\^$*?+[]")
-_MOST_LETTERS: Final = 400
-_NESTED: Final = re.compile(r"[*+}][^()]*\)\s*[*+{]")  # a repetition of repetitions takes for ever
-_PATHS: Final = (
-    "model.layers.{}.",
-    "model.language_model.layers.{}.",
-    "language_model.model.layers.{}.",
-    "model.text_model.layers.{}.",
-)
-_MODULES: Final = (
-    *(f"self_attn.{name}_proj" for name in "qkvo"),
-    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
-)
-
-
-def _matched(pattern: str, layer: int) -> tuple[str, ...]:
-    """Modules of a layer that a pattern takes, by the last part of their names; none if it cannot be tried."""
-    if len(pattern) > _MOST_LETTERS or _NESTED.search(pattern):
-        return ()
-    try:
-        whole = re.compile(pattern)
-    except (re.error, RecursionError, OverflowError):
-        return ()
-    taken = (name for name in _MODULES if any(whole.fullmatch(path.format(layer) + name) for path in _PATHS))
-    return tuple(name.rpartition(".")[2] for name in taken)
 
 
 def pairs(job: Job, name: str) -> None:
