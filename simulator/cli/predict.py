@@ -36,7 +36,7 @@ from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
 from simulator.predict import Prediction, Source, predict
 from simulator.predict.lengths import padding_of, read_lengths
-from simulator.predict.reference import Kind, check_reference, with_reference
+from simulator.predict.reference import Kind, check_forwards, with_reference
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.checkpoint import saving
@@ -163,7 +163,7 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 @click.option(
     "--reference",
     metavar="model|base",
-    help="A reference model's forward in every micro-batch (DPO): of its own weights, or of the base below adapters.",
+    help="A reference model's forward in every micro-batch (DPO; KTO: model:3, base:3): of its own weights, or of the base below adapters.",
 )
 @click.option(
     "--lengths",
@@ -230,7 +230,7 @@ def command(
     if wrong:
         raise InputError(wrong)
     lengths = read_lengths(spec) if spec is not None else ()
-    beside = check_reference(kind, asked.plan) if kind is not None else None
+    beside = check_forwards(kind, asked.plan) if kind is not None else None
     rolled = _rollout(rollout) if rollout is not None else None
     asked, found = _with_largest_batch(asked) if largest else (asked, None)
     prediction, stall = with_data_of(asked, _predicted(asked, beside))
@@ -280,13 +280,13 @@ def _iteration(asked: Rollout, prediction: Prediction, *inputs: Any) -> Iteratio
     return iteration_of(asked, prediction, *inputs)
 
 
-def _predicted(asked: Study, beside: Kind | None) -> Prediction:
+def _predicted(asked: Study, beside: tuple[Kind, int] | None) -> Prediction:
     """The prediction of what is asked, with a reference model and a checkpoint where these are asked for."""
     inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
     prediction = predict(*inputs, advise=True)
     prediction = replace(prediction, sources=(*asked.sources, *prediction.sources))
     if beside is not None:
-        prediction = with_reference(prediction, *inputs, kind=beside)
+        prediction = with_reference(prediction, *inputs, kind=beside[0], forwards=beside[1])
     if asked.checkpoint is None:
         return prediction
     return replace(prediction, checkpoint=saving(asked.model, asked.plan, asked.cluster, asked.checkpoint))

@@ -22,12 +22,22 @@ from simulator.work.program import COMPUTE_STREAM
 
 Kind = Literal["model", "base"]
 KINDS: Final = get_args(Kind)
+MOST_FORWARDS: Final = 64
+
+
+def check_forwards(asked: str, plan: Plan) -> tuple[Kind, int]:
+    """`base:3` is the base, and three forwards of a micro-batch (KTO's). Raises InputError."""
+    kind, colon, count = asked.partition(":")
+    if colon and not (count.isascii() and count.isdigit() and 1 <= int(count[:4]) <= MOST_FORWARDS):
+        problem = f"{count[:20]!r} is no number of forwards"
+        raise InputError(Fault(place="--reference", problem=problem, remedy=f"{kind[:20]}:3, at most {MOST_FORWARDS}"))
+    return check_reference(kind, plan), int(count or 1)
 
 
 def check_reference(kind: str, plan: Plan) -> Kind:
     """One of KINDS that a plan can have. Raises InputError."""
     if kind not in KINDS:
-        problem, remedy = f"{kind!r} is no reference", nearest(kind, KINDS) or " or ".join(KINDS)
+        problem, remedy = f"{kind[:60]!r} is no reference", nearest(kind, KINDS) or " or ".join(KINDS)
         raise InputError(Fault(place="--reference", problem=problem, remedy=remedy))
     if kind == "base" and not plan.peft.adds:
         problem = "base is what adapters stand beside, and the plan has none"
@@ -55,13 +65,17 @@ def with_reference(
     stack: Stack | None = None,
     *,
     kind: Kind,
+    forwards: int = 1,
 ) -> Prediction:
-    """The same step with the reference's forwards in front of the policy's, and its weights in memory."""
+    """The same step with the reference's forwards in front of the policy's, and its weights in memory.
+
+    forwards: of each micro-batch. KTO has three: the reference's, and both models' on mismatched answers.
+    """
     bare = prediction
     if kind == "base":  # the adapters' own kernels are off: as if norms alone were trained
         still = {"peft": "none", "freeze_modules": ("all", "embedding", "lm_head"), "base_weights": plan.peft.stored}
         bare = predict(model, plan.copy_with(**still), cluster, calibration, stack)
-    further_s = forward_s(bare) * plan.num_micro_batches
+    further_s = forwards * forward_s(bare) * plan.num_micro_batches
     size, memory = reference_bytes(model, plan, kind), prediction.memory
     longer = (prediction.step_s + further_s) / prediction.step_s
     flop = model.model_flop_per_sequence(plan.attended_len) * plan.tokens_per_step // plan.attended_len // 3
@@ -72,7 +86,7 @@ def with_reference(
         high_s=prediction.high_s * longer,
         lower_s=prediction.lower_s + further_s,
         upper_s=prediction.upper_s * longer,
-        hardware_flop_per_step=prediction.hardware_flop_per_step + flop,
+        hardware_flop_per_step=prediction.hardware_flop_per_step + forwards * flop,
         breakdown={**prediction.breakdown, "reference": further_s},
         memory=replace(
             memory,

@@ -562,7 +562,18 @@ def test_our_own_plan_is_a_format_too(tmp_path: Path) -> None:
 def test_the_reference_names_every_setting_that_is_read() -> None:
     text = (FILES.parents[2] / "docs" / "reference" / "plan-formats.md").read_text()
     missing = [name for name in megatron_arguments().known if f"`{name}`" not in text and f"`{name} " not in text]
-    forms = ("deepspeed", "accelerate", "torchtitan", "transformers", "axolotl", "llama-factory", "torchtune")
+    forms = (
+        "deepspeed",
+        "accelerate",
+        "torchtitan",
+        "transformers",
+        "axolotl",
+        "llama-factory",
+        "torchtune",
+        "litgpt",
+        "unsloth",
+        "xtuner",
+    )
     others = [name for form in forms for name in options_of(form).known]
     missing += [name for name in others if name.rpartition(".")[2] not in text]
     assert not missing

@@ -9,7 +9,7 @@ import pytest
 from simulator import Cluster, Model, Plan, predict
 from simulator.base.errors import InputError
 from simulator.cli import main
-from simulator.predict.reference import check_reference, reference_bytes, with_reference
+from simulator.predict.reference import check_forwards, check_reference, reference_bytes, with_reference
 
 LLAMA, CLUSTER = Model.load("llama3.2-1b"), Cluster.synthesise("a100-80gb", 1)
 ALONE: dict[str, Any] = {
@@ -40,6 +40,17 @@ def test_the_base_below_adapters_takes_no_memory_and_has_no_pairs() -> None:
     assert found.memory == policy.memory
     whole = with_reference(policy, LLAMA, plan, CLUSTER, kind="model")
     assert policy.step_s < found.step_s < whole.step_s  # the policy's own forward has the pairs' kernels
+
+
+def test_kto_has_three_forwards() -> None:
+    plan = Plan(**{**ALONE, "peft": "lora"})
+    assert check_forwards("base:3", plan) == ("base", 3)
+    policy = predict(LLAMA, plan, CLUSTER)
+    one, three = (with_reference(policy, LLAMA, plan, CLUSTER, kind="base", forwards=count) for count in (1, 3))
+    assert three.step_s - policy.step_s == pytest.approx(3 * (one.step_s - policy.step_s))
+    for asked in ("base:", "base:0", "model:x", "model:99999"):
+        with pytest.raises(InputError, match="no number of forwards"):
+            check_forwards(asked, plan)
 
 
 def test_weights_are_sharded_as_the_plan_shards() -> None:

@@ -314,3 +314,146 @@ def test_an_unknown_model_is_told_with_a_flag(tmp_path: Path) -> None:
 def test_an_adapter_s_file_is_no_plan(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="--recipe"):
         read(tmp_path, "adapter_config.json", peft_type="LORA", r=8)
+
+
+XTUNER = """from xtuner.model import SupervisedFinetune
+from torch.optim import AdamW
+pretrained_model_name_or_path = 'meta-llama/Meta-Llama-3-8B'
+max_length = 2 * 1024
+pack_to_max_length = True
+sequence_parallel_size = 2
+accumulative_counts = 16
+accumulative_counts *= sequence_parallel_size
+model = dict(type=SupervisedFinetune, llm=dict(
+    pretrained_model_name_or_path=pretrained_model_name_or_path,
+    quantization_config=dict(load_in_4bit=True, bnb_4bit_use_double_quant=True)), lora=dict(r=64, lora_dropout=0.1))
+train_dataloader = dict(batch_size=1)
+optim_wrapper = dict(optimizer=dict(type=AdamW, lr=-2e-4), accumulative_counts=accumulative_counts, dtype='float16')
+raise SystemExit('configs are not run')
+"""
+UNSLOTH = """from unsloth import FastLanguageModel
+MOST = 4096
+model, tokenizer = FastLanguageModel.from_pretrained("unsloth/Meta-Llama-3.1-8B-bnb-4bit", max_seq_length=MOST)
+model = FastLanguageModel.get_peft_model(model, r=32, target_modules=["q_proj", "v_proj"], layers_to_transform=[30, 31])
+args = SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, optim="adamw_8bit",
+                 fp16=not is_bfloat16_supported(), bf16=is_bfloat16_supported())
+raise SystemExit('scripts are not run')
+"""
+
+
+def python(folder: Path, name: str, text: str, **define: str) -> Draft:
+    file = folder / name
+    file.write_text(text)
+    return read_plan(file, define=define)
+
+
+def test_xtuner_s_config_is_read_and_not_run(tmp_path: Path) -> None:
+    draft = python(tmp_path, "config.py", XTUNER)
+    plan = plan_of(draft, 4)
+    assert (draft.format, draft.model, plan.seq_len, plan.cp, plan.num_micro_batches) == (
+        "xtuner",
+        "llama3-8b",
+        2048,
+        2,
+        32,
+    )
+    assert (plan.peft.rank, plan.peft.stored, plan.peft.targets, plan.peft.upcasts) == (
+        64,
+        "nf4_double",
+        ("all",),
+        True,
+    )
+    assert (plan.precision.compute, plan.implementation, plan.recompute.mode) == ("fp16", "ddp", "full")
+    assert not draft.named("unknown")
+    (tmp_path / "zero2.json").write_text('{"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": "auto"}')
+    sharded = plan_of(python(tmp_path, "config.py", XTUNER, deepspeed="zero2.json"), 4)
+    assert (sharded.implementation, sharded.zero, sharded.num_micro_batches) == ("deepspeed", 2, 32)
+
+
+def test_unsloth_s_script_is_read_and_not_run(tmp_path: Path) -> None:
+    draft = python(tmp_path, "train.py", UNSLOTH)
+    plan = plan_of(draft, 1)
+    assert (draft.format, draft.model, plan.seq_len, plan.micro_batch_size) == ("unsloth", "llama3.1-8b", 4096, 2)
+    assert (plan.peft.targets, plan.peft.rank, plan.peft.stored) == (
+        ("layers.30-31.q", "layers.30-31.v"),
+        32,
+        "nf4_double",
+    )
+    assert (plan.optimizer.kind, plan.recompute.mode, plan.offload.activations) == ("adam8bit", "full", "host")
+    assert draft.stack_changes["adapters"][0] == "fused"
+    assert not draft.named("unknown")
+    pairs = python(tmp_path, "train.py", UNSLOTH.replace("SFTConfig(", "KTOConfig("))
+    assert plan_of(pairs, 1).micro_batch_size == 2
+    assert any("model:3" in setting.note for setting in pairs.named("not modelled"))
+    assert "generation and rewards" in told(python(tmp_path, "train.py", UNSLOTH.replace("SFTConfig(", "GRPOConfig(")))
+
+
+def test_unsloth_studio_s_file(tmp_path: Path) -> None:
+    training = {"training_type": "lora", "max_seq_length": 2048, "load_in_4bit": False, "batch_size": 2}
+    settings = {
+        "model": "unsloth/Qwen2.5-7B",
+        "lora": {"lora_r": 64, "use_dora": True, "target_modules": "q_proj,v_proj"},
+    }
+    file = tmp_path / "run.yaml"
+    lines = [f"{key}: {value}" for key, value in training.items()]
+    file.write_text("\n".join([f"model: {settings['model']}", "training:", *(f"  {line}" for line in lines),
+                               "lora:", *(f"  {k}: {v}" for k, v in settings["lora"].items())]))  # type: ignore[attr-defined]  # fmt: skip
+    plan = plan_of(draft := read_plan(file), 1)
+    assert (draft.format, plan.peft.method, plan.peft.rank, plan.peft.stored) == ("unsloth", "dora", 64, "compute")
+    assert plan.optimizer.kind == "adam8bit"
+
+
+def test_litgpt_shards_over_the_devices_that_it_states(tmp_path: Path) -> None:
+    common = {"checkpoint_dir": "checkpoints/meta-llama/Llama-2-7b-hf", "precision": "bf16-true", "lora_r": 8,
+              "lora_query": True, "lora_key": False, "lora_value": True, "lora_mlp": True,
+              "train": {"global_batch_size": 16, "micro_batch_size": 2, "max_seq_length": 512}}  # fmt: skip
+    one = plan_of(
+        read(tmp_path, "a.yaml", **common, quantize="bnb.nf4-dq", optimizer={"class_path": "torch.optim.AdamW"}), 1
+    )
+    assert (one.peft.targets, one.peft.stored, one.num_micro_batches) == (("q", "v", "mlp"), "nf4_double", 8)
+    assert (one.optimizer.kind, one.precision.master, one.recompute.mode) == ("adamw", "bf16", "none")
+    four = read(tmp_path, "b.yaml", **common, devices=4)
+    plan = plan_of(four, 4)
+    assert (four.num_devices, four.stack, four.model) == (4, "litgpt-2024", "llama2-7b")
+    assert (plan.implementation, plan.dp_shard, plan.num_micro_batches, plan.recompute.mode) == ("fsdp2", 4, 2, "full")
+    bad = {**common, "devices": 2, "quantize": "bnb.nf4", "precision": "bf17", "lora_r": "many"}
+    found = told(read(tmp_path, "c.yaml", **bad))
+    for words in (
+        "quantize: LitGPT does not quantise on several",
+        "bf17 is unknown",
+        "lora_r: many is not a whole number",
+    ):
+        assert words in found
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import unsloth\nx = (", "not Python"),
+        ("import unsloth\n" + "x = " + "-" * 5000 + "1", "not Python"),
+        (
+            "import xtuner\nmax_length = 9 ** 999999\ntrain_dataloader = dict(batch_size=1 // 0)",
+            "1 // 0 is not a whole number",
+        ),
+        ("import xtuner\nmax_length = min(1, 2)", "min(1, 2) is not a whole number"),
+        ("import torch", "is Python code"),
+    ],
+)
+def test_python_that_cannot_be_read_is_told(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(PlanError) as caught:
+        plan_of(python(tmp_path, "a.py", text))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "forwards"),
+    [({}, "model:3"), ({"loss_type": "apo_zero_unpaired"}, "model:1"), ({"precompute_ref_log_probs": True}, "model:1")],
+)
+def test_kto_s_answers_are_single_and_meet_more_forwards(
+    settings: dict[str, object], forwards: str, tmp_path: Path
+) -> None:
+    draft = read(
+        tmp_path, "a.json", per_device_train_batch_size=4, desirable_weight=1.0, max_length=512, bf16=True, **settings
+    )
+    assert plan_of(draft, 1).micro_batch_size == 4
+    assert any(forwards in setting.note for setting in draft.named("not modelled"))

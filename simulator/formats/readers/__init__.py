@@ -2,5 +2,5 @@
 
 from typing import Final
 
-READ_ONLY: Final = ("search", "transformers", "axolotl", "llama-factory", "torchtune")
+READ_ONLY: Final = ("search", "transformers", "axolotl", "llama-factory", "torchtune", "litgpt", "unsloth", "xtuner")
 PLAN_FORMATS: Final = ("toml", "megatron", "deepspeed", "accelerate", "torchtitan", *READ_ONLY)  # of `readers.plans`

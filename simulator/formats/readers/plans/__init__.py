@@ -28,7 +28,14 @@ _ACCELERATE: Final = {"distributed_type", "compute_environment", "fsdp_config", 
 _TUNING: Final[Mapping[str, frozenset[str]]] = {
     "axolotl": frozenset({"base_model"}),
     "llama-factory": frozenset({"finetuning_type", "cutoff_len", "lora_target"}),
+    "litgpt": frozenset({"checkpoint_dir"}),
     "transformers": frozenset({"per_device_train_batch_size", "num_train_epochs", "lr_scheduler_type", "use_peft"}),
+}
+# Lines that no other format has
+_LINES: Final = {
+    "torchtune": re.compile(r"^\s+_component_\s*:", re.MULTILINE),
+    "unsloth": re.compile(r"^training:\s*\n\s+training_type\s*:|^\s*(from|import) unsloth\b", re.MULTILINE),
+    "xtuner": re.compile(r"^\s*(from|import) xtuner\b", re.MULTILINE),
 }
 _MEGATRON: Final = re.compile(r"--(micro-batch-size|num-layers|hidden-size|seq-length|tensor-model-parallel-size)\b")
 
@@ -57,7 +64,9 @@ def read_plan(
             from simulator.formats.readers.plans.search_report import read_search
 
             return read_search(_json(path), str(path), define or {})
-        case "accelerate" | "axolotl" | "llama-factory" | "transformers" | "torchtune":
+        case (
+            "accelerate" | "axolotl" | "llama-factory" | "transformers" | "torchtune" | "litgpt" | "unsloth" | "xtuner"
+        ):
             return _of_yaml(form, text, path, given, define or {})
         case "torchtitan":
             from simulator.formats.readers.plans.torchtitan import read_torchtitan
@@ -72,11 +81,16 @@ def _of_yaml(form: str, text: str, path: Path, given: Collection[str], define: M
     """Accelerate's file or a fine-tuning framework's, in YAML or in JSON, which is YAML too."""
     from simulator.formats.readers.plans.yaml_file import read_yaml
 
-    data, file = read_yaml(text, str(path)), str(path)
+    file = str(path)
 
     def read_json(name: str) -> Mapping[str, Any]:
         return _beside(path.parent, name)
 
+    if form in ("litgpt", "unsloth", "xtuner"):
+        from simulator.formats.readers.plans.further_tuning import read_further
+
+        return read_further(form, text, file, read_json, given, define)
+    data = read_yaml(text, file)
     match form:
         case "accelerate":
             from simulator.formats.readers.plans.accelerate import read_accelerate
@@ -120,8 +134,9 @@ def detect(text: str, file: str) -> str:
             return "torchtitan"
         if "plan" in table or set(table) & set(Plan.written_fields()):
             return "toml"
-    if re.search(r"^\s+_component_\s*:", text, re.MULTILINE):
-        return "torchtune"
+    line = next((form for form, pattern in _LINES.items() if pattern.search(text)), None)
+    if line is not None:
+        return line
     keys = frozenset(re.findall(r"^(\w+)\s*:", text, re.MULTILINE))
     if keys & (_ACCELERATE | frozenset().union(*_TUNING.values())):
         return next((form for form, own in _TUNING.items() if keys & own), "accelerate")

@@ -143,7 +143,9 @@ def _refusals(job: Job) -> None:
     kind = r.text("rl")
     if kind in ("dpo", "ipo"):
         pairs(job, "rl")
+    elif kind == "kto":
+        pairs(job, "rl", unpaired=True)
     elif kind:
-        r.fault("rl", f"{kind}: its generation, rewards or losses are not modelled", "dpo, or without rl")
+        r.fault("rl", f"{kind}: its generation, rewards or losses are not modelled", "dpo, kto, or without rl")
     if r.raw("unfrozen_parameters") and "freeze_modules" not in r.given:
         r.fault("unfrozen_parameters", "patterns of parameters are not read", "--freeze-modules with what stays frozen")

@@ -11,6 +11,7 @@ from simulator.formats.readers.peft_words import scoped
 from simulator.formats.readers.plans.accelerate import ReadJson
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.trainer import (
+    UNSLOTH,
     Job,
     adapters,
     batch,
@@ -59,10 +60,10 @@ def read_llama_factory(data: Mapping[str, Any], file: str, read_json: ReadJson, 
     optimizer(job, _optimizer(job))
     kernels(job)
     if r.flag("use_unsloth"):
-        job.change("use_unsloth", adapters="fused", norm="fused", norm_dtype="compute", rope="fused", loss="fused")
+        job.change("use_unsloth", **UNSLOTH)
     stage = r.choice("stage", _STAGES) or "sft"
-    if stage == "dpo":
-        pairs(job, "stage")
+    if stage in ("dpo", "kto"):
+        pairs(job, "stage", unpaired=stage == "kto")
     elif stage not in ("pt", "sft"):
         r.fault("stage", f"{stage}: its generation or rewards are not modelled", "sft: the policy's own step")
     return job.draft("llama-factory", "LLaMA-Factory 0.9")

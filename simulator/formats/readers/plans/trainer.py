@@ -33,6 +33,7 @@ _WORDS: Final = {  # of the setting `fsdp`
     "full_shard": "FULL_SHARD", "shard_grad_op": "SHARD_GRAD_OP", "no_shard": "NO_SHARD",
     "hybrid_shard": "HYBRID_SHARD", "hybrid_shard_zero2": "HYBRID_SHARD_ZERO2",
 }  # fmt: skip
+UNSLOTH: Final = {"adapters": "fused", "norm": "fused", "norm_dtype": "compute", "rope": "fused", "loss": "fused"}
 LIGER: Final = {"loss": "fused_linear", "norm": "fused", "norm_dtype": "compute", "rope": "fused"}
 
 Engine = Literal["ddp", "fsdp", "deepspeed"]
@@ -237,10 +238,14 @@ def recompute(job: Job, default: bool = False) -> None:  # noqa: FBT001, FBT002
         job.change("gradient_checkpointing_kwargs.use_reentrant", early_stop=True)
 
 
-def optimizer(job: Job, default: str) -> None:
-    """By TrainingArguments' names; states in the dtype of what is trained, bitsandbytes' 32-bit ones in fp32."""
+def optimizer(job: Job, default: str, classes: Mapping[str, str] | None = None) -> None:
+    """By TrainingArguments' names; states in the dtype of what is trained, bitsandbytes' 32-bit ones in fp32.
+
+    classes: those names by the last part of a class's.
+    """
     r, fields, table = job.r, job.fields, table_of("transformers")["optimizers"]
     name = (r.text("optim") or default).lower()
+    name = (classes or {}).get(name.rpartition(".")[2], name)
     found = table.get(name)
     if found is None and "optimizer" not in r.given:
         remedy = f"{nearest(name, table) or 'adamw_torch'}, or --optimizer"
@@ -334,8 +339,23 @@ def _names(r: Reading, key: str) -> tuple[str, ...]:
     return modules
 
 
-def pairs(job: Job, name: str) -> None:
-    """Preferences: the chosen and the rejected answer run as one batch (trl's DPOTrainer)."""
+def pairs(job: Job, name: str, *, unpaired: bool = False) -> None:
+    """Preferences: the chosen and the rejected answer run as one batch (trl's DPOTrainer).
+
+    unpaired: single answers (KTOTrainer.compute_loss), of which policy and reference see mismatched ones too, without gradients.
+    """
+    if unpaired:
+        r, forwards = job.r, 3
+        if r.text("loss_type") == "apo_zero_unpaired":
+            forwards = 1
+        if r.flag("precompute_ref_log_probs"):
+            forwards //= 2
+        why = (
+            f"single answers; --reference model:{forwards} (base:{forwards}, with adapters) adds {forwards} forwards, "
+        )
+        why += "of the reference, and of both on mismatched answers, and the reference's weights"
+        r.unmodelled(name, why if forwards else "single answers, and nothing beside them")
+        return
     job.fields["micro_batch_size"] = 2 * int(job.fields["micro_batch_size"])
     why = "two sequences a pair; --reference model (base, with adapters) adds the reference's forward and weights"
     job.r.unmodelled(name, why)

@@ -36,6 +36,8 @@ _OF_TRL: Final = (
 )
 _PAIRS: Final = ("beta", "precompute_ref_log_probs", "ref_model_sync_steps")  # of trl's DPOConfig
 
+_UNPAIRED: Final = ("desirable_weight", "undesirable_weight")  # of its KTOConfig
+
 
 def read_transformers(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
     """The plan of arguments that were read as plain data. read_json: reads a DeepSpeed file that they name."""
@@ -57,8 +59,9 @@ def read_transformers(data: Mapping[str, Any], file: str, read_json: ReadJson, g
     if r.raw("num_generations") is not None:
         r.fault("num_generations", "generation and rewards are not modelled", "without it: the policy's own step")
     stated = next((name for name in _PAIRS if r.raw(name) is not None), None)
-    if stated is not None:
-        pairs(job, stated)
+    weighed = next((name for name in _UNPAIRED if r.raw(name) is not None), None)
+    if weighed or stated:
+        pairs(job, weighed or str(stated), unpaired=weighed is not None)
     return job.draft("transformers", "transformers' TrainingArguments")
 
 

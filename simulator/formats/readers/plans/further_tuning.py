@@ -1,0 +1,180 @@
+"""LitGPT's YAML, Unsloth's scripts and its Studio's YAML, and xtuner's configs: their settings by the Trainer's names.
+
+litgpt 0.5 (finetune/lora.py, full.py, utils.py), unsloth 2024 to 2026 (models/llama.py: from_pretrained, get_peft_model;
+studio/backend/assets/configs), xtuner 0.1 (model/sft.py, tools/train.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from simulator.formats.readers.plans.accelerate import ReadJson
+from simulator.formats.readers.plans.draft import Draft
+from simulator.formats.readers.plans.options import table_of
+from simulator.formats.readers.plans.python_settings import python_settings
+from simulator.formats.readers.plans.trainer import (
+    UNSLOTH,
+    Job,
+    adapters,
+    batch,
+    begin,
+    kernels,
+    length,
+    optimizer,
+    pairs,
+    parallelism,
+    precision,
+    recompute,
+    weights,
+)
+from simulator.formats.readers.plans.yaml_file import read_yaml
+
+_TRAINED: Final = {"lora_query": "q", "lora_key": "k", "lora_value": "v", "lora_projection": "out", "lora_mlp": "mlp", "lora_head": "lm_head"}  # fmt: skip
+_QUANTISED: Final = {
+    "bnb.nf4": "nf4", "bnb.nf4-dq": "nf4_double", "bnb.fp4": "nf4", "bnb.fp4-dq": "nf4_double", "bnb.int8-training": "int8",
+}  # fmt: skip
+_CONFIGS: Final = {"DPOConfig": "dpo", "KTOConfig": "kto"}
+_OTHERS: Final = ("GRPOConfig", "PPOConfig", "RLOOConfig", "ORPOConfig", "RewardConfig")
+
+
+def _job(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str], form: str) -> Job:
+    return begin(data, file, read_json, given, table_of(form)["names"])
+
+
+def read_further(
+    form: str, text: str, file: str, read_json: ReadJson, given: Collection[str], define: Mapping[str, str]
+) -> Draft:
+    """A file of these formats; Python is read and never run."""
+    if form == "xtuner":
+        return read_xtuner(python_settings(text, file)[0], file, read_json, given, define.get("deepspeed", ""))
+    data = script_settings(text, file) if file.endswith(".py") else read_yaml(text, file)
+    return (read_litgpt if form == "litgpt" else read_unsloth)(data, file, read_json, given)
+
+
+def read_litgpt(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
+    """The plan of a fine-tuning configuration: LoRA where it has a rank; several GPUs shard by FSDP and checkpoint blocks."""
+    job = _job(data, file, read_json, given, "litgpt")
+    r, fields, lora = job.r, job.fields, "lora_r" in job.r
+    words = ("bf16-true", "bf16-mixed", "16-true", "16-mixed", "32-true")
+    dtype, _, way = (r.choice("precision", words) or "bf16-true").partition("-")
+    dtype = {"16": "fp16", "32": "fp32"}.get(dtype, dtype)
+    job.mixed, job.loaded = (dtype, "fp32") if way == "mixed" else ("no", dtype)
+    fields["precision"] = dtype
+    gpus = (r.integer("devices") or 1) * (r.integer("num_nodes") or 1)
+    fields |= {"data_parallel": ("fsdp2" if lora else "fsdp1") if gpus > 1 else "ddp", "zero": 3 if gpus > 1 else 0}
+    fields |= {"recompute": "full" if gpus > 1 else "none", "micro_batch_size": r.integer("per_device_train_batch_size") or (1 if lora else 4)}  # fmt: skip
+    fields["global_batch_size"] = r.integer("train.global_batch_size") or 16
+    job.leftover = "dp_shard" if gpus > 1 else "dp_replicate"
+    length(job, None)
+    base = r.choice("quantize", _QUANTISED)
+    if base is not None and gpus > 1:
+        r.fault("quantize", "LitGPT does not quantise on several GPUs", "devices: 1, or without quantize")
+    if lora:
+        adapters(job, "lora", _QUANTISED[base] if base else None, job.loaded)
+        modules = tuple(
+            word for name, word in _TRAINED.items() if r.flag(name) or (r.raw(name) is None and word in "qv")
+        )
+        fields["lora_targets"] = modules or ("q", "v")
+        if not modules:
+            r.fault("lora_query", "and all others are false: nothing is trained", "lora_query: true")
+    else:
+        weights(job, job.loaded)
+    paged = "paged_adamw" if base else "adamw_torch"  # instantiate_bnb_optimizer
+    optimizer(job, paged, table_of("litgpt")["optimizers"] | ({"adamw": paged} if base else {}))
+    return replace(
+        job.draft("litgpt", "LitGPT 0.5"), num_devices=gpus, stack="litgpt-2024", stack_why="the framework's own"
+    )
+
+
+def read_unsloth(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
+    """The plan of a Studio's configuration, or of a script's arguments (`script_settings`)."""
+    job = _job(data, file, read_json, given, "unsloth")
+    r = job.r
+    precision(job, default=True)
+    job.loaded = job.mixed if job.mixed != "no" else "bf16"
+    parallelism(job)
+    batch(job, micro=2 if "training" in data else 8)
+    length(job, 2048)
+    recompute(job, default=True)
+    if "gradient_checkpointing" not in r:  # "unsloth": kept inputs go to the host
+        job.fields["offload"] = {"activations": "host"}
+    full = r.flag("full_finetuning") or r.text("training.training_type") in ("full", "cpt-full")
+    if full:
+        for name in ("load_in_4bit", "load_in_8bit", "use_dora"):
+            r.overruled(name, "all weights are trained")
+        weights(job)
+    else:
+        base = "int8" if r.flag("load_in_8bit") else None if r.flag("load_in_4bit") is False else "nf4_double"
+        adapters(job, "dora" if r.flag("use_dora") else "lora", base, "fp32")
+        job.fields |= {} if "lora_r" in r else {"lora_rank": 16}
+        job.fields |= {} if "lora_target_modules" in r or "lora_targets" in r.given else {"lora_targets": ("all",)}
+    optimizer(job, "adamw_8bit" if "training" in data else "adamw_torch")
+    kernels(job)
+    job.changes |= {name: (value, f"{file} (default)") for name, value in UNSLOTH.items()}
+    if r.raw("num_generations") is not None:
+        r.fault("num_generations", "generation and rewards are not modelled", "SFTConfig: the policy's own step")
+    stage = r.choice("stage", ("dpo", "kto"))
+    if stage:
+        pairs(job, "stage", unpaired=stage == "kto")
+    return job.draft("unsloth", "Unsloth")
+
+
+def script_settings(text: str, file: str) -> dict[str, Any]:
+    """Arguments of Unsloth's and TRL's calls in a script, under the names of `read_unsloth`; a script's calls in a table."""
+    _, calls = python_settings(text, file)
+    loaded, tuned = (dict(calls.get(name, {})) for name in ("from_pretrained", "get_peft_model"))
+    tuned.pop("", None)
+    loaded["model_name"] = loaded.get("model_name", loaded.pop("", None))
+    found: dict[str, Any] = {"from_pretrained": loaded, "get_peft_model": tuned}
+    for name in ("TrainingArguments", "SFTConfig", *_CONFIGS, *_OTHERS):
+        if name in calls:
+            found |= {key: value for key, value in calls[name].items() if key}
+            found |= (
+                {"stage": _CONFIGS.get(name)}
+                if name in _CONFIGS
+                else {"num_generations": name}
+                if name in _OTHERS
+                else {}
+            )
+    for name in ("bf16", "fp16"):  # is_bfloat16_supported(): bf16 is
+        if not isinstance(found.get(name), bool):
+            found.pop(name, None)
+    return found
+
+
+def read_xtuner(
+    data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = (), deepspeed: str = ""
+) -> Draft:
+    """The plan of a config's names. deepspeed: what `xtuner train --deepspeed` is given; DDP without."""
+    asked = {"deepspeed": deepspeed} if deepspeed else {}
+    job = _job(
+        {**{key: data[key] for key in table_of("xtuner")["read"] if key in data}, **asked},
+        file,
+        read_json,
+        given,
+        "xtuner",
+    )
+    r, fields = job.r, job.fields
+    stated = (r.text("dtype") or "bfloat16").rpartition(".")[2]
+    job.mixed = "fp16" if stated == "float16" else "bf16"
+    fields["precision"] = job.mixed
+    parallelism(job)
+    batch(job, micro=1)
+    length(job, 2048)
+    ranks = r.integer("sequence_parallel_size") or 1
+    fields |= {"cp": ranks, "cp_exchange": "all_to_all"} if ranks > 1 else {}
+    recompute(job, default=True)
+    if any(name.startswith("model.lora") for name in r.entries) or "lora_r" in r:
+        four, eight = r.flag("load_in_4bit"), r.flag("load_in_8bit")
+        double = r.flag("use_bnb_nested_quant") is True
+        base = ("nf4_double" if double else "nf4") if four else "int8" if eight else None
+        adapters(job, "lora", base, "fp32")
+        fields |= {} if "lora_target_modules" in r or "lora_targets" in r.given else {"lora_targets": ("all",)}
+        fields |= {"upcast_frozen": True} if base else {}
+    else:
+        weights(job, "fp32")
+    optimizer(job, "adamw_torch", table_of("xtuner")["optimizers"])
+    kernels(job)
+    return job.draft("xtuner", "xtuner 0.1")
