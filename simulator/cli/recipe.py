@@ -41,7 +41,7 @@ def with_recipe(flags: dict[str, Any]) -> list[Fault]:
     if gpus is not None:
         if flags["cluster"] is not None:
             faults.append(Fault(place="--gpus", problem="--cluster is given too", remedy="one of the two"))
-        elif re.match(r"\d+\s*[x×*]\s*\S", gpus):
+        elif re.match(r"0*[1-9]\d*\s*[x×*]\s*\S", gpus):
             flags["cluster"] = gpus
         else:
             faults.append(Fault(place="--gpus", problem=f"{gpus!r} is no COUNTxGPU", remedy="for example 8xh100"))
@@ -55,6 +55,7 @@ def with_recipe(flags: dict[str, Any]) -> list[Fault]:
         except InputError as exc:
             return [*faults, *exc.faults]
         return _filled(flags, found, gpus, faults)
+    recipe = recipe.lower() if recipe.lower() in RECIPES else recipe
     if recipe not in RECIPES:
         remedy = nearest(recipe, RECIPES) or f"one of {', '.join(RECIPES)}"
         return [*faults, Fault(place="--recipe", problem=f"no recipe is called {recipe!r}", remedy=remedy)]

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from simulator.parallel.pipeline import num_positions, position, stage_layers
 from simulator.parallel.pipeline.balance import dealt
-from simulator.spec.model import FORWARD_SUFFIX, BodyKind, LayerKind, Model, ModelPart, Parameter, marked
+from simulator.spec.model import FORWARD_SUFFIX, LOWEST_SUFFIX, BodyKind, LayerKind, Model, ModelPart, Parameter, marked
 from simulator.spec.model.experts import Experts, StoredExperts
 from simulator.spec.model.hybrid import Mamba
 from simulator.spec.model.layer_kinds import BF16_SUFFIX
@@ -145,15 +145,17 @@ def _tuned(model: Model, peft: PeftPlan, *, checkpointed: bool) -> dict[int, str
     """
     parts: tuple[ModelPart, ...] = ("embedding", *dict.fromkeys(model.layer_kinds))
     names = {part: [name for name, _ in model.parameter_shapes(part)] for part in parts}
-    if not peft.by_layer and all(peft.tunes(names[part]) for part in parts[1:]):
-        return {}
     below = not (peft.adds and checkpointed) and not peft.at(None).tunes(names["embedding"])
+    if not peft.by_layer and not below:
+        return {}
     alike: dict[PeftPlan, int] = {}
     marks = {}
     for number, kind in enumerate(model.layer_kinds):
         own = peft.at(number)
-        below = below and not own.tunes(names[kind])
-        marks[number] = f"@{alike.setdefault(own, number)}{FORWARD_SUFFIX if below else ''}"
+        tuned = own.tunes(names[kind])
+        suffix = (LOWEST_SUFFIX if tuned else FORWARD_SUFFIX) if below else ""
+        below = below and not tuned
+        marks[number] = f"@{alike.setdefault(own, number)}{suffix}"
     return marks
 
 

@@ -17,6 +17,7 @@ from simulator.formats.readers.adapter_config import read_adapter_config
 from simulator.memory import simulate_memory
 from simulator.memory.tape import record
 from simulator.parallel.legality import check, check_split
+from simulator.parallel.model_shard import shard_of
 from simulator.predict.changes import changes
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster.device import Device
@@ -70,7 +71,7 @@ def test_adapters_of_some_layers_with_ranks_of_their_own() -> None:
     wanted = 4 * 32 * of["q"] + (m.num_layers - 4) * 8 * of["q"] + 2 * 8 * of["v"] + m.num_layers * 4 * of["mlp"]
     assert trained_numel(m, some) == wanted
     blocks = build_blocks(m, Stack.load("transformers-2024"), some)
-    assert [block.name for block in blocks.body] == ["layer@0", "layer@4", "layer@30"]
+    assert [block.name for block in blocks.body] == ["layer@0", "layer@4", "layer@30", "layer@0-lowest"]
     for block in blocks.body:
         made = sum(op.parameter_numel for op in block.ops)
         assert made == sum(prod(shape) for _, shape in trained(m, block.name, some))  # type: ignore[arg-type]
@@ -84,8 +85,8 @@ def test_layers_below_all_that_is_trained_have_no_backward(whose: str) -> None:
     way = {"zero": 0, "dp_replicate": 4} if whose == "ddp" else {"zero": 3, "dp_shard": 4}
     plan = Plan(**{**ALONE, **way, "data_parallel": whose, "freeze_modules": "embedding,layers.0-9"})
     blocks = build_blocks(LLAMA, Stack.load("transformers-2024"), plan)
-    idle, live = blocks.body
-    assert (idle.name, live.name) == ("layer@0-forward", "layer@10")
+    idle, live, lowest = blocks.body
+    assert (idle.name, live.name, lowest.name) == ("layer@0-forward", "layer@10", "layer@10-lowest")
     assert idle.saved_bytes == idle.backward_flop == 0
     assert idle.forward_flop == live.forward_flop
     assert live.backward_flop > 2 * live.forward_flop  # attention's is made again
@@ -101,10 +102,35 @@ def test_layers_below_all_that_is_trained_have_no_backward(whose: str) -> None:
     assert abs(sum(held["parameters"]) * share - 2 * LLAMA.num_parameters) < 8 * 4 * LLAMA.num_layers
     made = gradient_tensors(LLAMA, plan) or held["gradients"]
     assert abs(sum(made) * share - 2 * (LLAMA.num_parameters - still)) < 2 * 4 * LLAMA.num_layers
+    assert lowest.backward_flop == live.backward_flop  # its norms are trained, so products give gradients of their inputs
     # with adapters the embedding's output needs gradients where activations are recomputed (peft_model.py)
     tuned = {mode: lora(lora_targets="layers.10-", recompute=mode) for mode in ("none", "full")}
     names = {mode: build_blocks(LLAMA, Stack.load("transformers-2024"), of).body[0].name for mode, of in tuned.items()}
     assert names == {"none": "layer@0-forward", "full": "layer@0"}
+
+
+def test_the_first_layer_makes_no_gradients_of_its_input() -> None:
+    """Nothing below it is trained: its norm keeps nothing, masks and products for its input's gradient are not made."""
+    plan, layers = lora(lora_dropout=0.1, lora_rank=8), LLAMA.num_layers
+    blocks = build_blocks(LLAMA, Stack.load("transformers-2024"), plan)
+    usual, lowest = blocks.body
+    ops = {op.name: op for op in lowest.ops}
+    assert shard_of(LLAMA, plan).body == ("layer@0-lowest", *("layer@0",) * (layers - 1))
+    assert ops["norm_1"].saved == ops["q.lora_dropped"].saved == ops["q"].backward == ()
+    assert [k.layout for k in ops["q.lora_a"].backward if isinstance(k, Gemm)] == ["nt"]
+    assert [op.backward for op in lowest.ops[-5:]] == [op.backward for op in usual.ops[-5:]]
+    stream, wide = 512 * LLAMA.d_model, LLAMA.q_width + 2 * LLAMA.kv_width
+    products = 2 * stream * (wide + 3 * 8)  # of q, k and v, and their pairs' first
+    assert usual.backward_flop - lowest.backward_flop == products
+
+
+def test_dora_keeps_both_results_and_its_vectors() -> None:
+    """peft, tuners/lora/dora.py: the layer's result and the pair's for the magnitudes' gradient; norms and two factors a row."""
+    saved = {}
+    for method in ("lora", "dora"):
+        block = build_blocks(LLAMA, Stack.load("transformers-2024"), lora(peft=method, lora_targets="down")).layer
+        saved[method] = block.saved_bytes
+    assert saved["dora"] - saved["lora"] == 2 * (2 * 512 + 3) * LLAMA.d_model
 
 
 def test_all_but_what_is_frozen_is_trained() -> None:

@@ -71,6 +71,31 @@ def test_a_script_is_predicted_like_the_described_plan(folder: Path, capsys: pyt
     assert program["step_s"] < whole["step_s"] < 1.1 * described["step_s"]
 
 
+@pytest.mark.parametrize("words", [["lora"], ["lora", "dropout"], ["dora"]])
+def test_peft_s_steps_are_the_described_ones(
+    folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FLOP, and the peak in bytes, beside those of the same model trained whole, whose tables the stack lays out otherwise."""
+    from tests.programs import with_torchvision  # noqa: F401  transformers asks for it
+
+    pytest.importorskip("peft", reason="peft is in the extra programs")
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    plan = {"peft": words[0], **({"lora-dropout": "0.1"} if "dropout" in words else {})}
+    found = []
+    for asked, said in (({}, []), (plan, words)):
+        name = "-".join(["alone", *said])
+        path = str(captured(folder, name, "--ranks=1", *SIZES, "alone", *said))
+        program = predicted(capsys, "--program", path, "--cluster", "1xh100")
+        flags = {"model": str(folder / "config.json"), "gpus": "1xh100", "seq-len": str(SEQ), "zero": "0", "data-parallel": "ddp",
+                 "master-dtype": "bf16", "optimizer-dtype": "bf16", "optimizer-impl": "fused", "stack": "torch-2.11-eager"}  # fmt: skip
+        described = predicted(
+            capsys, *(word for flag, value in {**flags, **asked}.items() for word in (f"--{flag}", value))
+        )
+        assert program["hardware_flop_per_step"] == described["hardware_flop_per_step"]
+        found.append(program["memory"]["peak_allocated_bytes"] - described["memory"]["peak_allocated_bytes"])  # type: ignore[index]
+    assert found[0] == found[1]
+
+
 def test_collectives_are_those_of_fsdp2(folder: Path) -> None:
     """By hand: a layer is gathered for both passes and reduced once; the root stays from forward to backward."""
     norms = 2 * WIDTH

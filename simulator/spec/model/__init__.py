@@ -6,6 +6,7 @@ Every parameter is listed with its shape, since sharding pads each one and bucke
 
 from simulator.spec.model.layer_kinds import (
     FORWARD_SUFFIX,
+    LOWEST_SUFFIX,
     BodyKind,
     LayerKind,
     ModelPart,
@@ -17,6 +18,7 @@ from simulator.spec.model.model import Model, preset_with_shape
 
 __all__ = [
     "FORWARD_SUFFIX",
+    "LOWEST_SUFFIX",
     "BodyKind",
     "LayerKind",
     "Model",

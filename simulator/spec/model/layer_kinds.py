@@ -19,6 +19,7 @@ Parameter = tuple[str, Shape]
 
 BF16_SUFFIX: Final = "_bf16"
 FORWARD_SUFFIX: Final = "-forward"  # of layers below all that is trained
+LOWEST_SUFFIX: Final = "-lowest"  # of the first layer above them, whose input needs no gradient
 
 
 def marked(kind: LayerKind, mark: str) -> BodyKind:
@@ -29,7 +30,7 @@ def marked(kind: LayerKind, mark: str) -> BodyKind:
 def number_of(unit: ModelPart) -> int | None:
     """The layer as which a marked one is trained."""
     _, sign, rest = unit.partition("@")
-    return int(rest.removesuffix(BF16_SUFFIX).removesuffix(FORWARD_SUFFIX)) if sign else None
+    return int(rest.removesuffix(BF16_SUFFIX).partition("-")[0]) if sign else None
 
 
 def plain(unit: ModelPart) -> LayerKind | Literal["embedding", "mtp", "head"]:

@@ -133,7 +133,7 @@ def adapted(
         return _scaled(g, name, y, shape, module)
     low = _pair(g, s, name, x, shape, experts)
     if peft.method == "dora":
-        y = _renormed(g, s, name, y, shape)
+        y = _renormed(g, s, name, y, low, shape)
     wide, narrow = (y, low) if DTYPE_BYTES[y.dtype] > DTYPE_BYTES[low.dtype] else (low, y)
     out = g.value(f"{name}.adapted", y.numel, wide.dtype)
     if s.stack.traits.fuses_elementwise and low.dtype == y.dtype:
@@ -252,21 +252,26 @@ def _scaled(g: Graph, name: str, y: Value, shape: tuple[int, int, int], module: 
     return out
 
 
-def _renormed(g: Graph, s: OpContext, name: str, y: Value, shape: tuple[int, int, int]) -> Value:
+def _renormed(g: Graph, s: OpContext, name: str, y: Value, low: Value, shape: tuple[int, int, int]) -> Value:
     """DoRA (peft, tuners/lora/dora.py): the norm of W + s B A by rows, then each column of both results times its factor.
 
-    B A is made by passing an identity matrix through the pair; the norm is a constant in the backward.
+    Both results are kept for the gradient of the magnitudes. B A is made by passing an identity matrix through the pair; the norm is a constant in the backward.
     """
     _, n, k = shape
     tuning = Tuning(s, module_of(g, name), n, k)
     r = s.plan.peft.rank_of(tuning.module)
     weight, out = n * k * s.element_bytes, g.value(f"{name}.renormed", y.numel, y.dtype)
     dtype = cast("Dtype", s.plan.peft.dtype or s.dtype)
+    norms = g.value(f"{name}.norms", 2 * n, dtype)  # of rows, and the factors
+    factor = g.value(
+        f"{name}.factor", n, dtype
+    )  # less one, of the layer's own result: for its gradient, where it has one
+    g.op(factor.name, "elementwise", inputs=(y,), outputs=(factor,), saved=(factor,))
     g.op(
         out.name,
         "elementwise",
-        inputs=(y,),
-        outputs=(out,),
+        inputs=(y, low),
+        outputs=(out, norms),
         forward=(
             *tuning.dequantised,
             Gemm(m=k, n=r, k=k, dtype=dtype),
@@ -280,7 +285,7 @@ def _renormed(g: Graph, s: OpContext, name: str, y: Value, shape: tuple[int, int
             stream("strided", 2 * y.num_bytes, y.num_bytes, 2, numel=y.numel),
             stream("reduce", y.num_bytes, n * s.element_bytes),
         ),
-        saved=(y,),
+        saved=(y, low, norms),
         grads=(y,),
         forward_temporary_bytes=2 * weight + tuning.temporary_bytes,
         parameter_numel=n,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, Literal
 
-from simulator.base.kernels import DTYPE_BYTES
+from simulator.base.kernels import DTYPE_BYTES, Gemm
 from simulator.parallel.model_shard import shard_of, whole_body
-from simulator.spec.model import FORWARD_SUFFIX, BodyKind, LayerKind, Model, number_of
+from simulator.spec.model import FORWARD_SUFFIX, LOWEST_SUFFIX, BodyKind, LayerKind, Model, number_of
 from simulator.spec.model.hybrid import HybridKind
 from simulator.spec.model.layer_kinds import BF16_SUFFIX, plain
 from simulator.spec.plan import Plan
@@ -58,24 +58,45 @@ _ORDER: Final[tuple[LayerKind | Literal["mtp"], ...]] = (
 
 def _variants(s: OpContext, kind: LayerKind | Literal["mtp"], found: tuple[BodyKind, ...]) -> Iterator[Block]:
     """The blocks of a kind: as the plan has it, with products in bf16, as some layers are trained."""
-    for name in sorted((one for one in found if plain(one) == kind), key=lambda one: one != kind):
+    for name in sorted(
+        (one for one in found if plain(one) == kind), key=lambda one: (one != kind, LOWEST_SUFFIX in one)
+    ):
         plan = s.plan
         if plan.peft.any:
             plan = plan.model_copy(update={"peft": plan.peft.at(number_of(name))})
         if name.endswith(BF16_SUFFIX):
             plan = plan.copy_with(precision="bf16", fp8_recipe=None)
         block = with_graphs(_body(s if plan is s.plan else replace(s, plan=plan), kind), plan.cuda_graphs)
-        idle = FORWARD_SUFFIX in name
-        yield replace(block, name=name, ops=tuple(_forward_only(block)) if idle else block.ops)
+        ends = FORWARD_SUFFIX in name or LOWEST_SUFFIX in name
+        yield replace(block, name=name, ops=tuple(_ended(block, lowest=LOWEST_SUFFIX in name)) if ends else block.ops)
 
 
-def _forward_only(block: Block) -> Iterator[Op]:
-    """A layer below all that is trained keeps nothing and has no backward."""
+def _ended(block: Block, *, lowest: bool) -> Iterator[Op]:
+    """A layer whose input needs no gradient: what lies below all that is trained keeps nothing and has no backward.
+
+    lowest: it has something to train, on whose results gradients begin; of other inputs there are none.
+    """
+    needs: set[str] = set()
     for op in block.ops:
-        none = replace(op, backward=(), saved=(), grad_inputs=(), grad_aliases=(), grad_overwrites=(), views=(),
-                       backward_temporary_bytes=0, parameter_numel=0, backward_exchanges=())  # fmt: skip
-        passes = block.output in {tensor.name for tensor in op.outputs}  # the gradient that nobody asks for
-        yield replace(none, grad_aliases=(block.input,)) if passes else none
+        if lowest and (op.parameter_numel or needs.intersection(op.inputs)):
+            needs |= {*(tensor.name for tensor in op.outputs), *op.views}
+            kept = _towards(op, needs) if op.category != "attention" else op
+        else:
+            kept = replace(op, backward=(), saved=(), grad_inputs=(), grad_aliases=(), grad_overwrites=(), views=(),
+                           backward_temporary_bytes=0, parameter_numel=0, backward_exchanges=())  # fmt: skip
+        last = block.output in {
+            tensor.name for tensor in op.outputs
+        }  # what comes goes on as a gradient that nobody asks for
+        yield replace(kept, grad_aliases=tuple({*kept.grad_aliases, block.input})) if last else kept
+
+
+def _towards(op: Op, needs: set[str]) -> Op:
+    """Without gradients of inputs that need none."""
+    made = tuple(tensor for tensor in op.grad_inputs if tensor.name in needs)
+    alone = op.category == "gemm" and not made and not needs.intersection(op.grad_overwrites)
+    backward = tuple(one for one in op.backward if not (alone and isinstance(one, Gemm) and one.layout == "nn"))
+    aliases, over = (tuple(name for name in names if name in needs) for names in (op.grad_aliases, op.grad_overwrites))
+    return replace(op, backward=backward, grad_inputs=made, grad_aliases=aliases, grad_overwrites=over)
 
 
 def _body(s: OpContext, kind: LayerKind | Literal["mtp"]) -> Block:

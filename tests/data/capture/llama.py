@@ -1,4 +1,4 @@
-"""A training script of nobody's framework: a Llama under FSDP2, or under DDP. LAYERS WIDTH VOCAB SEQ [ddp] [checkpoint] [compile]."""
+"""A training script of nobody's framework: a Llama under FSDP2, under DDP, or alone. LAYERS WIDTH VOCAB SEQ [ddp|alone [lora|dora [dropout]]] [checkpoint] [compile]."""
 
 import sys
 
@@ -79,12 +79,29 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
+def adapted(model: nn.Module) -> nn.Module:
+    """With peft's adapters in all layers."""
+    from pathlib import Path
+
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "programs"))
+    import with_torchvision  # noqa: F401  transformers asks for it
+    from peft import LoraConfig, get_peft_model
+
+    names = ["q", "k", "v", "o", "gate", "up", "down"]
+    dropout, dora = 0.1 if "dropout" in sys.argv else 0.0, "dora" in sys.argv
+    config = LoraConfig(r=16, target_modules=names, lora_dropout=dropout, use_dora=dora)
+    return get_peft_model(model, config, autocast_adapter_dtype=False)
+
+
 def main() -> None:
     criterion = torch.compile(loss_of) if "compile" in sys.argv else loss_of
     distributed.init_process_group("nccl")
     torch.cuda.set_device(distributed.get_rank() % torch.cuda.device_count())
     if "ddp" in sys.argv:
         model: nn.Module = DistributedDataParallel(Llama().to("cuda", torch.bfloat16))
+    elif "alone" in sys.argv:
+        model = Llama().to("cuda", torch.bfloat16)
+        model = adapted(model) if "lora" in sys.argv or "dora" in sys.argv else model
     else:
         with torch.device("meta"):
             model = Llama()
@@ -96,7 +113,7 @@ def main() -> None:
             fully_shard(layer, mp_policy=policy)
         fully_shard(model, mp_policy=policy)
         model.to_empty(device="cuda")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-4, fused=True)
     for step in range(1000):
         tokens = torch.randint(0, VOCAB, (1, SEQ + 1)).to("cuda", non_blocking=True)
         logits = model(tokens[:, :-1])
