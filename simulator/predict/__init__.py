@@ -15,7 +15,7 @@ from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_pe
 from simulator.predict.network import network_share
 from simulator.predict.play import bounds, play
 from simulator.predict.prediction import Prediction, Remedy, Source
-from simulator.predict.tiers import with_lower_tiers
+from simulator.predict.tiers import with_lower_tiers, with_pages, with_paging
 from simulator.predict.verdict import cause_of, pool_sources, suggest, with_stalls
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
@@ -80,7 +80,7 @@ def memory_of(lowering: Lowering, *, quick: bool = False) -> StepMemory:
     else:
         inputs = (lowering.model, lowering.plan, lowering.stack, lowering.blocks, lowering.device)
         memory, trace = simulate_memory(*inputs, quick=quick, lead=passes_ahead(lowering))
-    memory = with_lower_tiers(memory, lowering)
+    memory = with_pages(with_lower_tiers(memory, lowering), lowering)
     return StepMemory(memory=memory, trace=trace, cause=cause_of(memory))
 
 
@@ -90,6 +90,7 @@ def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, ad
     memory = held.memory
     alone = play(lowering, fold=fold)
     played = with_stalls(alone, memory, lowering.calibrations.get(held.device, lowering.calibration))
+    played = with_paging(played, memory, lowering)
     looks = advise and memory.fit is not Fit.FITS and lowering.rank_classes is None
     found = _remedies(lowering, played.step_s, memory) if looks else None
     imbalance = _imbalance_sigma(lowering, played.step_s, fold=fold)

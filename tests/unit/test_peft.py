@@ -27,7 +27,7 @@ from simulator.work.offload.moves import moves
 from simulator.work.offload.tier_usage import tier_usage
 from simulator.work.ops import build_blocks
 from simulator.work.parameters import frozen, frozen_bytes, model_flop, stored, trained, trained_numel
-from simulator.work.script import communication, gradient_tensors, resident_tensors, units
+from simulator.work.script import communication, gradient_tensors, paged_bytes, resident_tensors, units
 
 LLAMA = Model.load("llama3-8b")
 ATTENTION = ("q", "k", "v", "out")
@@ -102,7 +102,9 @@ def test_layers_below_all_that_is_trained_have_no_backward(whose: str) -> None:
     assert abs(sum(held["parameters"]) * share - 2 * LLAMA.num_parameters) < 8 * 4 * LLAMA.num_layers
     made = gradient_tensors(LLAMA, plan) or held["gradients"]
     assert abs(sum(made) * share - 2 * (LLAMA.num_parameters - still)) < 2 * 4 * LLAMA.num_layers
-    assert lowest.backward_flop == live.backward_flop  # its norms are trained, so products give gradients of their inputs
+    assert (
+        lowest.backward_flop == live.backward_flop
+    )  # its norms are trained, so products give gradients of their inputs
     # with adapters the embedding's output needs gradients where activations are recomputed (peft_model.py)
     tuned = {mode: lora(lora_targets="layers.10-", recompute=mode) for mode in ("none", "full")}
     names = {mode: build_blocks(LLAMA, Stack.load("transformers-2024"), of).body[0].name for mode, of in tuned.items()}
@@ -493,3 +495,26 @@ def test_shards_of_nothing_are_not_padded() -> None:
     plan = Plan(dp_shard=8, seq_len=512, peft="prefix")
     prediction = predict(Model.load("deepseek-v2-lite"), plan, Cluster.load("hgx-h200-8"))
     assert not any(source.what == "padded shards" for source in prediction.sources)
+
+
+def test_paged_states_leave_the_gpu_only_where_it_is_full() -> None:
+    """bitsandbytes (optim/optimizer.py: get_state_buffer): unified memory from 100,000 elements on; pages cross at half the link's rate."""
+    model = Model.load("llama3.2-3b")
+    fields: dict[str, Any] = {**ALONE, "recompute": "full", "stack": "transformers-2024"}
+    plans = {kind: Plan(**fields, optimizer=kind) for kind in ("adamw", "paged_adamw")}
+    paged = sum(resident_tensors(model, plans["paged_adamw"])["optimizer_state"])
+    small = sum(prod(shape) for part in ("embedding", *model.body, "head") for _, shape in model.parameter_shapes(part) if prod(shape) < 100_000)  # type: ignore[arg-type]  # fmt: skip
+    assert (paged, paged_bytes(model, plans["paged_adamw"])) == (8 * small, 8 * (model.num_parameters - small))
+    assert paged_bytes(model, plans["adamw"]) == 0
+    roomy, tight = Cluster.synthesise("a100-80gb", 1), Cluster.synthesise("rtx-3090", 1)
+    of = {(kind, room.name): predict(model, plan, room) for kind, plan in plans.items() for room in (roomy, tight)}
+    assert "paging" not in of["paged_adamw", roomy.name].breakdown
+    assert of["paged_adamw", roomy.name].memory.host_bytes == 8 * (model.num_parameters - small)
+    found = of["paged_adamw", tight.name]
+    assert not of["adamw", tight.name].memory.fit.runs
+    assert found.memory.fit.runs
+    out = found.memory.used_bytes + 8 * (model.num_parameters - small) - found.memory.capacity_bytes
+    tier = tight.host_tier
+    assert tier is not None
+    assert found.breakdown["paging"] == pytest.approx(2 * out * (1 / tier.h2d_bytes_per_s + 1 / tier.d2h_bytes_per_s))
+    assert sum(found.breakdown.values()) == pytest.approx(found.step_s)

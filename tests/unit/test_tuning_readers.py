@@ -60,7 +60,7 @@ def test_axolotl_s_qlora() -> None:
     assert (plan.peft.method, plan.peft.rank, plan.peft.dropout, plan.peft.targets) == ("lora", 32, 0.05, ("all",))
     assert plan.peft.stored == "nf4_double"  # loaders/model.py: bnb_4bit_use_double_quant
     assert (plan.implementation, plan.zero, plan.dp_replicate) == ("ddp", 0, 4)
-    assert (plan.optimizer.kind, plan.recompute.mode, plan.precision.compute) == ("adam8bit", "full", "bf16")
+    assert (plan.optimizer.kind, plan.recompute.mode, plan.precision.compute) == ("paged_adam8bit", "full", "bf16")
     assert plan.precision.master == "fp32"  # peft's adapters
     changes = {name: value for name, (value, _) in draft.stack_changes.items()}
     assert changes == {"adapters": "fused", "loss": "fused_linear"}  # kernels of LoRA are on unless they are named
@@ -259,7 +259,8 @@ def test_llama_factory_freezes_all_but_some_layers(settings: dict[str, object], 
     [
         ("adamw_torch_4bit", "adam4bit", "bf16"),
         ("lion_8bit", "lion8bit", "fp32"),
-        ("paged_adamw_32bit", "adamw", "fp32"),  # bitsandbytes' wide states are fp32 whatever is trained
+        ("paged_adamw_32bit", "paged_adamw", "fp32"),
+        ("paged_adamw_8bit", "paged_adam8bit", "fp32"),  # bitsandbytes' wide states are fp32 whatever is trained
         ("adafactor", "adafactor", "bf16"),
         ("muon", "muon", "bf16"),
     ],
@@ -411,7 +412,7 @@ def test_litgpt_shards_over_the_devices_that_it_states(tmp_path: Path) -> None:
         read(tmp_path, "a.yaml", **common, quantize="bnb.nf4-dq", optimizer={"class_path": "torch.optim.AdamW"}), 1
     )
     assert (one.peft.targets, one.peft.stored, one.num_micro_batches) == (("q", "v", "mlp"), "nf4_double", 8)
-    assert (one.optimizer.kind, one.precision.master, one.recompute.mode) == ("adamw", "bf16", "none")
+    assert (one.optimizer.kind, one.precision.master, one.recompute.mode) == ("paged_adamw", "bf16", "none")
     four = read(tmp_path, "b.yaml", **common, devices=4)
     plan = plan_of(four, 4)
     assert (four.num_devices, four.stack, four.model) == (4, "litgpt-2024", "llama2-7b")

@@ -18,6 +18,10 @@ Kind = Literal[
     "adam4bit",
     "lion",
     "lion8bit",
+    "paged_adamw",
+    "paged_adam8bit",
+    "paged_lion",
+    "paged_lion8bit",
     "adafactor",
     "muon",
     "galore",
@@ -26,6 +30,7 @@ Kind = Literal[
 Pass = tuple[str, str]
 
 _MIN_NUMEL: Final = 4096  # smaller tensors keep wide states (bitsandbytes: min_8bit_size; torchao: optim/adam.py)
+PAGED_NUMEL: Final = 100_000  # smaller tensors' states are ordinary ones (get_state_buffer)
 _SCALES: Final = {8: 256, 4: 128}  # elements that share an fp32 scale
 _LEVELS_BYTES: Final = 16 * 4  # torchao keeps the 16 levels of four bits beside each state (OptimState4bit)
 
@@ -36,6 +41,7 @@ class Optimizer:
 
     moments: tensors of state, of the plan's dtype or of so many bits. matrices: steps whole matrices of layers its own
     way, and all else as AdamW. loops: launches its kernels tensor by tensor. steps: fused, it counts steps on the GPU.
+    paged: states of larger tensors are in unified memory, beside the caching allocator (bitsandbytes, optim/optimizer.py).
     """
 
     fused: tuple[Pass, ...]
@@ -45,6 +51,11 @@ class Optimizer:
     matrices: bool = False
     loops: bool = False
     steps: bool = False
+    paged: bool = False
+
+    def on_gpu(self, numel: int, size: int) -> list[int]:
+        """The same without what is paged."""
+        return self.state(numel, size)[self.moments if self.paged and numel >= PAGED_NUMEL else 0 :]
 
     def state(self, numel: int, size: int) -> list[int]:
         """Bytes of the states of a tensor. size: bytes of the plan's dtype of states."""
@@ -91,6 +102,10 @@ OPTIMIZERS: Final[dict[str, Optimizer]] = {
     "adam4bit": Optimizer(fused=(("pg44", "p44"),), moments=2, bits=4),
     "lion": Optimizer(fused=(("pgm", "pm"),), moments=1),
     "lion8bit": Optimizer(fused=(("pg8", "p8"),), moments=1, bits=8),
+    "paged_adamw": Optimizer(fused=(("pgmv", "pmv"),), moments=2, paged=True),
+    "paged_adam8bit": Optimizer(fused=(("pg88", "p88"),), moments=2, bits=8, paged=True),
+    "paged_lion": Optimizer(fused=(("pgm", "pm"),), moments=1, paged=True),
+    "paged_lion8bit": Optimizer(fused=(("pg8", "p8"),), moments=1, bits=8, paged=True),
     "adafactor": Optimizer(fused=_ADAFACTOR, loops=True),
     "muon": Optimizer(fused=(("pgmv", "pmv"),), foreach=_ADAMW, moments=2, matrices=True, steps=True),
     "lamb": Optimizer(fused=_LAMB_FUSED, foreach=_LAMB, moments=2, loops=True),

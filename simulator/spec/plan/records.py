@@ -136,7 +136,8 @@ class OptimizerPlan(Strict):
 
     kind: Kind = Field(
         default="adamw",
-        description="the optimizer: also bitsandbytes' with states of 8 bits (`adam8bit`, `lion8bit`) and torchao's of 4 "
+        description="the optimizer: also bitsandbytes' with states of 8 bits (`adam8bit`, `lion8bit`), "
+        "or in unified memory whose pages go to the host where the GPU has no room (`paged_…`), and torchao's of 4 "
         "(`adam4bit`); transformers' `adafactor`; `muon`, which orthogonalises the moment of each matrix of a layer (torch's: five "
         "Newton-Schulz steps) and leaves all else to AdamW; DeepSpeed's `lamb`, whose steps are scaled by the norms of each tensor; `galore`, whose moments are of gradients projected to `galore_rank` "
         "(the decomposition that finds the projection every 200 steps is not counted)",

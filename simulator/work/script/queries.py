@@ -8,6 +8,7 @@ from simulator.base.kernels import Stream
 from simulator.parallel.model_shard import whole_body
 from simulator.spec.model import FORWARD_SUFFIX, Model
 from simulator.spec.plan import Plan
+from simulator.spec.plan.optimizers import OPTIMIZERS
 from simulator.work.script.implementation import implementation_of
 from simulator.work.script.sharding import ParameterUnit, frozen_pieces, pieces, shard_ranks
 from simulator.work.script.unit_comm import UnitComm
@@ -68,6 +69,16 @@ def resident_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
     if plan.offload.parameters != "none":
         tensors = {**tensors, "parameters": []}
     return {**tensors, "buffers": buffer_tensors(model, plan)}
+
+
+def paged_bytes(model: Model, plan: Plan) -> int:
+    """States in unified memory, which the caching allocator does not see: what the same optimizer holds more without pages."""
+    kind = plan.optimizer.kind
+    if not OPTIMIZERS[kind].paged:
+        return 0
+    plans = (plan.copy_with(optimizer=kind.removeprefix("paged_"), optimizer_impl="foreach"), plan)
+    whole, held = (sum(implementation_of(one).resident(model, one)["optimizer_state"]) for one in plans)
+    return whole - held
 
 
 def trained_tensors(model: Model, plan: Plan) -> list[int]:

@@ -50,7 +50,7 @@ def optimizer_tensors(numel: int, plan: Plan) -> list[int]:
     if plan.optimizer.kind == "adafactor":
         return [numel * 4]  # a vector's second moment is not factored
     counted = found.steps and plan.optimizer.impl == "fused"
-    return found.state(numel, DTYPE_BYTES[plan.optimizer.dtype]) + ([4] if counted else [])
+    return found.on_gpu(numel, DTYPE_BYTES[plan.optimizer.dtype]) + ([4] if counted else [])
 
 
 def shaped_states(model: Model, plan: Plan) -> list[int]:

@@ -24,8 +24,8 @@ _OPTIMIZERS: Final = {
     "torchao.optim.AdamW4bit": "adam4bit",
     "torchao.prototype.low_bit_optim.AdamW4bit": "adam4bit",
     "bitsandbytes.optim.Lion8bit": "lion8bit",
-    "bitsandbytes.optim.PagedAdamW8bit": "adam8bit", "torchao.optim.AdamW8bit": "adam8bit",
-    "torchao.prototype.low_bit_optim.AdamW8bit": "adam8bit", "bitsandbytes.optim.PagedAdamW": "adamw",
+    "bitsandbytes.optim.PagedAdamW8bit": "paged_adam8bit", "torchao.optim.AdamW8bit": "adam8bit",
+    "torchao.prototype.low_bit_optim.AdamW8bit": "adam8bit", "bitsandbytes.optim.PagedAdamW": "paged_adamw",
 }  # fmt: skip
 _CHUNKED: Final = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss")
 _COMPILED: Final = {"blocks": "compiled", "norm": "fused", "norm_dtype": "compute", "rope": "fused"}

@@ -252,8 +252,6 @@ def optimizer(job: Job, default: str, classes: Mapping[str, str] | None = None) 
         r.fault("optim", f"{name} is not modelled", remedy, (("--optimizer", "adamw"),))
     kind, impl, *more = (found or "adamw foreach").split()
     fields |= {"optimizer": kind, "optimizer_impl": impl}
-    if "paged" in name:
-        r.note("optim", "states counted as held on the GPU: pages that do not fit move to the host and back")
     rank = re.search(r"\brank\s*=\s*([1-9]\d{0,5})\b", str(r.raw("optim_args") or ""))
     if kind == "galore" and rank:
         fields["galore_rank"] = int(rank[1])
