@@ -15,8 +15,8 @@ from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_pe
 from simulator.predict.network import network_share
 from simulator.predict.play import bounds, play
 from simulator.predict.prediction import Prediction, Remedy, Source
-from simulator.predict.tiers import with_lower_tiers, with_pages, with_paging
-from simulator.predict.verdict import cause_of, pool_sources, suggest, with_stalls
+from simulator.predict.tiers import with_lower_tiers, with_pages
+from simulator.predict.verdict import cause_of, pool_sources, suggest, with_paging, with_stalls
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.cluster import Cluster

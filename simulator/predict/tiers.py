@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 from simulator.memory import MemoryUse
 from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import Lowering
-from simulator.predict.play import SimulatedStep
 from simulator.work.offload import tier_usage
 from simulator.work.script import paged_bytes
-
-PAGED_SHARE: Final = (
-    0.5  # of the link to the host that unified memory's pages reach (bitsandbytes, explanations/optimizers.mdx)
-)
 
 
 def with_pages(memory: MemoryUse, lowering: Lowering) -> MemoryUse:
@@ -26,21 +20,6 @@ def with_pages(memory: MemoryUse, lowering: Lowering) -> MemoryUse:
     room = memory.host_capacity_bytes or (cluster.host_tier.memory_bytes if cluster.host_tier else None)
     more = size * min(cluster.gpus_per_node, lowering.plan.num_devices)
     return replace(memory, host_bytes=memory.host_bytes + more, host_capacity_bytes=room)
-
-
-def with_paging(played: SimulatedStep, memory: MemoryUse, lowering: Lowering) -> SimulatedStep:
-    """The step with pages of optimizer states that come for its update and leave again, because the GPU has no room for them."""
-    size, tier = paged_bytes(shard_of(lowering.model, lowering.plan), lowering.plan), lowering.cluster.host_tier
-    out = min(size, memory.used_bytes + size - memory.capacity_bytes)
-    if not size or out <= 0 or tier is None:
-        return played
-    paging_s = out / PAGED_SHARE * (1 / tier.h2d_bytes_per_s + 1 / tier.d2h_bytes_per_s)
-    return replace(
-        played,
-        step_s=played.step_s + paging_s,
-        upper_s=played.upper_s + paging_s,
-        breakdown={**played.breakdown, "paging": paging_s},
-    )
 
 
 def with_lower_tiers(memory: MemoryUse, lowering: Lowering) -> MemoryUse:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from simulator.base.fit import Fit
 from simulator.base.sums import summed
 from simulator.base.units import format_bytes, format_seconds
 from simulator.memory import MemoryUse
 from simulator.memory.driver_costs import DriverCosts
+from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import OWN_ALLOCATOR, STALL, Remedy, Source
 from simulator.spec.calibration import Calibration
 from simulator.spec.plan import Plan
 from simulator.work.offload import SIGMA
+from simulator.work.script import paged_bytes
 
+PAGED_SHARE: Final = 0.5  # of a link to the host, that pages reach (bitsandbytes, explanations/optimizers.mdx)
 _WAITING = ("idle", "bubble", "slow_peer")
 _LESS_MOVED = "smaller micro-batches, recomputation or more GPUs to shard over leave more of it in HBM"
 _ON_EQUAL_NODES = (
@@ -96,6 +100,21 @@ def with_stalls(played: SimulatedStep, memory: MemoryUse, calibration: Calibrati
         step_s=played.step_s + stall_s,
         upper_s=played.upper_s + stall_s,
         breakdown={**played.breakdown, STALL: stall_s},
+    )
+
+
+def with_paging(played: SimulatedStep, memory: MemoryUse, lowering: Lowering) -> SimulatedStep:
+    """The step with pages of optimizer states that come for its update and leave again, because the GPU has no room for them."""
+    size, tier = paged_bytes(shard_of(lowering.model, lowering.plan), lowering.plan), lowering.cluster.host_tier
+    out = min(size, memory.used_bytes + size - memory.capacity_bytes)
+    if not size or out <= 0 or tier is None:
+        return played
+    paging_s = out / PAGED_SHARE * (1 / tier.h2d_bytes_per_s + 1 / tier.d2h_bytes_per_s)
+    return replace(
+        played,
+        step_s=played.step_s + paging_s,
+        upper_s=played.upper_s + paging_s,
+        breakdown={**played.breakdown, "paging": paging_s},
     )
 
 
