@@ -29,6 +29,7 @@ from simulator.cli.options import (
     tell_notes,
 )
 from simulator.cli.predict_recorded import recorded_options
+from simulator.cli.progress import playing
 from simulator.cli.recipe import recipe_options, with_recipe
 from simulator.cli.watch import watch_option
 from simulator.formats.drawing import check_picture
@@ -283,7 +284,8 @@ def _iteration(asked: Rollout, prediction: Prediction, *inputs: Any) -> Iteratio
 def _predicted(asked: Study, beside: tuple[Kind, int] | None) -> Prediction:
     """The prediction of what is asked, with a reference model and a checkpoint where these are asked for."""
     inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
-    prediction = predict(*inputs, advise=True)
+    with playing(asked.plan, asked.cluster):
+        prediction = predict(*inputs, advise=True)
     prediction = replace(prediction, sources=(*asked.sources, *prediction.sources))
     if beside is not None:
         prediction = with_reference(prediction, *inputs, kind=beside[0], forwards=beside[1])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 import click
+
+if TYPE_CHECKING:
+    from simulator.spec.cluster import Cluster
+    from simulator.spec.plan import Plan
 
 _LIVE_S = 0.2  # between two changes of a terminal's line
 _LOG_S = 30.0  # between two lines of a log
@@ -28,6 +34,41 @@ class StatusLine:
             return
         self._told = now
         click.echo(f"\r\x1b[2K{line}" if self._live else line, nl=last or not self._live, err=True)
+
+    def clear(self) -> None:
+        """Leave a terminal's line empty."""
+        if self._live and self._told:
+            click.echo("\r\x1b[2K", nl=False, err=True)
+
+
+_LONG: Final = 5_000  # passes of micro-batches: some seconds
+
+
+@contextmanager
+def playing(plan: Plan, cluster: Cluster) -> Iterator[None]:
+    """Shows how far the prediction of a step has come whose pipeline takes long to play."""
+    from simulator.play.progress import heard_by
+    from simulator.predict.play import num_played, repeats_of
+
+    if num_played(plan) * plan.pp * plan.pipeline.virtual_stages < _LONG:
+        yield
+        return
+    plays = (2 if repeats_of(plan)[0] else 1) * (1 if cluster.num_nodes == 1 else 3)  # other networks are played too
+    line, since, done = StatusLine(), time.monotonic(), 0.0
+
+    def show(part: float) -> None:
+        nonlocal done
+        done += part
+        expected = max(
+            plays, math.ceil(done - 1e-6)
+        )  # what would make it fit comes on top, and steps that do not settle
+        left_s = (time.monotonic() - since) * (expected / done - 1)
+        left = f", some {left_s:,.0f} s left" if done > 0.01 * expected else ""  # the first per cent tells nothing
+        line.tell(f"shardwise: playing {plan.pp:,} stages: {done / expected:.0%}{left}")
+
+    with heard_by(show):
+        yield
+    line.clear()
 
 
 @contextmanager

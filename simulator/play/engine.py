@@ -23,21 +23,25 @@ Times may be float or Fraction (or int): nothing here converts them, so Fraction
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
 from simpy import Environment, Event, Interrupt
+from simpy.core import EmptySchedule
 from simpy.events import Process, Timeout
 
 from simulator.base.errors import EngineError
 from simulator.base.sums import summed
+from simulator.play import progress
 from simulator.play.links import Network
 from simulator.work.program import Collective, Compute, Number, Program, ProgramOp, place
 from simulator.work.trace import Span, Timeline
 
 MOST_INTERFERENCE = Fraction(9, 10)  # compute never stops entirely: NCCL takes some SMs, not all
 
+_TOLD_EVERY = 20_000  # events: some 50 ms
 _NAMED = 8  # waiting ops that an error names
 _Steps = Generator[Event, Any, None]
 
@@ -56,13 +60,29 @@ def run(programs: Sequence[Program]) -> Timeline:
     players = [_Player(env, rendezvous, program) for program in programs]
     for player in players:
         player.start()
-    env.run()
+    _play(env, players, sum(len(program.ops) for program in programs))
     stuck = [reason for player in players for reason in player.stuck()]
     if stuck:
         more = [f"... and {len(stuck) - _NAMED} more"] if len(stuck) > _NAMED else []
         raise EngineError("\n  ".join(["the programs cannot finish; these ops wait", *stuck[:_NAMED], *more]))
     spans = tuple(span for player in players for span in player.spans())
     return Timeline(spans=spans, step_s=max((span.end_s for span in spans), default=0))
+
+
+def _play(env: Environment, players: Sequence[_Player], num_ops: int) -> None:
+    """To the end. Where somebody listens, it is half of the work, behind making the programs."""
+    if not progress.is_heard():
+        env.run()
+        return
+    told = 0
+    with suppress(EmptySchedule):
+        while True:
+            for _ in range(_TOLD_EVERY):
+                env.step()
+            ended = sum(player.num_ended for player in players)
+            progress.tell((ended - told) / num_ops / 2)
+            told = ended
+    progress.tell((num_ops - told) / max(1, num_ops) / 2)
 
 
 class _PendingCollective:
@@ -166,6 +186,10 @@ class _Player:
         self._env.process(self._host())
         for ops in streams.values():
             self._env.process(self._stream(ops))
+
+    @property
+    def num_ended(self) -> int:
+        return len(self._ended)
 
     def spans(self) -> list[Span]:
         return [self._ended[op.id] for op in self._program.ops]

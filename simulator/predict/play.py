@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from simulator.base.sums import summed
+from simulator.parallel.legality.pipeline import MOST_PLAYED
+from simulator.parallel.schedule_traits import played_of
 from simulator.play.engine import run
 from simulator.play.lower import Lowering
 from simulator.spec.plan import Plan
 from simulator.work.program import COMPUTE_STREAM, Collective, Compute, Number, Program
 from simulator.work.trace import Timeline
 
-# From the third micro-batch on, every micro-batch but the last usually repeats the one before it (the pipeline of gathers
-# is full): a step of n is the step of 4 plus n - 4 times what the fourth added. Whether it does is looked at, not assumed:
-# see `_folded`. tests/laws holds folded = played in full.
-_PLAYED = 4
+# A step of n equal micro-batches is the step of 4 plus n - 4 times what the fourth added (of a pipeline, of those that fill
+# it). Whether they are equal is looked at, not assumed: see `_folded`. tests/laws holds folded = played in full.
 _MOST_PLAYED = 256  # repetitions of a step that never settles; more of them go on as the later half of these did
 _SETTLED = 1e-9  # of the step: what all repetitions that are left out may miss together
 _EMPTYING = (
@@ -61,8 +61,8 @@ def play(lowering: Lowering, *, fold: bool = True) -> SimulatedStep:
 
 def step_seconds(lowering: Lowering) -> float:
     """`play(lowering).step_s` to the digit; where no micro-batch repeats, without finding out where the time goes."""
-    plan, (most, period) = lowering.plan, _repeats(lowering.plan)
-    if plan.agrees_every > 1 or plan.num_micro_batches >= most + period:
+    plan = lowering.plan
+    if plan.agrees_every > 1 or repeats_of(plan)[0]:
         return play(lowering).step_s
     return float(run(lowering.programs(plan.num_micro_batches)).step_s)
 
@@ -104,14 +104,16 @@ def num_played(plan: Plan) -> int:
 
 def repeats_of(plan: Plan) -> tuple[int, int, int]:
     """(repetitions that are left out, micro-batches of the step that is played, micro-batches of a repetition)."""
-    count, (most, period) = plan.num_micro_batches, _repeats(plan)
-    more = max(0, (count - most) // period)
-    return more, count - more * period, period
+    return played_of(plan.pipeline_schedule, plan.pp, plan.num_micro_batches)
 
 
 def _unsettled(lowering: Lowering, last: int, more: int, period: int) -> SimulatedStep:
     """The step of all micro-batches, or of as many as are played at most and the mean of their later half."""
+    plan = lowering.plan
     played = min(more, _MOST_PLAYED)
+    if plan.pp > 1:  # in memory, as `MOST_PLAYED` of pipelines says
+        passes = plan.pp * plan.pipeline.virtual_stages
+        played = min(played, max(2, (MOST_PLAYED // passes - last) // period))
     longer = _play(lowering, last + played * period)
     if played == more:
         return longer
@@ -171,17 +173,6 @@ def _further(shorter: SimulatedStep, longer: SimulatedStep, more: float) -> Simu
         },
         kinds={kind: _extended(shorter.kinds[kind], one, more) for kind, one in longer.kinds.items()},
     )
-
-
-def _repeats(plan: Plan) -> tuple[int, int]:
-    """(micro-batches from which on more of them repeat what the last ones did, how many make one repetition).
-
-    A pipeline repeats once it is full and empties as it always does; interleaving and two directions take turns.
-    """
-    if plan.pp == 1:
-        return _PLAYED, 1
-    period = {"interleaved": plan.pp, "dualpipe": 2, "dualpipe_v": 1}.get(plan.pipeline_schedule, 1)
-    return 3 * plan.pp + _PLAYED - (3 * plan.pp + _PLAYED) % period, period
 
 
 def _extend(shorter: float, longer: float, more: float) -> float:

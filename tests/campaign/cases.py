@@ -104,6 +104,7 @@ def _called(case: Seed, folder: Path) -> int:
     os.close(empty)
     resource.setrlimit(resource.RLIMIT_AS, (4 * MOST_BYTES, 4 * MOST_BYTES))
     signal.alarm(int(STUCK_S))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a campaign in the background has it ignored
     os.environ["HOME"] = str(folder.with_suffix(".home"))  # what is kept there goes with the case
     if "ui" in case.argv[:1]:
         threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT)).start()

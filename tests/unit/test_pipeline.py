@@ -217,3 +217,14 @@ def test_all_faults_come_at_once() -> None:
         "study: num_micro_batches",
         "study: pp",
     ]
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved", 2)])
+def test_a_pipeline_that_memory_cannot_play_names_the_longest_that_it_can(schedule: Schedule, chunks: int) -> None:
+    (fault,) = pipeline_faults(Pipeline(schedule, 1024, 4096, chunks, 1024 * chunks))
+    assert "passes of micro-batches to play" in fault.problem
+    most = int(fault.remedy.removeprefix("pp = ").removesuffix(" or fewer"))
+    for stages in (most, 2 * most):
+        line = Pipeline(schedule, stages, 40 * stages, chunks, stages * chunks)
+        assert bool(pipeline_faults(line)) == (stages > most)
+    assert most * chunks >= 126  # the deepest published dense model, Llama 3 405B, with a layer a chunk

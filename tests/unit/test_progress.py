@@ -43,3 +43,22 @@ def test_a_terminal_s_line_is_rewritten_and_its_last_stays(
     assert capsys.readouterr().err.count("\r\x1b[2K") < 8
     line.tell("10 of 10", last=True)
     assert capsys.readouterr().err == "\r\x1b[2K10 of 10\n"
+
+
+def test_a_step_that_is_played_is_told_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from simulator.predict import predict
+    from simulator.spec.cluster import Cluster
+    from simulator.spec.model import Model
+    from simulator.spec.plan import Plan
+
+    model, cluster = Model.load("gpt2"), Cluster.load("hgx-h100-8", 2)
+    plan = Plan(pp=4, dp_shard=4, zero=1, num_micro_batches=20, seq_len=128)
+    alone = predict(model, plan, cluster, advise=True)
+    told: list[str] = []
+    monkeypatch.setattr(progress, "_LONG", 1)
+    monkeypatch.setattr(StatusLine, "tell", lambda _, line, **__: told.append(line))
+    with progress.playing(plan, cluster):
+        assert predict(model, plan, cluster, advise=True) == alone
+    assert told[0].startswith("shardwise: playing 4 stages: 2%")  # of six plays, the program of the first stage
+    assert told[-1] == "shardwise: playing 4 stages: 100%, some 0 s left"
+    assert len(told) >= 6 * 4

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
 from simulator.base.errors import Fault
 from simulator.parallel.legality.layers import LAYERS, MICRO_BATCHES, NUM_CHUNKS, NUM_STAGES
 from simulator.parallel.legality.rule import Pipeline, PipelineRule
+from simulator.parallel.schedule_traits import played_of
 
 
 def _counted(line: Pipeline) -> bool:
@@ -175,8 +177,39 @@ _DUALPIPE: Final = (  # what dualpipe.py and dualpipev.py of deepseek-ai/DualPip
     ),
 )
 
+
+def _num_played(line: Pipeline) -> int:
+    """Passes of a micro-batch through a chunk that a prediction plays: of the step, and of one that is a repetition shorter."""
+    more, last, period = played_of(line.schedule, line.num_stages, line.num_micro_batches)
+    return line.num_stages * line.num_chunks * (2 * last - period if more else last)
+
+
+def _fewer_stages(line: Pipeline) -> str:
+    most = next(
+        s
+        for s in range(min(line.num_stages, MOST_PLAYED), 0, -1)
+        if _num_played(replace(line, num_stages=s)) <= MOST_PLAYED
+    )
+    return f"pp = {most} or fewer"
+
+
+# A pass is some 8 ops of 0.9 kB where layers are folded (measured: 1F1B of 64 to 128 stages), and those of the two plays and of
+# one on another network are held together: below 1 GB. No model has as many layers as this takes
+MOST_PLAYED: Final = 100_000
+_PLAYED: Final = PipelineRule(
+    where="pp",
+    fields=("pipeline_schedule", "pp", "num_micro_batches"),
+    applies=_counted,
+    holds=lambda line: _num_played(line) <= MOST_PLAYED,
+    equation=lambda line: (
+        f"{line.num_stages:,} stages take {_num_played(line):,} passes of micro-batches to play, even where those that repeat are "
+        f"left out; at most {MOST_PLAYED:,} are played"
+    ),
+    remedy=_fewer_stages,
+)
+
 SCHEDULES: Final = (NUM_STAGES, MICRO_BATCHES, NUM_CHUNKS, *_CHUNKS, *_INTERLEAVED, *_DUALPIPE)
-PIPELINE: Final = tuple(dict.fromkeys((*SCHEDULES, *LAYERS)))
+PIPELINE: Final = tuple(dict.fromkeys((*SCHEDULES, *LAYERS, _PLAYED)))
 
 
 # a search asks about the same few pipelines thousands of times

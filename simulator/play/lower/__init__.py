@@ -16,6 +16,7 @@ from simulator.parallel.legal import legal
 from simulator.parallel.mesh import Mesh
 from simulator.parallel.pipeline import micro_batches
 from simulator.parallel.shard_shares import largest_share, shard_shares
+from simulator.play import progress
 from simulator.play.lower.builder import Builder
 from simulator.play.lower.fabric import EXPERT_ROLES, ROLES, MeshFabric
 from simulator.play.lower.inside import Exchanges, TellingBuilder
@@ -188,7 +189,7 @@ class Lowering:
     def programs(self, num_micro_batches: int) -> tuple[Program, ...]:
         """One program a class of equal ranks: a pipeline stage is one, and more where GPUs differ."""
         if self.rank_classes is None:
-            return tuple(self.program(num_micro_batches, stage=stage) for stage in range(self.plan.pp))
+            return tuple(self._stage_program(num_micro_batches, stage) for stage in range(self.plan.pp))
         return tuple(
             self._played(
                 Builder(self.fabric, None, self._stage(rank_class.stage), rank_class),
@@ -198,6 +199,11 @@ class Lowering:
             )
             for rank_class in self.rank_classes.classes
         )
+
+    def _stage_program(self, num_micro_batches: int, stage: int) -> Program:
+        found = self.program(num_micro_batches, stage=stage)
+        progress.tell(0.5 / self.plan.pp)  # playing it is the other half
+        return found
 
     def exchanges_inside(self, num_micro_batches: int) -> tuple[Mapping[int, Exchanges], ...]:
         """Of each stage's program, the collectives inside its compute ops, by their ids; where all GPUs are equal."""

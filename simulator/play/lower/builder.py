@@ -10,7 +10,7 @@ from typing import Any
 from simulator.parallel.mesh import GroupShape
 from simulator.play.lower.calls import Call, captured_call, ids, issued_s, times
 from simulator.play.lower.fabric import MeshFabric
-from simulator.play.lower.peers import IN, Peers
+from simulator.play.lower.peers import Peers
 from simulator.play.lower.rank_classes import RankClass
 from simulator.play.lower.work import NO_WORK, Phase, Segment, Work, added, levelled
 from simulator.work.collectives import collective_cost, host_traffic, renamed
@@ -42,6 +42,7 @@ class Builder:
         self._found: dict[tuple[str, str, int], int] = {}
         self._pieces: dict[Hashable, tuple[Work, Counter[tuple[str, str, int]]]] = {}
         self._phases: dict[int, Phase] = {}
+        self._messages: dict[Hashable, tuple[str, CollectiveCost]] = {}  # kind -> its stream and its cost
         self._exchanged: Counter[tuple[str, str, int]] = Counter()
 
     def combined(self, size_bytes: int, *, last: bool) -> int:
@@ -340,16 +341,11 @@ class Builder:
         message: what tells it from the others between the same ranks. tensors: that it carries, each of which both agree upon first. lane: messages of two lanes do not wait for each other. The sender's links are loaded, and where the two
         GPUs differ, the receiver's way in: the slower one decides.
         """
-        (source, target), group_kinds = pair, self._peers.pair(pair)
-        sends = self._stage == source
-        one = self._fabric.message(pair, size_bytes, group_kinds)
-        if agreed_s := tensors * self._fabric.stack.host.message_s:
-            one = replace(one, latency_s=one.latency_s + agreed_s)
-        stream = f"nccl:pp {min(pair)} and {max(pair)}" if in_turn else f"nccl:pp {source} to {target}{lane}"
-        if not sends:
-            comes_in = one.link_bytes if group_kinds is not None and len(group_kinds.members) > 1 else {}
-            one = CollectiveCost(latency_s=0.0, link_bytes={f"{link}{IN}": size for link, size in comes_in.items()})
-        return self._joint(label, stream, "send_recv", message, 2, one, size_bytes, *after)
+        kind = pair, size_bytes, lane, tensors, in_turn
+        if (found := self._messages.get(kind)) is None:  # thousands of messages have one cost, and one object is enough
+            way = f"{min(pair)} and {max(pair)}" if in_turn else f"{pair[0]} to {pair[1]}{lane}"
+            found = self._messages[kind] = f"nccl:pp {way}", self._peers.message(pair, size_bytes, tensors)
+        return self._joint(label, found[0], "send_recv", message, 2, found[1], size_bytes, *after)
 
     def all_reduce_stages(
         self, label: str, message: str, size_bytes: int, stages: tuple[int, ...], *after: int | None
@@ -359,6 +355,7 @@ class Builder:
         shape = fabric.mesh.pair_shape(stages[0], stages[-1]) if len(stages) == 2 else fabric.mesh.group_shape("pp")
         cluster = fabric.on(self._peers.pair(stages))
         one = collective_cost("all_reduce", size_bytes, shape, cluster, curves=fabric.curves, nccl=fabric.nccl)
+        one = renamed(one, self._peers.suffix)
         return self._joint(label, "nccl:pp", "all_reduce", message, len(stages), one, size_bytes, *after)
 
     def _joint(
@@ -380,7 +377,7 @@ class Builder:
             kind=kind,
             key=f"pp:{message}{self._peers.column}",
             members=members,
-            cost=renamed(one, self._peers.suffix),
+            cost=one,
             size_bytes=size,
             host_s=self._fabric.stack.host.launch_s,
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 from simulator.play.lower.fabric import MeshFabric
 from simulator.play.lower.rank_classes import GroupKinds, RankClass
-from simulator.work.collectives import link_capacities
-from simulator.work.program import Number
+from simulator.work.collectives import link_capacities, renamed
+from simulator.work.program import CollectiveCost, Number
 
 IN = " in"  # of a link: the way into a GPU
 
@@ -49,6 +50,17 @@ class Peers:
         """The kinds of GPUs at this rank's place in some stages."""
         rank_classes = self._fabric.rank_classes
         return None if rank_classes is None or self.at is None else rank_classes.pair(self.at, stages)
+
+    def message(self, pair: tuple[int, int], size_bytes: int, tensors: int) -> CollectiveCost:
+        """This stage's end of a message from one stage to another."""
+        group_kinds, agreed_s = self.pair(pair), tensors * self._fabric.stack.host.message_s
+        one = self._fabric.message(pair, size_bytes, group_kinds)
+        if self._stage != pair[0]:
+            comes_in = one.link_bytes if group_kinds is not None and len(group_kinds.members) > 1 else {}
+            one = CollectiveCost(latency_s=0.0, link_bytes={f"{link}{IN}": size for link, size in comes_in.items()})
+        elif agreed_s:
+            one = replace(one, latency_s=one.latency_s + agreed_s)
+        return renamed(one, self.suffix)
 
     @property
     def column(self) -> str:

@@ -1,0 +1,31 @@
+"""How far a step's play has come, for a command that shows it; nobody listens unless a command says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+Listener = Callable[[float], None]  # gets what was done since the last call, as a part of one play of a step
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def heard_by(listener: Listener) -> Iterator[None]:
+    """What is played in here is told to the listener."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def tell(part: float) -> None:
+    """So much more of a play is done."""
+    if (listener := _listener.get()) is not None:
+        listener(part)
+
+
+def is_heard() -> bool:
+    """Somebody wants to know."""
+    return _listener.get() is not None
