@@ -29,6 +29,7 @@ from simulator.work.trace import Span, Timeline
 STALL: Final = "data loading"
 _WARM_UP: Final = 0.5  # of the batches, until the buffer is as full as it gets
 _MOST_OF_A_STEP: Final = 10_000  # batches of one step that are simulated; more go on alike
+_EVEN: Final = 1e-6  # variation that nobody could measure
 _MOST_DRAWS: Final = 20_000_000
 _MOST_RANKS: Final = 4096  # more of them are later by next to nothing: the latest of n grows with the logarithm
 _DETERMINISTIC, _MOST_DETERMINISTIC = 400, 40_000  # batches that show a steady state where nothing varies
@@ -133,7 +134,7 @@ def stall_of(asked: DataLoading, step_s: float, plan: Plan, cluster: Cluster) ->
 
 def _num_batches(asked: DataLoading, loads: Loads, each: int, ranks: int) -> int:
     """Batches to simulate: whole steps of `each`; where nothing varies, as many more as make whole rounds of the workers."""
-    if asked.decode_variation:
+    if asked.decode_variation > _EVEN:
         count = min(asked.batches, max(100, _MOST_DRAWS // ranks))
         return count + -count % (2 * each)
     rounds = 2 * math.lcm(max(loads.workers, 1), each)
@@ -165,7 +166,7 @@ def _loads(asked: DataLoading, step_s: float, plan: Plan, cluster: Cluster) -> L
 
 def _times(asked: DataLoading, loads: Loads, plan: Plan, count: int, ranks: int) -> Iterator[np.ndarray[Any, Any]]:
     """Decoding times of each batch by rank: sums of independent samples, as a gamma distribution."""
-    if not asked.decode_variation or not loads.decode_s:
+    if asked.decode_variation <= _EVEN or not loads.decode_s:
         yield from (np.full(1, loads.decode_s) for _ in range(count))
         return
     shape, generator = plan.micro_batch_size / asked.decode_variation**2, np.random.default_rng(asked.seed)

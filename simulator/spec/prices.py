@@ -43,10 +43,10 @@ class Price(Strict):
     kind: Kind
     per_gpu_hour: float | None = Field(gt=0, le=1e6, default=None)
     price_per_gpu: float | None = Field(gt=0, le=1e9, default=None)
-    years: float | None = Field(gt=0, le=50, default=None)
+    years: float | None = Field(ge=0.01, le=50, default=None)
     power_w: float | None = Field(gt=0, le=1e5, default=None)
     power_per_kwh: float | None = Field(gt=0, le=100, default=None)
-    utilization: float = Field(gt=0, le=1, default=1.0)
+    utilization: float = Field(ge=1e-4, le=1, default=1.0)
     pue: float = Field(ge=1, le=5, default=1.0)
     date: Annotated[str, Expected('the day of the price, as "2026-01-31"')]
     source: Annotated[str, Expected("where the price was read")] = Field(min_length=1)

@@ -34,6 +34,11 @@ FOUND = {
     "a sample without a time": ("samples check", "new.jsonl", lambda data: data + json.dumps({"kind": "adamw", "time_s": None, "parameters": 9}).encode() + b"\n", 1, "time_s = None is not a number"),
     "a degree that is no number": ("torchtitan plan", "job.toml", _new(b"degree = -1", b"degree = nan"), 3, "nan is not a whole number"),
     "a key of YAML that is a number": ("megatron yaml", "run.yaml", _new(b"  activation_func:", b"  8: 8\n  activation_func:"), 0, ""),
+    "a storage that holds what nothing holds": ("capture", "step.capture.gz", _inside(b'": "temporaries"', b'": "aaa"'), 3, "what it holds"),
+    "a GPU that all but stands still": ("cluster file", "mine.toml", _new(b"speed = 0.9", b"speed = 1e-320"), 3, "exceptions[0].speed"),
+    "decoding that varies by next to nothing": ("tables of a study", "asked.toml", _new(b"decode_variation = 0.5", b"decode_variation = 1e-320"), 0, ""),
+    "machines that serve no time": ("prices", "prices.toml", _new(b"years = 4.0", b"years = 1e-320"), 3, "years"),
+    "mixtures that may be anything": ("stack file", "mine.toml", lambda data: data + b"\n[fitted]\nexperts_sigma = 1e300\n", 3, "experts_sigma"),
     "a note with a character that a terminal obeys": ("megatron yaml", "run.args", _new(b"--micro", b"--no\x1bsuch 1 --micro"), 0, "no\\x1bsuch"),
 }  # fmt: skip
 

@@ -41,6 +41,8 @@ def case_of(seed: int, index: int) -> Seed:
 
 def warm() -> None:
     """Load what commands load, so that a fork need not."""
+    import matplotlib.font_manager  # noqa: F401  each case has a new home, and would look for fonts anew
+
     from simulator.cli import VERBS, main, shardwise
 
     for verb in VERBS:

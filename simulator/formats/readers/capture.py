@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from simulator.base.errors import Fault, InputError
 from simulator.base.files import ordinary, write_whole
 from simulator.base.schema import parse_toml
+from simulator.memory.tape import CATEGORIES
 from simulator.work.captured.capture import ARITY, HOST, Capture, Kind, Phase
 from simulator.work.captured.cost import KernelCost
 from simulator.work.captured.folding import folded, unfolded
@@ -139,7 +140,7 @@ def _check_signatures(found: list[Any], place: str) -> None:
 def _check_categories(found: object, place: str) -> None:
     told = found.items() if isinstance(found, dict) else [("", found)]
     for storage, name in told:
-        if not (storage.isdecimal() and len(storage) < _DIGITS and isinstance(name, str)):
+        if not (storage.isdecimal() and len(storage) < _DIGITS and name in CATEGORIES):
             problem = f"{storage!r}: {name!r} is no storage's number and what it holds"
             raise InputError(Fault(place=place, problem=problem, remedy=_AGAIN))
 

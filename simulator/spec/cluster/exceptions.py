@@ -74,7 +74,7 @@ class Deviation(Strict):
     nodes: Span
     gpus: Span | None = None
     device: Annotated[Device | None, BeforeValidator(device_of)] = None
-    speed: float | None = Field(gt=0, le=1, default=None)
+    speed: float | None = Field(ge=1e-6, le=1, default=None)
     intra_kind: IntraKind | None = None
     intra_bytes_per_s: BytesPerS | None = Field(gt=0, default=None)
     num_nics: int | None = Field(gt=0, le=1024, default=None)

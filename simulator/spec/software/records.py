@@ -346,6 +346,7 @@ class Fitted(Strict):
     # 12 %) around their priors, which makes 0.05 of a step
     sigma: float = Field(
         gt=0,
+        le=5,
         default=0.05,
         description="one-sigma relative uncertainty of steps that kernels and links do not explain. Of a fitted stack: what "
         "`experiments/fit_stacks.py` measures on plans that it did not see",
@@ -353,6 +354,7 @@ class Fitted(Strict):
     # 0.11: what releases of the one framework differ by whose tables repeat the same plans (experiments/release_spread.py)
     experts_sigma: float = Field(
         ge=0,
+        le=5,
         default=0.11,
         description="the same of mixtures of experts, besides: what releases of the software differ by. Plans under one stack "
         "share it",
