@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
+from simulator.studies.search import journal
+from simulator.studies.search.journal import Journal
 
 OLD = Path(__file__).parents[1] / "fixtures" / "0.1"
 
@@ -43,6 +47,37 @@ def test_plans_of_a_search_are_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["inputs"]["plan"]["dp_shard"] == rows[0]["plan"]["dp_shard"] == 8
     explored, _ = _answer(capsys, "explore", str(OLD / "search.json"))
     assert explored["columns"]["step_s"] == [pytest.approx(row["step_s"], rel=1e-5) for row in rows]
+
+
+def _search(journal: Path) -> list[str]:
+    """The command that wrote the journal."""
+    fixed = ("tp=1", "pp=1", "zero=3", "cp=1", "recompute=none", "stack=torch-2.6-eager")
+    command = "search --model gpt2 --cluster hgx-h100-8 --nodes 1 --global-batch 8 --seq-len 256 --jobs 1 --json"
+    return [*command.split(), *(word for one in fixed for word in ("--fix", one)), "--journal", str(journal)]
+
+
+def test_a_journal_is_another_version_s_and_is_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "software_version", lambda: "0.2.0")  # a checkout may be installed as any
+    file = tmp_path / "search.journal"
+    file.write_bytes(data := gzip.decompress((OLD / "search.journal.gz").read_bytes()))
+    assert main(_search(file)) == ExitCode.BAD_INPUT
+    assert "was written by another version of shardwise: 0.1.0, this is 0.2.0" in capsys.readouterr().err
+    assert file.read_bytes() == data
+
+
+def test_a_journal_s_rows_have_the_format_that_they_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "search.journal"
+    path.write_bytes(gzip.decompress((OLD / "search.journal.gz").read_bytes()))
+    with sqlite3.connect(path) as database:
+        facts = dict(database.execute("SELECT name, value FROM facts"))
+    database.close()
+    monkeypatch.setattr(journal, "software_version", lambda: facts["version"])
+    (plan,) = json.loads((OLD / "search.json").read_text(encoding="utf-8"))["plans"]
+    with Journal(path, facts["study"]) as found:
+        (row,) = found.outcomes().values()
+    assert (row.step_s, row.used_bytes) == (plan["step_s"], plan["used_bytes"])
 
 
 def test_a_capture_is_read(capsys: pytest.CaptureFixture[str]) -> None:
