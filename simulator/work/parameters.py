@@ -17,7 +17,7 @@ from simulator.parallel.model_shard import whole_body
 from simulator.spec.model import FORWARD_SUFFIX, Model, Parameter, number_of
 from simulator.spec.model import ModelPart as Part
 from simulator.spec.plan import PeftPlan, Plan
-from simulator.spec.plan.peft import BaseWeights
+from simulator.spec.plan.peft import KEYS, BaseWeights
 
 NF4_BLOCK: Final = 64  # elements that share a scale
 _SCALE_BLOCK: Final = 256  # scales that share a scale of their own, where they are quantised too
@@ -68,7 +68,7 @@ def trained(model: Model, part: Part, plan: Plan) -> tuple[Parameter, ...]:
     return (
         *(one for one in parameters if peft.trains(one[0])),
         *(adapter for one in _modules(parameters, plan) for adapter in _adapters(*one, peft)),
-        *_prefix(parameters, peft),
+        *(_prefix(model.kv_width, peft) if any(name in KEYS for name, _ in parameters) else ()),
     )
 
 
@@ -167,11 +167,7 @@ def _adapters(module: str, shape: tuple[int, ...], peft: PeftPlan) -> Iterator[P
         yield f"{module}.magnitude", (*each, out)
 
 
-def _prefix(parameters: tuple[Parameter, ...], peft: PeftPlan) -> Iterator[Parameter]:
+def _prefix(kv_width: int, peft: PeftPlan) -> Iterator[Parameter]:
     """Keys and values ahead of a layer's own."""
-    if peft.method != "prefix":
-        return
-    rows = {name: shape[0] for name, shape in parameters}
-    for name in ("k", "v"):
-        if f"attention.{name}.weight" in rows:
-            yield f"attention.prefix.{name}", (peft.prefix_tokens, rows[f"attention.{name}.weight"])
+    for name in ("k", "v") if peft.method == "prefix" else ():
+        yield f"attention.prefix.{name}", (peft.prefix_tokens, kv_width)

@@ -210,6 +210,16 @@ def test_gradients_of_ops_are_those_of_the_parameters() -> None:
             assert made == sum(prod(shape) for _, shape in trained(LLAMA, part, plan)), (plan.peft, part)  # type: ignore[arg-type]
 
 
+def test_prefixes_stand_ahead_of_keys_whatever_projects_them() -> None:
+    """GPT-2 projects Q, K and V together (peft: 12 layers × 20 tokens × 2 × 768); latent attention has no such keys."""
+    gpt2, plan = Model.load("gpt2"), lora(peft="prefix", prefix_tokens=20)
+    assert trained_numel(gpt2, plan) == 12 * 20 * 2 * 768
+    made = sum(op.parameter_numel for op in build_blocks(gpt2, Stack.load("transformers-2024"), plan).layer.ops)
+    assert made == 20 * 2 * 768
+    with pytest.raises(PlanError, match="no layer of the model projects keys and values"):
+        predict(Model.load("deepseek-v2-lite"), plan, Cluster.synthesise("a100-80gb", 1))
+
+
 def test_steps_and_memory_shrink() -> None:
     """LoRA's step takes less than a full one's, and QLoRA's weights a third of LoRA's."""
     cluster, model = Cluster.synthesise("a100-80gb", 1), Model.load("llama3.2-1b")
@@ -488,13 +498,6 @@ def test_pefts_file_is_read_or_every_fault_of_it_told(data: object, says: object
     with pytest.raises(InputError) as caught:
         read_adapter_config(file)
     assert len(caught.value.faults) == says
-
-
-def test_shards_of_nothing_are_not_padded() -> None:
-    """Prefixes of latent attention, whose keys and values have no heads of their own, are nothing that is trained."""
-    plan = Plan(dp_shard=8, seq_len=512, peft="prefix")
-    prediction = predict(Model.load("deepseek-v2-lite"), plan, Cluster.load("hgx-h200-8"))
-    assert not any(source.what == "padded shards" for source in prediction.sources)
 
 
 def test_paged_states_leave_the_gpu_only_where_it_is_full() -> None:

@@ -6,6 +6,7 @@ from typing import Final
 
 from simulator.parallel.legality.rule import ModelRule, OfModel, PlanRule
 from simulator.spec.model import Model, ModelPart
+from simulator.spec.plan.peft import KEYS
 
 
 def _matches(of: OfModel) -> bool:
@@ -20,6 +21,14 @@ def _matches(of: OfModel) -> bool:
     if peft.pairs or peft.method == "ia3":
         return any(own.adapts(name.removesuffix(".weight")) for own, name in each)
     return peft.adds or any(own.trains(name) for own, name in each)
+
+
+def _has_keys(of: OfModel) -> bool:
+    """Some layer has keys and values of its own, which a prefix stands ahead of."""
+    if not isinstance(of.model, Model):
+        return True
+    names = {name for part in of.model.body for name, _ in of.model.parameter_shapes(part)}
+    return not names.isdisjoint(KEYS)
 
 
 PLAN: Final = (
@@ -96,5 +105,13 @@ MODEL: Final = (
             f"the model has no {' or '.join(of.plan.peft.words)}" if of.plan.peft.adds else "nothing is left to train"
         ),
         remedy="lora_targets = all, attention or mlp; fewer freeze_modules",
+    ),
+    ModelRule(  # peft/tuners/prefix_tuning/model.py: a prefix's keys and values are equally wide, latent attention's are not
+        where="peft",
+        fields=("peft",),
+        applies=lambda of: of.plan.peft.method == "prefix",
+        holds=_has_keys,
+        equation="no layer of the model projects keys and values that a prefix could stand ahead of",
+        remedy='peft = "lora"; prefixes go with multi-head and grouped-query attention',
     ),
 )

@@ -16,6 +16,8 @@ from simulator.spec.plan.order import MAX_COUNT
 Method = Literal["none", "full", "lora", "qlora", "dora", "ia3", "prefix"]
 BaseWeights = Literal["compute", "fp8", "int8", "nf4", "nf4_double", "gptq"]
 
+# Weights that project keys and values of one width: a prefix can stand ahead of these
+KEYS: Final = frozenset({"attention.k.weight", "attention.qkv.weight"})
 # Words of libraries for the modules of a layer, as peft's `target_modules` and torchtune's `lora_attn_modules` have them
 _ALSO: Final[dict[str, str]] = {
     **dict.fromkeys(("q_proj", "wq", "query"), "q"),

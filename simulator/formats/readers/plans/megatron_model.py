@@ -148,7 +148,9 @@ def _experts(r: Reading, data: dict[str, Any]) -> None:
     latent = r.integer("--moe-latent-size")
     score = r.choice("--moe-router-score-function", ("softmax", "sigmoid"))
     dtype = r.choice("--moe-router-dtype", ("fp32", "fp64"))
-    deepspeed = "--deepspeed" in r  # --expert-interval is 2 and --topk 1 unless given, and the gate is in fp32 (TopKGate)
+    deepspeed = (
+        "--deepspeed" in r
+    )  # --expert-interval is 2 and --topk 1 unless given, and the gate is in fp32 (TopKGate)
     frequency = r.text("--moe-layer-freq") or ("2" if deepspeed else "1")
     further = r.integer("--mtp-num-layers", least=0)
     if further:
@@ -156,7 +158,11 @@ def _experts(r: Reading, data: dict[str, Any]) -> None:
     data["mtp_repeated"] = bool(r.flag("--mtp-use-repeated-layer"))
     if not count:
         return
-    found: dict[str, Any] = {"num_experts": count, "top_k": top or (1 if deepspeed else 2), "d_ff": width or data["d_ff"] or 0}
+    found: dict[str, Any] = {
+        "num_experts": count,
+        "top_k": top or (1 if deepspeed else 2),
+        "d_ff": width or data["d_ff"] or 0,
+    }
     found |= {"shared_d_ff": shared} if shared else {}
     found |= {"latent_dim": latent} if latent else {}
     found |= {"score": score} if score else {}
