@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ def test_keys_of_many_parts_are_refused_before_they_are_parsed() -> None:
 
 _WITHOUT_SOCKETS = """
 import sys
+import time
 def refuse(event, arguments):
     if event.startswith("socket.") and event != "socket.__new__" or event in ("socket.connect", "urllib.Request"):
         raise RuntimeError(event)
@@ -124,3 +126,16 @@ def test_what_a_killed_process_left_beside_a_file_goes_with_the_next_write(tmp_p
         owned(still.fileno())
         write_whole(tmp_path / "out.json", "whole")
     assert sorted(one.name for one in tmp_path.iterdir()) == [theirs.name, other.name, "out.json"]
+
+
+@pytest.mark.parametrize("line", ["\n", "x = 1\n", "GPU0 X\n", "- topology: x\n"])
+def test_megabytes_of_anything_are_no_topology_at_once(line: str, tmp_path: Path) -> None:
+    from simulator.base.errors import ClusterError
+    from simulator.formats.readers.topology_source import read_source
+
+    file = tmp_path / "junk.txt"
+    file.write_text(line * (6 * 2**20 // len(line)))
+    before_s = time.process_time()
+    with pytest.raises(ClusterError):
+        read_source(str(file))
+    assert time.process_time() - before_s < 2

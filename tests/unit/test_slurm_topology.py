@@ -120,6 +120,8 @@ def test_what_is_wrong_is_refused_with_its_place(text: str, told: str) -> None:
         ("- topology: [", "not YAML"),
         ("- !!python/object/apply:os.system ['true']", "not YAML"),
         ("just text", "not a list of topologies"),
+        ("[" * 40 + "]" * 40, "nested deeper than 30"),
+        ("- topology: x\n" * 80_000, "larger than 1,048,576 characters"),
         ("- topology: a\n  tree: 3", "no switch or block"),
         ("- topology: a", "neither tree, block nor flat"),
         ("- topology: a\n  tree: {switches: [{switch: s, nodes: 'n[0-99999]'}]}", "t: a: tree[0]: 'n[0-99999]'"),

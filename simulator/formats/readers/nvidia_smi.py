@@ -51,9 +51,12 @@ class _Paste:
             self.faults.append(Fault(place=f"{self.place}: {where}", problem=problem, remedy=remedy))
 
 
+_HEAD: Final = 2**18  # characters within which a header stands: what is pasted ahead of one is a prompt or a log
+
+
 def looks_like_matrix(text: str) -> bool:
     """Whether a line names GPUs as the header of `nvidia-smi topo -m` does."""
-    return any(_is_header(_cells(line)) for line in _lines(text))
+    return any(_is_header(_cells(line)) for line in _lines(text[:_HEAD]) if "GPU" in line)
 
 
 def read_matrix(text: str, place: str) -> Host:

@@ -86,16 +86,28 @@ def read_yaml(text: str, source: str, *, topology: str = "") -> NodeTree:
     return reading.tree(kind, reading.sizes(sizes if isinstance(sizes, list) else [], f"{place}: block_sizes"))
 
 
+_MOST_YAML: Final = 2**20
+_DEEPEST: Final = 30
+
+
 def _load(text: str, source: str) -> Any:  # noqa: ANN401  YAML is any of its types
     """The document as plain data; aliases are refused before anything is built."""
     import yaml
 
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's takes a tenth of the time
+    if len(text) > _MOST_YAML:
+        problem, remedy = f"is larger than {_MOST_YAML:,} characters", "topology.conf, or hosts as node[1-9]"
+        raise ClusterError(Fault(place=source, problem=problem, remedy=remedy))
+    depth = 0
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise ClusterError(Fault(place=source, problem=f"is nested deeper than {_DEEPEST} levels"))
             if isinstance(event, yaml.AliasEvent):
                 place = f"{source}: line {event.start_mark.line + 1}" if event.start_mark else source
                 raise ClusterError(Fault(place=place, problem="an alias, which can blow up", remedy="write it out"))
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=loader)  # noqa: S506  a safe one
     except (yaml.YAMLError, RecursionError, ValueError) as exc:
         mark = getattr(exc, "problem_mark", None)
         place = f"{source}: line {mark.line + 1}" if mark is not None else source
