@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import TypeAdapter, create_model
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.fit import Fit
 from simulator.base.processes import mapped
 from simulator.base.schema import nearest
 from simulator.formats.study import Study, read_study
@@ -135,7 +136,7 @@ class Kept(Journal):
     def records(self) -> dict[str, Record]:
         """All that is known. Raises InputError where a row cannot be read."""
         figures: dict[str, Any] = dict.fromkeys(FIGURES, (float | None, None))
-        row = TypeAdapter(create_model("Row", verdict=(str, ...), why=(str, ""), **figures))
+        row = TypeAdapter(create_model("Row", verdict=(Fit | Literal["illegal"], ...), why=(str, ""), **figures))
         return self._read(lambda text: checked(row, text))
 
     def keep(self, key: str, record: Record) -> None:

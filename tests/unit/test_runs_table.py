@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from simulator.base.errors import TableError
+from simulator.formats.readers import measured_table
+from simulator.formats.readers.measured_table import read_measured
 from simulator.formats.readers.runs_table import COLUMNS, REQUIRED, BadRow, RunRow, read_runs
 
 GOOD = {
@@ -246,3 +248,16 @@ def test_a_table_in_another_encoding_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_bytes(HEADER.encode("utf-16"))
     with pytest.raises(TableError, match=r"header: is not UTF-8 text \(save the table as UTF-8\)"):
         list(read_runs(tmp_path / "runs.csv"))
+
+
+def test_a_table_of_more_rows_than_anybody_measures_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = Path(__file__).parents[2] / "docs" / "examples" / "runs.csv"
+    header, row, *_ = example.read_text(encoding="utf-8").splitlines(keepends=True)
+    table = tmp_path / "runs.csv"
+    table.write_text(header + 30 * row)
+    assert measured_table._MOST_ROWS == 20_000
+    monkeypatch.setattr(measured_table, "_MOST_ROWS", 30)
+    assert len(read_measured(table).rows) == 30
+    table.write_text(header + 31 * row)
+    with pytest.raises(TableError, match="has more than 30 rows"):
+        read_measured(table)
