@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from simulator.spec.cluster.device import Device
 from validate.launch import Launch, threads_each, usable_cores
 from validate.machine import count_gpus
 from validate.measure import Job, measure
+from validate.phases import FEWEST, phases_of
 from validate.samples import SampleFile, read_samples
 from validate.stopwatch import MEMORY_SHARE, DeviceKind
 
@@ -65,7 +67,14 @@ def run(  # noqa: PLR0913  one a flag
     )
     say = _say if launch.rank == 0 else _say_nothing  # what rank 0 says is true of all
     say(f"{count} {'GPUs' if gpus else 'CPU processes'}, {minutes:g} minutes, samples to {out}")
+    started_s = time.monotonic()
     outcome = measure(job, say)
+    spent = (time.monotonic() - started_s) / 60
+    if outcome.verdict == "complete" and spent > 1.05 * minutes:
+        least = sum(FEWEST[phase] for phase in phases_of(kind, count) if phase in FEWEST)
+        say(
+            f"took {spent:.2g} minutes, not {minutes:g}: {least} items are measured whatever the time, and ranks have to start"
+        )
     for problem in outcome.problems:
         say(f"not measured: {problem}")
     say(f"{outcome.verdict}: {outcome.num_samples} samples, {outcome.num_failures} failures in {out}")

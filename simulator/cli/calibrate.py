@@ -32,6 +32,9 @@ Products, attention, passes over memory, losses, optimizers, launches, transfers
 group, and compute beside a collective; what tells most comes first. Ranks measure together: on GPUs one a device (NCCL;
 under torchrun the ranks it started), on CPUs --ranks processes (gloo). Clocks are only read.
 
+However short --minutes is, ranks start and what every fit needs is measured: some 10 s of a CPU with --tiny, and the last
+line says what it took.
+
 Ctrl-C keeps what is done; --resume goes on where a file ends.
 
 Exit codes: 0 complete, 2 usage, 3 refused (somebody else's job, a file that is not empty), 5 partial, 130 interrupted."""

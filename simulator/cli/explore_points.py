@@ -30,6 +30,7 @@ NOUNS: Final = ("model", "cluster", "nodes", "calibration")
 MOST_POINTS: Final = 20_000
 DIGITS: Final = 6  # of a figure: more than any prediction can tell, and a page of thousands stays small
 ILLEGAL: Final = "illegal"
+_Verdict = Fit | Literal["illegal"]
 Record = dict[str, Any]
 FIGURES: Final = (
     *("step_s", "low_s", "high_s", "tokens_per_s", "mfu", "used_bytes", "capacity_bytes", "num_devices"),
@@ -136,7 +137,7 @@ class Kept(Journal):
     def records(self) -> dict[str, Record]:
         """All that is known. Raises InputError where a row cannot be read."""
         figures: dict[str, Any] = dict.fromkeys(FIGURES, (float | None, None))
-        row = TypeAdapter(create_model("Row", verdict=(Fit | Literal["illegal"], ...), why=(str, ""), **figures))
+        row = TypeAdapter(create_model("Row", verdict=(_Verdict, ...), why=(str, ""), **figures))
         return self._read(lambda text: checked(row, text))
 
     def keep(self, key: str, record: Record) -> None:

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from simulator.base.errors import InputError
+from simulator.base.fit import Fit
 from simulator.cli.explore_points import Kept
 from simulator.studies.search.journal import Journal
 from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.serving_search.notes import Notes
 
 ROW: dict[str, Any] = json.loads(
-    PlanOutcome(key="a", status="fits", num_devices=8, step_s=0.3, low_s=0.2, high_s=0.4, tokens_per_step=64, used_bytes=7).to_json()
+    PlanOutcome(key="a", status=Fit.FITS, num_devices=8, step_s=0.3, low_s=0.2, high_s=0.4, tokens_per_step=64, used_bytes=7).to_json()
 )  # fmt: skip
 RECORD: dict[str, Any] = {"verdict": "fits", "step_s": 0.3, "num_devices": 8}
 SURVEY: dict[str, Any] = {"layout": "tp1", "missing_bytes": 0, "capacity": {"both": 2.0}, "least": {"both": 1}, "floor": {"both": 0.5}}  # fmt: skip

@@ -271,3 +271,19 @@ def test_a_history_is_drawn_over_time_and_clocks_are_told(tmp_path: Path, capsys
     drawing = picture.read_text(encoding="utf-8")
     assert all(date in drawing for date in ("2026-01-01", "2026-01-09"))
     assert main([*line, "--plot", str(tmp_path / "history.txt")]) == 3
+
+
+def test_a_run_that_takes_longer_than_asked_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from validate import calibrate
+    from validate.measure import MeasureOutcome
+
+    asked = {"out": tmp_path / "x.jsonl", "device": "cpu", "ranks": 1, "threads": 1, "resume": False, "tiny": True}
+    clock = iter((0.0, 12.0, 0.0, 12.0))
+    monkeypatch.setattr(calibrate, "measure", lambda *_: MeasureOutcome())
+    monkeypatch.setattr(calibrate.time, "monotonic", lambda: next(clock))
+    assert calibrate.run(minutes=0.02, **asked) == 0
+    assert "took 0.2 minutes, not 0.02: 85 items are measured whatever the time" in capsys.readouterr().err
+    assert calibrate.run(minutes=0.2, **asked) == 0
+    assert "took" not in capsys.readouterr().err
