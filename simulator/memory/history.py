@@ -22,7 +22,7 @@ from simulator.spec.software.stack import Stack
 from simulator.work.ops import ModelBlocks
 from simulator.work.script import implementation_of
 from simulator.work.script.implementation import Library
-from simulator.work.script.instructions import Allocate, Communicate, Free, Instruction, Launch
+from simulator.work.script.instructions import Allocate, Communicate, Free, Happened, Instruction, Launch
 
 CUDA_GRANULARITY_BYTES = 512
 
@@ -160,7 +160,10 @@ def _write(writer: Writer, slots: dict[str, int], script: Iterable[Instruction])
         if type(one) is Allocate:
             slots[one.storage] = writer.alloc(one.num_bytes, one.category, one.stream)
         elif type(one) is Free:
-            writer.free(slots.pop(one.storage))
+            slot = slots.pop(one.storage)
+            writer.free_later(one.event, slot) if one.event else writer.free(slot)
+        elif type(one) is Happened:
+            writer.happened(one.event)
         elif isinstance(one, Launch | Communicate):
             phase, _, op = one.label.rpartition(": ")
             writer.at(phase or "step", 0, "", op)

@@ -13,8 +13,9 @@ from simulator.base.errors import InputError
 from simulator.base.kernels import Attention, Gemm, Stream
 from simulator.cli import main
 from simulator.formats.readers.capture import capture_of, read_capture, write_capture
+from simulator.memory.allocator import CachingAllocator
 from simulator.memory.driver_costs import DriverCosts
-from simulator.memory.history import script_history, step_live_bytes
+from simulator.memory.history import script_history, step_live_bytes, step_reserved_bytes
 from simulator.play.lower.work import Clock
 from simulator.predict.prediction import OWN_ALLOCATOR
 from simulator.predict.program import predict_program
@@ -26,7 +27,7 @@ from simulator.work.captured.capture import Kind
 from simulator.work.captured.kernels import priced
 from simulator.work.captured.script import captured_script
 from simulator.work.captured.tensors import parsed
-from simulator.work.script.instructions import Communicate, Launch
+from simulator.work.script.instructions import LAUNCH_QUEUE, Communicate, Launch
 from tests.captures import data
 
 
@@ -138,6 +139,48 @@ def test_streams_and_events_say_who_waits_for_whom() -> None:
     assert second.after == (gather.label,)
     assert (first.waits, second.waits) == (False, True)
     assert script.flop == 2 * 2 * 512**3
+
+
+def reserved_with(*behind: list[int]) -> int:
+    """Bytes reserved by a program that frees 64 MiB which stream 1 reads, and takes as much again behind `behind`."""
+    size = 64 << 20
+    events = [
+        [Kind.ALLOCATE, 0, size, 0],
+        [Kind.OPERATOR, 1, 1, 0, 0],
+        [Kind.RECORD_STREAM, 0, 1],
+        [Kind.RECORD, 7, 1],
+        [Kind.FREE, 0],
+        *behind,
+        [Kind.ALLOCATE, 1, size, 0],
+        [Kind.FREE, 1],
+    ]
+    script = captured_script(capture_of(capture(events=events, steady=0), "by hand"))
+    history = script_history(script.step)
+    assert step_live_bytes(history).peak[0] == size  # torch counts a block as free at once
+    return max(step_reserved_bytes(history, CachingAllocator()))
+
+
+@pytest.mark.parametrize(
+    ("behind", "blocks"),
+    [
+        ([], 2),
+        ([[Kind.WAIT_EVENT, 0, 7]], 2),  # the main stream waits, of which the host knows nothing
+        ([[Kind.SYNCHRONIZE, 2]], 2),
+        ([[Kind.SYNCHRONIZE, 1]], 1),
+        ([[Kind.SYNCHRONIZE, -1]], 1),
+        ([[Kind.WAIT_HOST, 7]], 1),
+        ([[Kind.WAIT_EVENT, 0, 7], [Kind.SYNCHRONIZE, 0]], 1),  # for what the main stream waited for
+        ([[Kind.OPERATOR, 1, 0, 0, 0]] * LAUNCH_QUEUE, 2),
+        (
+            [[Kind.OPERATOR, 1, 0, 0, 0]] * (LAUNCH_QUEUE + 1),
+            1,
+        ),  # the queue is full: the device has begun the first of them
+    ],
+)
+def test_what_another_stream_reads_is_reused_when_the_host_knows_that_it_was_read(
+    behind: list[list[int]], blocks: int
+) -> None:
+    assert reserved_with(*behind) == blocks * (64 << 20)
 
 
 def test_the_hook_before_a_collective_runs_on_another_stream() -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from simulator.base.sums import summed
 from simulator.play.lower.calls import issued_s
 from simulator.play.lower.work import BlockWork
 from simulator.work.collectives import link_capacities
 from simulator.work.ops import num_launches
+from simulator.work.script.instructions import LAUNCH_QUEUE
 
 if TYPE_CHECKING:
     from simulator.play.lower import Lowering
-
-# CUDA's queue of launches that the device has not begun: the host waits where it is full
-_QUEUE: Final = 1024
 
 
 def passes_ahead(lowering: Lowering) -> int:
@@ -31,7 +29,7 @@ def passes_ahead(lowering: Lowering) -> int:
     if not layers:
         return 0
     host_s, device_s = _paces(lowering, layers[0])
-    most = _QUEUE // num_launches(lowering.blocks.layer, "forward")
+    most = LAUNCH_QUEUE // num_launches(lowering.blocks.layer, "forward")
     filling = max(plan.pp - 2, 0) * len(layers) if plan.traits.messages_in_turn else 0
     return most if device_s > host_s else min(most, filling)
 

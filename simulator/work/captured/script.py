@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from simulator.work.captured.capture import Capture, Kind, Phase
 from simulator.work.captured.kernels import Priced, priced
 from simulator.work.captured.meetings import Column, Meetings, lattice
+from simulator.work.captured.reuse import Delays, delays
 from simulator.work.captured.tensors import parsed
-from simulator.work.script.instructions import Allocate, Communicate, Free, Instruction, Launch
+from simulator.work.script.instructions import Allocate, Communicate, Free, Happened, Instruction, Launch
 
 _HOOKED = "fsdp."  # operators that FSDP2's hooks run before each of its collectives
 _FOLLOWED = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send_recv"}
@@ -44,7 +45,10 @@ def captured_script(capture: Capture, column: Column | None = None) -> CapturedS
     """The instructions of a captured rank. column: the ranks that it is played with; None: it alone."""
     writer = _Writer(capture, column or Column((capture,), capture.world_size))
     before = list(writer.storages(capture.events[: capture.steady]))
-    found = CapturedScript(before=before, step=writer.instructions(capture.events[capture.steady :]))
+    found = CapturedScript(
+        before=before,
+        step=writer.instructions(capture.events[capture.steady :], delays(capture.events, capture.steady)),
+    )
     found.unpriced, found.unmodelled, found.flop = writer.unpriced, writer.unmodelled, writer.flop
     return found
 
@@ -78,17 +82,22 @@ class _Writer:
         _, storage, size, stream = event
         return Allocate(f"s{storage}", size, self._capture.categories.get(storage, "temporaries"), stream)
 
-    def instructions(self, events: Sequence[Sequence[int]]) -> list[Instruction]:
-        """Everything of the recorded step."""
+    def instructions(self, events: Sequence[Sequence[int]], frees: Delays) -> list[Instruction]:
+        """Everything of the recorded step. frees: which of its frees other streams delay."""
         write: dict[Kind, Callable[..., None]] = {
             Kind.OPERATOR: self._operator,
             Kind.COLLECTIVE: self._collective,
             Kind.MESSAGE: self._message,
         }
         writers = {int(kind): one for kind, one in write.items()}
-        for event in events:
+        late, done = frees.late, frees.done
+        for index, event in enumerate(events):
             kind = event[0]
-            if kind in _STORAGES:
+            if index in done:
+                self._found += [Happened(number) for number in done[index]]
+            if index in late:
+                self._found.append(Free(f"s{event[1]}", late[index]))
+            elif kind in _STORAGES:
                 self._found.append(self._storage(event))
             elif kind in writers:
                 writers[kind](*event[1:])

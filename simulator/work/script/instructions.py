@@ -9,13 +9,14 @@ reader takes both: time (`play.lower`) skips storages, memory skips seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from simulator.base.kernels import Kernel
 from simulator.parallel.pipeline import Action
 
 # loss: the head's cross-entropy behind the model's own forward, and before its own backward.
 # inputs, weights: halves of a backward that a schedule splits
+LAUNCH_QUEUE: Final = 1024  # of CUDA: launches that the device has not begun; the host waits where it is full
 Phase = Literal["forward", "loss", "loss_backward", "backward", "inputs", "weights"]
 Direction = Literal["forward", "backward", "inputs", "weights"]
 
@@ -194,9 +195,17 @@ class Allocate(NamedTuple):
 
 
 class Free(NamedTuple):
-    """A storage ends."""
+    """A storage ends. event: what the allocator waits for before it gives its room to others; 0: nothing."""
 
     storage: str
+    event: int = 0
 
 
-Instruction = Pass | Receive | Send | Together | GatherUpdated | Update | Agree | Launch | Communicate | Allocate | Free
+class Happened(NamedTuple):
+    """What the allocator waits for has come."""
+
+    event: int
+
+
+Storage = Allocate | Free | Happened
+Instruction = Pass | Receive | Send | Together | GatherUpdated | Update | Agree | Launch | Communicate | Storage
