@@ -215,6 +215,11 @@ def asked_page() -> Path | None:
     return path
 
 
+def page_asked() -> bool:
+    """--html asks for a page, which is still to be written."""
+    return _PAGE in click.get_current_context().meta
+
+
 def also_as_page(
     kind: str,
     answer: Callable[[], Mapping[str, Any]],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import check_writable
 from simulator.cli.fabric import with_fabric
-from simulator.cli.options import also_as_page, say
+from simulator.cli.options import also_as_page, page_asked, say
 from simulator.cli.programs import place_inputs, place_of, program_at
 from simulator.formats.drawing import FORMATS
 from simulator.formats.study import Study
@@ -60,13 +61,20 @@ def answer(
     brief: bool,
 ) -> int:
     """Predict, print, write. The exit code says whether it fits."""
+    from simulator.cli.kept_answers import kept
     from simulator.predict.program import predict_program
 
     given = {name: value for name, value in flags.items() if name != "fabric"}
     asked = place_of(given, settings, files.faults(), pool=True)
     asked = replace(asked, cluster=with_fabric(asked.cluster, flags.get("fabric", ())))
-    one = program_at(program, asked, tokens_per_step, files.scale_with)
-    found = predict_program(one, asked.cluster, asked.calibration, asked.stack, memory=asked.plan.memory, advise=True)
+    program_of = cache(lambda: program_at(program, asked, tokens_per_step, files.scale_with))
+
+    def predicted() -> Prediction:
+        given = (program_of(), asked.cluster, asked.calibration, asked.stack)
+        return predict_program(*given, memory=asked.plan.memory, advise=True)
+
+    whole = page_asked() or files != Files(trace=None, memory=None, links=None, snapshot=None)
+    found = predicted() if whole else kept(program, asked, tokens_per_step, predicted)
     found = replace(found, sources=(*asked.sources, *found.sources))
     if as_json:
         from simulator.formats.writers.json_report import to_json
@@ -76,8 +84,9 @@ def answer(
         from simulator.cli.terminal import show_prediction
 
         show_prediction(found, plain=plain, brief=brief)
-    _write(one, asked, found, files)
-    also_as_page("predict", lambda: _report(found, program, asked), lambda: _drawing(one, asked, found))
+    if whole:
+        _write(program_of(), asked, found, files)
+        also_as_page("predict", lambda: _report(found, program, asked), lambda: _drawing(program_of(), asked, found))
     return found.verdict.exit_code
 
 
