@@ -40,6 +40,13 @@ Exit codes: 0 written, 2 usage, 3 bad input or a program that fails, 130 interru
 )
 @tokens_option
 @click.option("--minutes", type=FiniteRange(0.01, 1440), default=10.0, show_default=True, help="Deadline.")
+@click.option(
+    "--expert-imbalance",
+    type=FiniteRange(1, 1e6),
+    default=1.0,
+    show_default=True,
+    help="Tokens of the busiest expert over the mean, where a router's values decide.",
+)
 @click.option("--recipe", type=click.Choice(["fsdp2", "ddp", "zero3"]), help="How a config.json is trained.")
 @click.option("--seq-len", type=click.IntRange(1), default=4096, show_default=True, help="With --recipe.")
 @click.option("--micro-batch-size", type=click.IntRange(1), default=1, show_default=True, help="With --recipe.")

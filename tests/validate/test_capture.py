@@ -229,7 +229,7 @@ BAD = {
     "no_step": ("import torch; torch.ones(3, device='cuda') + 1", "ended without an optimizer's step"),
     "exits": ("import sys; sys.exit(3)", "ended with exit code 3"),
     "values": (
-        "import torch; x = torch.ones(9, device='cuda'); x[x > 0]",
+        "import torch; torch.bincount(torch.randint(9, (9,), device='cuda'))",
         "gives a result whose shape depends on values",
     ),
     "network": ("import socket; socket.create_connection(('192.0.2.1', 80), 5)", "no network in a capture"),
@@ -282,6 +282,31 @@ def test_programs_that_cannot_be_captured(name: str, tmp_path: Path, capsys: pyt
         assert 'bad.py", line 1' in told  # its own traceback, before ours
 
 
+UNEVEN = """
+import torch
+
+p = torch.nn.Linear(4, 4, device="cuda")
+optimizer = torch.optim.SGD(p.parameters(), 1)
+chosen = torch.randn(64, 8, device="cuda").topk(2).indices  # 128 choices of 64 tokens
+counts = torch.bincount(chosen.view(-1), minlength=8)
+assert counts.tolist() == [48, 12, 12, 12, 11, 11, 11, 11]  # 3 x 16, and the rest
+assert torch.bincount(chosen.view(-1) // 4, minlength=2).tolist() == [64, 64]  # no token chooses an expert twice
+assert torch.bincount(torch.randint(0, 4, (10,), device="cuda"), minlength=4).tolist() == [8, 1, 1, 0]
+for _ in range(3):
+    p(torch.ones(2, 4, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_router_as_uneven_as_stated(tmp_path: Path) -> None:
+    (tmp_path / "uneven.py").write_text(UNEVEN)
+    out = tmp_path / "uneven.capture.gz"
+    flags = ["--ranks", "1", "--expert-imbalance", "3"]
+    assert main(["capture", str(tmp_path / "uneven.py"), "-o", str(out), *flags]) == ExitCode.OK
+    answers = read_capture(out).answers
+    assert "how many of 128 choices of a router fall on each of 8 experts: 48, then 11 or 12" in answers
+
+
 def test_a_program_that_does_not_end_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "loop.py").write_text("while True: pass")
     flags = ["-o", str(tmp_path / "loop.capture.gz"), "--minutes", "0.02"]
@@ -314,6 +339,9 @@ assert parts.cumsum(0)[-1].item() == 128
 mask = torch.nn.functional.one_hot(chosen, 8)
 assert mask.sum((0, 1)).tolist() == [16] * 8 and (mask.sum((0, 1)) > 0).nonzero().shape == (8, 1)
 places, tokens = torch.where(mask.permute(2, 1, 0)[0])
+some = torch.randn(9, 4, device="cuda")
+assert some[some.sum(1) > 0].shape == (9, 4) and some.masked_select((some > 0)[:, :1]).shape == (36,)  # all of them
+assert [one.shape for one in torch.unique(some, return_counts=True)] == [(36,), (36,)]
 assert tokens.shape == (16,) and torch.randn(64, 2, 8, device="cuda")[mask.bool()].shape == (128,)
 import triton
 import triton.language as tl

@@ -92,7 +92,7 @@ def _captured(
     Recorder.begin(log)
     storages, modules = Storages(log), Modules()
     collectives = Collectives(log, storages, channel)
-    mode = CaptureMode(log, storages, modules, collectives)
+    mode = CaptureMode(log, storages, modules, collectives, job["expert_imbalance"])
     Kernel.launched = mode.launched
     machine = answers.Machine(**{**job["machine"], "capability": tuple(job["machine"]["capability"]), "rank": rank})
     answers.install(machine, log, storages, mode, collectives)

@@ -45,6 +45,7 @@ class Job:
     check: bool = False  # the last rank too, which stands for the others that look like the first
     warm_up: int = WARM_UP
     minutes: float = MINUTES
+    expert_imbalance: float = 1.0  # a router's choices of the busiest expert over the mean
     recipe: str = ""  # what to do with a config.json: `validate.capture.recipe`, whose arguments are in `arguments`
 
 
@@ -157,6 +158,7 @@ def _as_json(job: Job) -> dict[str, Any]:
     return {
         "target": str(Path(__file__).with_name("recipe.py")) if job.recipe else job.target,
         "warm_up": job.warm_up,
+        "expert_imbalance": job.expert_imbalance,
         "ranks": list(dict.fromkeys([job.rank, *last])),
         "machine": {
             "world_size": job.world_size,

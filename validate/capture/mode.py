@@ -44,11 +44,13 @@ _OWN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
     """Runs operators on fake tensors where they belong to the GPU, and tells the log."""
 
-    def __init__(self, log: Log, storages: Storages, modules: Modules, collectives: Collectives) -> None:
+    def __init__(
+        self, log: Log, storages: Storages, modules: Modules, collectives: Collectives, imbalance: float = 1.0
+    ) -> None:
         super().__init__()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._log, self._storages, self._modules, self.collectives = log, storages, modules, collectives
-        self._routing = Routing(log.answer)
+        self._routing = Routing(log.answer, imbalance)
         self.paused = 0
 
     def __torch_dispatch__(

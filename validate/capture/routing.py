@@ -1,13 +1,16 @@
-"""Tokens per expert: which expert a token goes to depends on values, so the parts are taken to be equal, and the report says so.
+"""Tokens per expert, which depend on values: equal parts, or as uneven ones as were stated; the report says so.
 
 A router's choices become counts (`histc`, `bincount`, a sum over a mask) that the host may read, and masks whose true
 elements are picked. Of a mask made from chosen indices (`one_hot`, a `scatter` of ones) the share of true elements is known,
-and kept beside its storage; counts get the values that equal parts have. Other ranks are taken to have the same.
+and kept beside its storage; counts get the values that equal parts have, or of which the first is so many
+times the mean as was stated (`--expert-imbalance`): the captured rank is the busiest. Other ranks are taken to have the same. Of any other
+mask whose values nobody knows every element is picked, and values of which only the different ones are wanted all differ: no
+real step has more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,18 +29,24 @@ _KEPT = {  # of one element each: a mask's copy, another dtype, rows of it
     aten.copy_.default,
 }  # fmt: skip
 _PICKS = {aten.nonzero.default, aten.masked_select.default, aten.bincount.default}
+_DIFFERENT = {aten._unique2.default, aten.unique_consecutive.default}
 
 
 class Routing:
-    """What is known of masks and counts. answer: tells the report."""
+    """What is known of masks and counts. answer: tells the report. imbalance: tokens of the busiest expert over the mean."""
 
-    def __init__(self, answer: Callable[[str], None]) -> None:
-        self._answer = answer
+    def __init__(self, answer: Callable[[str], None], imbalance: float = 1.0) -> None:
+        self._answer, self._imbalance = answer, imbalance
+        self._tokens: dict[
+            int, int
+        ] = {}  # choices of a router -> among how many tokens, each of which chooses an expert once
         self._active = False  # some mask is known
 
     def follow(self, func: Any, args: Sequence[Any], read: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """What an operator that was run says of its results."""
-        if func in _MASKS:
+        if func is aten.topk.default:
+            self._tokens[made[1].numel()] = made[1].numel() // max(args[1], 1)
+        elif func in _MASKS:
             self._mask(args, made)
         elif func is aten.eq.Tensor and len(read) == len(made) + 1 == 2:
             self._equal(read, made[0])
@@ -56,17 +65,15 @@ class Routing:
         """The result of an operator whose shape depends on values; None where nobody knows it. run: an operator on fake tensors."""
         if func is aten.index.Tensor:
             places = [self._places(one, run) for one in args[1]]
-            if any(one is None for one in places):
-                return None
             return run(aten.index.Tensor, (args[0], [each for one in places for each in one]), {})
+        if func in _DIFFERENT:
+            return self._different(func, args, kwargs, run)
         if func not in _PICKS:
             return None
         if func is aten.bincount.default:
             return self._bins(args, kwargs, run)
         mask = args[-1]
-        count = self._true(mask)
-        if count is None:
-            return None
+        count = self._true(mask, args[0])
         shape = [count, mask.dim()] if func is aten.nonzero.default else [count]
         dtype = torch.int64 if func is aten.nonzero.default else args[0].dtype
         found = run(aten.empty.memory_format, (shape,), {"dtype": dtype, "device": mask.device})
@@ -75,21 +82,35 @@ class Routing:
             values.give(found, real.nonzero())
         return found
 
-    def _places(self, index: Any, run: Callable[..., Any]) -> Any:
+    def _places(self, index: Any, run: Callable[..., Any]) -> list[Any]:
         """Indices in place of a mask."""
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return [index]
-        found = self.picked(aten.nonzero.default, (index,), {}, run)
-        return None if found is None else list(run(aten.unbind.int, (found, 1), {}))
+        return list(run(aten.unbind.int, (self.picked(aten.nonzero.default, (index,), {}, run), 1), {}))
 
-    def _true(self, mask: torch.Tensor) -> int | None:
-        """How many elements of a mask are true."""
+    def _different(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[..., Any]) -> Any:
+        """Values, where each came from, how often each is there; None along a dimension."""
+        told = {one.name: one.default_value for one in func._schema.arguments} | dict(kwargs)
+        told |= dict(zip([one.name for one in func._schema.arguments], args, strict=False))
+        if told.get("dim") is not None:
+            return None
+        one, size = args[0], args[0].numel()
+        self._answer(f"which of {size:,} values differ: all of them")
+        asked = [tuple(one.shape) if told["return_inverse"] else (0,), (size,) if told["return_counts"] else (0,)]
+        empty = aten.empty.memory_format
+        others = (run(empty, (shape,), {"dtype": torch.int64, "device": one.device}) for shape in asked)
+        return (run(empty, ((size,),), {"dtype": one.dtype, "device": one.device}), *others)
+
+    def _true(self, mask: torch.Tensor, beside: torch.Tensor) -> int:
+        """How many elements of a mask are true, spread over what it picks from."""
         real: Any = values.known(mask)
         share = _share(mask)
         if real is not None:
-            return int(torch.count_nonzero(real))
+            return int(torch.count_nonzero(real.expand(torch.broadcast_shapes(mask.shape, beside.shape))))
         if share is None:
-            return None
+            count = torch.broadcast_shapes(mask.shape, beside.shape).numel()
+            self._answer(f"a mask of {count:,} places whose values nobody knows: all are chosen")
+            return count
         count: int = round(mask.numel() * share)
         self._answer(f"a mask of {mask.numel():,} places that a router made: {count:,} are chosen, as with equal parts")
         return count
@@ -124,15 +145,18 @@ class Routing:
                 _keep(mask, 1 / every.numel())
 
     def _counts(self, counts: torch.Tensor, total: int) -> None:
-        """Equal parts of a total, the first ones one more where it does not divide."""
+        """Parts of a total as they are stated to be, the first ones of equal parts one more where it does not divide."""
         if not values.may_have(counts) or values.known(counts) is not None or not counts.numel():
             return
         bins = counts.numel()
-        equal, more = divmod(total, bins)
+        most = min(round(self._imbalance * total / bins), self._tokens.get(total, total), total)
+        uneven = int(self._imbalance > 1 and bins > 1)
+        equal, more = divmod(total - most * uneven, bins - uneven)
         parts = torch.full((bins,), equal, dtype=counts.dtype)
-        parts[:more] += 1
+        parts[uneven : uneven + more] += 1
+        parts[:uneven] = most
         values.give(counts, parts.view(counts.shape), assumed=True)
-        said = f"{equal:,}" if not more else f"{equal:,} or {equal + 1:,}"
+        said = f"{most:,}, then " * uneven + (f"{equal:,}" if not more else f"{equal:,} or {equal + 1:,}")
         self._answer(f"how many of {total:,} choices of a router fall on each of {bins:,} experts: {said}")
 
 
