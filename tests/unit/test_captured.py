@@ -54,6 +54,23 @@ def test_products_by_their_shapes_and_layouts() -> None:
     assert batched.flop == 8 * 2 * 4 * 5 * 6
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "made"),
+    [
+        ((64, 16), (8, 16, 32), (64, 32)),  # each expert its rows
+        ((16, 64), (64, 32), (8, 16, 32)),  # and the gradient of its weights
+        ((8, 16, 32), (32, 64), (16, 64)),
+        ((8, 8, 16), (8, 16, 32), (8, 8, 32)),  # padded to the fullest
+    ],
+)
+def test_products_of_experts_in_every_way_that_they_share_a_dim(a: Any, b: Any, made: Any) -> None:
+    """Two FLOP for each pair of elements that meet: 8 experts in all, of which each has an eighth of what is shared."""
+    (one,) = kernels("aten._grouped_mm.default", [tensor(*a), tensor(*b)], tensor(*made))
+    assert isinstance(one, Gemm)
+    assert one.flop == 2 * 64 * 16 * 32
+    assert one.batch == 8
+
+
 def test_a_convolution_is_its_implicit_product() -> None:
     """3 × 3 over 32 × 32 positions, 16 channels to 64: two FLOP a product."""
     args = [tensor(2, 16, 32, 32), tensor(64, 16, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1]

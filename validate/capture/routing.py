@@ -108,9 +108,9 @@ class Routing:
         if real is not None:
             return int(torch.count_nonzero(real.expand(torch.broadcast_shapes(mask.shape, beside.shape))))
         if share is None:
-            count = torch.broadcast_shapes(mask.shape, beside.shape).numel()
-            self._answer(f"a mask of {count:,} places whose values nobody knows: all are chosen")
-            return count
+            whole: int = torch.broadcast_shapes(mask.shape, beside.shape).numel()
+            self._answer(f"a mask of {whole:,} places whose values nobody knows: all are chosen")
+            return whole
         count: int = round(mask.numel() * share)
         self._answer(f"a mask of {mask.numel():,} places that a router made: {count:,} are chosen, as with equal parts")
         return count

@@ -192,15 +192,19 @@ def _linear(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
 
 
 def _grouped(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
-    """A product for each expert, in one kernel; rows are shared out evenly."""
+    """A product for each expert, in one kernel; a dim that all of them share is shared out evenly."""
     a, b = p[0], p[1]
-    groups = b.shape[0] if len(b.shape) == 3 else max(1, made[0].shape[0] if len(made[0].shape) == 3 else 1)
-    if len(a.shape) == 2 and len(b.shape) == 3:
-        m, k, n = max(1, a.shape[0] // groups), a.shape[1], b.shape[2]
-    elif len(made[0].shape) == 3:
-        m, k, n = a.shape[-2], max(1, a.shape[-1] // groups), b.shape[-1]
-    else:
-        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    groups = next((one.shape[0] for one in (a, b, made[0]) if len(one.shape) == 3), 1)
+    match len(a.shape), len(b.shape):
+        case 2, 3:
+            m = max(1, m // groups)
+        case 2, 2:
+            k = max(1, k // groups)
+        case 3, 2:
+            n = max(1, n // groups)
+        case _:  # of equal parts: padded ones
+            pass
     gemm = Gemm(m=m, n=n, k=k, dtype=_dtype(a), layout=_layout(a, b), batch=groups, grouped=True)
     return Priced(category="gemm", kernels=(gemm,))
 
