@@ -1,7 +1,7 @@
 """What would make a captured program fit: changes that its capture can be rewritten for, each predicted in full.
 
 A program's model and plan are its own, so what can be changed from outside is little: the allocator's settings, checkpoints
-around its repeated modules, what they save kept in host memory, and larger GPUs.
+around its repeated modules, what they save or the optimizer kept in host memory, and larger GPUs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from simulator.spec.software.stack import Stack
 from simulator.work.captured.capture import Capture
 from simulator.work.captured.changed import checkpointed, offloaded, offloaded_bytes
 from simulator.work.captured.script import CapturedScript
+from simulator.work.captured.updated import optimizer_in_host, update_of
 
 NUM_REMEDIES = 3
 _CUDA = ("volta", "turing", "ampere", "ada", "hopper", "blackwell")  # of the kernels that were captured
@@ -63,7 +64,7 @@ def advised(
 def _of_the_program(
     capture: Capture, cluster: Cluster, predict: Predict, scripts: Mapping[int, CapturedScript]
 ) -> Iterator[_Tried]:
-    """The allocator's settings, checkpoints, activations in host memory."""
+    """The allocator's settings, checkpoints, activations or the optimizer in host memory."""
     yield EXPANDABLE, EXPANDABLE, partial(predict, capture, expandable_segments=True, scripts=scripts)
     for every, which in ((2, "every second one"), (1, "each")):
         changed = checkpointed(capture, every)
@@ -78,6 +79,10 @@ def _of_the_program(
     changed, size = offloaded(capture, *rates), offloaded_bytes(capture)
     if changed is not None and ranks * size <= tier.memory_bytes:
         what = f"keep what its repeated modules save in host memory ({format_bytes(size)} a rank)"
+        yield what, "", partial(predict, changed)
+    update, changed = update_of(capture), optimizer_in_host(capture, tier, ranks)
+    if update is not None and changed is not None and ranks * update.host_bytes <= tier.memory_bytes:
+        what = f"keep the optimizer and its state in host memory ({format_bytes(update.host_bytes)} a rank)"
         yield what, "", partial(predict, changed)
 
 

@@ -17,6 +17,7 @@ from simulator.memory.history import script_history, step_live_bytes
 from simulator.predict.program import predict_program
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.tiers import ADAM_BYTES_PER_NUMEL
 from simulator.work.captured.capture import Capture, Kind, Phase
 from simulator.work.captured.changed import checkpointed, forwards, offloaded
 from simulator.work.captured.cost import COSTS, KernelCost, cost_of, kernel_cost
@@ -24,6 +25,7 @@ from simulator.work.captured.kernels import priced
 from simulator.work.captured.scaled import scaled
 from simulator.work.captured.script import captured_script
 from simulator.work.captured.tensors import parsed
+from simulator.work.captured.updated import Update, optimizer_in_host, update_of
 from simulator.work.script.instructions import Launch
 
 SIZE = 4096 * 4096 * 2  # bytes of each tensor below
@@ -103,6 +105,45 @@ def test_activations_in_host_memory_come_back_before_their_backward() -> None:
     moved_s = 2 * (LAYERS - 1) * 2 * SIZE / rate
     assert after.step_s >= moved_s
     assert after.breakdown["exposed:offload"] == pytest.approx(after.step_s - before.step_s, rel=0.1)
+
+
+ADAM = ["aten._fused_adamw_.default", [[[["T", "bf16", [4096, 4096], None]], [], [], []], []], None]
+CLIP = ["aten.clone.default", [[["T", "bf16", [4096, 4096], None]], []], ["T", "bf16", [4096, 4096], None]]
+
+
+def updated(kernels: list[int]) -> Capture:
+    """A parameter with its gradient and two states, all of SIZE; `kernels` of ADAM and CLIP make a step of two temporaries."""
+    storages = [[Kind.ALLOCATE, number, SIZE, 0] for number in range(4)]
+    step = [[Kind.OPERATOR, 0, 0, 0, BACKWARD]]
+    for number in kernels:
+        step += [[Kind.OPERATOR, number, 0, 0, OPTIMIZER], [Kind.ALLOCATE, 9, SIZE, 0], [Kind.FREE, 9]] * 2
+    categories = dict(zip("0123", ["parameters", "gradients", *["optimizer_state"] * 2], strict=True))
+    changes: dict[str, Any] = {"categories": categories, "events": [*storages, *step, [Kind.STEP, 3]]}
+    return layered(signatures=[MM, ADAM, CLIP], steady=len(storages), **changes)
+
+
+def test_an_optimizer_in_host_memory_leaves_parameters_and_gradients() -> None:
+    """Behind the backward: gradients down, the CPU's update of all ranks of the node, parameters up, each waited for."""
+    plain, cluster = updated([1]), Cluster.load("hgx-h100-8")
+    tier = cluster.host_tier
+    assert tier is not None
+    changed = optimizer_in_host(plain, tier, 8)
+    assert changed is not None
+    assert update_of(plain) == Update(2 * SIZE // 2, 2 * SIZE, SIZE, SIZE)  # two kernels, each of every parameter
+    assert peak(plain) == 5 * SIZE  # a temporary beside
+    assert peak(changed) == 2 * SIZE
+    update_s = 8 * SIZE * max(1 / tier.adam_numel_per_s, ADAM_BYTES_PER_NUMEL / tier.memory_bytes_per_s)
+    rates = (min(rate, tier.memory_bytes_per_s / 8) for rate in (tier.d2h_bytes_per_s, tier.h2d_bytes_per_s))
+    found = predict_program(changed, cluster, Calibration.ideal()).breakdown
+    assert found["offload"] == pytest.approx(update_s + sum(SIZE / rate for rate in rates))
+    assert "optimizer" not in found
+
+
+def test_an_optimizer_of_other_kernels_stays() -> None:
+    tier = Cluster.load("hgx-h100-8").host_tier
+    assert tier is not None
+    assert update_of(updated([2])) is None
+    assert optimizer_in_host(updated([2]), tier, 8) is optimizer_in_host(layered(), tier, 8) is None
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 3])

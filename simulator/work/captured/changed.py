@@ -141,7 +141,7 @@ def checkpointed(capture: Capture, every: int = 1) -> Capture | None:
         categories |= dict.fromkeys(range(fresh, fresh + made), "temporaries")
         fresh += made
     others = tuple(checkpointed(one, every) or one for one in capture.others)
-    return _with(capture, more, categories=categories, others=others)
+    return rewritten(capture, more, categories=categories, others=others)
 
 
 def _again(one: Forward, capture: Capture, fresh: int) -> tuple[list[list[int]], int]:
@@ -203,7 +203,7 @@ def offloaded(capture: Capture, d2h_bytes_per_s: float, h2d_bytes_per_s: float) 
         more[one.back] = [[Kind.WAIT_EVENT, main, event + 3], *more[one.back]]
         event += 4
     others = tuple(offloaded(one, d2h_bytes_per_s, h2d_bytes_per_s) or one for one in capture.others)
-    return replace(_with(capture, more), signatures=signatures, costs=costs, others=others)
+    return replace(rewritten(capture, more), signatures=signatures, costs=costs, others=others)
 
 
 def _copy(signatures: list[tuple[str, object, object]], costs: dict[int, KernelCost], seconds: float) -> int:
@@ -237,7 +237,7 @@ def _leaving(capture: Capture) -> Iterator[tuple[Forward, Forward, int]]:
             yield one, after, sent
 
 
-def _with(capture: Capture, more: dict[int, list[list[int]]], **changes: object) -> Capture:
+def rewritten(capture: Capture, more: dict[int, list[list[int]]], **changes: object) -> Capture:
     """The capture with events before others of its step. Of the steps before, which ran unchanged, only what they left stays."""
     before: dict[int, Event] = {}
     for event in capture.events[: capture.steady]:
