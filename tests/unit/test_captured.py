@@ -71,6 +71,20 @@ def test_products_of_experts_in_every_way_that_they_share_a_dim(a: Any, b: Any, 
     assert one.batch == 8
 
 
+def test_the_gradient_of_a_part_is_zeros_and_a_copy() -> None:
+    """Of one of 8 matrices, which lies in one piece, and of half of every row, which does not. 2 bytes each."""
+    whole, part = 8 * 64 * 32 * 2, 64 * 32 * 2
+    for name, args, size, op in (
+        ("select_backward", [tensor(64, 32), [8, 64, 32], 0, 3], part, "copy"),
+        ("slice_backward", [tensor(8, 64, 16), [8, 64, 32], 2, 0, 16, 1], whole // 2, "strided"),
+    ):
+        zeros, copied = kernels(f"aten.{name}.default", args, tensor(8, 64, 32))
+        assert (zeros.op, zeros.read_bytes, zeros.write_bytes) == ("memset", 0, whole)
+        assert (copied.op, copied.read_bytes, copied.write_bytes) == (op, size, size)
+    (alone,) = kernels("aten.slice_backward.default", [tensor(0, 32), [8, 32], 0, 0, 0, 1], tensor(8, 32))
+    assert alone.op == "memset"
+
+
 def test_a_convolution_is_its_implicit_product() -> None:
     """3 × 3 over 32 × 32 positions, 16 channels to 64: two FLOP a product."""
     args = [tensor(2, 16, 32, 32), tensor(64, 16, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1]

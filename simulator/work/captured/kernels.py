@@ -286,6 +286,15 @@ def _join(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     return _stream("join", "elementwise", list(tensors(p)), made)
 
 
+def _put_back(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """The gradient of a part: zeros as large as the whole, and the part copied in (torch 2.13, native/TensorShape.cpp)."""
+    part, whole, dim = p[0], made[0], p[2]
+    op: StreamOp = "strided" if prod(whole.shape[:dim]) > 1 or not part.is_dense else "copy"
+    copied = _of(op, part.num_bytes, part.numel * whole.item_bytes, part.numel)
+    kernels = (_of("memset", 0, whole.num_bytes, 0), *((copied,) if part.numel else ()))
+    return Priced(category="elementwise", kernels=kernels if whole.numel else ())
+
+
 def _filled(_p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     return _stream("memset", "copies", [], made)
 
@@ -387,7 +396,7 @@ _RULES: dict[str, _Rule] = {
     "_scaled_dot_product_efficient_attention_backward": _attention(1, 11, "backward"), "sort": _sort,
     "_fused_adam_": _optimizer, "_fused_adamw_": _optimizer, "_fused_sgd_": _optimizer, "_fused_adagrad_": _optimizer,
     "_to_copy": _copy, "copy_": _copy, "clone": _copy, "contiguous": _copy, "_pin_memory": _nothing,
-    "cat": _join, "stack": _join, "constant_pad_nd": _join, "slice_backward": _join,
+    "cat": _join, "stack": _join, "constant_pad_nd": _join, "slice_backward": _put_back, "select_backward": _put_back,
     "zeros": _filled, "zeros_like": _filled, "ones": _filled, "ones_like": _filled, "full": _filled, "full_like": _filled,
     "new_zeros": _filled, "new_ones": _filled, "new_full": _filled, "fill_": _filled, "zero_": _filled, "arange": _filled,
     "scalar_tensor": _filled, "tril": _filled, "triu": _filled,

@@ -32,7 +32,7 @@ REDUCTIONS: Final = {
 # a thread an element of the result, or of what is moved: what their arguments and results hold passes once
 BY_BYTES: Final = {
     "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "histc", "bincount", "repeat_interleave", "roll", "flip", "repeat",
-    "unique", "select_backward", "expand_backward", "masked_select", "searchsorted", "bucketize", "topk", "kthvalue",
+    "unique", "expand_backward", "masked_select", "searchsorted", "bucketize", "topk", "kthvalue",
     "diagonal_backward", "tril_indices", "triu_indices", "im2col", "col2im", "avg_pool2d", "avg_pool2d_backward", "avg_pool3d",
     "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
     "adaptive_max_pool2d", "upsample_nearest2d", "upsample_nearest2d_backward", "_upsample_nearest_exact2d",
