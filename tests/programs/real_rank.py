@@ -181,11 +181,17 @@ def lives(allocations: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[Any,
             until = next((one.end_time_ns for one in above if is_kernel(one.name)), 0)
             if fields.ptr in open_:  # freed by a thread of gloo's, which nobody watches
                 found[open_[fields.ptr][0]] = None
-            open_[fields.ptr] = (len(found), until, bool({"host", "aten::flatten_dense_tensors"}.intersection(names)))
+            open_[fields.ptr] = (len(found), until, "host" in names or is_sent(names))
             found.append((event, fields.alloc_size, " < ".join(reversed(names[-6:]))))
     for at, _, sent in open_.values():  # nobody saw gloo's threads free what they sent
         found[at] = None if sent else found[at]
     yield from (one for one in found if one is not None)
+
+
+def is_sent(names: list[str]) -> bool:
+    """Tensors that were joined to be sent, inside a step; a model's own parameters are joined before."""
+    inside = any(one == "DistributedDataParallel.forward" or one.startswith("autograd::engine") for one in names)
+    return inside and "aten::flatten_dense_tensors" in names
 
 
 @cache

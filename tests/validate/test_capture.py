@@ -292,19 +292,30 @@ counts = torch.bincount(chosen.view(-1), minlength=8)
 assert counts.tolist() == [48, 12, 12, 12, 11, 11, 11, 11]  # 3 x 16, and the rest
 assert torch.bincount(chosen.view(-1) // 4, minlength=2).tolist() == [64, 64]  # no token chooses an expert twice
 assert torch.bincount(torch.randint(0, 4, (10,), device="cuda"), minlength=4).tolist() == [8, 1, 1, 0]
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    (p(torch.ones(2, 4, device="cuda")) ** 2).sum().backward()
 for _ in range(3):
-    p(torch.ones(2, 4, device="cuda")).sum().backward()
+    graph.replay()
+    graph.replay()
     optimizer.step()
 """
 
 
-def test_a_router_as_uneven_as_stated(tmp_path: Path) -> None:
+def test_a_router_as_uneven_as_stated_and_a_graph_that_is_replayed(tmp_path: Path) -> None:
     (tmp_path / "uneven.py").write_text(UNEVEN)
     out = tmp_path / "uneven.capture.gz"
     flags = ["--ranks", "1", "--expert-imbalance", "3"]
     assert main(["capture", str(tmp_path / "uneven.py"), "-o", str(out), *flags]) == ExitCode.OK
-    answers = read_capture(out).answers
-    assert "how many of 128 choices of a router fall on each of 8 experts: 48, then 11 or 12" in answers
+    found = read_capture(out)
+    assert "how many of 128 choices of a router fall on each of 8 experts: 48, then 11 or 12" in found.answers
+    # a graph runs where it is replayed, on the stream that replays it, and takes the host no operators
+    step = [event for event in found.events[found.steady :] if event[0] == Kind.OPERATOR]
+    products = [event[2] for event in step if found.signatures[event[1]][0] == "aten.addmm.default"]
+    assert products == [0, 0]
+    assert not any(found.host.get(phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
+    # its pool keeps what it freed: p(ones), its square and what the backward made of them, 32 bytes each
+    assert sum(size for one, size in found.resident().items() if found.categories[one] == "temporaries") >= 2 * 32
 
 
 def test_a_program_that_does_not_end_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

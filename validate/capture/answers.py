@@ -19,7 +19,7 @@ from torch.nn import parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from simulator.work.captured.capture import Kind
-from validate.capture import kernels, tensors
+from validate.capture import graphs, kernels, tensors
 from validate.capture.collectives import Collectives
 from validate.capture.log import Log
 from validate.capture.mode import CaptureMode
@@ -62,6 +62,7 @@ class Machine:
 def install(machine: Machine, log: Log, storages: Storages, mode: CaptureMode, collectives: Collectives) -> None:
     """Everything below, for this process."""
     os.environ.update(machine.environment())
+    graphs.Graph.log, graphs.Graph.storages, graphs.Graph.numbered = log, storages, collectives.numbered
     _cuda(machine, log)
     _groups(machine, log, collectives)
     _meshes(mode)
@@ -73,7 +74,7 @@ def install(machine: Machine, log: Log, storages: Storages, mode: CaptureMode, c
 
 def _cuda(machine: Machine, log: Log) -> None:
     """torch.cuda."""
-    answers = {**_streams(), **_device(machine), **_random()}
+    answers = {**_streams(), **_device(machine), **_random(), **graphs.answers()}
     numbers: dict[str, Any] = {"memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0}
     numbers |= {"max_memory_reserved": 0, "memory_cached": 0, "utilization": 0}
     numbers["mem_get_info"] = (machine.memory_bytes, machine.memory_bytes)
@@ -82,6 +83,7 @@ def _cuda(machine: Machine, log: Log) -> None:
         setattr(torch.cuda, name, answer)
     torch.cuda.memory.__dict__.update({name: answers[name] for name in (*numbers, "memory_stats", "empty_cache")})
     torch.cuda.random.__dict__.update(_random())
+    torch.cuda.graphs.__dict__.update(graphs.answers())
     for name, answer in answers.items():
         if hasattr(torch.accelerator, name):
             setattr(torch.accelerator, name, answer)

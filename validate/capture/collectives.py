@@ -73,6 +73,11 @@ class Collectives:
         self._ranks: dict[str, tuple[int, ...]] = {}
         self._values: dict[int, int] = {}  # functional collectives that nobody waited for yet, by the result's storage
 
+    def numbered(self) -> int:
+        """The number of a further collective."""
+        self._count += 1
+        return self._count - 1
+
     def install(self) -> None:
         """Every collective that Python calls, and every wait for one."""
         for name, (kind, out, sent) in _METHODS.items():
@@ -133,7 +138,7 @@ class Collectives:
 
     def _written(self, way: int, ranks: tuple[int, ...], other: int, size: int) -> int:
         """A message on the current stream: its number."""
-        number, self._count = self._count, self._count + 1
+        number = self.numbered()
         batch = -1 if self._batch is None else self._batch.number
         stream = Recorder.stack[-1].number
         Recorder.write(Kind.MESSAGE, number, way, self._log.group(ranks), other, size, stream, batch)
@@ -187,8 +192,7 @@ class Collectives:
         self, kind: str, group: Any, full: int, others: Sequence[torch.Tensor] = (), *, waits: bool = True
     ) -> int:
         """A collective begins on the current stream; waits: which then waits for it. Its number."""
-        number = self._count
-        self._count += 1
+        number = self.numbered()
         ranks = self._ranks_of(group)
         for tensor in others:
             if kind in _NAMED and tensor.device.type == "cuda":

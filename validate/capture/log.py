@@ -26,6 +26,7 @@ class Log:
         self.answers: dict[str, int] = {}
         self.costs: dict[int, KernelCost] = {}
         self.detailed = False
+        self.counts_host = True
         self.closed = False  # the recorded step is over: what dies with the program is no part of it
         self.phase = Phase.FORWARD
         self.host: dict[Phase, list[int]] = {phase: [0] * len(HOST) for phase in Phase}
@@ -38,7 +39,7 @@ class Log:
 
     def handled(self, what: int, phase: Phase, count: int = 1) -> None:
         """The host did something of `HOST` that launches nothing."""
-        if self.detailed and not self.closed:
+        if self.detailed and self.counts_host and not self.closed:
             self.host[phase][what] += count
 
     def signature(self, one: Signature) -> int:

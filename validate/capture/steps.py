@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from simulator.work.captured.capture import LAYOUT, NODE, WRAP, Kind, Phase
+from validate.capture.graphs import Graph
 from validate.capture.log import Log
 from validate.capture.modules import Modules
 from validate.capture.storages import Storages
@@ -34,6 +35,7 @@ class Steps:
         self._finished, self._warm_up, self._tell = finished, warm_up, tell
         self._first: object = None
         self.count, self.begin, self.done = 0, 0, False
+        Graph.stepped = self._ended
         _count_nodes(log)
         optimizer = torch.optim.Optimizer
         original = optimizer.profile_hook_step
@@ -59,7 +61,9 @@ class Steps:
                 self._modules.updating -= 1
             self._storages.owners(optimizer)
             self._first = self._first or optimizer
-            if optimizer is self._first:
+            if Graph.recording is not None:
+                Graph.recording.steps += optimizer is self._first
+            elif optimizer is self._first:
                 self._ended()
             return found
 
