@@ -81,8 +81,9 @@ def _of_the_program(
         what = f"keep what its repeated modules save in host memory ({format_bytes(size)} a rank)"
         yield what, "", partial(predict, changed)
     update, changed = update_of(capture), optimizer_in_host(capture, tier, ranks)
-    if update is not None and changed is not None and ranks * update.host_bytes <= tier.memory_bytes:
-        what = f"keep the optimizer and its state in host memory ({format_bytes(update.host_bytes)} a rank)"
+    size = sum(update[1:]) if update else 0
+    if changed is not None and ranks * size <= tier.memory_bytes:
+        what = f"keep the optimizer and its state in host memory ({format_bytes(size)} a rank)"
         yield what, "", partial(predict, changed)
 
 

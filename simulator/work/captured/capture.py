@@ -108,10 +108,10 @@ class Capture:
     tokens_per_step: int = 0
     host: Mapping[Phase, tuple[int, ...]] = field(default_factory=dict)
 
-    def resident(self) -> dict[int, int]:
-        """Storages that are there when the recorded step begins -> bytes."""
+    def resident(self, at: int | None = None) -> dict[int, int]:
+        """Storages that are there when the recorded step begins, or before event `at` -> bytes."""
         found: dict[int, int] = {}
-        for event in self.events[: self.steady]:
+        for event in self.events[: self.steady if at is None else at]:
             if event[0] == Kind.ALLOCATE:
                 found[event[1]] = event[2]
             elif event[0] == Kind.FREE:

@@ -9,8 +9,7 @@ that it is less.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 from simulator.work.captured.capture import Kind
 from simulator.work.script.instructions import LAUNCH_QUEUE
@@ -19,29 +18,22 @@ _FIRST = 1 << 22  # numbers of these events: allocators keep them beside those o
 _Clock = dict[int, int]  # stream -> the last of its launches that is known to be over
 
 
-@dataclass(slots=True)
-class Delays:
-    """Of the events of a step, by index: frees that are late -> number, and what has come before an event -> numbers."""
+def delays(events: Sequence[Sequence[int]], steady: int) -> tuple[Mapping[int, int], Mapping[int, list[int]]]:
+    """By index of event: frees that are late -> number, and what has come before an event -> numbers.
 
-    late: dict[int, int] = field(default_factory=dict)
-    done: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-
-
-def delays(events: Sequence[Sequence[int]], steady: int) -> Delays:
-    """Of the step that begins at `steady`; indices count from there. Nothing where no stream is recorded."""
-    if not any(event[0] == Kind.RECORD_STREAM for event in events):
-        return Delays()
+    Of the step that begins at `steady`, from where indices count. Nothing where no stream is recorded.
+    """
     found = _Follower(steady)
-    for index, event in enumerate(events):
+    for index, event in enumerate(events if any(one[0] == Kind.RECORD_STREAM for one in events) else ()):
         found.see(index, event)
-    return found.delays
+    return found.late, found.done
 
 
 class _Follower:
     """Which launches of which streams the host knows to be over."""
 
     def __init__(self, steady: int) -> None:
-        self.delays = Delays()
+        self.late, self.done = dict[int, int](), defaultdict[int, list[int]](list)
         self._steady, self._launches = steady, 0
         self._streams: dict[int, int] = {}  # of each storage: the one that it was allocated on
         self._users: dict[int, set[int]] = defaultdict(set)
@@ -72,19 +64,17 @@ class _Follower:
         self._launches += 1
         self._last[stream] = self._launches
         while self._waiting and self._launches - self._waiting[0][1] > LAUNCH_QUEUE:
-            self._come(index, self._waiting.popleft()[0])
+            self.done[index - self._steady].append(self._waiting.popleft()[0])
 
     def _free(self, index: int, storage: int) -> None:
         others = self._users.pop(storage, set()) - {self._streams.get(storage, 0)}
         needed = {stream: self._last[stream] for stream in others if stream in self._last}
-        if index < self._steady or all(self._host.get(stream, 0) >= at for stream, at in needed.items()):
-            return
-        number = _FIRST + len(self.delays.late)
-        self.delays.late[index - self._steady] = number
-        self._waiting.append((number, self._launches, needed))
+        if index >= self._steady and not self._over(needed):
+            number = self.late[index - self._steady] = _FIRST + len(self.late)
+            self._waiting.append((number, self._launches, needed))
 
-    def _come(self, index: int, number: int) -> None:
-        self.delays.done[index - self._steady].append(number)
+    def _over(self, needed: _Clock) -> bool:
+        return all(self._host.get(stream, 0) >= at for stream, at in needed.items())
 
     def _of(self, stream: int) -> _Clock:
         """What is over once all is over that a stream has been given."""
@@ -109,13 +99,9 @@ class _Follower:
 
     def _host_waits(self, index: int, known: _Clock) -> None:
         _learn(self._host, known)
-        still: deque[tuple[int, int, _Clock]] = deque()
-        for number, launches, needed in self._waiting:
-            if all(self._host.get(stream, 0) >= at for stream, at in needed.items()):
-                self._come(index, number)
-            else:
-                still.append((number, launches, needed))
-        self._waiting = still
+        if done := [number for number, _, needed in self._waiting if self._over(needed)]:
+            self.done[index - self._steady] += done
+            self._waiting = deque(one for one in self._waiting if not self._over(one[2]))
 
 
 def _learn(known: _Clock, more: _Clock) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from simulator.work.captured.capture import Capture, Kind, Phase
 from simulator.work.captured.kernels import Priced, priced
 from simulator.work.captured.meetings import Column, Meetings, lattice
-from simulator.work.captured.reuse import Delays, delays
+from simulator.work.captured.reuse import delays
 from simulator.work.captured.tensors import parsed
 from simulator.work.script.instructions import Allocate, Communicate, Free, Happened, Instruction, Launch
 
@@ -45,10 +45,7 @@ def captured_script(capture: Capture, column: Column | None = None) -> CapturedS
     """The instructions of a captured rank. column: the ranks that it is played with; None: it alone."""
     writer = _Writer(capture, column or Column((capture,), capture.world_size))
     before = list(writer.storages(capture.events[: capture.steady]))
-    found = CapturedScript(
-        before=before,
-        step=writer.instructions(capture.events[capture.steady :], delays(capture.events, capture.steady)),
-    )
+    found = CapturedScript(before=before, step=writer.instructions(capture.events, capture.steady))
     found.unpriced, found.unmodelled, found.flop = writer.unpriced, writer.unmodelled, writer.flop
     return found
 
@@ -82,16 +79,16 @@ class _Writer:
         _, storage, size, stream = event
         return Allocate(f"s{storage}", size, self._capture.categories.get(storage, "temporaries"), stream)
 
-    def instructions(self, events: Sequence[Sequence[int]], frees: Delays) -> list[Instruction]:
-        """Everything of the recorded step. frees: which of its frees other streams delay."""
+    def instructions(self, every: Sequence[Sequence[int]], steady: int) -> list[Instruction]:
+        """Everything of the recorded step, which begins at `steady`."""
         write: dict[Kind, Callable[..., None]] = {
             Kind.OPERATOR: self._operator,
             Kind.COLLECTIVE: self._collective,
             Kind.MESSAGE: self._message,
         }
         writers = {int(kind): one for kind, one in write.items()}
-        late, done = frees.late, frees.done
-        for index, event in enumerate(events):
+        late, done = delays(every, steady)
+        for index, event in enumerate(every[steady:]):
             kind = event[0]
             if index in done:
                 self._found += [Happened(number) for number in done[index]]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from simulator.spec.cluster.tiers import ADAM_BYTES_PER_NUMEL, HostTier
 from simulator.work.captured.capture import Capture, Kind, Phase
@@ -17,38 +18,30 @@ from simulator.work.captured.changed import rewritten
 from simulator.work.captured.cost import KernelCost
 from simulator.work.captured.tensors import parsed, tensors
 
-_UPDATES = (
-    "aten._fused_adam",
-    "aten._foreach_addcdiv_",
-    "aten.addcdiv_",
-)  # of Adam and its kin: once a parameter, which comes first
+# Of Adam and its kin: once a parameter, which comes first
+_UPDATES = ("aten._fused_adam", "aten._foreach_addcdiv_", "aten.addcdiv_")
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What a rank's optimizer updates. numel: parameters; then bytes of its state, of gradients, and of parameters."""
+class Update(NamedTuple):
+    """What a rank's optimizer updates: parameters, and bytes of its state, of gradients and of parameters."""
 
     numel: int
     state_bytes: int
     gradient_bytes: int
     parameter_bytes: int
 
-    @property
-    def host_bytes(self) -> int:
-        """What a rank keeps in host memory."""
-        return self.state_bytes + self.gradient_bytes + self.parameter_bytes
-
 
 def update_of(capture: Capture) -> Update | None:
     """The recorded step's update of one rank; None without Adam, or where it has no state on the GPU."""
     at = _window(capture)
     kernels = [capture.signatures[event[1]] for event in (capture.events[i] for i in at) if event[0] == Kind.OPERATOR]
-    numel = sum(_first_numel(args) for name, args, _ in kernels if name.startswith(_UPDATES))
+    updated = (parsed(args)[0][:1] for name, args, _ in kernels if name.startswith(_UPDATES))
     sizes = Counter[str]()
-    for storage, size in _alive(capture, at.start).items():
+    for storage, size in capture.resident(at.start).items():
         sizes[capture.categories.get(storage, "")] += size
-    found = Update(numel, sizes["optimizer_state"], sizes["gradients"], sizes["parameters"])
-    return found if found.numel and found.state_bytes and found.gradient_bytes else None
+    of_kinds = (sizes[name] for name in ("optimizer_state", "gradients", "parameters"))
+    found = Update(sum(one.numel for first in updated for one in tensors(first)), *of_kinds)
+    return found if all(found) else None
 
 
 def optimizer_in_host(capture: Capture, tier: HostTier, ranks: int) -> Capture | None:
@@ -56,29 +49,22 @@ def optimizer_in_host(capture: Capture, tier: HostTier, ranks: int) -> Capture |
     update = update_of(capture)
     if update is None:
         return None
-    beside = tier.memory_bytes_per_s / ranks
-    seconds = (
-        update.gradient_bytes / min(tier.d2h_bytes_per_s, beside),
-        update.numel * ranks * max(1 / tier.adam_numel_per_s, ADAM_BYTES_PER_NUMEL / tier.memory_bytes_per_s),
-        update.parameter_bytes / min(tier.h2d_bytes_per_s, beside),
-    )
-    count = len(capture.signatures)
-    costs = {count + n: KernelCost(seconds=each, category="offload") for n, each in enumerate(seconds)}
-    names = [(f"host.{name}.default", ((), ()), ()) for name in ("send_gradients", "cpu_adam", "send_parameters")]
-    events, steady = _moved(rewritten(capture, {}), list(costs))
+    beside, count = tier.memory_bytes_per_s / ranks, len(capture.signatures)
+    moves = {
+        "send_gradients": update.gradient_bytes / min(tier.d2h_bytes_per_s, beside),
+        "cpu_adam": update.numel * max(ranks / tier.adam_numel_per_s, ADAM_BYTES_PER_NUMEL / beside),
+        "send_parameters": update.parameter_bytes / min(tier.h2d_bytes_per_s, beside),
+    }
+    costs = {count + n: KernelCost(seconds=each, category="offload") for n, each in enumerate(moves.values())}
+    signatures = [*capture.signatures, *((f"host.{name}.default", ((), ()), ()) for name in moves)]
+    events, steady = _moved(rewritten(capture, {}), costs)
     others = tuple(optimizer_in_host(one, tier, ranks) or one for one in capture.others)
-    return replace(
-        capture,
-        signatures=[*capture.signatures, *names],
-        costs={**capture.costs, **costs},
-        events=events,
-        steady=steady,
-        others=others,
-    )
+    costs |= capture.costs
+    return replace(capture, signatures=signatures, costs=costs, events=events, steady=steady, others=others)
 
 
 def _moved(capture: Capture, moves: Iterable[int]) -> tuple[list[Sequence[int]], int]:
-    """Events without the optimizer's state, its kernels and their temporaries, and with `moves` in their place; where the step begins."""
+    """Events with `moves` in the place of the optimizer's kernels, their temporaries and its state; where the step begins."""
     window = _window(capture)
     state = {storage for storage, name in capture.categories.items() if name == "optimizer_state"}
     inside = [capture.events[index] for index in window]
@@ -91,10 +77,9 @@ def _moved(capture: Capture, moves: Iterable[int]) -> tuple[list[Sequence[int]],
             steady = len(found)
         if index == window.start:
             found += [[Kind.OPERATOR, number, *event[2:4], Phase.OPTIMIZER] for number in moves]
+        gone = state | passing if index in window else state
         of_storage = event[0] in (Kind.ALLOCATE, Kind.FREE, Kind.RECORD_STREAM)
-        if of_storage and (event[1] in state or (index in window and event[1] in passing)):
-            continue
-        if index not in window or event[0] != Kind.OPERATOR:
+        if not (event[1] in gone if of_storage else index in window and event[0] == Kind.OPERATOR):
             found.append(event)
     return found, steady
 
@@ -111,20 +96,3 @@ def _window(capture: Capture) -> range:
     behind = range(own[-1] + 1, len(capture.events))
     storages = (Kind.ALLOCATE, Kind.FREE)
     return range(own[0], next((i for i in behind if capture.events[i][0] not in storages), len(capture.events)))
-
-
-def _alive(capture: Capture, end: int) -> dict[int, int]:
-    """Storages that are there before an event -> bytes."""
-    found: dict[int, int] = {}
-    for event in capture.events[:end]:
-        if event[0] == Kind.ALLOCATE:
-            found[event[1]] = event[2]
-        elif event[0] == Kind.FREE:
-            del found[event[1]]
-    return found
-
-
-def _first_numel(args: object) -> int:
-    """Elements of an operator's first argument, a tensor or a list of them."""
-    first, *_ = parsed(args)[0]
-    return sum(one.numel for one in tensors(first))
