@@ -93,11 +93,11 @@ PROGRAMS = {
         ),
         Program("accelerate-fsdp2", "launched.py", ("accelerate",), ("transformers", "accelerate"), real=False),
         Program("trainer-ddp", "launched.py", ("trainer",), ("transformers", "accelerate"), memory=False),
-        Program("lora-ddp", "launched.py", ("lora",), ("transformers", "accelerate", "peft"), memory=False),
+        Program("lora-ddp", "launched.py", ("lora",), ("transformers", "accelerate", "peft")),
         Program("vit-ddp", "vision.py", ("vit",), ("timm",)),
         Program("dit-ddp", "vision.py", ("dit",), ("diffusers",), memory=False),
         *(
-            Program(f"deepspeed-zero{stage}", "deepspeed_engine.py", (str(stage),), ("deepspeed",), memory=False)
+            Program(f"deepspeed-zero{stage}", "deepspeed_engine.py", (str(stage),), ("deepspeed",), stage < 3)
             for stage in (1, 2, 3)
         ),
         Program("unet-ddp", "vision.py", ("unet",), ("diffusers",), memory=False),
