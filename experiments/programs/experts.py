@@ -120,7 +120,8 @@ class AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return moved(grad, *ctx.sizes, ctx.group), None, None, None
+        arriving, leaving = ctx.sizes
+        return moved(grad, arriving, leaving, ctx.group), None, None, None
 
 
 def moved(x: Tensor, arriving: list[int], leaving: list[int], group: Any) -> Tensor:
@@ -133,7 +134,8 @@ class Mixture(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.router = Router()
-        self.first, self.count, self.group = 0, args.experts, None
+        self.first, self.count = 0, args.experts
+        self.group: Any = None  # whose ranks share the experts
         if args.joined:
             inward, outward = (args.experts, args.width, args.hidden), (args.experts, args.hidden, args.width)
             self.gate, self.up = (nn.Parameter(torch.empty(inward)) for _ in range(2))
