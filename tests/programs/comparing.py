@@ -81,23 +81,17 @@ PROGRAMS = {
         Program("nanogpt-ddp", "nano_gpt.py", ("gpt",)),
         Program("own-operator-ddp", "nano_gpt.py", ("own",)),
         *(
-            Program(
-                f"{family}-{recipe}",
-                "hugging_face.py",
-                (family, recipe),
-                ("transformers",),
-                (family, recipe) != ("llava", "ddp"),
-            )
+            Program(f"{family}-{recipe}", "hugging_face.py", (family, recipe), ("transformers",))
             for family in _FAMILIES
             for recipe in ("fsdp2", "ddp")
         ),
         Program("accelerate-fsdp2", "launched.py", ("accelerate",), ("transformers", "accelerate"), real=False),
-        Program("trainer-ddp", "launched.py", ("trainer",), ("transformers", "accelerate"), memory=False),
+        Program("trainer-ddp", "launched.py", ("trainer",), ("transformers", "accelerate")),
         Program("lora-ddp", "launched.py", ("lora",), ("transformers", "accelerate", "peft")),
         Program("vit-ddp", "vision.py", ("vit",), ("timm",)),
         Program("dit-ddp", "vision.py", ("dit",), ("diffusers",), memory=False),
         *(
-            Program(f"deepspeed-zero{stage}", "deepspeed_engine.py", (str(stage),), ("deepspeed",), stage < 3)
+            Program(f"deepspeed-zero{stage}", "deepspeed_engine.py", (str(stage),), ("deepspeed",), memory=False)
             for stage in (1, 2, 3)
         ),
         Program("unet-ddp", "vision.py", ("unet",), ("diffusers",), memory=False),
