@@ -36,7 +36,8 @@ MIXTURE: dict[str, Any] = {
     **SIZES,
     "experts": {"num_experts": 4, "top_k": 2, "d_ff": 64, "shared_d_ff": 32},
 }
-ONE_CHUNK = ("gpipe", "1f1b", "zb_h1")
+FOUR_LAYERS = FALCON | {"num_layers": 4}
+ONE_CHUNK, SEVERAL_CHUNKS = ("gpipe", "1f1b", "zb_h1"), ("interleaved", "dualpipe_v")
 
 WAYS: list[dict[str, Any]] = [
     {"sequence_parallel": sequence, "vocab_parallel": vocabulary}
@@ -53,6 +54,10 @@ CASES = [
     {"model": MPT, "plan": {"cp": 2, "cp_exchange": "all_to_all", "recompute": "full"}},
     {"model": MIXTURE, "plan": {"dp_shard": 2, "ep": 2}},
     *({"model": FALCON, "plan": {"pp": 2, "zero": 0, "num_micro_batches": 3, "schedule": one}} for one in ONE_CHUNK),
+    *(
+        {"model": FOUR_LAYERS, "plan": {"pp": 2, "zero": 0, "num_micro_batches": 4, "schedule": one, "virtual_stages": 2}}
+        for one in SEVERAL_CHUNKS
+    ),
     {
         "model": LLAMA,
         "plan": {"pp": 2, "zero": 2, "num_micro_batches": 2, "sync_every_micro_batch": False, "recompute": "full"},

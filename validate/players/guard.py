@@ -24,8 +24,21 @@ _COMPILE_S = 300
 
 
 def needs_guard() -> bool:
-    """The installed torch was built without CUDA."""
-    return not (_torch() / "lib" / "libtorch_cuda.so").exists()
+    """The installed torch was built without CUDA, or there is no driver for it (a login node, a laptop)."""
+    return not (_built_with_cuda() and _has_driver())
+
+
+def _built_with_cuda() -> bool:
+    return (_torch() / "lib" / "libtorch_cuda.so").exists()
+
+
+def _has_driver() -> bool:
+    """Whether CUDA's driver can be loaded and starts; torch would keep what it found, so it is not asked."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return bool(driver.cuInit(0) == 0)
 
 
 def compiler() -> str | None:
@@ -37,7 +50,10 @@ def stand_in(folder: Path) -> None:
     """Compile, load, patch. Raises OSError or CalledProcessError in words of the compiler's."""
     if "torch" in sys.modules:
         raise RuntimeError("the device guard comes too late: torch is loaded already")
-    ctypes.CDLL(str(_compiled(folder)), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(str(_compiled(folder)), mode=ctypes.RTLD_GLOBAL)
+    import torch  # noqa: F401  a build with CUDA puts its own guard in the place of ours
+
+    library.claim_cuda()
     _patch()
 
 
@@ -53,6 +69,7 @@ def _compiled(folder: Path) -> Path:
     if program is None:
         raise FileNotFoundError("no C++ compiler for the device guard: install g++, or use --device cpu")
     command = [program, "-shared", "-fPIC", "-std=c++20", f"-I{home / 'include'}", str(_SOURCE)]
+    command += ["-DBUILT_WITH_CUDA"] if _built_with_cuda() else []
     command += [f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-lc10", "-ltorch_cpu"]
     kept = Path(os.environ.get("SHARDWISE_CACHE") or folder)
     library = kept / f"libcuda_guard-{_fingerprint(command, home)}.so"
@@ -97,6 +114,8 @@ class _Stream:
     """A stream on which everything is done at once."""
 
     device_index = 0
+    device_type = 1  # c10's number of CUDA
+    stream_id = 0
     priority = 0
 
     def __init__(self, *_: object, **__: object) -> None: ...
