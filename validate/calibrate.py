@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from simulator.base.errors import CalibrationError, Fault, InputError, printable
 from simulator.base.exit_codes import ExitCode
@@ -24,6 +24,7 @@ from validate.samples import SampleFile, read_samples
 from validate.stopwatch import MEMORY_SHARE, DeviceKind
 
 if TYPE_CHECKING:
+    from validate.burn_in.run import Burnt
     from validate.fit.machine import Fit
 
 PARTIAL = 5  # exit code: something is missing, and is named
@@ -44,15 +45,8 @@ def run(  # noqa: PLR0913  one a flag
     memory_fraction: float = MEMORY_SHARE,
 ) -> int:
     """Measure this machine. Returns the exit code; raises InputError for what is refused."""
-    gpus = count_gpus() if device != "cpu" else 0
-    if device == "cuda" and not gpus:
-        fault = Fault(place="--device cuda", problem="torch sees no GPU here", remedy="--device cpu")
-        raise InputError(fault)
-    kind: DeviceKind = "cuda" if gpus else "cpu"
-    count = _ranks(ranks, gpus)
-    out = _own_file(out)
-    launch = Launch.of_environment()
-    each = threads or threads_each(launch.local_size if launch.outside else count)
+    kind, count, each = _where(device, ranks, threads)
+    out, launch = _own_file(out), Launch.of_environment()
     job = Job(
         out=out,
         minutes=minutes,
@@ -66,7 +60,7 @@ def run(  # noqa: PLR0913  one a flag
         command=shlex.join(["shardwise", *sys.argv[1:]]),
     )
     say = _say if launch.rank == 0 else _say_nothing  # what rank 0 says is true of all
-    say(f"{count} {'GPUs' if gpus else 'CPU processes'}, {minutes:g} minutes, samples to {out}")
+    say(f"{count} {_DEVICES[kind]}, {minutes:g} minutes, samples to {out}")
     started_s = time.monotonic()
     outcome = measure(job, say)
     spent = (time.monotonic() - started_s) / 60
@@ -79,6 +73,48 @@ def run(  # noqa: PLR0913  one a flag
         say(f"not measured: {problem}")
     say(f"{outcome.verdict}: {outcome.num_samples} samples, {outcome.num_failures} failures in {out}")
     return {"complete": ExitCode.OK, "interrupted": ExitCode.INTERRUPTED}.get(outcome.verdict, PARTIAL)
+
+
+def burn_in(
+    *,
+    minutes: float,
+    device: str | None,
+    ranks: int | None,
+    threads: int | None,
+    tiny: bool,
+    patience: float,
+    memory_fraction: float,
+) -> Burnt | None:
+    """Repeat checks; what came of it, of all ranks, or None on every rank of a launcher but the first."""
+    from validate.burn_in.run import Burn
+    from validate.burn_in.run import burn_in as burn
+
+    kind, count, each = _where(device, ranks, threads)
+    job = Burn(
+        minutes=minutes, device=kind, num_ranks=count, threads=each, tiny=tiny, patience=patience,
+        memory_fraction=memory_fraction, command=shlex.join(["shardwise", *sys.argv[1:]]),
+    )  # fmt: skip
+    first = not Launch.of_environment().rank
+    if first:
+        _say(f"{count} {_DEVICES[kind]}, {minutes:g} minutes")
+    found = burn(job, _say)
+    return found if first else None
+
+
+_DEVICES: Final[dict[DeviceKind, str]] = {"cuda": "GPUs", "cpu": "CPU processes"}
+
+
+def _where(device: str | None, ranks: int | None, threads: int | None) -> tuple[DeviceKind, int, int]:
+    """Devices, how many ranks, and threads of each. Raises InputError where torch sees no such device, or too few."""
+    gpus = count_gpus() if device != "cpu" else 0
+    if device == "cuda" and not gpus:
+        raise InputError(Fault(place="--device cuda", problem="torch sees no GPU here", remedy="--device cpu"))
+    count, launch = _ranks(ranks, gpus), Launch.of_environment()
+    return (
+        "cuda" if gpus else "cpu",
+        count,
+        threads or threads_each(launch.local_size if launch.outside else count),
+    )
 
 
 def _ranks(asked: int | None, gpus: int) -> int:

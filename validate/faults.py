@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 NAME: Final = "SHARDWISE_REHEARSE"
 _ROOM_BYTES: Final = 64 * 2**20  # above what the process has: less than what is then asked for
@@ -23,6 +23,18 @@ def meet(phase: str, descriptor: int) -> None:
         rank, where, what = one.split(",")
         if rank.strip() == os.environ.get("RANK", "0") and phase == where:
             FAULTS[what](descriptor)
+
+
+_corrupt: list[int] = []
+
+
+def corrupted(tensor: Any) -> Any:  # noqa: ANN401  torch's
+    """A result as a broken unit would leave it, one bit of it turned over, where this rank is told to be one."""
+    if _corrupt:
+        torch = sys.modules["torch"]
+        first = tensor.view(-1)[:1].view(torch.uint8)[:1]
+        first ^= 4
+    return tensor
 
 
 def _signal(number: signal.Signals) -> Callable[[int], None]:
@@ -104,4 +116,5 @@ FAULTS: Final[Mapping[str, Callable[[int], object]]] = {
     "port": _port,
     "garbage": lambda descriptor: os.write(descriptor, b"rehearsed\n"),
     "slow": _slow,
+    "corrupt": _corrupt.append,
 }

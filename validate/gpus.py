@@ -13,6 +13,8 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault
@@ -181,3 +183,9 @@ def run_quietly(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
+
+
+def built_with_cuda() -> bool:
+    """The installed torch has CUDA's kernels, of which shapes are known without a GPU. torch is not loaded."""
+    spec = find_spec("torch")
+    return bool(spec and spec.origin and (Path(spec.origin).parent / "lib" / "libtorch_cuda.so").exists())

@@ -239,7 +239,7 @@ def _attempt(
         outcome = supervise(
             commands,
             limits,
-            environments=[_environment(job)] * len(commands),
+            environments=[environment(job.device, job.threads)] * len(commands),
             scratch=scratch,
             memory_bytes=memory_limit(job.memory_fraction, launch.local_size) if job.device == "cpu" else None,
             samples=writer.take,
@@ -257,13 +257,14 @@ def _command(scratch: Path, setting: SessionSettings) -> list[str]:
     return [sys.executable, "-m", "validate.benches.worker", str(path)]
 
 
-def _environment(job: Job) -> dict[str, str]:
+def environment(device: DeviceKind, threads: int) -> dict[str, str]:
+    """What a rank that measures is started with, beside what this process has."""
     here = str(Path(__file__).resolve().parents[1])
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
-    own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(job.threads)}
+    own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)}
     launch = Launch.of_environment()
     if launch.outside:
         own |= {**launch.environment, **launch.gloo_interface}
-    elif job.device == "cpu":
+    elif device == "cpu":
         own["GLOO_SOCKET_IFNAME"] = LOOPBACK
-    return own | ({"CUDA_VISIBLE_DEVICES": "", **KEEP_FREED_MEMORY} if job.device == "cpu" else {})
+    return own | ({"CUDA_VISIBLE_DEVICES": "", **KEEP_FREED_MEMORY} if device == "cpu" else {})

@@ -5,13 +5,15 @@ from __future__ import annotations
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
+from validate.gpus import built_with_cuda
 from validate.task import Mode
 
 
 def played_otherwise(model: Model, plan: Plan, stack: Stack, mode: Mode, device: str) -> list[str]:
     """What of the plan and its stack this way of playing it cannot have, and has otherwise."""
     notes = []
-    if (device == "cpu" or mode == "fake") and model.norm == "rms" and stack.kernels.norm == "fused":
+    decomposed = device == "cpu" or (mode == "fake" and not built_with_cuda())
+    if decomposed and model.norm == "rms" and stack.kernels.norm == "fused":
         where = "on a CPU" if device == "cpu" else "where torch has no CUDA"
         notes.append(
             f"stack {stack.name}: rms_norm is one kernel there, and written out as operators that keep more {where}; "

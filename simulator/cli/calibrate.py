@@ -58,6 +58,12 @@ SAMPLES are files of `calibrate run` and folders of them (what `check --history 
 there are. The newest run of each node is compared, part by part, with those of all nodes that have the same device.
 
 Exit codes: 0 none is worse, 1 one is, 2 usage, 3 bad input."""
+_BURN_IN_HELP = """Compute the same things over and over for --minutes, and say which device gave a wrong result.
+
+Products in every dtype, most of the memory, copies and collectives, with results that are known to the last bit: against
+the first round's, the factors', and the other ranks' of the same device. Ranks as for `run`, also under torchrun or srun.
+
+Exit codes: 0 sound, 1 a result was wrong, 2 usage, 3 refused, 5 a rank was lost or hung, 130 interrupted."""
 _DIFF_HELP = """Say what is different between two runs of `calibrate run`, or two calibrations: a driver, NCCL, firmware.
 
 Versions and settings that changed, parts that became slower or faster beyond noise, and what that does to the predicted
@@ -115,6 +121,30 @@ def run(  # noqa: PLR0913  one a flag
         minutes=minutes, out=out, device=device, ranks=ranks, threads=threads, resume=resume, tiny=tiny,
         patience=patience, memory_fraction=memory_fraction,
     )  # fmt: skip
+
+
+@command.command("burn-in", help=_BURN_IN_HELP)
+@click.option("--minutes", type=FiniteRange(min=0, min_open=True), default=10.0, show_default=True)
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="default: cuda where there is one")
+@click.option("--ranks", type=click.IntRange(1, 1024), help="default: all GPUs, or two CPU processes")
+@click.option("--threads", type=click.IntRange(1, 1024), help="of each CPU process; default: the cores shared evenly")
+@click.option("--tiny", is_flag=True, help="The smallest shapes only: tries the machinery, proves nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: `sound`, `wrong`, `trouble`, `ranks`, `machine`.")
+@patience_option
+@memory_fraction_option
+def burn_in(*, as_json: bool, **asked: Any) -> int:  # noqa: ANN401  one type an option
+    """Repeat."""
+    _needs_torch()
+    from validate import calibrate
+
+    found = calibrate.burn_in(**asked)
+    if found is None:
+        return ExitCode.OK
+    if as_json:
+        write_json(found.as_json())
+    else:
+        tell("\n".join(found.lines()))
+    return found.status
 
 
 @command.command("fit", help=_FIT_HELP)

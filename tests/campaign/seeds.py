@@ -19,11 +19,11 @@ SLOW = frozenset(
     {
         "plan bloom-like.sh", "plan gpt-175b.sh", "megatron plan", "plan llama3-8b.args", "serving table", "prices", "search", "learn", "sensitivity",
         "published runs", "compare", "rollout", "serve", "serving launch", "serve search", "spot offers", "captured", "searched again", "sensitivity again",
-        "every output", "samples fit", "rehearsed", "played", "program played", "measured",
+        "every output", "samples fit", "rehearsed", "burnt", "played", "program played", "measured",
     }
 )  # fmt: skip
 # Started as programs of their own, not in a process that plays many: they fork, listen or wait
-ALONE = frozenset({"captured", "rehearsed", "played", "program played", "measured", "asked"})
+ALONE = frozenset({"captured", "burnt", "rehearsed", "played", "program played", "measured", "asked"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +234,7 @@ def _measured() -> Iterator[Seed]:
         **calibrations, **{"study.toml": inputs.STUDY},
     )  # fmt: skip
     yield _of("measured", "calibrate run --tiny --minutes 0.02 --device cpu --out mine.jsonl")
+    yield _of("burnt", "calibrate burn-in --tiny --minutes 0.01 --device cpu --json")
     yield _of("rehearsed", "validate rehearse --quick --only none")
     program = "validate run --program step.py --capture step.capture.gz --device cpu --steps 1 --json"
     yield _of("program played", program, **{"step.py": inputs.SCRIPT, "step.capture.gz": inputs.capture()})

@@ -55,7 +55,10 @@ CASES = [
     {"model": MIXTURE, "plan": {"dp_shard": 2, "ep": 2}},
     *({"model": FALCON, "plan": {"pp": 2, "zero": 0, "num_micro_batches": 3, "schedule": one}} for one in ONE_CHUNK),
     *(
-        {"model": FOUR_LAYERS, "plan": {"pp": 2, "zero": 0, "num_micro_batches": 4, "schedule": one, "virtual_stages": 2}}
+        {
+            "model": FOUR_LAYERS,
+            "plan": {"pp": 2, "zero": 0, "num_micro_batches": 4, "schedule": one, "virtual_stages": 2},
+        }
         for one in SEVERAL_CHUNKS
     ),
     {

@@ -90,7 +90,7 @@ def gemm(s: Session, m: int, n: int, k: int, dtype: str, layout: str, long_s: fl
     left = [x.t() if layout == "nt" else x for x in a]
     right = [x.t() if layout == "tn" else x for x in b]
     count = len(right)
-    call = _scaled(s, left, right) if dtype == "fp8" else lambda i: left[i % sets] @ right[i % count]
+    call = scaled(s, left, right) if dtype == "fp8" else lambda i: left[i % sets] @ right[i % count]
     shape: Shape = {"m": m, "n": n, "k": k, "dtype": dtype, "layout": layout, "flop": 2 * m * n * k}
     if long_s:
         s.sustained("gemm", call, shape, seconds=long_s)
@@ -111,7 +111,7 @@ def _operands(s: Session, shape: tuple[int, int], dtype: str, sets: int) -> list
     return [first, *(first.clone() for _ in range(count - 1))]
 
 
-def _scaled(s: Session, left: list[Tensor], right: list[Tensor]) -> Callable[[int], object]:
+def scaled(s: Session, left: list[Tensor], right: list[Tensor]) -> Callable[[int], object]:
     """fp8 product with one scale a tensor, fast accumulation, bf16 out."""
     one, multiply = s.torch.ones((), device=s.setting.device), s.torch._scaled_mm  # noqa: SLF001  no public name
     bf16, count = s.torch.bfloat16, len(left)

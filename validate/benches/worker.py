@@ -53,6 +53,21 @@ def main(path: str) -> int:
 
 def measure(setting: SessionSettings, report: RankReport) -> None:
     """Every phase of one rank."""
+    session = begun(setting, report)
+    log = clock_log(session)
+    for index, phase in enumerate(setting.phases):
+        _play(session, phase, SHARES[phase] / sum(SHARES[p] for p in setting.phases[index:]), log)
+    log.close()
+    report.result({})
+
+
+def clock_log(session: Session) -> ClockLog:
+    """What this rank's GPU says of its clocks from now on."""
+    return ClockLog(own_gpu(session.torch.cuda.current_device()) if session.gpu else None)
+
+
+def begun(setting: SessionSettings, report: RankReport) -> Session:
+    """A rank that has its device, has met the others, and has said what machine it is."""
     import torch
 
     torch.set_num_threads(setting.threads)
@@ -74,11 +89,7 @@ def measure(setting: SessionSettings, report: RankReport) -> None:
     # ranks of one run are one machine to a fit, whatever host they sit on
     told = {**facts, "hostname": hosts[0], "num_hosts": len(hosts), "memory_cap_bytes": session.free_bytes}
     report.sample({"kind": "machine", **told})
-    log = ClockLog(own_gpu(torch.cuda.current_device()) if session.gpu else None)
-    for index, phase in enumerate(setting.phases):
-        _play(session, phase, SHARES[phase] / sum(SHARES[p] for p in setting.phases[index:]), log)
-    log.close()
-    report.result({})
+    return session
 
 
 def _play(session: Session, phase: str, share: float, log: ClockLog) -> None:

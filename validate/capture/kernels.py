@@ -14,7 +14,7 @@ from torch.nn.attention import flex_attention
 from simulator.work.captured.capture import Kind
 from validate.capture.ranks import RefusedError
 from validate.capture.streams import Recorder
-from validate.players import guard
+from validate.gpus import built_with_cuda
 
 FLASH_HEAD_DIM = 256  # the widest head that the flash kernel takes (torch 2.13 sdp_utils.cpp)
 _LIBRARIES: list[Any] = []  # what is registered lasts as long as these
@@ -26,7 +26,7 @@ def install() -> None:
 
     What is registered says that there is a kernel; the dispatch mode answers before it is called.
     """
-    if guard.needs_guard():
+    if not built_with_cuda():
         library = torch.library.Library("aten", "IMPL")
         for name in _OWN_ON_CUDA:
             library.impl(name, lambda *_: None, "CUDA")

@@ -19,17 +19,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from validate.gpus import built_with_cuda
+
 _SOURCE = Path(__file__).with_name("cuda_guard.cpp")
 _COMPILE_S = 300
 
 
 def needs_guard() -> bool:
     """The installed torch was built without CUDA, or there is no driver for it (a login node, a laptop)."""
-    return not (_built_with_cuda() and _has_driver())
-
-
-def _built_with_cuda() -> bool:
-    return (_torch() / "lib" / "libtorch_cuda.so").exists()
+    return not (built_with_cuda() and _has_driver())
 
 
 def _has_driver() -> bool:
@@ -69,7 +67,7 @@ def _compiled(folder: Path) -> Path:
     if program is None:
         raise FileNotFoundError("no C++ compiler for the device guard: install g++, or use --device cpu")
     command = [program, "-shared", "-fPIC", "-std=c++20", f"-I{home / 'include'}", str(_SOURCE)]
-    command += ["-DBUILT_WITH_CUDA"] if _built_with_cuda() else []
+    command += ["-DBUILT_WITH_CUDA"] if built_with_cuda() else []
     command += [f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-lc10", "-ltorch_cpu"]
     kept = Path(os.environ.get("SHARDWISE_CACHE") or folder)
     library = kept / f"libcuda_guard-{_fingerprint(command, home)}.so"
