@@ -32,6 +32,7 @@ from validate.records import faults_of_run
 from validate.slow_ranks import own_s, slow_ranks
 from validate.supervise import Deadlines, Peers, SupervisedOutcome, Verdict, scratch_folder, supervise
 from validate.task import Task
+from validate.torch_releases import installed, release_faults, release_notes
 
 SCHEMA_VERSION: Final = 1
 COMPILE_S: Final = 900.0  # torch.compile of a block and a loss with cold caches, on a slow core
@@ -118,6 +119,8 @@ def check(task: Task) -> None:
     faults = unplayable(task.model, task.plan, task.stack, task.mode)
     if faults:
         raise PlanError(faults)
+    if older := [*release_faults(task.plan, installed())]:
+        raise InputError(older)
     if task.mode == "fake":
         return
     launch = Launch.of_environment()
@@ -238,6 +241,7 @@ def record(
         "device": task.device,
         "notes": [
             *played_otherwise(task.model, task.plan, task.stack, task.mode, task.device),
+            *release_notes(task.plan, str((first.get("machine") or {}).get("torch", ""))),
             *_notes(task, first, slow),
         ],
         "verdict": verdict.kind,

@@ -58,6 +58,7 @@ with _of("DTensor's propagation of shapes"):
 
     PROPAGATE: Final = "_propagate_tensor_meta_non_cached"
     getattr(ShardingPropagator, PROPAGATE)
+    from torch.utils._python_dispatch import _disable_current_modes as without_modes
 with _of("the memory tracker"):
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -74,6 +75,7 @@ __all__ = [
     "ShardingPropagator",
     "checkpoint_wrapper",
     "unset_fake_temporarily",
+    "without_modes",
 ]
 
 

@@ -20,6 +20,9 @@ from validate.compare.borders import borders
 from validate.run_plan import play, read_records
 from validate.spanfile import read_spans
 from validate.task import Task
+from validate.torch_releases import release
+
+SEEN_GLOO = (2, 13)  # the profiler of earlier releases does not name what DDP's reducer gives to gloo
 
 TINY = Model(name="tiny", num_layers=2, d_model=64, num_heads=4, num_kv_heads=2, d_ff=128, vocab_size=256)
 CPU = Stack.load("torch-2.13-cpu")
@@ -51,7 +54,8 @@ def test_two_ranks_run_the_plan(options: dict[str, Any], kinds: set[str], tmp_pa
     assert len(time["times_s"]) == 2
     phases = sum(time["phases"][name]["median_s"] for name in ("forward", "backward", "optimizer"))
     assert 0 < phases <= 1.001 * max(time["times_s"])
-    assert set(record["profile"]["communication"]) == kinds
+    seen = set(record["profile"]["communication"])
+    assert seen == kinds or (release(record["machine"]["torch"]) < SEEN_GLOO and not seen)
     predicted = borders(TINY, asked.plan, CPU, granularity_bytes=1, library="gloo")
     assert record["memory"]["peak_bytes"] == pytest.approx(predicted.peak_bytes, rel=0.01)
     timeline = read_spans(tmp_path / record["files"]["spans.json.gz"])

@@ -20,12 +20,17 @@ from validate.players import fake
 from validate.players.allocated import phases_bytes
 from validate.run_plan import play
 from validate.task import Task
+from validate.torch_releases import BUFFERS_ON_DEMAND, installed, release
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of which every version has others
 
 CPU = Stack.load("torch-2.13-cpu")
 TINY = Model(name="tiny", num_layers=2, d_model=64, num_heads=4, num_kv_heads=2, d_ff=128, vocab_size=256)
 MIXTURE = TINY.model_copy(update={"experts": Experts(num_experts=4, top_k=2, d_ff=64)})
+ON_DEMAND = pytest.mark.skipif(
+    release(installed()) >= BUFFERS_ON_DEMAND,
+    reason="predictions are of releases that make every stage's buffers at once",
+)
 COUNTERS = 128  # Adam's step counters of more parameters than a table, and Python's own
 
 
@@ -92,6 +97,7 @@ def test_two_ranks_send_rows_to_experts() -> None:
 # --- pipelines
 
 
+@ON_DEMAND
 @pytest.mark.usefixtures("warm_ranks")
 def test_a_pipeline_of_replicas_holds_what_is_predicted_on_every_stage() -> None:
     """The allocator's own events: the first stage to Adam's counters, whatever the schedule keeps in flight."""
@@ -105,6 +111,7 @@ def test_a_pipeline_of_replicas_holds_what_is_predicted_on_every_stage() -> None
     assert "send_recv" in record["profile"]["communication"]
 
 
+@ON_DEMAND
 @pytest.mark.usefixtures("warm_ranks")
 def test_chunks_of_a_stage_interleave() -> None:
     model = TINY.model_copy(update={"num_layers": 4})

@@ -22,7 +22,14 @@ from validate.players.memory import track_step
 from validate.report import RankReport
 from validate.steps import TrainingStep
 from validate.task import Task
-from validate.torch_private import PROPAGATE, FakeStore, FakeTensorMode, ShardingPropagator, unset_fake_temporarily
+from validate.torch_private import (
+    PROPAGATE,
+    FakeStore,
+    FakeTensorMode,
+    ShardingPropagator,
+    unset_fake_temporarily,
+    without_modes,
+)
 from validate.tracker import TrackedMemory
 
 
@@ -98,10 +105,16 @@ def _real_meshes() -> Iterator[None]:
 def _unseen_propagation() -> Iterator[None]:
     """DTensor finds an operator's result by playing it on fake tensors of the whole shape, once for each new shape.
 
-    In the fake mode that is on, a tracker would count those; in one of their own it knows them for what they are.
+    A tracker would count those: torch's own passes them over since 2.13, earlier ones do not. So none is on meanwhile.
     """
     original = getattr(ShardingPropagator, PROPAGATE)
-    setattr(ShardingPropagator, PROPAGATE, _unfaked(original))
+
+    @functools.wraps(original)
+    def unseen(*args: object, **kwargs: object) -> Any:  # noqa: ANN401
+        with without_modes():
+            return original(*args, **kwargs)
+
+    setattr(ShardingPropagator, PROPAGATE, unseen)
     try:
         yield
     finally:

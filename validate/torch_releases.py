@@ -1,0 +1,61 @@
+"""Which releases of torch play which plans: seen by `python -m tests.versions`. torch is not loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from simulator.base.errors import Fault
+from simulator.spec.plan import Plan
+
+Release = tuple[int, int]
+# What a plan has more than one of -> the oldest release that played it, in fake and gloo modes, as 2.13 does.
+# 2.6's DDP, FSDP2 and fake process group have other arguments; up to 2.9 DTensor cuts fake tables wrongly, gloo has no
+# scaled sums and pipelines abort under the profiler.
+OLDEST: Final[Release] = (2, 8)
+OLDEST_OF: Final[dict[str, Release]] = {"cp": (2, 9), "tp": (2, 11), "ep": (2, 11), "pp": (2, 11)}
+BUFFERS_ON_DEMAND: Final[Release] = (2, 15)  # of what comes from other stages; 2.13 makes them all at once
+
+
+def installed() -> str:
+    """The installed torch's version; empty where there is none."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
+
+
+def release(text: str) -> Release:
+    """(2, 13) of 2.13.0+cpu."""
+    major, minor = (int(part) for part in re.findall(r"\d+", text)[:2])
+    return major, minor
+
+
+def release_faults(plan: Plan, torch: str) -> Iterator[Fault]:
+    """Why this torch does not play the plan."""
+    if not torch:
+        return
+    place = f"torch {torch}"
+    if release(torch) < OLDEST:
+        problem = f"is older than {_text(OLDEST)}, the oldest release that plays plans"
+        yield Fault(place=place, problem=problem, remedy=f"pip install 'torch>={_text(OLDEST)}'")
+        return
+    for name, oldest in OLDEST_OF.items():
+        if getattr(plan, name) > 1 and release(torch) < oldest:
+            problem = f"does not play {name} = {getattr(plan, name)} as {_text(oldest)} and newer do"
+            yield Fault(place=place, problem=problem, remedy=f"pip install 'torch>={_text(oldest)}', or {name} = 1")
+
+
+def release_notes(plan: Plan, torch: str) -> Iterator[str]:
+    """What this torch does otherwise than is predicted."""
+    if torch and plan.pp > 1 and release(torch) >= BUFFERS_ON_DEMAND:
+        yield (
+            f"pp: torch {torch} makes buffers of messages when they are needed; the prediction is of 2.13, which makes all "
+            "of them at the first step, so it may count a stage's messages in flight too often"
+        )
+
+
+def _text(one: Release) -> str:
+    return f"{one[0]}.{one[1]}"
