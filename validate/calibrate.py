@@ -43,6 +43,7 @@ def run(  # noqa: PLR0913  one a flag
     tiny: bool,
     patience: float = 1.0,
     memory_fraction: float = MEMORY_SHARE,
+    only: tuple[str, ...] = (),
 ) -> int:
     """Measure this machine. Returns the exit code; raises InputError for what is refused."""
     kind, count, each = _where(device, ranks, threads)
@@ -58,6 +59,7 @@ def run(  # noqa: PLR0913  one a flag
         patience=patience,
         memory_fraction=memory_fraction,
         command=shlex.join(["shardwise", *sys.argv[1:]]),
+        only=only,
     )
     say = _say if launch.rank == 0 else _say_nothing  # what rank 0 says is true of all
     say(f"{count} {_DEVICES[kind]}, {minutes:g} minutes, samples to {out}")

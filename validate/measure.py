@@ -52,6 +52,7 @@ class Job:
     patience: float = 1.0
     memory_fraction: float = MEMORY_SHARE
     command: str = "shardwise calibrate run"
+    only: tuple[str, ...] = ()  # phases; all where it is empty
 
 
 @dataclass(slots=True)
@@ -83,7 +84,7 @@ def measure(job: Job, say: Say = lambda _: None) -> MeasureOutcome:
 def _play(job: Job, done: tuple[str, ...], writer: _Writer, outcome: MeasureOutcome, peers: Peers | None) -> None:
     """Attempts, until every phase is done or lost. Ranks of a launcher decide together, or some would wait for ever."""
     end_s = time.monotonic() + 60 * job.minutes
-    phases, attempt = phases_of(job.device, job.num_ranks), 0
+    phases, attempt = phases_of(job.device, job.num_ranks, job.only), 0
     while phases:
         try:
             verdict = _attempt(job, phases, end_s, done, writer, attempt, peers)
@@ -109,6 +110,9 @@ def _checked(job: Job) -> tuple[InputError | None, tuple[str, ...], str]:
         faults.append(Fault(place=str(job.out), problem="holds samples already", remedy="--resume, or another --out"))
     if not job.out.resolve().parent.is_dir():
         faults.append(Fault(place=str(job.out), problem="its folder does not exist", remedy="make it first"))
+    if not phases_of(job.device, job.num_ranks, job.only):
+        there = ", ".join(phases_of(job.device, job.num_ranks))
+        faults.append(Fault(place="--only", problem=f"{', '.join(job.only)} is not measured here", remedy=there))
     if job.minutes <= 0:
         faults.append(Fault(place="--minutes", problem=f"{job.minutes} is not above 0", remedy="8 is enough for a GPU"))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 SHARES: Final[dict[str, float]] = {
@@ -18,6 +19,7 @@ SHARES: Final[dict[str, float]] = {
     "allocations": 0.5,
     "storage": 0.5,
     "sustained": 4.0,
+    "libraries": 1.0,
 }
 # Items that are measured whatever the time: an operator and a block that are all overhead, eight shapes of a product in
 # three layouts, every pass at three sizes, attention at four, four kinds of collective at four sizes, both sizes of AdamW.
@@ -30,15 +32,16 @@ FEWEST: Final[dict[str, int]] = {
     "optimizer": 2,
     "collectives": 16,
 }
-ONLY_GPU: Final = frozenset({"allocations", "sustained"})
+ONLY_GPU: Final = frozenset({"allocations", "sustained", "libraries"})
 ONLY_SEVERAL: Final = frozenset({"collectives", "groups", "overlap"})
 
 
-def phases_of(device: str, num_ranks: int) -> tuple[str, ...]:
-    """The phases that make sense here."""
+def phases_of(device: str, num_ranks: int, only: Collection[str] = ()) -> tuple[str, ...]:
+    """The phases that make sense here. only: of these, if any."""
     return tuple(
         phase
         for phase in SHARES
-        if (device == "cuda" or phase not in ONLY_GPU)
+        if (not only or phase in only)
+        and (device == "cuda" or phase not in ONLY_GPU)
         and (num_ranks > 1 or phase not in ONLY_SEVERAL or (device == "cuda" and phase == "overlap"))
     )

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,10 @@ _SPARE_MINUTES: Final = 1.0  # a command's own start and end, above its minutes
 
 
 class Item(Strict):
-    """One line of the queue. value: 1 comes first. commands: of the command line, with {minutes}, {folder} and {gpus}."""
+    """One line of the queue. value: 1 comes first. commands: of the command line, with {minutes}, {folder} and {gpus}.
+
+    libraries: what it needs beside torch, by the names that Python imports.
+    """
 
     number: int = Field(ge=1)
     what: str
@@ -35,6 +39,7 @@ class Item(Strict):
     state: str
     gpus: int = Field(ge=1, default=1)
     architectures: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
     value: int = Field(ge=1, default=9)
     minutes: float = Field(gt=0, default=8.0)
     commands: tuple[tuple[str, ...], ...] = ()
@@ -69,7 +74,7 @@ def items(path: Path = FILE) -> list[Item]:
 def _tupled(row: dict[str, object]) -> dict[str, object]:
     """TOML has lists where the record has tuples."""
     told = dict(row)
-    for name in ("architectures", "commands"):
+    for name in ("architectures", "commands", "libraries"):
         if isinstance(value := told.get(name), list):
             told[name] = tuple(tuple(one) if isinstance(one, list) else one for one in value)
     return told
@@ -102,6 +107,9 @@ def run_queue(
     folder.mkdir(parents=True, exist_ok=True)
     left: list[int] = []
     for item in runnable(items(), there):
+        if missing := [name for name in item.libraries if find_spec(name) is None]:
+            say(f"item {item.number} needs {', '.join(missing)}: install it, and the same command measures it")
+            continue
         for index, command in enumerate(item.commands):
             done = folder / f"{item.number}-{index + 1}.done"
             allowed = min(item.minutes, (until - time.monotonic()) / 60 - _SPARE_MINUTES)
@@ -159,4 +167,5 @@ def _lines(queue: Sequence[Item]) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- |"
     for item in queue:
         how = f"{item.value}., {item.minutes:g} min" if item.commands else "no command yet"
+        how += f"; needs {', '.join(item.libraries)}" if item.libraries else ""
         yield f"| {item.number} | {item.what} | {item.why} | {item.state} | {how} |"

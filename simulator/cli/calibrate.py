@@ -26,6 +26,10 @@ from simulator.cli.options import (
 if TYPE_CHECKING:
     from simulator.work.recorded.recording import Recording
 
+_PHASES = (
+    "host", "gemm", "streams", "attention", "loss", "optimizer", "collectives", "groups", "overlap", "transfers",
+    "allocations", "storage", "sustained", "libraries",
+)  # fmt: skip
 _RUN_HELP = """Measure this machine for --minutes and write one sample a line.
 
 Products, attention, passes over memory, losses, optimizers, launches, transfers, storage, collectives over size and
@@ -91,6 +95,7 @@ def command() -> None:
 @click.option("--threads", type=click.IntRange(1, 1024), help="of each CPU process; default: the cores shared evenly")
 @click.option("--resume", is_flag=True, help="Go on with a file that was interrupted.")
 @click.option("--tiny", is_flag=True, help="The smallest shapes only: tries the machinery, calibrates nothing.")
+@click.option("--only", multiple=True, type=click.Choice(_PHASES), metavar="PHASE", help="Only this phase; repeatable.")
 @click.option("--queue", is_flag=True, help="Measure all that waits for a GPU (docs/gpu-queue.md); --out is a folder.")
 @patience_option
 @memory_fraction_option
@@ -103,6 +108,7 @@ def run(  # noqa: PLR0913  one a flag
     threads: int | None,
     resume: bool,
     tiny: bool,
+    only: tuple[str, ...],
     queue: bool,
     patience: float,
     memory_fraction: float,
@@ -112,14 +118,14 @@ def run(  # noqa: PLR0913  one a flag
     if queue:
         from validate.queued import Gpus, run_queue
 
-        if device == "cpu" or ranks or threads or tiny:
+        if device == "cpu" or ranks or threads or tiny or only:
             raise click.UsageError("--queue chooses device, ranks and shapes itself")
         return run_queue(out.with_suffix(""), minutes, Gpus.here(), say=say)
     from validate import calibrate
 
     return calibrate.run(
         minutes=minutes, out=out, device=device, ranks=ranks, threads=threads, resume=resume, tiny=tiny,
-        patience=patience, memory_fraction=memory_fraction,
+        patience=patience, memory_fraction=memory_fraction, only=only,
     )  # fmt: skip
 
 

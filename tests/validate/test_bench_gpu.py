@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from validate.benches import libraries
 from validate.benches.worker import ITEMS
 from validate.phases import SHARES, phases_of
 from validate.samples import REQUIRED
@@ -32,6 +35,9 @@ EVERY_KIND = set(REQUIRED) - {
 }
 
 UNFITTED = {"decode_attention", "gemm_long", "gemm_scaled"}
+
+
+BLOCK_OF = {torch.float8_e8m0fnu: 32, torch.float8_e4m3fn: 16}  # MXFP8's and NVFP4's scales
 
 
 class Event:
@@ -115,6 +121,17 @@ class Torch:
     def _scaled_mm(a: Any, b: Any, scale_a: Any, scale_b: Any, *, out_dtype: Any, use_fast_accum: bool) -> Any:
         assert isinstance(use_fast_accum, bool)
         assert b.stride(0) == 1, "the second operand must be column-major"
+        per_byte = 2 if a.dtype == torch.float4_e2m1fn_x2 else 1
+        (m, packed), (_, n) = a.shape, b.shape
+        k = per_byte * packed
+        if scale_a.dtype in BLOCK_OF:  # numbers that share a scale; the tiles of scales are flat
+            assert [scale_a.shape, scale_b.shape] == [(rows * k // BLOCK_OF[scale_a.dtype],) for rows in (m, n)]
+            return torch.zeros(m, n, dtype=out_dtype)
+        if scale_a.shape == (m, k // 128):
+            assert scale_a.stride(0) == 1, "scales of rows lie with rows innermost"
+            assert scale_b.shape == (k // 128, n // 128)
+            scale_a = scale_a.repeat_interleave(128, 1)
+            scale_b = scale_b.repeat_interleave(128, 0).repeat_interleave(128, 1)
         return ((a.float() * scale_a) @ (b.float() * scale_b)).to(out_dtype)
 
 
@@ -173,7 +190,8 @@ def test_what_no_fit_reads_is_kept_under_kinds_of_its_own(rows: list[Mapping[str
     """Decoding, products scaled by row and without fast accumulation, and one that runs into the power limit for seconds."""
     found = {kind: [row for row in rows if row["kind"] == kind] for kind in UNFITTED}
     assert {(row["scaled_by"], row["fast_accumulation"]) for row in found["gemm_scaled"]} == {
-        (by, fast) for by in ("tensor", "row") for fast in (True, False)
+        *((by, fast) for by in ("tensor", "row") for fast in (True, False)),
+        ("blocks of 128", True),
     }
     assert all(row["seq_q"] == 1 < row["seq_kv"] for row in found["decode_attention"])
     assert [row["sustained"] for row in found["gemm_long"]] == [True]
@@ -210,6 +228,115 @@ def test_fp8_is_left_out_where_no_hardware_has_it(tmp_path: Path) -> None:
     for item in (*ITEMS["gemm"](session), *ITEMS["sustained"](session)):
         item()
     assert not [row for row in told.rows if row.get("dtype") == "fp8" or "error" in row]
+
+
+def played(items: Any, capability: tuple[int, int] = (9, 0)) -> list[Mapping[str, Any]]:
+    """What items write on a GPU of that capability."""
+    setting = SessionSettings(
+        device="cpu", rank=0, num_ranks=1, threads=1, until_s=0, least_s=0, phases=(), folder="", out="", tiny=True
+    )
+    library = Torch()
+    library.cuda.get_device_capability = lambda: capability  # type: ignore[method-assign]
+    told: Any = Rows()
+    session = OnGpu(setting=setting, torch=library, report=told)
+    session.end_s = session.budget_s = 0.0
+    for item in items(session):
+        item()
+    return list(told.rows)
+
+
+class Experts(torch.nn.Module):
+    """Transformer Engine's operators, as far as shapes go: grouped products take the rows of each expert."""
+
+    def __init__(self, *layers: Any) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(layers)
+
+    def forward(self, x: Any, first: Any, weights: Any, second: Any) -> Any:
+        assert int(first.sum()) == int(second.sum()) == len(x) == len(weights)
+        for layer, extra in zip(self.layers, (first, weights, second), strict=True):
+            x = layer(x, extra)
+        return x
+
+
+class Grouped(torch.nn.Module):
+    def __init__(self, experts: int, d: int, f: int, *, bias: bool, device: str, dtype: Any) -> None:
+        super().__init__()
+        assert not bias
+        self.weight = torch.nn.Parameter(torch.zeros(experts, d, f, device=device, dtype=dtype))
+
+    def forward(self, x: Any, counts: Any) -> Any:
+        return torch.cat([part @ w for part, w in zip(x.split(counts.tolist()), self.weight, strict=True)])
+
+
+class ScaledSwiGLU(torch.nn.Module):
+    def forward(self, x: Any, weights: Any) -> Any:
+        a, b = x.chunk(2, -1)
+        return torch.nn.functional.silu(a) * b * weights[:, None].to(x.dtype)
+
+
+def libraries_stub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules with the calls that the benches make, and their arguments' shapes checked."""
+
+    def linear(d: int, f: int, *, bias: bool, params_dtype: Any, device: str) -> Any:
+        return torch.nn.Linear(d, f, bias=bias, dtype=params_dtype, device=device)
+
+    def scan(x: Any, dt: Any, *, A: Any, B: Any, C: Any, chunk_size: int, dt_softplus: bool) -> Any:  # noqa: N803
+        assert x.shape[1] % chunk_size == 0
+        assert dt_softplus
+        assert (dt.shape, A.shape, B.shape[:2]) == (x.shape[:3], x.shape[2:3], x.shape[:2])
+        return x * dt[..., None] * A[:, None] + (B * C).sum((2, 3))[..., None, None]
+
+    def convolve(x: Any, taps: Any, *, activation: str) -> Any:
+        assert activation == "silu"
+        return torch.nn.functional.silu(x * taps.sum(1)[:, None])
+
+    class Norm(torch.nn.RMSNorm):
+        def __init__(self, width: int, *, norm_before_gate: bool, group_size: int, device: str) -> None:
+            assert width % group_size == 0
+            assert not norm_before_gate
+            super().__init__(width, device=device, dtype=torch.bfloat16)
+
+        def forward(self, x: Any, z: Any) -> Any:
+            return super().forward(x * torch.nn.functional.silu(z))
+
+    ops = SimpleNamespace(GroupedLinear=Grouped, ScaledSwiGLU=ScaledSwiGLU, Sequential=Experts)
+    narrow = lambda enabled: contextlib.nullcontext(enabled)  # noqa: E731, PLW0108  called by name
+    te = {"Linear": linear, "fp8_autocast": narrow, "ops": ops}
+    stubs: dict[str, dict[str, Any]] = {
+        "transformer_engine.pytorch": te | {"NVFP4Quantizer": lambda: lambda x: x.half()},
+        "mamba_ssm.ops.triton.ssd_combined": {"mamba_chunk_scan_combined": scan},
+        "mamba_ssm.ops.triton.layernorm_gated": {"RMSNorm": Norm},
+        "causal_conv1d": {"causal_conv1d_fn": convolve},
+    }
+    for name, what in stubs.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**what))
+    monkeypatch.setattr(libraries, "installed", lambda _: True)
+    monkeypatch.setattr(libraries, "import_module", sys.modules.__getitem__)
+
+
+def test_libraries_that_are_installed_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries_stub(monkeypatch)
+    rows = played(libraries.library_items, capability=(10, 0))
+    assert not [row for row in rows if "error" in row]
+    assert {row["scaled_by"] for row in rows if row["kind"] == "gemm_scaled"} == {"blocks of 128", "mxfp8", "nvfp4"}
+    told = {(row["kind"], row.get("op"), row.get("dtype"), row.get("phase")) for row in rows}
+    both = ("forward", "forward and backward")
+    assert told >= {("host_module", "te.Linear", dtype, phase) for dtype in ("bf16", "fp8") for phase in both}
+    assert told >= {("te_experts", None, "bf16", phase) for phase in both}
+    mamba = ("mamba_scan", "mamba_convolution", "mamba_norm")
+    assert told >= {(kind, None, "bf16", phase) for kind in mamba for phase in ("forward", "backward")}
+    assert {row["kind"] for row in rows} >= {"graph_module", "te_cast"}
+
+
+def test_a_library_that_does_not_load_is_said_and_one_that_is_not_there_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(libraries, "installed", lambda name: name == "mamba_ssm")
+    rows = played(libraries.library_items)
+    assert {row["kind"] for row in rows if "error" in row} == {"mamba_scan", "mamba_convolution", "mamba_norm"}
+    monkeypatch.setattr(libraries, "installed", lambda _: False)
+    assert not [row for row in played(libraries.library_items) if "error" in row]
 
 
 def test_phases_of_one_gpu_leave_out_what_needs_two() -> None:

@@ -165,3 +165,12 @@ def test_every_reason_not_to_start_is_told_at_once(tmp_path: Path) -> None:
     assert len(caught.value.faults) == 2
     with pytest.raises(InputError, match="folder does not exist"):
         measure.measure(job(tmp_path / "no" / "s.jsonl"))
+
+
+def test_only_the_phases_that_are_asked_for_are_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Supervisor()
+    monkeypatch.setattr(measure, "supervise", played)
+    assert measure.measure(job(tmp_path / "s.jsonl", only=("streams", "host"))).verdict == "complete"
+    assert played.asked == [("host", "streams")]
+    with pytest.raises(InputError, match="libraries is not measured here"):
+        measure.measure(job(tmp_path / "other.jsonl", only=("libraries",)))

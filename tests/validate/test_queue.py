@@ -52,7 +52,7 @@ def test_every_command_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert not unplayable(task.model, task.plan, task.stack, task.mode)
 
 
-def test_what_is_done_is_not_done_again_and_what_failed_is(tmp_path: Path) -> None:
+def test_what_is_done_is_not_done_again_and_what_failed_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[str] = []
 
     def play(command: Sequence[str]) -> int:
@@ -60,6 +60,7 @@ def test_what_is_done_is_not_done_again_and_what_failed_is(tmp_path: Path) -> No
         return 5 if len(played) == 2 else 0
 
     said: list[str] = []
+    monkeypatch.setattr(queued, "find_spec", lambda _: True)
     assert run_queue(tmp_path, 600, NODE, play, said.append) == 5
     first = len(played)
     assert said[-1].startswith("left: items")
@@ -67,6 +68,24 @@ def test_what_is_done_is_not_done_again_and_what_failed_is(tmp_path: Path) -> No
     assert len(played) == first + 1  # only what had failed
     assert run_queue(tmp_path, 600, NODE, play, said.append) == 0
     assert len(played) == first + 1
+
+
+def test_every_item_has_a_command_and_one_whose_library_is_missing_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(item.commands for item in items())
+    there = {"transformer_engine"}
+    monkeypatch.setattr(queued, "find_spec", lambda name: name in there or None)
+    said: list[str] = []
+    assert run_queue(tmp_path, 600, H100, lambda _: 0, said.append) == 0
+    assert [line for line in said if " needs " in line] == [
+        "item 20 needs mamba_ssm, causal_conv1d: install it, and the same command measures it"
+    ]
+    assert (tmp_path / "19-1.done").exists()
+    assert not (tmp_path / "20-1.done").exists()
+    there |= {"mamba_ssm", "causal_conv1d"}
+    assert run_queue(tmp_path, 600, H100, lambda _: 0, said.append) == 0
+    assert (tmp_path / "20-1.done").exists()
 
 
 def test_no_command_is_begun_that_cannot_end_in_time(tmp_path: Path) -> None:

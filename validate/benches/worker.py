@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from validate.benches import Item, attention, collectives, host, memory, parts, passes, products, variants
+from validate.benches import Item, attention, collectives, host, libraries, memory, parts, passes, products, variants
 from validate.benches.load import Load
 from validate.gpus import ClockLog
 from validate.launch import Launch, host_name
@@ -35,6 +35,7 @@ ITEMS: dict[str, Callable[[Session], Iterator[Item]]] = {
     "allocations": memory.allocation_items,
     "storage": memory.storage_items,
     "sustained": lambda s: chain(products.sustained_items(s), variants.variant_items(s)),
+    "libraries": libraries.library_items,
 }
 
 
