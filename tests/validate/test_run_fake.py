@@ -181,7 +181,10 @@ def test_rows_measured_on_a_cpu_to_the_byte(number: str) -> None:
     assert found == pytest.approx({name: int(row[column]) for name, column in MOMENTS.items()}, rel=0, abs=NORM_BYTES)
     phases = {"forward": "peak_fwd", "backward": "peak_bwd", "optimizer": "peak_opt"}
     known = {name: int(row[column]) for name, column in phases.items()}
-    assert tracked.peak_by_phase_bytes == pytest.approx(known, rel=0, abs=NORM_BYTES)
+    seen = tracked.peak_by_phase_bytes
+    if NORM_BYTES:  # there a norm's forward holds less, too
+        assert seen.pop("forward") <= known.pop("forward")
+    assert seen == pytest.approx(known, rel=0, abs=NORM_BYTES)
 
 
 @pytest.mark.usefixtures("kept_guard")
@@ -351,6 +354,11 @@ def test_a_build_with_cuda_needs_the_guard_where_there_is_no_driver(monkeypatch:
     assert guard.needs_guard()
 
 
+DUALPIPE: dict[str, Any] = {
+    "pp": 2, "zero": 0, "num_micro_batches": 4, "schedule": "dualpipe_v", "virtual_stages": 2,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("torch_here", "options", "place"),
     [
@@ -359,6 +367,8 @@ def test_a_build_with_cuda_needs_the_guard_where_there_is_no_driver(monkeypatch:
         ("2.8.0", {"cp": 2}, "does not play cp = 2 as 2.9"),
         ("2.9.1", {"cp": 2}, ""),
         ("2.11.0", {"tp": 2, "dp_shard": 2}, ""),
+        ("2.11.0", DUALPIPE, "a rank would send to itself"),
+        ("2.13.0", DUALPIPE, ""),
         ("", {"tp": 2}, ""),
     ],
 )
@@ -366,7 +376,9 @@ def test_releases_that_do_not_play_a_plan_are_refused(
     torch_here: str, options: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_plan, "installed", lambda: torch_here)
-    task = Task(mode="fake", model=TINY, plan=plan(**options), stack=CPU)
+    asked = plan(**options)
+    mode = "cpu" if asked.pp > 1 else "fake"
+    task = Task(mode=mode, model=TINY.model_copy(update={"num_layers": 4}), plan=asked, stack=CPU)
     if not place:
         run_plan.check(task)
         return
