@@ -112,12 +112,8 @@ def _of(op: StreamOp, read: int, written: int, numel: int, launches: int = 1) ->
 
 
 def _stream(op: StreamOp, category: str, read: list[CapturedTensor], made: list[CapturedTensor]) -> Priced:
-    kernel = _of(
-        op,
-        sum(one.num_bytes for one in read),
-        sum(one.num_bytes for one in made),
-        max((one.numel for one in made), default=0),
-    )
+    numel = max((one.numel for one in made), default=0)
+    kernel = _of(op, sum(one.num_bytes for one in read), sum(one.num_bytes for one in made), numel)
     return Priced(category=category, kernels=(kernel,) if kernel.num_bytes else ())
 
 
@@ -127,12 +123,8 @@ def _multi_tensor(name: str, p: Args, made: list[CapturedTensor]) -> Priced:
     written = made or list(tensors(p[0]))
     launches = -(-max(1, len(list(tensors(p[0])))) // _TENSORS_PER_LAUNCH)
     op: StreamOp = "elementwise" if len({one.dtype for one in (*read, *written) if one.numel > 1}) <= 1 else "cast"
-    kernel = Stream(
-        op=op,
-        read_bytes=sum(one.num_bytes for one in read),
-        write_bytes=sum(one.num_bytes for one in written),
-        launches=launches,
-    )
+    passed, put = (sum(one.num_bytes for one in each) for each in (read, written))
+    kernel = Stream(op=op, read_bytes=passed, write_bytes=put, launches=launches)
     return Priced(category="elementwise", kernels=(kernel,) if kernel.num_bytes else ())
 
 
@@ -194,17 +186,12 @@ def _linear(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
 def _grouped(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     """A product for each expert, in one kernel; a dim that all of them share is shared out evenly."""
     a, b = p[0], p[1]
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    sizes = [a.shape[-2], a.shape[-1], b.shape[-1]]
     groups = next((one.shape[0] for one in (a, b, made[0]) if len(one.shape) == 3), 1)
-    match len(a.shape), len(b.shape):
-        case 2, 3:
-            m = max(1, m // groups)
-        case 2, 2:
-            k = max(1, k // groups)
-        case 3, 2:
-            n = max(1, n // groups)
-        case _:  # of equal parts: padded ones
-            pass
+    shared = {(2, 3): 0, (2, 2): 1, (3, 2): 2}.get((len(a.shape), len(b.shape)))
+    if shared is not None:  # else padded to equal parts
+        sizes[shared] = max(1, sizes[shared] // groups)
+    m, k, n = sizes
     gemm = Gemm(m=m, n=n, k=k, dtype=_dtype(a), layout=_layout(a, b), batch=groups, grouped=True)
     return Priced(category="gemm", kernels=(gemm,))
 
@@ -291,8 +278,8 @@ def _put_back(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     part, whole, dim = p[0], made[0], p[2]
     op: StreamOp = "strided" if prod(whole.shape[:dim]) > 1 or not part.is_dense else "copy"
     copied = _of(op, part.num_bytes, part.numel * whole.item_bytes, part.numel)
-    kernels = (_of("memset", 0, whole.num_bytes, 0), *((copied,) if part.numel else ()))
-    return Priced(category="elementwise", kernels=kernels if whole.numel else ())
+    kernels = (_of("memset", 0, whole.num_bytes, 0), copied)
+    return Priced(category="elementwise", kernels=tuple(one for one in kernels if one.num_bytes))
 
 
 def _filled(_p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
