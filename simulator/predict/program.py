@@ -7,7 +7,6 @@ change) is not said.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -27,6 +26,7 @@ from simulator.predict.confidence import Z90, shares
 from simulator.predict.play import SimulatedStep, bounds, launched_s
 from simulator.predict.prediction import KindUse, Prediction, Source
 from simulator.predict.program_remedies import advised
+from simulator.predict.program_sources import input_sources, listed, sources_of
 from simulator.predict.verdict import cause_of, compute_s, pool_sources, waiting_s, with_stalls
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
@@ -131,9 +131,9 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
         suggestion="",
         extrapolated=_extrapolated(scripts.values(), calibration, stack),
         sources=(
-            *_sources(capture, scripts),
+            *sources_of(capture, scripts),
             *_beside(column, others, held),
-            *_inputs(cluster, calibration, stack),
+            *input_sources(cluster, calibration, stack),
             *pool_sources(use, calibration),
         ),
         timeline=played.timeline,
@@ -277,16 +277,11 @@ def _beside(
     found = []
     for other in others:
         differs = unlike(column, other)
-        does = differs or f"the same collectives as rank{'s' if len(column.ranks) > 1 else ''} {_listed(column.ranks)}"
+        does = differs or f"the same collectives as rank{'s' if len(column.ranks) > 1 else ''} {listed(column.ranks)}"
         most = max(held[rank][0].peak_allocated_bytes for rank in other.ranks)
         detail = f"{does}; {format_bytes(most)} allocated at the peak"
-        found.append(Source(what=f"rank {_listed(other.ranks)}", kind="assumed" if differs else "given", detail=detail))
+        found.append(Source(what=f"rank {listed(other.ranks)}", kind="assumed" if differs else "given", detail=detail))
     return found
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:4]))
-    return shown if len(ranks) <= 4 else f"{shown} … {ranks[-1]}"
 
 
 def _check(capture: Capture, cluster: Cluster) -> None:
@@ -370,40 +365,3 @@ def _extrapolated(scripts: Iterable[CapturedScript], calibration: Calibration, s
     kernels = dict.fromkeys(_kernels(scripts))
     notes = (calibration.extrapolated(kernel, stack.attention) for kernel in kernels)
     return tuple(dict.fromkeys(note for note in notes if note))
-
-
-def _sources(capture: Capture, scripts: Mapping[int, CapturedScript]) -> list[Source]:
-    """What is known of the program, and what had to be answered for it."""
-    launched = sum(isinstance(one, Launch) for each in scripts.values() for one in each.step)
-    ranks = tuple(scripts)
-    who = f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)} of {capture.world_size:,}"
-    detail = f"{launched:,} operators with kernels a step, {who}, torch {capture.torch}"
-    found = [Source(what="program", kind="given", detail=detail)]
-    answers, unpriced, unmodelled = Counter[str](), Counter[str](), Counter[str]()
-    for one in (capture, *capture.others):
-        answers |= Counter(one.answers)
-    for each in scripts.values():
-        unpriced, unmodelled = unpriced + each.unpriced, unmodelled + each.unmodelled
-    for what, times in sorted(answers.items()):
-        found.append(
-            Source(what="answered", kind="assumed", detail=f"{what}{f' ({times} times)' if times > 1 else ''}")
-        )
-    for name, count, how in (
-        *_counted(unpriced, "priced by its bytes"),
-        *_counted(unmodelled, "no cost model: takes no time here"),
-    ):
-        found.append(Source(what="no rule", kind="assumed", detail=f"{name}, {count} times a step: {how}"))
-    return found
-
-
-def _counted(counts: Counter[str], how: str) -> list[tuple[str, int, str]]:
-    return [(name, count, how) for name, count in sorted(counts.items())]
-
-
-def _inputs(cluster: Cluster, calibration: Calibration, stack: Stack) -> list[Source]:
-    machine = f"{calibration.name}: {calibration.provenance.machine}"
-    return [
-        Source(what="device", kind="datasheet", detail=cluster.device.name),
-        Source(what="kernels", kind=calibration.kind, detail=machine),
-        Source(what="stack", kind="assumed", detail=f"{stack.name}: what the host takes to launch"),
-    ]
