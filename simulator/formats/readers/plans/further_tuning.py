@@ -35,7 +35,7 @@ _TRAINED: Final = {"lora_query": "q", "lora_key": "k", "lora_value": "v", "lora_
 _QUANTISED: Final = {
     "bnb.nf4": "nf4", "bnb.nf4-dq": "nf4_double", "bnb.fp4": "nf4", "bnb.fp4-dq": "nf4_double", "bnb.int8-training": "int8",
 }  # fmt: skip
-_CONFIGS: Final = {"DPOConfig": "dpo", "KTOConfig": "kto"}
+_CONFIGS: Final = {"DPOConfig": "stage", "KTOConfig": "stage"}
 _OTHERS: Final = ("GRPOConfig", "PPOConfig", "RLOOConfig", "ORPOConfig", "RewardConfig")
 
 
@@ -115,9 +115,8 @@ def read_unsloth(data: Mapping[str, Any], file: str, read_json: ReadJson, given:
     job.changes |= {name: (value, f"{file} (default)") for name, value in UNSLOTH.items()}
     if r.raw("num_generations") is not None:
         r.fault("num_generations", "generation and rewards are not modelled", "SFTConfig: the policy's own step")
-    stage = r.choice("stage", ("dpo", "kto"))
-    if stage:
-        pairs(job, "stage", unpaired=stage == "kto")
+    if (stage := r.text("stage")) is not None:
+        pairs(job, "stage", unpaired=stage == "KTOConfig")
     return job.draft("unsloth", "Unsloth")
 
 
@@ -131,13 +130,7 @@ def script_settings(text: str, file: str) -> dict[str, Any]:
     for name in ("TrainingArguments", "SFTConfig", *_CONFIGS, *_OTHERS):
         if name in calls:
             found |= {key: value for key, value in calls[name].items() if key}
-            found |= (
-                {"stage": _CONFIGS.get(name)}
-                if name in _CONFIGS
-                else {"num_generations": name}
-                if name in _OTHERS
-                else {}
-            )
+            found |= {_CONFIGS.get(name, "num_generations"): name} if name in (*_CONFIGS, *_OTHERS) else {}
     for name in ("bf16", "fp16"):  # is_bfloat16_supported(): bf16 is
         if not isinstance(found.get(name), bool):
             found.pop(name, None)
@@ -148,14 +141,8 @@ def read_xtuner(
     data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = (), deepspeed: str = ""
 ) -> Draft:
     """The plan of a config's names. deepspeed: what `xtuner train --deepspeed` is given; DDP without."""
-    asked = {"deepspeed": deepspeed} if deepspeed else {}
-    job = _job(
-        {**{key: data[key] for key in table_of("xtuner")["read"] if key in data}, **asked},
-        file,
-        read_json,
-        given,
-        "xtuner",
-    )
+    read = {key: data[key] for key in table_of("xtuner")["read"] if key in data}
+    job = _job(read | ({"deepspeed": deepspeed} if deepspeed else {}), file, read_json, given, "xtuner")
     r, fields = job.r, job.fields
     stated = (r.text("dtype") or "bfloat16").rpartition(".")[2]
     job.mixed = "fp16" if stated == "float16" else "bf16"
