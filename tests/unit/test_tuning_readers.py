@@ -458,3 +458,24 @@ def test_kto_s_answers_are_single_and_meet_more_forwards(
     )
     assert plan_of(draft, 1).micro_batch_size == 4
     assert any(forwards in setting.note for setting in draft.named("not modelled"))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "found"),
+    [
+        ("zero3", ("deepspeed", 3)),
+        ("fsdp1", ("fsdp1", 3)),
+        ("fsdp2", ("fsdp2", 3)),
+        ("multi_gpu", ("ddp", 0)),
+        ("mine.yaml", None),
+    ],
+)
+def test_trl_s_command_line_launches_by_a_word(launcher: str, found: tuple[str, int] | None, tmp_path: Path) -> None:
+    draft = read(tmp_path, "sft.yaml", model_name_or_path="Qwen/Qwen2.5-7B", dataset_name="trl-lib/Capybara", use_peft=True,
+                 per_device_train_batch_size=2, max_length=512, bf16=True, accelerate_config=launcher, num_processes=8)  # fmt: skip
+    if found is None:
+        assert "accelerate_config: a file of accelerate's" in told(draft)
+        return
+    plan = plan_of(draft)
+    assert (plan.implementation, plan.zero, plan.peft.method, plan.num_micro_batches) == (*found, "lora", 1)
+    assert not draft.named("unknown")

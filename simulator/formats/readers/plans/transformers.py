@@ -23,7 +23,7 @@ from simulator.formats.readers.plans.trainer import (
     weights,
 )
 
-_NAMES: Final = {"torch_dtype": "dtype", "max_seq_length": "max_length", "per_gpu_train_batch_size": "per_device_train_batch_size",
+_NAMES: Final = {"deepspeed": "deepspeed_config.deepspeed_config_file", "torch_dtype": "dtype", "max_seq_length": "max_length", "per_gpu_train_batch_size": "per_device_train_batch_size",
                  "model_init_kwargs.torch_dtype": "dtype", "model_init_kwargs.dtype": "dtype",
                  "model_init_kwargs.attn_implementation": "attn_implementation"}  # fmt: skip
 _OF_TRL: Final = (
@@ -34,6 +34,16 @@ _OF_TRL: Final = (
     "use_peft",
     "load_in_4bit",
 )
+# What trl's command line launches with (trl/accelerate_configs)
+_LAUNCHERS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "single_gpu": {},
+    "multi_gpu": {},
+    **{
+        f"zero{stage}": {"deepspeed": {"zero_optimization": {"stage": stage}, "bf16": {"enabled": True}}}
+        for stage in (1, 2, 3)
+    },
+    **{f"fsdp{v}": {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": v}} for v in (1, 2)},
+}
 _PAIRS: Final = ("beta", "precompute_ref_log_probs", "ref_model_sync_steps")  # of trl's DPOConfig
 
 _UNPAIRED: Final = ("desirable_weight", "undesirable_weight")  # of its KTOConfig
@@ -41,8 +51,15 @@ _UNPAIRED: Final = ("desirable_weight", "undesirable_weight")  # of its KTOConfi
 
 def read_transformers(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
     """The plan of arguments that were read as plain data. read_json: reads a DeepSpeed file that they name."""
-    job = begin(data, file, read_json, given, _NAMES)
+    launcher = data.get("accelerate_config")
+    job = begin({**_LAUNCHERS.get(str(launcher), {}), **data}, file, read_json, given, _NAMES)
     r = job.r
+    if launcher is not None and r.text("accelerate_config") not in _LAUNCHERS:
+        r.fault(
+            "accelerate_config",
+            "a file of accelerate's is not read here",
+            f"one of {', '.join(_LAUNCHERS)}; or fsdp, deepspeed",
+        )
     precision(job)
     stated = r.text("dtype")
     job.loaded = DTYPES.get((stated or "float32").rpartition(".")[2], "fp32")
