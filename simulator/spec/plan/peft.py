@@ -204,7 +204,7 @@ class PeftPlan(Strict):
         return any(
             self.trains(name)
             or self.adapts(name.removesuffix(".weight"))
-            or (self.method == "prefix" and ".k." in name)
+            or (self.method == "prefix" and name.startswith(("attention.k.", "attention.qkv.")))
             for name in names
         )
 
