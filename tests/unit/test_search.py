@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -508,3 +509,20 @@ def test_a_search_whose_workers_are_gone_has_no_answer_of_the_other_stacks(monke
     with Serial(study) as engine, pytest.raises(SearchBrokenError, match="is gone"):
         software.search_stacks(study, engine)
     assert len(begun) == 1
+
+
+def test_a_survey_does_not_depend_on_what_its_process_surveyed_before() -> None:
+    """Of plans with more stages than layers too: 16 devices, 12 layers."""
+    fixed = {"tp": (1,), "cp": (1,), "zero": (1,), "recompute": ("none",), "data_parallel": ("megatron",)}
+    space = Space(model=Model.load("gpt2"), clusters=(Cluster.load("hgx-h100-8", 2),), global_batch=32, seq_len=256, fixed=fixed)  # fmt: skip
+    study, pruned = SearchStudy(space=space), Pruned()
+    branches, one = list(space.branches(pruned)), Surveyor(study)
+
+    def counts(of: Callable[[], Surveyor]) -> list[tuple[int, int, int, int]]:
+        found = [of().survey(branch, 0.003) for branch in branches]
+        return [(each.num_unchecked, each.num_legal, each.num_too_slow, len(each.prospects)) for each in found]
+
+    alone = counts(lambda: Surveyor(study))
+    assert counts(lambda: one) == alone
+    assert max(branch.fields["pp"] for branch in branches) == 16
+    assert sum(unchecked for unchecked, *_ in alone) > 0

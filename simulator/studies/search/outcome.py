@@ -58,7 +58,7 @@ class PlanOutcome:
 
     def to_json(self) -> str:
         """One line; `from_json` reads it back to the same value, bit by bit, and in the same order."""
-        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> PlanOutcome:

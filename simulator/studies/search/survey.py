@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from simulator.base.errors import PlanError
 from simulator.memory import outside_torch_bytes
 from simulator.memory.use import RESERVED_HIGH
+from simulator.parallel.legality.pipeline import layer_faults
+from simulator.parallel.legality.rule import Pipeline
 from simulator.predict.play import num_played
 from simulator.spec.plan import Plan
 from simulator.studies.search.memory_floor import MemoryFloor
@@ -127,11 +128,9 @@ class Hopeless:
             return math.inf
         if self.limit == math.inf or self.study.objective == "memory":
             return 0.0
-        try:
-            least_s = self.time.least_s(plan)
-        except PlanError:  # more stages than layers: whoever checks the plan says so
+        if layer_faults(Pipeline.of(plan, self.study.space.model)):  # whoever checks the plan says so
             return 0.0
-        return self.study.value(least_s, plan.num_devices, plan.tokens_per_step, 0)
+        return self.study.value(self.time.least_s(plan), plan.num_devices, plan.tokens_per_step, 0)
 
 
 @dataclass(slots=True)
