@@ -250,7 +250,8 @@ def _last_line(error: bytes) -> str:
 
 
 def _asks_json(argv: tuple[str, ...]) -> bool:
-    """--json, not as another option's value, and no help."""
+    """--json, not as another option's value, not behind --, and no help."""
+    argv = argv[: argv.index("--")] if "--" in argv else argv
     asked = any(word == "--json" and not before.startswith("-") for before, word in pairwise(argv))
     return asked and not {"--help", "-h"} & set(argv)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import random
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import click
 
 from simulator.base.errors import Fault, printable
 from simulator.cli import shardwise
+from tests.campaign import same
 from tests.campaign.mutate import LARGE, LEFT_OUT, _large, mutated, options_of
 from tests.campaign.seeds import JOURNALED, ROOT, seeds
 from tests.campaign.worker import QUICK
@@ -130,3 +132,20 @@ def test_no_words_of_a_stranger_reach_the_terminal_as_they_are() -> None:
 
 def test_an_empty_file_is_made_large_too() -> None:
     assert len(_large(b"", random.Random(1))) >= LARGE // 2
+
+
+def test_an_answer_is_the_same_bytes_whatever_hashes_processes_and_locale(tmp_path: Path) -> None:
+    """One of those that `python -m tests.campaign.same` asks for."""
+    (study,) = (one for one in same.studies(journals=False) if one.name == "explored over illegal plans")
+    answers = set()
+    for run in same.RUNS[:2]:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            **{name: one for name, one in run.items() if name != "jobs"},
+        }
+        command = [sys.executable, "-m", "simulator.cli", *same.with_jobs(study, run["jobs"]).argv]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True)
+        answers.add(done.stdout)
+    assert len(answers) == 1
+    assert b'"illegal"' in answers.pop()
