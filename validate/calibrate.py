@@ -67,7 +67,7 @@ def run(  # noqa: PLR0913  one a flag
     outcome = measure(job, say)
     spent = (time.monotonic() - started_s) / 60
     if outcome.verdict == "complete" and spent > 1.05 * minutes:
-        least = sum(FEWEST[phase] for phase in phases_of(kind, count) if phase in FEWEST)
+        least = sum(FEWEST[phase] for phase in only or phases_of(kind, count) if phase in FEWEST)
         say(
             f"took {spent:.2g} minutes, not {minutes:g}: {least} items are measured whatever the time, and ranks have to start"
         )
