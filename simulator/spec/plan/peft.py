@@ -204,7 +204,7 @@ class PeftPlan(Strict):
         return any(
             self.trains(name)
             or self.adapts(name.removesuffix(".weight"))
-            or (self.method == "prefix" and name.startswith(("attention.k.", "attention.qkv.")))
+            or (self.method == "prefix" and name in KEYS)
             for name in names
         )
 
