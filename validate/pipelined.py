@@ -67,6 +67,8 @@ class PipelinedStep(TrainingStep):
         plan, mesh = self.plan, self.built.mesh
         assert mesh is not None
         group, rank = mesh["pp"].get_group(), mesh["pp"].get_local_rank()
+        # NCCL makes a group's communicator in its first call, which all of its ranks must enter: messages are between two
+        dist.all_reduce(torch.zeros(1, device=self.device), group=group)
         count = plan.pipeline.virtual_stages
         stages = [
             self._stage(chunk, position(plan.pipeline_schedule, plan.pp, rank, chunk), group) for chunk in range(count)

@@ -161,18 +161,35 @@ def attention_kernels(q: Any) -> tuple[Any, dict[str, Any], Any]:  # noqa: ANN40
                 lambda _q, _rest: (back, "grad_out", options),
             )
         if q.dtype == torch.float32:
-            return aten._scaled_dot_product_efficient_attention.default, _EFFICIENT, _efficient_back  # noqa: SLF001
+            return _efficient, _EFFICIENT, _efficient_back
         return aten._scaled_dot_product_flash_attention.default, {"dropout_p": 0.0}, _flash_back  # noqa: SLF001
 
 
 _EFFICIENT: Final[dict[str, Any]] = {"attn_bias": None, "compute_log_sumexp": True, "dropout_p": 0.0}
 
 
+_ALIGNED: Final = (
+    32  # rows that the memory-efficient kernel makes its log-sum-exps a multiple of (kAlignLSE, kernel_forward.h)
+)
+
+
+def _efficient(*given: Any, **options: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    """Its log-sum-exps without what they are filled up with, so that those of several parts can be joined."""
+    out, lse, *rest = torch.ops.aten._scaled_dot_product_efficient_attention.default(*given, **options)  # noqa: SLF001
+    return out, lse[:, :, : out.shape[2]], *rest
+
+
 def _efficient_back(_q: Any, rest: Any) -> tuple[Any, str, dict[str, Any]]:  # noqa: ANN401
-    back = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default  # noqa: SLF001
     seed, offset = rest
     given = {"attn_bias": None, "philox_seed": seed, "philox_offset": offset, "dropout_p": 0.0}
-    return back, "grad_out_", {**given, "grad_input_mask": (True, True, True, False)}
+    return _efficient_gradients, "grad_out_", {**given, "grad_input_mask": (True, True, True, False)}
+
+
+def _efficient_gradients(**given: Any) -> Any:  # noqa: ANN401
+    """Filled up again, by infinities as the kernel does: what has no row has no weight."""
+    lse = given.pop("logsumexp")
+    lse = torch.nn.functional.pad(lse, (0, -lse.shape[2] % _ALIGNED), value=float("inf"))
+    return torch.ops.aten._scaled_dot_product_efficient_attention_backward.default(**given, logsumexp=lse)  # noqa: SLF001
 
 
 def _flash_back(_q: Any, rest: Any) -> tuple[Any, str, dict[str, Any]]:  # noqa: ANN401

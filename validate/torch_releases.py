@@ -15,6 +15,7 @@ Release = tuple[int, int]
 # 2.6's DDP, FSDP2 and fake process group have other arguments; up to 2.9 DTensor cuts fake tables wrongly, gloo has no
 # scaled sums and pipelines abort under the profiler.
 OLDEST: Final[Release] = (2, 8)
+EXACT: Final[Release] = (2, 9)  # 2.8's RMSNorm keeps other activations in 16 bits
 OLDEST_OF: Final[dict[str, Release]] = {"cp": (2, 9), "tp": (2, 11), "ep": (2, 11), "pp": (2, 11)}
 DUALPIPE_V: Final[Release] = (2, 13)  # 2.11's sends to its own rank, which gloo does not
 BUFFERS_ON_DEMAND: Final[Release] = (2, 15)  # of what comes from other stages; 2.13 makes them all at once
@@ -54,6 +55,8 @@ def release_faults(plan: Plan, torch: str) -> Iterator[Fault]:
 
 def release_notes(plan: Plan, torch: str) -> Iterator[str]:
     """What this torch does otherwise than is predicted."""
+    if torch and release(torch) < EXACT:
+        yield f"torch {torch}: RMSNorm in 16 bits keeps other activations than the releases that bytes are predicted of"
     if torch and plan.pp > 1 and release(torch) >= BUFFERS_ON_DEMAND:
         yield (
             f"pp: torch {torch} makes buffers of messages when they are needed; the prediction is of 2.13, which makes all "

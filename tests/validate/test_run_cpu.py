@@ -20,7 +20,7 @@ from validate.compare.borders import borders
 from validate.run_plan import play, read_records
 from validate.spanfile import read_spans
 from validate.task import Task
-from validate.torch_releases import release
+from validate.torch_releases import EXACT, release
 
 SEEN_GLOO = (2, 13)  # the profiler of earlier releases does not name what DDP's reducer gives to gloo
 
@@ -74,7 +74,8 @@ def test_one_process_plays_a_rank_of_many() -> None:
     assert record["num_ranks"] == 64
     predicted = borders(TINY, asked.plan, CPU, granularity_bytes=1)
     assert record["memory"]["start_bytes"] == predicted.start_bytes
-    assert record["memory"]["peak_bytes"] == pytest.approx(predicted.peak_bytes, rel=0.01)
+    if release(record["machine"]["torch"]) >= EXACT:
+        assert record["memory"]["peak_bytes"] == pytest.approx(predicted.peak_bytes, rel=0.01)
 
 
 def write_study(folder: Path, **plan: Any) -> Path:

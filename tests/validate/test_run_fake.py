@@ -334,6 +334,19 @@ def test_autocast_on_a_gpu_that_is_none_multiplies_in_bf16(zero: int, guarded_se
     assert record["memory"]["after_forward_bytes"] == predicted.after_forward_bytes
 
 
+@pytest.mark.skipif(guard.compiler() is None, reason="no C++ compiler")
+def test_a_ring_joins_parts_that_fill_no_block_of_the_memory_efficient_kernel(guarded_server: warm.Server) -> None:
+    """In fp32 CUDA's kernel makes log-sum-exps of 32 rows for a part of 16."""
+    asked, stack = plan(cp=2), without_gpu()
+    with warm.forked_ranks(guarded_server):
+        record = play(Task(mode="fake", device="cuda", model=TINY, plan=asked, stack=stack))
+    assert record["verdict"] == "ok", record["trouble"]
+    predicted = borders(TINY, asked, stack, granularity_bytes=512)
+    tables = 2 * 4 * TINY.head_dim * asked.seq_len // 2  # positions, which the prediction counts whole
+    assert record["memory"]["start_bytes"] == predicted.start_bytes - tables
+    assert record["memory"]["after_forward_bytes"] == predicted.after_forward_bytes - tables
+
+
 def without_gpu() -> Stack:
     """What runs on fake CUDA tensors: a build with CUDA has norms and activations' backwards in one kernel each."""
     stack = Stack.load("torch-2.13-fake-cuda")
@@ -392,6 +405,8 @@ def test_a_release_that_holds_less_says_so() -> None:
     assert not [*release_notes(pipelined, "2.13.0+cpu"), *release_notes(plan(), "2.15.0")]
     (note,) = release_notes(pipelined, "2.15.0+cu132")
     assert "when they are needed" in note
+    (note,) = release_notes(plan(), "2.8.0")
+    assert "RMSNorm" in note
 
 
 def test_options_make_a_difference() -> None:

@@ -155,10 +155,15 @@ def _from_everybody(task: Task, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _barrier(task: Task) -> Callable[[], None]:
-    """All ranks start a step together; alone, there is nobody to wait for."""
+    """All ranks start a step together; alone, there is nobody to wait for.
+
+    NCCL's takes a tensor on some GPU, by the rank's number if nobody says which: another rank's, where a launcher deals
+    ranks to nodes in turn.
+    """
     if task.mode == "solo":
         return lambda: None
-    return lambda: dist.barrier() and None
+    where = {"device_ids": [torch.cuda.current_device()]} if task.device == "cuda" else {}
+    return lambda: dist.barrier(**where) and None
 
 
 def _allocator_account(report: RankReport, step: TrainingStep, device: torch.device, total: int) -> dict[str, Any]:
