@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -66,9 +68,12 @@ class Calibration(CurveSet, defer_build=False):
             )
             raise CalibrationError(Fault(place=path.name, problem=problem, remedy=remedy))
         try:
-            return cls.model_validate_json(json.dumps(data))
+            found = cls.model_validate_json(json.dumps(data))
         except ValidationError as exc:
             raise CalibrationError(faults_of(exc, path.name)) from None
+        if found.kind != "ideal" and (faults := list(islice(_unmeasurable(data, path.name), 20))):
+            raise CalibrationError(faults)
+        return found
 
     def save(self, path: str | Path) -> None:
         """Write the file; equal calibrations give equal bytes."""
@@ -177,3 +182,22 @@ def calibration_names() -> list[str]:
 
 def _shipped() -> Path:
     return TOPOLOGIES / "calibrations"
+
+
+# Of seconds, rates, FLOP and shares: what lies beyond was measured by nobody, and times made of it are no numbers
+_LEAST, _MOST, _WIDEST = 1e-15, 1e20, 5.0
+
+
+def _unmeasurable(data: object, place: str) -> Iterator[Fault]:
+    """Numbers of a file, besides 0, that nothing has; standard errors, which nothing is divided by, may be small."""
+    if isinstance(data, dict):
+        for key, one in data.items():
+            if key != "standard_errors":
+                yield from _unmeasurable(one, f"{place}: {key}" if ": " not in place else f"{place}.{key}")
+    elif isinstance(data, list):
+        for number, one in enumerate(data):
+            yield from _unmeasurable(one, f"{place}[{number}]")
+    elif isinstance(data, float | int) and data:
+        most = _WIDEST if ": uncertainty." in place else _MOST
+        if not _LEAST <= abs(data) <= most:
+            yield Fault(place=place, problem=f"must be 0 or {_LEAST:g} to {most:g}; it is {str(data)[:40]}")

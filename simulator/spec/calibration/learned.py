@@ -51,7 +51,7 @@ class Coefficient(Strict):
     """One coefficient. value: logarithm of its factor, or what is added (ADDED); prior_sigma, sigma: before and after, one sigma."""
 
     name: CoefficientName
-    value: float
+    value: float = Field(ge=-FURTHEST, le=FURTHEST)
     prior_sigma: float = Field(gt=0, le=WIDEST)
     sigma: float = Field(ge=0, le=WIDEST)
 

@@ -202,9 +202,7 @@ class PeftPlan(Strict):
     def tunes(self, names: Iterable[str]) -> bool:
         """Some of these parameters are trained, or have adapters beside them."""
         return any(
-            self.trains(name)
-            or self.adapts(name.removesuffix(".weight"))
-            or (self.method == "prefix" and name in KEYS)
+            self.trains(name) or self.adapts(name.removesuffix(".weight")) or (self.method == "prefix" and name in KEYS)
             for name in names
         )
 
