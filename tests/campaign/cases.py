@@ -213,6 +213,8 @@ def cleared(folder: Path) -> None:
 
 def wrong(case: Seed, ended: Ended, folder: Path) -> str:
     """What is wrong, in one line; empty where nothing is."""
+    if case.argv[:2] == ("calibrate", "run") and ended.status in (0, -signal.SIGXCPU, -signal.SIGALRM):
+        return ""  # it measures for as many minutes as it is told
     return next(filter(None, _faults(case, ended, folder)), "")
 
 
