@@ -59,7 +59,7 @@ def _manual(command: click.Command, name: str) -> Manual:
 def man_page(manual: Manual) -> str:
     """A page of section 1 in roff's man macros. Without a date: equal commands, equal bytes."""
     title = manual.name.replace(" ", "-")
-    lines = [f".TH {_roff(title.upper())} 1", ".SH NAME", f"{_roff(title)} \\- {_roff(manual.summary)}"]
+    lines = [f".TH {_roff(title.upper())} 1", ".ad l", ".SH NAME", f"{_roff(title)} \\- {_roff(manual.summary)}"]
     lines += [".SH SYNOPSIS", _roff(manual.usage), ".SH DESCRIPTION"]
     for paragraph in manual.description:
         lines += [".PP", _roff(paragraph)]
@@ -73,8 +73,8 @@ def man_page(manual: Manual) -> str:
 
 
 def _roff(text: str) -> str:
-    """A text whose characters mean nothing to roff."""
-    escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("\n", " ")
+    """A text whose characters mean nothing to roff; lines may break behind choices."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("\n", " ").replace("|", "|\\:")
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
 
 

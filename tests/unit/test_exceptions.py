@@ -95,7 +95,7 @@ def test_exceptions_that_change_nothing_are_none() -> None:
         ({"nodes": "", "speed": 0.5}, "nodes", "is not a list of numbers"),
         ({"nodes": "0", "gpus": "8", "speed": 0.5}, "gpus", "8 is beyond the last GPU of a node, 7"),
         ({"nodes": "0"}, "", "does not say what is different"),
-        ({"nodes": "0", "speed": 0}, "speed", "greater than 0"),
+        ({"nodes": "0", "speed": 0}, "speed", "at least 1e-06"),
         ({"nodes": "0", "speed": 1.2}, "speed", "must be at most 1"),
         ({"nodes": "0", "gpus": "1", "num_nics": 2}, "num_nics", "cards are the node's"),
         ({"nodes": "0", "num_nics": 0}, "num_nics", "greater than 0"),

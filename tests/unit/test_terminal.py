@@ -209,7 +209,7 @@ def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_command_and_option_has_its_place_in_the_manual() -> None:
     assert main(["manual", "-o", "man"]) == 0
     pages = {file.stem: file.read_text(encoding="utf-8") for file in Path("man", "man1").iterdir()}
-    assert pages["shardwise-predict"].startswith(".TH SHARDWISE\\-PREDICT 1\n.SH NAME\n")
+    assert pages["shardwise-predict"].startswith(".TH SHARDWISE\\-PREDICT 1\n.ad l\n.SH NAME\n")
     for name in shardwise.list_commands(click.Context(shardwise)):
         command = shardwise.get_command(click.Context(shardwise), name)
         assert command is not None
@@ -224,7 +224,7 @@ def test_what_roff_would_read_as_its_own_is_escaped() -> None:
     (page,) = manuals(click.Group("g", {"hostile": hostile})) and [
         man_page(one) for one in manuals(click.Group("g", {"hostile": hostile}), "g") if one.name == "g hostile"
     ]
-    own = (".TH G", ".SH ", ".PP", ".TP")
+    own = (".TH G", ".ad l", ".SH ", ".PP", ".TP")
     assert [line for line in page.splitlines() if line.startswith((".", "'")) and not line.startswith(own)] == []
     assert "forged\\efB 1" in page
 

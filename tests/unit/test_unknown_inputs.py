@@ -39,6 +39,7 @@ ASKED = {
     "validate run": "a.toml --mode fake",
     "validate compare": "runs.jsonl",
     "validate rehearse": "--quick",
+    "calibrate burn-in": "--device cpu --minutes 0.02 --ranks 1",
     "calibrate check": "samples.jsonl.gz",
     "calibrate diff": "samples.jsonl.gz samples.jsonl.gz",
     "calibrate fit": "samples.jsonl.gz -o x.json",

@@ -310,9 +310,14 @@ def libraries_stub(monkeypatch: pytest.MonkeyPatch) -> None:
         "causal_conv1d": {"causal_conv1d_fn": convolve},
     }
     for name, what in stubs.items():
+        *above, last = name.split(".")
+        packages = [".".join(above[: n + 1]) for n in range(len(above))]
+        for package in packages:
+            monkeypatch.setitem(sys.modules, package, sys.modules.get(package) or SimpleNamespace(__path__=[]))
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**what))
+        if packages:
+            monkeypatch.setattr(sys.modules[packages[-1]], last, sys.modules[name], raising=False)
     monkeypatch.setattr(libraries, "installed", lambda _: True)
-    monkeypatch.setattr(libraries, "import_module", sys.modules.__getitem__)
 
 
 def test_libraries_that_are_installed_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,6 @@ def test_one_fault_of_each_kind_is_named_and_leaves_nothing() -> None:
 def test_the_whole_rehearsal_has_forty_faults_of_every_kind_under_both_launchers() -> None:
     assert len(SCENARIOS) >= 40
     assert len({one.name for one in SCENARIOS}) == len(SCENARIOS)
-    assert {one.fault for one in SCENARIOS if not one.at_start} == set(FAULTS)
+    assert {one.fault for one in SCENARIOS if not one.at_start} == set(FAULTS) - {"corrupt"}  # a burn-in's
     assert {one.launcher for one in SCENARIOS} == {"torchrun", "srun"}
     assert {one.kind for one in SCENARIOS} >= {"killed", "out_of_memory", "storage_full", "hung", "refused", "slow"}

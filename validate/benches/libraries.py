@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
-from types import ModuleType
 from typing import Any, Final
 
 from validate.benches import Item, Shape, Tensor
@@ -49,10 +47,34 @@ def installed(name: str) -> bool:
     return find_spec(name.partition(".")[0]) is not None
 
 
-def _library(s: Session, name: str, kind: str, shape: Shape) -> ModuleType | None:
+def _transformer_engine() -> Any:  # noqa: ANN401  a library
+    import transformer_engine.pytorch as te
+
+    return te
+
+
+def _scans() -> Any:  # noqa: ANN401  a library
+    from mamba_ssm.ops.triton import ssd_combined
+
+    return ssd_combined
+
+
+def _norms() -> Any:  # noqa: ANN401  a library
+    from mamba_ssm.ops.triton import layernorm_gated
+
+    return layernorm_gated
+
+
+def _convolutions() -> Any:  # noqa: ANN401  a library
+    import causal_conv1d
+
+    return causal_conv1d
+
+
+def _library(s: Session, load: Callable[[], Any], kind: str, shape: Shape) -> Any:  # noqa: ANN401  a library
     """The library; where it does not load, that is written instead of a time."""
     try:
-        return import_module(name)
+        return load()
     except (ImportError, OSError) as exc:  # a library of CUDA's that is not there is an OSError
         s.failed(kind, exc, shape)
         return None
@@ -112,7 +134,7 @@ def in_blocks(s: Session, scaled_by: str) -> None:
 def te_linear(s: Session, dtype: str) -> None:
     """Host seconds of its linear layer on 16 tokens, forward and backward; and of the same calls in a CUDA graph."""
     shape: Shape = {"op": "te.Linear", "dtype": dtype}
-    te = _library(s, TE, "host_module", shape)
+    te = _library(s, _transformer_engine, "host_module", shape)
     if te is None:
         return
     torch = s.torch
@@ -143,7 +165,7 @@ def te_experts(s: Session) -> None:
     """A mixture's MLP by its operators, which it fuses where it can: two grouped products around a scaled SwiGLU."""
     experts, tokens, d, f = (2, 64, 32, 64) if s.setting.tiny else (16, 8192, 4096, 1536)
     shape: Shape = {"experts": experts, "tokens": tokens, "d_model": d, "d_ff": f, "dtype": "bf16"}
-    te = _library(s, TE, "te_experts", shape)
+    te = _library(s, _transformer_engine, "te_experts", shape)
     if te is None:
         return
     torch = s.torch
@@ -168,7 +190,7 @@ def te_cast(s: Session) -> None:
     """A tensor to NVFP4, by rows and by columns."""
     rows, width = (64, 64) if s.setting.tiny else (8192, 8192)
     shape: Shape = {"op": "nvfp4", "elements": rows * width}
-    te = _library(s, TE, "te_cast", shape)
+    te = _library(s, _transformer_engine, "te_cast", shape)
     if te is None:
         return
     x = s.random(rows, width, dtype="bf16")
@@ -192,15 +214,15 @@ def scan(s: Session, heads: int, channels: int, states: int) -> None:
     x = s.random(batch, tokens, heads, channels, dtype="bf16")
     dt, decay = s.random(batch, tokens, heads, dtype="bf16"), -s.random(heads).abs()
     b, c = (s.random(batch, tokens, groups, states, dtype="bf16") for _ in "bc")
-    if (ssd := _library(s, "mamba_ssm.ops.triton.ssd_combined", "mamba_scan", shape)) is not None:
+    if (ssd := _library(s, _scans, "mamba_scan", shape)) is not None:
         call = partial(ssd.mamba_chunk_scan_combined, A=decay, chunk_size=CHUNK, dt_softplus=True)
         _both_ways(s, "mamba_scan", lambda x, dt, b, c: call(x, dt, B=b, C=c), (x, dt, b, c), shape)
-    if (conv := _library(s, "causal_conv1d", "mamba_convolution", shape)) is not None:
+    if (conv := _library(s, _convolutions, "mamba_convolution", shape)) is not None:
         mixed = s.random(batch, width + 2 * groups * states, tokens, dtype="bf16")
         taps = s.random(width + 2 * groups * states, 4, dtype="bf16")
         convolve = partial(conv.causal_conv1d_fn, activation="silu")
         _both_ways(s, "mamba_convolution", convolve, (mixed, taps), shape)
-    if (gated := _library(s, "mamba_ssm.ops.triton.layernorm_gated", "mamba_norm", shape)) is not None:
+    if (gated := _library(s, _norms, "mamba_norm", shape)) is not None:
         norm = gated.RMSNorm(width, norm_before_gate=False, group_size=width // groups, device=s.setting.device)
         y, z = (s.random(batch, tokens, width, dtype="bf16") for _ in "yz")
         _both_ways(s, "mamba_norm", norm, (y, z), shape)

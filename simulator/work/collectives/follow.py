@@ -33,6 +33,7 @@ _NEAR: Final = 4  # sizes within such a factor of a stated one are as good as it
 _FLOW_PART: Final = 0.13
 _RING_KINDS: Final = {"all_gather", "reduce_scatter"}  # as many steps for the same bytes; others' steps are others
 LONGEST_STEP_S: Final = 60e-6
+_LEAST_WAIT: Final = 1e-3  # of the model's wait: what is left where a stated time has no room for any
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +143,9 @@ def _at(stated: Sequence[Stated], call: Call, model: Callable[[Call], Parts]) ->
         alike = one.kind == call.kind or {one.kind, call.kind} <= _RING_KINDS
         return shared if alike else (1.0, time_s / parts.time_s, 0.0)
     size = min(max(call.size_bytes, min(times)), max(times))
-    ratio = _interpolated(times, size) / model(of_stated(one, call.nccl, size)).time_s
-    return ratio, ratio, 0.0
+    parts, time_s = model(of_stated(one, call.nccl, size)), _interpolated(times, size)
+    ratio = time_s / parts.time_s
+    return (ratio, ratio, 0.0) if ratio > 1 else (*_quicker(parts, time_s), 0.0)
 
 
 def _rising(stated: Sequence[Stated]) -> Iterable[tuple[int, float]]:
@@ -162,6 +164,16 @@ def _interpolated(times: dict[int, float], size: int) -> float:
     return _between(times[below], times[above], part)
 
 
+def _quicker(parts: Parts, time_s: float) -> tuple[float, float]:
+    """The factors on wait and flow at which a call takes less than the model says: both alike, until its bytes are at the wire."""
+    flow_s, wait_s = parts.flow_s, parts.wait_s(parts.flow_s)
+    ratio = time_s / (wait_s + flow_s)
+    quick_s = max(ratio * flow_s, parts.wire_s)
+    if not wait_s or not flow_s:
+        return ratio, ratio
+    return max(time_s - quick_s, _LEAST_WAIT * wait_s) / wait_s, quick_s / flow_s
+
+
 def _shared(parts: Parts, time_s: float, longest_s: float) -> tuple[float, float, float]:
     """The factors on wait and flow, and the seconds a step beside, at which the call takes `time_s`.
 
@@ -173,6 +185,6 @@ def _shared(parts: Parts, time_s: float, longest_s: float) -> tuple[float, float
         return 1.0, 1.0, 0.0
     ratio = time_s / (wait_s + flow_s)
     if ratio <= 1:
-        return ratio, ratio, 0.0
+        return *_quicker(parts, time_s), 0.0
     longer_s = max(min(time_s - ratio**_FLOW_PART * flow_s, longest_s * parts.steps) - wait_s, 0.0)
     return 1.0, (time_s - wait_s - longer_s) / flow_s, longer_s / max(parts.steps, 1)
