@@ -21,6 +21,8 @@ from validate.capture.ranks import RefusedError
 from validate.capture.refusals import in_a_line
 from validate.report import RankReport, kind_of
 
+# gloo's threads let go of what they sent when they like: some milliseconds behind the call, where they are scheduled late
+_SETTLED_S = 0.05
 _KEPT = (
     "cpu_op",
     "user_annotation",
@@ -139,6 +141,8 @@ class _Steps:
         if self._job["device"] != "cpu":
             self._torch.cuda.synchronize()
             self._torch.cuda.reset_peak_memory_stats()
+        elif self._job["ranks"] > 1:
+            time.sleep(_SETTLED_S)
         self._start()
 
     def _record(self) -> None:
