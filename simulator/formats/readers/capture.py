@@ -6,8 +6,9 @@ import ast
 import gzip
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -26,6 +27,8 @@ _KEYS: Final = {
 }  # fmt: skip
 _RANK: Final = {"rank": int, "steady": int, "categories": dict, "answers": dict, "events": list}
 _OF_SIGNATURE: Final = 3  # name, arguments, results
+_OF_TENSOR: Final = 4  # "T", dtype, shape, strides
+_MOST_SIZE: Final = 2**48  # of a dim
 _DIGITS: Final = 20  # of a storage's number
 _GZIP: Final = b"\x1f\x8b"
 _WHOLE: Final = {int}
@@ -133,8 +136,38 @@ def _check_signatures(found: list[Any], place: str) -> None:
         for number, one in enumerate(found)
         if not (isinstance(one, list) and len(one) == _OF_SIGNATURE and isinstance(one[0], str) and "." in one[0])
     ]
+    faults = faults or [
+        Fault(
+            place=f"{place}.{number}",
+            problem=f"{str(one)[:60]}: no tensor of this dtype, shape, strides",
+            remedy=_AGAIN,
+        )
+        for number, signature in enumerate(found)
+        for one in _tensors(signature[1:])
+        if not (isinstance(one[1], str) and _sizes(one[2]) and (one[3] is None or _sizes(one[3], len(one[2]))))
+    ]
     if faults:
         raise InputError(faults)
+
+
+def _tensors(value: list[Any]) -> Iterator[list[Any]]:
+    """What stands for tensors in the arguments and results of an operator."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if len(one) >= _OF_TENSOR and one[0] == "T":
+            yield one
+        else:
+            left += [each for each in one if isinstance(each, list)]
+
+
+def _sizes(found: object, count: int | None = None) -> bool:
+    return (
+        isinstance(found, list)
+        and count in (None, len(found))
+        and all(type(one) is int and 0 <= one <= _MOST_SIZE for one in found)
+        and prod(found) <= _MOST_SIZE**2
+    )
 
 
 def _check_categories(found: object, place: str) -> None:

@@ -7,6 +7,7 @@ operator that no rule knows is a pass over its arguments and results, and says s
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, cast
@@ -44,13 +45,17 @@ def priced(name: str, args: Args, results: Any, cost: KernelCost | None = None) 
         return Priced(category=cost.category, kernels=(cost.kernel,))
     space, _, rest = name.partition(".")
     base = rest.partition(".")[0]
-    positional, named = args
     made = [one for one in tensors(results) if one.on_gpu]
-    read = [one for one in tensors(args) if one.on_gpu]
-    if base in _RULES and space in ("aten", "fsdp"):
-        return _RULES[base](positional, named, made)
-    if base.startswith(("_foreach", "_amp_foreach")):
-        return _multi_tensor(base, positional, made)
+    with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):  # what no release has as arguments
+        if base in _RULES and space in ("aten", "fsdp"):
+            return _RULES[base](args[0], args[1], made)
+        if base.startswith(("_foreach", "_amp_foreach")):
+            return _multi_tensor(base, args[0], made)
+    return _by_its_name(space, base, [one for one in tensors(args) if one.on_gpu], made)
+
+
+def _by_its_name(space: str, base: str, read: list[CapturedTensor], made: list[CapturedTensor]) -> Priced:
+    """What an operator without a rule costs, or one whose rule its arguments do not fit."""
     in_place, base = base.endswith("_"), base.rstrip("_")
     if space == "aten" and base in REDUCTIONS:
         return _stream("reduce", "elementwise", read, made)
@@ -102,8 +107,8 @@ def _sort(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     key = next(tensors(p))
     both = sum(one.num_bytes for one in made)
     passes = key.item_bytes
-    kernel = _of("elementwise", key.num_bytes + passes * both, passes * both, 0, passes + 1)
-    return Priced(category="elementwise", kernels=(kernel,))
+    found = _of("elementwise", key.num_bytes + passes * both, passes * both, 0, passes + 1)
+    return Priced(category="elementwise", kernels=(found,))
 
 
 def _of(op: StreamOp, read: int, written: int, numel: int, launches: int = 1) -> Stream:
@@ -132,11 +137,9 @@ def _optimizer(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
     """A fused update reads parameters, gradients and states, and writes all but the gradients."""
     large = [one for one in tensors(p) if one.numel > 1]
     count = max(1, sum(one.numel > 1 for one in tensors(p[0])))
-    size = sum(one.num_bytes for one in large)
-    gradients = sum(one.num_bytes for one in large[count : 2 * count])
-    kernel = Stream(
-        op="optimizer", read_bytes=size, write_bytes=size - gradients, launches=-(-count // _TENSORS_PER_LAUNCH)
-    )
+    read, kept = (sum(one.num_bytes for one in each) for each in (large, (*large[:count], *large[2 * count :])))
+    launches = -(-count // _TENSORS_PER_LAUNCH)
+    kernel = Stream(op="optimizer", read_bytes=read, write_bytes=kept, launches=launches)
     return Priced(category="optimizer", kernels=(kernel,))
 
 
@@ -216,10 +219,9 @@ def _implicit(x: CapturedTensor, w: CapturedTensor, y: CapturedTensor, groups: i
 
 def _convolution_backward(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
     """The same product for each gradient asked for."""
-    y, x, w = p[0], p[1], p[2]
     mask = p[-1] if isinstance(p[-1], tuple) else (True, True, False)
     groups = next((one for one in reversed(p) if isinstance(one, int) and not isinstance(one, bool)), 1)
-    one = _implicit(x, w, y, groups)
+    one = _implicit(p[1], p[2], p[0], groups)
     return Priced(category="gemm", kernels=(one,) * sum(bool(asked) for asked in mask[:2]))
 
 
@@ -255,8 +257,7 @@ def _copy(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     source = next(tensors(p[1] if len(p) > 1 and isinstance(p[1], CapturedTensor) else p[0]), None)
     if source is None or not made:
         return Priced(category="copies", kernels=())
-    target = made[0]
-    if not source.on_gpu or not target.on_gpu:
+    if not source.on_gpu or not (target := made[0]).on_gpu:
         return Priced(category="copies", kernels=())  # over PCIe: what the host does is not in the step's device time
     op: StreamOp = "copy"
     if source.dtype != target.dtype:
