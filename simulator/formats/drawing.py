@@ -23,6 +23,7 @@ Colours = Callable[[float], tuple[float, float, float, float]]  # 0 to 1 -> red,
 
 _UNDATED: Final = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 FORMATS: Final = tuple(_UNDATED)
+_MOST_OF_A_LINE: Final = 120  # characters
 
 
 def check_picture(path: Path, flag: str) -> None:
@@ -43,6 +44,7 @@ def drawn(path: Path, flag: str, size: tuple[float, float], dpi: int = 110) -> I
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
+        from matplotlib.text import Text
     except Exception as exc:  # noqa: BLE001  a broken installation may raise anything
         remedy = "pip install --force-reinstall matplotlib"
         fault = Fault(place=f"{flag} {path}", problem=f"matplotlib cannot be loaded: {exc}", remedy=remedy)
@@ -51,8 +53,15 @@ def drawn(path: Path, flag: str, size: tuple[float, float], dpi: int = 110) -> I
     with rc_context({"svg.hashsalt": "shardwise", "font.family": "DejaVu Sans"}):
         figure = Figure(figsize=size, layout="constrained")
         yield figure
+        for text in figure.findobj(Text):  # names in files may be of any length, and leave no room for axes
+            text.set_text("\n".join(_shortened(line) for line in text.get_text().split("\n")))
         figure.savefig(sink, format=path.suffix.removeprefix("."), dpi=dpi, metadata=_UNDATED[path.suffix])
     write_whole(path, sink.getvalue(), flag)
+
+
+def _shortened(line: str) -> str:
+    """The line, or its beginning."""
+    return line if len(line) <= _MOST_OF_A_LINE else f"{line[: _MOST_OF_A_LINE - 1]}…"
 
 
 def colours(name: str) -> Colours:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from simulator.base.errors import InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_bytes
 from simulator.cli import main
+from simulator.formats.drawing import drawn
 from simulator.formats.writers.memory_plot import peak_words, write_memory_plot
 from simulator.memory import History, device_history
 from simulator.memory.live_bytes import live_bytes
@@ -101,3 +103,13 @@ def test_the_command_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFix
     assert picture.stat().st_size > 10_000
     assert snapshot.stat().st_size > 10_000
     assert str(picture) in capsys.readouterr().err
+
+
+def test_names_of_any_length_leave_room_for_the_axes(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with drawn(tmp_path / "x.svg", "--plot", (9, 5)) as figure:
+            axes = figure.subplots()
+            axes.plot([0, 1], [0, 1], label="9" * 4000)
+            axes.legend()
+    assert "9" * 119 + "…" in (tmp_path / "x.svg").read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ def kind_of(path: Path) -> str:
             head = raw.read(2)
         with gzip.open(path) if head == b"\x1f\x8b" else path.open("rb") as file:
             text = file.read(_HEAD_BYTES).decode("utf-8", "replace").lstrip()
-    except (OSError, EOFError) as exc:
+    except (OSError, EOFError, zlib.error) as exc:
         raise CalibrationError(Fault(place=str(path), problem=f"cannot be read: {exc}")) from None
     if all(column in text.partition("\n")[0] for column in _TABLE_COLUMNS):
         return "table"

@@ -46,5 +46,9 @@ def fields_like(written: Mapping[str, Any], place: str, depth: int = 0) -> dict[
             )
         )
     base = model_fields(PRESETS / f"{like}.toml", depth + 1)
-    tables = {key: {**base[key], **data[key]} for key in data if isinstance(data[key], dict) and key in base}
+    tables = {
+        key: {**of_preset, **mine}
+        for key, mine in data.items()
+        if isinstance(mine, dict) and isinstance(of_preset := base.get(key), dict)
+    }
     return {**base, **data, **tables}
