@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Final
 
 from simulator.base.errors import Fault, TableError
-from simulator.formats.readers.csv_table import CellError, Parser, integer_cell, open_table, parse_record, shown
+from simulator.formats.readers.csv_table import (
+    CellError,
+    Parser,
+    integer_cell,
+    open_table,
+    parse_record,
+    shown,
+    until_hopeless,
+)
 from simulator.studies.backtest.rows import BadRow
 from simulator.studies.serving.workload import Request, Requests
 
@@ -28,7 +36,7 @@ def read_arrivals(path: str | Path) -> Requests:
     faults: list[Fault] = []
     found: list[Request] = []
     with open_table(file, COLUMNS, COLUMNS) as (header, records):
-        for record in records:
+        for record in until_hopeless(records, faults):
             row = parse_record(record, header, _PARSERS, "")
             if isinstance(row, BadRow):
                 faults += row.faults
@@ -45,7 +53,7 @@ def read_arrivals(path: str | Path) -> Requests:
     if not found and not faults:
         faults.append(Fault(place="line 2", problem="there is no request", remedy="a line a request"))
     if faults:
-        more = [Fault(place="trace", problem=f"{len(faults) - _SHOWN} more")] if len(faults) > _SHOWN else []
+        more = [Fault(place="trace", problem=f"at least {len(faults) - _SHOWN} more")] if len(faults) > _SHOWN else []
         raise TableError([_placed(fault, file) for fault in (*faults[:_SHOWN], *more)])
     first_s = found[0].arrival_s
     return Requests.of(replace(request, arrival_s=request.arrival_s - first_s) for request in found)

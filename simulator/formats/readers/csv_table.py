@@ -13,7 +13,7 @@ import itertools
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TextIO, cast
@@ -27,6 +27,7 @@ Parser = Callable[[str], object]
 
 _INTEGER = re.compile(r"[0-9]{1,15}")
 _NUMBER = re.compile(r"[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
+_MOST_FAULTS = 1000
 _MAX_LINE_CHARS = 2**20
 _MAX_RECORD_LINES = 64
 
@@ -64,6 +65,11 @@ def header_names(file: Path) -> list[str]:
     except TableError:
         return []
     return [] if first is None or isinstance(first.cells, str) else [name.strip() for name in first.cells]
+
+
+def until_hopeless(records: Iterable[Record], faults: Sequence[Fault]) -> Iterator[Record]:
+    """The records, until so many of them had faults that nobody would read more."""
+    return itertools.takewhile(lambda _: len(faults) < _MOST_FAULTS, records)
 
 
 def parse_record(

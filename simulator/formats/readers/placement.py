@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from simulator.spec.cluster.host import Host
 
 _MAX_BYTES: Final = 2**26
+_MOST_FAULTS: Final = 1000  # nobody reads more of them
 _NO_ID: Final = ("", "-")
 _SHOWN: Final = 8  # ranks or GPUs named in one fault
 
@@ -62,6 +63,9 @@ class _Table:
         for number, cells in enumerate(lines, start=2):
             row = dict(zip(head, cells, strict=False))
             self.faults += self._row(row, f"{self.path}:{number}")
+            if len(self.faults) >= _MOST_FAULTS:
+                self.faults.append(Fault(place=f"{self.path}:{number}", problem="the lines behind it were not read"))
+                return
         self.faults += self._whole()
 
     def _lines(self) -> list[list[str]]:

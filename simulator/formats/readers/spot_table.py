@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Final
 
 from simulator.base.errors import Fault, TableError
-from simulator.formats.readers.csv_table import CellError, Parser, integer_cell, open_table, parse_record, shown
+from simulator.formats.readers.csv_table import (
+    CellError,
+    Parser,
+    integer_cell,
+    open_table,
+    parse_record,
+    shown,
+    until_hopeless,
+)
 from simulator.studies.backtest.rows import BadRow
 from simulator.studies.goodput.elastic import Offer
 
@@ -22,7 +30,7 @@ def read_offers(path: Path) -> tuple[Offer, ...]:
     faults: list[Fault] = []
     found: list[Offer] = []
     with open_table(path, COLUMNS, COLUMNS) as (header, records):
-        for record in records:
+        for record in until_hopeless(records, faults):
             row = parse_record(record, header, _PARSERS, "")
             if isinstance(row, BadRow):
                 faults += row.faults
@@ -38,7 +46,7 @@ def read_offers(path: Path) -> tuple[Offer, ...]:
     if not found and not faults:
         faults.append(Fault(place="line 2", problem="there is no offer", remedy="hour,price_per_gpu_hour,nodes"))
     if faults:
-        more = [Fault(place="offers", problem=f"{len(faults) - _SHOWN} more")] if len(faults) > _SHOWN else []
+        more = [Fault(place="offers", problem=f"at least {len(faults) - _SHOWN} more")] if len(faults) > _SHOWN else []
         shown_faults = (*faults[:_SHOWN], *more)
         raise TableError([Fault(place=f"{path}: {f.place}", problem=f.problem, remedy=f.remedy) for f in shown_faults])
     return tuple(found)

@@ -9,7 +9,7 @@ from typing import Final
 
 from simulator.base.errors import Fault, TableError
 from simulator.base.units import UnitError, parse_bytes
-from simulator.formats.readers.csv_table import CellError, Parser, open_table, parse_record, shown
+from simulator.formats.readers.csv_table import CellError, Parser, open_table, parse_record, shown, until_hopeless
 from simulator.studies.backtest.rows import BadRow
 from simulator.work.offload.tiered import Tensor
 
@@ -26,7 +26,7 @@ def read_tensors(file: Path, num_gpus: int) -> tuple[Tensor, ...]:
     faults: list[Fault] = []
     seen: dict[str, int] = {}
     with open_table(file, COLUMNS, _REQUIRED) as (header, records):
-        for record in records:
+        for record in until_hopeless(records, faults):
             row = parse_record(record, header, _PARSERS, "")
             if isinstance(row, BadRow):
                 faults += row.faults
@@ -47,7 +47,7 @@ def read_tensors(file: Path, num_gpus: int) -> tuple[Tensor, ...]:
     if not found and not faults:
         faults.append(Fault(place="line 2", problem="there is no tensor", remedy="a line a tensor"))
     if faults:
-        more = [Fault(place="table", problem=f"{len(faults) - _SHOWN} more")] if len(faults) > _SHOWN else []
+        more = [Fault(place="table", problem=f"at least {len(faults) - _SHOWN} more")] if len(faults) > _SHOWN else []
         told = (*faults[:_SHOWN], *more)
         raise TableError([Fault(place=f"{file}: {one.place}", problem=one.problem, remedy=one.remedy) for one in told])
     return tuple(found)
