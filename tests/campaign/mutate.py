@@ -112,7 +112,7 @@ def _row(data: bytes, rng: random.Random) -> bytes:
         try:
             database.deserialize(data[:18] + b"\1\1" + data[20:])  # memory has no write-ahead log
             tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE sql LIKE '%sum %'")]
-            rows = database.execute(f"SELECT key, outcome FROM {tables[0]}").fetchall()  # noqa: S608
+            rows = database.execute(f"SELECT key, outcome FROM {tables[0]} WHERE outcome IS NOT NULL").fetchall()  # noqa: S608
             key, text = rng.choice(rows)
             found = _json(text.encode(), rng) if rng.random() < 0.7 else None
             new = (found or _words(text.encode(), rng)).decode("utf-8", "replace")
