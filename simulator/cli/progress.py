@@ -59,9 +59,8 @@ def playing(plan: Plan, cluster: Cluster) -> Iterator[None]:
     def show(part: float) -> None:
         nonlocal done
         done += part
-        expected = max(
-            plays, math.ceil(done - 1e-6)
-        )  # what would make it fit comes on top, and steps that do not settle
+        # remedies come on top, and steps that do not settle
+        expected = max(plays, math.ceil(done - 1e-6))
         left_s = (time.monotonic() - since) * (expected / done - 1)
         left = f", some {left_s:,.0f} s left" if done > 0.01 * expected else ""  # the first per cent tells nothing
         line.tell(f"shardwise: playing {plan.pp:,} stages: {done / expected:.0%}{left}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from simulator.base.errors import InputError, ModelError, PlanError
 from simulator.base.kernels import Gemm
 from simulator.cli import main
 from simulator.formats.readers.adapter_config import read_adapter_config
+from simulator.formats.readers.peft_words import matched
 from simulator.memory import simulate_memory
 from simulator.memory.tape import record
 from simulator.parallel.legality import check, check_split
@@ -521,3 +523,10 @@ def test_paged_states_leave_the_gpu_only_where_it_is_full() -> None:
     assert tier is not None
     assert found.breakdown["paging"] == pytest.approx(2 * out * (1 / tier.h2d_bytes_per_s + 1 / tier.d2h_bytes_per_s))
     assert sum(found.breakdown.values()) == pytest.approx(found.step_s)
+
+
+@pytest.mark.parametrize("pattern", [r"(\w|\w)*x", ".*.*.*.*.*.*x", "[a-z.]*[a-z.]*[a-z.]*[a-z.]*[a-z.]*!"])
+def test_patterns_that_take_for_ever_match_nothing(pattern: str) -> None:
+    begun_s = time.process_time()
+    assert matched(pattern) == ()
+    assert time.process_time() - begun_s < 10  # an untried one takes minutes and more

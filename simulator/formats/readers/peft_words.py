@@ -6,14 +6,20 @@ Names, patterns of whole paths, `layers_to_transform`, and `rank_pattern`, whose
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Final
 
 _OF_PATTERNS: Final = frozenset("()|\\^$*?+[]")
 _MOST_LETTERS: Final = 400
 _MOST_LAYERS: Final = 200  # whose paths a pattern is tried on; what holds for all of these holds for more
 _MOST_PATTERNS: Final = 64
-_NESTED: Final = re.compile(r"[*+}][^()]*\)\s*[*+{]")  # a repetition of repetitions takes for ever
+# Trying takes for ever where a group is repeated, or many repetitions share what they match
+_REPEATED_GROUP: Final = re.compile(r"\)\s*[*+{]")
+_REPETITION: Final = re.compile(r"[*+{]")
+_MOST_REPETITIONS: Final = 5  # one path then takes some hundredths of a second at the worst, all of them minutes
+_MOST_S: Final = 2.0  # of the CPU, for all paths; published patterns take milliseconds
 _PATHS: Final = (
     "model.layers.{}.",
     "model.language_model.layers.{}.",
@@ -70,22 +76,21 @@ def _matches(pattern: str, *, ends: bool) -> dict[str, Layers]:
     """Module -> layers."""
     if ends and (plain := _PLAIN.fullmatch(pattern)):
         return {plain[2]: None if plain[1] is None else frozenset({int(plain[1])})}
-    if len(pattern) > _MOST_LETTERS or _NESTED.search(pattern):
+    many = len(_REPETITION.findall(pattern)) > _MOST_REPETITIONS
+    if many or len(pattern) > _MOST_LETTERS or _REPEATED_GROUP.search(pattern):
         return {}
     try:
         whole = re.compile(rf"(?:.*\.)?(?:{pattern})" if ends else pattern)
     except (re.error, RecursionError, OverflowError):
         return {}
-    found: dict[str, Layers] = {}
-    for name in _MODULES:
-        layers = frozenset(
-            number
-            for number in range(_MOST_LAYERS)
-            if any(whole.fullmatch(path.format(number) + name) for path in _PATHS)
-        )
-        if layers:
-            found[name.rpartition(".")[2]] = None if len(layers) == _MOST_LAYERS else layers
-    return found
+    found: dict[str, set[int]] = {}
+    until_s = time.process_time() + _MOST_S
+    for name, number in product(_MODULES, range(_MOST_LAYERS)):
+        if any(whole.fullmatch(path.format(number) + name) for path in _PATHS):
+            found.setdefault(name.rpartition(".")[2], set()).add(number)
+        if time.process_time() > until_s:
+            return {}
+    return {name: None if len(layers) == _MOST_LAYERS else frozenset(layers) for name, layers in found.items()}
 
 
 def with_ranks(
