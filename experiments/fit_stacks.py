@@ -298,9 +298,8 @@ HOST_STACK = "megatron-core-2025"
 HOST_NOISE = 0.1  # equal tests of one suite differ by as much
 GRACE, ROME = "host_factor.blackwell", "host_factor.ampere"  # beside GB200; DGX A100's EPYC
 SLOWER = {GRACE: ("gb200", "gb300"), ROME: ("a100-sxm4-40gb", "a100-sxm4-80gb", "a800-80gb")}
-STEP = (
-    "step_overhead_s"  # of the tests: they log norms and zeros of every parameter. Fitted beside the others, not kept
-)
+# Of the tests: they log norms and zeros of every parameter. Fitted beside the others, not kept
+STEP = "step_overhead_s"
 HOST_OPTIONS = {"--deterministic-mode", "--moe-router-load-balancing-type"}  # sinkhorn: rounds that the host waits for
 # A launch: torch.nn.Linear's forward on a DGX H100's Xeon takes 13.5 us of it, on Grace 2.75 times that in a loop of
 # nothing else (github.com/NVIDIA/TransformerEngine/issues/2053). The rest: the host's share of a call through many layers

@@ -22,6 +22,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from validate import run_plan
+from validate.engines import engine_of
 from validate.launch import Launch, threads_each
 from validate.machine import count_gpus
 from validate.task import Mode, Task
@@ -134,21 +135,26 @@ def _with_installed_stack(asked: Study, mode: Mode, device: str) -> Plan:
     """The plan with the stack of the torch that will run it, where it names none."""
     if asked.stack is not None or "stack" in asked.plan.model_fields_set:
         return asked.plan
-    installed = version("torch")
-    name = nearest_stack(installed, f"fake-{device}" if mode == "fake" else "cpu" if device == "cpu" else "eager")
+    engine = engine_of(asked.plan)
+    if engine is not None and engine.stacks and engine.installed:
+        what, installed = engine.package, engine.installed
+        name = nearest_stack(installed, "local-cpu" if device == "cpu" else "local", engine.stacks)
+    else:
+        what, installed = "torch", version("torch")
+        name = nearest_stack(installed, f"fake-{device}" if mode == "fake" else "cpu" if device == "cpu" else "eager")
     click.echo(
-        printable(f"shardwise: stack {name}, the nearest to torch {installed} here; the plan names none"), err=True
+        printable(f"shardwise: stack {name}, the nearest to {what} {installed} here; the plan names none"), err=True
     )
     return asked.plan.copy_with(stack=name)
 
 
-def nearest_stack(installed: str, kind: str) -> str:
-    """Of the shipped stacks of plain torch of that kind the newest that is no newer than what is installed, else the oldest."""
-    found = (re.fullmatch(rf"torch-(\d+)\.(\d+)-{kind}", name) for name in Stack.names())
+def nearest_stack(installed: str, kind: str, whose: str = "torch") -> str:
+    """Of the shipped stacks of that kind the newest that is no newer than what is installed, else the oldest."""
+    found = (re.fullmatch(rf"{whose}-(\d+)\.(\d+)-{kind}", name) for name in Stack.names())
     there = sorted((int(one[1]), int(one[2])) for one in found if one is not None)
     own = tuple(int(part) for part in re.findall(r"\d+", installed)[:2])
     major, minor = max((one for one in there if one <= own), default=there[0])
-    return f"torch-{major}.{minor}-{kind}"
+    return f"{whose}-{major}.{minor}-{kind}"
 
 
 def _ranks_here(asked: Study, mode: Mode) -> int:

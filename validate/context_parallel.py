@@ -65,21 +65,27 @@ class _Ring(torch.autograd.Function):  # type: ignore[misc]
         forward, _ = ring_attention()
         kernel, options, _ = attention_kernels(q)
         o, lse, *rest = forward(group, _TOKENS, kernel, query=q, key=k, value=v, is_causal=True, **options)
-        ctx.group, ctx.rest = group, rest
-        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.group, ctx.rest = group, [... if isinstance(one, Tensor) else one for one in rest]
+        ctx.save_for_backward(q, k, v, o, lse, *(one for one in rest if isinstance(one, Tensor)))
         return o
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         _, backward = ring_attention()
-        q, k, v, o, lse = ctx.saved_tensors
+        q, k, v, o, lse, *saved = ctx.saved_tensors
         _, _, back = attention_kernels(q)
-        kernel, name, options = back(q, ctx.rest)
+        kernel, name, options = back(q, _filled(ctx.rest, saved))
         found = backward(
             ctx.group, _TOKENS, kernel, grad_out=gradient, grad_out_name=name, query=q, key=k, value=v, out=o,
             logsumexp=lse, is_causal=True, **options,
         )  # fmt: skip
         return (None, *found[:3])
+
+
+def _filled(rest: list[Any], saved: list[Tensor]) -> list[Any]:
+    """What a kernel returned besides its result, with the tensors of it in their places."""
+    left = iter(saved)
+    return [next(left) if one is ... else one for one in rest]
 
 
 class _Swap(torch.autograd.Function):  # type: ignore[misc]

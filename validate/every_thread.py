@@ -6,8 +6,8 @@ import ctypes
 from pathlib import Path
 
 
-def count_every_thread() -> bool:
-    """Make torch's CPU allocator count what any thread takes and frees, as it else does only of threads that are profiled.
+def count_every_thread(*, counts: bool = True) -> bool:
+    """Make torch's CPU allocator count what any thread takes and frees, or only what profiled ones do, as it does by itself.
 
     Gloo's threads free the tensors of collectives. The switch is a flag of c10 (CPUAllocator.cpp; seen in torch 2.13)
     that Python has no name for. False where this torch has none.
@@ -16,7 +16,7 @@ def count_every_thread() -> bool:
 
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-        ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage").value = True
+        ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage").value = counts
     except (OSError, ValueError):
         return False
     return True

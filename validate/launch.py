@@ -133,7 +133,7 @@ def _tasks_here(text: str, node: str) -> str:
     """Of "4(x2),3" the count of this node."""
     counts: list[str] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        found = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,6})\))?", part.strip())
         if found is None:
             return text
         counts += [found[1]] * int(found[2] or 1)

@@ -314,7 +314,7 @@ def _replicas(mesh: DeviceMesh | None) -> Any:  # noqa: ANN401  torch's process 
 
 def make_optimizer(built: Built, plan: Plan) -> torch.optim.Optimizer:
     """The plan's optimizer over this rank's parameters. Parameters of different meshes stand in groups of their own."""
-    kind, options = _optimizer_of(plan)
+    kind, options = optimizer_of(plan)
     parameters = built.module.parameters()
     if plan.traits.reduces_among_all and plan.dp_shard * plan.cp > 1:
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -331,7 +331,8 @@ def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     return list(groups.values())
 
 
-def _optimizer_of(plan: Plan) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+def optimizer_of(plan: Plan) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """Torch's class of the plan's optimizer, and its options."""
     how = {"foreach": {"foreach": True}, "fused": {"fused": True}, "loop": {"foreach": False}}[plan.optimizer.impl]
     match plan.optimizer.kind:
         case "adamw":

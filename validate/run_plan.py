@@ -24,10 +24,11 @@ from simulator.base.schema import MOST_TEXT_BYTES
 from simulator.base.units import format_bytes
 from simulator.parallel.legality import unplayable
 from simulator.parallel.legality.played import MAX_CPU_RANKS
+from validate.engines import package_notes
 from validate.joined import joined
 from validate.launch import LOOPBACK, Launch
 from validate.machine import KEEP_FREED_MEMORY, allocator_settings, count_gpus, memory_limit, running_jobs
-from validate.playable import played_otherwise
+from validate.playable import engine_faults, played_otherwise
 from validate.records import faults_of_run
 from validate.slow_ranks import own_s, slow_ranks
 from validate.supervise import Deadlines, Peers, SupervisedOutcome, Verdict, scratch_folder, supervise
@@ -116,8 +117,8 @@ def _agreed(peers: Peers, outcome: SupervisedOutcome) -> SupervisedOutcome:
 
 def check(task: Task) -> None:
     """Raise PlanError or InputError with every reason not to start."""
-    faults = unplayable(task.model, task.plan, task.stack, task.mode)
-    if faults:
+    asked = task.model, task.plan, task.stack, task.mode
+    if faults := [*unplayable(*asked), *engine_faults(*asked)]:
         raise PlanError(faults)
     if older := [*release_faults(task.plan, installed())]:
         raise InputError(older)
@@ -242,6 +243,7 @@ def record(
         "notes": [
             *played_otherwise(task.model, task.plan, task.stack, task.mode, task.device),
             *release_notes(task.plan, str((first.get("machine") or {}).get("torch", ""))),
+            *package_notes(task.plan, (first.get("machine") or {}).get("packages") or {}),
             *_notes(task, first, slow),
         ],
         "verdict": verdict.kind,

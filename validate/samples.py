@@ -355,7 +355,7 @@ def _bad_seconds(value: object) -> str:
         return f"= {value!r} is not a number"
     if isinstance(value, int) and value > _YEAR_S:
         return "is longer than a year"
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):  # an int may be too large for a float
         return f"= {value} is not finite"
     if 0 < value < _LEAST_S:
         return f"= {value} is less than any clock can tell"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def write_side_by_side(out: Path, records: Sequence[Mapping[str, Any]], folder: 
 
 
 def _from(begin_s: float, span: Span, program: str) -> Span:
-    return replace(span, program=program, start_s=float(span.start_s) - begin_s, end_s=float(span.end_s) - begin_s)
+    return span._replace(program=program, start_s=float(span.start_s) - begin_s, end_s=float(span.end_s) - begin_s)
 
 
 def _rows(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from simulator.formats.readers.spans import read_spans
@@ -15,6 +14,6 @@ __all__ = ["read_spans", "write_spans"]
 
 def write_spans(path: Path, timeline: Timeline) -> None:
     """Write a timeline; the same timeline gives the same bytes."""
-    data = {"schema_version": 1, "step_s": float(timeline.step_s), "spans": [asdict(span) for span in timeline.spans]}
+    data = {"schema_version": 1, "step_s": float(timeline.step_s), "spans": [span._asdict() for span in timeline.spans]}
     with gzip.GzipFile(path, "wb", mtime=0) as file:
         file.write(json.dumps(data, separators=(",", ":"), allow_nan=False).encode())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -27,6 +28,7 @@ SEEN: Final[dict[str, tuple[str, str]]] = {
     "the switch of autocast": ("2.13", "2.13"),
     "ring attention": ("2.13", "2.15"),
     "pipelining": ("2.13", "2.15"),
+    "the dispatcher's table": ("2.13", "2.13"),
 }
 
 
@@ -60,6 +62,7 @@ with _of("DTensor's propagation of shapes"):
     getattr(ShardingPropagator, PROPAGATE)
     from torch.utils._python_dispatch import _disable_current_modes as without_modes
 with _of("the memory tracker"):
+    from torch._C import _current_autograd_node
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.distributed._tools.mem_tracker import MemTracker
 with _of("checkpoint wrappers"):
@@ -74,6 +77,7 @@ __all__ = [
     "MemTracker",
     "ShardingPropagator",
     "checkpoint_wrapper",
+    "running_node",
     "unset_fake_temporarily",
     "without_modes",
 ]
@@ -145,6 +149,12 @@ def ring_attention() -> tuple[Any, Any]:
         return found._templated_ring_attention, found._templated_ring_attention_backward  # noqa: SLF001
 
 
+def running_node() -> int:
+    """The number of the node of autograd's graph whose backward runs; 0 where none does."""
+    node = _current_autograd_node()
+    return 0 if node is None else int(node._sequence_nr())  # noqa: SLF001
+
+
 def attention_kernels(q: Any) -> tuple[Any, dict[str, Any], Any]:  # noqa: ANN401
     """The kernel that attends to a tensor like `q`, its options, and what makes (kernel, gradient's name, options) of its way back.
 
@@ -168,9 +178,8 @@ def attention_kernels(q: Any) -> tuple[Any, dict[str, Any], Any]:  # noqa: ANN40
 _EFFICIENT: Final[dict[str, Any]] = {"attn_bias": None, "compute_log_sumexp": True, "dropout_p": 0.0}
 
 
-_ALIGNED: Final = (
-    32  # rows that the memory-efficient kernel makes its log-sum-exps a multiple of (kAlignLSE, kernel_forward.h)
-)
+# Rows that the memory-efficient kernel makes its log-sum-exps a multiple of (kAlignLSE, kernel_forward.h)
+_ALIGNED: Final = 32
 
 
 def _efficient(*given: Any, **options: Any) -> tuple[Any, ...]:  # noqa: ANN401
@@ -219,3 +228,14 @@ def autocast_stays_on() -> None:
     with _of("the switch of autocast"):
         _ = torch.cuda.amp.common.amp_definitely_not_available
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+
+
+@cache
+def is_kernel(name: str) -> bool:
+    """An operator that a device runs, not one that is made of others."""
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None) if name.startswith("aten::") else None
+    names = [name if one == "default" else f"{name}.{one}" for one in (packet.overloads() if packet else ())]
+    with _of("the dispatcher's table"):
+        there, made_of = torch._C._dispatch_has_kernel, torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001
+    known = [one for one in names if there(one)]
+    return bool(names) and not any(made_of(one, "CompositeImplicitAutograd") for one in known)

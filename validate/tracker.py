@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
-from validate.torch_private import FSDPMemTracker, MemTracker
+from validate.torch_private import FSDPMemTracker, MemTracker, running_node
 
+ADD = torch.ops.aten.add.Tensor
 # The tracker's labels -> this project's categories. Gradients not yet reduced, and most of what a backward makes, are
 # "Temp" to it until FSDP's post-backward or the accumulation names them.
 CATEGORIES = {
@@ -86,6 +88,27 @@ class _Phases:
         self.phase, self.moments = "start", dict[str, Moment]()
         self.peak, self.peak_phase = Moment(), "start"
         self.peak_by_phase: dict[str, int] = {}
+        self.in_place, self.makers = False, WeakIdKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        """Where autograd adds a gradient to another, it makes a third under any mode of dispatch, and none without.
+
+        Only to a tensor that nothing else holds, which a view's base does (torch/csrc/autograd/input_buffer.cpp,
+        can_accumulate_inplace): where something else does, the operator behind sees both still.
+        """
+        number = running_node()
+        self.in_place = func is ADD and not args[0]._is_view() and self._waited(args[0], number)  # noqa: SLF001
+        try:
+            made = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[misc]
+        finally:
+            self.in_place = False
+        if number and isinstance(made, torch.Tensor):
+            self.makers[made.untyped_storage()] = number
+        return made
+
+    def _waited(self, gradient: torch.Tensor, number: int) -> bool:
+        """Another node of the backward made it: the engine adds the running one's to it, which a node's own sums are not."""
+        return bool(self.makers.get(gradient.untyped_storage(), number) != number)
 
     def now(self) -> Moment:
         moment = Moment()
@@ -121,6 +144,8 @@ class _Phases:
             self.reset_mod_stats()  # it refuses a second micro-batch while it remembers the first one's modules
 
     def _update_peak_stats(self, _peak_state: object) -> None:
+        if self.in_place:
+            return
         total = self.total()
         if total > self.peak_by_phase.get(self.phase, 0):
             self.peak_by_phase[self.phase] = total

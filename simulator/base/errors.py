@@ -38,6 +38,15 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_BUT_COLORS = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
+
+
+def without_commands(text: str, *, color: bool) -> str:
+    """What a terminal would obey spelled out, colours apart if there are some."""
+    return (_BUT_COLORS if color else _COMMANDS).sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 _OBEYED = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # which JSON may hold as they are
 
 

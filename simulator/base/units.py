@@ -241,6 +241,11 @@ def parse_count(text: str) -> int:
     return round(Fraction(number) * _SUFFIXES[suffix])
 
 
+def whole(text: str) -> int | None:
+    """A count from 0 in plain digits, 18 at most (Python refuses thousands of them); None for anything else."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else None
+
+
 def _counted(value: object) -> object:
     """Numbers are accepted unchanged."""
     return parse_count(value) if isinstance(value, str) else value

@@ -163,11 +163,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     atexit.register(gc.freeze)  # a process that ends need not look for cycles first
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to look for some, it reads every installed package
     try:
-        code: object = shardwise.main(arguments, prog_name="shardwise", standalone_mode=False)
+        return _run(arguments)
     except (KeyboardInterrupt, click.Abort):
         return ExitCode.INTERRUPTED
     except SystemExit as exc:  # click's answers to a shell that asks for completions, and to a broken pipe
         return ExitCode.READER_LEFT if exc.code else ExitCode.OK
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        code: object = shardwise.main(arguments, prog_name="shardwise", standalone_mode=False)
+    except click.Abort:
+        raise
     except Exception as exc:  # noqa: BLE001  raised again where it is a defect of ours
         return _refused(exc)
     return code if isinstance(code, int) else ExitCode.OK

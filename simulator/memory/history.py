@@ -22,7 +22,7 @@ from simulator.spec.software.stack import Stack
 from simulator.work.ops import ModelBlocks
 from simulator.work.script import implementation_of
 from simulator.work.script.implementation import Library
-from simulator.work.script.instructions import Allocate, Communicate, Free, Happened, Instruction, Launch
+from simulator.work.script.instructions import Allocate, Free, Happened, Instruction, Issued
 
 CUDA_GRANULARITY_BYTES = 512
 
@@ -160,13 +160,13 @@ def _write(writer: Writer, slots: dict[str, int], script: Iterable[Instruction])
         if type(one) is Allocate:
             slots[one.storage] = writer.alloc(one.num_bytes, one.category, one.stream)
         elif type(one) is Free:
-            slot = slots.pop(one.storage)
-            writer.free_later(one.event, slot) if one.event else writer.free(slot)
+            storage, event = one
+            writer.events.append((slots.pop(storage), FREE_LATER if event else FREE, event, 0))
         elif type(one) is Happened:
             writer.happened(one.event)
-        elif isinstance(one, Launch | Communicate):
+        elif isinstance(one, Issued):
             phase, _, op = one.label.rpartition(": ")
-            writer.at(phase or "step", 0, "", op)
+            writer.marks.append((len(writer.events), phase or "step", 0, "", op))
         else:
             raise TypeError(f"{type(one).__name__} stands for a described model's units")
 

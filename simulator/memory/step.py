@@ -7,7 +7,7 @@ order within is PyTorch's own, read from its sources and from recorded steps (ex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from simulator.base.kernels import DTYPE_BYTES
@@ -64,6 +64,7 @@ class _InFlight:
     ones: int = 0
     loss: int = 0
     sent: int | None = None
+    adds: bool = False
 
 
 class StepWriter:
@@ -212,7 +213,9 @@ class StepWriter:
         """From the loss, or from the gradient that the stage receives."""
         state = self._in_flight.pop((one.micro_batch, one.chunk))
         if one.chunk in self._graded and self.buffers.keeps_gradients and self.buffers.gradients:
-            state.tapes = self._adding
+            state.tapes, state.adds = self._adding, self.model.tied_embeddings and state.part.chunk.embedding
+            if state.adds:  # to a tied matrix's gradient when both ends have theirs
+                state.tapes = replace(self._adding, head=self._tapes.head, embedding=self._tapes.embedding)
         self._graded.add(one.chunk)
         chunk, groups = state.part.chunk, list(one.units)
         if chunk.head:
@@ -338,6 +341,9 @@ class StepWriter:
             return
         self.writer.at("backward", state.index, name, "reduce")
         own = state.head + state.own if unit == ROOT else state.own
+        if unit == ROOT and state.adds:
+            self.writer.free(*[slot for slot, _ in own])
+            own = []
         self.buffers.after_backward(unit, own, sync=one.syncs)
 
     def _added_to_head(self, state: _InFlight) -> list[tuple[int, int]]:

@@ -242,4 +242,4 @@ def _later(span: Span, by_s: float, *, first: bool) -> Span:
     """first: it would have waited for its launch alone, and now waits for the data."""
     joined_s = None if span.joined_s is None else span.joined_s + by_s
     cause = -1 if first and span.cause is None else span.cause
-    return replace(span, start_s=span.start_s + by_s, end_s=span.end_s + by_s, joined_s=joined_s, cause=cause)
+    return span._replace(start_s=span.start_s + by_s, end_s=span.end_s + by_s, joined_s=joined_s, cause=cause)

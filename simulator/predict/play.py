@@ -19,9 +19,8 @@ from simulator.work.trace import Timeline
 # it). Whether they are equal is looked at, not assumed: see `_folded`. tests/laws holds folded = played in full.
 _MOST_PLAYED = 256  # repetitions of a step that never settles; more of them go on as the later half of these did
 _SETTLED = 1e-9  # of the step: what all repetitions that are left out may miss together
-_EMPTYING = (
-    0.6  # the end of a step that must go alike for a pipeline to have settled; emptying takes about a third of it
-)
+# The end of a step that must go alike for a pipeline to have settled; emptying takes about a third of it
+_EMPTYING = 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ change) is not said.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from simulator.base.errors import EngineError, Fault, InputError
@@ -37,7 +37,7 @@ from simulator.spec.plan.memory import USUAL_MEMORY, MemoryPlan
 from simulator.spec.software.stack import Stack
 from simulator.work.captured.capture import Capture
 from simulator.work.captured.meetings import Column, columns, unlike
-from simulator.work.captured.script import CapturedScript, captured_script
+from simulator.work.captured.script import CapturedScript, Prices, captured_script
 from simulator.work.collectives import sigma as collective_sigma
 from simulator.work.program import COMPUTE_STREAM, Collective, Program
 from simulator.work.script.instructions import Communicate, Launch
@@ -67,9 +67,7 @@ def predict_program(  # noqa: PLR0913  what a prediction hangs on
     does. expandable_segments: as PYTORCH_CUDA_ALLOC_CONF says it. memory: the pool, and what its calls take; without tiers below HBM. advise: where it does not surely fit, also predict what
     would make it fit. Raises InputError, ClusterError or CalibrationError with every fault found.
     """
-    _check(capture, cluster)
-    column, *_ = columns(capture)
-    scripts = {one.rank: captured_script(one, column) for one in column.captures}
+    scripts: dict[int, CapturedScript] = {}
     found = _predicted(
         capture, cluster, calibration, stack, curves=curves, tokens_per_step=tokens_per_step,
         expandable_segments=expandable_segments, memory=memory, scripts=scripts,
@@ -89,22 +87,25 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
     tokens_per_step: int | None = None,
     expandable_segments: bool = False,
     memory: MemoryPlan = USUAL_MEMORY,
-    scripts: Mapping[int, CapturedScript] | None = None,
+    scripts: dict[int, CapturedScript] | None = None,
     only_fitting: bool = False,
 ) -> Prediction | None:
-    """scripts: of the capture, where they are known. only_fitting: None where it does not surely fit, before time is played."""
+    """scripts: of the capture, as far as they are known; filled. only_fitting: None where it does not surely fit, before time is played."""
     _check(capture, cluster)
     stack = stack or Stack.load(STACK)
     calibration = calibration or Calibration.for_device(cluster.device)
     curves = curves or calibration.links or default_curves()
     column, *others = columns(capture)
-    scripts = scripts or {one.rank: captured_script(one, column) for one in column.captures}
+    scripts = {} if scripts is None else scripts
     plan, device = _plan(capture).model_copy(update={"memory": memory}), cluster.device
-    settings = AllocatorSettings(expandable_segments=expandable_segments)
-    held = _held(capture, scripts, plan, device, stack, None if asks_for_pool(plan) else settings)
+    settings = None if asks_for_pool(plan) else AllocatorSettings(expandable_segments=expandable_segments)
+    held = dict[int, tuple[MemoryUse, MemoryTrace]]()
+    for one, script in _scripts(capture, column, scripts):
+        held[one.rank] = _held(one, script, plan, device, stack, settings, quick=only_fitting)
+        if only_fitting and held[one.rank][0].fit is not Fit.FITS:
+            return None
     use, trace = min(held.values(), key=lambda one: (-one[0].fit.rank, one[0].capacity_bytes - one[0].used_bytes))
-    if only_fitting and use.fit is not Fit.FITS:
-        return None
+    scripts = {rank: scripts[rank] for rank in column.ranks}
     played = played_programs(capture.target, _programs(scripts, column, plan, cluster, stack, calibration, curves))
     script = scripts.get(int(played.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
     played = with_stalls(played, use, calibration)
@@ -142,6 +143,17 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
         stack_sigma=stack.fitted.sigma,
         kinds=_kinds(column, played, held, device),
     )
+
+
+def _scripts(
+    capture: Capture, column: Column, known: dict[int, CapturedScript]
+) -> Iterator[tuple[Capture, CapturedScript]]:
+    """Each captured rank with its script; those not known yet are written, and kept, when they are asked for."""
+    prices = dict[int, Prices]()
+    for one in (capture, *capture.others):
+        if one.rank not in known:
+            known[one.rank] = captured_script(one, column if one.rank in column.ranks else None, prices)
+        yield one, known[one.rank]
 
 
 def _reach(
@@ -232,21 +244,20 @@ def _history(script: CapturedScript, device: Device, memory: MemoryPlan) -> Hist
 
 
 def _held(
-    capture: Capture,
-    scripts: Mapping[int, CapturedScript],
+    one: Capture,
+    script: CapturedScript,
     plan: Plan,
     device: Device,
     stack: Stack,
     settings: AllocatorSettings | None,
-) -> dict[int, tuple[MemoryUse, MemoryTrace]]:
-    """Memory of each captured rank; settings: None where the plan names the pool."""
-    found = {}
-    for one in (capture, *capture.others):
-        history = _history(scripts.get(one.rank) or captured_script(one), device, plan.memory)
-        groups = sum(len(group) > 1 and one.rank in group for group in capture.groups)
-        outside = outside_torch_bytes(device, plan, groups, stack=stack)
-        found[one.rank] = history_memory(history, step_live_bytes(history), plan, device, outside, settings)
-    return found
+    *,
+    quick: bool,
+) -> tuple[MemoryUse, MemoryTrace]:
+    """Memory of a captured rank; settings: None where the plan names the pool. quick: as `history_memory` has it."""
+    history = _history(script, device, plan.memory)
+    groups = sum(len(group) > 1 and one.rank in group for group in one.groups)
+    outside = outside_torch_bytes(device, plan, groups, stack=stack)
+    return history_memory(history, step_live_bytes(history), plan, device, outside, settings, quick=quick)
 
 
 def _kinds(
@@ -306,7 +317,9 @@ def _plan(capture: Capture) -> Plan:
 
 
 def _kernels(scripts: Iterable[CapturedScript]) -> Iterable[Kernel]:
-    return (kernel for each in scripts for one in each.step if isinstance(one, Launch) for kernel in one.kernels)
+    """Each of them at least once: launches of one operator have one object."""
+    found = {id(one.kernels): one.kernels for each in scripts for one in each.step if isinstance(one, Launch)}
+    return (kernel for kernels in found.values() for kernel in kernels)
 
 
 def _peak(scripts: Iterable[CapturedScript], device: Device) -> float:
@@ -330,14 +343,7 @@ def _spread(
     }
     links = max(
         (
-            collective_sigma(
-                kind,
-                size,
-                mesh.group_shape(role),
-                mesh.cluster,
-                curves,
-                nccl=stack.software(),
-            )
+            collective_sigma(kind, size, mesh.group_shape(role), mesh.cluster, curves, nccl=stack.software())
             for (kind, role), size in worst.items()
         ),
         default=0.0,

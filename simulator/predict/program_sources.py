@@ -36,16 +36,10 @@ def sources_of(capture: Capture, scripts: Mapping[int, CapturedScript]) -> list[
         found.append(
             Source(what="answered", kind="assumed", detail=f"{what}{f' ({times} times)' if times > 1 else ''}")
         )
-    for name, count, how in (
-        *_counted(unpriced, "priced by its bytes"),
-        *_counted(unmodelled, "no cost model: takes no time here"),
-    ):
-        found.append(Source(what="no rule", kind="assumed", detail=f"{name}, {count} times a step: {how}"))
+    for counts, how in (unpriced, "priced by its bytes"), (unmodelled, "no cost model: takes no time here"):
+        for name, count in sorted(counts.items()):
+            found.append(Source(what="no rule", kind="assumed", detail=f"{name}, {count} times a step: {how}"))
     return found
-
-
-def _counted(counts: Counter[str], how: str) -> list[tuple[str, int, str]]:
-    return [(name, count, how) for name, count in sorted(counts.items())]
 
 
 def input_sources(cluster: Cluster, calibration: Calibration, stack: Stack) -> list[Source]:

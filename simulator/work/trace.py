@@ -14,8 +14,7 @@ Interval = tuple[Number, Number]
 _ROUNDING: Final = 1e-12  # of a step: differences of clock times leave so much of nothing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(NamedTuple):
     """One op's time on its stream.
 
     category: of a collective its kind, of compute its largest part. parts: of compute, nominal seconds by category.
@@ -130,7 +129,8 @@ class Timeline:
         by_id = {span.id: span for span in spans}
         ended: Number = 0
         for span in (s for s in spans if s.stream == COMPUTE_STREAM):
-            yield from _gaps(by_id, span.cause, ended, span.start_s)
+            if span.start_s > ended:
+                yield from _gaps(by_id, span.cause, ended, span.start_s)
             yield span
             ended = span.end_s
         last = max(spans, key=lambda span: span.end_s, default=None)

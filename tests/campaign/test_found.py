@@ -48,6 +48,10 @@ FOUND = {
     "decoding that varies by next to nothing": ("tables of a study", "asked.toml", _new(b"decode_variation = 0.5", b"decode_variation = 1e-320"), 0, ""),
     "machines that serve no time": ("prices", "prices.toml", _new(b"years = 4.0", b"years = 1e-320"), 3, "years"),
     "mixtures that may be anything": ("stack file", "mine.toml", lambda data: data + b"\n[fitted]\nexperts_sigma = 1e300\n", 3, "experts_sigma"),
+    "a switch whose name a terminal obeys": ("slurm", "topology.conf", _new(b"SwitchName=spine", b"SwitchName=\x00\x1b[2J"), 0, "\\x00\\x1b[2J: "),
+    "a time below all numbers": ("samples check", "new.jsonl", lambda data: data + b'{"kind": "adamw", "parameters": 9, "time_s": -1' + b"0" * 400 + b"}\n", 1, "is not above 0"),
+    "a module whose name is a number": ("capture", "step.capture.gz", _inside(b'"names": [', b'"names": [0, '), 3, "is no text"),
+    "a count of thousands of digits": ("tuner", "tuner.csv", _new(b",8,-1", b",8," + b"9" * 5000), 3, "is not a count"),
     "a note with a character that a terminal obeys": ("megatron yaml", "run.args", _new(b"--micro", b"--no\x1bsuch 1 --micro"), 0, "no\\x1bsuch"),
 }  # fmt: skip
 
@@ -65,6 +69,18 @@ def test_a_change_that_was_a_fault_is_an_answer(
     told = capfd.readouterr()
     assert words in told.err or (code == 0 and words in told.out)
     assert "\x1b" not in told.err
+
+
+def test_a_page_of_a_check_with_work_that_was_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (seed,) = (one for one in seeds(journals=False) if one.name == "samples check")
+    monkeypatch.chdir(tmp_path)
+    for path, data in seed.files.items():
+        lines = [line for line in data.splitlines(keepends=True) if path == "old.jsonl" or b'"gemm"' not in line]
+        Path(path).write_bytes(b"".join(lines))
+    assert main([*seed.argv, "--html", "page.html"]) == 1
+    assert "not measured now" in Path("page.html").read_text()
 
 
 def test_policies_whose_own_buffer_is_larger_than_the_device(capsys: pytest.CaptureFixture[str]) -> None:

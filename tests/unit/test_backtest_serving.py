@@ -28,7 +28,7 @@ from simulator.studies.serving import InferencePlan, Request, StepCosts, engine_
 from simulator.studies.serving.batch import Batch, padded
 from simulator.studies.serving.decoding import UNKNOWN_ENGINE_SIGMA, batch_of, sigma_of
 from simulator.studies.serving.engine import Engine
-from simulator.studies.serving.own_all_reduce import own_all_reduce_s
+from simulator.studies.serving.groups import own_all_reduce_s
 from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
 from simulator.work.ops import Exchange
 
@@ -290,7 +290,7 @@ class _Ahead(StepCosts):
 def test_a_host_that_works_ahead_admits_a_request_one_step_later() -> None:
     """The second request comes while the first decodes: its prompt is in the next step, or in the one behind that."""
     calibration, cluster = Calibration.load("h100-sxm"), Cluster.load("hgx-h100-8")
-    stack = engine_of("vLLM")
+    stack = engine_of("vLLM 0.12")
     assert stack.engine is not None
     made = (Model.load("llama3.2-1b"), InferencePlan(), cluster, stack, calibration, default_curves())
     requests = [Request(arrival_s=at, prompt_tokens=32, output_tokens=64) for at in (0.0, 0.0501)]

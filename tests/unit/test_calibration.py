@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -34,11 +34,7 @@ def recipes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(EXPERIMENTS))
     yield
     for name in set(sys.modules) - before:
-        if (
-            name.startswith("_")
-            and importlib.util.find_spec(name) is not None
-            and "experiments" in str(sys.modules[name])
-        ):
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{EXPERIMENTS}/_"):
             del sys.modules[name]
 
 

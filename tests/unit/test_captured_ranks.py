@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +11,13 @@ import pytest
 from simulator.base.errors import InputError
 from simulator.formats.readers.capture import capture_of
 from simulator.predict.prediction import Prediction
-from simulator.predict.program import predict_program
+from simulator.predict.program import _predicted, predict_program
 from simulator.spec.cluster import Cluster
 from simulator.work.captured.capture import Capture, Kind
+from simulator.work.captured.folding import folded, unfolded
 from simulator.work.captured.meetings import columns, lattice
 from simulator.work.captured.script import captured_script
-from simulator.work.script.instructions import Communicate
+from simulator.work.script.instructions import Communicate, Launch
 
 MIB = 1 << 20
 PRODUCT = ["aten.mm.default", [[["T", "bf16", [4096, 4096], None]] * 2, []], ["T", "bf16", [4096, 4096], None]]
@@ -139,3 +141,34 @@ def test_groups_as_lattices() -> None:
     assert lattice([5]) == "1:1"
     assert lattice([3, 2, 1, 0]) == "4:1"  # whatever the order
     assert lattice([0, 1, 3]) == "3:1"  # no lattice: as many, as far apart on average
+
+
+def test_ranks_share_prices_where_their_operators_are_one_table() -> None:
+    """A rewritten rank has operators of its own, behind the same numbers."""
+    both = columns(stages([WORK, send(0, 4)], [*receive(0, 0), WORK]))[0]
+    first, second = both.captures
+    other = replace(second, signatures=[("aten.relu.default", *second.signatures[0][1:])])
+    prices: dict[int, Any] = {}
+    kernels = [
+        [each.kernels for each in captured_script(one, both, prices).step if isinstance(each, Launch)]
+        for one in (first, second, other)
+    ]
+    assert kernels[0][0] is kernels[1][0]
+    assert kernels[2][0] != kernels[0][0]
+
+
+def test_what_cannot_fit_on_one_rank_is_not_looked_at_on_the_next() -> None:
+    program = stages([[Kind.ALLOCATE, 1, 2**40, 0], WORK, send(0, 4)], [*receive(0, 0), WORK])
+    scripts: dict[int, Any] = {}
+    assert _predicted(program, Cluster.load("hgx-h100-8"), scripts=scripts, only_fitting=True) is None
+    assert list(scripts) == [0]
+
+
+def test_equal_operators_of_other_layers_stay_apart() -> None:
+    """Folding tells a layer by how far its number is from the last one: the same token may be any layer."""
+    order = [1, 1, 2, 2, 1, 1, 2, 1]
+    events = [[Kind.OPERATOR, 0, 0, name, 0] for name in order]
+    one = {"rank": 0, "steady": 0, "categories": {}, "answers": {}, "events": events}
+    data = {"names": ["", "layers.3.mlp", "layers.4.mlp"], "ranks": [one]}
+    found = unfolded(folded(data))
+    assert [found["names"][event[3]] for event in found["ranks"][0]["events"]] == [data["names"][n] for n in order]

@@ -51,6 +51,14 @@ def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert (out, err.strip()) == ("", "")
 
 
+def test_a_signal_while_an_error_is_told_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: Exception) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulator.cli._refused", interrupted)
+    assert main(["ui", "--port", "x"]) == ExitCode.INTERRUPTED
+
+
 def test_a_reader_that_leaves_is_told_nothing() -> None:
     reader, writer = os.pipe()
     os.close(reader)

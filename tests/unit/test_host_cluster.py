@@ -56,7 +56,7 @@ def reached(cluster: Cluster, num_ranks: int, num_groups: int = 1, stride: int =
         ("smi_gb200_tray_4gpu.txt", "gb200", "switch", 900),
         ("smi_azure_nc96ads_4xA100_nvlink_pairs.txt", "a100-pcie", "pairs", 300),
         ("smi_3xA6000_one_nvlink_pair.txt", "a6000", "pairs", 56.25),
-        ("rccl_topo_8p_940.xml", "mi300x", "mesh", 448),
+        ("rccl_topo_8p_940.xml", "mi300x", "mesh", 336),
         ("smi_4xL40S_2socket.txt", "l40s", "pcie", 31),
         ("azure_ndv5-topo.xml", "h100", "switch", 450),
     ],

@@ -29,7 +29,7 @@ def costs() -> StepCosts:
     cluster = Cluster.load("hgx-h100-8")
     calibration = Calibration.for_device(cluster.device)
     return StepCosts(
-        Model.load("llama3.2-1b"), InferencePlan(), cluster, engine_of("vLLM"), calibration, default_curves()
+        Model.load("llama3.2-1b"), InferencePlan(), cluster, engine_of("vLLM 0.12"), calibration, default_curves()
     )
 
 

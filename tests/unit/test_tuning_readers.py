@@ -11,6 +11,7 @@ import pytest
 from simulator.base.errors import PlanError
 from simulator.formats.readers.plans import Draft, detect, plan_fields, read_plan
 from simulator.parallel.legality import check
+from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 
@@ -41,6 +42,8 @@ def told(draft: Draft) -> str:
     [
         ("axolotl-qlora.yml", "axolotl"),
         ("axolotl-fsdp.yml", "axolotl"),
+        ("axolotl-unfrozen.yml", "axolotl"),
+        ("trl-grpo.yaml", "transformers"),
         ("llama-factory-full.yaml", "llama-factory"),
         ("training-arguments.json", "transformers"),
         ("torchtune-lora.yaml", "torchtune"),
@@ -184,7 +187,11 @@ def test_torchtune_on_one_device_shards_nothing(tmp_path: Path) -> None:
         ({"adapter": "lora", "peft_layers_to_transform": ["3"]}, ("peft_layers_to_transform", "no numbers of layers")),
         ({"adapter": "lora", "lora_rank_pattern": {"q_proj": 0.5}}, ("lora_rank_pattern", "q_proj: '0.5' is no rank")),
         ({"gradient_acumulation_steps": 4}, ("gradient_acumulation_steps", "gradient_accumulation_steps?")),
-        ({"unfrozen_parameters": ["lm_head"]}, ("unfrozen_parameters", "--freeze-modules")),
+        ({"unfrozen_parameters": ["mlp.down"]}, ("unfrozen_parameters", "'mlp.down' matches no", "--freeze-modules")),
+        ({"unfrozen_parameters": ["(a+)+$"]}, ("unfrozen_parameters", "matches no parameter")),
+        ({"unfrozen_parameters": 3}, ("unfrozen_parameters", "is no list of at most")),
+        ({"unfrozen_parameters": ["^model.embed_tokens.weight$[:32000]"]}, ("rows of a parameter", "[0:32000]")),
+        ({"unfrozen_parameters": ["lm_head"], "adapter": "lora"}, ("unfrozen_parameters", "without adapter")),
     ],
 )
 def test_what_cannot_be_read_is_told_with_what_to_write(
@@ -193,6 +200,58 @@ def test_what_cannot_be_read_is_told_with_what_to_write(
     common: dict[str, object] = {"base_model": "Qwen/Qwen2.5-7B", "sequence_len": 512, "bf16": True}
     found = told(read(tmp_path, "a.yml", **{**common, **settings}))
     assert all(word in found for word in words), found
+
+
+@pytest.mark.parametrize(
+    ("model", "patterns", "frozen"),
+    [
+        ("Qwen/Qwen2.5-7B", ["^lm_head.weight$", "model.layers.(0|27).mlp"],
+         ("embedding.*", "attention.q.*", "attention.k.*", "attention.v.*", "attention.out.*", "layers.1-26.mlp.gate.*",
+          "layers.1-26.mlp.up.*", "layers.1-26.mlp.down.*", "norm_1.*", "norm_2.*", "norm.*")),
+        ("mistralai/Mixtral-8x7B-v0.1", ["model.layers.[0-9]+.block_sparse_moe", "model.layers.[0-9]+.self_attn.[qkvo]_proj",
+                                         "model.embed_tokens", "lm_head", "model.layers.[12]?[0-9].input_layernorm"],
+         ("layers.30-31.norm_1.*", "norm_2.*", "norm.*")),
+    ],
+)  # fmt: skip
+def test_axolotl_trains_what_its_patterns_match(
+    model: str, patterns: list[str], frozen: tuple[str, ...], tmp_path: Path
+) -> None:
+    settings = {"base_model": model, "sequence_len": 512, "bf16": True, "unfrozen_parameters": patterns}
+    draft = read(tmp_path, "a.yml", **settings)
+    assert set(plan_of(draft).peft.frozen) == set(frozen)
+    assert any("frozen layers below" in setting.note for setting in draft.named("not modelled"))
+
+
+def test_so_many_patterns_of_parameters_end_after_seconds(tmp_path: Path) -> None:
+    patterns = [f"{'[a-z_.0-9]*' * 5}x{number}" for number in range(1100)]
+    common = {"base_model": "Qwen/Qwen2.5-7B", "sequence_len": 512}
+    assert "at most 1,024 patterns" in told(read(tmp_path, "a.yml", **common, unfrozen_parameters=patterns))
+    assert "take too long to try" in told(read(tmp_path, "a.yml", **common, unfrozen_parameters=patterns[:1000]))
+
+
+def test_a_gpu_without_bf16_computes_in_fp16_where_the_file_leaves_it_to_the_gpu(tmp_path: Path) -> None:
+    asks = read(tmp_path, "a.yml", base_model="Qwen/Qwen2.5-7B", sequence_len=512, bf16="auto")
+    says = read(tmp_path, "b.yml", base_model="Qwen/Qwen2.5-7B", sequence_len=512, bf16=True)
+    script = python(tmp_path, "train.py", UNSLOTH)
+    for draft, gpu, precision in ((asks, "t4", "fp16"), (asks, "a100-sxm4-80gb", "bf16"), (says, "t4", "bf16"),
+                                  (script, "t4", "fp16"), (script, "rtx-4090", "bf16")):  # fmt: skip
+        assert plan_of(draft.settled((), None, Device.load(gpu)), 1).precision.compute == precision
+    assert "precision" not in asks.settled(("precision",), None, Device.load("t4")).assumed
+
+
+def test_neat_packing_and_pretraining_pack(tmp_path: Path) -> None:
+    common = {"model_name_or_path": "Qwen/Qwen2.5-7B", "finetuning_type": "full", "cutoff_len": 512}
+    for settings, padded in (({"neat_packing": True}, False), ({"stage": "pt"}, False), ({}, True),
+                             ({"stage": "pt", "packing": False}, True)):  # fmt: skip
+        draft = read(tmp_path, "a.yaml", **common, **settings)
+        assert ("packing" in [setting.name for setting in draft.named("not modelled")]) == padded, settings
+    assert "neat_packing" in told(read(tmp_path, "a.yaml", **common, stage="dpo", neat_packing=True))
+
+
+def test_fsdp1_s_offload_is_read(tmp_path: Path) -> None:
+    settings = {"fsdp": ["full_shard", "offload", "auto_wrap"], "base_model": "Qwen/Qwen2.5-7B", "sequence_len": 512}
+    plan = plan_of(read(tmp_path, "a.yml", **settings, optimizer="adamw_torch"))
+    assert (plan.implementation, plan.offload.parameters, plan.offload.optimizer) == ("fsdp1", "host", "host")
 
 
 def test_faults_come_together_and_name_the_file_s_own_settings(tmp_path: Path) -> None:
@@ -285,8 +344,16 @@ def test_pairs_are_two_sequences_each(tmp_path: Path) -> None:
         draft = read(tmp_path, name, **settings)
         assert plan_of(draft, 1).micro_batch_size == 6
         assert any("--reference" in setting.note for setting in draft.named("not modelled"))
-    with pytest.raises(PlanError, match="generation and rewards"):
-        plan_of(read(tmp_path, "d.json", **trained, num_generations=8))
+
+
+def test_grpo_s_files_are_the_policy_s_own_step(tmp_path: Path) -> None:
+    settings = {"model_name_or_path": "Qwen/Qwen2.5-7B", "per_device_train_batch_size": 4, "bf16": True, "beta": 0.04,
+                "num_generations": 8, "max_prompt_length": 256, "use_vllm": True}  # fmt: skip
+    draft = read(tmp_path, "a.json", **settings)
+    plan = plan_of(draft, 1)
+    assert (plan.seq_len, plan.micro_batch_size) == (256 + 512, 4)  # answers as long as trl's own default; no pairs
+    assert {setting.name for setting in draft.named("not modelled")} >= {"num_generations", "use_vllm"}
+    assert not draft.named("unknown")
 
 
 def test_galore_s_rank(tmp_path: Path) -> None:
@@ -386,7 +453,9 @@ def test_unsloth_s_script_is_read_and_not_run(tmp_path: Path) -> None:
     pairs = python(tmp_path, "train.py", UNSLOTH.replace("SFTConfig(", "KTOConfig("))
     assert plan_of(pairs, 1).micro_batch_size == 2
     assert any("model:3" in setting.note for setting in pairs.named("not modelled"))
-    assert "generation and rewards" in told(python(tmp_path, "train.py", UNSLOTH.replace("SFTConfig(", "GRPOConfig(")))
+    assert "generation and rewards" in told(python(tmp_path, "train.py", UNSLOTH.replace("SFTConfig(", "PPOConfig(")))
+    answers = python(tmp_path, "train.py", UNSLOTH.replace("SFTConfig(", "GRPOConfig(max_completion_length=100, "))
+    assert plan_of(answers, 1).seq_len == 512 + 100
 
 
 def test_unsloth_studio_s_file(tmp_path: Path) -> None:

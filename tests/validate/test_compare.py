@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -340,7 +339,7 @@ def test_collectives_are_known_by_their_library() -> None:
 def test_a_trace_has_predicted_and_measured_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = record()
     found = predict(MODEL, SHARDED, CLUSTER, None, STACK).timeline
-    rank = [replace(s, program="rank0", start_s=s.start_s + 1000, end_s=s.end_s + 1000) for s in found.of()]
+    rank = [s._replace(program="rank0", start_s=s.start_s + 1000, end_s=s.end_s + 1000) for s in found.of()]
     write_spans(tmp_path / "runs-1-spans.json.gz", Timeline(spans=tuple(rank), step_s=found.step_s))
     run["files"] = {"spans.json.gz": "runs-1-spans.json.gz"}
     runs, out = tmp_path / "runs.jsonl", tmp_path / "both.json.gz"

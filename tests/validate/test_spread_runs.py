@@ -124,7 +124,8 @@ def test_phases_are_counted_between_their_marks() -> None:
     """A trace of two micro-batches to and fro: the borders are those of the last time, the peaks those of all."""
 
     def memory(at: int, total: int) -> dict[str, Any]:
-        return {"name": "[memory]", "ts": at, "args": {"Device Type": 0, "Total Allocated": total, "Bytes": 1}}
+        told = {"Device Type": 0, "Total Allocated": total, "Bytes": 1, "Addr": at}
+        return {"name": "[memory]", "ts": at, "tid": 1, "args": told}
 
     names = ["start", "forward", "backward", "forward", "backward", "optimizer", "end"]
     marks = [{"name": f"shardwise phase {name}", "ts": 10 * i} for i, name in enumerate(names)]

@@ -1,8 +1,7 @@
-"""A tracked reduce-scatter waits for gloo's copy: when its thread is scheduled is nobody's memory."""
+"""A counted reduce-scatter waits for gloo's copy: when its thread is scheduled is nobody's memory."""
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,18 +26,19 @@ class Unit:
 
 def test_a_copy_that_is_dropped_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     live = [100]
+    work = SimpleNamespace(wait=lambda: live.__setitem__(0, live[0] - 10))
 
-    def late(*_: object, **__: object) -> str:
-        live[0] += 50  # gloo's copy
-        threading.Timer(0.1, lambda: live.__setitem__(0, 100)).start()
-        return "work"
+    def late(*_: object, **__: object) -> object:
+        live[0] += 60  # what travels, and gloo's copy
+        return work
 
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(hooks.time, "sleep", lambda _: live.__setitem__(0, live[0] - 50))  # gloo's thread has its turn
     monkeypatch.setattr(collectives.DefaultReduceScatter, "__call__", late)
     layer = Unit()
     built: Any = SimpleNamespace(units=[layer])
-    with hooks.scattered_to_the_end(built, lambda: live[0]):
-        assert layer.scatter() == "work"
+    with hooks.scattered_to_the_end(built):
+        assert layer.scatter() is work
         assert live == [100]
     assert type(layer.scatter) is collectives.DefaultReduceScatter
 
@@ -48,5 +48,5 @@ def test_other_groups_keep_their_own_scatter(monkeypatch: pytest.MonkeyPatch, ba
     monkeypatch.setattr(dist, "get_backend", lambda: backend)
     layer = Unit()
     built: Any = SimpleNamespace(units=[layer])
-    with hooks.scattered_to_the_end(built, lambda: 0):
+    with hooks.scattered_to_the_end(built):
         assert layer.scatter is None

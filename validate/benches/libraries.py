@@ -1,6 +1,7 @@
 """Benches of libraries beside torch, and of formats that torch has products of but no module: what no fit reads yet.
 
-Each is measured where its library is installed; what then fails is a line that says why. The calls are the libraries' own tests: NVIDIA/TransformerEngine tests/pytorch, state-spaces/mamba tests/ops, pytorch
+Each is measured where its library is installed; what then fails is a line that says why. The calls are those of the libraries'
+own tests: NVIDIA/TransformerEngine tests/pytorch, state-spaces/mamba tests/ops, pytorch
 test/test_scaled_matmul_cuda.py.
 """
 

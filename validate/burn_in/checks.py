@@ -20,12 +20,10 @@ Tensor = Any  # torch is loaded by the worker
 MEMORY_SHARE: Final = 0.6  # of what may be taken: products and messages need the rest
 CPU_BYTES: Final = 2**28  # of a rank on a CPU, whose host's memory has a controller of its own to tell
 CHUNK_BYTES: Final = 2**28
-ODD: Final = (
-    0x9E3779B97F4A7C15 - 2**64
-)  # 2^64 over the golden ratio: neighbours get patterns that share no bits in order
-FAST: Final = (
-    2.0**-13
-)  # of fp8's fast accumulation on Hopper, which keeps 14 bits (DeepSeek-V3, arXiv 2412.19437, section 3.5.2)
+# 2^64 over the golden ratio: neighbours get patterns that share no bits in order
+ODD: Final = 0x9E3779B97F4A7C15 - 2**64
+# Of fp8's fast accumulation on Hopper, which keeps 14 bits (DeepSeek-V3, arXiv 2412.19437, section 3.5.2)
+FAST: Final = 2.0**-13
 WIDE: Final = 1009  # values of messages: a prime, so that blocks of any size differ
 
 

@@ -33,8 +33,8 @@ KINDS: Final = {
 _FEWEST = 2  # ranks: one alone sends nothing
 _QUICKEST_S, _SLOWEST_S, _LARGEST_BYTES = 1e-9, 1e6, 2**50  # of a collective that anybody measured
 _STARTING = re.compile(r"Collective test starting:\s*(\w+?)_perf")
-_RANK = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+(\d+)", re.IGNORECASE)
-_ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\w+)\s+(\S+)\s+(-?\d+)\s+([\d.]+|nan|inf)\s+([\d.]+)\s+([\d.]+)")
+_RANK = re.compile(r"#\s+Rank\s+(\d{1,9})\s.*?\bon\s+(\S+)\s+device\s+(\d{1,9})", re.IGNORECASE)
+_ROW = re.compile(r"^\s*(\d{1,18})\s+(\d{1,18})\s+(\w+)\s+(\S+)\s+(-?\d+)\s+([\d.]+|nan|inf)\s+([\d.]+)\s+([\d.]+)")
 _BY_NAME = tuple(sorted(KINDS, key=len, reverse=True))
 
 

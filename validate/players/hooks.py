@@ -14,7 +14,7 @@ from simulator.spec.plan import Plan
 from validate.parallel import DTYPES, Built
 from validate.torch_private import default_collectives
 
-_LET_GO_S = 5.0  # the most that a thread with nothing left to do is waited for
+_LET_GO_S = 0.05  # for a thread with nothing else left to do
 
 
 def reduced_in_place(plan: Plan) -> Callable[..., Any]:
@@ -37,12 +37,12 @@ def reduced_in_place(plan: Plan) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def scattered_to_the_end(built: Built, live_bytes: Callable[[], int]) -> Iterator[None]:
+def scattered_to_the_end(built: Built) -> Iterator[None]:
     """FSDP2's reduce-scatters return when gloo has let go of its copy of the input.
 
     gloo tells the waiting thread first and drops the copy a moment later, in a thread of its own: whether that is before
-    or after the next gather begins is the scheduler's, and a unit's gradients count or do not count in the peak. For a
-    tracked step only; live_bytes: what the tracker counts.
+    or after the next gather begins is the scheduler's, and a unit's gradients count or do not count in the peak. So its
+    thread is given a moment. For a counted step only.
     """
     units = [unit for unit in built.units if hasattr(unit, "set_custom_reduce_scatter")]
     if not units or dist.get_backend() != "gloo":
@@ -51,12 +51,11 @@ def scattered_to_the_end(built: Built, live_bytes: Callable[[], int]) -> Iterato
     _, default = default_collectives()
 
     class ToTheEnd(default):  # type: ignore[misc, valid-type]
-        def __call__(self, *args: object, **kwargs: object) -> object:
-            before = live_bytes()
+        def __call__(self, *args: object, **kwargs: object) -> Any:  # noqa: ANN401  torch's work, if it is one
             work = super().__call__(*args, **kwargs)
-            until = time.monotonic() + _LET_GO_S
-            while live_bytes() > before and time.monotonic() < until:
-                time.sleep(1e-4)
+            if work is not None:
+                work.wait()
+            time.sleep(_LET_GO_S)
             return work
 
     for unit in units:

@@ -9,7 +9,6 @@ import torch
 
 from simulator.spec.plan import Plan
 from validate.parallel import POWERSGD_BEGINS, Built, make_optimizer, replicate
-from validate.players.hooks import scattered_to_the_end
 from validate.steps import TrainingStep
 from validate.tracker import PlainTracker, ShardedTracker, TrackedMemory
 
@@ -45,8 +44,7 @@ def track_step(
             for _ in range(POWERSGD_BEGINS + 1):
                 step.run(num_micro_batches=1)
                 tracker.reset_mod_stats()
-        with scattered_to_the_end(built, tracker.total):
-            step.run(tracker.announce, min(plan.num_micro_batches, MICRO_BATCHES))
+        step.run(tracker.announce, min(plan.num_micro_batches, MICRO_BATCHES))
         return tracker.tracked()
 
 
@@ -65,6 +63,6 @@ def track_live_step(built: Built, step: TrainingStep, plan: Plan, device: torch.
     with tracker:
         step.run(tracker.announce, min(plan.num_micro_batches, MICRO_BATCHES))
         tracked = tracker.tracked()
-    if built.network is not built.module:
+    if built.network is not built.module and device.type == "cuda":  # on a CPU the tracker met them: 2.13, gloo
         tracked.add("buckets", sum(p.numel() * p.element_size() for p in built.module.parameters()))
     return tracked

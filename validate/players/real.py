@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from simulator.work.program import COMPUTE_STREAM
 from simulator.work.trace import Timeline
+from validate.engines import engine_of
 from validate.every_thread import count_every_thread
 from validate.launch import Launch, host_name
 from validate.machine import describe
 from validate.parallel import build, make_optimizer, materialise, replicate
 from validate.players.allocated import count_step
-from validate.players.hooks import gathered_at_once, reduced_in_place
-from validate.players.memory import track_live_step, track_step
+from validate.players.hooks import gathered_at_once, reduced_in_place, scattered_to_the_end
+from validate.players.memory import track_live_step
 from validate.players.timed import (
     AllocatorTimeline,
     allocator_bytes,
@@ -97,41 +99,73 @@ def _limit(task: Task, device: torch.device) -> tuple[int, int]:
 def _played(
     task: Task, report: RankReport, rank: int, device: torch.device, hook: Callable[..., Any] | None, total: int
 ) -> dict[str, Any]:
-    model, plan, stack = task.model, task.plan, task.stack
+    engine = engine_of(task.plan)
     machine = describe(
         torch, task.device, num_ranks=task.num_processes, threads=task.threads, command=task.command.split()
     )
+    if engine is not None:
+        machine["packages"] = {engine.package: engine.installed}
     report.partial(machine=machine)
     report.phase("build")
-    counted = plan.pp > 1 and device.type == "cpu" and count_every_thread()
-    built = build(model, plan, stack, device, pinned=plan.offload.pinned and device.type == "cuda")
-    materialise(built, device)
-    step = _step(task)(built, model, plan, stack, device)
+    step: TrainingStep = _torch_step(task, device, hook) if engine is None else _engine_step(task, device)
     result: dict[str, Any] = {"machine": machine, "memory": {}}
-    if device.type == "cpu" and plan.pp == 1:
+    if device.type == "cpu":
         report.phase("memory")
-        result["memory"] = track_step(built, step, plan, device, hook).as_json()
+        result["memory"] = _counted_bytes(task, step, device)
         report.partial(memory=result["memory"])
-    else:
-        built.optimizer = make_optimizer(built, plan)
-        replicate(built, plan, hook)
-        if device.type == "cpu":
-            report.phase("memory")
-            result["memory"] = count_step(step, Path(os.environ.get("SHARDWISE_SCRATCH", ".")), counted=counted)
-            report.partial(memory=result["memory"])
     barrier = _barrier(task)
-    with gathered_at_once(built) if task.mode == "solo" else contextlib.nullcontext():
+    with gathered_at_once(step.built) if task.mode == "solo" else contextlib.nullcontext():
         result |= timed_steps(step, device, report, warm_up=task.num_warm_up, count=task.num_steps, barrier=barrier)
         if device.type == "cuda":
             result["memory"] = _allocator_account(report, step, device, total)
             report.partial(memory=result["memory"])
         result |= _extras(task, report, step, device, rank, barrier)
-    if (
-        device.type == "cuda" and stack.traits.runs_operators and plan.pp == 1
-    ):  # a tracker sees operators, and compiled blocks have none
+    if device.type == "cuda" and _trackable(task):
         report.phase("memory by owner")
-        result["memory"]["tracked"] = track_live_step(built, step, plan, device).as_json()
+        result["memory"]["tracked"] = track_live_step(step.built, step, task.plan, device).as_json()
     return result | _from_everybody(task, result)
+
+
+def _trackable(task: Task) -> bool:
+    """A tracker sees operators, and compiled blocks have none; a pipeline's passes and an engine's own it cannot follow."""
+    return task.stack.traits.runs_operators and task.plan.pp == 1 and engine_of(task.plan) is None
+
+
+def _counted_bytes(task: Task, step: TrainingStep, device: torch.device) -> dict[str, Any]:
+    """A CPU allocator's account; whose the bytes are, a tracker says of another step. It counts where the allocator does not."""
+    whole = scattered_to_the_end(step.built) if engine_of(task.plan) is None else contextlib.nullcontext()
+    with whole:
+        found = count_step(step, Path(os.environ.get("SHARDWISE_SCRATCH", ".")), counted=count_every_thread())
+    count_every_thread(counts=False)
+    if not _trackable(task):
+        return found
+    return {**track_live_step(step.built, step, task.plan, device).as_json(), **found}
+
+
+def _torch_step(task: Task, device: torch.device, hook: Callable[..., Any] | None) -> TrainingStep:
+    """Of torch's own parts."""
+    plan = task.plan
+    built = build(task.model, plan, task.stack, device, pinned=plan.offload.pinned and device.type == "cuda")
+    if device.type == "cpu":
+        count_every_thread()  # not what meshes hold, on the CPU wherever the model is
+    materialise(built, device)
+    step = _step(task)(built, task.model, plan, task.stack, device)
+    built.optimizer = make_optimizer(built, plan)
+    replicate(built, plan, hook)
+    return step
+
+
+def _engine_step(task: Task, device: torch.device) -> Any:  # noqa: ANN401  a TrainingStep in all that is asked of it
+    """By the package of the plan's data parallelism."""
+    if device.type == "cpu":
+        count_every_thread()
+    with warnings.catch_warnings():  # of what else is not installed
+        warnings.simplefilter("ignore")
+        if task.plan.traits.core_layers:
+            from validate.players import megatron_core as player
+        else:
+            from validate.players import deepspeed_engine as player  # type: ignore[no-redef]
+    return player.make_step(task, device)
 
 
 def _step(task: Task) -> type[TrainingStep]:

@@ -35,8 +35,8 @@ def read_adapter_config(path: Path) -> dict[str, str]:
     flags = {"peft": "dora" if data.get("use_dora") else _METHODS[data["peft_type"]]}
     flags |= {flag: str(data[key]) for key, flag in _COUNTS.items() if data.get(key) is not None}
     flags |= {flag: ",".join(_words(data[key])) for key, flag in _LISTS.items() if data.get(key)}
-    if data.get("layers_to_transform") is not None or data.get("rank_pattern"):
-        flags["lora_targets"] = ",".join(_targets(data)[0])
+    if data["peft_type"] == "LORA":
+        flags = {"lora_rank": "8", **flags, "lora_targets": ",".join(_targets(data)[0])}  # peft's own rank
     return flags | ({"lora_dropout": str(data["lora_dropout"])} if data.get("lora_dropout") else {})
 
 

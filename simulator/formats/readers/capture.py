@@ -110,6 +110,8 @@ def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON
             raise InputError(Fault(place=f"{place}: tokens", problem=f"no events: {exc}", remedy=_AGAIN)) from None
     _check_keys(data, _KEYS, place)
     _check_signatures(data["signatures"], f"{place}: signatures")
+    if wrong := [number for number, name in enumerate(data["names"]) if not isinstance(name, str)]:
+        raise InputError(Fault(place=f"{place}: names.{wrong[0]}", problem="is no text", remedy=_AGAIN))
     for one in data["ranks"]:
         _check_keys(one, _RANK, f"{place}: ranks")
         _check_host(one, f"{place}: rank {one['rank']}: host")

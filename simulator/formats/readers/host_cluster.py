@@ -28,7 +28,7 @@ from simulator.spec.cluster.host import (
 from simulator.spec.cluster.hosts import pcie_bytes_per_s, pcie_kind, usual_host
 
 # One link, one way: data sheets (github:stas00/ml-engineering network/README.md; 14 GB/s on GA102 boards)
-ONE_LINK: Final = {"nvlink2": 25e9, "nvlink3": 25e9, "nvlink4": 25e9, "nvlink5": 50e9, "xgmi": 64e9}
+ONE_LINK: Final = {"nvlink2": 25e9, "nvlink3": 25e9, "nvlink4": 25e9, "nvlink5": 50e9, "xgmi": 48e9}
 GA102_LINK: Final = 14.0625e9
 _KIND: Final = {
     "volta": "nvlink2",

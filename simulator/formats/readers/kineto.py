@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +243,7 @@ def _with_causes(spans: list[Span]) -> list[Span]:
             ends, start = others.get(span.program, []), float(span.start_s)
             at = bisect_right(ends, (start, len(spans))) - 1
             if at >= 0 and ended.get(span.program, 0.0) < ends[at][0]:
-                span = replace(span, cause=ends[at][1])  # noqa: PLW2901  the same span, told more
+                span = span._replace(cause=ends[at][1])  # noqa: PLW2901  the same span, told more
             ended[span.program] = float(span.end_s)
         found.append(span)
     return found

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulator.base.units import whole
 from simulator.formats.readers.kernel_names import collective_of
 
 MAX_EVENTS = 2_000_000  # on devices, of all steps
@@ -129,8 +130,8 @@ def _time(value: object) -> float | None:
 def _integer(*values: object) -> int:
     """The first that is a whole number, or reads as one."""
     for value in values:
-        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 18:
-            return int(value)
+        if isinstance(value, str) and (number := whole(value)) is not None:
+            return number
         if type(value) is int and abs(value) < 2**62:
             return value
     return -1

@@ -76,12 +76,8 @@ def _matches(pattern: str, *, ends: bool) -> dict[str, Layers]:
     """Module -> layers."""
     if ends and (plain := _PLAIN.fullmatch(pattern)):
         return {plain[2]: None if plain[1] is None else frozenset({int(plain[1])})}
-    many = len(_REPETITION.findall(pattern)) > _MOST_REPETITIONS
-    if many or len(pattern) > _MOST_LETTERS or _REPEATED_GROUP.search(pattern):
-        return {}
-    try:
-        whole = re.compile(rf"(?:.*\.)?(?:{pattern})" if ends else pattern)
-    except (re.error, RecursionError, OverflowError):
+    whole = compiled(pattern, r"(?:.*\.)?" if ends else "")
+    if whole is None:
         return {}
     found: dict[str, set[int]] = {}
     until_s = time.process_time() + _MOST_S
@@ -91,6 +87,17 @@ def _matches(pattern: str, *, ends: bool) -> dict[str, Layers]:
         if time.process_time() > until_s:
             return {}
     return {name: None if len(layers) == _MOST_LAYERS else frozenset(layers) for name, layers in found.items()}
+
+
+def compiled(pattern: str, before: str = "") -> re.Pattern[str] | None:
+    """None: it is no pattern, or could take for ever to try."""
+    many = len(_REPETITION.findall(pattern)) > _MOST_REPETITIONS
+    if many or len(pattern) > _MOST_LETTERS or _REPEATED_GROUP.search(pattern):
+        return None
+    try:
+        return re.compile(f"{before}(?:{pattern})" if before else pattern)
+    except (re.error, RecursionError, OverflowError):
+        return None
 
 
 def with_ranks(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from simulator.base.errors import Fault, PlanError
 from simulator.base.files import ordinary
 from simulator.base.schema import nearest, unreadable
+from simulator.base.units import whole
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.rank_mapping import RankMapping, shortest
 
@@ -77,7 +78,7 @@ class _Table:
 
     def _row(self, row: Mapping[str, str], place: str) -> Iterator[Fault]:
         """Map one rank to its GPU."""
-        numbers = {name: _number(row.get(name, "")) for name in ("rank", "node")}
+        numbers = {name: whole(row.get(name, "")) for name in ("rank", "node")}
         if wrong := [name for name, number in numbers.items() if number is None]:
             yield Fault(place=place, problem=f"{' and '.join(wrong)}: not a whole number", remedy="0, 1, …")
         rank, node, per_node = numbers["rank"], numbers["node"], self.cluster.gpus_per_node
@@ -103,7 +104,7 @@ class _Table:
     def _gpu(self, row: Mapping[str, str], place: str) -> tuple[int | None, Fault | None]:
         """The local GPU of a line: by bus id where a source tells those, else by number."""
         bus, text = row.get("pci_bus_id", ""), row.get("gpu", "")
-        number = _number(text)
+        number = whole(text)
         if number is None and text not in _NO_ID:
             return None, Fault(place=place, problem=f"gpu: {text!r} is not a whole number", remedy="0, 1, …")
         if bus in _NO_ID or (not self.ids and number is not None):
@@ -141,10 +142,6 @@ class _Table:
             names = [f"{gpu % per_node} of node {gpu // per_node}" for gpu in left[:_SHOWN]]
             more = f", and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
             yield Fault(place=place, problem=f"GPU {', '.join(names)}{more} has no rank", remedy="each GPU once")
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() and len(text) < 9 else None
 
 
 def _listed(numbers: Sequence[int]) -> str:

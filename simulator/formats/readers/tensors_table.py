@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from simulator.base.errors import Fault, TableError
-from simulator.base.units import UnitError, parse_bytes
+from simulator.base.units import UnitError, parse_bytes, whole
 from simulator.formats.readers.csv_table import CellError, Parser, open_table, parse_record, shown, until_hopeless
 from simulator.studies.backtest.rows import BadRow
 from simulator.work.offload.tiered import Tensor
@@ -54,10 +54,10 @@ def read_tensors(file: Path, num_gpus: int) -> tuple[Tensor, ...]:
 
 
 def _gpu(cell: str) -> int:
-    text = cell.strip() or "0"
-    if not (text.isascii() and text.isdigit() and len(text) < 6):
+    number = whole(cell.strip() or "0")
+    if number is None or number >= 10**5:
         raise CellError(f"{shown(cell)} is no GPU", "the number of a GPU of the node, from 0")
-    return int(text)
+    return number
 
 
 def _name(cell: str) -> str:
@@ -68,11 +68,7 @@ def _name(cell: str) -> str:
 
 def _bytes(cell: str) -> int:
     try:
-        size = (
-            int(cell)
-            if cell.strip().isascii() and cell.strip().isdigit() and len(cell) < 20
-            else parse_bytes(cell.strip())
-        )
+        size = whole(cell.strip()) or parse_bytes(cell.strip())
     except UnitError as exc:
         raise CellError(exc.problem, exc.remedy) from None
     if not 0 < size < 2**60:

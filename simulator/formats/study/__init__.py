@@ -173,7 +173,8 @@ def _read_study(
     if draft is not None:
         from simulator.formats.study.imported import with_draft
 
-        draft = draft.settled({*given, *(str(Plan.flat_path(o.path)[0]) for o in of_root(overrides, "plan"))}, model)
+        stated = {*given, *(str(Plan.flat_path(o.path)[0]) for o in of_root(overrides, "plan"))}
+        draft = draft.settled(stated, model, None if cluster is None else cluster.device)
         raw, origins, found = with_draft(raw, origins, draft, cluster, model, given, overrides)
         faults += found
     table = base.get("plan")

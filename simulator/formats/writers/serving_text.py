@@ -40,11 +40,9 @@ def render(s: Serving) -> Group:
 
 
 def _verdict(s: Serving) -> Table:
-    devices = f"{s.num_devices:,} device{'s' if s.num_devices != 1 else ''}"
-    counted = f"{s.num_requests:,} request{'s' if s.num_requests != 1 else ''}" + (
-        f", the first {s.num_warmup:,} as warm-up" if s.num_warmup else ""
-    )
-    table = layout.table([(s.verdict.upper(), f"{s.model} on {s.cluster}, {devices}; {counted}"), ("", s.cause)], "ll")
+    warmup = f", the first {s.num_warmup:,} as warm-up" if s.num_warmup else ""
+    what = f"{s.model} on {s.cluster}, {counted(s.num_devices, 'device')}; {counted(s.num_requests, 'request')}{warmup}"
+    table = layout.table([(s.verdict.upper(), what), ("", s.cause)], "ll")
     table.columns[0].style = _COLORS[s.verdict]
     return table
 

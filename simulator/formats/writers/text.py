@@ -15,6 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from simulator.base.errors import without_commands
 from simulator.base.fit import Fit
 from simulator.base.sums import summed
 from simulator.base.units import counted, format_bytes, format_flop_per_s, format_interval, format_seconds
@@ -52,7 +53,7 @@ def to_text(answer: RenderableType, *, color: bool = False, width: int = PLAIN_W
         _environ={},
     )
     console.print(answer)
-    return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
+    return "\n".join(without_commands(line.rstrip(), color=color) for line in sink.getvalue().splitlines()) + "\n"
 
 
 def render(

@@ -41,16 +41,9 @@ def _windows(played: Played) -> bool:
 
 _MODEL: Final = (
     _model_rule(
-        "experts.latent_dim",
-        "a mixture whose tokens travel in fewer channels",
-        lambda played: played.model.experts is not None and played.model.experts.latent_dim > 0,
-    ),
-    _model_rule(
         "experts",
-        "a mixture with biases or a gate of its shared experts",
-        lambda played: (
-            played.model.experts is not None and (played.model.experts.bias or played.model.experts.shared_gate)
-        ),
+        "a mixture with biases, a gate of its shared experts or tokens that travel in fewer channels",
+        lambda played: (of := played.model.experts) is not None and bool(of.bias or of.shared_gate or of.latent_dim),
     ),
     _model_rule("latent", "multi-head latent attention", lambda played: played.model.latent is not None),
     _model_rule("mamba", "a mixer with a state", lambda played: played.model.mamba is not None),
@@ -74,13 +67,14 @@ def _in_mesh_order(plan: Plan) -> bool:
     return given == [axis for axis in AXES if getattr(plan, axis) > 1]
 
 
+_PLAYED_BY: Final = ("whole_modules", "shards_rows", "zero_engine", "core_layers")  # torch, and `validate.engines`
 _PLAN: Final = (
     PlayRule(
         where="data_parallel",
         fields=("implementation",),
-        holds=lambda played: played.plan.traits.whole_modules or played.plan.traits.shards_rows,
+        holds=lambda played: any(getattr(played.plan.traits, name) for name in _PLAYED_BY),
         equation=lambda played: f"{played.plan.implementation} is not played",
-        remedy='data_parallel = "ddp", "zero_redundancy" or "fsdp2"',
+        remedy='data_parallel = "ddp", "zero_redundancy", "fsdp2", "deepspeed" or "megatron"',
     ),
     PlayRule(
         where="rank_order",
@@ -186,7 +180,7 @@ _STACK: Final = (
     _stack_rule(
         "hand-fused blocks are not torch's own",
         'stack = "torch-2.11-eager" or "torch-2.11-compiled"',
-        lambda played: played.stack.traits.own_layers,
+        lambda played: played.stack.traits.own_layers and not played.plan.traits.core_layers,
     ),
     _stack_rule(
         "a fused rotary kernel is not torch's own",
@@ -200,14 +194,9 @@ _STACK: Final = (
         lambda played: played.stack.kernels.loss_metrics > 0,
     ),
     _stack_rule(
-        "Transformer Engine's loss is not torch's own",
-        "--set stack.loss=fp32_eager",
-        lambda played: played.stack.kernels.loss == "in_place",
-    ),
-    _stack_rule(
         "a fused loss is not torch's own",
         "--set stack.loss=fp32_eager",
-        lambda played: played.stack.kernels.loss == "fused",
+        lambda played: played.stack.kernels.loss in ("in_place", "fused"),
     ),
     _stack_rule(
         "the Triton kernel of 2022 is not in torch",
@@ -243,7 +232,7 @@ _SPLIT: Final = (
         where="tp",
         fields=("tp", "implementation", "dp_replicate", "dp_shard"),
         applies=_split,
-        holds=lambda played: played.plan.traits.shards_rows or played.plan.num_data_parallel <= 1,
+        holds=lambda played: not played.plan.traits.whole_modules or played.plan.num_data_parallel <= 1,
         equation="torch's DDP of split parameters is experimental: it rebuilds them in every forward",
         remedy="tp = 1, or zero = 3",
     ),

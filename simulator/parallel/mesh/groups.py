@@ -16,6 +16,7 @@ from math import gcd, lcm, prod
 from typing import TYPE_CHECKING, Final
 
 from simulator.base.errors import Fault, PlanError
+from simulator.base.units import whole as whole_number
 from simulator.parallel.group_layout import Pattern, layout, pairs_layout
 from simulator.parallel.lattice import Digit, Lattice
 from simulator.parallel.legality.degrees import FILLS
@@ -225,7 +226,7 @@ class Mesh:
         whole = Lattice.of((self.axes[a], self._strides[a]) for a in axis_names(name))
         if not part:
             return whole
-        size = int(part) if part.isdecimal() else 0
+        size = whole_number(part) or 0
         count, skip = (whole.count // max(size, 1), size) if mark == "%" else (size, 1)
         found = whole.part(count, skip) if size and count else None
         if found is None:

@@ -23,6 +23,7 @@ from simulator.work.script.instructions import (
     GatherUpdated,
     Gradient,
     Instruction,
+    Issued,
     Launch,
     Pass,
     Receive,
@@ -30,6 +31,7 @@ from simulator.work.script.instructions import (
     Restore,
     Run,
     Send,
+    Storage,
     Together,
     UnitInstruction,
     Unshard,
@@ -80,15 +82,14 @@ class StageReader:
         if self._stage.chunks:
             self._early = offloading.delayed_updates(self._build, self._stage.chunks[0].moves)
         for one in script:
-            match one:
-                case Pass():
-                    self._pass(one)
-                case Together(forward, backward):
-                    self._together(forward, backward)
-                case Launch() | Communicate():
-                    self._op(one)
-                case _:
-                    self._between(one)
+            if isinstance(one, Issued):
+                self._op(one)
+            elif isinstance(one, Pass):
+                self._pass(one)
+            elif isinstance(one, Together):
+                self._together(one.forward, one.backward)
+            elif not isinstance(one, Storage):
+                self._between(one)
 
     def _between(self, one: Instruction) -> None:
         """What stands between passes, and behind them."""
@@ -307,7 +308,7 @@ class StageReader:
 
     # -- op by op
 
-    def _op(self, one: Launch | Communicate) -> None:
+    def _op(self, one: Issued) -> None:
         after = [self._labels[label] for label in one.after]
         if isinstance(one, Communicate):
             done = self._build.communicate(one, *after)

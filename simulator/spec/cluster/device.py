@@ -26,8 +26,8 @@ _VENDORS = re.compile(r"\b(nvidia|amd|tesla|geforce|instinct)\b")
 _DRESS = re.compile(
     r"\b(nvidia|amd|tesla|geforce|instinct|tensor|cores?|gpus?|hgx|dgx|oam|hbm[0-9a-z]*|nvl(?=72|36)\d*|\d+(?:\.\d+)?tb/s)\b|\b\d+ *x(?= )"
 )
-_MEMORY = re.compile(r"\b(\d+) ?(?:gib|gb|g)\b")
-_POWER = re.compile(r"\b(\d+) ?w\b")
+_MEMORY = re.compile(r"\b(\d{1,6}) ?(?:gib|gb|g)\b")
+_POWER = re.compile(r"\b(\d{1,6}) ?w\b")
 _SERIES = re.compile(r"\b(g?rtx|gtx|quadro)(?=\d)")  # written together with what comes behind it
 _TOLERANCE = 0.08  # marketing counts GB or GiB, with or without what ECC and the driver keep
 

@@ -52,7 +52,7 @@ class PipelinePlan(Strict):
     @classmethod
     def _numbers(cls, value: object) -> object:
         """A flag's text, "3,4,4,3", as the list that a file has."""
-        if isinstance(value, str) and re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", value):
+        if isinstance(value, str) and re.fullmatch(r"\s*\d{1,18}(\s*,\s*\d{1,18})*\s*", value):
             return [int(number) for number in value.split(",")]
         return value
 

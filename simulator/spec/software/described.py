@@ -99,4 +99,4 @@ def _version_at(text: str, end: int) -> _Version:
 
 
 def _numbers(version: str) -> _Version:
-    return tuple(int(part) for part in re.findall(r"\d+", version))
+    return tuple(int(part) for part in re.findall(r"\d{1,9}", version))

@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 
 from simulator.base.schema import Strict
 from simulator.base.units import Bytes, Seconds
+from simulator.spec.cluster.device import Device
+
+PlanKeys = dict[str, int | float | bool | str]  # of a serving plan
 
 
 class OwnAllReduce(Strict):
@@ -24,15 +27,39 @@ class OwnAllReduce(Strict):
     largest: Bytes = Field(gt=0, description="message; beyond it NCCL takes over")
 
 
+class PlanOn(Strict):
+    """`[[engine.plan_on]]`: what an engine sets by itself on some GPUs; of all entries the first that holds."""
+
+    architecture: str | None = Field(default=None, description="of the device (`ampere`); any")
+    memory: Bytes | None = Field(gt=0, default=None, description="of a GPU by its driver, below which it holds; any")
+    tp: int | None = Field(ge=1, default=None, description="below which it holds; any")
+    plan: PlanKeys = Field(default={}, description="keys of a serving plan, before `plan`'s")
+    largest_graph: int | None = Field(ge=1, default=None, description="of `graph_sizes` that is captured")
+
+    def holds(self, device: Device, tp: int) -> bool:
+        """Whether it does on such GPUs."""
+        small = self.memory is None or device.memory_bytes < self.memory
+        return small and self.architecture in (None, device.architecture) and (self.tp is None or tp < self.tp)
+
+
+class SetAside(Strict):
+    """`[engine.set_aside]`: memory of a GPU that `gpu_memory_utilization` leaves out, where nobody says that one."""
+
+    fixed: Bytes = Field(ge=0, default=0, description="for anything")
+    token: Bytes = Field(ge=0, default=0, description="for each token of the largest step")
+    graph: Bytes = Field(ge=0, default=0, description="for each sequence of the largest CUDA graph")
+    gpu: Bytes = Field(ge=0, default=0, description="for each GPU of an engine")
+    least: Bytes = Field(ge=0, default=0, description="of all this, on GPUs with more than six times as much")
+
+
 class Engine(Strict):
     """`[engine]`: what an inference engine does, beyond what a serving plan says."""
 
-    plan: dict[str, int | float | bool | str] = Field(
+    plan: PlanKeys = Field(
         default={}, description="defaults of a serving plan's keys: max_sequences, max_batched_tokens, and so on"
     )
-    plan_on: dict[str, dict[str, int | float | bool | str]] = Field(
-        default={}, description="others by the device's architecture (`ampere`)"
-    )
+    plan_on: tuple[PlanOn, ...] = Field(default=(), strict=False, description="others on some GPUs")
+    set_aside: SetAside | None = Field(default=None, description="makes the default of `gpu_memory_utilization`")
     kv_cache_of: dict[str, str] = Field(
         default={},
         description="dtype of the cache by that of the weights (`fp8`), as checkpoints for the engine say it",
@@ -41,10 +68,7 @@ class Engine(Strict):
         default={}, description="the attention kernel by the device's architecture, where it is another"
     )
     reserved: float = Field(
-        ge=0,
-        le=1,
-        default=0.0,
-        description="part of its answer for which a sequence needs blocks of its own before it begins; 1: none is ever preempted",
+        ge=0, le=1, default=0.0, description="part of an answer whose blocks must be free to begin; 1: no preemption"
     )
     overlapped: bool = Field(
         default=False,
@@ -67,19 +91,13 @@ class Engine(Strict):
         description="a step that admits requests is followed by one that admits none, where anything decodes",
     )
     waiting_ratio: float = Field(
-        ge=0,
-        le=100,
-        default=0.0,
-        description="requests wait until they, and those of them that fit a step, are so large a part of the sequences that run",
+        ge=0, le=100, default=0.0, description="requests wait until those that fit are such a part of those that run"
     )
     waiting_steps: int = Field(
         ge=0, le=2**20, default=0, description="or until so many steps have decoded since requests were last admitted"
     )
     sequence_s: Seconds = Field(
-        ge=0,
-        default=0.0,
-        description="what each sequence of a step adds where its tokens are streamed to somebody, hidden by nothing; not where "
-        "whole answers are collected",
+        ge=0, default=0.0, description="what a sequence whose tokens are streamed adds to a step, hidden by nothing"
     )
     fp8_prompts: bool = Field(default=False, description="attention of prompts runs in fp8 where the cache is in fp8")
     casts: Literal["separate", "fused"] = Field(
@@ -90,9 +108,7 @@ class Engine(Strict):
         default=False, description="sampling works on the logits as the product made them, without copies of them"
     )
     request_s: Seconds = Field(
-        ge=0,
-        default=0.0,
-        description="of a request outside the queue: its way to the scheduler, tokens, and the first answer's way back",
+        ge=0, default=0.0, description="of a request outside the queue: the way in, tokens, the first answer's way out"
     )
     launch_tokens: int | None = Field(
         ge=0,
@@ -101,9 +117,10 @@ class Engine(Strict):
         description="launches of benchmarks with so many users give a step one prompt, a token a user and these beyond (where that "
         "is less than `max_batched_tokens`)",
     )
-    launch_plan: dict[str, int | float | bool | str] = Field(
+    launch_plan: PlanKeys = Field(
         default={}, description="keys of a serving plan as benchmarks of maximum load (all requests at once) set them"
     )
+    users_plan: PlanKeys = Field(default={}, description="the same of benchmarks with so many users")
     all_reduce: OwnAllReduce | None = Field(
         default=None, description="the engine's own kernel for small sums; else NCCL's"
     )
@@ -113,4 +130,15 @@ class Engine(Strict):
         sizes = self.graph_sizes
         if any(low >= high for low, high in pairwise((0, *sizes))):
             raise ValueError(f"graph_sizes {list(sizes)} are not sizes from 1 on that grow")
+        if not sizes and any(one.largest_graph for one in self.plan_on):
+            raise ValueError("plan_on: largest_graph is one of graph_sizes, and there are none")
         return self
+
+    def on(self, device: Device, tp: int) -> PlanOn:
+        """The entry of `plan_on` that holds there; an empty one."""
+        return next((one for one in self.plan_on if one.holds(device, tp)), PlanOn())
+
+    def graphs(self, device: Device, tp: int) -> tuple[int, ...]:
+        """Sequences for which a CUDA graph is captured there."""
+        most = self.on(device, tp).largest_graph
+        return tuple(size for size in self.graph_sizes if most is None or size <= most)

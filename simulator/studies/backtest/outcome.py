@@ -8,9 +8,8 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from simulator.base.errors import InputError
 
-SCHEMA_VERSION: Final = (
-    1  # of the reports; rises when a key is removed or changes its meaning; new keys do not raise it
-)
+# Of the reports; rises when a key is removed or changes its meaning; new keys do not raise it
+SCHEMA_VERSION: Final = 1
 Progress = Callable[[int, int], None]  # rows done, rows in all
 Status = Literal["ok", "refused", "bad", "failed", "calibration"]
 

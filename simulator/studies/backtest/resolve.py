@@ -27,7 +27,7 @@ from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import FlopConvention, RunRow
 from simulator.studies.backtest.ways import described, ways_of
 
-_GROUPS: Final = re.compile(r"zero1_intragroup([0-9]+)")
+_GROUPS: Final = re.compile(r"zero1_intragroup([0-9]{1,18})")
 _PCIE: Final = re.compile(r"\bpcie ?-?(?:gen)? ?([3-6])?", re.IGNORECASE)
 _FASTER: Final = re.compile(r"nvl|nvswitch|xgmi", re.IGNORECASE)
 _OLDER: Final = ("volta", "ampere", "ada", "cdna2")  # of PCIe 4

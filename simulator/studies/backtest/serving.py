@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from simulator.base.processes import mapped
 from simulator.studies.backtest.baselines import Baseline, held_out, one_efficiency, two_terms
@@ -13,9 +13,7 @@ from simulator.studies.backtest.outcome import Progress, Report, Status, gathere
 from simulator.studies.backtest.rows import BadRow, ServingRow, Table
 from simulator.studies.backtest.scores import ErrorScore, error_score, spearman
 from simulator.studies.backtest.serving_figures import predicted
-from simulator.studies.backtest.serving_rows import resolve
-
-_SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+from simulator.studies.backtest.serving_rows import SECONDS, resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +59,7 @@ class ServingOutcome:
     def seconds(self) -> float:
         """The measurement as a time: a rate's is that of one of its unit."""
         measured = self.measured or 1.0
-        return measured * _SECONDS[self.unit.casefold()] if self.unit.casefold() in _SECONDS else 1 / measured
+        return measured * SECONDS[self.unit.casefold()] if self.unit.casefold() in SECONDS else 1 / measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

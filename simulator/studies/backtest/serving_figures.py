@@ -16,12 +16,12 @@ from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.serving_rows import Asked, Load, Server
 from simulator.studies.serving import Deployment, Request, check
 from simulator.studies.serving.decoding import Z90, batch_of, sigma_of
+from simulator.studies.serving.deployment import ALWAYS
 from simulator.studies.serving.engine import ServedRun
-from simulator.studies.serving.report import latency_s, percentile, tpot_s, ttft_s
+from simulator.studies.serving.report import MEASURES, percentile, tpot_s
 from simulator.studies.serving.served import Served
 from simulator.studies.serving.shards import kv_bytes_per_token, weight_bytes
 
-_ALWAYS: Final = (0.0, math.inf)
 _SEED: Final = 0
 _APART: Final = 0.1  # of answers
 # Part of a GPU's memory by which a launch may leave less for the cache: NVIDIA's generator of launches says 0.8 where
@@ -46,8 +46,10 @@ class Found:
 
 
 def predicted(server: Server) -> Found:
-    """The row's figure. Raises RefusedError where the plan does not fit in memory."""
+    """The row's figure. Raises RefusedError where the plan does not fit in memory, launched in any way."""
     deployed = _deployed_once(server)
+    if server.other is not None and not deployed.tightest.memory.fit.runs:
+        return predicted(replace(server, plan=server.other, other=None))
     runs, spread = _RUNS.get((*_key(server), server.load), lambda: _played(server, deployed))
     ends = [figure_of(run, server.asked) / server.asked.unit for run in runs]
     if len(runs) > 1 and server.asked.figure == "ttft":
@@ -115,7 +117,7 @@ def _played(server: Server, deployed: Deployment) -> tuple[tuple[ServedRun, ...]
 def _run(deployed: Deployment, load: Load, apart: float = 0.0) -> ServedRun:
     users = 0 if load.alone else load.users
     streamed = users > 0 or load.rate < math.inf
-    return deployed.play(_requests(load, apart), _ALWAYS, users=users, streamed=streamed)
+    return deployed.play(_requests(load, apart), ALWAYS, users=users, streamed=streamed)
 
 
 def _with_less_cache(server: Server, deployed: Deployment, run: ServedRun) -> list[ServedRun]:
@@ -150,9 +152,8 @@ def _requests(load: Load, apart: float = 0.0) -> list[Request]:
 def figure_of(run: ServedRun, asked: Asked) -> float:
     """In SI. Raises RefusedError where no request has it."""
     jobs = run.jobs
-    if asked.figure in ("ttft", "tpot", "latency"):
-        measure = {"ttft": ttft_s, "tpot": tpot_s, "latency": latency_s}[asked.figure]
-        return _statistic([value for value in map(measure, jobs) if value is not None], asked)
+    if asked.figure == "ttft" or asked.figure == "tpot" or asked.figure == "latency":  # noqa: PLR1714  which narrows
+        return _statistic([value for value in map(MEASURES[asked.figure], jobs) if value is not None], asked)
     if asked.figure == "itl":
         return _between_tokens(jobs, asked)
     prompts, answers = sum(j.request.prompt_tokens for j in jobs), sum(j.request.output_tokens for j in jobs)

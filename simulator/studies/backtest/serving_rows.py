@@ -27,39 +27,46 @@ _ROUNDS: Final = 10  # requests of a closed loop over its users, as InferenceX p
 _OPEN: Final = 1000  # requests of an open loop
 
 _WEIGHTS: Final = {
-    "": "bf16", "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "fp8": "fp8", "w8a8-fp8": "fp8",
-    "int8": "int8", "w8a16": "int8", "int4": "int4", "w4a16": "int4", "awq": "int4", "gptq": "int4", "gptq-int4": "int4",
+    "": "bf16", "auto": "bf16", "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16",
+    "fp8": "fp8", "fp8-e4m3": "fp8", "fp8-block": "fp8", "w8a8-fp8": "fp8", "int8": "int8", "w8a16": "int8", "int4": "int4",
+    "w4a16": "int4", "awq": "int4", "gptq": "int4", "gptq-int4": "int4", "int4-awq": "int4", "awq-int4": "int4",
+    "nvfp4": "nvfp4", "fp4": "nvfp4",
 }  # fmt: skip
-_KV: Final = {
-    "": "auto",
-    "auto": "auto",
-    "bf16": "bf16",
-    "fp16": "fp16",
-    "fp8": "fp8",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-}
-_RATE: Final = re.compile(r"(inf|[0-9]*\.?[0-9]+)\s*(?:requests?|req|reqs?|queries)?\s*(?:/|per )\s*s(?:ec|econd)?|(?:qps|rate)\s*=?\s*(inf|[0-9]*\.?[0-9]+)",
+# What a checkpoint's name says of its weights, where no column does
+_IN_NAME: Final = re.compile(r"(?<![a-z0-9])(nvfp4|fp8|int8|w8a16|int4|w4a16|awq|gptq)(?![a-z0-9])", re.IGNORECASE)
+_KV: Final = {word: kind for word, kind in _WEIGHTS.items() if kind in ("bf16", "fp16", "fp8")} | {
+    "": "auto", "auto": "auto", "fp8-e5m2": "fp8",
+}  # fmt: skip
+_RATE: Final = re.compile(r"(inf|[0-9]*\.?[0-9]+)\s*(?:(?:requests?|req|reqs?|queries)?\s*(?:/|per )\s*s(?:ec|econd)?|[qr]ps\b)|(?:[qr]ps|rate)\s*[=:]?\s*(inf|[0-9]*\.?[0-9]+)",
                           re.IGNORECASE)  # fmt: skip
-_COUNTED: Final = re.compile(r"(?<![\w/.,])([0-9][0-9,]*) requests?\b(?!\s*/)")
+_USERS: Final = re.compile(r"(?:(?:max[ _-]?)?(?:concurren(?:cy|t)|users?|clients?|batch(?:[ _-]size)?|bs|c)\s*[=:]?\s*)?([0-9]{1,7})(?:\.0+)?"
+                           r"(?:\s*(?:users?|clients?|sessions?|streams?|concurrent(?: requests?| users?)?))?", re.IGNORECASE)  # fmt: skip
+_AT_ONCE: Final = re.compile(
+    r"inf\b|infinit|all at once|all requests|offline|unlimited|max(?:imum)?(?: load)?$", re.IGNORECASE
+)
+_COUNTED: Final = re.compile(r"(?<![\w/.,])([0-9][0-9,]{0,18}) requests?\b(?!\s*/)")
 
 Figure = Literal["ttft", "tpot", "itl", "latency", "output_rate", "token_rate", "request_rate"]
-# The words of a metric, the longest first; a time may have `_mean`, `_median` or `_p99` behind it.
+# The words of a metric, in order; `_` and other signs between them are one space.
 _FIGURES: Final[tuple[tuple[str, Figure], ...]] = (
-    (r"\(prompt\+output tokens\)/total time|total_(?:token_)?throughput", "token_rate"),
-    (r"output_(?:token_)?throughput", "output_rate"),
-    (r"request_throughput", "request_rate"),
-    (r"ttft|time_to_first_token", "ttft"),
-    (r"tpot|time_per_output_token", "tpot"),
-    (r"itl|inter_token_latency", "itl"),
-    (r"(?:request_|e2e_|end_to_end_)?latency|e2el?", "latency"),
-)
-_STATISTIC: Final = re.compile(r"_(mean|avg|median|p[0-9]{1,2}(?:\.[0-9]+)?)(?![a-z0-9])")
-_UNITS: Final = {
-    "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "tokens/s": 1.0, "token/s": 1.0, "tok/s": 1.0, "requests/s": 1.0, "req/s": 1.0,
-    "tokens/s/gpu": 0.0, "tok/s/gpu": 0.0,
+    (r"prompt output tokens total time|total (?:token )?(?:throughput|tput)", "token_rate"),
+    (r"(?:output|generation) (?:tokens? )?(?:throughput|tput|speed)|output tok(?:en)?s? (?:per )?s(?:ec(?:ond)?)?", "output_rate"),
+    (r"requests? (?:throughput|tput)|req(?:uest)?s? (?:per )?s(?:ec(?:ond)?)?", "request_rate"),
+    (r"ttft|(?:time to )?first token(?: latency)?", "ttft"),
+    (r"tpot|time per (?:output )?token", "tpot"),
+    (r"itl|inter token latency|time between tokens|tbt", "itl"),
+    (r"(?:request |e2e |end to end )?latency(?! per)|e2el?", "latency"),
+)  # fmt: skip
+_BEFORE: Final = r"(?:mean|avg|average|median|p[0-9.]+|std|min|max)"  # that may stand before them
+_STATISTIC: Final = re.compile(r"\b(mean|avg|average|median|p[0-9]{1,2}(?:\.[0-9]+)?)\b")
+_NO_STATISTIC: Final = re.compile(r"\b(?:std(?:dev)?|min(?:imum)?|max(?:imum)?|var(?:iance)?|[0-9]+(?:\.[0-9]+)?)\b")
+SECONDS: Final = {
+    "s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "µs": 1e-6,
 }  # fmt: skip
-_TIMES: Final = ("s", "ms", "us", "µs")
+_UNITS: Final = SECONDS | dict.fromkeys(
+    ("tokens/s", "token/s", "tok/s", "tokens/sec", "requests/s", "req/s", "qps", "rps"), 1.0
+)
+_UNITS.update(dict.fromkeys(("tokens/s/gpu", "tok/s/gpu"), 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,22 +130,24 @@ def resolve(row: ServingRow) -> Server:
 
 def asked_of(row: ServingRow) -> Asked:
     """The metric in words that are known, and its unit."""
-    figure = next((name for words, name in _FIGURES if re.match(words, row.metric.strip(), re.IGNORECASE)), None)
+    words = re.sub(r"[^a-z0-9.]+", " ", row.metric.casefold()).strip()
+    figure = next((name for known, name in _FIGURES if re.match(rf"(?:{_BEFORE} )?(?:{known})\b", words)), None)
     if figure is None:
-        raise RefusedError(
-            ("metric", f"{row.metric!r} is none that is predicted: ttft, tpot, itl, latency, throughputs")
-        )
+        known = "ttft, tpot, itl, latency, output_throughput, total_throughput, request_throughput"
+        raise RefusedError(("metric", f"{row.metric!r} is none that is predicted: {known}"))
     unit = _UNITS.get(row.unit.strip().casefold())
     timed = figure in ("ttft", "tpot", "itl", "latency")
-    if unit is None or (row.unit.strip().casefold() in _TIMES) != timed:
+    if unit is None or (row.unit.strip().casefold() in SECONDS) != timed:
         wanted = "s or ms" if timed else "tokens/s or requests/s"
         raise RefusedError(("unit", f"{row.unit!r} of {row.metric}: {wanted}"))
-    if "per_gpu" in row.metric:
-        unit = 0.0
-    found = _STATISTIC.search(row.metric)
+    found, other = _STATISTIC.search(words), _NO_STATISTIC.search(words)
+    if timed and other and not found:
+        raise RefusedError(
+            ("metric", f"{other[0]!r} of {row.metric!r}: mean, median and percentiles (p99) are predicted")
+        )
     word = found[1] if found else "mean"
-    percentile = {"mean": None, "avg": None, "median": 50.0}.get(word, float(word[1:]) if word[0] == "p" else None)
-    return Asked(figure=figure, percentile=percentile, unit=unit)
+    percentile = 50.0 if word == "median" else float(word[1:]) if word[0] == "p" else None
+    return Asked(figure=figure, percentile=percentile, unit=0.0 if "per gpu" in words else unit)
 
 
 def load_of(row: ServingRow) -> Load:
@@ -148,11 +157,11 @@ def load_of(row: ServingRow) -> Load:
     text, alone = row.concurrency_or_rate.strip(), "static" in row.metric
     lengths = row.input_tokens + row.output_tokens
     users, rate = 0, inf
-    if re.fullmatch(r"[0-9]{1,7}", text) and int(text):
-        users = int(text)
+    if (found := _USERS.fullmatch(text.replace(",", ""))) and int(found[1]):
+        users = int(found[1])
     elif found := _RATE.search(text):
         rate = float(found[1] or found[2])
-    elif not re.match(r"inf|all at once|max", text, re.IGNORECASE):
+    elif not _AT_ONCE.match(text):
         raise RefusedError(("load", f"concurrency_or_rate {text!r} is no number of users, no rate and not inf"))
     usual = _OPEN if rate < inf else max(_FEWEST, _TOKENS_AT_MOST_LOAD // lengths)
     usual = (users if alone else _ROUNDS * users) if users else usual
@@ -181,10 +190,13 @@ def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, on: tuple[Device
     dp = row.dp or max(1, gpus // (tp * pp))
     if tp * pp * dp != gpus:
         raise RefusedError(("degrees do not multiply to n_gpus", f"tp {tp} × pp {pp} × dp {dp}, not {gpus}"))
+    stated, kv = (re.sub(r"[\s_]+", "-", word.strip().casefold()) for word in (row.precision, row.kv_precision))
+    named = _IN_NAME.search(row.model)
+    weights = named[1].casefold() if named and stated in ("", "auto") else stated
     unknown = [
         f"{column} {word!r}"
-        for column, word, words in (("precision", row.precision, _WEIGHTS), ("kv_precision", row.kv_precision, _KV))
-        if word.strip().casefold() not in words
+        for column, word, words in (("precision", weights, _WEIGHTS), ("kv_precision", kv, _KV))
+        if word not in words
     ]
     if unknown:
         raise RefusedError(("precision", f"{', '.join(unknown)}: {', '.join(filter(None, _WEIGHTS))}"))
@@ -194,8 +206,8 @@ def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, on: tuple[Device
         "tp": tp,
         "pp": pp,
         "dp": dp,
-        "weights": _WEIGHTS[row.precision.strip().casefold()],
-        **({"kv_cache": _KV[row.kv_precision.strip().casefold()]} if row.kv_precision else {}),
+        "weights": _WEIGHTS[weights],
+        **({"kv_cache": _KV[kv]} if kv else {}),
         "max_model_len": load.prompt + load.output,
         "stack": stack.name,
         **({"experts": "dealt"} if (row.ep or 1) > 1 else {}),
@@ -205,15 +217,15 @@ def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, on: tuple[Device
 
 def _launched(plan: InferencePlan, stack: Stack, load: Load) -> InferencePlan | None:
     """As a benchmark of so many users launches the engine; None where that is how it is launched anyway."""
-    spare = stack.engine.launch_tokens if stack.engine else None
-    users = ceil(load.users / plan.dp)
-    tokens = load.prompt + users + (spare or 0)
+    engine, users = stack.engine, ceil(load.users / plan.dp)
+    if engine is None or load.alone or not users:
+        return None
+    launch, tokens = dict(engine.users_plan), load.prompt + users + (engine.launch_tokens or 0)
     if not plan.chunked_prefill:
         tokens = max(tokens, load.prompt + load.output)  # a whole sequence must fit a step
-    if spare is None or load.alone or not users or tokens >= (plan.max_batched_tokens or inf):
-        return None
-    most = min(users, plan.max_sequences)
-    return plan.model_copy(update={"max_batched_tokens": tokens, "max_sequences": most})
+    if engine.launch_tokens is not None and tokens < (plan.max_batched_tokens or inf):
+        launch |= {"max_batched_tokens": tokens, "max_sequences": min(users, plan.max_sequences)}
+    return plan.model_copy(update=launch) if launch else None
 
 
 @cache

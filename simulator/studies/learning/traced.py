@@ -25,9 +25,8 @@ Kernels = Mapping[CoefficientName, float]  # seconds of a step
 _OWN: Final[Mapping[str, CoefficientName]] = {"gemm": "products", "attention": "attention"}
 # Categories of a prediction that are no kernels, or kernels that others stand for
 _NO_KERNELS: Final = ("host", "interference", "stragglers", "bubble", "overhead")
-_SCATTER: Final = (
-    0.03  # one sigma of a category's seconds from step to step, with the profiler's own cost a kernel: some percent
-)
+# One sigma of a category's seconds from step to step, with the profiler's own cost a kernel: some percent
+_SCATTER: Final = 0.03
 
 
 @dataclass(frozen=True, slots=True)

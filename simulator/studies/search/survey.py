@@ -21,9 +21,8 @@ from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.time_floor import TimeFloor
 from simulator.work.ops import recompute_ops
 
-_HELD: Final = (
-    2  # layers' worth of playing that a layer's blocks and live tensors cost, as measured (docs/benchmarks.md)
-)
+# Layers' worth of playing that a layer's blocks and live tensors cost, as measured (docs/benchmarks.md)
+_HELD: Final = 2
 _RESERVED: Final = 2  # and what the allocator makes of them, where they fit
 _UNBOUNDED: Final = ("comm_hook", "one_bit", "zeropp", "sync_every_steps", "hierarchical_gather")
 

@@ -27,18 +27,16 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import LayerKind, Model
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving.attention import KEYS_APART, AttentionCosts
+from simulator.studies.serving.attention import KEYS_APART, AttentionCosts, windows
 from simulator.studies.serving.batch import MOST_CAPTURED, Batch, busiest_rank, padded
 from simulator.studies.serving.blocks import ForwardOps, forward_ops, head_ops
 from simulator.studies.serving.cost import Cost
-from simulator.studies.serving.groups import pipeline_shape, tensor_shape
+from simulator.studies.serving.groups import own_all_reduce_s, pipeline_shape, tensor_shape
 from simulator.studies.serving.kernels import stored_as
 from simulator.studies.serving.lora import lora_kernels
-from simulator.studies.serving.own_all_reduce import own_all_reduce_s
 from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.shards import cached_channels, kv_bytes_per_token, stage_shards
 from simulator.studies.serving.speculation import draft_plan, tokens_a_step
-from simulator.studies.serving.windows import windows
 from simulator.work.collectives import collective_s
 from simulator.work.ops import Exchange
 from simulator.work.ops.graph import stream
@@ -68,7 +66,7 @@ class StepCosts:
         self._curves, self._ideal = curves, calibration.kind == "ideal"
         self._clock = Clock(cluster.device, calibration, stack)
         self._casts = stack.engine is None or stack.engine.casts == "separate"
-        self._graphs = stack.engine.graph_sizes if stack.engine else ()
+        self._graphs = stack.engine.graphs(cluster.device, plan.tp) if stack.engine else ()
         self.ranks = plan.ranks
         self._fp4 = cluster.device.peak("fp4") > 0
         self._each = plan.draft_tokens + 1 if plan.speculative != "none" else 1

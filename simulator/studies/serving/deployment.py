@@ -156,8 +156,7 @@ class Deployment:
     def full_queue(self, requests: Sequence[Request], engines: int, *, of_a_rank: bool = False) -> list[Request]:
         """Requests of the same lengths, all present from the beginning: several times as many as run at once."""
         memory, plan = self.memory, self.plan
-        total = requests.tokens if isinstance(requests, Requests) else _tokens(requests)
-        mean = total / len(requests)
+        mean = (requests if isinstance(requests, Requests) else Requests.of(requests)).tokens / len(requests)
         room = max(1, int(memory.num_blocks * memory.block_size / mean))
         ranks = 1 if of_a_rank else plan.ranks
         at_once = ranks * min(plan.max_sequences, room) * memory.num_schedulers * engines
@@ -193,10 +192,6 @@ class Deployment:
             for deployed, (part, share), prefilled in pools
         ]
         return min(found)
-
-
-def _tokens(requests: Sequence[Request]) -> int:
-    return sum(request.prompt_tokens + request.output_tokens for request in requests)
 
 
 Part = tuple[Sequence[Request], float]

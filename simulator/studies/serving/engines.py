@@ -8,8 +8,9 @@ from typing import Final
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.software.described import named_in
+from simulator.spec.software.engine import Engine, SetAside
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving.plan import InferencePlan
+from simulator.studies.serving.plan import DEFAULT_BATCHED_TOKENS, InferencePlan
 
 USUAL: Final[str] = InferencePlan.model_fields["stack"].default
 
@@ -28,9 +29,9 @@ def engine_of(text: str) -> Stack:
 @cache
 def usual_values(stack: str) -> dict[str, tuple[object, ...]]:
     """Of each field of a plan under this stack, what it is where nobody says it: one value, or one an architecture."""
-    engine = Stack.load(stack).engine
-    own = InferencePlan().model_dump(mode="json")
-    ways = [own] if engine is None else [own | engine.plan | on for on in ({}, *engine.plan_on.values())]
+    engine = Stack.load(stack).engine or Engine()
+    own = InferencePlan().model_dump(mode="json") | engine.plan
+    ways = [own, *(own | one.plan for one in engine.plan_on)]
     return {name: tuple(way[name] for way in ways) for name in own}
 
 
@@ -38,17 +39,29 @@ def with_defaults(
     plan: InferencePlan, stack: Stack, device: Device | None = None, model: Model | None = None
 ) -> InferencePlan:
     """The plan with the engine's own defaults, on this device and for this model where they matter, where it says nothing."""
-    if stack.engine is None:
+    engine = stack.engine
+    if engine is None:
         return plan
-    cache = stack.engine.kv_cache_of.get(plan.weights)
-    on = {} if device is None else stack.engine.plan_on.get(device.architecture, {})
-    stated = stack.engine.plan | on | ({"kv_cache": cache} if cache else {})
-    if stack.engine.prompt_s and device is not None and model is not None:
-        multiplied = stack.engine.prompt_s * device.peak("bf16") * plan.tp / (2 * model.num_active_parameters)
+    cache = engine.kv_cache_of.get(plan.weights)
+    on = {} if device is None else engine.on(device, plan.tp).plan
+    stated = engine.plan | on | ({"kv_cache": cache} if cache else {})
+    if engine.prompt_s and device is not None and model is not None:
+        multiplied = engine.prompt_s * device.peak("bf16") * plan.tp / (2 * model.num_active_parameters)
         stated |= {"max_batched_tokens": max(1, min(int(multiplied), model.max_positions))}
+    if engine.set_aside and device is not None:
+        tokens = plan.max_batched_tokens or int(stated.get("max_batched_tokens", DEFAULT_BATCHED_TOKENS))
+        stated["gpu_memory_utilization"] = _utilization(engine, engine.set_aside, tokens, plan, device)
     left_open = {name: value for name, value in stated.items() if name not in plan.model_fields_set}
     found = plan.model_copy(update=left_open) if left_open else plan
     longest = found.max_model_len or 0
     if found.chunked_prefill or not found.max_batched_tokens or found.max_batched_tokens >= longest:
         return found
     return found.model_copy(update={"max_batched_tokens": longest})  # a whole prompt must fit a step
+
+
+def _utilization(engine: Engine, aside: SetAside, tokens: int, plan: InferencePlan, device: Device) -> float:
+    """The share of memory that is left for weights and cache, in thousandths. tokens: of the largest step."""
+    graph = max(engine.graphs(device, plan.tp), default=0)
+    wanted = aside.fixed + aside.token * tokens + aside.graph * graph + aside.gpu * plan.engine_devices
+    least = aside.least if device.memory_bytes > 6 * aside.least else 0
+    return max(0.001, round(1 - max(least, wanted) / device.memory_bytes, 3))

@@ -1,10 +1,17 @@
-"""How the groups of an engine lie on the nodes. Engines stand one after another, in each the stages, in each tp's ranks."""
+"""How the groups of an engine lie on the nodes, and its own all-reduce in them.
+
+Engines stand one after another, in each the stages, in each tp's ranks.
+"""
 
 from __future__ import annotations
 
+from math import inf
+
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.cluster import Cluster
+from simulator.spec.software.stack import Stack
 from simulator.studies.serving.plan import InferencePlan
+from simulator.work.ops import Exchange
 
 
 def tensor_shape(plan: InferencePlan, cluster: Cluster) -> GroupShape:
@@ -32,3 +39,18 @@ def pipeline_shape(plan: InferencePlan, cluster: Cluster, stage: int) -> GroupSh
         num_groups_per_node=min(plan.tp, gpus),
         spans_domain=any(a // domain != b // domain for a, b in pairs),
     )
+
+
+def own_all_reduce_s(exchange: Exchange, shape: GroupShape, cluster: Cluster, stack: Stack) -> float:
+    """Seconds of its one kernel for small messages, which reads and writes its peers' memory (two-shot).
+
+    inf: the engine has no such kernel for the message and the GPUs' links.
+    """
+    own = stack.engine.all_reduce if stack.engine else None
+    n, near = shape.num_ranks, shape.num_nodes == 1 and not shape.spans_domain
+    if own is None or exchange.kind != "all_reduce" or not near or "pcie" in cluster.intra.kind:
+        return inf
+    if exchange.num_bytes > own.largest:
+        return inf
+    moved_s = 2 * (n - 1) / n * exchange.num_bytes / (own.link_share * cluster.intra.bytes_per_s)
+    return own.latency_s + own.rank_s * n + moved_s

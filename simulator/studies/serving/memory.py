@@ -137,6 +137,9 @@ def _stage(
     if plan.cache_of == "free":
         left = int((capacity - held - activations - outside) * plan.gpu_memory_utilization)
         budget = capacity
+    elif plan.cache_of == "static":
+        left = int((capacity - outside) * plan.gpu_memory_utilization) - held
+        budget = left + held + activations + seen
     return ServingMemory(
         stage=stage,
         weight_bytes=held,

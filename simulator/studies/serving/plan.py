@@ -47,7 +47,8 @@ class InferencePlan(Strict):
     chunked_prefill: prompts are cut to fill what is left of a step (Sarathi); otherwise they are computed whole.
     mixed_steps: sequences decode in the steps that compute prompts; otherwise prompts come first, in steps of their own.
     None: where prompts are cut. cache_of: what gpu_memory_utilization is a fraction of: budget, the GPU's memory for all
-    there is; free, what weights and the largest step leave, for the cache alone.
+    there is; free, what weights and the largest step leave, for the cache alone; static, what is free before the weights
+    come, for them and the cache.
     experts: of a mixture, over tp: split, a slice of each on every GPU; dealt, whole ones (expert parallelism).
     attention_dp: with dealt experts, each GPU of an engine attends to sequences of its own, with all heads and all that is
     not expert whole, and tokens travel to the GPUs of their experts and back (wide expert parallelism).
@@ -80,7 +81,7 @@ class InferencePlan(Strict):
     max_sequences: int = Field(ge=1, le=MAX_COUNT, default=256)
     chunked_prefill: bool = True
     mixed_steps: bool | None = None
-    cache_of: Literal["budget", "free"] = "budget"
+    cache_of: Literal["budget", "free", "static"] = "budget"
     speculative: Literal["none", "draft", "mtp", "ngram"] = "none"
     draft_tokens: int = Field(ge=1, le=64, default=3)
     acceptance: float | None = Field(ge=0, le=1, default=None)
@@ -188,14 +189,10 @@ def _pool_faults(plan: InferencePlan, model: Model, cluster: Cluster) -> list[Fa
     alone = pool.model_copy(update={"dp": 1, "expert_imbalance": 1.0, "replicate": ()})
     found = [*_split_faults(alone, model), *_group_faults(alone, cluster)]
     return [
-        replace(fault, place=fault.place.replace(": ", ": prefill_"), remedy=_of_prefill(fault.remedy))
+        replace(fault, place=fault.place.replace(": ", ": prefill_"), remedy=f"prefill_{fault.remedy}")
         for fault in found
         if fault.place in ("inference: tp", "inference: pp")
     ]
-
-
-def _of_prefill(remedy: str) -> str:
-    return f"prefill_{remedy}"
 
 
 def legal_tp(model: Model, *, dealt: bool = False) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ class Pools:
         holding = replace(prefill.limits, hands_over=True)
         self._request_s = prefill.costs.request_s
         self._prefill = Engine(prefill.costs, holding, prompts, window, env=env, handed_on=self._prompt_ends)
-        self._decode = Engine(decode.costs, decode.limits, requests, window, env=env, handed_on=self._answered)
+        self._decode = Engine(decode.costs, decode.limits, requests, window, env=env, handed_on=lambda *_: self._tell())
         self._senders = _links(env, self._prefill, prefill.costs.plan.dp)
         self._receivers = _links(env, self._decode, decode.costs.plan.dp)
         self._coming = dict.fromkeys(self._decode.lanes, 0)
@@ -113,10 +113,6 @@ class Pools:
         self._coming[target] -= 1
         job.cached, job.done = tokens, 1
         self._decode.give(job, target)
-
-    def _answered(self, job: RequestState, _: Lane) -> None:
-        del job
-        self._tell()
 
     def _tell(self) -> None:
         self._done += 1

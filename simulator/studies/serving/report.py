@@ -157,16 +157,16 @@ class Serving:
     suggestion: str
     num_requests: int
     num_warmup: int
-    latencies: Latencies | None
-    low_latencies: Latencies | None
-    high_latencies: Latencies | None
-    sigma: float | None
-    load: Load | None
-    attainments: tuple[Attainment, ...]
-    slo_share: float | None
-    decode_steps: tuple[DecodeStep, ...]
+    latencies: Latencies | None = None
+    low_latencies: Latencies | None = None
+    high_latencies: Latencies | None = None
+    sigma: float | None = None
+    load: Load | None = None
+    attainments: tuple[Attainment, ...] = ()
+    slo_share: float | None = None
+    decode_steps: tuple[DecodeStep, ...] = ()
     memory: ServingMemory
-    remedies: tuple[Remedy, ...]
+    remedies: tuple[Remedy, ...] = ()
     assumptions: tuple[str, ...]
     sources: tuple[Source, ...]
     costs: tuple[TokenCost, ...] = ()

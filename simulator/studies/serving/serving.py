@@ -151,7 +151,6 @@ def _played(setting: Deployment, asked: _Asked, said: tuple[Source, ...]) -> Ser
         decode_steps=tuple(
             decode_step(costs, n, context, setting.calibration, setting.curves) for n in dict.fromkeys((1, size))
         ),
-        remedies=(),
     )
 
 
@@ -242,14 +241,6 @@ def _does_not_fit(setting: Deployment, requests: Sequence[Request], said: tuple[
         or "no single change that was tried makes it fit: more GPUs an engine (tp × pp), or a smaller model",
         num_requests=len(requests),
         num_warmup=0,
-        latencies=None,
-        low_latencies=None,
-        high_latencies=None,
-        sigma=None,
-        load=None,
-        attainments=(),
-        slo_share=None,
-        decode_steps=(),
         remedies=found,
     )
 

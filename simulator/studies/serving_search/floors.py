@@ -10,6 +10,7 @@ times is at least that percentile of their bounds. The host's time before each s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from math import inf
 from typing import Final
 
@@ -35,8 +36,9 @@ class Floors:
         self._ideal = StepCosts(*given, Calibration.ideal(), LinkCurves.ideal())
         quicker = min(1.0, stack.elementwise_factor_on(study.cluster.device.architecture))
         self._share = quicker * (_ROUNDED if study.model.experts else 1.0)
-        self._prompts: dict[int, float] = {}
-        self._tokens: dict[int, float] = {}
+        keys = (0,) * len(self._ideal.windows)
+        self._first_s = cache(lambda n: self.step_s(Batch(decodes=0, keys=keys, chunks=(Chunk(new=n, cached=0),))))
+        self._token_s = cache(lambda context: self.step_s(batch_of(self._ideal, 1, context)))
 
     def step_s(self, batch: Batch) -> float:
         """No step that holds this batch is shorter."""
@@ -45,21 +47,11 @@ class Floors:
 
     def first_s(self, prompt: int) -> float:
         """From a request's arrival to its first token."""
-        tokens = max(1, prompt - prompt % GRAIN)
-        found = self._prompts.get(tokens)
-        if found is None:
-            keys = tuple(0 for _ in self._ideal.windows)
-            batch = Batch(decodes=0, keys=keys, chunks=(Chunk(new=tokens, cached=0),))
-            found = self._prompts[tokens] = self.step_s(batch)
-        return found
+        return self._first_s(max(1, prompt - prompt % GRAIN))
 
     def token_s(self, prompt: int) -> float:
         """Each further token."""
-        context = max(1, prompt - prompt % GRAIN)
-        found = self._tokens.get(context)
-        if found is None:
-            found = self._tokens[context] = self.step_s(batch_of(self._ideal, 1, context))
-        return found
+        return self._token_s(max(1, prompt - prompt % GRAIN))
 
 
 def floors_of(

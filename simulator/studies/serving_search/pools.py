@@ -52,16 +52,12 @@ def pair_answer(
         return None
     first, rest = player.play("prefill", prompts, ratio[0], pace), player.play("decode", layout, ratio[1], pace)
     values = player.values(first, rest, [pace * one for one in moved])
-    capacities = (
-        ratio[0] * first.capacity_per_s,
-        ratio[1] * rest.capacity_per_s,
-        min(ratio) * links,
-    )
+    pools_per_s = ratio[0] * first.capacity_per_s, ratio[1] * rest.capacity_per_s
     return Answer(
         plan=plan,
         attainments=judged(values, study.slo)[0],
         median_s=medians(values),
-        capacity_per_s=min(capacities),
+        capacity_per_s=min(*pools_per_s, min(ratio) * links),
         near=place.near,
         sequences=rest.sequences,
         kv_peak=rest.kv_peak,

@@ -45,9 +45,8 @@ class Kind(IntEnum):
     WAIT_HOST = 9  # event: the host waits
     RECORD_STREAM = 10  # storage, stream that uses it
     STEP = 11  # number of the step that ended
-    MESSAGE = (
-        12  # number (counted with the collectives), 0 sent 1 received, group, peer, bytes, stream, batch (-1: alone)
-    )
+    # number (counted with the collectives), 0 sent 1 received, group, peer, bytes, stream, batch (-1: alone)
+    MESSAGE = 12
 
 
 ARITY = {

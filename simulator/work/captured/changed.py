@@ -17,7 +17,7 @@ from itertools import pairwise
 from simulator.work.captured.capture import Capture, Kind, Phase
 from simulator.work.captured.cost import KernelCost
 
-_NUMBERED = re.compile(r"^((?:.*?\.)?)(\d+)(?=\.|$)")
+_NUMBERED = re.compile(r"^((?:.*?\.)?)(\d{1,18})(?=\.|$)")
 _COPY_STREAM = 1 << 20  # of copies to and from the host; a number that no program has
 Event = Sequence[int]
 

@@ -28,6 +28,7 @@ _CALLS: dict[int, int] = {Kind.COLLECTIVE: 0, Kind.WAIT_WORK: 1, Kind.MESSAGE: 0
 _EVENTS: dict[int, int] = {Kind.RECORD: 0, Kind.WAIT_EVENT: 1, Kind.WAIT_HOST: 0}
 _NAMED: dict[int, int] = {Kind.OPERATOR: 2, Kind.COLLECTIVE: 1}  # where a kind has a name
 _ALONE = -(1 << 30)  # in place of a batch
+_OPERATOR, _ALLOCATE, _FREE, _RECORD_STREAM = map(int, (Kind.OPERATOR, Kind.ALLOCATE, Kind.FREE, Kind.RECORD_STREAM))
 
 
 def folded(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def unfolded(data: Mapping[str, Any]) -> dict[str, Any]:
     ranks = []
     for one, row in zip(data["ranks"], rows, strict=True):
         absolute = _Absolute(data["names"], names)
-        events = [absolute.event(token) for token in row]
+        events = list(map(absolute.event, row))
         categories = {str(storage): data["kinds"][kind] for storage, kind in absolute.categories.items()}
         ranks.append({**one, "events": events, "categories": categories})
     rest = {name: value for name, value in data.items() if name not in ("tokens", "kinds")}
@@ -161,20 +162,30 @@ class _Absolute:
     def __init__(self, paths: Sequence[str], names: dict[str, int]) -> None:
         self._paths, self._names, self._at = paths, names, _Standing()
         self.categories = self._at.categories
+        self._operators: dict[tuple[Token, int], list[int]] = {}  # by token and the number that its path has had last
 
     def event(self, token: Token) -> list[int]:
-        kind, *told = token
-        at = self._at
-        if kind == Kind.ALLOCATE:
-            again, step, category, *rest = told
+        kind, at = token[0], self._at
+        if kind == _ALLOCATE:
+            _, again, step, category, *rest = token
             storage = at.numbers["again" if again else "born"] + step
             at.begin(storage, category)
             return [kind, storage, *rest]
-        if kind in (Kind.FREE, Kind.RECORD_STREAM):
-            category, newer, *rest = told
+        if kind in (_FREE, _RECORD_STREAM):
+            _, category, newer, *rest = token
             row = at.alive[category]
-            storage = row.pop(len(row) - 1 - newer) if kind == Kind.FREE else row[len(row) - 1 - newer]
+            storage = row.pop(len(row) - 1 - newer) if kind == _FREE else row[len(row) - 1 - newer]
             return [kind, storage, *rest]
+        if kind == _OPERATOR and token[4] == 0:  # as the same of its path before, whatever layer that is
+            key = token, at.paths.get(token[3], 0)
+            if key not in self._operators:
+                self._operators[key] = self._other(token)
+            return self._operators[key]
+        return self._other(token)
+
+    def _other(self, token: Token) -> list[int]:
+        kind, *told = token
+        at = self._at
         named = _NAMED.get(kind)
         if named is not None:
             told[named : named + 2] = [self._name(told[named], told[named + 1])]

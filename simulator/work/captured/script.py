@@ -20,10 +20,9 @@ from simulator.work.script.instructions import Allocate, Communicate, Free, Happ
 
 _HOOKED = "fsdp."  # operators that FSDP2's hooks run before each of its collectives
 _FOLLOWED = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send_recv"}
-
-
-_FREE = int(Kind.FREE)
+_FREE, _OPERATOR = int(Kind.FREE), int(Kind.OPERATOR)
 _STORAGES = frozenset({int(Kind.ALLOCATE), _FREE})
+Prices = dict[int, Priced]  # by signature of one table
 
 
 @dataclass(slots=True)
@@ -41,32 +40,36 @@ class CapturedScript:
     flop: int = 0
 
 
-def captured_script(capture: Capture, column: Column | None = None) -> CapturedScript:
-    """The instructions of a captured rank. column: the ranks that it is played with; None: it alone."""
-    writer = _Writer(capture, column or Column((capture,), capture.world_size))
-    before = list(writer.storages(capture.events[: capture.steady]))
-    found = CapturedScript(before=before, step=writer.instructions(capture.events, capture.steady))
-    found.unpriced, found.unmodelled, found.flop = writer.unpriced, writer.unmodelled, writer.flop
-    return found
+def captured_script(
+    capture: Capture, column: Column | None = None, prices: dict[int, Prices] | None = None
+) -> CapturedScript:
+    """The instructions of a captured rank. column: the ranks that it is played with; None: it alone.
+
+    prices: of operators that other ranks run, too, by id of their signatures, which live meanwhile; filled.
+    """
+    writer = _Writer(capture, column or Column((capture,), capture.world_size), {} if prices is None else prices)
+    writer.script.before.extend(writer.storages(capture.events[: capture.steady]))
+    writer.write(capture.events, capture.steady)
+    return writer.script
 
 
 class _Writer:
-    def __init__(self, capture: Capture, column: Column) -> None:
+    def __init__(self, capture: Capture, column: Column, prices: dict[int, Prices]) -> None:
         self._capture = capture
         self._meetings = Meetings(capture, column)
         self._batches: dict[int, tuple[int, list[str]]] = {}  # by group: the last batch of messages
         self._previous: dict[int, tuple[str, ...]] = {}  # by group: the messages of the batch before
         self._hooked = False  # the last operator, on whatever stream, was one of FSDP2's hooks
-        self._priced: dict[int, Priced] = {}
+        self._prices = prices.setdefault(id(capture.signatures), {})
+        self._labels: dict[tuple[int, int, int], tuple[str, bool]] = {}  # by operator, module, phase; whether hooked
+        self._handled: dict[int, tuple[float, ...]] = {}  # by phase: a kernel's part of what the host does besides
         self._behind: dict[int, set[str]] = {}  # collectives that each stream has waited for, or that ran on it
         self._events: dict[int, set[str]] = {}
         self._computed: dict[int, str] = {}  # the last kernel of each stream
-        self._found: list[Instruction] = []
+        self.script = CapturedScript(before=[], step=[])
+        self._found = self.script.step
         self._last: dict[int, int] = {}  # where the last op of each stream stands
         self._works: dict[int, set[str]] = {}
-        self._phases: dict[str, Phase] = {}  # of each kernel, by label
-        self.unpriced, self.unmodelled = Counter[str](), Counter[str]()
-        self.flop = 0
         self._roles = [f"@{lattice(group)}" for group in capture.groups]
 
     def storages(self, events: Sequence[Sequence[int]]) -> Iterator[Instruction]:
@@ -79,16 +82,17 @@ class _Writer:
         _, storage, size, stream = event
         return Allocate(f"s{storage}", size, self._capture.categories.get(storage, "temporaries"), stream)
 
-    def instructions(self, every: Sequence[Sequence[int]], steady: int) -> list[Instruction]:
+    def write(self, every: Sequence[Sequence[int]], steady: int) -> None:
         """Everything of the recorded step, which begins at `steady`."""
-        write: dict[Kind, Callable[..., None]] = {
+        writers: dict[int, Callable[..., None]] = {
             Kind.OPERATOR: self._operator,
             Kind.COLLECTIVE: self._collective,
             Kind.MESSAGE: self._message,
         }
-        writers = {int(kind): one for kind, one in write.items()}
         late, done = delays(every, steady)
-        for index, event in enumerate(every[steady:]):
+        events = every[steady:]
+        self._count(events)
+        for index, event in enumerate(events):
             kind = event[0]
             if index in done:
                 self._found += [Happened(number) for number in done[index]]
@@ -100,63 +104,67 @@ class _Writer:
                 writers[kind](*event[1:])
             else:
                 self._synchronised(event)
-        launched = Counter(self._phases.values())
-        return [self._with_host(one, launched) if isinstance(one, Launch) else one for one in self._found]
 
-    def _with_host(self, one: Launch, launched: Counter[Phase]) -> Launch:
-        """With the kernel's part of what the host did beside launches in its phase, which is spread evenly over them."""
-        phase = self._phases[one.label]
-        counts = self._capture.host.get(phase, ())
-        return one._replace(handled=tuple(count / launched[phase] for count in counts)) if counts else one
+    def _count(self, events: Sequence[Sequence[int]]) -> None:
+        """What kernels compute and what is unknown; what the host did beside launches is spread evenly over a phase's kernels."""
+        launched = Counter[int]()
+        calls = Counter((event[1], event[4]) for event in events if event[0] == _OPERATOR)
+        for (signature, phase), times in calls.items():
+            name, args, results = self._capture.signatures[signature]
+            if signature not in self._prices:
+                cost = self._capture.costs.get(signature)
+                self._prices[signature] = priced(name, parsed(args), parsed(results), cost)
+            one = self._prices[signature]
+            if not one.known:
+                self.script.unpriced[name] += times
+            if one.kernels:
+                self.script.flop += times * sum(kernel.flop for kernel in one.kernels)
+                launched[phase] += times
+        for phase, counts in self._capture.host.items():
+            if launched[phase]:
+                self._handled[phase] = tuple(count / launched[phase] for count in counts)
 
     def _operator(self, signature: int, stream: int, module: int, phase: int) -> None:
-        name, args, results = self._capture.signatures[signature]
-        if signature not in self._priced:
-            cost = self._capture.costs.get(signature)
-            self._priced[signature] = priced(name, parsed(args), parsed(results), cost)
-        one = self._priced[signature]
-        self._hooked = name.startswith(_HOOKED)
-        if not one.known:
-            self.unpriced[name] += 1
+        key = signature, module, phase
+        if key not in self._labels:
+            where, name = self._capture.names[module] or "step", self._capture.signatures[signature][0]
+            label = f"{Phase(phase).name.lower()} {where}: {name.split('.')[1]} #"
+            self._labels[key] = label, name.startswith(_HOOKED)
+        label, self._hooked = self._labels[key]
+        one = self._prices[signature]
         if not one.kernels:
             return
-        self.flop += sum(kernel.flop for kernel in one.kernels)
-        where = self._capture.names[module] or "step"
-        label = f"{Phase(phase).name.lower()} {where}: {name.split('.')[1]} #{len(self._found)}"
+        label = f"{label}{len(self._found)}"
         self._last[stream] = len(self._found)
-        self._found.append(
-            Launch(label, one.category, one.kernels, tuple(sorted(self._behind.pop(stream, ()))), stream)
-        )
+        after = tuple(sorted(self._behind.pop(stream, ())))
+        handled = self._handled.get(phase, ())
+        self._found.append(Launch(label, one.category, one.kernels, after, stream, handled=handled))
         self._computed[stream] = label
-        self._phases[label] = Phase(phase)
 
     def _collective(self, number: int, kind: int, group: int, size: int, stream: int) -> None:
         name = self._capture.names[kind]
         label = f"{name} #{number}"
         if name not in _FOLLOWED:
-            self.unmodelled[name] += 1
+            self.script.unmodelled[name] += 1
             return
         meets, members = self._meetings.collective(group)
-        self._last[stream] = len(self._found)
-        self._found.append(
-            Communicate(
-                label,
-                name,
-                self._roles[group],
-                size,
-                tuple(sorted(self._of(stream))),
-                meets=meets,
-                members=members,
-                hooked=self._hooked,
-            )
+        after = tuple(sorted(self._of(stream)))
+        one = Communicate(
+            label, name, self._roles[group], size, after, meets=meets, members=members, hooked=self._hooked
         )
-        self._works[number] = {label}
+        self._communicates(number, stream, one)
+
+    def _communicates(self, number: int, stream: int, one: Communicate) -> None:
+        """A collective or an end of a message, which later kernels may wait for."""
+        self._last[stream] = len(self._found)
+        self._found.append(one)
+        self._works[number] = {one.label}
 
     def _message(self, number: int, way: int, group: int, peer: int, size: int, stream: int, batch: int) -> None:
         """One end of a message."""
         met = self._meetings.message(way, group, peer)
         if met is None:
-            self.unmodelled[f"message {'from' if way else 'to'} rank {peer}"] += 1
+            self.script.unmodelled[f"message {'from' if way else 'to'} rank {peer}"] += 1
             return
         label, after = f"{'receive from' if way else 'send to'} {peer} #{number}", self._of(stream)
         ends = sorted((self._capture.rank, peer))
@@ -168,21 +176,11 @@ class _Writer:
             after |= set(self._previous[group])
             self._batches[group] = batch, [*members, label]
             lane = f"batch {group}.{len(members)}"
-        self._last[stream] = len(self._found)
-        self._found.append(
-            Communicate(
-                label,
-                "send_recv",
-                met[1],
-                size,
-                tuple(sorted(after)),
-                meets=met[0],
-                members=2,
-                lane=lane,
-                sends=way == 0,
-            )
+        meets, role = met
+        one = Communicate(
+            label, "send_recv", role, size, tuple(sorted(after)), meets=meets, members=2, lane=lane, sends=way == 0
         )
-        self._works[number] = {label}
+        self._communicates(number, stream, one)
 
     def _synchronised(self, event: Sequence[int]) -> None:
         """Events and waits move what later kernels of a stream wait for."""

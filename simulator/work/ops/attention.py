@@ -277,7 +277,8 @@ def _softmax(g: Graph, s: OpContext, scores: Value) -> Value:
     (NVIDIA/Megatron-LM and microsoft/Megatron-DeepSpeed, megatron/model/fused_softmax.py; NVIDIA/TransformerEngine,
     transformer_engine/pytorch/softmax.py, is_kernel_available).
     """
-    if s.stack.traits.softmax_in_fours and (s.batch * s.model.num_heads // s.head_parts) % _SOFTMAX_MATRICES:
+    fours = s.stack.traits.softmax_in_fours and s.batch * s.model.num_heads // s.head_parts % _SOFTMAX_MATRICES == 0
+    if s.stack.traits.own_layers and not fours:  # as Megatron-Core without that kernel: core/fusions/fused_softmax.py
         return _softmax_operators(g, scores)
     probs = g.value("probabilities", scores.numel, scores.dtype)
     p = probs.num_bytes

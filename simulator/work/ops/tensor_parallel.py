@@ -52,9 +52,8 @@ FED: Final = (
     "gate_up",
     "in_proj",
 )  # products that read what a region gathers as it enters
-_SPLITS: Final = (
-    4  # parts of a product beside its reduce-scatter: num_splits of initialize_ub, and of the recipes' overlap configs
-)
+# Parts of a product beside its reduce-scatter: num_splits of initialize_ub, and of the recipes' overlap configs
+_SPLITS: Final = 4
 
 
 def enter(g: Graph, s: OpContext, name: str, x: Value, feeds: tuple[str, ...] = (), *, products: int = 1) -> Value:

@@ -21,9 +21,8 @@ from simulator.work.script.instructions import Communicate, Launch, Measured
 HOST_STREAM = -1
 BEGIN, END = "begin of the step", "end of the step"
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
-_LETS_GO_S = (
-    5e-6  # within which a kernel starts that an event held back: assumed, launches queued on one stream take 1 to 2 us
-)
+# Within which a kernel starts that an event held back: assumed, launches queued on one stream take 1 to 2 us
+_LETS_GO_S = 5e-6
 _SLACK_S = 1e-9  # within which two times of a trace are one
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from math import prod
 from typing import Final
 
@@ -26,52 +27,67 @@ from simulator.work.script.unit_comm import UnitComm
 
 
 class DeepSpeedBuffers(Buffers):
-    """ZeRO-0, 1 and 2: gradients pass through a bucket; stage 2 keeps this rank's part of them only.
+    """ZeRO-0, 1 and 2 (runtime/engine.py, runtime/zero/stage_1_and_2.py).
 
-    A pipeline reduces once, behind the last backward: its bucket is made then (runtime/zero/stage_1_and_2.py).
+    Stage 2 makes a bucket of its full size with the first gradient and moves gradients there as they come; this rank's are copied
+    out. The others flatten what is there behind the last backward: stage 1 ignored `contiguous_gradients` in releases from 0.5.9
+    on, and no longer does in 0.19, where it has a bucket, too.
     """
 
     def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
         super().__init__(storages, model, plan)
-        self._size = DTYPE_BYTES[plan.compute_dtype]
-        self._bucket: int | None = None
-        self._begun = False
-        self.keeps_gradients = False
+        self._size, self._room = DTYPE_BYTES[plan.compute_dtype], plan.deepspeed.reduce_bucket_numel
+        self._parts = plan.zero == 2 and plan.traits.zero_engine
+        self._at_the_end = plan.pp > 1 and plan.zero < 2
+        self._bucket, self._part, self._filled, self._last = list[int](), list[int](), 0, False
+        self.keeps_gradients = plan.zero < 2 and plan.offload.optimizer == "none"
 
     @override
-    def before_backward(self, unit: int, ahead: Sequence[int] = ()) -> None:
-        if self._begun:
-            return
-        self._begun = True
-        if not self.gradients and self.plan.offload.optimizer == "none":
-            self.gradients = [self.storages.alloc(size, "gradients") for size in _gradients(self.model, self.plan)]
-        if not self._reduces_at_the_end:
-            self._bucket = self._new_bucket()
+    def before_backward(self, unit: int, ahead: Sequence[int] = (), *, late: bool = False) -> None:
+        if self._parts and not self._bucket and (late or unit != ROOT):
+            self._bucket = [self.storages.alloc(self._room * self._size, "buckets")]
 
-    @property
-    def _reduces_at_the_end(self) -> bool:
-        return self.plan.pp > 1 and self.plan.zero < 2
+    @override
+    def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:
+        self._last = sync
+        self._filled += sum(numel for _, numel in gradients)
+        if self.keeps_gradients:
+            super().after_backward(unit, gradients, sync=sync)
+        elif self._filled > self._room:
+            self._travel()
 
-    def _new_bucket(self) -> int:
-        numel = min(self.plan.deepspeed.reduce_bucket_numel, trained_numel(self.model, self.plan))
-        return self.storages.alloc(numel * self._size, "buckets")
+    def _travel(self) -> None:
+        numel = min(self._filled, self._room)
+        self._filled -= numel
+        self.storages.free(self.storages.alloc(numel * self._size, "reduce_scatter"))
+        if self._parts and not self._part and self.plan.offload.optimizer == "none":
+            self._part = [self.storages.alloc(_part_numel(self.model, self.plan) * self._size, "gradients")]
 
     @override
     def end_backward(self) -> None:
-        self._begun = False
-        if self._bucket is not None:
-            self.storages.free(self._bucket)
-            self._bucket = None
+        if (self._last or self.plan.zero == 2) and not self._at_the_end:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """What is not reduced yet. The part of a later micro-batch is added to the first one's."""
+        self.before_backward(ROOT, late=True)
+        self._travel()
+        self.storages.free(*self._bucket, *(self._part if self.gradients else ()))
+        self.gradients = self.gradients or self._part
+        self._bucket, self._part, self._filled = [], [], 0
 
     @override
     def optimizer(self, state: Callable[[], None]) -> None:
-        """The part's gradients are cast to fp32; 16-bit ones go before the update. Offloaded, nothing happens here."""
-        if self._reduces_at_the_end:
-            self.storages.free(self._new_bucket())
+        """The part's gradients become flat and fp32; 16-bit ones go before the update. Offloaded, nothing happens here."""
+        if self._at_the_end:
+            self._exchange()
         if self.plan.offload.optimizer != "none":
             return
         shard = stepped_numel(self.model, self.plan)
+        cast = self.plan.zero > 0 and self.plan.traits.zero_engine and self._size < 4
+        flat = [self.storages.alloc(shard * self._size, "gradients")] if cast else []
         wide = self.storages.alloc(shard * 4, "gradients")
+        self.storages.free(*flat)
         self.zero_grad()
         state()
         self.temporaries([shard])
@@ -169,13 +185,13 @@ class Zero3Buffers(ShardedBuffers):
 
     @override
     def optimizer(self, state: Callable[[], None]) -> None:
-        """Sub-groups of 1e9 elements: only one group's fp32 gradients exist at once. Offloaded, none do."""
+        """Sub-groups of 1e9 elements: one group's gradients are made flat and fp32 at a time. Offloaded, none are."""
         if self.plan.offload.optimizer != "none":
             return
-        shard = -(-trained_numel(self.model, self.plan) // shard_ranks(self.plan))
+        shard = min(-(-trained_numel(self.model, self.plan) // shard_ranks(self.plan)), 10**9)
         state()
-        wide = self.storages.alloc(min(shard, 10**9) * 4, "gradients")
-        self.storages.free(wide)
+        flat = [self.storages.alloc(shard * self.compute, "gradients")] if self.compute < 4 else []
+        self.storages.free(*flat, self.storages.alloc(shard * 4, "gradients"))
 
 
 class ZeroPlusPlusBuffers(Zero3Buffers):
@@ -279,6 +295,16 @@ def _gradients(model: Model, plan: Plan) -> list[int]:
         return []
     numel = trained_numel(model, plan) if plan.zero < 2 else stepped_numel(model, plan)
     return [numel * DTYPE_BYTES[plan.compute_dtype]]
+
+
+def _part_numel(model: Model, plan: Plan) -> int:
+    """Elements of the tensors that reach into the first rank's part, whole."""
+    total, pairs = 0, [one[1:] for one in apart(model, plan)]
+    for which, ranks in enumerate((shard_ranks(plan), expert_shard_ranks(plan))):
+        sizes = [prod(shape) for pair in pairs for shape in pair[which]]
+        begins, whole = accumulate(sizes, initial=0), sum(sizes)
+        total += sum(size for size, begin in zip(sizes, begins, strict=False) if begin * ranks < whole)
+    return total
 
 
 def _order(plan: Plan) -> Order:

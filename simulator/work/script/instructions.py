@@ -207,5 +207,6 @@ class Happened(NamedTuple):
     event: int
 
 
+Issued = Launch | Communicate
 Storage = Allocate | Free | Happened
-Instruction = Pass | Receive | Send | Together | GatherUpdated | Update | Agree | Launch | Communicate | Storage
+Instruction = Pass | Receive | Send | Together | GatherUpdated | Update | Agree | Issued | Storage

@@ -24,15 +24,8 @@ _STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
 _ZERO: Final = {"NO_SHARD": 0, "SHARD_GRAD_OP": 2, "FULL_SHARD": 3, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 _M: Final = "megatron_lm_config.megatron_lm_"
 _PLUGINS: Final = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP", "MEGATRON_LM", "TP")
-_OTHERS: Final = (
-    "MULTI_CPU",
-    "MULTI_NPU",
-    "MULTI_MLU",
-    "MULTI_XPU",
-    "MULTI_HPU",
-    "MULTI_MUSA",
-    "MULTI_SDAA",
-)  # not CUDA's: as MULTI_GPU
+# Not CUDA's: as MULTI_GPU
+_OTHERS: Final = ("MULTI_CPU", "MULTI_NPU", "MULTI_MLU", "MULTI_XPU", "MULTI_HPU", "MULTI_MUSA", "MULTI_SDAA")
 _PREFIXES: Final = {
     "fsdp_config.": "fsdp_",
     "parallelism_config.": "parallelism_config_",
@@ -222,10 +215,7 @@ def fsdp(r: Reading, fields: dict[str, Any], processes: int | None, machines: in
     (_fsdp2 if version == 2 else _fsdp1)(r, fields, processes, machines)
     fields["recompute"] = "full" if r.flag(f"{_F}activation_checkpointing", plan_field="recompute") else "none"
     if r.flag(f"{_F}offload_params"):
-        if version == 2:
-            fields["offload"] = {"optimizer": "host", "parameters": "host"}
-        else:
-            r.unmodelled(f"{_F}offload_params", "FSDP1's parameters in host memory: predicted as if in HBM")
+        fields["offload"] = {"optimizer": "host", "parameters": "host"}
     wrap = r.choice(f"{_F}auto_wrap_policy", ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")) or "NO_WRAP"
     if wrap != "TRANSFORMER_BASED_WRAP":
         note = "a unit a block is taken"

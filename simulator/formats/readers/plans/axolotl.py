@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
+from time import process_time as now
 from typing import Any, Final
 
+from simulator.base.errors import Fault
+from simulator.formats.readers.peft_words import compiled, scoped
+from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.accelerate import ReadJson
 from simulator.formats.readers.plans.draft import Draft
-from simulator.formats.readers.plans.trainer import (
-    LIGER,
-    Job,
-    adapters,
-    batch,
-    begin,
-    kernels,
-    length,
-    optimizer,
-    pairs,
-    parallelism,
-    precision,
-    recompute,
-    weights,
-)
+from simulator.formats.readers.plans.options import table_of
+from simulator.formats.readers.plans.trainer import LIGER, Job
+from simulator.spec.model import Model, ModelPart
 
-_NAMES: Final = {
-    "base_model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size", "sequence_len": "max_length",
-    "sample_packing": "packing", "optimizer": "optim", "peft_use_dora": "use_dora", "fsdp_version": "fsdp_config.fsdp_version",
-    "peft_layers_to_transform": "lora_layers_to_transform", "peft_layer_replication": "lora_layer_replication",
-    "deepspeed": "deepspeed_config.deepspeed_config_file", "sequence_parallel_degree": "context_parallel_size",
-}  # fmt: skip
 _FLAGS: Final = {  # older words for attn_implementation
     "flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager", "xformers_attention": "xformers",
     "flex_attention": "flex_attention",
 }  # fmt: skip
+_ROWS: Final = re.compile(r"\[\d*(:\d*)?\]$")
+_MOST, _MOST_S = 1024, 2.0  # patterns, and seconds of the CPU for all of them
 _FUSED: Final = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 _LIGER: Final = {
     "liger_rms_norm": ("norm", "norm_dtype"),
@@ -43,21 +32,21 @@ _LIGER: Final = {
 
 def read_axolotl(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
     """The plan of a configuration that was read as plain data. read_json: reads a DeepSpeed file that it names."""
-    job = begin(data, file, read_json, given, _NAMES)
+    job = trainer.begin(data, file, read_json, given, table_of("axolotl")["names"])
     r = job.r
-    precision(job, default=True)
+    trainer.precision(job, default=True)
     plain = "bf16" if r.flag("bfloat16") else "fp16" if r.flag("float16") else "fp32"
     job.loaded = job.mixed if job.mixed != "no" else plain
     if r.flag("fp8"):
         job.fields["precision"] = "fp8"
-    parallelism(job)
+    trainer.parallelism(job)
     _degrees(job)
     _batch(job)
-    length(job, 512)
-    recompute(job)
+    trainer.length(job, 512)
+    trainer.recompute(job)
     _adapter(job)
-    optimizer(job, "adamw_torch_fused")
-    kernels(job)
+    trainer.optimizer(job, "adamw_torch_fused")
+    trainer.kernels(job)
     _kernels(job)
     _refusals(job)
     return job.draft("axolotl", "axolotl 0.16")
@@ -66,7 +55,7 @@ def read_axolotl(data: Mapping[str, Any], file: str, read_json: ReadJson, given:
 def _batch(job: Job) -> None:
     total = job.r.integer("batch_size")
     micro = job.r.integer("per_device_train_batch_size") or 1
-    batch(job, micro=1, accumulation=max(1, (total or micro) // micro))
+    trainer.batch(job, micro=1, accumulation=max(1, (total or micro) // micro))
 
 
 def _degrees(job: Job) -> None:
@@ -88,7 +77,7 @@ def _adapter(job: Job) -> None:
     kind = r.choice("adapter", ("lora", "qlora"))
     four, eight = r.flag("load_in_4bit"), r.flag("load_in_8bit")
     if kind is None:
-        weights(job)
+        trainer.weights(job)
         return
     if kind == "qlora" and not four and not r.flag("gptq"):
         r.fault("load_in_4bit", "adapter: qlora needs it", "load_in_4bit: true")
@@ -97,7 +86,7 @@ def _adapter(job: Job) -> None:
     if kind == "qlora" and base is None:
         base = "nf4_double" if double else "nf4"
     kept = r.flag("peft_autocast_adapter_dtype") is False  # as loaded
-    adapters(job, "dora" if r.flag("use_dora") else "lora", base, job.loaded if kept else "fp32")
+    trainer.adapters(job, "dora" if r.flag("use_dora") else "lora", base, job.loaded if kept else "fp32")
     if r.flag("lora_target_linear"):
         job.fields["lora_targets"] = ("all",)
     _fused(job, eight=bool(eight))
@@ -142,10 +131,56 @@ def _refusals(job: Job) -> None:
     r = job.r
     kind = r.text("rl")
     if kind in ("dpo", "ipo"):
-        pairs(job, "rl")
+        trainer.pairs(job, "rl")
     elif kind == "kto":
-        pairs(job, "rl", unpaired=True)
+        trainer.pairs(job, "rl", unpaired=True)
     elif kind:
         r.fault("rl", f"{kind}: its generation, rewards or losses are not modelled", "dpo, kto, or without rl")
     if r.raw("unfrozen_parameters") and "freeze_modules" not in r.given:
-        r.fault("unfrozen_parameters", "patterns of parameters are not read", "--freeze-modules with what stays frozen")
+        _unfrozen(job)
+
+
+def _unfrozen(job: Job) -> None:
+    """Patterns of the parameters that are trained alone; a dot of them is a dot (utils/freeze.py)."""
+    r, name = job.r, "unfrozen_parameters"
+    stated, place = r.raw(name), r.place(name)
+    texts = [stated] if isinstance(stated, str) else stated
+    if not isinstance(texts, list) or len(texts) > _MOST or not all(isinstance(one, str) for one in texts):
+        r.fault(name, f"is no list of at most {_MOST:,} patterns", 'for example ["^lm_head.weight$"]')
+    elif any(_ROWS.search(one) for one in texts):
+        r.fault(name, "rows of a parameter are not modelled", "patterns without [0:32000]")
+    elif "peft" in job.fields:
+        r.fault(name, "beside adapters axolotl freezes these too: their names begin otherwise", "without adapter")
+    else:
+        if any(word in one for one in texts for word in ("lm_head", "embed_tokens")):
+            r.unmodelled(name, "the backward goes through frozen layers below what is trained too")
+        patterns = {one: compiled(re.sub(r"\.(?!\+)", r"\\.", one)) for one in texts}
+
+        def frozen(model: Model, _: object) -> object:
+            words = _frozen(patterns, model)
+            remedy = "--freeze-modules with what stays frozen"
+            return words if isinstance(words, tuple) else Fault(place=place, problem=words, remedy=remedy)
+
+        job.by_model = {**job.by_model, "freeze_modules": frozen}
+
+
+def _frozen(patterns: Mapping[str, re.Pattern[str] | None], model: Model) -> tuple[str, ...] | str:
+    """Words for what no pattern matches from its name's beginning; or why there are none."""
+    used, left, until_s = set[str](), dict[str, set[int]](), now() + _MOST_S
+    parts: tuple[ModelPart, ...] = ("embedding", *model.body, "head")
+    for number, part in enumerate(parts, start=-1):
+        for module in (name.rpartition(".")[0] for name, _ in model.parameter_shapes(part)):
+            paths = [path.format(number) for path in table_of("axolotl")["parameters"].get(module, ())]
+            if not paths:
+                return f"this model's {module} has no name here"
+            hits = [one for one, made in patterns.items() if made and now() < until_s and any(map(made.match, paths))]
+            used.update(hits)
+            if now() > until_s:
+                return "so many patterns take too long to try"
+            if not hits:
+                left.setdefault(module, set()).add(number)
+    if unused := [one for one in patterns if one not in used]:
+        return f"{unused[0][:60]!r} matches no parameter"
+    layers = set(range(len(model.body)))
+    in_some = {module: None if at == layers or not at & layers else at for module, at in left.items()}
+    return tuple(word for module, at in in_some.items() for word in scoped([f"{module}.*"], at))

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from simulator.base.errors import Fault, PlanError
 from simulator.formats.readers.plans.reading import Setting
+from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 
 Degree = Literal["dp_shard", "dp_replicate"]
@@ -24,7 +25,8 @@ class Draft:
     global_batch_size: sequences a step, from which the number of micro-batches follows where that is not stated.
     num_data_parallel: ranks that read different sequences, where the file implies them.
     num_nodes: of the whole job; None: not stated. assumed: Plan's fields that this format leaves to the training script: what is
-    taken where nobody gives them, and why. by_model: fields that the model and the others decide; or a Fault.
+    taken where nobody gives them, and why. by_model: fields that the model and the others decide; or a Fault. half_by_gpu: a GPU
+    without bf16 computes in fp16.
     stack: the software preset taken, and why; stack_changes: its fields that the file states otherwise.
     notes: keys of our own file that have moved.
     """
@@ -47,18 +49,22 @@ class Draft:
     num_nodes: int | None = None
     assumed: Mapping[str, tuple[object, str]] = field(default_factory=dict)
     by_model: Mapping[str, Callable[[Model, Mapping[str, Any]], object]] = field(default_factory=dict)
+    half_by_gpu: bool = False
     stack_changes: Mapping[str, tuple[object, str]] = field(default_factory=dict)
     settings: tuple[Setting, ...] = ()
     faults: tuple[Fault, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def settled(self, given: Collection[str], model: Model | None) -> Draft:
-        """With what has to be assumed, where the caller states other fields and has this model."""
+    def settled(self, given: Collection[str], model: Model | None, device: Device | None = None) -> Draft:
+        """With what has to be assumed, where the caller states other fields and has this model and device."""
         longest = model.max_positions if model is not None and model.positions == "learned" else None
         found = {name: told for name, told in self.assumed.items() if name not in given}
         if "seq_len" in found and longest is not None:
             found["seq_len"] = (min(int(str(found["seq_len"][0])), longest), found["seq_len"][1])
-        return replace(self, assumed=found)
+        if self.half_by_gpu and device is not None and not device.peak("bf16") and "precision" not in given:
+            found["precision"] = ("fp16", f"{device.name} has no bf16")
+        kept = {name: value for name, value in self.fields.items() if name not in found}
+        return replace(self, assumed=found, fields=kept)
 
     def named(self, *uses: str) -> tuple[Setting, ...]:
         """The settings of these uses, in the file's order."""

@@ -10,37 +10,24 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.accelerate import ReadJson
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.options import table_of
 from simulator.formats.readers.plans.python_settings import python_settings
-from simulator.formats.readers.plans.trainer import (
-    UNSLOTH,
-    Job,
-    adapters,
-    batch,
-    begin,
-    kernels,
-    length,
-    optimizer,
-    pairs,
-    parallelism,
-    precision,
-    recompute,
-    weights,
-)
+from simulator.formats.readers.plans.trainer import UNSLOTH, Job
+from simulator.formats.readers.plans.transformers import answers
 from simulator.formats.readers.plans.yaml_file import read_yaml
 
 _TRAINED: Final = {"lora_query": "q", "lora_key": "k", "lora_value": "v", "lora_projection": "out", "lora_mlp": "mlp", "lora_head": "lm_head"}  # fmt: skip
 _QUANTISED: Final = {
     "bnb.nf4": "nf4", "bnb.nf4-dq": "nf4_double", "bnb.fp4": "nf4", "bnb.fp4-dq": "nf4_double", "bnb.int8-training": "int8",
 }  # fmt: skip
-_CONFIGS: Final = {"DPOConfig": "stage", "KTOConfig": "stage"}
-_OTHERS: Final = ("GRPOConfig", "PPOConfig", "RLOOConfig", "ORPOConfig", "RewardConfig")
+_CONFIGS: Final = ("DPOConfig", "KTOConfig", "GRPOConfig", "PPOConfig", "RLOOConfig", "ORPOConfig", "RewardConfig")
 
 
 def _job(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str], form: str) -> Job:
-    return begin(data, file, read_json, given, table_of(form)["names"])
+    return trainer.begin(data, file, read_json, given, table_of(form)["names"])
 
 
 def read_further(
@@ -67,12 +54,12 @@ def read_litgpt(data: Mapping[str, Any], file: str, read_json: ReadJson, given: 
     fields |= {"recompute": "full" if gpus > 1 else "none", "micro_batch_size": r.integer("per_device_train_batch_size") or (1 if lora else 4)}  # fmt: skip
     fields["global_batch_size"] = r.integer("train.global_batch_size") or 16
     job.leftover = "dp_shard" if gpus > 1 else "dp_replicate"
-    length(job, None)
+    trainer.length(job, None)
     base = r.choice("quantize", _QUANTISED)
     if base is not None and gpus > 1:
         r.fault("quantize", "LitGPT does not quantise on several GPUs", "devices: 1, or without quantize")
     if lora:
-        adapters(job, "lora", _QUANTISED[base] if base else None, job.loaded)
+        trainer.adapters(job, "lora", _QUANTISED[base] if base else None, job.loaded)
         modules = tuple(
             word for name, word in _TRAINED.items() if r.flag(name) or (r.raw(name) is None and word in "qv")
         )
@@ -80,9 +67,9 @@ def read_litgpt(data: Mapping[str, Any], file: str, read_json: ReadJson, given: 
         if not modules:
             r.fault("lora_query", "and all others are false: nothing is trained", "lora_query: true")
     else:
-        weights(job, job.loaded)
+        trainer.weights(job, job.loaded)
     paged = "paged_adamw" if base else "adamw_torch"  # instantiate_bnb_optimizer
-    optimizer(job, paged, table_of("litgpt")["optimizers"] | ({"adamw": paged} if base else {}))
+    trainer.optimizer(job, paged, table_of("litgpt")["optimizers"] | ({"adamw": paged} if base else {}))
     return replace(
         job.draft("litgpt", "LitGPT 0.5"), num_devices=gpus, stack="litgpt-2024", stack_why="the framework's own"
     )
@@ -92,31 +79,35 @@ def read_unsloth(data: Mapping[str, Any], file: str, read_json: ReadJson, given:
     """The plan of a Studio's configuration, or of a script's arguments (`script_settings`)."""
     job = _job(data, file, read_json, given, "unsloth")
     r = job.r
-    precision(job, default=True)
+    trainer.precision(job, default=True)
+    job.by_gpu = "bf16" not in r
     job.loaded = job.mixed if job.mixed != "no" else "bf16"
-    parallelism(job)
-    batch(job, micro=2 if "training" in data else 8)
-    length(job, 2048)
-    recompute(job, default=True)
+    trainer.parallelism(job)
+    trainer.batch(job, micro=2 if "training" in data else 8)
+    trainer.length(job, 2048)
+    trainer.recompute(job, default=True)
     if "gradient_checkpointing" not in r:  # "unsloth": kept inputs go to the host
         job.fields["offload"] = {"activations": "host"}
     full = r.flag("full_finetuning") or r.text("training.training_type") in ("full", "cpt-full")
     if full:
         for name in ("load_in_4bit", "load_in_8bit", "use_dora"):
             r.overruled(name, "all weights are trained")
-        weights(job)
+        trainer.weights(job)
     else:
         base = "int8" if r.flag("load_in_8bit") else None if r.flag("load_in_4bit") is False else "nf4_double"
-        adapters(job, "dora" if r.flag("use_dora") else "lora", base, "fp32")
+        trainer.adapters(job, "dora" if r.flag("use_dora") else "lora", base, "fp32")
         job.fields |= {} if "lora_r" in r else {"lora_rank": 16}
         job.fields |= {} if "lora_target_modules" in r or "lora_targets" in r.given else {"lora_targets": ("all",)}
-    optimizer(job, "adamw_8bit" if "training" in data else "adamw_torch")
-    kernels(job)
+    trainer.optimizer(job, "adamw_8bit" if "training" in data else "adamw_torch")
+    trainer.kernels(job)
     job.changes |= {name: (value, f"{file} (default)") for name, value in UNSLOTH.items()}
-    if r.raw("num_generations") is not None:
-        r.fault("num_generations", "generation and rewards are not modelled", "SFTConfig: the policy's own step")
-    if (stage := r.text("stage")) is not None:
-        pairs(job, "stage", unpaired=stage == "KTOConfig")
+    stage = r.text("stage")
+    if stage == "GRPOConfig":
+        answers(job, "stage")
+    elif stage in ("DPOConfig", "KTOConfig"):
+        trainer.pairs(job, "stage", unpaired=stage == "KTOConfig")
+    elif stage is not None:
+        r.fault("stage", f"{stage}: generation and rewards are not modelled", "SFTConfig: the policy's own step")
     return job.draft("unsloth", "Unsloth")
 
 
@@ -127,11 +118,11 @@ def script_settings(text: str, file: str) -> dict[str, Any]:
     tuned.pop("", None)
     loaded["model_name"] = loaded.get("model_name", loaded.pop("", None))
     found: dict[str, Any] = {"from_pretrained": loaded, "get_peft_model": tuned}
-    for name in ("TrainingArguments", "SFTConfig", *_CONFIGS, *_OTHERS):
+    for name in ("TrainingArguments", "SFTConfig", *_CONFIGS):
         if name in calls:
             found |= {key: value for key, value in calls[name].items() if key}
-            found |= {_CONFIGS.get(name, "num_generations"): name} if name in (*_CONFIGS, *_OTHERS) else {}
-    for name in ("bf16", "fp16"):  # is_bfloat16_supported(): bf16 is
+            found |= {"stage": name} if name in _CONFIGS else {}
+    for name in ("bf16", "fp16"):  # is_bfloat16_supported(): the GPU decides
         if not isinstance(found.get(name), bool):
             found.pop(name, None)
     return found
@@ -147,21 +138,21 @@ def read_xtuner(
     stated = (r.text("dtype") or "bfloat16").rpartition(".")[2]
     job.mixed = "fp16" if stated == "float16" else "bf16"
     fields["precision"] = job.mixed
-    parallelism(job)
-    batch(job, micro=1)
-    length(job, 2048)
+    trainer.parallelism(job)
+    trainer.batch(job, micro=1)
+    trainer.length(job, 2048)
     ranks = r.integer("sequence_parallel_size") or 1
     fields |= {"cp": ranks, "cp_exchange": "all_to_all"} if ranks > 1 else {}
-    recompute(job, default=True)
+    trainer.recompute(job, default=True)
     if any(name.startswith("model.lora") for name in r.entries) or "lora_r" in r:
         four, eight = r.flag("load_in_4bit"), r.flag("load_in_8bit")
         double = r.flag("use_bnb_nested_quant") is True
         base = ("nf4_double" if double else "nf4") if four else "int8" if eight else None
-        adapters(job, "lora", base, "fp32")
+        trainer.adapters(job, "lora", base, "fp32")
         fields |= {} if "lora_target_modules" in r or "lora_targets" in r.given else {"lora_targets": ("all",)}
         fields |= {"upcast_frozen": True} if base else {}
     else:
-        weights(job, "fp32")
-    optimizer(job, "adamw_torch", table_of("xtuner")["optimizers"])
-    kernels(job)
+        trainer.weights(job, "fp32")
+    trainer.optimizer(job, "adamw_torch", table_of("xtuner")["optimizers"])
+    trainer.kernels(job)
     return job.draft("xtuner", "xtuner 0.1")

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from simulator.base.errors import Fault, PlanError
+from simulator.base.units import whole
 from simulator.formats.readers.plans.allocator import allocator_of
 from simulator.formats.readers.plans.options import megatron_arguments, table_of
 from simulator.formats.readers.plans.reading import MAX_SETTINGS, UNSET, Entry, Setting
@@ -195,8 +196,8 @@ def _only(found: Sequence[list[Word]], file: str, chosen: str) -> list[Word]:
     if not found:
         problem = "no command here has Megatron's arguments (--micro-batch-size, --hidden-size, …)"
         raise PlanError(Fault(place=file, problem=problem, remedy="the training command, or its arguments"))
-    if chosen.isdecimal() and 1 <= int(chosen) <= len(found):
-        return found[int(chosen) - 1]
+    if 1 <= (number := whole(chosen) or 0) <= len(found):
+        return found[number - 1]
     if len(found) > 1:
         lines = ", ".join(str(command[0].line) for command in found)
         problem = f"{len(found)} commands train, at lines {lines}"

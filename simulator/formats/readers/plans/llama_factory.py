@@ -8,30 +8,14 @@ from typing import Any, Final
 
 from simulator.base.errors import Fault
 from simulator.formats.readers.peft_words import scoped
+from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.accelerate import ReadJson
 from simulator.formats.readers.plans.draft import Draft
-from simulator.formats.readers.plans.trainer import (
-    UNSLOTH,
-    Job,
-    adapters,
-    batch,
-    begin,
-    kernels,
-    length,
-    optimizer,
-    pairs,
-    parallelism,
-    precision,
-    recompute,
-    weights,
-)
+from simulator.formats.readers.plans.options import table_of
+from simulator.formats.readers.plans.reading import Reading
+from simulator.formats.readers.plans.trainer import UNSLOTH, Job
 from simulator.spec.model import Model
 
-_NAMES: Final = {
-    "cutoff_len": "max_length", "lora_rank": "lora_r", "lora_target": "lora_target_modules",
-    "additional_target": "lora_modules_to_save", "flash_attn": "attn_implementation", "enable_liger_kernel": "use_liger_kernel",
-    "deepspeed": "deepspeed_config.deepspeed_config_file",
-}  # fmt: skip
 _STAGES: Final = ("pt", "sft", "rm", "ppo", "dpo", "kto")
 # Optimizers by switches of their own; {}: which word of TrainingArguments that is
 _SWITCHES: Final = {"use_galore": "galore_adamw", "use_apollo": "apollo_adamw", "use_badam": "badam", "use_adam_mini": "adam_mini", "use_muon": "muon"}  # fmt: skip
@@ -39,34 +23,41 @@ _SWITCHES: Final = {"use_galore": "galore_adamw", "use_apollo": "apollo_adamw", 
 
 def read_llama_factory(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
     """The plan of a configuration that was read as plain data. read_json: reads a DeepSpeed file that it names."""
-    job = begin(data, file, read_json, given, _NAMES)
+    job = trainer.begin(data, file, read_json, given, table_of("llama-factory")["names"])
     r = job.r
-    precision(job)
+    trainer.precision(job)
     pure = bool(r.flag("pure_bf16"))
     if pure:
         job.mixed = "no"
-    job.loaded = (
-        job.mixed if job.mixed != "no" else "bf16"
-    )  # infer_optim_dtype (extras/misc.py), of what checkpoints are in
-    parallelism(job)
-    batch(job, micro=8)
-    length(job, 2048)
-    recompute(job, default=not r.flag("disable_gradient_checkpointing"))
+    # infer_optim_dtype (extras/misc.py), of what checkpoints are in
+    job.loaded = job.mixed if job.mixed != "no" else "bf16"
+    trainer.parallelism(job)
+    trainer.batch(job, micro=8)
+    stage = r.choice("stage", _STAGES) or "sft"
+    trainer.length(job, 2048, _packing(r, stage))
+    trainer.recompute(job, default=not r.flag("disable_gradient_checkpointing"))
     if r.flag("use_reentrant_gc") is False and job.fields["recompute"] == "full":
         job.change("use_reentrant_gc", early_stop=True)
     if r.flag("use_unsloth_gc"):
         job.fields["offload"] = {**job.fields.get("offload", {}), "activations": "host"}
     _trained(job, pure=pure)
-    optimizer(job, _optimizer(job))
-    kernels(job)
+    trainer.optimizer(job, _optimizer(job))
+    trainer.kernels(job)
     if r.flag("use_unsloth"):
         job.change("use_unsloth", **UNSLOTH)
-    stage = r.choice("stage", _STAGES) or "sft"
     if stage in ("dpo", "kto"):
-        pairs(job, "stage", unpaired=stage == "kto")
+        trainer.pairs(job, "stage", unpaired=stage == "kto")
     elif stage not in ("pt", "sft"):
         r.fault("stage", f"{stage}: its generation or rewards are not modelled", "sft: the policy's own step")
     return job.draft("llama-factory", "LLaMA-Factory 0.9")
+
+
+def _packing(r: Reading, stage: str) -> str:
+    """The setting that packs: neat packing does too, and pretraining unless it is told not to (hparams/parser.py)."""
+    neat = r.flag("neat_packing")
+    if neat and stage != "sft":
+        r.fault("neat_packing", f"LLaMA-Factory takes it for sft alone, not for {stage}", "packing")
+    return "neat_packing" if neat else "stage" if stage == "pt" and r.raw("packing") is None else "packing"
 
 
 def _optimizer(job: Job) -> str:
@@ -87,14 +78,12 @@ def _trained(job: Job, *, pure: bool) -> None:
     r = job.r
     kind = r.choice("finetuning_type", ("lora", "full", "freeze", "oft")) or "lora"
     bits = r.integer("quantization_bit")
-    if kind == "full":
+    if kind in ("full", "freeze"):
         if bits is not None:
             r.fault("quantization_bit", "needs adapters", "finetuning_type: lora")
-        weights(job, "bf16" if pure else "fp32")
-        return
-    if kind == "freeze":
-        _freeze(job)
-        weights(job, "bf16" if pure else "fp32")
+        if kind == "freeze":
+            _freeze(job)
+        trainer.weights(job, "bf16" if pure else "fp32")
         return
     if kind != "lora":
         r.fault("finetuning_type", f"{kind} is not modelled", "lora, freeze or full")
@@ -104,7 +93,7 @@ def _trained(job: Job, *, pure: bool) -> None:
         base = "int8" if bits == 8 else "nf4" if r.flag("double_quantization") is False else "nf4_double"
     elif "gptq" in (r.text("model_name_or_path") or "").lower():
         base = "gptq"
-    adapters(job, "dora" if r.flag("use_dora") else "lora", base, "bf16" if pure else "fp32")
+    trainer.adapters(job, "dora" if r.flag("use_dora") else "lora", base, "bf16" if pure else "fp32")
     if "lora_target_modules" not in r and "lora_targets" not in r.given:
         job.fields["lora_targets"] = ("all",)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError, ModelError
+from simulator.base.units import whole
 from simulator.formats.readers.plans.megatron_hybrid import read_hybrid
 from simulator.formats.readers.plans.options import megatron_arguments, table_of
 from simulator.formats.readers.plans.reading import Reading
@@ -14,7 +15,7 @@ from simulator.parallel.legality.degrees import nearest_divisor
 from simulator.spec.model import Model
 
 _MULTIPLE: Final = 128  # --make-vocab-size-divisible-by
-_WINDOW: Final = re.compile(r"\(?(\d+),[01]\)?")
+_WINDOW: Final = re.compile(r"\(?(\d{1,18}),[01]\)?")
 _ANY_MODEL: Final = (("--model", "gpt2"),)  # a preset that a ready command shows
 _NEEDED: Final = ("--num-layers", "--hidden-size", "--num-attention-heads")
 
@@ -178,8 +179,8 @@ def _experts(r: Reading, data: dict[str, Any]) -> None:
 
 def _dense_layers(text: str, layers: int | None) -> tuple[int, int] | None:
     """(layers before the first with experts, their distance) of a number or a list such as `([0]*3+[1]*58)`."""
-    if text.isdecimal() and int(text):
-        return 0, int(text)
+    if number := whole(text):
+        return 0, number
     flat = "".join(text.split()).strip("()")
     parts = re.findall(r"(?:^|\+)\[([01](?:,[01])*)\](?:\*(\d{1,5}))?(?=\+|$)", flat)
     marks = [mark for part, times in parts for mark in part.split(",") * int(times or 1)]

@@ -257,7 +257,7 @@ class Expansion:
         if not self.peek():
             raise self.refuse("a brace is not closed", "}")
         self.next()
-        index = re.fullmatch(r"(\w+)\[(\d+)\]", what)
+        index = re.fullmatch(r"(\w+)\[(\d{1,18})\]", what)
         held = self._held(index.group(1)) if index else None
         if index and held and int(index.group(2)) < len(held):
             return [(c, line) for c, line in held[int(index.group(2))] if c != "\x01"]

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from simulator.base.errors import Fault, ModelError
+from simulator.base.units import whole
 from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.options import options_of, table_of
 from simulator.formats.readers.plans.reading import Entry, Reading, flattened
@@ -302,8 +303,8 @@ def _recompute(r: Reading, fields: dict[str, Any]) -> None:
         fields["recompute"] = mode
     elif option == "op":
         fields["recompute"] = "selective"
-    elif option.isdecimal() and int(option) >= 1:
-        fields |= {"recompute": "every_k", "recompute_every": int(option)}
+    elif number := whole(option):
+        fields |= {"recompute": "every_k", "recompute_every": number}
     else:
         r.fault("activation_checkpoint.selective_ac_option", f"{option!r} is not an option", 'a number, or "op"')
 

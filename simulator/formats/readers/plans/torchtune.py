@@ -11,22 +11,15 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any, Final
 
+from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.draft import Degree, Draft
-from simulator.formats.readers.plans.options import options_of
+from simulator.formats.readers.plans.options import options_of, table_of
 from simulator.formats.readers.plans.reading import Entry, Reading, flattened
 from simulator.spec.model.files import preset_names
 
 _DTYPES: Final = {"bf16": "bf16", "fp32": "fp32"}
 _REFERENCE: Final = re.compile(r"\$\{([\w.]+)\}")
 _BUILDER: Final = re.compile(r"^(lora_|qlora_)?(.*?)(_instruct|_base)?$")
-_OPTIMIZERS: Final = {
-    "torch.optim.AdamW": "adamw", "torch.optim.Adam": "adam", "torch.optim.SGD": "sgd", "bitsandbytes.optim.AdamW8bit": "adam8bit",
-    "torchao.optim.AdamW4bit": "adam4bit",
-    "torchao.prototype.low_bit_optim.AdamW4bit": "adam4bit",
-    "bitsandbytes.optim.Lion8bit": "lion8bit",
-    "bitsandbytes.optim.PagedAdamW8bit": "paged_adam8bit", "torchao.optim.AdamW8bit": "adam8bit",
-    "torchao.prototype.low_bit_optim.AdamW8bit": "adam8bit", "bitsandbytes.optim.PagedAdamW": "paged_adamw",
-}  # fmt: skip
 _CHUNKED: Final = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss")
 _COMPILED: Final = {"blocks": "compiled", "norm": "fused", "norm_dtype": "compute", "rope": "fused"}
 _OTHER_RECIPES: Final = {
@@ -128,11 +121,7 @@ def _batch(r: Reading, fields: dict[str, Any], assumed: dict[str, tuple[object, 
         assumed["seq_len"] = (2048, "tokenizer.max_seq_len is not set: samples are as long as they are")
     else:
         fields["seq_len"] = seq_len
-    if r.flag("dataset.packed"):
-        r.note("dataset.packed", "sequences of the full length; attention is counted over all of it")
-    else:
-        why = "every sequence is taken as long as the longest that is allowed; shorter ones are faster"
-        r.default_unmodelled("dataset.packed", "false", why)
+    trainer.packs(r, "dataset.packed", on=bool(r.flag("dataset.packed")))
 
 
 def _model(r: Reading, fields: dict[str, Any]) -> tuple[str | None, str]:
@@ -168,20 +157,17 @@ def _adapters(r: Reading, fields: dict[str, Any], *, four_bits: bool) -> None:
     words += ("lm_head",) if r.flag("model.apply_lora_to_output") else ()
     fields |= {"peft": "dora" if r.flag("model.use_dora") else "lora", "lora_targets": words or ("q", "v")}
     fields["lora_rank"] = r.integer("model.lora_rank", plan_field="lora_rank") or 8
-    dropout = r.number("model.lora_dropout")
-    if dropout is not None and not 0 <= dropout < 1:
-        r.fault("model.lora_dropout", f"{dropout:g} is no fraction", "0 or more, below 1")
-    elif dropout:
-        fields["lora_dropout"] = dropout
+    fields |= trainer.dropout(r, "model.lora_dropout")
     if four_bits:
         fields["base_weights"] = "nf4_double"
 
 
 def _optimizer(r: Reading, fields: dict[str, Any]) -> None:
     name = r.text("optimizer._component_")
-    kind = _OPTIMIZERS.get(name or "torch.optim.AdamW")
+    known = table_of("torchtune")["optimizers"]
+    kind = known.get(name or "torch.optim.AdamW")
     if kind is None and "optimizer" not in r.given:
-        remedy = f"one of {', '.join(_OPTIMIZERS)}; or --optimizer"
+        remedy = f"one of {', '.join(known)}; or --optimizer"
         r.fault("optimizer._component_", f"{name} is not modelled", remedy, (("--optimizer", "adamw"),))
     fields["optimizer"] = kind or "adamw"
     if r.flag("optimizer.fused") or (name or "").startswith(("bitsandbytes", "torchao")):
@@ -189,11 +175,6 @@ def _optimizer(r: Reading, fields: dict[str, Any]) -> None:
     momentum = r.number("optimizer.momentum")
     if kind == "sgd" and momentum:
         fields["optimizer"] = "sgd_momentum"
-    if "Paged" in (name or ""):
-        r.note(
-            "optimizer._component_",
-            "states counted as held on the GPU: pages that do not fit move to the host and back",
-        )
     if r.flag("optimizer_in_bwd"):
         fields["optimizer_in_backward"] = True
         if fields["num_micro_batches"] > 1:

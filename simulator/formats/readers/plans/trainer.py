@@ -43,7 +43,8 @@ Engine = Literal["ddp", "fsdp", "deepspeed"]
 class Job:
     """A run as it is read: Plan's fields, settings of its software, and what only the model decides.
 
-    mixed: the dtype that products are cast to, "no" without; loaded: that of the weights as they come from the disk.
+    mixed: the dtype that products are cast to, "no" without; loaded: that of the weights as they come from the disk; by_gpu: bf16
+    is meant where the GPU has it, else fp16.
     """
 
     r: Reading
@@ -55,6 +56,7 @@ class Job:
     engine: Engine = "ddp"
     mixed: str = "no"
     loaded: str = "fp32"
+    by_gpu: bool = False
     leftover: Degree | None = "dp_replicate"
 
     def change(self, name: str, **settings: object) -> None:
@@ -79,6 +81,7 @@ class Job:
             global_batch_size=total,
             assumed={name: told for name, told in self.assumed.items() if name not in self.fields},
             by_model=self.by_model,
+            half_by_gpu=self.by_gpu,
             stack=stack,
             stack_why="Hugging Face's Trainer; versions are not stated",
             stack_changes=self.changes,
@@ -150,6 +153,7 @@ def precision(job: Job, default: object = None) -> None:
     if flags["bf16"] and flags["fp16"]:
         r.fault("fp16", "contradicts bf16", "one of the two")
     job.mixed = "bf16" if flags["bf16"] else "fp16" if flags["fp16"] else "no"
+    job.by_gpu = r.raw("bf16") == "auto"
     if r.raw("tf32") not in (True, "true", "auto", None, False, "false"):
         r.flag("tf32")
     plain = "tf32" if r.raw("tf32") is True else "fp32"
@@ -176,19 +180,24 @@ def batch(job: Job, micro: int, accumulation: int = 1) -> None:
         r.unmodelled("auto_find_batch_size", "the batch as it is stated")
 
 
-def length(job: Job, default: int | None) -> None:
-    """Tokens a sequence: what the file cuts them to. default: None: the training script's."""
+def length(job: Job, default: int | None, packed: str = "packing") -> None:
+    """Tokens a sequence: what the file cuts them to. default: None: the training script's. packed: the setting that packs."""
     r = job.r
     found = r.integer("max_length", plan_field="seq_len") or default
     if found is None:
         job.assumed["seq_len"] = (2048, "these arguments state no length")
     else:
         job.fields["seq_len"] = found
-    if r.flag("packing"):
-        r.note("packing", "sequences of the full length; attention is counted over all of it")
+    packs(r, packed, on=bool(r.flag("packing")) or packed != "packing")
+
+
+def packs(r: Reading, name: str, *, on: bool) -> None:
+    """Whether sequences are joined to the full length."""
+    if on:
+        r.note(name, "sequences of the full length; attention is over all of it, unless --document-len is given")
     else:
         why = "every sequence is taken as long as the longest that is allowed; shorter ones are faster"
-        r.default_unmodelled("packing", "false", why)
+        r.default_unmodelled(name, "false", why)
 
 
 def parallelism(job: Job) -> None:
@@ -281,10 +290,7 @@ def adapters(job: Job, method: str, base: str | None, dtype: str) -> None:
     """Adapters of peft. method: lora, dora; base: of frozen weights, None: as they are loaded; dtype: of the pairs."""
     r, fields = job.r, job.fields
     rank = r.integer("lora_r", plan_field="lora_rank")
-    dropout = r.number("lora_dropout")
-    if dropout is not None and not 0 <= dropout < 1:
-        r.fault("lora_dropout", f"{dropout:g} is no fraction", "0 or more, below 1")
-    fields |= {"peft": method, "lora_rank": rank or 8, **({"lora_dropout": dropout} if dropout else {})}
+    fields |= {"peft": method, "lora_rank": rank or 8, **dropout(r, "lora_dropout")}
     targets, saved = _names(r, "lora_target_modules"), _names(r, "lora_modules_to_save")
     if targets or "lora_targets" not in r.given:
         fields["lora_targets"] = targets or ("q", "v")  # peft's own choice for Llama and its kin (utils/constants.py)
@@ -300,6 +306,14 @@ def adapters(job: Job, method: str, base: str | None, dtype: str) -> None:
     for key in ("lora_target_parameters", "lora_layer_replication"):
         if r.raw(key):
             r.fault(key, "adapters beside single parameters or repeated layers are not modelled", f"without {key}")
+
+
+def dropout(r: Reading, name: str) -> dict[str, float]:
+    """The field of it, where there is any."""
+    share = r.number(name) or 0
+    if not 0 <= share < 1:
+        r.fault(name, f"{share:g} is no fraction", "0 or more, below 1")
+    return {"lora_dropout": share} if share else {}
 
 
 def _by_layer(job: Job) -> None:

@@ -5,27 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.accelerate import ReadJson
 from simulator.formats.readers.plans.draft import Draft
-from simulator.formats.readers.plans.trainer import (
-    DTYPES,
-    Job,
-    adapters,
-    batch,
-    begin,
-    kernels,
-    length,
-    optimizer,
-    pairs,
-    parallelism,
-    precision,
-    recompute,
-    weights,
-)
+from simulator.formats.readers.plans.options import table_of
+from simulator.formats.readers.plans.trainer import DTYPES, Job
 
-_NAMES: Final = {"deepspeed": "deepspeed_config.deepspeed_config_file", "torch_dtype": "dtype", "max_seq_length": "max_length", "per_gpu_train_batch_size": "per_device_train_batch_size",
-                 "model_init_kwargs.torch_dtype": "dtype", "model_init_kwargs.dtype": "dtype",
-                 "model_init_kwargs.attn_implementation": "attn_implementation"}  # fmt: skip
 _OF_TRL: Final = (
     "packing",
     "dataset_text_field",
@@ -47,12 +32,15 @@ _LAUNCHERS: Final[Mapping[str, Mapping[str, Any]]] = {
 _PAIRS: Final = ("beta", "precompute_ref_log_probs", "ref_model_sync_steps")  # of trl's DPOConfig
 
 _UNPAIRED: Final = ("desirable_weight", "undesirable_weight")  # of its KTOConfig
+_ANSWER: Final = 512  # tokens of an answer, and of its prompt (trl/trainer/grpo_config.py)
 
 
 def read_transformers(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
     """The plan of arguments that were read as plain data. read_json: reads a DeepSpeed file that they name."""
     launcher = data.get("accelerate_config")
-    job = begin({**_LAUNCHERS.get(str(launcher), {}), **data}, file, read_json, given, _NAMES)
+    job = trainer.begin(
+        {**_LAUNCHERS.get(str(launcher), {}), **data}, file, read_json, given, table_of("transformers")["names"]
+    )
     r = job.r
     if launcher is not None and r.text("accelerate_config") not in _LAUNCHERS:
         r.fault(
@@ -60,25 +48,25 @@ def read_transformers(data: Mapping[str, Any], file: str, read_json: ReadJson, g
             "a file of accelerate's is not read here",
             f"one of {', '.join(_LAUNCHERS)}; or fsdp, deepspeed",
         )
-    precision(job)
+    trainer.precision(job)
     stated = r.text("dtype")
     job.loaded = DTYPES.get((stated or "float32").rpartition(".")[2], "fp32")
-    parallelism(job)
-    batch(job, micro=8)
-    length(job, 1024 if any(name in r for name in _OF_TRL) else None)
-    recompute(job)
+    trainer.parallelism(job)
+    trainer.batch(job, micro=8)
+    trainer.length(job, 1024 if any(name in r for name in _OF_TRL) else None)
+    trainer.recompute(job)
     _frozen(job)
     if stated is None and job.engine == "ddp" and "peft" not in job.fields:
         why = "the script's from_pretrained decides; trl's trainers load float32"
         job.assumed["master_dtype"] = ("fp32", why)
-    optimizer(job, "adamw_torch")
-    kernels(job)
-    if r.raw("num_generations") is not None:
-        r.fault("num_generations", "generation and rewards are not modelled", "without it: the policy's own step")
+    trainer.optimizer(job, "adamw_torch")
+    trainer.kernels(job)
     stated = next((name for name in _PAIRS if r.raw(name) is not None), None)
     weighed = next((name for name in _UNPAIRED if r.raw(name) is not None), None)
-    if weighed or stated:
-        pairs(job, weighed or str(stated), unpaired=weighed is not None)
+    if r.raw("num_generations") is not None:
+        answers(job, "num_generations")
+    elif weighed or stated:
+        trainer.pairs(job, weighed or str(stated), unpaired=weighed is not None)
     return job.draft("transformers", "transformers' TrainingArguments")
 
 
@@ -86,7 +74,7 @@ def _frozen(job: Job) -> None:
     """Trl's ModelConfig: LoRA, beside quantised weights in bf16 (sft_trainer.py)."""
     r, four, eight = job.r, job.r.flag("load_in_4bit"), job.r.flag("load_in_8bit")
     if not (r.flag("use_peft") or four or eight):
-        weights(job)
+        trainer.weights(job)
         return
     if four and eight:
         r.fault("load_in_8bit", "contradicts load_in_4bit", "one of the two")
@@ -95,8 +83,15 @@ def _frozen(job: Job) -> None:
     if kind == "fp4":
         r.note("bnb_4bit_quant_type", "as many bytes as nf4")
     base = ("nf4_double" if double else "nf4") if four else "int8" if eight else None
-    adapters(job, "dora" if r.flag("use_dora") else "lora", base, "bf16" if base and job.mixed == "bf16" else "fp32")
+    dtype = "bf16" if base and job.mixed == "bf16" else "fp32"
+    trainer.adapters(job, "dora" if r.flag("use_dora") else "lora", base, dtype)
     if "lora_r" not in r:
         job.fields["lora_rank"] = 16
     if "lora_dropout" not in r:
         job.fields["lora_dropout"] = 0.05
+
+
+def answers(job: Job, name: str) -> None:
+    """The policy's own step of GRPO: single answers behind their prompts, both as long as they may be (trl's GRPOTrainer)."""
+    job.fields["seq_len"] = sum(job.r.integer(key) or _ANSWER for key in ("max_prompt_length", "max_completion_length"))
+    job.r.unmodelled(name, "the policy's own step; --rollout FILE adds answers, log-probabilities and new weights")

@@ -71,7 +71,7 @@ def _faults(plan: InferencePlan) -> list[Fault]:
     mixed = scheduling_fault(
         plan, holds=plan.chunked_prefill or not plan.mixed, what="it mixes steps only where prompts are cut"
     )
-    return mixed + cache_fault(plan, "budget") + draft_fault(plan)
+    return mixed + cache_fault(plan, "static") + draft_fault(plan)
 
 
 def _notes(pool: Pool) -> list[str]:

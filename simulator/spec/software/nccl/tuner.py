@@ -14,6 +14,7 @@ from typing import Final
 from simulator.base.errors import Fault, InputError
 from simulator.base.files import ordinary
 from simulator.base.schema import unreadable
+from simulator.base.units import whole
 
 _COLLECTIVES: Final = {
     "broadcast": "broadcast",
@@ -117,13 +118,15 @@ def _rule(line: str, place: str, faults: list[Fault]) -> TunerRule | None:
 
 
 def _number(name: str, cell: str, place: str, faults: list[Fault]) -> int:
-    lowest = 0 if name.endswith("_bytes") else _ANY
-    if not cell.removeprefix("-").isascii() or not cell.removeprefix("-").isdigit() or int(cell) < lowest:
+    lowest, number = 0 if name.endswith("_bytes") else _ANY, whole(cell)
+    if cell == str(_ANY):
+        number = _ANY
+    if number is None or number < lowest:
         remedy = "bytes from 0" if lowest == 0 else "a count, or -1 for any"
-        faults.append(Fault(place=f"{place}: {name}", problem=f"{cell!r} is not a count", remedy=remedy))
+        faults.append(Fault(place=f"{place}: {name}", problem=f"{cell[:40]!r} is not a count", remedy=remedy))
         return lowest
-    if name == "channels" and int(cell) == 0:
+    if name == "channels" and number == 0:
         faults.append(Fault(place=f"{place}: {name}", problem="no channel carries nothing", remedy="1 to 64, or -1"))
-    if name == "registered" and int(cell) > 1:
+    if name == "registered" and number > 1:
         faults.append(Fault(place=f"{place}: {name}", problem=f"{cell} is neither yes nor no", remedy="0, 1 or -1"))
-    return int(cell)
+    return number

@@ -1,0 +1,149 @@
+"""Engines of serving: what each sets by itself, by version, memory and GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.software.engine import Engine as EngineTable
+from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.rows import ServingRow
+from simulator.studies.backtest.serving import evaluate_row
+from simulator.studies.backtest.serving_rows import asked_of, load_of, resolve
+from simulator.studies.serving import InferencePlan, engine_of, with_defaults
+from simulator.studies.serving.memory import ServingMemory, serving_memory
+
+ROW = ServingRow(
+    line=2,
+    id="one",
+    engine="SGLang",
+    engine_version="0.5.8",
+    model="Qwen/Qwen3-32B",
+    gpu="h100_sxm",
+    n_gpus=1,
+    tp=1,
+    precision="bf16",
+    input_tokens=512,
+    output_tokens=8,
+    concurrency_or_rate="4",
+    metric="ttft_mean",
+    value=100.0,
+    unit="ms",
+)
+
+
+def _deployed(text: str, plan: InferencePlan, cluster: Cluster) -> ServingMemory:
+    stack, model = engine_of(text), Model.load("llama3.1-8b")
+    return serving_memory(model, with_defaults(plan, stack, cluster.device, model), cluster.device, stack)
+
+
+def test_sglang_takes_its_cache_from_what_is_free_before_the_weights() -> None:
+    """profile_max_num_token: free × mem_fraction_static - weights; of the largest step's activations it knows nothing."""
+    cluster = Cluster.load("hgx-h100-8")
+    few, many = (_deployed("SGLang 0.5", InferencePlan(max_batched_tokens=n), cluster) for n in (2048, 8192))
+    aside = {few: 10 * 1024, many: 512 + 1.5 * 8192 + 2 * 256 + 128}  # MiB; above 60 GiB at least 10
+    for memory, mib in aside.items():
+        share = round(1 - mib * 2**20 / cluster.device.memory_bytes, 3)
+        free = memory.capacity_bytes - memory.outside_torch_bytes
+        assert memory.num_blocks == (int(free * share) - memory.weight_bytes) // memory.block_bytes
+        assert memory.missing_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "tp", "tokens", "sequences"),
+    [
+        ("vLLM 0.10", "hgx-h100-8", 1, 8192, 1024),
+        ("vLLM 0.10", "hgx-a100-80-8", 1, 2048, 256),
+        ("vLLM 0.10", "pcie-l40s-8", 1, 2048, 256),  # below 70 GiB
+        ("SGLang 0.5", "hgx-h200-8", 1, 8192, 2048),
+        ("SGLang 0.5", "hgx-b200-8", 1, 16384, 2048),
+        ("SGLang 0.5", "pcie-l40s-8", 1, 4096, 2048),
+        ("SGLang 0.5", "pcie-rtx4090-4", 1, 2048, 2048),
+    ],
+)
+def test_defaults_follow_the_gpus_memory(text: str, gpu: str, tp: int, tokens: int, sequences: int) -> None:
+    plan = with_defaults(InferencePlan(tp=tp), engine_of(text), Cluster.load(gpu).device)
+    assert (plan.max_batched_tokens, plan.max_sequences) == (tokens, sequences)
+    given = with_defaults(InferencePlan(max_batched_tokens=100), engine_of(text), Cluster.load(gpu).device)
+    assert given.max_batched_tokens == 100
+
+
+def test_sglang_captures_fewer_graphs_on_fewer_and_smaller_gpus() -> None:
+    engine = engine_of("SGLang 0.5").engine
+    assert engine is not None
+    names = ("pcie-t4-8", "pcie-rtx4090-4", "pcie-l40s-8", "hgx-h100-8", "hgx-b200-8")
+    most = [max(engine.graphs(Cluster.load(name).device, tp)) for name in names for tp in (1, 4)]
+    assert most == [8, 8, 24, 80, 32, 160, 256, 512, 512, 512]
+
+
+def test_vllm_is_three_stacks_by_version() -> None:
+    found = {text: engine_of(text) for text in ("vLLM 0.6.3", "vLLM 0.8.5", "vllm v0.12.0", "vLLM 0.14.1", "vLLM")}
+    assert [one.name for one in found.values()] == [
+        "vllm-2024", "vllm-2025", "vllm-2025", "vllm-2026", "vllm-2026",
+    ]  # fmt: skip
+    assert [one.engine.overlapped for one in found.values() if one.engine] == [False, False, False, True, True]
+    early = with_defaults(InferencePlan(), found["vLLM 0.6.3"])
+    assert (early.chunked_prefill, early.mixed) == (False, False)
+
+
+def test_benchmarks_with_users_leave_sglang_less_memory_unless_nothing_fits() -> None:
+    server = resolve(ROW)
+    assert server.other is not None
+    assert (server.plan.gpu_memory_utilization, server.other.gpu_memory_utilization) == (0.8, 0.835)
+    long = replace(ROW, input_tokens=8000, output_tokens=8)  # 0.8 leave 6,671 tokens, 0.835 leave 17,899
+    assert evaluate_row(long).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("metric", "figure", "percentile"),
+    [
+        ("mean_ttft_ms", "ttft", None),
+        ("median_tpot_ms", "tpot", 50.0),
+        ("p99_itl_ms", "itl", 99.0),
+        ("TTFT p50", "ttft", 50.0),
+        ("latency_p99.9", "latency", 99.9),
+        ("Time to first token (avg)", "ttft", None),
+    ],
+)
+def test_statistics_stand_before_or_behind_a_figure(metric: str, figure: str, percentile: float | None) -> None:
+    """As vLLM's and SGLang's clients write them (`mean_ttft_ms`), and as tables do."""
+    asked = asked_of(replace(ROW, metric=metric))
+    assert (asked.figure, asked.percentile) == (figure, percentile)
+
+
+@pytest.mark.parametrize("metric", ["ttft_std", "ttft_min", "max_itl_ms", "ttft_99"])
+def test_a_statistic_that_is_none_of_ours_is_not_taken_as_the_mean(metric: str) -> None:
+    with pytest.raises(RefusedError, match="mean, median and percentiles"):
+        asked_of(replace(ROW, metric=metric))
+
+
+@pytest.mark.parametrize("text", ["16", "16.0", "concurrency 16", "16 users", "max_concurrency=16", "c16", "bs=16"])
+def test_users_are_told_in_many_ways(text: str) -> None:
+    assert load_of(replace(ROW, concurrency_or_rate=text)).users == 16
+
+
+def test_rates_and_all_at_once() -> None:
+    loads = [
+        load_of(replace(ROW, concurrency_or_rate=text)) for text in ("4 qps", "rate=4", "4 req/s", "offline", "inf")
+    ]
+    assert [(one.users, one.rate) for one in loads] == [(0, 4.0)] * 3 + [(0, float("inf"))] * 2
+
+
+def test_weights_are_those_of_the_models_name_where_no_column_says_them() -> None:
+    name = "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8"
+    weights = [resolve(replace(ROW, model=name, precision=word)).plan.weights for word in ("", "auto", "bf16")]
+    assert weights == ["fp8", "fp8", "bf16"]
+
+
+@pytest.mark.parametrize("metric", ["normalized_latency", "per_token_latency", "latency per token", "prefill latency"])
+def test_other_times_are_no_request_latencies(metric: str) -> None:
+    with pytest.raises(RefusedError, match="none that is predicted"):
+        asked_of(replace(ROW, metric=metric))
+
+
+def test_a_largest_graph_is_one_of_those_that_are_captured() -> None:
+    with pytest.raises(ValueError, match="graph_sizes"):
+        EngineTable.model_validate({"plan_on": [{"memory": "35GiB", "largest_graph": 24}]})
