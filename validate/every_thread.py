@@ -1,9 +1,17 @@
-"""Torch's CPU allocator made to count all threads. Apart, so that a user's program gets nothing else loaded with it."""
+"""What torch's other threads do: counted, and waited for. Apart, so that a user's program gets nothing else loaded with it."""
 
 from __future__ import annotations
 
 import ctypes
+import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+_LOOK_S = 0.002  # long enough for a thread that waits for Python's lock to take it
+_LOOKS = 3  # in a row, before all are believed to rest
+_AT_MOST_S = 2.0  # thread pools spin for a while before they sleep
 
 
 def count_every_thread(*, counts: bool = True) -> bool:
@@ -20,3 +28,29 @@ def count_every_thread(*, counts: bool = True) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def wait_for_threads() -> None:
+    """Return when every other thread of this process sleeps, at the latest after two seconds.
+
+    gloo tells a waiting thread first and lets go of the collective a moment later, in a thread of its own. Until then the
+    tensors of a collective may or may not count, and a profiler that stops meanwhile ends in a corrupted heap.
+    """
+    if not sys.platform.startswith("linux"):  # no list of threads to look at
+        time.sleep(_LOOK_S * 25)
+        return
+    until, rests = time.monotonic() + _AT_MOST_S, 0
+    while rests < _LOOKS and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+        rests = 0 if "R" in _states() else rests + 1
+
+
+def _states() -> Iterator[str]:
+    """What each other thread does: R runs, or would if it had a core (proc(5), /proc/PID/stat)."""
+    own = str(threading.get_native_id())
+    for thread in Path("/proc/self/task").iterdir():
+        if thread.name != own:
+            try:
+                yield (thread / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+            except (OSError, IndexError):  # it ended
+                continue

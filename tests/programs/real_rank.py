@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
 from validate.capture import triton_absent
+from validate.every_thread import wait_for_threads
 
 KINDS = {
     "_allgather_base_": "all_gather", "allgather_": "all_gather", "allgather_into_tensor_coalesced_": "all_gather",
@@ -70,6 +71,7 @@ def main(out: str, program: str, *arguments: str) -> None:
     else:
         profiler.start()
     runpy.run_path(program, run_name="__main__")
+    wait_for_threads()
     profiler.stop()
     results = profiler.profiler.kineto_results
     events = sorted(results.events(), key=lambda one: one.start_ns())

@@ -19,10 +19,9 @@ from typing import Any
 from validate.capture.child import Finished, _target, _users_part
 from validate.capture.ranks import RefusedError
 from validate.capture.refusals import in_a_line
+from validate.every_thread import count_every_thread, wait_for_threads
 from validate.report import RankReport, kind_of
 
-# gloo's threads let go of what they sent when they like: some milliseconds behind the call, where they are scheduled late
-_SETTLED_S = 0.05
 _KEPT = (
     "cpu_op",
     "user_annotation",
@@ -109,8 +108,6 @@ class _Steps:
         """Follow the optimizer, and the allocator, from here on."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        from validate.every_thread import count_every_thread
-
         self._counted = self._job["device"] == "cuda" or count_every_thread()
         register_optimizer_step_post_hook(self._ended)
 
@@ -142,7 +139,7 @@ class _Steps:
             self._torch.cuda.synchronize()
             self._torch.cuda.reset_peak_memory_stats()
         elif self._job["ranks"] > 1:
-            time.sleep(_SETTLED_S)
+            wait_for_threads()
         self._start()
 
     def _record(self) -> None:
@@ -192,6 +189,7 @@ class _Steps:
     def stop(self) -> None:
         """End the profile, if it still runs."""
         if self._profiler is not None:
+            wait_for_threads()
             self._profiler.stop()
             self._exported, self._profiler = self._profiler, None
 

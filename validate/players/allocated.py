@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from validate.every_thread import wait_for_threads
 from validate.parallel import POWERSGD_BEGINS
 from validate.players.memory import MICRO_BATCHES
 from validate.steps import PHASES, TrainingStep
@@ -56,10 +57,12 @@ def count_step(step: TrainingStep, scratch: Path, *, counted: bool) -> dict[str,
 def profiled(run: Callable[[Callable[[str], None]], object], folder: Path) -> list[Event]:
     """Events of a run that announces its phases; `folder` is for torch's own file of them."""
     marks = _Marks()
+    wait_for_threads()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         marks.announce("start")
         run(marks.announce)
         marks.end()
+        wait_for_threads()
     out = folder / f"memory-{os.getpid()}.json"
     profiler.export_chrome_trace(str(out))
     events: list[Event] = json.loads(out.read_text(encoding="utf-8"))["traceEvents"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,10 +10,9 @@ import torch
 from torch import distributed as dist
 
 from simulator.spec.plan import Plan
+from validate.every_thread import wait_for_threads
 from validate.parallel import DTYPES, Built
 from validate.torch_private import default_collectives
-
-_LET_GO_S = 0.05  # for a thread with nothing else left to do
 
 
 def reduced_in_place(plan: Plan) -> Callable[..., Any]:
@@ -40,9 +38,8 @@ def reduced_in_place(plan: Plan) -> Callable[..., Any]:
 def scattered_to_the_end(built: Built) -> Iterator[None]:
     """FSDP2's reduce-scatters return when gloo has let go of its copy of the input.
 
-    gloo tells the waiting thread first and drops the copy a moment later, in a thread of its own: whether that is before
-    or after the next gather begins is the scheduler's, and a unit's gradients count or do not count in the peak. So its
-    thread is given a moment. For a counted step only.
+    gloo drops the copy in a thread of its own: whether that is before or after the next gather begins is the scheduler's,
+    and a unit's gradients count or do not count in the peak. For a counted step only.
     """
     units = [unit for unit in built.units if hasattr(unit, "set_custom_reduce_scatter")]
     if not units or dist.get_backend() != "gloo":
@@ -55,7 +52,7 @@ def scattered_to_the_end(built: Built) -> Iterator[None]:
             work = super().__call__(*args, **kwargs)
             if work is not None:
                 work.wait()
-            time.sleep(_LET_GO_S)
+            wait_for_threads()
             return work
 
     for unit in units:

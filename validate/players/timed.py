@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from simulator.formats.readers.kernel_names import collective_of
 from simulator.work.trace import Timeline
+from validate.every_thread import wait_for_threads
 from validate.report import RankReport
 from validate.spans import Event, timeline
 from validate.steps import PHASES, TrainingStep
@@ -100,6 +101,7 @@ def profiled_step(step: TrainingStep, device: torch.device, rank: int, barrier: 
     with profile(activities=activities) as profiler:
         step.run()
         wait(device)
+        wait_for_threads()
     return _timeline(raw_events(profiler), f"rank{rank}", cuda=device.type == "cuda")
 
 
