@@ -12,6 +12,10 @@ from pathlib import Path
 _LOOK_S = 0.002  # long enough for a thread that waits for Python's lock to take it
 _LOOKS = 3  # in a row, before all are believed to rest
 _AT_MOST_S = 2.0  # thread pools spin for a while before they sleep
+_NETWORKS = {
+    "gloo_tcp_loop",
+    "pt_tcpstore_uv",
+}  # wake for nothing every few milliseconds, and on a busy machine wait for a core
 
 
 def count_every_thread(*, counts: bool = True) -> bool:
@@ -51,6 +55,8 @@ def _states() -> Iterator[str]:
     for thread in Path("/proc/self/task").iterdir():
         if thread.name != own:
             try:
-                yield (thread / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+                before, _, rest = (thread / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+                if before.partition("(")[2] not in _NETWORKS:
+                    yield rest.split()[0]
             except (OSError, IndexError):  # it ended
                 continue
