@@ -21,12 +21,13 @@ from tests.campaign.lost import Served
 
 MOST_BYTES: Final = 2e9  # of a journal of a million plans
 _SIZES: Final = 8  # plans of the space below, by size of bucket: at least so many
+_LEAST_KIB: Final = 8192  # all gradients in few buckets: a plan is simulated in milliseconds
 _MODEL: Final = b'name = "small"\nnum_layers = 2\nd_model = 512\nnum_heads = 8\nd_ff = 1408\nvocab_size = 1024\n'
 
 
 def work_of(plans: int) -> Work:
     """A search of which so many plans are simulated: every plan, of as many sizes of bucket as that takes."""
-    sizes = ",".join(f"{kib}KiB" for kib in range(64, 64 + -(-plans // _SIZES)))
+    sizes = ",".join(f"{kib}KiB" for kib in range(_LEAST_KIB, _LEAST_KIB + -(-plans // _SIZES)))
     held = (
         "--fix tp=1 --fix pp=1 --fix cp=1 --fix recompute=none --fix micro_batch_size=1,2 --fix sequence_parallel=false"
     )
