@@ -12,10 +12,8 @@ from pathlib import Path
 _LOOK_S = 0.002  # long enough for a thread that waits for Python's lock to take it
 _LOOKS = 3  # in a row, before all are believed to rest
 _AT_MOST_S = 2.0  # thread pools spin for a while before they sleep
-_NETWORKS = {
-    "gloo_tcp_loop",
-    "pt_tcpstore_uv",
-}  # wake for nothing every few milliseconds, and on a busy machine wait for a core
+# Threads that wake for nothing every few milliseconds, and on a busy machine wait for a core; their names in torch 2.13
+_NETWORKS = {"gloo_tcp_loop", "pt_tcpstore_uv"}
 
 
 def count_every_thread(*, counts: bool = True) -> bool:
