@@ -33,7 +33,7 @@ def test_a_copy_that_is_dropped_late_is_waited_for(monkeypatch: pytest.MonkeyPat
         return work
 
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    monkeypatch.setattr(hooks.time, "sleep", lambda _: live.__setitem__(0, live[0] - 50))  # gloo's thread has its turn
+    monkeypatch.setattr(hooks, "wait_for_threads", lambda: live.__setitem__(0, live[0] - 50))  # gloo's thread lets go
     monkeypatch.setattr(collectives.DefaultReduceScatter, "__call__", late)
     layer = Unit()
     built: Any = SimpleNamespace(units=[layer])
