@@ -200,6 +200,8 @@ def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse) -> str
     room = memory.capacity_bytes - memory.used_bytes
     if share.get("host", 0) > 0.1:
         return "the host launches kernels slower than the GPU runs them: compile the blocks or use larger micro-batches"
+    if share.get("bubble", 0) > max(exposed, 0.1):
+        return _smaller_bubble(plan, share["bubble"])
     if share.get("exposed:all_to_all", 0) > exposed / 2 > 0.05 and plan.ep > 1:
         return _nearer_experts(lowering, share["exposed:all_to_all"])
     if exposed > 0.1:
@@ -249,6 +251,18 @@ def _nearer_experts(lowering: Lowering, share: float) -> str:
         else ', or dispatcher = "deep_ep", which sends a token once to each node'
     )
     return f"{percent}, past the NVLink of {domain} GPUs: ep = {near} stays inside it{deep}"
+
+
+def _smaller_bubble(plan: Plan, bubble: float) -> str:
+    """What to try where stages wait for each other: (pp - 1) / (m + pp - 1) of a plain pipeline (arXiv:2104.04473, 2.2)."""
+    enough = 4 * plan.pp  # leaves a fifth
+    halved = f"micro_batch_size = {plan.micro_batch_size // 2} makes twice as many of the same batch"
+    if plan.num_micro_batches < enough:
+        more = f"num_micro_batches = {enough} instead of {plan.num_micro_batches}"
+        more += f" ({halved})" if plan.micro_batch_size % 2 == 0 else ""
+    else:
+        more = halved if plan.micro_batch_size % 2 == 0 else "more micro-batches"
+    return f"{100 * bubble:.0f} % of the step is the pipeline's bubble: {more}, virtual stages, or fewer stages"
 
 
 def _less_communication(plan: Plan, exposed: float) -> str:

@@ -446,6 +446,18 @@ def test_what_a_recipe_or_a_count_cannot_be_is_told(
     assert says in capsys.readouterr().err
 
 
+def test_a_gpu_without_bf16_trains_in_fp16_where_nobody_says_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["predict", "--recipe", "lora", "--model", "llama3.2-1b", "--gpus", "2xt4"]
+    assert main([*asked, "--json"]) in (0, 4)
+    assert json.loads(capsys.readouterr().out)["inputs"]["plan"]["precision"] == "fp16"
+    assert main(asked) in (0, 4)
+    assert "precision = fp16, as none was given and the GPU has no bf16" in capsys.readouterr().out
+    assert main([*asked, "--precision", "bf16"]) == 3
+    error = capsys.readouterr().err
+    assert "t4 has no bf16 matrix units" in error
+    assert 'precision = "fp32" or "fp16"' in error
+
+
 def test_remedies_of_a_full_fine_tune_name_adapters_and_those_of_training_do_not() -> None:
     cluster = Cluster.synthesise("h100", 8)
     kinds = {peft: [one.kind for one in changes(Plan(peft=peft, dp_shard=8), cluster)] for peft in ("full", "none")}  # type: ignore[arg-type]

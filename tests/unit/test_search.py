@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -232,6 +233,20 @@ def test_an_empty_space_names_the_tightest_rule() -> None:
     study = SearchStudy(space=_space(tp=(3,)))
     with Serial(study) as engine, pytest.raises(InputError, match=r"degrees refuses [\d,]+ .*do not divide 8 devices"):
         search(study, engine)
+
+
+def test_an_empty_space_names_what_was_asked_before_what_is_in_every_space() -> None:
+    study = SearchStudy(space=replace(_space(precision=("fp8",)), clusters=(Cluster.load("dgx-a100-80-8"),)))
+    wanted = r"precision refuses [\d,]+ .*no fp8 matrix units .*\"bf16\" or \"fp16\".*degrees [\d,]+ \(loosen precision\)"
+    with Serial(study) as engine, pytest.raises(InputError, match=wanted):
+        search(study, engine)
+
+
+def test_a_gpu_without_bf16_is_searched_in_fp16() -> None:
+    space = replace(_space(), clusters=(Cluster.load("dgx1-v100-8"),))
+    with Serial(SearchStudy(space=space, top=3)) as engine:
+        rows = search(SearchStudy(space=space, top=3), engine).rows
+    assert {row.plan.precision.compute for row in rows} == {"fp16"}
 
 
 def test_what_a_key_says_is_the_plan() -> None:

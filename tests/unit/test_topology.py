@@ -5,6 +5,7 @@ import pytest
 
 from simulator.base.errors import ClusterError, Fault
 from simulator.spec.cluster import Cluster, Host, Inter, cluster_names, fat_tree, from_edges, island, rail
+from simulator.spec.cluster.device import Device, device_names
 
 HDR = Inter(kind="infiniband", num_nics=8, nic_bytes_per_s=25e9, latency_s=1e-6)
 
@@ -280,8 +281,6 @@ def test_synthesise_takes_the_stated_network_and_links() -> None:
 
 
 def test_every_device_has_a_usual_host() -> None:
-    from simulator.spec.cluster.device import device_names
-
     for name in device_names():
         assert Cluster.synthesise(name, 16).device.name == name
 
@@ -293,3 +292,11 @@ def test_synthesise_refuses_ragged_nodes_and_unknown_links() -> None:
     assert "8 or 16" in caught.value.faults[0].remedy
     with pytest.raises(ClusterError, match="at most 8"):
         Cluster.synthesise("V100", 16, 16)
+
+
+def test_a_count_of_any_device_by_any_of_its_names_is_its_usual_machine() -> None:
+    """`1x4090` too, whose name begins with a digit."""
+    for name in device_names():
+        for alias in (name, *Device.load(name).aliases):
+            if "/" not in alias:
+                assert Cluster.load(f"1x{alias}").device.name == name

@@ -218,7 +218,7 @@ def _completed(asked: _Raw, model: Model | None, cluster: Cluster | None, faults
     calibration = faults.attempt(lambda: calibration_of(raw, cluster, of_root(overrides, "kernels")))
     stack = plan = None
     if study is not None:
-        plan = completed = _with_degrees(study.plan, cluster)
+        plan = completed = _with_precision(_with_degrees(study.plan, cluster), cluster)
         stack = faults.attempt(lambda: _stack_of(completed, asked))
         if settled and not unknown:
             faults += plan_faults(completed, model, cluster, others=bool(faults))
@@ -317,3 +317,10 @@ def _with_degrees(plan: Plan, cluster: Cluster | None) -> Plan:
         return plan
     size, rest = divmod(cluster.num_devices, plan.cp * plan.tp * plan.pp)
     return plan if rest else plan.copy_with(**{"dp_replicate" if plan.zero == 0 else "dp_shard": size})
+
+
+def _with_precision(plan: Plan, cluster: Cluster | None) -> Plan:
+    """Where no precision was given: the 16 bits that the GPU has units for."""
+    if cluster is None or "precision" in plan.flat_fields_set or cluster.device.half == plan.precision.compute:
+        return plan
+    return plan.copy_with(precision=cluster.device.half)

@@ -121,6 +121,9 @@ def _of_plan(
         if getattr(plan, degree) != getattr(asked, degree):
             detail = f"{degree} = {getattr(plan, degree)}: all devices of the cluster, as no degree was given"
             found.append(Source(what="plan", kind="assumed", detail=detail))
+    if plan.precision.compute != asked.precision.compute:
+        detail = f"precision = {plan.precision.compute}, as none was given and the GPU has no {asked.precision.compute}"
+        found.append(Source(what="plan", kind="assumed", detail=detail))
     if "seq_len" not in plan.flat_fields_set:
         found.append(Source(what="plan", kind="assumed", detail=f"seq_len = {plan.seq_len}, as none was given"))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulator.parallel.legality.rule import ModelRule, PlanRule, Run, RunRule
+from simulator.parallel.legality.rule import ClusterRule, ModelRule, OnCluster, PlanRule, Run, RunRule
 from simulator.spec.plan import Plan
 
 _GATHER: Final = ("precision", "fp8_all_gather")
@@ -110,15 +110,30 @@ def _multiplies_blocks(run: Run) -> bool:
     return run.cluster.device.architecture in ("hopper", "blackwell")
 
 
-RUN: Final = (  # products of block-scaled operands need tensor cores that read the scales, and kernels that write them
-    RunRule(
+def _without_units(on: OnCluster) -> list[str]:
+    """Dtypes in which this plan multiplies and whose products the device does not do."""
+    dtypes = dict.fromkeys((on.plan.product_dtype, on.plan.compute_dtype))
+    return [dtype for dtype in dtypes if not on.cluster.device.peak(dtype)]
+
+
+def _other_precisions(on: OnCluster) -> str:
+    """Every precision that the device has units for."""
+    device = on.cluster.device
+    has = [f'"{dtype}"' for dtype in ("fp32", "tf32", "bf16", "fp16", "fp8") if device.peak(dtype)]
+    return f"precision = {' or '.join(has)}, or another GPU"
+
+
+CLUSTER: Final = (
+    ClusterRule(
         where="precision",
         fields=("precision",),
-        applies=lambda run: run.plan.precision.compute == "nvfp4",
-        holds=lambda run: bool(run.cluster.device.peak("fp4")),
-        equation=lambda run: f"{run.cluster.device.name} has no fp4 matrix units",
-        remedy='a Blackwell GPU, or precision = "fp8"',
+        holds=lambda on: not _without_units(on),
+        equation=lambda on: f"{on.cluster.device.name} has no {' or '.join(_without_units(on))} matrix units",
+        remedy=_other_precisions,
     ),
+)
+
+RUN: Final = (  # products of block-scaled operands need tensor cores that read the scales, and kernels that write them
     RunRule(
         where="precision",
         fields=("precision",),

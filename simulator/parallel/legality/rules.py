@@ -22,6 +22,7 @@ RULES: Final[tuple[Rule[Any], ...]] = (
     *blocks.PLAN,
     # with the cluster
     *degrees.CLUSTER,
+    *precision.CLUSTER,
     # with the model
     *heads.MODEL,
     *precision.MODEL,

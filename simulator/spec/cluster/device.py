@@ -74,6 +74,11 @@ class Device(Strict):
         return float(getattr(self.peak_flop_per_s, dtype))
 
     @property
+    def half(self) -> Literal["bf16", "fp16"]:
+        """The 16-bit dtype that programs train in on it: fp16 where it has no units for bf16 (before Ampere)."""
+        return "fp16" if self.peak("fp16") and not self.peak("bf16") else "bf16"
+
+    @property
     def usable_bytes(self) -> int:
         """Memory a process can get, before its own context: CUDA's total where known, else the driver's."""
         return self.cuda_memory_bytes or self.memory_bytes

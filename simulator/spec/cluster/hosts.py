@@ -26,7 +26,7 @@ _BY_RATE: Final = {
 _HOSTS: Final = facts(__file__, "hosts")
 _USUAL: Final[dict[str, str]] = _HOSTS["usual"]
 _ONE_WAY: Final[dict[str, float]] = _HOSTS["one_way"]
-_COUNTED: Final = re.compile(r"(\d+)\s*[x×*]\s*([^\s/.\d][^/]*?)(?<!\.toml)")
+_COUNTED: Final = re.compile(r"(\d+)\s*[x×*]\s*([^\s/.][^/]*?)(?<!\.toml)")
 _MOST_GPUS: Final = 10_000_000
 # bytes/s of one of several: EDR InfiniBand and 100 Gb/s Ethernet, in nodes of GPUs since 2016
 _SLOWEST_NIC: Final = 100e9 / 8

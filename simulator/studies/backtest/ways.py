@@ -180,5 +180,4 @@ def _with_degrees(row: RunRow) -> RunRow:
 
 def _with_precision(row: RunRow) -> RunRow:
     """A blank precision is the mixed one that the row's GPU has units for."""
-    wide = not row.gpu or Device.load(row.gpu).peak("bf16")
-    return replace(row, precision=row.precision or ("bf16" if wide else "fp16"))
+    return replace(row, precision=row.precision or (Device.load(row.gpu).half if row.gpu else "bf16"))

@@ -132,7 +132,7 @@ class _Run:
             self._survey(some, len(branches))
             self._simulate(_BEFORE * (1 + self.num_surveyed / len(branches)))
         if self.survey.num_legal == 0 and not self._any_legal(branches):
-            raise InputError(tightest(self.survey.pruned))
+            raise InputError(tightest(self.survey.pruned, self.study.space.fixed))
         self._simulate()
 
     def _left_by_survey(self, branches: list[Branch]) -> int:

@@ -10,7 +10,7 @@ without being enumerated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import product
@@ -43,7 +43,7 @@ CHOSEN: Final = (*_FIRST, *_DEGREES, *_FLOWS, *_LAST)
 DERIVED: Final = ("dp_shard", "num_micro_batches", "seq_len", "sharding_strategy")
 _DEGREE_PLACES: Final = (
     *("zero", "degrees", "tp", "cp", "ep", "etp", "rank_order", "cp_exchange", "seq_len", "sequence_parallel"),
-    "vocab_parallel",
+    *("vocab_parallel", "precision"),
 )
 _FLOW_PLACES: Final = ("pp", "num_micro_batches", "virtual_stages", "schedule", "layers", "first_stage_layers")
 _LEAF_PLACES: Final = ("data_parallel", "dp_shard", "dp_replicate", "recompute", "offload")
@@ -100,7 +100,8 @@ class Space:
     """What is searched.
 
     clusters: the same nodes in different numbers. fixed: field of Plan -> the values it may take; a field that the
-    search does not choose by itself is free to have several too. max_devices: no plan on more.
+    search does not choose by itself is free to have several too; without a precision, it is the GPU's 16 bits.
+    max_devices: no plan on more.
     """
 
     model: Model
@@ -111,8 +112,10 @@ class Space:
     max_devices: int | None = None
 
     def __post_init__(self) -> None:
-        """A value that is given twice is one."""
+        """A value that is given twice is one; the precision is one that the GPU has units for."""
         once = {name: tuple({repr(value): value for value in values}.values()) for name, values in self.fixed.items()}
+        if (half := self.clusters[0].device.half) != Plan().precision.compute:
+            once.setdefault("precision", (half,))
         object.__setattr__(self, "fixed", once)
 
     def branches(self, pruned: Pruned) -> Iterator[Branch]:
@@ -331,9 +334,14 @@ def _divisors(number: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*low, *(number // d for d in reversed(low)))))
 
 
-def tightest(pruned: Pruned) -> Fault:
-    """The fault of an empty space: how many candidates each rule refused, the hardest first."""
-    ranked = sorted(pruned.counts.items(), key=lambda item: (-item[1], item[0]))
+def tightest(pruned: Pruned, fixed: Collection[str] = ()) -> Fault:
+    """The fault of an empty space: how many candidates each rule refused, those of fixed fields first, then the hardest.
+
+    Degrees that do not fill the cluster are in every space, and come last where others refuse too.
+    """
+    ranked = sorted(
+        pruned.counts.items(), key=lambda item: (item[0] not in fixed, item[0] == "degrees", -item[1], item[0])
+    )
     if not ranked:
         return Fault(place="search", problem="no candidate at all", remedy="at least one value for every field")
     rule, count = ranked[0]
