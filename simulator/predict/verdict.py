@@ -262,7 +262,8 @@ def _smaller_bubble(plan: Plan, bubble: float) -> str:
         more += f" ({halved})" if plan.micro_batch_size % 2 == 0 else ""
     else:
         more = halved if plan.micro_batch_size % 2 == 0 else "more micro-batches"
-    return f"{100 * bubble:.0f} % of the step is the pipeline's bubble: {more}, virtual stages, or fewer stages"
+    chunks = "" if plan.pipeline.virtual_stages > 1 else ", virtual stages"
+    return f"{100 * bubble:.0f} % of the step is the pipeline's bubble: {more}{chunks}, or fewer stages"
 
 
 def _less_communication(plan: Plan, exposed: float) -> str:

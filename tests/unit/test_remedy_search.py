@@ -109,6 +109,14 @@ def test_nothing_is_made_up_where_nothing_helps() -> None:
     assert "no change that was tried" in hopeless.suggestion
 
 
+def test_advice_on_a_bubble_makes_the_tokens_cheaper() -> None:
+    fields = {"pp": 8, "zero": 1, "seq_len": 1024, "micro_batch_size": 2}
+    few, many = (predict(MODEL, Plan(**fields, num_micro_batches=count), NODE, CALIBRATION) for count in (2, 32))
+    assert "pipeline's bubble: num_micro_batches = 32 instead of 2 (micro_batch_size = 1 makes" in few.suggestion
+    assert many.tokens_per_s > 1.5 * few.tokens_per_s
+    assert "bubble: num_micro_batches" not in many.suggestion
+
+
 def test_every_single_change_is_a_legal_plan_or_refused_as_one() -> None:
     for start in (PLAN, Plan(dp_replicate=8, zero=0, micro_batch_size=3), Plan(dp_shard=8, zero=2, optimizer="sgd")):
         for change in changes(start, NODE):
