@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from simulator.base.errors import ClusterError, Fault, InputError
+from simulator.base.patterns import compiled
 from simulator.base.sums import summed
 from simulator.base.units import counted, format_seconds
 from simulator.play.engine import run
@@ -238,12 +239,12 @@ class _Changes:
     # -- what is asked, judged
 
     def _compiled(self, text: str) -> re.Pattern[str] | None:
-        try:
-            return re.compile(text)
-        except re.error as exc:
-            remedy = "as Python's re has them: gemm, flash.*bwd"
-            self._faults.append(Fault(place=f"--faster {text}", problem=f"no regular expression: {exc}", remedy=remedy))
-            return None
+        found = compiled(text)
+        if found is None:
+            problem = "no regular expression, or one that could take for ever to try"
+            remedy = "as Python's re has them, without repeated groups: gemm, flash.*bwd"
+            self._faults.append(Fault(place=f"--faster {text}", problem=problem, remedy=remedy))
+        return found
 
     def _known(self) -> str:
         kinds = dict.fromkeys(op.category for op in self._first.ops)

@@ -522,6 +522,7 @@ def test_the_command_line_plays_and_changes(tmp_path: Path, capsys: pytest.Captu
         (["--recompute", "none"], "no layer's forward is run again"),
         (["--faster", "gemm"], "is not REGEX=N"),
         (["--faster", "(=2"], "no regular expression"),
+        (["--faster", "(a+)+b=2"], "could take for ever to try"),
         (["--faster", "nothing=2"], "matches no kernel"),
         (["--nodes", "2"], "changes a cluster that is not named"),
         (["--links", "a.svg"], "is not drawn"),

@@ -11,14 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Final
 
+from simulator.base.patterns import compiled
+
 _OF_PATTERNS: Final = frozenset("()|\\^$*?+[]")
-_MOST_LETTERS: Final = 400
 _MOST_LAYERS: Final = 200  # whose paths a pattern is tried on; what holds for all of these holds for more
 _MOST_PATTERNS: Final = 64
-# Trying takes for ever where a group is repeated, or many repetitions share what they match
-_REPEATED_GROUP: Final = re.compile(r"\)\s*[*+{]")
-_REPETITION: Final = re.compile(r"[*+{]")
-_MOST_REPETITIONS: Final = 5  # one path then takes some hundredths of a second at the worst, all of them minutes
 _MOST_S: Final = 2.0  # of the CPU, for all paths; published patterns take milliseconds
 _PATHS: Final = (
     "model.layers.{}.",
@@ -87,17 +84,6 @@ def _matches(pattern: str, *, ends: bool) -> dict[str, Layers]:
         if time.process_time() > until_s:
             return {}
     return {name: None if len(layers) == _MOST_LAYERS else frozenset(layers) for name, layers in found.items()}
-
-
-def compiled(pattern: str, before: str = "") -> re.Pattern[str] | None:
-    """None: it is no pattern, or could take for ever to try."""
-    many = len(_REPETITION.findall(pattern)) > _MOST_REPETITIONS
-    if many or len(pattern) > _MOST_LETTERS or _REPEATED_GROUP.search(pattern):
-        return None
-    try:
-        return re.compile(f"{before}(?:{pattern})" if before else pattern)
-    except (re.error, RecursionError, OverflowError):
-        return None
 
 
 def with_ranks(

@@ -8,7 +8,8 @@ from time import process_time as now
 from typing import Any, Final
 
 from simulator.base.errors import Fault
-from simulator.formats.readers.peft_words import compiled, scoped
+from simulator.base.patterns import compiled
+from simulator.formats.readers.peft_words import scoped
 from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.accelerate import ReadJson
 from simulator.formats.readers.plans.draft import Draft
