@@ -13,7 +13,7 @@ from runs_table import arguments, nemo
 from runs_table.choices import choices
 from runs_table.frameworks import FrameworkRule, framework_rule
 from runs_table.published import is_hybrid
-from runs_table.recipes import package_fields, published_recipe
+from runs_table.recipes import package_fields, package_stack, published_recipe
 from runs_table.rules import (
     ends_as_layers,
     expert_plan,
@@ -174,7 +174,7 @@ def _stack_of(row: RunRow, plan: Plan, device: Device) -> Stack:
     given = _stack(plan.stack)
     if given.kernels.expert_rows == "stacked" and _ONE_TENSOR.search(row.notes):
         given = given.copy_with(expert_rows="padded")
-    if changes := nemo.stack_changes(row):
+    if changes := nemo.stack_changes(row) | package_stack(row):
         given = given.copy_with(**changes)
     stack = with_attention(given, flash=row.flash_attn, device=device)
     if plan.tp == 1 or stack.kernels.blocks != "compiled" or not _ASYNC_TP.search(row.notes):

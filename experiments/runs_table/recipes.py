@@ -100,6 +100,19 @@ _PACKAGE_GPUS = 256
 _CALLED_OFF = ("qwen3-30b-a3b",)
 
 
+# Models whose bridge to the package turns no fusion on, so that Megatron-Core's own defaults hold: v0.4.2,
+# src/megatron/bridge/models/qwen/qwen3_moe_bridge.py and gpt_provider.py; core_v0.17.0, transformer_config.py:
+# bias_activation_fusion and apply_rope_fusion are False. Llama's, DeepSeek's and Kimi's bridges set the former.
+_UNFUSED = ("qwen3-30b-a3b", "qwen3-235b-a22b")
+
+
+def package_stack(row: RunRow) -> dict[str, object]:
+    """What of a stack the package's bridge of the row's model has otherwise."""
+    model = published_mixture(row) if _PACKAGE.search(row.framework) else None
+    unfused = model is not None and model.name in _UNFUSED
+    return {"gated_activation": "operators", "rope": "unfused"} if unfused else {}
+
+
 def package_fields(row: RunRow) -> dict[str, object]:
     """What a recipe of Megatron-Bridge's package says of the recomputation of a row that states none."""
     model = published_mixture(row)

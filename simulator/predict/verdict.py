@@ -208,9 +208,9 @@ def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse) -> str
         return _less_communication(plan, exposed)
     if share.get("recompute", 0) > 0.05 and room > memory.peak_allocated_bytes // 2:
         return "memory is left over: recompute less (recompute = selective or every_k) to save its time"
-    if room > memory.peak_allocated_bytes:
-        return f"memory is left over: micro_batch_size = {2 * plan.micro_batch_size} makes larger, faster kernels"
-    return "compute dominates: a faster attention kernel or compiled blocks (--stack) is what is left"
+    larger = f"memory is left over: micro_batch_size = {2 * plan.micro_batch_size} makes larger, faster kernels"
+    dominates = "compute dominates: a faster attention kernel or compiled blocks (--stack) is what is left"
+    return larger if room > memory.peak_allocated_bytes else dominates
 
 
 def fitting(remedies: Sequence[Remedy] | None, num_devices: int) -> str:

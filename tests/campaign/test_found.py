@@ -37,7 +37,7 @@ FOUND = {
     "an operator whose arguments no release had": ("capture", "step.capture.gz", _inside(b'"aten.mm.default", [[["T"', b'"aten.mm.default", [[["aten.mm.default"'), 0, "priced by its bytes"),
     "a number of a model that is a table": ("model file", "mine.toml", _new(b"num_layers = 4", b"num_layers = {}"), 3, "num_layers: must be a whole number"),
     "samples whose end cannot be unpacked": ("samples fit", "samples.jsonl.gz", lambda data: data[:10] + b"\xff" * 4000, 3, "cannot be read"),
-    "a pattern that Python warns of": ("axolotl unfrozen", "axolotl-unfrozen.yml", _new(b"(q|k)", b"[[[]]](q|k)"), 3, "matches no parameter"),
+    "a pattern that Python warns of": ("plan axolotl-unfrozen.yml", "axolotl-unfrozen.yml", _new(b"+.self_attn.", b"[[[]]"), 3, "matches no parameter"),
     "ranks without end": ("rank mapping", "ranks.tsv", lambda data: data.partition(b"\n")[0] + b"\nx" * 2**18, 3, "the lines behind it were not read"),
     "tensors without end": ("tensors", "t.csv", lambda data: data.partition(b"\n")[0] + b"\n,,," * 2**18, 3, "at least"),
     "a tensor whose shape is no numbers": ("capture", "step.capture.gz", _inside(b'"bf16", [64, 64]', b'"bf16", [-Infinity, 64]'), 3, "no tensor of this dtype, shape, strides"),

@@ -90,6 +90,13 @@ class TestMegatron:
         plan = plan_of(read_plan(written(tmp_path, text + " --no-gradient-accumulation-fusion")), 8)
         assert (plan.implementation, plan.zero, plan.dp_shard) == ("fsdp2", 3, 8)
 
+    def test_fusions_that_are_off_are_the_stack_s(self, tmp_path: Path) -> None:
+        text = "t.py --micro-batch-size 1 --seq-length 2048 --bf16 --swiglu --no-bias-swiglu-fusion --no-rope-fusion"
+        draft = read_plan(written(tmp_path, text))
+        changes = {name: value for name, (value, _) in draft.stack_changes.items()}
+        assert (changes["gated_activation"], changes["rope"]) == ("operators", "unfused")
+        assert not {"--no-bias-swiglu-fusion", "--no-rope-fusion"} & {one.name for one in draft.named("not modelled")}
+
     def test_a_script_of_megatron_deepspeed(self) -> None:
         draft = read_plan(FILES / "bloom-like.sh")
         assert (draft.num_devices, draft.stack) == (384, "megatron-deepspeed-2022")

@@ -237,7 +237,9 @@ def test_an_empty_space_names_the_tightest_rule() -> None:
 
 def test_an_empty_space_names_what_was_asked_before_what_is_in_every_space() -> None:
     study = SearchStudy(space=replace(_space(precision=("fp8",)), clusters=(Cluster.load("dgx-a100-80-8"),)))
-    wanted = r"precision refuses [\d,]+ .*no fp8 matrix units .*\"bf16\" or \"fp16\".*degrees [\d,]+ \(loosen precision\)"
+    wanted = (
+        r"precision refuses [\d,]+ .*no fp8 matrix units .*\"bf16\" or \"fp16\".*degrees [\d,]+ \(loosen precision\)"
+    )
     with Serial(study) as engine, pytest.raises(InputError, match=wanted):
         search(study, engine)
 

@@ -14,6 +14,7 @@ FLAT_NAMES: Final = {
     "norm": "kernels.norm",
     "rope": "kernels.rope",
     "latent_rope": "kernels.latent_rope",
+    "gated_activation": "kernels.gated_activation",
     "activation_backward": "kernels.activation_backward",
     "norm_dtype": "kernels.norm_dtype",
     "loss": "kernels.loss",

@@ -56,8 +56,9 @@ class Kernels(Strict):
         "themselves (nanotron)"
     )
     norm: Literal["eager", "fused"] = Field(default="fused", description="several kernels and fp32 temporaries, or one")
-    rope: Literal["half", "complex_fp32", "fused"] = Field(
-        default="half", description="rotate-half, fp32 complex views, one kernel"
+    rope: Literal["half", "complex_fp32", "fused", "unfused"] = Field(
+        default="half",
+        description="rotate-half, fp32 complex views, one kernel; or Megatron's own operators (`--no-rope-fusion`)",
     )
     latent_rope: Literal["joined", "in_place"] = Field(
         default="joined",
@@ -110,6 +111,11 @@ class Kernels(Strict):
         default="made",
         description="a tensor each; or added into Megatron's gradient buffer by the product, while autograd gets a dummy of "
         "each weight's shape, which stays; or made and added there by a kernel each (no `--gradient-accumulation-fusion`)",
+    )
+    gated_activation: Literal["fused", "operators"] = Field(
+        default="fused",
+        description="of hand-fused blocks: one kernel each way that weights experts' rows too; or halves, activation, an offset "
+        "of 0, products and casts by themselves (Megatron-Core without `bias_activation_fusion`: `--no-bias-swiglu-fusion`)",
     )
     squared_relu: Literal["fused", "operators"] = Field(
         default="fused",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.graph import Graph, Value, conversion, stream
 from simulator.work.ops.linear import linear
 from simulator.work.ops.op_context import OpContext
 from simulator.work.ops.tensor_parallel import FED, enter, leave
@@ -54,6 +54,9 @@ def activation(g: Graph, s: OpContext, up: Value, weights: Value | None = None) 
     numel = up.numel // 2 if s.model.gated else up.numel
     if s.model.gate_clamp and s.core_layers:
         up = _clamped(g, up)
+    if s.model.gated and s.stack.kernels.gated_activation == "operators":
+        hidden = _unfused(g, up, "experts.")
+        return hidden if weights is None else _weighted(g, hidden, weights)
     hidden = g.value("activation", numel, up.dtype)
     read = [up] if weights is None else [up, weights]
     g.op(
@@ -147,6 +150,8 @@ def _gated(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
         both = linear(g, s, f"{p}gate_up", x, 2 * width, bias=part.bias, split="columns")
         if s.stack.traits.runs_operators:
             return _halves(g, both, p)
+        if s.stack.kernels.gated_activation == "operators":
+            return _unfused(g, both, p)
         hidden = g.value(f"{p}activation", s.tokens * width, both.dtype)
         return g.pointwise(hidden.name, [both], hidden, saved=[both], grads=[both], op="activation")
     gate = linear(g, s, f"{p}gate", x, width, bias=part.bias, split="columns")
@@ -166,6 +171,46 @@ def _halves(g: Graph, both: Value, prefix: str, *, joined: bool = True) -> Value
     act = g.value(f"{prefix}activation", gate.numel, gate.dtype)
     g.pointwise(act.name, [gate], act, saved=[gate], grads=[gate], op="strided" if joined else "activation")
     return _gate_times_up(g, act, up, prefix)
+
+
+def _unfused(g: Graph, both: Value, prefix: str) -> Value:
+    """Megatron-Core without its fused kernel: the up half is shifted by an offset, though that be 0.
+
+    core_v0.17.0, transformer/mlp.py and transformer/moe/experts.py: glu.
+    """
+    gate, up = (g.view(f"{prefix}{name}", both, both.numel // 2) for name in ("gate", "up"))
+    joined = stream("join", both.num_bytes, both.num_bytes, numel=both.numel)
+    g.op(f"{prefix}halves", "elementwise", inputs=(both,), backward=(joined,), grads=(both,), views=(gate, up))
+    act, shifted = (g.value(f"{prefix}{name}", gate.numel, gate.dtype) for name in ("activation", "shifted"))
+    g.pointwise(act.name, [gate], act, saved=[gate], grads=[gate], op="strided")
+    g.pointwise(shifted.name, [up], shifted, aliases=[up], op="strided")
+    return _gate_times_up(g, act, shifted, prefix)
+
+
+def _weighted(g: Graph, rows: Value, weights: Value) -> Value:
+    """Rows of 16 bits times fp32 weights, one a row, in fp32, and cast back (experts.py: bias_act_func)."""
+    wide = g.value("weighted", rows.numel, "fp32")
+    times = stream("strided", rows.num_bytes, wide.num_bytes, numel=rows.numel)  # the weights are broadcast
+    own = (
+        stream("strided", wide.num_bytes, wide.num_bytes, numel=rows.numel),
+        conversion(rows.numel, "fp32", rows.dtype),
+    )
+    of_weights = (
+        stream("widen", wide.num_bytes + rows.num_bytes, wide.num_bytes, numel=rows.numel),
+        stream("reduce", wide.num_bytes, weights.num_bytes),
+    )
+    g.op(
+        wide.name,
+        "elementwise",
+        inputs=(rows, weights),
+        outputs=(wide,),
+        forward=(times,),
+        backward=(*own, *of_weights),
+        saved=(rows, weights),
+        grads=(rows, weights),
+        backward_temporary_bytes=wide.num_bytes,
+    )
+    return g.cast(wide, rows.dtype, "weighted.cast")
 
 
 def _gate_times_up(g: Graph, act: Value, up: Value, prefix: str) -> Value:

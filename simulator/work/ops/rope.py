@@ -15,7 +15,7 @@ def rotate(g: Graph, s: OpContext, values: list[Value]) -> list[Value]:
     """Q and K rotated by their positions; unchanged for models without rotary positions."""
     if s.model.positions != "rope":
         return values
-    if s.model.rotary_scale != 1 and s.core_layers:
+    if s.core_layers and (s.model.rotary_scale != 1 or s.stack.kernels.rope == "unfused"):
         tables = _tables(g, s)
         return [_scaled(g, x, tables) for x in values]
     if s.stack.kernels.rope == "fused" or s.stack.traits.rotates_by_hand:
@@ -81,7 +81,7 @@ def _half(g: Graph, s: OpContext, x: Value, tables: list[Value]) -> Value:
 
 
 def _scaled(g: Graph, x: Value, tables: list[Value]) -> Value:
-    """Megatron-Core where positions are scaled, which Transformer Engine's kernel does not know.
+    """Megatron-Core without its fused kernel, and where positions are scaled, which that kernel does not know.
 
     x cos + cat(-x₂, x₁) sin, then `cat` with the channels that do not turn, be there any or not (rope_utils.py,
     _apply_rotary_pos_emb_bshd). x is a slice of the joint product, so what reads it, and a table, is strided; what those make

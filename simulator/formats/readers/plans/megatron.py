@@ -221,6 +221,12 @@ def _graphs(r: Reading, fields: dict[str, Any]) -> None:
         fields["cuda_graphs"] = tuple(words) if words not in ([], ["full"]) else _LAYER
 
 
+_UNFUSED: Final = (
+    ("--no-bias-swiglu-fusion", "gated_activation", "operators"),
+    ("--no-rope-fusion", "rope", "unfused"),
+)
+
+
 def _stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str]:
     """The software's preset, and what the arguments say of it otherwise."""
     local = r.choice("--transformer-impl", ("local", "transformer_engine")) == "local"
@@ -248,6 +254,9 @@ def _stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str
         changes["loss"] = ("fp32_in_place", f"{r.file}: no --cross-entropy-loss-fusion")
     if unfused_gradients:
         changes["weight_gradients"] = ("added", r.place("--no-gradient-accumulation-fusion"))
+    for flag, name, value in _UNFUSED:
+        if r.flag(flag):
+            changes[name] = (value, r.place(flag))
     if "--num-experts" in r and not r.flag("--moe-grouped-gemm"):
         changes["grouped_gemm"] = ("modules", f"{r.file}: no --moe-grouped-gemm")
     kernel = {"flash": "flash2", "fused": "cudnn", "unfused": "math", "local": "math"}.get(backend or "")
