@@ -11,6 +11,7 @@ import pytest
 
 from simulator.base.errors import ModelError
 from simulator.spec.model import Model
+from simulator.spec.model.families import preset_of
 from simulator.spec.model.files import preset_names
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -298,7 +299,7 @@ def test_windows_cut_the_pairs_of_windowed_layers_only() -> None:
 
 def test_an_unknown_name_offers_the_nearest() -> None:
     with pytest.raises(ModelError, match="llama3-8b"):
-        Model.load("llama-3-8b")
+        Model.load("lama3-8")
 
 
 def test_every_fault_of_a_file_is_listed(tmp_path: Path) -> None:
@@ -372,3 +373,34 @@ def test_parts_that_contradict_each_other_are_all_named() -> None:
 
 
 SMALL = {"name": "small", "num_layers": 2, "d_model": 64, "num_heads": 4, "d_ff": 96, "vocab_size": 512}
+
+
+def test_every_preset_is_meant_by_its_own_name() -> None:
+    assert {name: preset_of(name) for name in preset_names()} == {name: name for name in preset_names()}
+
+
+@pytest.mark.parametrize(
+    ("public", "preset"),
+    [
+        ("meta-llama/Meta-Llama-3-8B", "llama3-8b"),
+        ("Llama-3.1-70B-Instruct", "llama3.1-70b"),
+        ("Qwen/Qwen3-32B", "qwen3-32b"),
+        ("Qwen2.5-Coder-7B", "qwen2.5-7b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+        ("bigscience/bloom", "bloom-176b"),
+        ("microsoft/Phi-3-medium-4k-instruct", "phi-3-medium"),
+    ],
+)
+def test_a_public_name_is_its_preset(public: str, preset: str) -> None:
+    assert Model.load(public) == Model.load(preset)
+
+
+@pytest.mark.parametrize(
+    "public",
+    ["Qwen/Qwen2.5-VL-7B-Instruct", "microsoft/Phi-4-mini-instruct", "deepseek-ai/DeepSeek-V3.2", "google/gemma-3n-E4B",
+     "Qwen/Qwen3-Embedding-8B", "deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "mixtral", "70b"],
+)  # fmt: skip
+def test_a_name_of_other_layers_is_no_preset(public: str) -> None:
+    with pytest.raises(ModelError, match="no preset is called"):
+        Model.load(public)

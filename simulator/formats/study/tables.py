@@ -48,7 +48,7 @@ class StudyFile(Strict):
     """A study as it is written. `run` is judged by the verb that plays it."""
 
     model: Annotated[str, Expected("a preset's name as llama3-8b, a model's TOML file, or a config.json")] = Field(
-        description="a preset's name, a model's TOML file, or a Hugging Face config.json"
+        description="a preset's name or a public one (Qwen/Qwen3-32B), a model's TOML file, or a Hugging Face config.json"
     )
     like: Annotated[str | None, Expected("a family of config.json files as llama")] = Field(
         default=None, description="the family as which the model's config.json is read, whatever it says"

@@ -28,6 +28,13 @@ def presets_of(name: str) -> tuple[str, ...]:
     return tuple(preset for pattern, preset in _presets() if re.search(pattern, plain))
 
 
+def preset_of(name: str) -> str | None:
+    """The preset that a public name is of, where nothing else is known; None for a name of other layers."""
+    if any(re.search(pattern, plain_name(name)) for pattern in _families()["another"]):
+        return None
+    return next(iter(presets_of(name)), None)
+
+
 def vocabulary_of(name: str) -> int | None:
     """Tokens of the family's tokenizer, before padding."""
     return next((entry["vocab"] for entry in _entries("vocabulary", name)), None)
@@ -50,7 +57,7 @@ def _entries(table: str, name: str) -> Iterator[dict[str, Any]]:
 
 
 @cache
-def _families() -> dict[str, list[dict[str, Any]]]:
+def _families() -> dict[str, list[Any]]:
     return read_toml(_FILE, ModelError)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ def preset_names() -> tuple[str, ...]:
 
 def unknown_model(name: str) -> Fault:
     """The fault of an unknown model name, with the nearest names."""
-    return unknown_name("model", name, preset_names(), "a config.json or .toml")
+    found = unknown_name("model", name.rpartition("/")[2], preset_names(), "a config.json or .toml")
+    return replace(found, problem=f"no preset is called {name!r}")
 
 
 def model_fields(path: Path, depth: int = 0) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Model(ModelParameters, defer_build=False):
 
     @classmethod
     def load(cls, name_or_path: str | Path, like: str | None = None) -> Model:
-        """A preset by name, or a model from a config.json (Hugging Face), a folder that holds one, or a TOML file.
+        """A preset by its name or a public one (`Qwen/Qwen3-32B`), or a model from a config.json, its folder, or a TOML file.
 
         like: the family of config.json files to read it as, whatever it says. Raises ModelError: with the nearest names if
         nothing is called so, with every fault of the file otherwise.
@@ -85,7 +85,12 @@ class Model(ModelParameters, defer_build=False):
 
             fields, place = file_fields(path, like)
             return Model.parse(fields, place, ModelError)
-        raise ModelError(unknown_model(text))
+        from simulator.spec.model.families import preset_of
+
+        preset = None if like else preset_of(text)
+        if preset is None:
+            raise ModelError(unknown_model(text))
+        return _preset(preset)
 
     @staticmethod
     def _from_toml(path: Path) -> Model:

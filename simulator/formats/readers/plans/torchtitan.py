@@ -19,7 +19,7 @@ from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.options import options_of, table_of
 from simulator.formats.readers.plans.reading import Entry, Reading, flattened
 from simulator.spec.model import Model
-from simulator.spec.model.families import presets_of
+from simulator.spec.model.families import preset_of
 from simulator.spec.model.files import fields_like
 
 SOFTWARE: Final = "torchtitan 0.2"
@@ -316,7 +316,7 @@ def _model(r: Reading) -> tuple[Model | str | None, str]:
     source = r.text("hf_transformers.model")
     family = table["model_names"].get(named, named)
     of_family: dict[str, Any] = {**table["flavors"].get(family, {}), **table["other_flavors"].get(family, {})}
-    found = shape_of(of_family.get(flavor or ""), f"{family} {flavor}", next(iter(presets_of(source or "")), ""))
+    found = shape_of(of_family.get(flavor or ""), f"{family} {flavor}", preset_of(source or "") or "")
     if flavor is None:
         return None, ""
     if found is not None:

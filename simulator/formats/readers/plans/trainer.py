@@ -19,7 +19,7 @@ from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.options import options_of, table_of
 from simulator.formats.readers.plans.reading import Entry, Reading, flattened
 from simulator.spec.model import Model
-from simulator.spec.model.families import presets_of
+from simulator.spec.model.families import preset_of
 
 _F: Final = "fsdp_config.fsdp_"
 _DEEPSPEED: Final = "deepspeed_config.deepspeed_config_file"
@@ -391,7 +391,7 @@ def kernels(job: Job) -> None:
 def _model(r: Reading) -> tuple[str | None, str]:
     """The preset that the model's name is of; else its name and what to do."""
     name = r.text("model_name_or_path")
-    found = next(iter(presets_of(name)), None) if name else None
+    found = preset_of(name) if name else None
     if name is None or found is not None:
         r.note("model_name_or_path", f"model {found}")
         return found, ""
