@@ -1,9 +1,11 @@
+import tomllib
 from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
 
 from simulator.base.errors import ClusterError, Fault
+from simulator.base.presets import TOPOLOGIES
 from simulator.spec.cluster import Cluster, Host, Inter, cluster_names, fat_tree, from_edges, island, rail
 from simulator.spec.cluster.device import Device, device_names
 
@@ -249,7 +251,7 @@ def test_hostile_files_are_refused_without_a_traceback(text: str, tmp_path: Path
 
 def test_unknown_preset_and_missing_file() -> None:
     with pytest.raises(ClusterError, match=r"hgx-h100-8"):
-        Cluster.load("hgx-h100")
+        Cluster.load("hgx-h10-8")
     with pytest.raises(ClusterError, match="cannot be read"):
         Cluster.load("nowhere/cluster.toml")
     with pytest.raises(ClusterError, match="num_nodes"):
@@ -300,3 +302,12 @@ def test_a_count_of_any_device_by_any_of_its_names_is_its_usual_machine() -> Non
         for alias in (name, *Device.load(name).aliases):
             if "/" not in alias:
                 assert Cluster.load(f"1x{alias}").device.name == name
+
+
+def test_a_machine_is_found_under_the_name_it_is_sold_under() -> None:
+    assert Cluster.load("P5.48xlarge", 4) == Cluster.load("aws-p5", 4)
+    assert Cluster.load("Standard_ND96isr_H100_v5") == Cluster.load("azure-nd-h100-v5")
+    assert Cluster.load("DGX H100") == Cluster.load("dgx-h100-8")
+    sold = tomllib.loads((TOPOLOGIES / "names" / "clusters.toml").read_text())["preset"]
+    assert set(sold.values()) <= set(cluster_names())
+    assert not sold.keys() & set(cluster_names())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -107,8 +108,12 @@ class Cluster(Strict):
 
     @classmethod
     def load(cls, name_or_path: str | Path, num_nodes: int | None = None) -> Self:
-        """A preset by name, a TOML file, or as `8xh100` so many GPUs of their usual machine. Raises ClusterError with every fault."""
+        """A preset by its name or the one it is sold under, a TOML file, or `8xh100`: so many GPUs of their usual machine.
+
+        Raises ClusterError with every fault.
+        """
         text = str(name_or_path)
+        text = _sold_as().get(re.sub(r"[\s_]+", "-", text.casefold()), text)
         if (counted := hosts.counted(text)) is not None:
             cluster = cls.synthesise(counted[1], counted[0])
             return cluster if num_nodes is None else cluster.with_nodes(num_nodes)
@@ -260,6 +265,12 @@ class Cluster(Strict):
         from simulator.spec.cluster import links
 
         return links.graph(self)
+
+
+@cache
+def _sold_as() -> dict[str, str]:
+    """Names of machines and of clouds' instance types -> presets."""
+    return dict(read_toml(TOPOLOGIES / "names" / "clusters.toml", ClusterError)["preset"])
 
 
 @cache
