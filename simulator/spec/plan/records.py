@@ -104,8 +104,8 @@ class PrecisionPlan(Strict):
 
     compute: Precision = Field(
         default="bf16",
-        description="dtype of the products; `nvfp4` (Transformer Engine's recipe) needs a GPU with FP4 units and a "
-        "hand-fused stack",
+        description="dtype of the products, for which the GPU needs matrix units; a study or search that gives none takes "
+        "`fp16` on GPUs without bf16 (V100, T4); `nvfp4` (Transformer Engine's recipe) needs a hand-fused stack",
     )
     fp8_recipe: Fp8Recipe | None = Field(
         default=None,
