@@ -36,12 +36,14 @@ from simulator.spec.prices import Prices
 from simulator.studies.compare import Comparison, Subject, compare, render
 from simulator.studies.compare.text import WIDTH
 
+_NOUNS = ("model", "cluster", "nodes", "placement", "calibration")  # that a setting may name as a whole
+
 _HELP = """Compare studies: STUDY.toml files or captured programs (.capture.gz, or a script to capture now), and variants of the
 first made by --what-if.
 
 Each --what-if is one more column: the first study with settings changed, as --set of predict takes them, separated by
 commas: --what-if plan.micro_batch_size=2,plan.num_micro_batches=4 --what-if cluster.inter.nic_bytes_per_s=100Gb/s.
-x2 is twice what the leaf is; link.intra=nvlink5 or =off (no NVLink) and link.inter.bytes_per_s=800Gb/s are short for the
+cluster=8xh200 or model=qwen3-32b is another one. x2 is twice what the leaf is; link.intra=nvlink5 or =off (no NVLink) and link.inter.bytes_per_s=800Gb/s are short for the
 cluster's links; price.per_gpu_hour=1.5 is another price than that of --prices. --set changes all studies alike. Differences have intervals in which errors that both share cancel; ablations say what
 the step would gain without a limit.
 
@@ -171,6 +173,9 @@ def subject_of(
     name: str, file: Path | None, flags: dict[str, str], settings: tuple[str, ...], prices: Prices | None
 ) -> Subject:
     """A study or a captured program under flags and settings, with its prices. Raises InputError with every fault."""
+    named = {key.strip(): text.strip() for key, equals, text in (s.partition("=") for s in settings) if equals}
+    flags = flags | {noun: named[noun] for noun in _NOUNS if noun in named}
+    settings = tuple(setting for setting in settings if setting.partition("=")[0].strip() not in _NOUNS)
     priced = [setting for setting in settings if setting.strip().startswith("price.")]
     left = [setting for setting in settings if setting not in priced]
     if file is not None and is_program(file):

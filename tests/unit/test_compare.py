@@ -261,6 +261,18 @@ def test_bad_input_is_told(arguments: list[str], message: str, capsys: pytest.Ca
     assert message in capsys.readouterr().err
 
 
+def test_a_what_if_may_name_another_cluster_or_model(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["compare", "--model", "llama3.2-1b", "--cluster", "8xh100", "--no-ablations", "--json"]
+    assert main([*asked, "--what-if", "cluster=8xh200", "--what-if", "model=llama3.2-3b,nodes=2"]) == 0
+    found = json.loads(capsys.readouterr().out)["subjects"]
+    machines = [(one["cluster"], one["model"], one["num_devices"]) for one in found]
+    assert machines == [
+        ("dgx-h100-8", "llama3.2-1b", 8),
+        ("hgx-h200-8", "llama3.2-1b", 8),
+        ("dgx-h100-8", "llama3.2-3b", 16),
+    ]
+
+
 def test_a_fault_of_a_what_if_stands_at_the_what_if(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["compare", "--set", "plan.pp=x", "--what-if", "kernels.gem=2", "--what-if", "device.memory_bytes=9"]) == 3

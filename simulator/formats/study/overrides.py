@@ -79,7 +79,8 @@ def parse_overrides(settings: Iterable[str], roots: Sequence[str]) -> tuple[list
         if root not in roots:
             faults.append(Fault(place=flag, problem=f"there is no table {root!r}", remedy=_table_of(root, roots)))
         elif not path:
-            faults.append(Fault(place=flag, problem="is a table", remedy=f"--set {root}.KEY=VALUE"))
+            another = f", or --{root} NAME for another one" if root in ("model", "cluster") else ""
+            faults.append(Fault(place=flag, problem="is a table", remedy=f"--set {root}.KEY=VALUE{another}"))
         elif not equals:
             faults.append(Fault(place=flag, problem="has no value", remedy=f"--set {key}=VALUE"))
         elif key in keys and not _FACTOR.fullmatch(text):
