@@ -174,10 +174,24 @@ def history_memory(
     quick: bool = False,
 ) -> tuple[MemoryUse, MemoryTrace]:
     """The same of a history, with so many bytes outside torch. Of the plan only its part of the device's memory counts."""
+    use, reserved = history_use(history, live, plan, device, outside, settings, quick=quick)
+    return use, course(history, live, reserved, use, quick=quick)
+
+
+def history_use(
+    history: History,
+    live: StepLiveBytes,
+    plan: Plan,
+    device: Device,
+    outside: int,
+    settings: AllocatorSettings | None = None,
+    *,
+    quick: bool = False,
+) -> tuple[MemoryUse, list[int]]:
+    """The peaks of a history, and what is reserved at the end of each moment."""
     hopeless = quick and live.peak[0] + outside > capacity_bytes(device, plan, outside)
     if settings is None and asks_for_pool(plan) and not hopeless:
-        use, reserved = _on_pool(history, live, plan, device, outside)
-        return use, _course(history, live, reserved, use, quick=quick)
+        return _on_pool(history, live, plan, device, outside)
     calls = DriverCalls()
     allocator = CachingAllocator(settings, on_driver=calls)
     reserved = [most for most, _ in live.most] if hopeless else _reserved(history, live, allocator, calls.clear)
@@ -189,7 +203,7 @@ def history_memory(
         else:
             found, held = under_pressure(history, limit, settings)
         use, reserved = replace(use, pressure=found), held or reserved
-    return use, _course(history, live, reserved, use, quick=quick)
+    return use, reserved
 
 
 def _on_pool(
@@ -211,7 +225,7 @@ def _on_pool(
     return replace(use, pressure=found, pool=told(bound.use)), bound.reserved or free.reserved
 
 
-def _course(history: History, live: StepLiveBytes, reserved: list[int], use: MemoryUse, *, quick: bool) -> MemoryTrace:
+def course(history: History, live: StepLiveBytes, reserved: list[int], use: MemoryUse, *, quick: bool) -> MemoryTrace:
     """What is alive and reserved over the steady step; quick: without its moments."""
     per_moment = () if quick else zip(live.most, reserved, strict=True)
     samples = tuple(

@@ -26,6 +26,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from simpy import Environment, Event, Interrupt
@@ -35,8 +36,9 @@ from simpy.events import Process, Timeout
 from simulator.base.errors import EngineError
 from simulator.base.sums import summed
 from simulator.play import progress
+from simulator.play.chains import Chained, until
 from simulator.play.links import Network
-from simulator.work.program import Collective, Compute, Number, Program, ProgramOp, place
+from simulator.work.program import Chain, Collective, Compute, Number, Program, ProgramOp, place
 from simulator.work.trace import Span, Timeline
 
 MOST_INTERFERENCE = Fraction(9, 10)  # compute never stops entirely: NCCL takes some SMs, not all
@@ -60,7 +62,7 @@ def run(programs: Sequence[Program]) -> Timeline:
     players = [_Player(env, rendezvous, program) for program in programs]
     for player in players:
         player.start()
-    _play(env, players, sum(len(program.ops) for program in programs))
+    _play(env, players, sum(len(program.runs) for program in programs))
     stuck = [reason for player in players for reason in player.stuck()]
     if stuck:
         more = [f"... and {len(stuck) - _NAMED} more"] if len(stuck) > _NAMED else []
@@ -172,16 +174,17 @@ class _Player:
         self._rendezvous = rendezvous
         self._program = program
         self._launched: dict[int, Number] = {}  # op id -> when the host has launched it, as far as is known
+        self._rows: dict[int, list[Number]] = {}  # of a chain's ops
         self._launches: Event | None = None  # succeeds when the host has got past a blocking op
-        self._ended: dict[int, Span] = {}
+        self._ended: dict[int, Span | Chained] = {}  # of chains by their last op
         self._ends: dict[int, Event] = {}  # of ops that something waits for
         self._computing: dict[Process, None] = {}
         self._slowed_by: dict[int, Number] = {}  # collectives moving bytes -> interference
         self._rate: Number = 1  # of compute
 
     def start(self) -> None:
-        streams: dict[str, list[ProgramOp]] = {}
-        for op in self._program.ops:
+        streams: dict[str, list[Chain | ProgramOp]] = {}
+        for op in self._program.runs:
             streams.setdefault(op.stream, []).append(op)
         self._env.process(self._host())
         for ops in streams.values():
@@ -191,21 +194,27 @@ class _Player:
     def num_ended(self) -> int:
         return len(self._ended)
 
-    def spans(self) -> list[Span]:
-        return [self._ended[op.id] for op in self._program.ops]
+    def spans(self) -> Iterator[Span]:
+        for op in self._program.runs:
+            one = self._ended[op.last if isinstance(op, Chain) else op.id]
+            yield from (one,) if isinstance(one, Span) else one.spans(self._program.name)
 
     # -- the host ------------------------------------------------------------------------------------------------
 
     def _host(self) -> _Steps:
         """Launch times are sums, so the host takes an event only where it waits."""
         clock: Number = 0
-        for op in self._program.ops:
-            first_s = op.first_s if isinstance(op, Compute) and op.first_s is not None else op.host_s
-            self._launched[op.id] = clock + first_s
-            clock += op.host_s
+        for op in self._program.runs:
+            if isinstance(op, Chain):
+                clock, *row = accumulate(op.kernels.hosts_s, initial=clock)
+                self._rows[op.id], self._launched[op.id], clock = row, row[0], row[-1]
+            else:
+                first_s = op.first_s if isinstance(op, Compute) and op.first_s is not None else op.host_s
+                self._launched[op.id] = clock + first_s
+                clock += op.host_s
             if op.blocking:
                 self._wake_streams()
-                yield self._end_of(op.id)
+                yield self._end_of(op.last if isinstance(op, Chain) else op.id)
                 clock = max(clock, self._env.now)
         self._wake_streams()
 
@@ -216,7 +225,7 @@ class _Player:
 
     # -- streams -------------------------------------------------------------------------------------------------
 
-    def _stream(self, ops: Sequence[ProgramOp]) -> _Steps:
+    def _stream(self, ops: Sequence[Chain | ProgramOp]) -> _Steps:
         env = self._env
         previous: int | None = None
         for op in ops:
@@ -230,6 +239,10 @@ class _Player:
                     self._launches = Event(env)
                 yield self._launches
                 cause = None
+            if isinstance(op, Chain):
+                yield from self._chain(op, cause)
+                previous = op.last
+                continue
             launch: Any = self._launched[op.id] - env.now
             if launch > 0:
                 yield Timeout(env, launch)
@@ -239,6 +252,22 @@ class _Player:
             else:
                 yield from self._collective(op, cause)
             previous = op.id
+
+    def _chain(self, op: Chain, cause: int | None) -> _Steps:
+        """As `_compute` of each of its ops, in one event unless the rate changes."""
+        env, process = self._env, self._env.active_process
+        assert process is not None
+        one = Chained(op, cause, self._rows.pop(op.id), env.now, self._rate)
+        self._computing[process] = None
+        while True:
+            try:
+                delay: Any = until(one.end_s, env.now)
+                yield Timeout(env, delay)
+                break
+            except Interrupt:
+                one.change(env.now, self._rate)
+        del self._computing[process]
+        self._end(op.last, one)
 
     def _compute(self, op: Compute, cause: int | None) -> _Steps:
         env, process = self._env, self._env.active_process
@@ -267,7 +296,7 @@ class _Player:
             parts=parts,
             cause=cause,
         )
-        self._end(span)
+        self._end(op.id, span)
 
     def _collective(self, op: Collective, cause: int | None) -> _Steps:
         start_s = self._env.now
@@ -285,7 +314,7 @@ class _Player:
             joined_s=pending.joined_s,
             cause=cause,
         )
-        self._end(span)
+        self._end(op.id, span)
 
     def _end_of(self, op_id: int) -> Event:
         event = self._ends.get(op_id)
@@ -293,9 +322,9 @@ class _Player:
             event = self._ends[op_id] = Event(self._env)
         return event
 
-    def _end(self, span: Span) -> None:
-        self._ended[span.id] = span
-        event = self._ends.get(span.id)
+    def _end(self, op_id: int, span: Span | Chained) -> None:
+        self._ended[op_id] = span
+        event = self._ends.get(op_id)
         if event is not None:
             event.succeed()
 
@@ -321,9 +350,11 @@ class _Player:
     def stuck(self) -> Iterator[str]:
         """The first op that has not ended on each stream, and why."""
         blocked: set[str] = set()
-        for op in self._program.ops:
-            if op.id not in self._ended and op.stream not in blocked:
-                blocked.add(op.stream)
+        for run in self._program.runs:
+            ended = (run.last if isinstance(run, Chain) else run.id) in self._ended
+            if not ended and run.stream not in blocked:
+                blocked.add(run.stream)
+                op = next(run.ops()) if isinstance(run, Chain) else run
                 yield f"{place(self._program, op)}: {self._reason(op)}"
 
     def _reason(self, op: ProgramOp) -> str:

@@ -12,7 +12,7 @@ from simulator.parallel.schedule_traits import played_of
 from simulator.play.engine import run
 from simulator.play.lower import Lowering
 from simulator.spec.plan import Plan
-from simulator.work.program import COMPUTE_STREAM, Collective, Compute, Number, Program
+from simulator.work.program import COMPUTE_STREAM, Chain, Collective, Compute, Number, Program
 from simulator.work.trace import Timeline
 
 # A step of n equal micro-batches is the step of 4 plus n - 4 times what the fourth added (of a pipeline, of those that fill
@@ -257,7 +257,10 @@ def _serial_s(programs: Sequence[Program]) -> Number:
 
 def launched_s(program: Program) -> float:
     """The host's time to launch a program; 0 where it waits for the device on the way, which keeps it in step."""
-    return 0.0 if any(op.blocking for op in program.ops) else float(summed(op.host_s for op in program.ops))
+    if any(op.blocking for op in program.runs):
+        return 0.0
+    rows = (one.kernels.hosts_s if isinstance(one, Chain) else (one.host_s,) for one in program.runs)
+    return float(summed(seconds for row in rows for seconds in row))
 
 
 def _work_s(program: Program) -> float:
@@ -302,19 +305,20 @@ def bounds(program: Program) -> tuple[Number, Number]:
     links: dict[str, Number] = {}
     host: Number = 0
     serial: Number = 0
-    slow: Number = max((op.interference for op in program.ops if isinstance(op, Collective)), default=0)
-    for op in program.ops:
-        if isinstance(op, Compute):
-            alone: Number = op.duration_s
-            worst: Number = op.duration_s / (1 - slow)
-        else:
-            alone = collective_s(op, program)
-            worst = alone
+    slow: Number = max((op.interference for op in program.runs if isinstance(op, Collective)), default=0)
+    for op in program.runs:
+        if isinstance(op, Collective):
+            alone: Number = collective_s(op, program)
             for link, size in op.cost.link_bytes.items():
                 links[link] = links.get(link, 0) + size / program.links[link]
-        streams[op.stream] = streams.get(op.stream, 0) + alone
-        host += op.host_s
-        serial += worst
+            streams[op.stream] = streams.get(op.stream, 0) + alone
+            host, serial = host + op.host_s, serial + alone
+            continue
+        durations = op.kernels.durations_s if isinstance(op, Chain) else (op.duration_s,)
+        hosts = op.kernels.hosts_s if isinstance(op, Chain) else (op.host_s,)
+        for duration_s, host_s in zip(durations, hosts, strict=True):
+            streams[op.stream] = streams.get(op.stream, 0) + duration_s
+            host, serial = host + host_s, serial + duration_s / (1 - slow)
     return max([*streams.values(), *links.values(), host], default=0), serial + host
 
 

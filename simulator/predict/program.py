@@ -18,7 +18,7 @@ from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.history import History, script_history, step_live_bytes
 from simulator.memory.outside import outside_torch_bytes, workspace_bytes
 from simulator.memory.pools import asks_for_pool, compressed
-from simulator.memory.use import MemoryUse, history_memory
+from simulator.memory.use import MemoryUse, course, history_use
 from simulator.parallel.mesh import Mesh
 from simulator.play.engine import run
 from simulator.play.lower.script import script_program
@@ -99,12 +99,13 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
     scripts = {} if scripts is None else scripts
     plan, device = _plan(capture).model_copy(update={"memory": memory}), cluster.device
     settings = None if asks_for_pool(plan) else AllocatorSettings(expandable_segments=expandable_segments)
-    held = dict[int, tuple[MemoryUse, MemoryTrace]]()
+    held, trace_of = dict[int, MemoryUse](), partial(MemoryTrace, samples=(), peak_index=0, by_category={})
     for one, script in _scripts(capture, column, scripts):
-        held[one.rank] = _held(one, script, plan, device, stack, settings, quick=only_fitting)
-        if only_fitting and held[one.rank][0].fit is not Fit.FITS:
+        held[one.rank], last_trace_of = _held(one, script, plan, device, stack, settings, quick=only_fitting)
+        if only_fitting and held[one.rank].fit is not Fit.FITS:
             return None
-    use, trace = min(held.values(), key=lambda one: (-one[0].fit.rank, one[0].capacity_bytes - one[0].used_bytes))
+        use = min(held.values(), key=lambda one: (-one.fit.rank, one.capacity_bytes - one.used_bytes))
+        trace_of = last_trace_of if use is held[one.rank] else trace_of
     scripts = {rank: scripts[rank] for rank in column.ranks}
     played = played_programs(capture.target, _programs(scripts, column, plan, cluster, stack, calibration, curves))
     script = scripts.get(int(played.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
@@ -138,10 +139,10 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
             *pool_sources(use, calibration),
         ),
         timeline=played.timeline,
-        memory_trace=trace,
+        memory_trace=trace_of(),
         spread=spread,
         stack_sigma=stack.fitted.sigma,
-        kinds=_kinds(column, played, held, device),
+        kinds=() if only_fitting else _kinds(column, played, held, device),
     )
 
 
@@ -204,7 +205,7 @@ def played_programs(target: str, programs: Sequence[Program]) -> SimulatedStep:
     program = max(programs, key=lambda one: timeline.busy(one.name, COMPUTE_STREAM))
     limits = [bounds(one) for one in programs]
     lower_s, upper_s = max(one for one, _ in limits), sum(one for _, one in limits)
-    kinds = dict.fromkeys(op.kind for op in program.ops if isinstance(op, Collective))
+    kinds = dict.fromkeys(op.kind for op in program.runs if isinstance(op, Collective))
     waits = {k: (float(timeline.exposed(k, program.name)), float(timeline.hidden(k, program.name))) for k in kinds}
     step_s, breakdown = float(timeline.step_s), _breakdown(timeline, program.name)
     if "send_recv" in waits and len(programs) > 1:  # waiting for the other end is the bubble
@@ -252,17 +253,17 @@ def _held(
     settings: AllocatorSettings | None,
     *,
     quick: bool,
-) -> tuple[MemoryUse, MemoryTrace]:
-    """Memory of a captured rank; settings: None where the plan names the pool. quick: as `history_memory` has it."""
+) -> tuple[MemoryUse, partial[MemoryTrace]]:
+    """Memory of a captured rank, and what makes its course; settings: None where the plan names the pool. quick: as `history_memory` has it."""
     history = _history(script, device, plan.memory)
     groups = sum(len(group) > 1 and one.rank in group for group in one.groups)
     outside = outside_torch_bytes(device, plan, groups, stack=stack)
-    return history_memory(history, step_live_bytes(history), plan, device, outside, settings, quick=quick)
+    live = step_live_bytes(history)
+    use, reserved = history_use(history, live, plan, device, outside, settings, quick=quick)
+    return use, partial(course, history, live, reserved, use, quick=quick)
 
 
-def _kinds(
-    column: Column, played: SimulatedStep, held: Mapping[int, tuple[MemoryUse, MemoryTrace]], device: Device
-) -> tuple[KindUse, ...]:
+def _kinds(column: Column, played: SimulatedStep, held: Mapping[int, MemoryUse], device: Device) -> tuple[KindUse, ...]:
     """What ranks of each kind do and hold, where there are several kinds."""
     if len(column.ranks) == 1:
         return ()
@@ -274,22 +275,20 @@ def _kinds(
             num_devices=column.num_ranks,
             compute_s=compute_s(seconds),
             waiting_s=waiting_s(seconds),
-            memory=held[rank][0],
-            cause=cause_of(held[rank][0]),
+            memory=held[rank],
+            cause=cause_of(held[rank]),
         )
         for rank, seconds in parts.items()
     )
 
 
-def _beside(
-    column: Column, others: Sequence[Column], held: Mapping[int, tuple[MemoryUse, MemoryTrace]]
-) -> list[Source]:
+def _beside(column: Column, others: Sequence[Column], held: Mapping[int, MemoryUse]) -> list[Source]:
     """Ranks that are not played, since they do what others do: whether they do, and what they hold."""
     found = []
     for other in others:
         differs = unlike(column, other)
         does = differs or f"the same collectives as rank{'s' if len(column.ranks) > 1 else ''} {listed(column.ranks)}"
-        most = max(held[rank][0].peak_allocated_bytes for rank in other.ranks)
+        most = max(held[rank].peak_allocated_bytes for rank in other.ranks)
         detail = f"{does}; {format_bytes(most)} allocated at the peak"
         found.append(Source(what=f"rank {listed(other.ranks)}", kind="assumed" if differs else "given", detail=detail))
     return found
@@ -358,6 +357,8 @@ def _spread(
 
 def _unpriced_s(played: SimulatedStep, script: CapturedScript) -> float:
     """Seconds of operators that are priced by their bytes alone."""
+    if not script.unpriced:
+        return 0.0
     unknown = {name.partition(".")[2].partition(".")[0] for name in script.unpriced}
     return sum(
         float(span.nominal_s)

@@ -17,6 +17,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from typing_extensions import override
 
 from simulator.base.errors import EngineError, Fault
 
@@ -88,6 +92,64 @@ class Collective:
 ProgramOp = Compute | Collective
 
 
+class Kernels(NamedTuple):
+    """What equal chains share, op by op, as `Compute` has it; categories: the largest part of each."""
+
+    durations_s: tuple[Number, ...]
+    parts: tuple[tuple[tuple[str, Number], ...], ...]
+    hosts_s: tuple[Number, ...]
+    categories: tuple[str, ...]
+
+
+class Chain(NamedTuple):
+    """Compute one behind the other on one stream and in the host's order: the engine plays it as one event.
+
+    Nobody waits for any but the last. id: of the first; the others' count on from it. after: what the first waits for.
+    blocking: the host waits for the last.
+    """
+
+    id: int
+    stream: str
+    after: tuple[int, ...]
+    labels: Sequence[str]
+    kernels: Kernels
+    blocking: bool
+
+    @property
+    def last(self) -> int:
+        """The last op's id."""
+        return self.id + len(self.labels) - 1
+
+    def ops(self) -> Iterator[Compute]:
+        """Its ops, each on its own."""
+        each = zip(self.labels, self.kernels.durations_s, self.kernels.parts, self.kernels.hosts_s, strict=True)
+        for number, (label, duration_s, parts, host_s) in enumerate(each, self.id):
+            after, blocking = self.after if number == self.id else (), self.blocking and number == self.last
+            yield Compute(
+                id=number, stream=self.stream, after=after, label=label, duration_s=duration_s, parts=parts, host_s=host_s,
+                blocking=blocking,
+            )  # fmt: skip
+
+
+class Ops(Sequence[ProgramOp]):
+    """The ops of a program that has chains, which are taken apart when somebody asks for an op."""
+
+    def __init__(self, runs: Sequence[Chain | ProgramOp]) -> None:
+        self.runs = runs
+
+    @cached_property
+    def _each(self) -> Sequence[ProgramOp]:
+        return [op for run in self.runs for op in (run.ops() if isinstance(run, Chain) else (run,))]
+
+    @override
+    def __getitem__(self, index: Any) -> Any:
+        return self._each[index]
+
+    @override
+    def __len__(self) -> int:
+        return len(self._each)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """The ops of one rank class in host launch order. `links` are the capacities its costs refer to, bytes/s.
@@ -97,9 +159,14 @@ class Program:
 
     name: str
     num_ranks: int
-    ops: tuple[ProgramOp, ...]
+    ops: Sequence[ProgramOp]
     links: Mapping[str, Number] = field(default_factory=dict)
     exchanges: tuple[tuple[str, str, int, int], ...] = ()
+
+    @property
+    def runs(self) -> Sequence[Chain | ProgramOp]:
+        """The same, with chains where the program has some."""
+        return self.ops.runs if isinstance(self.ops, Ops) else self.ops
 
 
 def check(programs: Sequence[Program]) -> None:

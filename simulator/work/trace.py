@@ -95,8 +95,15 @@ class Timeline:
     def _cover(self, kind: str, program: str | None) -> tuple[list[Interval], Number]:
         spans = self.of(program)
         collectives = _union((s.start_s, s.end_s) for s in spans if s.is_collective and s.category == kind)
-        compute = _union((s.start_s, s.end_s) for s in spans if s.stream == COMPUTE_STREAM)
+        if (compute := self._computing.get(program)) is None:
+            compute = _union((s.start_s, s.end_s) for s in spans if s.stream == COMPUTE_STREAM)
+            self._computing[program] = compute
         return collectives, _overlap(collectives, compute)
+
+    @cached_property
+    def _computing(self) -> dict[str | None, list[Interval]]:
+        """By program, when the compute stream is occupied, as far as somebody asked."""
+        return {}
 
     def breakdown(self, program: str | None = None) -> dict[str, Number]:
         """Where the step's seconds went, seen from the compute stream; the values sum to `step_s`.

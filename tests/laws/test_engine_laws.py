@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simulator.play.engine import MOST_INTERFERENCE, run
 from simulator.play.links import fair_rates
-from simulator.work.program import Collective, Number, Program, check
+from simulator.work.program import Chain, Collective, Compute, Kernels, Number, Ops, Program, ProgramOp, check
 from simulator.work.trace import Timeline
 from tests.folding import fold_programs
 from tests.strategies import clusters, scaled, uncontended
@@ -83,6 +83,43 @@ def test_scaling_every_duration_scales_every_time(programs: list[Program], facto
 @given(clusters())
 def test_two_runs_give_the_same_spans(programs: list[Program]) -> None:
     assert run(programs).spans == run(programs).spans
+
+
+def _chained(program: Program) -> Program:
+    """The same with chains wherever ops may be one."""
+    awaited = {
+        op.id: {i for other in program.ops if other.stream != op.stream for i in other.after} for op in program.ops
+    }
+    rows: list[list[ProgramOp]] = []
+    for op in program.ops:
+        last = rows[-1][-1] if rows else None
+        joins = isinstance(op, Compute) and isinstance(last, Compute) and op.stream == last.stream and not last.blocking
+        if last is not None and joins and last.id not in awaited[last.id] and not set(op.after) - {last.id}:
+            rows[-1].append(op)
+        else:
+            rows.append([op])
+    return replace(program, ops=Ops([_chain(row) for row in rows]))
+
+
+def _chain(row: list[ProgramOp]) -> Chain | ProgramOp:
+    ops = [op for op in row if isinstance(op, Compute)]
+    if not ops:
+        return row[0]
+    parts = tuple(op.parts or (("compute", op.duration_s),) for op in ops)
+    kernels = Kernels(
+        tuple(op.duration_s for op in ops),
+        parts,
+        tuple(op.host_s for op in ops),
+        tuple(max(one, key=lambda part: part[1])[0] for one in parts),
+    )
+    return Chain(ops[0].id, ops[0].stream, ops[0].after, [op.label for op in ops], kernels, ops[-1].blocking)
+
+
+@given(clusters(max_ops=16))
+def test_a_chain_is_played_as_its_ops_are(programs: list[Program]) -> None:
+    alone, together = run(programs), run(list(map(_chained, programs)))
+    assert [span._replace(cause=None) for span in together.spans] == [span._replace(cause=None) for span in alone.spans]
+    assert [together.breakdown(one.name) for one in programs] == [alone.breakdown(one.name) for one in programs]
 
 
 @given(clusters())

@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
 )
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +22,7 @@ from simulator.work.captured.capture import DISPATCH, VIEW, Kind
 from simulator.work.captured.cost import cost_of
 from validate.capture import trees, values
 from validate.capture.collectives import Collectives
+from validate.capture.fakes import Fakes
 from validate.capture.log import Log
 from validate.capture.modules import Modules
 from validate.capture.routing import Routing
@@ -48,7 +48,7 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         self, log: Log, storages: Storages, modules: Modules, collectives: Collectives, imbalance: float = 1.0
     ) -> None:
         super().__init__()
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fake = Fakes(allow_non_fake_inputs=True)
         self._log, self._storages, self._modules, self.collectives = log, storages, modules, collectives
         self._routing = Routing(log.answer, imbalance)
         self.paused = 0
@@ -56,6 +56,8 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor and not self.paused:
+            return self._device(args[0])
         kwargs = {**kwargs, "pin_memory": False} if kwargs and kwargs.get("pin_memory") else kwargs or {}
         if kwargs.get("device") in _OTHERS:  # a rank's own GPU, by whatever number, is the one that there is
             kwargs = {**kwargs, "device": _GPU}
@@ -67,6 +69,12 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         if func is _WRAP:  # its fake operator would be another tensor, which nobody waits for
             return AsyncCollectiveTensor(args[0])
         return self._dispatched(func, types, args, kwargs)
+
+    def _device(self, tensor: FakeTensor) -> torch.device:
+        """Where a tensor says that it is, which torch asks more often than it runs operators."""
+        self._log.phase = self._modules.phase()
+        self._log.handled(VIEW, self._log.phase)
+        return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
     def _dispatched(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
@@ -213,6 +221,7 @@ def _is_view(func: Any) -> bool:
 
 
 aten, functional = torch.ops.aten, torch.ops._c10d_functional
+_DEVICE = torch.ops.prim.device.default
 _WAIT = functional.wait_tensor.default
 _WRAP = getattr(getattr(functional, "_wrap_tensor_autograd", None), "default", None)  # of torch 2.13
 _COPIED = {functional.all_reduce.default, functional.broadcast.default}  # on a copy of what they are given

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable
-from dataclasses import replace
+from collections.abc import Hashable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from simulator.parallel.mesh import GroupShape
 from simulator.play.lower.calls import Call, captured_call, ids, issued_s, times
 from simulator.play.lower.fabric import MeshFabric
+from simulator.play.lower.folder import Folder
 from simulator.play.lower.peers import Peers
 from simulator.play.lower.rank_classes import RankClass
-from simulator.play.lower.work import NO_WORK, Phase, Segment, Work, added, levelled
+from simulator.play.lower.work import Work
 from simulator.work.collectives import collective_cost, host_traffic, renamed
 from simulator.work.ops import Exchange
-from simulator.work.program import COMPUTE_STREAM, Collective, CollectiveCost, Compute, Program, ProgramOp
+from simulator.work.program import (
+    COMPUTE_STREAM,
+    Chain,
+    Collective,
+    CollectiveCost,
+    Compute,
+    Kernels,
+    Ops,
+    Program,
+    ProgramOp,
+)
 from simulator.work.script.instructions import Communicate
 
-# Categories of the breakdown: a GPU that the cluster says is slow, the slowest of equal ones, a slower peer inside a block
-SLOW, STRAGGLERS, WAITING = "slow_gpu", "stragglers", "slow_peer"
 
-
-class Builder:
+class Builder(Folder):
     """One program under construction. Ids count up in host launch order; `after` lists may hold None (ignored).
 
     rank: None builds that of the class of all ranks (of a pipeline stage, if given); a number that of one rank, on its own links,
@@ -32,18 +39,17 @@ class Builder:
     def __init__(
         self, fabric: MeshFabric, rank: int | None = None, stage: int | None = None, rank_class: RankClass | None = None
     ) -> None:
-        self._fabric, self._rank, self._stage = fabric, rank, stage
-        self._peers = Peers(fabric, rank, stage, rank_class)
-        self._ops: list[ProgramOp] = []
+        super().__init__(fabric, Peers(fabric, rank, stage, rank_class))
+        self._rank, self._stage = rank, stage
+        self._ops: list[Chain | ProgramOp] = []
+        self._next = 0  # id
         self._last_collective: int | None = None
         self._last_compute: int | None = None
         self._held, self._pending_bytes = list[int | None](), 0
         self._found: dict[tuple[str, str, int], int] = {}
-        self._pieces: dict[Hashable, tuple[Work, Counter[tuple[str, str, int]]]] = {}
-        self._phases: dict[int, Phase] = {}
         self._paces: dict[int, tuple[Work, Work, float]] = {}  # by id of the work
+        self._chains: dict[tuple[int, ...], Kernels] = {}  # by ids of their works
         self._messages: dict[Hashable, tuple[str, CollectiveCost]] = {}  # kind -> its stream and its cost
-        self._exchanged: Counter[tuple[str, str, int]] = Counter()
 
     def combined(self, size_bytes: int, *, last: bool) -> int:
         """Bytes to all-reduce now: those of joined units, once they reach the stack's threshold; else 0."""
@@ -77,6 +83,19 @@ class Builder:
         named: dict[str, Any] = {"label": label, "kind": exchange.kind, "role": axis, "size_bytes": size}
         return self._append(Call(**named, cost=price[0], slows=price[1], host_s=host_s, waits=waits), *after)
 
+    def _joined(self, after: tuple[int | None, ...], *, join: bool = True) -> tuple[int, ...]:
+        """What compute waits for: what is held too (join), and without overlap the last collective."""
+        if join:
+            after, self._held = (*after, *self._held), []
+        if not self._fabric.stack.overlap.communication:
+            after = (*after, self._last_collective)
+        return ids(after) if after else ()
+
+    def _add(self, op: Chain | ProgramOp) -> int:
+        self._ops.append(op)
+        self._next += len(op.labels) if isinstance(op, Chain) else 1
+        return op.id
+
     @property
     def last_compute(self) -> int | None:
         """The compute op appended last."""
@@ -100,20 +119,25 @@ class Builder:
         if transfers is None or amount == 0:
             return None
         op = Collective(
-            id=len(self._ops),
+            id=self._next,
             stream=kind,
             after=ids(after),
             label=label,
             kind=kind,
-            key=f"{kind}:{len(self._ops)}{self._peers.suffix}",
+            key=f"{kind}:{self._next}{self._peers.suffix}",
             cost=transfers.cost(kind, amount, self._rank),
             size_bytes=amount,
             host_s=self._fabric.stack.host.launch_s,
         )
-        self._ops.append(op)
+        self._add(op)
         if transfers.exclusive and kind in ("h2d", "d2h"):
             self.hold(op.id)
         return op.id
+
+    @property
+    def launches_block(self) -> bool:
+        """The host waits for every kernel."""
+        return self._fabric.stack.host.blocking
 
     @property
     def reads_loss(self) -> bool:
@@ -139,15 +163,11 @@ class Builder:
 
         early: it starts with its first kernel, and what follows waits for the host to have launched the last.
         """
-        if join:
-            after, self._held = (*after, *self._held), []
-        if not self._fabric.stack.overlap.communication:
-            after = (*after, self._last_collective)
         _, work, seconds = self._paces.get(id(work)) or self._pace(work)
         op = Compute(
-            id=len(self._ops),
+            id=self._next,
             stream=f"stream {beside}" if beside else COMPUTE_STREAM,
-            after=ids(after) if after else (),
+            after=self._joined(after, join=join),
             label=label,
             duration_s=seconds,
             parts=work.parts,
@@ -155,9 +175,26 @@ class Builder:
             first_s=min(self._fabric.stack.host.launch_s, work.host_s) if early else None,
             blocking=waits or work.level or self._fabric.stack.host.blocking,
         )
-        self._ops.append(op)
         self._last_compute = self._last_compute if beside else op.id
-        return op.id
+        return self._add(op)
+
+    def chain(
+        self, labels: Sequence[str], works: tuple[Work, ...], *after: int | None, waits: bool, beside: int
+    ) -> int:
+        """Append works one after another, as `compute` does; the first waits for `after`, and the host for the last. The last's id."""
+        kernels = self._chains.get(key := tuple(map(id, works)))
+        if kernels is None:
+            each = [self._paces.get(id(work)) or self._pace(work) for work in works]
+            parts = tuple(work.parts or (("compute", seconds),) for _, work, seconds in each)
+            largest = tuple(max(one, key=itemgetter(1))[0] for one in parts)
+            seconds, hosts = tuple(seconds for *_, seconds in each), tuple(work.host_s for _, work, _ in each)
+            kernels = self._chains[key] = Kernels(seconds, parts, hosts, largest)
+        stream = f"stream {beside}" if beside else COMPUTE_STREAM
+        joined, labels = self._joined(after), tuple(labels)
+        op = Chain(id=self._next, stream=stream, after=joined, labels=labels, kernels=kernels, blocking=waits)
+        self._last_compute = self._last_compute if beside else op.last
+        self._add(op)
+        return op.last
 
     def collective(
         self, label: str, kind: str, role: str, size_bytes: int, *after: int | None, count: int = 1, waits: bool = False
@@ -189,9 +226,9 @@ class Builder:
         one = renamed(call.cost, self._peers.suffix)
         one = self._beside_offload(one, call.kind, size_bytes // count, fabric.shape(call.role))
         group, members = self._peers.group(call.role)
-        key, members = call.meets or (f"{call.role}:{len(self._ops)}{group}", members)
+        key, members = call.meets or (f"{call.role}:{self._next}{group}", members)
         op = Collective(
-            id=len(self._ops),
+            id=self._next,
             stream=f"nccl:{call.stream or call.role}",
             after=ids(after),
             label=call.label,
@@ -204,9 +241,8 @@ class Builder:
             interference=call.slows,
             blocking=call.waits or fabric.synchronous,
         )
-        self._ops.append(op)
         self._last_collective = op.id
-        return op.id
+        return self._add(op)
 
     def _beside_offload(self, one: CollectiveCost, kind: str, size_bytes: int, shape: GroupShape) -> CollectiveCost:
         """A collective's cost with the bytes it has on links that it shares with offload's copies."""
@@ -217,119 +253,11 @@ class Builder:
         sizes = float(more.pcie_bytes), float(more.memory_bytes)
         return fabric.transfers.beside(one, *sizes, more.fastest_bytes_per_s, self._rank)
 
-    def once(self, kind: Hashable, make: Callable[[], Work]) -> Work:
-        """The work of a kind of piece, made the first time that the program has one; its collectives count each time."""
-        if found := self._pieces.get(kind):
-            self._exchanged.update(found[1])
-            return found[0]
-        before, work = self._exchanged.copy(), make()
-        self._pieces[kind] = work, self._exchanged - before
-        return work
-
-    def folded(self, *phases: Phase, synchronous: bool) -> Work:
-        """Phases one after another as one op, on links that nobody else uses meanwhile.
-
-        synchronous: the host waits for the device before and after, so its time counts where it is the longer one. A host
-        that waits for every kernel adds all of its time; one that waits for blocks waits for each phase, if anything waits.
-        """
-        if len(phases) == 1:
-            return self._folded_alone(phases[0], synchronous=synchronous)
-        if synchronous and self._fabric.stack.host.waits_for_blocks:
-            return added(self.folded(phase, synchronous=True) for phase in phases)
-        return self._folded_together(phases, synchronous=synchronous)
-
-    def _folded_alone(self, phase: Phase, *, synchronous: bool) -> Work:
-        """One phase, made the first time: equal layers and micro-batches have the same object, kept so that its id stays its own."""
-        self._phases[id(phase)] = phase
-        key = "phase", id(phase), synchronous
-        return self.once(key, lambda: self._folded_together((phase,), synchronous=synchronous))
-
-    def _folded_together(self, phases: tuple[Phase, ...], *, synchronous: bool) -> Work:
-        total, blocking = self.summed(*phases), self._fabric.stack.host.blocking
-        if any(segment.waits for phase in phases for segment in phase.segments) and not blocking:
-            return self._in_turns(phases)
-        if not synchronous and not blocking:
-            return total
-        spare_s = total.host_s if blocking else total.host_s - total.duration_s
-        return Work(parts=(*total.parts, ("host", spare_s)) if spare_s > 0 else total.parts, host_s=0.0)
-
-    def summed(self, *phases: Phase) -> Work:
-        """Phases one after another, on links that nobody else uses meanwhile, and the host's time beside it."""
-        return added(self._alone(segment) for phase in phases for segment in phase.segments)
-
-    def _alone(self, segment: Segment) -> Work:
-        if segment.beside is NO_WORK and not segment.exchanges and self._fabric.rank_classes is None:
-            return added((self._paced(segment.work),))
-        work, beside = self._with_peers(segment.work), self._with_peers(segment.beside)
-        return work + self._beside(replace(segment, beside=beside))
-
-    def _in_turns(self, phases: tuple[Phase, ...]) -> Work:
-        """The same where the host waits inside: neither is ahead of the other at the begin, nor behind each wait."""
-        total, issued_s, done_s = NO_WORK, 0.0, 0.0
-        for segment in (segment for phase in phases for segment in phase.segments):
-            one = self._alone(segment)
-            total += one
-            issued_s += one.host_s
-            done_s = max(done_s + one.duration_s, issued_s)  # its last kernel starts when it is issued
-            issued_s = done_s if segment.waits else issued_s
-        return levelled(total, done_s)
-
-    def alongside(self, exchanges: tuple[Exchange, ...], work: Work) -> Work:
-        """Finished work with collectives beside it that it does not need, on links that nobody else uses meanwhile."""
-        return self._beside(Segment(work=NO_WORK, exchanges=exchanges, beside=work))
-
     def _pace(self, work: Work) -> tuple[Work, Work, float]:
         """A work (kept, so that its id stays its own), the same at the pace of the slowest GPU, and what that takes."""
         paced = self._paced(work)
         found = self._paces[id(work)] = work, paced, paced.duration_s
         return found
-
-    def _paced(self, work: Work) -> Work:
-        """Kernels at the pace of the slowest GPU, if they are not yet; on a GPU that is known to be slow, at its own."""
-        if any(name in (STRAGGLERS, SLOW) for name, _ in work.parts):
-            return work
-        speed, slowest = self._peers.pace
-        own_s = work.duration_s * (1 / speed - 1)
-        waiting_s = slowest * (work.duration_s + own_s)
-        more = ((SLOW, own_s), (STRAGGLERS, waiting_s))
-        added = tuple((name, seconds) for name, seconds in more if seconds)
-        return Work(parts=(*work.parts, *added), host_s=work.host_s) if added else work
-
-    def _with_peers(self, work: Work) -> Work:
-        """The same on all ranks of a block: where one of them is slower than this one, this one waits."""
-        work, rank_classes = self._paced(work), self._fabric.rank_classes
-        if rank_classes is None or self._peers.at is None or self._peers.lag == 0:
-            return work
-        return Work(parts=(*work.parts, (WAITING, self._peers.lag * work.duration_s)), host_s=work.host_s)
-
-    def _beside(self, segment: Segment) -> Work:
-        """A segment's collectives and the compute beside them, which they slow while their bytes move."""
-        fabric, stack = self._fabric, self._fabric.stack
-        end_s, lost_s = 0.0, 0.0
-        left_s = (
-            segment.beside.duration_s if stack.overlap.communication else 0.0
-        )  # without overlap it runs before or after
-        beside_s, longest, host_s = left_s, "", segment.beside.host_s
-        for exchange in segment.exchanges:
-            if exchange.num_bytes == 0 or fabric.shape(exchange.axis).num_ranks == 1:
-                continue
-            group_kinds = self._peers.group_kinds(exchange.axis)
-            one, slows = fabric.exchanged(exchange, group_kinds)
-            self._exchanged[exchange.kind, exchange.axis, exchange.num_bytes] += 1
-            capacities = self._peers.capacities(group_kinds)
-            moving_s = max((float(size / capacities[link]) for link, size in one.link_bytes.items()), default=0.0)
-            free_s = max(end_s + float(one.latency_s) - (beside_s - left_s + lost_s), 0.0)
-            left_s -= min(left_s, free_s)
-            slowed_s = min(moving_s, left_s / (1 - slows))
-            left_s, lost_s = left_s - slowed_s * (1 - slows), lost_s + slowed_s * slows
-            end_s += float(one.latency_s) + moving_s
-            longest = exchange.kind
-            host_s += issued_s(exchange, fabric)
-        exposed_s = max(end_s - beside_s - lost_s, 0.0)
-        parts = [*segment.beside.parts]
-        parts += [("interference", lost_s)] if lost_s else []
-        parts += [(f"exposed:{longest}", exposed_s)] if exposed_s else []
-        return Work(parts=tuple(parts), host_s=host_s)
 
     def send_message(
         self,
@@ -376,7 +304,7 @@ class Builder:
         *after: int | None,
     ) -> int:
         op = Collective(
-            id=len(self._ops),
+            id=self._next,
             stream=stream,
             after=ids(after),
             label=label,
@@ -387,8 +315,7 @@ class Builder:
             size_bytes=size,
             host_s=self._fabric.stack.host.launch_s,
         )
-        self._ops.append(op)
-        return op.id
+        return self._add(op)
 
     def program(self) -> Program:
         """What was built so far."""
@@ -397,4 +324,5 @@ class Builder:
             links |= self._fabric.transfers.links(self._rank)
         name, ranks = self._peers.program_of()
         told = tuple((*one, count) for one, count in self._exchanged.items())
-        return Program(name=name, num_ranks=ranks, ops=tuple(self._ops), links=links, exchanges=told)
+        ops = Ops(self._ops) if self._chains else tuple(op for op in self._ops if not isinstance(op, Chain))
+        return Program(name=name, num_ranks=ranks, ops=ops, links=links, exchanges=told)

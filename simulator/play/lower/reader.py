@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
 from simulator.play.lower import offloading
 from simulator.play.lower.builder import Builder
@@ -37,6 +38,8 @@ from simulator.work.script.instructions import (
     Unshard,
     Update,
 )
+
+_STORAGES = frozenset(get_args(Storage))
 
 
 @dataclass(slots=True)
@@ -76,20 +79,25 @@ class StageReader:
         self._updated = self._end = -1  # ops: the optimizer, and what the last pass sends
         self._labels: dict[str, int | None] = {}
         self._works: dict[object, tuple[object, Work]] = {}
+        self._row: list[Launch] = []  # launches that nothing has come between
+        self._awaited: set[str] = set()  # labels
 
     def read(self, script: Iterable[Instruction]) -> None:
         """All of a step. Storages are for memory to read."""
         if self._stage.chunks:
             self._early = offloading.delayed_updates(self._build, self._stage.chunks[0].moves)
+        script = [one for one in script if type(one) not in _STORAGES]
+        self._awaited = {label for one in script if isinstance(one, Issued) for label in one.after}
         for one in script:
-            if isinstance(one, Issued):
+            if type(one) is Launch or type(one) is Communicate:
                 self._op(one)
             elif isinstance(one, Pass):
                 self._pass(one)
             elif isinstance(one, Together):
                 self._together(one.forward, one.backward)
-            elif not isinstance(one, Storage):
+            else:
                 self._between(one)
+        self._end_row()
 
     def _between(self, one: Instruction) -> None:
         """What stands between passes, and behind them."""
@@ -309,13 +317,27 @@ class StageReader:
     # -- op by op
 
     def _op(self, one: Issued) -> None:
-        after = [self._labels[label] for label in one.after]
+        """Launches that nobody but the next one waits for are played as one (`Chain`)."""
+        row = self._row
+        if row and (isinstance(one, Communicate) or one.after or one.stream != row[0].stream):
+            self._end_row()
         if isinstance(one, Communicate):
-            done = self._build.communicate(one, *after)
-        else:
-            work = self._launched(one)
-            done = self._build.compute(one.label, work, *after, waits=one.waits, beside=one.stream)
-        self._labels[one.label] = done
+            self._labels[one.label] = self._build.communicate(one, *(self._labels[label] for label in one.after))
+            return
+        self._row.append(one)
+        if one.waits or one.label in self._awaited or self._build.launches_block:
+            self._end_row()
+
+    def _end_row(self) -> None:
+        row, self._row = self._row, []
+        if row:
+            works, after = tuple(map(self._launched, row)), [self._labels[label] for label in row[0].after]
+            more: dict[str, Any] = {"waits": row[-1].waits, "beside": row[-1].stream}
+            if len(row) == 1:
+                done = self._build.compute(row[0].label, works[0], *after, **more)
+            else:
+                done = self._build.chain([one.label for one in row], works, *after, **more)
+            self._labels[row[-1].label] = done
 
     def _launched(self, one: Launch) -> Work:
         """Its work, made once for launches of the same kernels: a captured operator's are one object."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from simulator.base.kernels import Kernel
 from simulator.parallel.mesh import Mesh
 from simulator.play.lower.builder import Builder
 from simulator.play.lower.fabric import MeshFabric
@@ -48,7 +49,11 @@ def script_program(
     )
     build = Builder(fabric, stage=None if part is None else part[0])
     script = list(script)
-    launched = Counter(kernel for one in script if isinstance(one, Launch) for kernel in one.kernels)
+    launches = [one.kernels for one in script if type(one) is Launch]
+    each, launched = {id(kernels): kernels for kernels in launches}, Counter[Kernel]()
+    for number, times in Counter(map(id, launches)).items():
+        for kernel in each[number]:
+            launched[kernel] += times
     clock = clock_of(Clock(cluster.device, calibration, stack), launched.items())
     StageReader(build, Stage(index=0, plan=plan, chunks=(), message_bytes=0), clock).read(script)
     program = build.program()
