@@ -12,6 +12,7 @@ from pathlib import Path
 _LOOK_S = 0.002  # long enough for a thread that waits for Python's lock to take it
 _LOOKS = 3  # in a row, before all are believed to rest
 _AT_MOST_S = 2.0  # thread pools spin for a while before they sleep
+_AWAKE = {"R", "D"}  # runs, or would if it had a core; waits for a page
 # Threads that wake for nothing every few milliseconds, and on a busy machine wait for a core; their names in torch 2.13
 _NETWORKS = {"gloo_tcp_loop", "pt_tcpstore_uv"}
 
@@ -44,11 +45,11 @@ def wait_for_threads() -> None:
     until, rests = time.monotonic() + _AT_MOST_S, 0
     while rests < _LOOKS and time.monotonic() < until:
         time.sleep(_LOOK_S)
-        rests = 0 if "R" in _states() else rests + 1
+        rests = rests + 1 if _AWAKE.isdisjoint(_states()) else 0
 
 
 def _states() -> Iterator[str]:
-    """What each other thread does: R runs, or would if it had a core (proc(5), /proc/PID/stat)."""
+    """What each other thread does, in a letter (proc(5), /proc/PID/stat)."""
     own = str(threading.get_native_id())
     for thread in Path("/proc/self/task").iterdir():
         if thread.name != own:

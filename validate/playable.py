@@ -200,7 +200,4 @@ def _of_engines(plan: Plan, device: str) -> Iterator[str]:
     if plan.traits.zero_engine and plan.zero == 1:
         yield "DeepSpeed's stage 1 is predicted as releases before 0.19 have it: without a bucket of gradients"
     if engine_of(plan) is not None and device == "cpu":
-        yield (
-            "bytes are the allocator's own: oneDNN's of 16-bit products and copies of gloo, whose threads may free them late, "
-            "are not predicted"
-        )
+        yield ("bytes are the allocator's own: oneDNN's of 16-bit products and copies of gloo are not predicted")

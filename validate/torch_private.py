@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -29,6 +29,7 @@ SEEN: Final[dict[str, tuple[str, str]]] = {
     "ring attention": ("2.13", "2.15"),
     "pipelining": ("2.13", "2.15"),
     "the dispatcher's table": ("2.13", "2.13"),
+    "the dispatcher's collectives": ("2.13", "2.13"),
 }
 
 
@@ -83,11 +84,36 @@ __all__ = [
 ]
 
 
-def default_collectives() -> tuple[type[Any], type[Any]]:
-    """FSDP2's own all-gather and reduce-scatter, to be replaced for a while."""
+def default_all_gather() -> type[Any]:
+    """FSDP2's own all-gather, to be replaced for a while."""
     with _of("FSDP2's collectives"):
-        from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
-    return DefaultAllGather, DefaultReduceScatter
+        from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
+    return DefaultAllGather  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def collectives_called_by(caller: Callable[..., Any]) -> Iterator[None]:
+    """caller(collective, *its arguments) stands for every collective on CPU tensors, whoever asks for it, in C++ too.
+
+    At the dispatcher's key that stands before the device's own and has nothing to do here.
+    """
+    with _of("the dispatcher's collectives"):
+        found = [getattr(torch.ops.c10d, name).default for name in _COLLECTIVES]
+        cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # noqa: SLF001
+        library = torch.library.Library("c10d", "IMPL")
+        for name, one in zip(_COLLECTIVES, found, strict=True):
+            library.impl(name, partial(caller, partial(one.redispatch, cpu)), "BackendSelect")
+    try:
+        yield
+    finally:
+        library._destroy()  # noqa: SLF001
+
+
+_COLLECTIVES: Final = (
+    "_allgather_base_", "_reduce_scatter_base_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",
+    "allreduce_", "allreduce_coalesced_", "alltoall_", "alltoall_base_", "broadcast_", "gather_", "reduce_",
+    "reduce_scatter_", "reduce_scatter_tensor_coalesced_", "scatter_",
+)  # fmt: skip
 
 
 def group_of(mesh: Any) -> Any:  # noqa: ANN401

@@ -12,7 +12,7 @@ from torch import distributed as dist
 from simulator.spec.plan import Plan
 from validate.every_thread import wait_for_threads
 from validate.parallel import DTYPES, Built
-from validate.torch_private import default_collectives
+from validate.torch_private import collectives_called_by, default_all_gather
 
 
 def reduced_in_place(plan: Plan) -> Callable[..., Any]:
@@ -35,33 +35,26 @@ def reduced_in_place(plan: Plan) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def scattered_to_the_end(built: Built) -> Iterator[None]:
-    """FSDP2's reduce-scatters return when gloo has let go of its copy of the input.
+def settled_collectives() -> Iterator[None]:
+    """Each collective returns when it is done and gloo has let go of its tensors. For a counted step only.
 
-    gloo drops the copy in a thread of its own: whether that is before or after the next gather begins is the scheduler's,
-    and a unit's gradients count or do not count in the peak. For a counted step only.
+    gloo's threads tell whoever waits first, and drop what was gathered, reduced or copied later, whenever they get a core:
+    whether that is before or after the next tensor is made is the scheduler's, and a unit's bytes count or do not count in
+    a peak. (Messages between two ranks stay as they are: a pipeline would wait for itself.)
     """
-    units = [unit for unit in built.units if hasattr(unit, "set_custom_reduce_scatter")]
-    if not units or dist.get_backend() != "gloo":
+    if dist.get_backend() != "gloo":
         yield
         return
-    _, default = default_collectives()
-
-    class ToTheEnd(default):  # type: ignore[misc, valid-type]
-        def __call__(self, *args: object, **kwargs: object) -> Any:  # noqa: ANN401  torch's work, if it is one
-            work = super().__call__(*args, **kwargs)
-            if work is not None:
-                work.wait()
-            wait_for_threads()
-            return work
-
-    for unit in units:
-        unit.set_custom_reduce_scatter(ToTheEnd())
-    try:
+    with collectives_called_by(_to_the_end):
         yield
-    finally:
-        for unit in units:
-            unit.set_custom_reduce_scatter(default())
+
+
+def _to_the_end(collective: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401  what the collective returns
+    made = collective(*args)
+    work = made[-1] if isinstance(made, tuple) else made
+    work.wait()
+    wait_for_threads()
+    return made
 
 
 @contextlib.contextmanager
@@ -76,7 +69,7 @@ def gathered_at_once(built: Built) -> Iterator[None]:
     if not units:
         yield
         return
-    default, _ = default_collectives()
+    default = default_all_gather()
 
     class AtOnce(default):  # type: ignore[misc, valid-type]
         def __call__(

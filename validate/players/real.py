@@ -21,7 +21,7 @@ from validate.launch import Launch, host_name
 from validate.machine import describe
 from validate.parallel import build, make_optimizer, materialise, replicate
 from validate.players.allocated import count_step
-from validate.players.hooks import gathered_at_once, reduced_in_place, scattered_to_the_end
+from validate.players.hooks import gathered_at_once, reduced_in_place, settled_collectives
 from validate.players.memory import track_live_step
 from validate.players.timed import (
     AllocatorTimeline,
@@ -133,8 +133,7 @@ def _trackable(task: Task) -> bool:
 
 def _counted_bytes(task: Task, step: TrainingStep, device: torch.device) -> dict[str, Any]:
     """A CPU allocator's account; whose the bytes are, a tracker says of another step. It counts where the allocator does not."""
-    whole = scattered_to_the_end(step.built) if engine_of(task.plan) is None else contextlib.nullcontext()
-    with whole:
+    with settled_collectives():
         found = count_step(step, Path(os.environ.get("SHARDWISE_SCRATCH", ".")), counted=count_every_thread())
     count_every_thread(counts=False)
     if not _trackable(task):
