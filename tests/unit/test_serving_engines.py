@@ -6,14 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.engine import Engine as EngineTable
+from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.serving import evaluate_row
 from simulator.studies.backtest.serving_rows import asked_of, load_of, resolve
 from simulator.studies.serving import InferencePlan, engine_of, with_defaults
+from simulator.studies.serving.costs import StepCosts
+from simulator.studies.serving.decoding import batch_of, parts_of
 from simulator.studies.serving.memory import ServingMemory, serving_memory
 
 ROW = ServingRow(
@@ -147,3 +152,21 @@ def test_other_times_are_no_request_latencies(metric: str) -> None:
 def test_a_largest_graph_is_one_of_those_that_are_captured() -> None:
     with pytest.raises(ValueError, match="graph_sizes"):
         EngineTable.model_validate({"plan_on": [{"memory": "35GiB", "largest_graph": 24}]})
+
+
+def test_an_engine_says_how_long_sums_of_nccl_take_in_its_steps() -> None:
+    """Twice as long, and nothing else of a step changes; a machine without losses knows no factor."""
+    stack, plan, cluster = Stack.load("fastertransformer-2022"), InferencePlan(tp=8), Cluster.load("hgx-a100-80-8")
+    assert stack.engine is not None
+
+    def parts(factor: float, calibration: Calibration) -> dict[str, float]:
+        engine = stack.engine.model_copy(update={"nccl_factor": factor}) if stack.engine else None
+        other = stack.model_copy(update={"engine": engine})
+        costs = StepCosts(Model.load("llama3-8b"), plan, cluster, other, calibration, default_curves())
+        return parts_of(costs, batch_of(costs, 64, 100))
+
+    measured, ideal = Calibration.for_device(cluster.device), Calibration.ideal()
+    once, twice = parts(1.0, measured), parts(2.0, measured)
+    assert twice.pop("collectives") == pytest.approx(2 * once.pop("collectives"))
+    assert twice == pytest.approx(once)
+    assert parts(1.0, ideal) == parts(2.0, ideal)
