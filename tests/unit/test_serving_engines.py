@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from simulator.base.errors import InputError
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
+from simulator.spec.software.client import Client
 from simulator.spec.software.engine import Engine as EngineTable
 from simulator.spec.software.stack import Stack
+from simulator.studies.backtest import serving_figures
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.serving import evaluate_row
@@ -170,3 +174,41 @@ def test_an_engine_says_how_long_sums_of_nccl_take_in_its_steps() -> None:
     assert twice.pop("collectives") == pytest.approx(2 * once.pop("collectives"))
     assert twice == pytest.approx(once)
     assert parts(1.0, ideal) == parts(2.0, ideal)
+
+
+@pytest.mark.parametrize(
+    ("said", "requests", "shortest"),
+    [
+        ({}, 40, 1.0),  # ten a user
+        ({"client": "InferenceX"}, 40, 0.8),
+        ({"client": "vllm bench serve"}, 1000, 1.0),
+        ({"notes": "benchmark_serving.py --max-concurrency 4"}, 1000, 1.0),
+        ({"client": "sglang.bench_serving"}, 1000, 0.0),
+        ({"engine": "TensorRT-LLM (aiperf)"}, 80, 1.0),
+        ({"client": "one that nobody knows", "notes": "aiperf"}, 40, 1.0),
+        ({"client": "InferenceX", "num_requests": 7, "shortest": 0.5}, 7, 0.5),
+        ({"client": "InferenceX", "concurrency_or_rate": "4 requests/s"}, 1000, 1.0),  # of closed loops alone
+    ],
+)
+def test_a_client_says_how_many_requests_and_how_long(said: dict[str, Any], requests: int, shortest: float) -> None:
+    load = load_of(replace(ROW, **said))
+    assert (load.requests, load.shortest) == (requests, shortest)
+
+
+def test_lengths_are_drawn_from_the_shortest_to_the_stated_one() -> None:
+    """Their means are those of whole numbers from 409 to 512 and from 6 to 8, and so their times differ from those of one length."""
+    row = replace(ROW, concurrency_or_rate="64", shortest=0.8)
+    found = serving_figures._requests(load_of(row))
+    for field, low, high in (("prompt_tokens", 409, 512), ("output_tokens", 6, 8)):
+        tokens = [getattr(one, field) for one in found]
+        assert (min(tokens), max(tokens)) == (low, high)
+        assert sum(tokens) / len(tokens) == pytest.approx((low + high) / 2, rel=0.02)
+
+
+def test_what_a_client_sends_needs_a_source() -> None:
+    described = [{"software": ["Loader"]}]
+    with pytest.raises(InputError, match="sources: none of shortest"):
+        Client.parse({"name": "Loader", "describes": described, "load": {"shortest": 0.5}}, "file", InputError)
+    both = {"num_requests": 5, "requests_per_user": 5}
+    with pytest.raises(InputError, match="give one of them"):
+        Client.parse({"name": "Loader", "describes": described, "load": both}, "file", InputError)
