@@ -188,6 +188,19 @@ def test_a_closed_loop_has_no_rate_and_is_never_overloaded(capsys: pytest.Captur
     assert "concurrency" in capsys.readouterr().err
 
 
+def test_users_of_a_closed_loop_may_come_one_after_another(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of eight within 8 s each finds an idle server; all at once they wait for each other's prompts."""
+    loop = ["serve", "--concurrency", "8", "--requests", "8", "--model", "llama3.2-1b", "--warmup", "0", "--json"]
+    found = []
+    for more in ([], ["--ramp-s", "8s"]):
+        assert main([*loop, *more]) == ExitCode.OK
+        found.append(json.loads(capsys.readouterr().out)["latencies"]["ttft"])
+    assert found[1]["p50_s"] == pytest.approx(found[1]["max_s"])
+    assert found[1]["max_s"] < found[0]["p50_s"]
+    assert main(["serve", "--rate", "3", "--ramp-s", "8s"]) == ExitCode.BAD_INPUT
+    assert "give concurrency" in capsys.readouterr().err
+
+
 def test_of_a_queue_that_grows_without_end_only_the_first_requests_are_watched(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
