@@ -201,6 +201,14 @@ def test_users_of_a_closed_loop_may_come_one_after_another(capsys: pytest.Captur
     assert "give concurrency" in capsys.readouterr().err
 
 
+def test_a_step_too_small_for_whole_prompts_is_no_longer_made_larger_in_silence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = ["--chunked-prefill", "false", "--max-batched-tokens", "1024", "--max-model-len", "4000"]
+    assert main(["serve", *small]) == ExitCode.BAD_INPUT
+    assert "a whole prompt may have max_model_len = 4000 (max_batched_tokens = 4000" in capsys.readouterr().err
+
+
 def test_of_a_queue_that_grows_without_end_only_the_first_requests_are_watched(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

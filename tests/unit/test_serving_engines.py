@@ -212,3 +212,8 @@ def test_what_a_client_sends_needs_a_source() -> None:
     both = {"num_requests": 5, "requests_per_user": 5}
     with pytest.raises(InputError, match="give one of them"):
         Client.parse({"name": "Loader", "describes": described, "load": both}, "file", InputError)
+
+
+def test_loads_that_nobody_could_play_are_refused() -> None:
+    with pytest.raises(RefusedError, match="99,999,990 requests: at most 1,000,000 are played"):
+        load_of(replace(ROW, concurrency_or_rate="9999999"))

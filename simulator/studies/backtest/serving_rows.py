@@ -19,6 +19,7 @@ from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.serving import InferencePlan, engine_of, with_defaults
+from simulator.studies.serving.workload import MOST_PLAYED
 
 # What a benchmark at maximum load plays where nothing says it: TensorRT-LLM's overview of performance (v0.17) plays 1,000 to
 # 30,000 requests by length, some 6.4 million tokens of prompts and answers.
@@ -169,11 +170,14 @@ def load_of(row: ServingRow) -> Load:
     usual = _OPEN if rate < inf else max(_FEWEST, _TOKENS_AT_MOST_LOAD // lengths)
     client = _client(row) if users and not alone else ClientLoad()
     usual = (users if alone else client.requests(users) or _ROUNDS * users) if users else usual
+    requests = row.num_requests or _counted(row.notes) or usual
+    if requests > MOST_PLAYED:
+        raise RefusedError(("load", f"{requests:,} requests: at most {MOST_PLAYED:,} are played"))
     return Load(
         users=users,
         rate=rate,
         alone=alone,
-        requests=row.num_requests or _counted(row.notes) or usual,
+        requests=requests,
         prompt=row.input_tokens,
         output=row.output_tokens,
         shortest=client.shortest if row.shortest is None else row.shortest,
