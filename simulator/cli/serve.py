@@ -46,6 +46,7 @@ no plan meets the limits, 130 interrupted (what is known is shown)."""
 _WORKLOAD = {
     "rate": ("NUMBER", "Requests a second, by a Poisson process; 0: all at once."),
     "concurrency": ("INTEGER", "A closed loop of so many users instead of a rate: each sends when it is answered."),
+    "ramp_s": ("TIME", "Its users come evenly within so long. [0s: all at once]"),
     "num_requests": ("INTEGER", "How many. [1000]"),
     "prompt_tokens": ("INTEGER|TABLE", "Tokens of a prompt, or a distribution as an inline TOML table. [512]"),
     "output_tokens": ("INTEGER|TABLE", "Tokens of an answer, likewise. [128]"),

@@ -188,6 +188,27 @@ def test_a_closed_loop_has_no_rate_and_is_never_overloaded(capsys: pytest.Captur
     assert "concurrency" in capsys.readouterr().err
 
 
+def test_users_of_a_closed_loop_may_come_one_after_another(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of eight within 8 s each finds an idle server; all at once they wait for each other's prompts."""
+    loop = ["serve", "--concurrency", "8", "--requests", "8", "--model", "llama3.2-1b", "--warmup", "0", "--json"]
+    found = []
+    for more in ([], ["--ramp-s", "8s"]):
+        assert main([*loop, *more]) == ExitCode.OK
+        found.append(json.loads(capsys.readouterr().out)["latencies"]["ttft"])
+    assert found[1]["p50_s"] == pytest.approx(found[1]["max_s"])
+    assert found[1]["max_s"] < found[0]["p50_s"]
+    assert main(["serve", "--rate", "3", "--ramp-s", "8s"]) == ExitCode.BAD_INPUT
+    assert "give concurrency" in capsys.readouterr().err
+
+
+def test_a_step_too_small_for_whole_prompts_is_no_longer_made_larger_in_silence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = ["--chunked-prefill", "false", "--max-batched-tokens", "1024", "--max-model-len", "4000"]
+    assert main(["serve", *small]) == ExitCode.BAD_INPUT
+    assert "a whole prompt may have max_model_len = 4000 (max_batched_tokens = 4000" in capsys.readouterr().err
+
+
 def test_of_a_queue_that_grows_without_end_only_the_first_requests_are_watched(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

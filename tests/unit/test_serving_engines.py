@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from simulator.base.errors import InputError
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
+from simulator.spec.software.client import Client
 from simulator.spec.software.engine import Engine as EngineTable
+from simulator.spec.software.stack import Stack
+from simulator.studies.backtest import serving_figures
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.serving import evaluate_row
 from simulator.studies.backtest.serving_rows import asked_of, load_of, resolve
 from simulator.studies.serving import InferencePlan, engine_of, with_defaults
+from simulator.studies.serving.costs import StepCosts
+from simulator.studies.serving.decoding import batch_of, parts_of
 from simulator.studies.serving.memory import ServingMemory, serving_memory
 
 ROW = ServingRow(
@@ -147,3 +156,64 @@ def test_other_times_are_no_request_latencies(metric: str) -> None:
 def test_a_largest_graph_is_one_of_those_that_are_captured() -> None:
     with pytest.raises(ValueError, match="graph_sizes"):
         EngineTable.model_validate({"plan_on": [{"memory": "35GiB", "largest_graph": 24}]})
+
+
+def test_an_engine_says_how_long_sums_of_nccl_take_in_its_steps() -> None:
+    """Twice as long, and nothing else of a step changes; a machine without losses knows no factor."""
+    stack, plan, cluster = Stack.load("fastertransformer-2022"), InferencePlan(tp=8), Cluster.load("hgx-a100-80-8")
+    assert stack.engine is not None
+
+    def parts(factor: float, calibration: Calibration) -> dict[str, float]:
+        engine = stack.engine.model_copy(update={"nccl_factor": factor}) if stack.engine else None
+        other = stack.model_copy(update={"engine": engine})
+        costs = StepCosts(Model.load("llama3-8b"), plan, cluster, other, calibration, default_curves())
+        return parts_of(costs, batch_of(costs, 64, 100))
+
+    measured, ideal = Calibration.for_device(cluster.device), Calibration.ideal()
+    once, twice = parts(1.0, measured), parts(2.0, measured)
+    assert twice.pop("collectives") == pytest.approx(2 * once.pop("collectives"))
+    assert twice == pytest.approx(once)
+    assert parts(1.0, ideal) == parts(2.0, ideal)
+
+
+@pytest.mark.parametrize(
+    ("said", "requests", "shortest"),
+    [
+        ({}, 40, 1.0),  # ten a user
+        ({"client": "InferenceX"}, 40, 0.8),
+        ({"client": "vllm bench serve"}, 1000, 1.0),
+        ({"notes": "benchmark_serving.py --max-concurrency 4"}, 1000, 1.0),
+        ({"client": "sglang.bench_serving"}, 1000, 0.0),
+        ({"engine": "TensorRT-LLM (aiperf)"}, 80, 1.0),
+        ({"client": "one that nobody knows", "notes": "aiperf"}, 40, 1.0),
+        ({"client": "InferenceX", "num_requests": 7, "shortest": 0.5}, 7, 0.5),
+        ({"client": "InferenceX", "concurrency_or_rate": "4 requests/s"}, 1000, 1.0),  # of closed loops alone
+    ],
+)
+def test_a_client_says_how_many_requests_and_how_long(said: dict[str, Any], requests: int, shortest: float) -> None:
+    load = load_of(replace(ROW, **said))
+    assert (load.requests, load.shortest) == (requests, shortest)
+
+
+def test_lengths_are_drawn_from_the_shortest_to_the_stated_one() -> None:
+    """Their means are those of whole numbers from 409 to 512 and from 6 to 8, and so their times differ from those of one length."""
+    row = replace(ROW, concurrency_or_rate="64", shortest=0.8)
+    found = serving_figures._requests(load_of(row))
+    for field, low, high in (("prompt_tokens", 409, 512), ("output_tokens", 6, 8)):
+        tokens = [getattr(one, field) for one in found]
+        assert (min(tokens), max(tokens)) == (low, high)
+        assert sum(tokens) / len(tokens) == pytest.approx((low + high) / 2, rel=0.02)
+
+
+def test_what_a_client_sends_needs_a_source() -> None:
+    described = [{"software": ["Loader"]}]
+    with pytest.raises(InputError, match="sources: none of shortest"):
+        Client.parse({"name": "Loader", "describes": described, "load": {"shortest": 0.5}}, "file", InputError)
+    both = {"num_requests": 5, "requests_per_user": 5}
+    with pytest.raises(InputError, match="give one of them"):
+        Client.parse({"name": "Loader", "describes": described, "load": both}, "file", InputError)
+
+
+def test_loads_that_nobody_could_play_are_refused() -> None:
+    with pytest.raises(RefusedError, match="99,999,990 requests: at most 1,000,000 are played"):
+        load_of(replace(ROW, concurrency_or_rate="9999999"))

@@ -71,10 +71,12 @@ def _time_cell(cell: str) -> float:
 
 
 def _tokens_cell(cell: str) -> int:
-    found = integer_cell(cell)
-    if found is None:
+    if not cell:
         raise CellError("is blank", "a whole number of at least 1")
-    return found
+    try:
+        return integer_cell(cell) or 0
+    except CellError:
+        raise CellError(f"{shown(cell)} is no number of tokens", "a whole number of at least 1, in digits") from None
 
 
 _PARSERS: Final[dict[str, Parser]] = {

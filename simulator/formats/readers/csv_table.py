@@ -52,7 +52,9 @@ def open_table(
         records = _records(stream)
         first = next(records, None)
         if first is None:
-            raise TableError(Fault(place=str(file), problem="is empty", remedy="a header line and a line a run"))
+            raise TableError(
+                Fault(place=str(file), problem="is empty", remedy="a header line, and lines with its columns")
+            )
         header = _header(file, first.cells, columns, required, others=others)
         yield header, (record for record in records if record.cells != [])
 

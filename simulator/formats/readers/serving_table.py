@@ -77,10 +77,18 @@ def _experts_cell(cell: str) -> int | None:
     return max(1, int(cell)) if cell else None
 
 
+def _part_cell(cell: str) -> float | None:
+    part = number_cell(cell)
+    if part is not None and not 0 <= part <= 1:
+        raise CellError(f"{shown(cell)} is no part of the stated lengths", "a number from 0 to 1, or blank if unknown")
+    return part
+
+
 _PARSERS: dict[str, Parser] = {
     **dict.fromkeys(COLUMNS, text_cell),
     **dict.fromkeys(_COUNTS, integer_cell),
     "id": name_cell,
     "ep": _experts_cell,
     "value": number_cell,
+    "shortest": _part_cell,
 }

@@ -207,7 +207,7 @@ def _relabelled(fault: Fault, origins: Mapping[str, str], name: str) -> Fault:
 def _requests(workload: Workload) -> Sequence[Request]:
     if workload.trace is None:
         return workload.requests()
-    drawn = (set(Workload.model_fields) - {"trace", "warmup", "concurrency"}) & workload.model_fields_set
+    drawn = (set(Workload.model_fields) - {"trace", "warmup", "concurrency", "ramp_s"}) & workload.model_fields_set
     if drawn:
         problem = f"a trace says when requests arrive and how long they are, and {', '.join(sorted(drawn))} too"
         raise InputError(Fault(place="workload: trace", problem=problem, remedy="give one of them"))

@@ -124,6 +124,12 @@ class Engine(Strict):
     all_reduce: OwnAllReduce | None = Field(
         default=None, description="the engine's own kernel for small sums; else NCCL's"
     )
+    nccl_factor: float = Field(
+        gt=0,
+        le=100,
+        default=1.0,
+        description="time of NCCL's collectives inside a step over that of their sweeps alone",
+    )
 
     @model_validator(mode="after")
     def _graphs_in_order(self) -> Self:

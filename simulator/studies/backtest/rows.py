@@ -189,6 +189,7 @@ class ServingRow:
     """One figure of a measured server, in the unit that the row states.
 
     stack: a file of topologies/stacks by name. dp: engines behind one queue. num_requests: that the figure was taken over.
+    client: the program that sent them. shortest: a request's tokens over the stated ones, at least.
     """
 
     line: int
@@ -210,6 +211,8 @@ class ServingRow:
     output_tokens: int | None = None
     concurrency_or_rate: str = ""
     num_requests: int | None = None
+    client: str = ""
+    shortest: float | None = None
     metric: str = ""
     value: float | None = None
     unit: str = ""

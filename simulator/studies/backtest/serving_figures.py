@@ -103,10 +103,11 @@ def _played(server: Server, deployed: Deployment) -> tuple[tuple[ServedRun, ...]
         raise RefusedError(("does not fit", f"{format_bytes(memory.missing_bytes)} of a GPU's memory are missing"))
     runs = [_run(deployed, load)]
     if load.users > 1 and not load.alone:
-        runs.append(_run(deployed, load, _APART))
+        ways = (0.0, _APART) if load.shortest == 1.0 else (0.0,)
+        runs += [_run(deployed, load, apart) for apart in ways[1:]]
         if server.other is not None:
             other = _deployed_once(replace(server, plan=server.other))
-            runs += [_run(other, load, apart) for apart in (0.0, _APART)]
+            runs += [_run(other, load, apart) for apart in ways]
         runs += _with_less_cache(server, deployed, runs[0])
     meter = runs[0].meter
     size = min(max(1, round(meter.output_tokens / max(1, meter.num_steps))), deployed.plan.max_sequences)
@@ -135,18 +136,27 @@ def _with_less_cache(server: Server, deployed: Deployment, run: ServedRun) -> li
 def _requests(load: Load, apart: float = 0.0) -> list[Request]:
     """A rate's arrivals are a Poisson process, stretched so that the mean is the rate's.
 
-    apart: answers are so much shorter or longer at most; the longest that fits stays the longest.
+    apart: answers of one length are so much shorter at most.
     """
     count, times = load.requests, [0.0] * load.requests
     if not load.users and load.rate < math.inf:
         arrivals = np.cumsum(np.random.default_rng(_SEED).exponential(size=count))
         times = [float(time) for time in arrivals * (count / load.rate / arrivals[-1])]
-    shorter = np.random.default_rng(_SEED).uniform(0, apart, size=count)
-    answers = [max(1, round(load.output * (1 - float(part)))) for part in shorter]
+    drawn = np.random.default_rng(_SEED)
+    if load.shortest < 1:
+        prompts, answers = (_lengths(drawn, load.shortest, most, count) for most in (load.prompt, load.output))
+    else:
+        prompts = [load.prompt] * count
+        answers = [max(1, round(load.output * (1 - float(part)))) for part in drawn.uniform(0, apart, size=count)]
     return [
-        Request(arrival_s=time, prompt_tokens=load.prompt, output_tokens=answer)
-        for time, answer in zip(times, answers, strict=True)
+        Request(arrival_s=time, prompt_tokens=prompt, output_tokens=answer)
+        for time, prompt, answer in zip(times, prompts, answers, strict=True)
     ]
+
+
+def _lengths(drawn: np.random.Generator, shortest: float, longest: int, count: int) -> list[int]:
+    """Whole numbers of tokens, equally likely."""
+    return [int(n) for n in drawn.integers(max(1, int(shortest * longest)), longest, size=count, endpoint=True)]
 
 
 def figure_of(run: ServedRun, asked: Asked) -> float:

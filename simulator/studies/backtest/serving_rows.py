@@ -14,10 +14,12 @@ from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.hosts import usual_host
 from simulator.spec.model import Model
 from simulator.spec.model.families import presets_of
+from simulator.spec.software.client import ClientLoad, client_of
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.serving import InferencePlan, engine_of, with_defaults
+from simulator.studies.serving.workload import MOST_PLAYED
 
 # What a benchmark at maximum load plays where nothing says it: TensorRT-LLM's overview of performance (v0.17) plays 1,000 to
 # 30,000 requests by length, some 6.4 million tokens of prompts and answers.
@@ -73,7 +75,8 @@ _UNITS.update(dict.fromkeys(("tokens/s/gpu", "tok/s/gpu"), 0.0))
 class Load:
     """users: of a closed loop, each with one request at a time; 0: requests come at `rate` a second, inf: all at once.
 
-    alone: a batch that nothing follows. requests: how many are played.
+    alone: a batch that nothing follows. requests: how many are played. shortest: tokens of the shortest over those stated;
+    lengths are any whole numbers from there on, equally likely.
     """
 
     users: int
@@ -82,6 +85,7 @@ class Load:
     requests: int
     prompt: int
     output: int
+    shortest: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,11 +168,26 @@ def load_of(row: ServingRow) -> Load:
     elif not _AT_ONCE.match(text):
         raise RefusedError(("load", f"concurrency_or_rate {text!r} is no number of users, no rate and not inf"))
     usual = _OPEN if rate < inf else max(_FEWEST, _TOKENS_AT_MOST_LOAD // lengths)
-    usual = (users if alone else _ROUNDS * users) if users else usual
+    client = _client(row) if users and not alone else ClientLoad()
+    usual = (users if alone else client.requests(users) or _ROUNDS * users) if users else usual
     requests = row.num_requests or _counted(row.notes) or usual
+    if requests > MOST_PLAYED:
+        raise RefusedError(("load", f"{requests:,} requests: at most {MOST_PLAYED:,} are played"))
     return Load(
-        users=users, rate=rate, alone=alone, requests=requests, prompt=row.input_tokens, output=row.output_tokens
+        users=users,
+        rate=rate,
+        alone=alone,
+        requests=requests,
+        prompt=row.input_tokens,
+        output=row.output_tokens,
+        shortest=client.shortest if row.shortest is None else row.shortest,
     )
+
+
+def _client(row: ServingRow) -> ClientLoad:
+    """What the program sends that measured a row, where one is named that a file describes."""
+    client = client_of(row.client or f"{row.engine} {row.notes}")
+    return client.load if client else ClientLoad()
 
 
 def _counted(notes: str) -> int | None:

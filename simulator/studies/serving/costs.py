@@ -351,8 +351,9 @@ class StepCosts:
                 curves=self._curves,
                 nccl=self._nccl,
             )
+            engine = None if self._ideal else self.stack.engine
             own_s = inf if self._ideal else own_all_reduce_s(exchange, shape, self.cluster, self.stack)
-            found = self._exchanges[key] = min(float(seconds), own_s)
+            found = self._exchanges[key] = min(float(seconds) * (engine.nccl_factor if engine else 1.0), own_s)
         return found
 
     def _message_s(self, stage: int, tokens: int) -> float:

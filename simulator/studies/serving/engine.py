@@ -87,8 +87,8 @@ class Engine:
 
     engines: how many; None: the plan's dp. prefilled: another engine has computed the prompts and made the first tokens.
     env, handed_on: the clock of several pools, and what hears of each request that this one has finished.
-    users: of a closed loop. So many requests are in the system, and each that is answered makes room for the next; 0: requests
-    come at their own times.
+    users: of a closed loop. So many requests come at their own times, and each that is answered makes room for the next; 0:
+    all come at their own times.
     """
 
     def __init__(  # noqa: PLR0913  one a noun
@@ -127,7 +127,8 @@ class Engine:
         """Play every request. progress is called after each hundredth of them."""
         self._report = progress
         if self._users:
-            self._come(self._users)
+            first = list(islice(self._coming, self._users))
+            self._env.process(arrive(self._env, first, self.take, self._request_s))
         else:
             self._comes_s = 0.0
             self._env.process(arrive(self._env, self.states(), self.take, self._request_s, self._next_comes))

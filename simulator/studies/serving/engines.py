@@ -53,8 +53,8 @@ def with_defaults(
         stated["gpu_memory_utilization"] = _utilization(engine, engine.set_aside, tokens, plan, device)
     left_open = {name: value for name, value in stated.items() if name not in plan.model_fields_set}
     found = plan.model_copy(update=left_open) if left_open else plan
-    longest = found.max_model_len or 0
-    if found.chunked_prefill or not found.max_batched_tokens or found.max_batched_tokens >= longest:
+    longest, said = found.max_model_len or 0, "max_batched_tokens" in plan.model_fields_set
+    if said or found.chunked_prefill or not found.max_batched_tokens or found.max_batched_tokens >= longest:
         return found
     return found.model_copy(update={"max_batched_tokens": longest})  # a whole prompt must fit a step
 

@@ -181,7 +181,7 @@ class Workload(Strict):
     """Requests that arrive at `rate` a second by a Poisson process, all at once (rate = 0), or as a trace says.
 
     concurrency: of a closed loop instead of a rate: so many users, each with one request at a time, and the next one when it
-    is answered; 0: none.
+    is answered; 0: none. ramp_s: its users come evenly within so long; 0: all at once.
     prefix_tokens: the same before every prompt, a system prompt say, and not among prompt_tokens. turns: requests of a conversation; the prompt
     of each is all that was said before and prompt_tokens more, and it comes turn_gap_s behind the one before it in the
     mean; some conversations are under way at the beginning. cache_hits: the part of requests that find such beginnings in the cache.
@@ -191,6 +191,7 @@ class Workload(Strict):
 
     rate: float = Field(ge=0, le=1e9, default=1.0)
     concurrency: int = Field(ge=0, le=10**6, default=0)
+    ramp_s: Seconds = Field(ge=0, le=1e6, default=0.0)
     num_requests: int = Field(ge=1, le=10**7, default=1000)
     prompt_tokens: Lengths = 512
     output_tokens: Lengths = 128
@@ -212,6 +213,8 @@ class Workload(Strict):
             raise ValueError(
                 "concurrency is a closed loop, whose users send when they are answered: leave rate and trace out"
             )
+        if self.ramp_s and not self.concurrency:
+            raise ValueError("ramp_s is how long users of a closed loop take to come: give concurrency")
         return self
 
     @model_validator(mode="after")
@@ -230,7 +233,7 @@ class Workload(Strict):
         n, turns = min(self.num_requests, MOST_PLAYED), self.turns
         talks = -(-n // turns)
         streamed = self.rate and not self.concurrency
-        times = np.cumsum(arrivals.exponential(size=talks)) * turns / self.rate if streamed else np.zeros(talks)
+        times = np.cumsum(arrivals.exponential(size=talks)) * turns / self.rate if streamed else self._begin_s(talks)
         drawn = _drawn(self.prompt_tokens, prompts, n), _drawn(self.output_tokens, outputs, n)
         if turns == 1 and not self.prefix_tokens:
             return Requests(times, *drawn)
@@ -247,6 +250,11 @@ class Workload(Strict):
         span_s = float(times[-1])  # turns beyond it come at its beginning, as of conversations that are under way there
         wrapped = (replace(one, arrival_s=one.arrival_s % span_s) if span_s else one for one in asked)
         return Requests.of(sorted(wrapped, key=lambda request: request.arrival_s))
+
+    def _begin_s(self, count: int) -> Floats:
+        """When users of a closed loop come; the requests behind their first ones come with answers, from there on."""
+        each_s = (self.ramp_s or 0.0) / (self.concurrency or 1)
+        return np.minimum(np.arange(count), self.concurrency) * each_s
 
     def _conversation(
         self, at_s: float, which: slice, lengths: list[tuple[int, int]], found: Bools, apart: Floats
