@@ -15,6 +15,7 @@ from simulator.base.schema import is_python, parse_json, parse_toml, read_json, 
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.readers.plans.draft import GPUS, Draft, drafted_fields, plan_fields
 from simulator.formats.readers.plans.json_text import OPENS, strict
+from simulator.formats.readers.plans.stated import Stated
 from simulator.spec.plan import Plan
 
 __all__ = ["GPUS", "Draft", "detect", "drafted_fields", "plan_fields", "read_plan"]
@@ -79,39 +80,59 @@ def read_plan(
 
 def _of_yaml(form: str, text: str, path: Path, given: Collection[str], define: Mapping[str, str]) -> Draft:
     """Accelerate's file or a fine-tuning framework's, in YAML or in JSON, which is YAML too."""
-    from simulator.formats.readers.plans.yaml_file import read_yaml
-
     file = str(path)
 
     def read_json(name: str) -> Mapping[str, Any]:
         return _beside(path.parent, name)
 
+    data = settings_of(form, text, file, define)
+    if form == "accelerate":
+        from simulator.formats.readers.plans.accelerate import read_accelerate
+
+        return read_accelerate(data, file, read_json, given)
+    recipe = (define.get("recipe") or recipe_of(text)) if form == "torchtune" else ""
+    return read_stated(form, Stated(data=data, file=file, read_json=read_json, given=given, program=recipe))
+
+
+def settings_of(form: str, text: str, file: str, define: Mapping[str, str]) -> dict[str, Any]:
+    """A file's settings as plain data."""
     if form in ("litgpt", "unsloth", "xtuner"):
-        from simulator.formats.readers.plans.further_tuning import read_further
+        from simulator.formats.readers.plans.further_tuning import further_settings
 
-        return read_further(form, text, file, read_json, given, define)
-    data = read_yaml(text, file)
+        return further_settings(form, text, file, define)
+    from simulator.formats.readers.plans.yaml_file import read_yaml
+
+    return read_yaml(text, file)
+
+
+def read_stated(form: str, stated: Stated) -> Draft:
+    """The plan of a fine-tuning framework's settings."""
     match form:
-        case "accelerate":
-            from simulator.formats.readers.plans.accelerate import read_accelerate
+        case "litgpt" | "unsloth" | "xtuner":
+            from simulator.formats.readers.plans import further_tuning
 
-            return read_accelerate(data, file, read_json, given)
+            readers = {
+                "litgpt": further_tuning.read_litgpt,
+                "unsloth": further_tuning.read_unsloth,
+                "xtuner": further_tuning.read_xtuner,
+            }
+            return readers[form](stated)
         case "axolotl":
             from simulator.formats.readers.plans.axolotl import read_axolotl
 
-            return read_axolotl(data, file, read_json, given)
+            return read_axolotl(stated)
         case "llama-factory":
             from simulator.formats.readers.plans.llama_factory import read_llama_factory
 
-            return read_llama_factory(data, file, read_json, given)
+            return read_llama_factory(stated)
         case "torchtune":
             from simulator.formats.readers.plans.torchtune import read_torchtune
 
-            return read_torchtune(data, file, given, define.get("recipe") or recipe_of(text))
+            return read_torchtune(stated)
         case _:
             from simulator.formats.readers.plans.transformers import read_transformers
 
-            return read_transformers(data, file, read_json, given)
+            return read_transformers(stated)
 
 
 def recipe_of(text: str) -> str:

@@ -6,7 +6,7 @@ length and gradient accumulation (but for DeepSpeed's) belong to the training sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from simulator.base.errors import InputError
@@ -14,6 +14,7 @@ from simulator.formats.readers.plans import deepspeed
 from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.options import options_of
 from simulator.formats.readers.plans.reading import AUTO, Entry, Reading, flattened
+from simulator.formats.readers.plans.stated import ReadJson
 from simulator.spec.model import Model
 
 SOFTWARE: Final = "accelerate 1.12"
@@ -37,8 +38,6 @@ _RENAMED: Final = {
     "dynamo_backend": "dynamo_config.dynamo_backend",
     "deepspeed_config": f"{_D}deepspeed_config_file",
 }
-
-ReadJson = Callable[[str], Mapping[str, Any]]
 
 
 def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:

@@ -57,9 +57,9 @@ def read_megatron(text: str, file: str, given: Collection[str] = (), define: Map
         places=_places(r, line),
         leftover=leftover,
         model=model,
-        num_devices=line.num_devices,
-        num_nodes=line.num_nodes,
-        devices_fault=line.world_fault,
+        num_devices=line.world.num_devices,
+        num_nodes=line.world.num_nodes,
+        devices_fault=line.world.fault,
         global_batch_size=total,
         stack=preset,
         stack_why=why,
@@ -111,7 +111,7 @@ def _places(r: Reading, line: LaunchLine) -> dict[str, str]:
     if "--global-batch-size" in r:
         places["global_batch_size"] = r.place("--global-batch-size")
     places |= {"alloc_conf": line.allocator.place} if line.allocator else {}
-    return places | ({"num_devices": line.world_place} if line.num_devices else {})
+    return places | ({"num_devices": line.world.place} if line.world.num_devices else {})
 
 
 def _batch(r: Reading, fields: dict[str, Any]) -> None:

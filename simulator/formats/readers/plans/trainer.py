@@ -7,23 +7,22 @@ TrainingArguments, trl's SFTConfig and ModelConfig have for it; places keep the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from simulator.base.schema import nearest
 from simulator.formats.readers.peft_words import is_pattern, matched, with_ranks
 from simulator.formats.readers.plans import accelerate
-from simulator.formats.readers.plans.accelerate import ReadJson
 from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.options import options_of, table_of
 from simulator.formats.readers.plans.reading import Entry, Reading, flattened
+from simulator.formats.readers.plans.stated import ReadJson, Stated
 from simulator.spec.model import Model
 from simulator.spec.model.families import presets_of
 
 _F: Final = "fsdp_config.fsdp_"
 _DEEPSPEED: Final = "deepspeed_config.deepspeed_config_file"
-_NEVER: Final = "\0"  # these files' "auto" is a value like others
 DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "auto": "bf16", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}  # fmt: skip
 _ATTENTION: Final = {
     "eager": "math", "sdpa": "flash2", "flash_attention_2": "flash2", "flash_attention_3": "flash3", "auto": "flash2",
@@ -104,30 +103,34 @@ _PLACES: Final = {
 }
 
 
-def begin(
-    data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str], names: Mapping[str, str]
-) -> Job:
-    """The file's settings under common names. names: the file's own -> the common one."""
-    return Job(Reading(_entries(data, file, names), file, given, auto=_NEVER), read_json)
+def begin(stated: Stated, form: str) -> Job:
+    """The settings under common names, as the format's table has them."""
+    names = table_of(form)["names"]
+    unset, cures = (
+        {names.get(name, name): told for name, told in them.items()} for them in (stated.unset, stated.cures)
+    )
+    r = Reading(_entries(stated, names), stated.file, stated.given, unset=unset, auto=stated.auto, cures=cures)
+    return Job(r, stated.read_json)
 
 
-def _entries(data: Mapping[str, Any], file: str, names: Mapping[str, str]) -> dict[str, Entry]:
+def _entries(stated: Stated, names: Mapping[str, str]) -> dict[str, Entry]:
     """FSDP's words become accelerate's settings, a DeepSpeed file or table the one that accelerate's plugin would name."""
     found: dict[str, Entry] = {}
-    for name, entry in flattened(data, file, leaves=("deepspeed", "lora_rank_pattern")).items():
+    file, leaves = stated.file, ("deepspeed", "lora_rank_pattern")
+    for name, entry in flattened(stated.data, file, leaves, stated.places).items():
         if name.startswith("fsdp_config."):
             key = name.removeprefix("fsdp_config.").removeprefix("fsdp_")
             found[f"{_F}{ {'cpu_offload': 'offload_params'}.get(key, key) }"] = entry
         else:
             found[names.get(name, name)] = entry
-    stated = found.get("fsdp")
-    words = stated.value if stated is not None else None
+    fsdp = found.get("fsdp")
+    words = fsdp.value if fsdp is not None else None
     listed = words.replace(",", " ").split() if isinstance(words, str) else words if isinstance(words, list) else []
     version = found.get(f"{_F}version")
     for word in map(str, listed):
         key, value = ("sharding_strategy", _WORDS.get(word)) if word in _WORDS else _OTHER.get(word, ("", None))
-        if stated is not None and value is not None and not (key == "sharding_strategy" and _is_two(version)):
-            found.setdefault(f"{_F}{key}", replace(stated, value=value))
+        if fsdp is not None and value is not None and not (key == "sharding_strategy" and _is_two(version)):
+            found.setdefault(f"{_F}{key}", replace(fsdp, value=value))
     if words:
         found.setdefault(
             f"{_F}auto_wrap_policy", Entry(name="fsdp", value="TRANSFORMER_BASED_WRAP", place=f"{file}: fsdp")
