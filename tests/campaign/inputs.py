@@ -200,6 +200,12 @@ micro_batch_size: 1
 global_batch_size: 8
 bf16: true
 """
+TUNE = b"""#!/bin/bash
+#SBATCH --nodes=1
+MODEL=${MODEL:-meta-llama/Llama-3.2-1B}
+accelerate launch --num_processes 1 --mixed_precision bf16 -m axolotl.cli.train axolotl.yml \\
+  --base-model $MODEL --micro-batch-size=2 --lora-r 16 --learning-rate $LR
+"""
 TITAN = b"""[model]
 name = "llama3"
 flavor = "8B"

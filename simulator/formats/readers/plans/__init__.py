@@ -16,10 +16,13 @@ from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.readers.plans.draft import GPUS, Draft, drafted_fields, plan_fields
 from simulator.formats.readers.plans.json_text import OPENS, strict
 from simulator.formats.readers.plans.stated import Stated
+from simulator.formats.readers.plans.tuning_command import LAUNCHES, NAMED
 from simulator.spec.plan import Plan
 
 __all__ = ["GPUS", "Draft", "detect", "drafted_fields", "plan_fields", "read_plan"]
 
+_KEYED: Final = re.compile(r"(\s*(#[^\n]*)?\n)*(\w+\s*[:=]\s|\[)")  # YAML or TOML
+_OTHERS: Final = (".py", ".json", ".toml", ".yaml", ".yml")
 MAX_BYTES: Final = 2**20
 _FOLDERS_ABOVE: Final = 5  # examples lie below the folder that their paths start from
 _DEEPSPEED: Final = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping"}
@@ -49,7 +52,7 @@ def read_plan(
     form: None: found out from the content. given: Plan's fields that the caller states beside the file.
     define: variables of a shell script that its environment would set.
     """
-    text = _text(path)
+    text = text_of(path)
     form = form or detect(text, str(path))
     match form:
         case "megatron":
@@ -66,7 +69,15 @@ def read_plan(
 
             return read_search(_json(path), str(path), define or {})
         case (
-            "accelerate" | "axolotl" | "llama-factory" | "transformers" | "torchtune" | "litgpt" | "unsloth" | "xtuner"
+            "accelerate"
+            | "axolotl"
+            | "llama-factory"
+            | "transformers"
+            | "torchtune"
+            | "litgpt"
+            | "unsloth"
+            | "xtuner"
+            | "launch"
         ):
             return _of_yaml(form, text, path, given, define or {})
         case "torchtitan":
@@ -79,12 +90,16 @@ def read_plan(
 
 
 def _of_yaml(form: str, text: str, path: Path, given: Collection[str], define: Mapping[str, str]) -> Draft:
-    """Accelerate's file or a fine-tuning framework's, in YAML or in JSON, which is YAML too."""
+    """Accelerate's file or a fine-tuning framework's, in YAML or in JSON, which is YAML too; or a script that names one."""
     file = str(path)
 
     def read_json(name: str) -> Mapping[str, Any]:
         return _beside(path.parent, name)
 
+    if form == "launch":
+        from simulator.formats.readers.plans.tuning_launch import read_tuning_launch
+
+        return read_tuning_launch(path, text, given, define, lambda name: _located(path.parent, name), read_json)
     data = settings_of(form, text, file, define)
     if form == "accelerate":
         from simulator.formats.readers.plans.accelerate import read_accelerate
@@ -143,12 +158,22 @@ def recipe_of(text: str) -> str:
     return found[0] if found else ""
 
 
+def _script_form(text: str, file: str) -> str | None:
+    """That of a script's commands: a library's own program is told by its name, Megatron's by its arguments; None: no script's."""
+    shell, other = text.startswith("#!"), Path(file).suffix in _OTHERS
+    if (shell or not other) and NAMED.search(text):
+        return "launch"
+    if _MEGATRON.search(text):
+        return "megatron"
+    return "launch" if (shell or not other) and not _KEYED.match(text) and LAUNCHES.search(text) else None
+
+
 def detect(text: str, file: str) -> str:
     """Which of PLAN_FORMATS a file is in. Raises PlanError where it is in none."""
     if OPENS.match(text):
         return _detect_json(strict(text, {})[0], file)
-    if _MEGATRON.search(text):
-        return "megatron"
+    if (script := _script_form(text, file)) is not None:
+        return script
     table = _quietly(parse_toml, text)
     if isinstance(table, dict) and table:
         if any(isinstance(table.get(key), dict) for key in _TORCHTITAN):
@@ -190,7 +215,8 @@ def _quietly(load: Any, text: str) -> object:  # noqa: ANN401  json.loads or tom
         return None
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What a file holds, at most MAX_BYTES of UTF-8. Raises PlanError."""
     try:
         if not path.is_char_device():  # which has no size and no end: the bound below is for it
             ordinary(path)
@@ -204,7 +230,7 @@ def _text(path: Path) -> str:
 
 
 def _json(path: Path) -> Mapping[str, Any]:
-    _text(path)
+    text_of(path)
     data = read_json(path, PlanError)
     if not isinstance(data, dict):
         raise PlanError(Fault(place=str(path), problem="holds no object", remedy='{"key": value}'))
@@ -223,12 +249,17 @@ def _template(text: str, path: Path, define: Mapping[str, str]) -> tuple[Mapping
     return data, (note,) if placeholders else ()
 
 
-def _beside(folder: Path, name: str) -> Mapping[str, Any]:
-    """A DeepSpeed file by the path that another file gives: from its folder or one above, or by its name alone."""
+def _located(folder: Path, name: str) -> Path:
+    """A file by the path that another file gives: from its folder or one above, or by its name alone."""
     above = [up / name for up in list(folder.absolute().parents)[:_FOLDERS_ABOVE]]
     paths = (folder / name, *above, folder / Path(name).name)
-    path = next((path for path in paths if path.is_file()), paths[0])
-    return _template(_text(path), path, {})[0]
+    return next((path for path in paths if path.is_file()), paths[0])
+
+
+def _beside(folder: Path, name: str) -> Mapping[str, Any]:
+    """A DeepSpeed file by the path that another file gives."""
+    path = _located(folder, name)
+    return _template(text_of(path), path, {})[0]
 
 
 def _toml(text: str, path: Path) -> dict[str, Any]:

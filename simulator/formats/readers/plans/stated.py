@@ -17,7 +17,7 @@ class Stated:
     data: tables and values. read_json: reads a DeepSpeed file by the path that the settings name. given: Plan's fields that the
     caller states. places: (as it is spelled, where it stands) of settings that a command line states, by their dotted names.
     unset: what values hang on that only a run knows, which are `auto` in data; cures: flags that would give them.
-    program: the part of a library that a command runs, as `dpo` of trl.
+    program: the part of a library that a command runs, as `dpo` of trl. num_devices, num_nodes: of the job, where a launcher says so.
     """
 
     data: Mapping[str, Any]
@@ -29,3 +29,5 @@ class Stated:
     cures: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     auto: str = _NEVER
     program: str = ""
+    num_devices: int | None = None
+    num_nodes: int | None = None

@@ -42,7 +42,7 @@ Engine = Literal["ddp", "fsdp", "deepspeed"]
 class Job:
     """A run as it is read: Plan's fields, settings of its software, and what only the model decides.
 
-    mixed: the dtype that products are cast to, "no" without; loaded: that of the weights as they come from the disk; by_gpu: bf16
+    devices: GPUs of the job, None: not known; its nodes. mixed: the dtype that products are cast to, "no" without; loaded: that of the weights as they come from the disk; by_gpu: bf16
     is meant where the GPU has it, else fp16.
     """
 
@@ -57,6 +57,7 @@ class Job:
     loaded: str = "fp32"
     by_gpu: bool = False
     leftover: Degree | None = "dp_replicate"
+    devices: tuple[int | None, int] = (None, 1)
 
     def change(self, name: str, **settings: object) -> None:
         """Settings of the stack that the file's setting `name` implies."""
@@ -106,11 +107,10 @@ _PLACES: Final = {
 def begin(stated: Stated, form: str) -> Job:
     """The settings under common names, as the format's table has them."""
     names = table_of(form)["names"]
-    unset, cures = (
-        {names.get(name, name): told for name, told in them.items()} for them in (stated.unset, stated.cures)
-    )
+    unset = {names.get(name, name): told for name, told in stated.unset.items()}
+    cures = {names.get(name, name): flags for name, flags in stated.cures.items()}
     r = Reading(_entries(stated, names), stated.file, stated.given, unset=unset, auto=stated.auto, cures=cures)
-    return Job(r, stated.read_json)
+    return Job(r, stated.read_json, devices=(stated.num_devices, stated.num_nodes or 1))
 
 
 def _entries(stated: Stated, names: Mapping[str, str]) -> dict[str, Entry]:
@@ -221,10 +221,12 @@ def parallelism(job: Job) -> None:
         job.leftover, job.by_model = accelerate.deepspeed_file(inner, fields, read, path, mixed)
     elif sharded:
         job.engine = "fsdp"
-        job.leftover = accelerate.fsdp(r, fields, None, 1)
+        job.leftover = accelerate.fsdp(r, fields, *job.devices)
         job.by_model = {"reduce_dtype": accelerate.compute_dtype}
     else:
         fields |= {"data_parallel": "ddp", "zero": 0}
+    if any(name.startswith("parallelism_config.parallelism_config_") for name in r.entries):
+        job.leftover = accelerate.degrees(r, fields, job.leftover)
     megabytes = r.number("ddp_bucket_cap_mb")
     if megabytes is not None and megabytes > 0 and job.engine == "ddp":
         fields["bucket_bytes"] = int(megabytes * 2**20)
@@ -369,11 +371,19 @@ def pairs(job: Job, name: str, *, unpaired: bool = False) -> None:
             f"single answers; --reference model:{forwards} (base:{forwards}, with adapters) adds {forwards} forwards, "
         )
         why += "of the reference, and of both on mismatched answers, and the reference's weights"
-        r.unmodelled(name, why if forwards else "single answers, and nothing beside them")
+        _differs(r, name, why if forwards else "single answers, and nothing beside them")
         return
     job.fields["micro_batch_size"] = 2 * int(job.fields["micro_batch_size"])
     why = "two sequences a pair; --reference model (base, with adapters) adds the reference's forward and weights"
-    job.r.unmodelled(name, why)
+    _differs(job.r, name, why)
+
+
+def _differs(r: Reading, name: str, why: str) -> None:
+    """What a prediction misses of a trainer that a setting or a command names."""
+    if name in r:
+        r.unmodelled(name, why)
+    else:
+        r.default_unmodelled(name, "by the trainer", why)
 
 
 def kernels(job: Job) -> None:

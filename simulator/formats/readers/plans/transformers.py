@@ -46,7 +46,10 @@ def read_transformers(stated: Stated) -> Draft:
             "a file of accelerate's is not read here",
             f"one of {', '.join(_LAUNCHERS)}; or fsdp, deepspeed",
         )
-    of_trl = bool(stated.program) or any(name in r for name in (*_OF_TRL, *_PAIRS, *_UNPAIRED, "num_generations"))
+    program = stated.program.removeprefix("script")  # a script with words of its own for adapters is none of trl's
+    of_trl = bool(program) or (
+        not stated.program and any(name in r for name in (*_OF_TRL, *_PAIRS, *_UNPAIRED, "num_generations"))
+    )
     trainer.precision(job, default=(of_trl and not r.flag("fp16")) or None)  # trl/trainer/base_config.py: _BaseConfig
     dtype = r.text("dtype")
     job.loaded = DTYPES.get((dtype or "float32").rpartition(".")[2], "fp32")
@@ -60,8 +63,8 @@ def read_transformers(stated: Stated) -> Draft:
         job.assumed["master_dtype"] = ("fp32", why)
     trainer.optimizer(job, "adamw_torch")
     trainer.kernels(job)
-    _preferences(job, stated.program)
-    return job.draft("transformers", f"trl's {stated.program}" if stated.program else "transformers' TrainingArguments")
+    _preferences(job, program)
+    return job.draft("transformers", f"trl's {program}" if program else "transformers' TrainingArguments")
 
 
 def _preferences(job: Job, program: str) -> None:
