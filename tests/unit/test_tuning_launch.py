@@ -141,7 +141,10 @@ def test_xtuner_brings_deepspeed_s_files(tmp_path: Path) -> None:
     draft = launched(tmp_path, "NPROC_PER_NODE=8 xtuner train cfg.py --deepspeed deepspeed_zero2\n")
     plan = plan_of(draft)
     assert (draft.num_devices, plan.implementation, plan.zero, plan.num_micro_batches) == (8, "deepspeed", 2, 16)
-    assert launched(tmp_path, "xtuner train cfg.py\n").num_devices == 1
+    assert (plan.peft.stored, plan.peft.upcasts) == ("compute", False)  # the engine casts all to 16 bits
+    alone = launched(tmp_path, "xtuner train cfg.py\n")
+    assert alone.num_devices == 1
+    assert (plan_of(alone).peft.stored, plan_of(alone).peft.upcasts) == ("fp32", True)  # prepare_model_for_kbit_training
 
 
 def test_a_script_s_own_words_for_adapters_leave_their_sizes_to_it(tmp_path: Path) -> None:

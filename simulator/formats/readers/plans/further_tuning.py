@@ -145,7 +145,10 @@ def read_xtuner(stated: Stated) -> Draft:
         base = ("nf4_double" if double else "nf4") if four else "int8" if eight else None
         trainer.adapters(job, "lora", base, "fp32")
         fields |= {} if "lora_target_modules" in r or "lora_targets" in r.given else {"lora_targets": ("all",)}
-        fields |= {"upcast_frozen": True} if base else {}
+        if (
+            job.engine == "ddp"
+        ):  # prepare_model_for_kbit_training; DeepSpeed's engine casts all to 16 bits again (engine.py)
+            fields |= {"upcast_frozen": True, **({} if base else {"base_weights": "fp32"})}
     else:
         trainer.weights(job, "fp32")
     trainer.optimizer(job, "adamw_torch", table_of("xtuner")["optimizers"])
