@@ -200,6 +200,17 @@ micro_batch_size: 1
 global_batch_size: 8
 bf16: true
 """
+BRIDGE = b"""train:
+  global_batch_size: 8
+  micro_batch_size: 2
+mixed_precision: bf16_with_fp8_current_scaling_mixed
+peft:
+  dim: 8
+  target_modules: [linear_qkv, "*.layers.0.*.linear_proj"]
+model:
+  recompute_granularity: full
+  recompute_method: uniform
+"""
 TUNE = b"""#!/bin/bash
 #SBATCH --nodes=1
 MODEL=${MODEL:-meta-llama/Llama-3.2-1B}

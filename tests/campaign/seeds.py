@@ -134,6 +134,8 @@ def _plans() -> Iterator[Seed]:
         "axolotl.yml",
         **{"tune.sh": inputs.TUNE},
     )
+    bridge = "predict --plan bridge.yaml --define recipe=llama32_1b_peft_config --gpus 1xh100 --plain"
+    yield _of("megatron-bridge recipe", bridge, **{"bridge.yaml": inputs.BRIDGE})
     found = "predict --plan plans.json --plan-format search --json"
     yield _of("a search's best plan", found, **{"plans.json": inputs.PLANS})
     own = {"megatron": "--zero 1 --data-parallel megatron", "deepspeed": "--zero 2 --data-parallel deepspeed --reduce-dtype bf16", "accelerate": "--reduce-dtype bf16"}  # fmt: skip

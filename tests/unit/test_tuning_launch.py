@@ -144,7 +144,10 @@ def test_xtuner_brings_deepspeed_s_files(tmp_path: Path) -> None:
     assert (plan.peft.stored, plan.peft.upcasts) == ("compute", False)  # the engine casts all to 16 bits
     alone = launched(tmp_path, "xtuner train cfg.py\n")
     assert alone.num_devices == 1
-    assert (plan_of(alone).peft.stored, plan_of(alone).peft.upcasts) == ("fp32", True)  # prepare_model_for_kbit_training
+    assert (plan_of(alone).peft.stored, plan_of(alone).peft.upcasts) == (
+        "fp32",
+        True,
+    )  # prepare_model_for_kbit_training
 
 
 def test_a_script_s_own_words_for_adapters_leave_their_sizes_to_it(tmp_path: Path) -> None:
@@ -219,3 +222,85 @@ def test_a_library_s_own_script_is_told_by_its_path(tmp_path: Path) -> None:
 def test_all_gpus_of_a_node_where_the_launcher_does_not_count_them(tmp_path: Path) -> None:
     draft = launched(tmp_path, f"torchrun --nproc_per_node=$N train.py {SMALL}\n")
     assert (draft.num_devices, draft.num_nodes, draft.devices_fault) == (None, 1, None)
+
+
+RUNNER = "torchrun --nproc-per-node=8 scripts/training/run_recipe.py"
+
+
+def test_megatron_bridge_s_recipe_under_its_options(tmp_path: Path) -> None:
+    """recipes/llama/h100/llama3.py: llama3_8b_peft_1gpu_h100_bf16_config; mixed_precision.py: bf16_mixed sums gradients in fp32."""
+    line = f"{RUNNER} --recipe llama3_8b_peft_config -mb 2 -tp 2 train.global_batch_size=32 peft.dim=16 checkpoint.save=/x model.odd=3"
+    draft = launched(tmp_path, line)
+    plan = plan_of(draft)
+    assert (draft.model, draft.stack, draft.num_devices) == ("llama3-8b", "megatron-bridge-package-2025", 8)
+    assert (plan.tp, plan.micro_batch_size, plan.num_micro_batches, plan.seq_len, plan.zero) == (2, 2, 4, 4096, 0)
+    assert (plan.peft.method, plan.peft.rank, plan.peft.targets) == ("lora", 16, ("qkv", "out", "gate_up", "down"))
+    assert (plan.precision.compute, plan.gradient_dtype) == ("bf16", "fp32")
+    assert unknown(draft) == ["model.odd"]
+    assert draft.stack_changes["loss"][0] == "fp32_in_place"  # cross_entropy_loss_fusion is off in it
+    plain = launched(tmp_path, line.replace(RUNNER, "python scripts/training/run_recipe.py"))
+    assert plain.num_devices == 1
+
+
+def test_megatron_bridge_s_models_and_modes_name_recipes(tmp_path: Path) -> None:
+    draft = launched(
+        tmp_path, "srun --nodes=4 --ntasks-per-node=8 python run_recipe.py --model qwen25_32b --mode sft\n"
+    )
+    plan = plan_of(draft)
+    assert (draft.model, draft.num_devices, plan.tp, plan.pp, plan.zero, plan.dp_shard) == (
+        "qwen2.5-32b",
+        32,
+        8,
+        2,
+        1,
+        2,
+    )
+    assert not plan.peft.adds
+    dora = launched(
+        tmp_path, f"{RUNNER} --model llama31_8b --mode dora peft.target_modules='[\"*.layers.0.*.linear_qkv\"]'"
+    )
+    assert (plan_of(dora).peft.method, plan_of(dora).peft.targets) == ("dora", ("layers.0.qkv",))
+
+
+def test_megatron_bridge_s_yaml_stands_over_a_recipe_or_states_a_run(tmp_path: Path) -> None:
+    file = tmp_path / "override.yaml"
+    file.write_text(
+        "train:\n  global_batch_size: 64\n  micro_batch_size: 2\nmixed_precision: bf16_with_fp8_current_scaling_mixed\nlogger:\n  log_interval: 3\n"
+    )
+    with pytest.raises(PlanError, match="over which recipe"):
+        read_plan(file)
+    draft = read_plan(file, define={"recipe": "llama31_8b_sft_config"})
+    plan = plan_of(draft)
+    assert (draft.format, draft.num_devices, plan.micro_batch_size, plan.precision.compute) == (
+        "megatron-bridge",
+        2,
+        2,
+        "fp8",
+    )
+    assert (plan.precision.fp8_recipe, plan.zero) == ("tensorwise", 1)
+    assert not unknown(draft)
+    file.write_text(
+        "model:\n  _target_: megatron.bridge.models.gpt_provider.GPTModelProvider\n  num_layers: 4\n  hidden_size: 512\n  num_attention_heads: 8\n"
+        "  ffn_hidden_size: 1024\n  vocab_size: 32000\n  gated_linear_unit: true\n  tensor_model_parallel_size: 2\n  seq_length: 1024\n"
+        "train:\n  global_batch_size: 8\n  micro_batch_size: 1\nmixed_precision:\n  bf16: true\n  fp8: null\n  grad_reduce_in_fp32: false\n"
+        "ddp:\n  use_distributed_optimizer: true\npeft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: 4\n"
+    )
+    draft = read_plan(file)
+    assert isinstance(draft.model, Model)
+    assert (draft.model.num_layers, draft.model.d_model, draft.model.d_ff) == (4, 512, 1024)
+    assert (draft.fields["reduce_dtype"], draft.fields["zero"], draft.fields["lora_rank"]) == ("bf16", 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{RUNNER} --recipe llama3_8b_pfet_config", "llama3_8b_peft_config"),
+        (f"{RUNNER} --recipe llama3_8b_peft_config mixed_precision=odd_mixed", "odd_mixed is not read"),
+        (f"{RUNNER} --recipe llama3_8b_peft_config peft.target_modules=linear_odd", "linear_odd is not read"),
+        (f"{RUNNER} --recipe llama3_8b_peft_config train.micro_batch_size=$M", "hangs on $M"),
+    ],
+)
+def test_what_megatron_bridge_cannot_be_read_of_is_told(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(PlanError) as caught:
+        plan_of(launched(tmp_path, text))
+    assert words in str(caught.value)

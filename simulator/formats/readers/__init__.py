@@ -3,6 +3,6 @@
 from typing import Final
 
 READ_ONLY: Final = (
-    "search", "launch", "transformers", "axolotl", "llama-factory", "torchtune", "litgpt", "unsloth", "xtuner"
+    "search", "launch", "transformers", "axolotl", "llama-factory", "torchtune", "litgpt", "unsloth", "xtuner", "megatron-bridge"
 )  # fmt: skip
 PLAN_FORMATS: Final = ("toml", "megatron", "deepspeed", "accelerate", "torchtitan", *READ_ONLY)  # of `readers.plans`

@@ -39,6 +39,10 @@ _TUNING: Final[Mapping[str, frozenset[str]]] = {
 _LINES: Final = {
     "torchtune": re.compile(r"^\s+_component_\s*:", re.MULTILINE),
     "unsloth": re.compile(r"^training:\s*\n\s+training_type\s*:|^\s*(from|import) unsloth\b", re.MULTILINE),
+    "megatron-bridge": re.compile(
+        r"^(?:train|ddp|peft|model):\s*\n(?:[ \t]+.*\n|[ \t]*#.*\n|\s*\n)*?[ \t]+(?:train_iters|tensor_model_parallel_size|global_batch_size|grad_reduce_in_fp32|_target_: megatron\.bridge\.\S+)\b",
+        re.MULTILINE,
+    ),
     "xtuner": re.compile(r"^\s*(from|import) xtuner\b", re.MULTILINE),
 }
 _MEGATRON: Final = re.compile(r"--(micro-batch-size|num-layers|hidden-size|seq-length|tensor-model-parallel-size)\b")
@@ -78,6 +82,7 @@ def read_plan(
             | "unsloth"
             | "xtuner"
             | "launch"
+            | "megatron-bridge"
         ):
             return _of_yaml(form, text, path, given, define or {})
         case "torchtitan":
@@ -106,6 +111,12 @@ def _of_yaml(form: str, text: str, path: Path, given: Collection[str], define: M
 
         return read_accelerate(data, file, read_json, given)
     recipe = (define.get("recipe") or recipe_of(text)) if form == "torchtune" else ""
+    if form == "megatron-bridge":
+        from simulator.formats.readers.plans.megatron_bridge import stated_over
+
+        return read_stated(
+            form, stated_over(Stated(data=data, file=file, read_json=read_json, given=given), define.get("recipe", ""))
+        )
     return read_stated(form, Stated(data=data, file=file, read_json=read_json, given=given, program=recipe))
 
 
@@ -132,6 +143,10 @@ def read_stated(form: str, stated: Stated) -> Draft:
                 "xtuner": further_tuning.read_xtuner,
             }
             return readers[form](stated)
+        case "megatron-bridge":
+            from simulator.formats.readers.plans.megatron_bridge import read_megatron_bridge
+
+            return read_megatron_bridge(stated)
         case "axolotl":
             from simulator.formats.readers.plans.axolotl import read_axolotl
 

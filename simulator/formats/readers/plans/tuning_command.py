@@ -1,7 +1,7 @@
 """The command among a script's commands that fine-tunes: its launcher, the program, the program's words.
 
 Programs by their public command lines: accelerate 1.12 (commands/launch.py), trl 1 (cli/commands/training.py), LLaMA-Factory 0.9
-(cli.py), axolotl 0.16 (cli/main.py), torchtune 0.6 (_cli/run.py), litgpt 0.5 (__main__.py), xtuner 0.1 (entry_point.py), and
+(cli.py), axolotl 0.16 (cli/main.py), torchtune 0.6 (_cli/run.py), litgpt 0.5 (__main__.py), xtuner 0.1 (entry_point.py), Megatron-Bridge 0.5 (scripts/training/run_recipe.py), and
 scripts with TrainingArguments as options (transformers, hf_argparser.py).
 """
 
@@ -47,7 +47,11 @@ _PATHS: Final = (  # scripts of the libraries' own repositories
     (re.compile(rf"(?:^|/)(?:trl|examples)/scripts/({'|'.join(_TRL)})\.py$"), "trl"),
     (re.compile(r"(?:^|/)llamafactory/(?:launcher|train/tuner)\.py$"), "llama-factory"),
     (re.compile(r"(?:^|/)xtuner/tools/train\.py$"), "xtuner"),
+    (re.compile(r"(?:^|/)run_recipe\.py$"), "megatron-bridge"),  # scripts/training
 )
+_CONTAINER: Final = re.compile(
+    r"\+{0,2}(?:model|train|ddp|peft|optimizer|dataset|mixed_precision)[.=]"
+)  # Megatron-Bridge's ConfigContainer
 _SPAWNERS: Final = re.compile(r"(?:^|/)(?:accelerate|torchrun|deepspeed|srun|mpirun|accelerate-launch)$|torch\.distributed\.(?:run|launch)$")  # fmt: skip
 # Options that only a script with TrainingArguments has
 _SIGNS: Final = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "use_peft", "lora_r", "finetuning_type", "fsdp", "fsdp_config", "gradient_checkpointing"})  # fmt: skip
@@ -169,6 +173,8 @@ def _script(name: str, ahead: list[Word], rest: list[Word], line: int) -> Comman
     if known is not None:
         return Command(form=known[1], part=known[0], launcher=ahead, words=rest, line=line)
     options = {word.text.partition("=")[0].lstrip("-").replace("-", "_") for word in rest if word.text.startswith("--")}
+    if any(_CONTAINER.match(word.text) for word in rest) and (options & {"recipe", "config_file"} or "bridge" in name):
+        return Command(form="megatron-bridge", launcher=ahead, words=rest, line=line)
     launched = any(_SPAWNERS.search(word.text) for word in ahead) and bool(rest)
     if not (options & _SIGNS or launched):
         return None
@@ -231,3 +237,12 @@ def with_value(data: Mapping[str, Any], path: str, value: object) -> dict[str, A
         return {**data, first: value}
     inner = data.get(first)
     return {**data, first: with_value(inner if isinstance(inner, Mapping) else {}, rest, value)}
+
+
+def merged(data: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested tables with others over them."""
+    found = dict(data)
+    for key, value in over.items():
+        below = found.get(key)
+        found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return found

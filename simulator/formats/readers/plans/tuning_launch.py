@@ -138,7 +138,7 @@ def _world(launch: Launch, text: str, form: str) -> World:
             len(slots.split(",")),
             f"{file}:{line}" if visible else included.place if included else file,
         )
-    elif not world.num_nodes and (command.spawns or command.alone) and form != "litgpt":
+    elif not world.num_nodes and (command.spawns or command.alone) and form not in ("litgpt", "megatron-bridge"):
         world.num_nodes = 1  # torchrun's and accelerate's default
     return world
 

@@ -15,7 +15,7 @@ from simulator.formats.readers.plans.options import options_of, table_of
 from simulator.formats.readers.plans.reading import UNSET, Setting, shortened
 from simulator.formats.readers.plans.shell import Shell
 from simulator.formats.readers.plans.shell_words import Word, words_of
-from simulator.formats.readers.plans.tuning_command import Command, Option, parsed, with_value
+from simulator.formats.readers.plans.tuning_command import Command, Option, merged, parsed, with_value
 
 # Names that scripts give to arguments of the Trainer's (FastChat, fastchat/train; QwenLM/Qwen, finetune.py; artidoro/qlora, qlora.py;
 # transformers, examples/pytorch/language-modeling)
@@ -53,6 +53,7 @@ class Launch:
     cures: dict[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     settings: list[Setting] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    recipe: str = ""  # of Megatron-Bridge
     own_words: bool = False  # the script has words of its own for adapters
 
     def put(self, name: str, option: Option, value: object = None) -> None:
@@ -89,6 +90,7 @@ def read_program(launch: Launch, define: Mapping[str, str]) -> tuple[str, str]:
     elif command.form == "axolotl" and any(word.text == "--" for word in words):
         index = next(index for index, word in enumerate(words) if word.text == "--")
         launcher, words = parsed(words[index + 1 :], launch.file)[1], words[:index]
+    launch.recipe = define.get("recipe", "") if command.form == "megatron-bridge" else ""
     loose, options = parsed(words, launch.file)
     options |= _defined(define)
     if command.launcher:
@@ -103,6 +105,8 @@ def read_program(launch: Launch, define: Mapping[str, str]) -> tuple[str, str]:
         _FRAMEWORKS[form](launch, loose, options)
     launch.launcher |= launcher
     _launcher_rest(launch)
+    if launch.recipe:
+        return form, launch.recipe
     return form, part if command.form in ("trl", "torchtune") else "script" if launch.own_words else ""
 
 
@@ -361,6 +365,32 @@ def _xtuner(launch: Launch, loose: list[Word], options: dict[str, Option]) -> No
             _pairs(launch, [word])
 
 
+def _megatron_bridge(launch: Launch, loose: list[Word], options: dict[str, Option]) -> None:
+    """A recipe, a YAML file over it, options for common settings, and `key=value` over all."""
+    from simulator.formats.readers.plans.megatron_bridge import CONTAINED, recipe_over
+
+    options = {name.replace("-", "_"): option for name, option in options.items()}
+    recipe, model, mode = (options.pop(name, None) for name in ("recipe", "model", "mode"))
+    kind = str(mode.value) if mode is not None else ""
+    task = {"lora": "peft", "dora": "peft"}.get(kind, kind or "sft")
+    name = launch.recipe or (str(recipe.value) if recipe else f"{model.value}_{task}_config" if model else "")
+    place = next((one.place for one in (recipe, model) if one is not None), f"{launch.file}:{launch.command.line}")
+    launch.recipe, launch.data, faults = recipe_over(name, {}, place)
+    launch.faults += faults
+    if (config := options.pop("config_file", None)) is not None:
+        data, _ = _yaml(launch, str(config.value), config.place, "megatron-bridge")
+        launch.data = merged(launch.data, data)
+    if kind == "dora":
+        launch.data = with_value(launch.data, "peft._target_", "DoRA")
+    for key in [
+        key for key in options if key in CONTAINED or key.startswith("tensor_") or key.endswith("_parallel_size")
+    ]:
+        launch.put(CONTAINED.get(key, f"model.{key}"), options.pop(key))
+    _pairs(launch, loose)
+    for key, option in options.items():
+        launch.tell(option, "no effect" if key in ("dataset", "step_func", "dry_run", "dump_env") else "unknown")
+
+
 _FRAMEWORKS: Final[Mapping[str, Callable[[Launch, list[Word], dict[str, Option]], None]]] = {
-    "llama-factory": _llama_factory, "axolotl": _axolotl, "torchtune": _torchtune, "litgpt": _litgpt, "xtuner": _xtuner,
+    "llama-factory": _llama_factory, "axolotl": _axolotl, "torchtune": _torchtune, "litgpt": _litgpt, "megatron-bridge": _megatron_bridge, "xtuner": _xtuner,
 }  # fmt: skip
