@@ -93,7 +93,7 @@ def _tuning(plan: Plan) -> Iterator[Change]:
     method, base = plan.peft.method, plan.peft.stored
     if method == "full":
         yield Change(kind="adapters", plan={"peft": "lora"}, numerics=True)
-    if method == "full" or (method == "lora" and base == "compute"):
+    if method == "full" or (method == "lora" and base in ("compute", "fp32")):
         yield Change(kind="4-bit adapters", plan={"peft": "qlora"}, numerics=True)
     if method != "none" and plan.seq_len % 2 == 0 and plan.seq_len >= _SHORTEST:
         halves = {"seq_len": plan.seq_len // 2, "num_micro_batches": plan.num_micro_batches * 2}

@@ -50,8 +50,8 @@ def stored(numel: int, width: int, base: BaseWeights, compute_bytes: int) -> Sto
         case "gptq":
             groups = -(-numel // GPTQ_GROUP)
             return Stored(-(-numel // 2), (2 * groups, -(-groups // 2), 4 * width))
-        case "compute":
-            return Stored(numel * compute_bytes)
+        case "compute" | "fp32":
+            return Stored(numel * (compute_bytes if base == "compute" else DTYPE_BYTES[base]))
 
 
 def is_matrix(part: str, shape: tuple[int, ...]) -> bool:

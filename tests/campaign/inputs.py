@@ -200,6 +200,23 @@ micro_batch_size: 1
 global_batch_size: 8
 bf16: true
 """
+BRIDGE = b"""train:
+  global_batch_size: 8
+  micro_batch_size: 2
+mixed_precision: bf16_with_fp8_current_scaling_mixed
+peft:
+  dim: 8
+  target_modules: [linear_qkv, "*.layers.0.*.linear_proj"]
+model:
+  recompute_granularity: full
+  recompute_method: uniform
+"""
+TUNE = b"""#!/bin/bash
+#SBATCH --nodes=1
+MODEL=${MODEL:-meta-llama/Llama-3.2-1B}
+accelerate launch --num_processes 1 --mixed_precision bf16 -m axolotl.cli.train axolotl.yml \\
+  --base-model $MODEL --micro-batch-size=2 --lora-r 16 --learning-rate $LR
+"""
 TITAN = b"""[model]
 name = "llama3"
 flavor = "8B"

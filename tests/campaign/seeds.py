@@ -128,6 +128,14 @@ def _plans() -> Iterator[Seed]:
     yield _of("torchtitan plan", "predict --plan job.toml --model llama3.2-1b --cluster hgx-h100-8 --json", **{"job.toml": inputs.TITAN})  # fmt: skip
     yield _of("llama-factory recipe", "predict --plan llama3_lora_sft.yaml --model llama3.2-1b --gpus 1xa100 --plain", "llama3_lora_sft.yaml")  # fmt: skip
     yield _of("axolotl recipe", "predict --plan axolotl.yml --model llama3.2-1b --gpus 1xa100 --plain", "axolotl.yml")
+    yield _of(
+        "launch line",
+        "predict --plan tune.sh --model llama3.2-1b --gpus 1xa100 --plain",
+        "axolotl.yml",
+        **{"tune.sh": inputs.TUNE},
+    )
+    bridge = "predict --plan bridge.yaml --define recipe=llama32_1b_peft_config --gpus 1xh100 --plain"
+    yield _of("megatron-bridge recipe", bridge, **{"bridge.yaml": inputs.BRIDGE})
     found = "predict --plan plans.json --plan-format search --json"
     yield _of("a search's best plan", found, **{"plans.json": inputs.PLANS})
     own = {"megatron": "--zero 1 --data-parallel megatron", "deepspeed": "--zero 2 --data-parallel deepspeed --reduce-dtype bf16", "accelerate": "--reduce-dtype bf16"}  # fmt: skip

@@ -331,6 +331,28 @@ def test_upcast_streams_are_cast_around_quantised_layers() -> None:
     assert upcast_bytes - plain_bytes == 2 * ends
 
 
+def test_frozen_weights_in_fp32_are_cast_by_each_product_and_kept_for_its_backward() -> None:
+    """Autocast caches casts of leaves that need gradients alone; F.linear saves the 16-bit weight that it multiplied with."""
+    stack = Stack.load("transformers-2024")
+    narrow = lora(master_dtype="fp32", lora_targets="q")
+    wide = narrow.copy_with(base_weights="fp32")
+    matrices = sum(prod(shape) for part in LLAMA.body for name, shape in LLAMA.parameter_shapes(part) if len(shape) > 1)
+    assert frozen_bytes(LLAMA, wide) - frozen_bytes(LLAMA, narrow) == 2 * matrices
+    (op,) = (op for op in build_blocks(LLAMA, stack, wide).layer.ops if op.name == "gate")
+    (plain,) = (op for op in build_blocks(LLAMA, stack, narrow).layer.ops if op.name == "gate")
+    numel = LLAMA.d_model * LLAMA.d_ff
+    assert op.saved == ("gate.dequantised",)  # and not the input: no gradient of the weight
+    assert [tensor.num_bytes for tensor in op.outputs if tensor.name == "gate.dequantised"] == [2 * numel]
+    assert plain.saved == ()
+    cast = next(kernel for kernel in op.forward if not hasattr(kernel, "m"))
+    assert (cast.op, cast.read_bytes, cast.write_bytes) == ("cast", 4 * numel, 2 * numel)
+    assert op.backward == plain.backward
+    assert op.forward_temporary_bytes == plain.forward_temporary_bytes
+    single = wide.copy_with(precision="fp32")
+    (computed,) = (op for op in build_blocks(LLAMA, stack, single).layer.ops if op.name == "gate")
+    assert computed.saved == ()
+
+
 def test_boards_that_their_power_does_not_hold_sustain_more() -> None:
     """GeForce boards multiply at half rate where sums are fp32, and so sustain it; an L40S does not sustain its peak."""
     share = {}

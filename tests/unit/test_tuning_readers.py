@@ -548,3 +548,28 @@ def test_trl_s_command_line_launches_by_a_word(launcher: str, found: tuple[str, 
     plan = plan_of(draft)
     assert (plan.implementation, plan.zero, plan.peft.method, plan.num_micro_batches) == (*found, "lora", 1)
     assert not draft.named("unknown")
+
+
+def test_trl_s_trainers_checkpoint_and_compute_in_bf16_unless_told(tmp_path: Path) -> None:
+    """trl/trainer/base_config.py: gradient_checkpointing is true, and bf16 is not fp16."""
+    plan = plan_of(
+        read(
+            tmp_path,
+            "sft.json",
+            model_name_or_path="meta-llama/Llama-3.1-8B",
+            packing=True,
+            max_steps=9,
+            lr_scheduler_type="cosine",
+        )
+    )
+    assert (plan.precision.compute, plan.recompute.mode, plan.seq_len) == ("bf16", "full", 1024)
+    told = {"fp16": True, "gradient_checkpointing": False, "packing": True, "learning_rate": 1e-5}
+    plan = plan_of(read(tmp_path, "sft.json", model_name_or_path="meta-llama/Llama-3.1-8B", use_peft=False, **told))
+    assert (plan.precision.compute, plan.recompute.mode) == ("fp16", "none")
+
+
+def test_litgpt_s_pairs_have_dropout_unless_told(tmp_path: Path) -> None:
+    """litgpt/finetune/lora.py: setup takes 0.05."""
+    told = {"checkpoint_dir": "checkpoints/meta-llama/Llama-3.1-8B", "lora_r": 8}
+    assert plan_of(read(tmp_path, "lora.json", **told), 1).peft.dropout == 0.05
+    assert plan_of(read(tmp_path, "lora.json", **told, lora_dropout=0.0), 1).peft.dropout == 0.0

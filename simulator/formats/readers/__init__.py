@@ -2,5 +2,7 @@
 
 from typing import Final
 
-READ_ONLY: Final = ("search", "transformers", "axolotl", "llama-factory", "torchtune", "litgpt", "unsloth", "xtuner")
+READ_ONLY: Final = (
+    "search", "launch", "transformers", "axolotl", "llama-factory", "torchtune", "litgpt", "unsloth", "xtuner", "megatron-bridge"
+)  # fmt: skip
 PLAN_FORMATS: Final = ("toml", "megatron", "deepspeed", "accelerate", "torchtitan", *READ_ONLY)  # of `readers.plans`

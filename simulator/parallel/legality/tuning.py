@@ -44,7 +44,7 @@ PLAN: Final = (
     PlanRule(
         where="base_weights",
         fields=("base_weights", "peft"),
-        holds=lambda plan: plan.peft.method != "qlora" or plan.peft.base != "compute",
+        holds=lambda plan: plan.peft.method != "qlora" or plan.peft.base not in ("compute", "fp32"),
         equation="qlora is LoRA beside quantised weights",
         remedy='peft = "lora", or base_weights = "nf4_double", "nf4", "gptq", "int8" or "fp8"',
     ),

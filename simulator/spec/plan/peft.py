@@ -14,7 +14,7 @@ from simulator.base.schema import Strict, nearest
 from simulator.spec.plan.order import MAX_COUNT
 
 Method = Literal["none", "full", "lora", "qlora", "dora", "ia3", "prefix"]
-BaseWeights = Literal["compute", "fp8", "int8", "nf4", "nf4_double", "gptq"]
+BaseWeights = Literal["compute", "fp32", "fp8", "int8", "nf4", "nf4_double", "gptq"]
 
 # Weights that project keys and values of one width: a prefix can stand ahead of these
 KEYS: Final = frozenset({"attention.k.weight", "attention.qkv.weight"})
@@ -104,8 +104,9 @@ class PeftPlan(Strict):
     prefix_tokens: int = Field(ge=1, le=MAX_COUNT, default=20, description="keys and values of `prefix`, a layer")
     base: BaseWeights | None = Field(
         default=None,
-        description="how frozen matrices of layers are stored: as they compute, or dequantised at each use: fp8, int8, NF4 in "
-        "blocks of 64 (`nf4_double`: scales quantised too), GPTQ int4 in groups of 128; not set: `nf4_double` of `qlora`",
+        description="how frozen matrices of layers are stored: as they compute; wider, in `fp32`, and cast by autocast where a "
+        "product reads them; or dequantised at each use: fp8, int8, NF4 in blocks of 64 (`nf4_double`: scales quantised too), GPTQ "
+        "int4 in groups of 128; not set: `nf4_double` of `qlora`",
     )
     dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
         default=None,
@@ -171,7 +172,7 @@ class PeftPlan(Strict):
 
     @property
     def quantised(self) -> bool:
-        """Frozen matrices of layers are dequantised at each use."""
+        """Frozen matrices of layers are dequantised, or cast, at each use."""
         return self.any and self.stored != "compute"
 
     @property

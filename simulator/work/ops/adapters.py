@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final, cast
 
 from simulator.base.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel, Stream, StreamOp
-from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.graph import Graph, Value, conversion, stream
 from simulator.work.ops.op_context import OpContext
 from simulator.work.parameters import stored
 
@@ -57,7 +57,7 @@ class Tuning:
     @property
     def keeps_input(self) -> bool:
         """The frozen weight's product keeps what it read."""
-        return self._narrow and self.s.stack.kernels.quantised_keeps_input
+        return self._narrow and not self._wide and self.s.stack.kernels.quantised_keeps_input
 
     @property
     def keeps_dtype(self) -> bool:
@@ -66,9 +66,13 @@ class Tuning:
 
     @property
     def keeps_weight(self) -> bool:
-        """The dequantised weight stays for the backward."""
+        """The dequantised weight stays for the backward.
+
+        Autocast's cast of a frozen weight does: it is no leaf that needs a gradient, so it is not cached (ATen, autocast_mode.cpp:
+        cached_cast) but made at each call, and the product saves what it multiplied with.
+        """
         by_torch = self.s.stack.kernels.dequantised == "operators" and self.s.plan.peft.stored == "gptq"
-        return by_torch and self._narrow and not self.trains
+        return (by_torch or self._wide) and self._narrow and not self.trains
 
     @property
     def dequantised_again(self) -> tuple[Stream, ...]:
@@ -92,6 +96,8 @@ class Tuning:
         """The kernels that make the weight in the compute dtype, before each product that reads it."""
         if self.trains or not self._narrow:
             return ()
+        if self._wide:
+            return (conversion(self._numel, "fp32", self.s.dtype, self.experts),)
         if self.keeps_weight:
             return self._by_torch()
         held = stored(self._numel, self.k, self.s.plan.peft.stored, self.s.element_bytes)
@@ -105,16 +111,23 @@ class Tuning:
 
     @property
     def temporary_bytes(self) -> int:
-        """Of the dequantised weight, while a product reads it."""
-        return 0 if self.trains or not self._narrow else self._numel // self.experts * self.s.element_bytes
+        """Of the dequantised weight, while a product reads it; what the backward keeps is a tensor of its own."""
+        return (
+            0 if self.trains or not self._narrow or self._wide else self._numel // self.experts * self.s.element_bytes
+        )
 
     @property
     def _numel(self) -> int:
         return self.n * self.k * self.experts
 
     @property
+    def _wide(self) -> bool:
+        return self.s.plan.peft.stored == "fp32"
+
+    @property
     def _narrow(self) -> bool:
-        return self.s.plan.peft.quantised and self.module not in ("lm_head", "router")
+        as_computed = self._wide and self.s.element_bytes == DTYPE_BYTES["fp32"]
+        return self.s.plan.peft.quantised and self.module not in ("lm_head", "router") and not as_computed
 
 
 def _untimed(*kernels: Stream) -> tuple[Stream, ...]:

@@ -199,7 +199,8 @@ def grouped_linear(
     casts, casts_back = (quantise.forward(), () if gradient_came else quantise.backward()) if quantise else ((), ())
     rows = -(-t // held)
     one = Gemm(m=rows, n=n, k=k, dtype=s.gemm_dtype, layout="tn", batch=held, grouped=True, launches=launches)
-    backward: list[Kernel] = [*tuning.dequantised, replace(one, n=k, k=n, layout="nn")]
+    kept = (g.value(f"{name}.dequantised", held * n * k, s.dtype),) if tuning.keeps_weight else ()
+    backward: list[Kernel] = [*tuning.dequantised_again, replace(one, n=k, k=n, layout="nn")]
     if tuning.trains:
         backward.append(replace(one, m=n, n=k, k=rows, layout="nt", accumulate_fp32=_accumulates(s)))
     if bias and tuning.trains_bias:
@@ -209,10 +210,10 @@ def grouped_linear(
         name,
         "gemm",
         inputs=(x, *weight),
-        outputs=(y,),
+        outputs=(y, *kept),
         forward=(*casts, *tuning.dequantised, *_scaled(s, one)),
         backward=(*casts_back, *_exact(s, *_scaled(s, *backward))),
-        saved=(x, *weight) if tuning.trains else (),
+        saved=(x, *weight) if tuning.trains else kept,
         grads=(x, *weight),
         forward_temporary_bytes=tuning.temporary_bytes,
         backward_temporary_bytes=tuning.temporary_bytes,

@@ -15,10 +15,14 @@ from simulator.base.schema import is_python, parse_json, parse_toml, read_json, 
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.readers.plans.draft import GPUS, Draft, drafted_fields, plan_fields
 from simulator.formats.readers.plans.json_text import OPENS, strict
+from simulator.formats.readers.plans.stated import Stated
+from simulator.formats.readers.plans.tuning_command import LAUNCHES, NAMED
 from simulator.spec.plan import Plan
 
 __all__ = ["GPUS", "Draft", "detect", "drafted_fields", "plan_fields", "read_plan"]
 
+_KEYED: Final = re.compile(r"(\s*(#[^\n]*)?\n)*(\w+\s*[:=]\s|\[)")  # YAML or TOML
+_OTHERS: Final = (".py", ".json", ".toml", ".yaml", ".yml")
 MAX_BYTES: Final = 2**20
 _FOLDERS_ABOVE: Final = 5  # examples lie below the folder that their paths start from
 _DEEPSPEED: Final = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping"}
@@ -35,6 +39,10 @@ _TUNING: Final[Mapping[str, frozenset[str]]] = {
 _LINES: Final = {
     "torchtune": re.compile(r"^\s+_component_\s*:", re.MULTILINE),
     "unsloth": re.compile(r"^training:\s*\n\s+training_type\s*:|^\s*(from|import) unsloth\b", re.MULTILINE),
+    "megatron-bridge": re.compile(
+        r"^(?:train|ddp|peft|model):\s*\n(?:[ \t]+.*\n|[ \t]*#.*\n|\s*\n)*?[ \t]+(?:train_iters|tensor_model_parallel_size|global_batch_size|grad_reduce_in_fp32|_target_: megatron\.bridge\.\S+)\b",
+        re.MULTILINE,
+    ),
     "xtuner": re.compile(r"^\s*(from|import) xtuner\b", re.MULTILINE),
 }
 _MEGATRON: Final = re.compile(r"--(micro-batch-size|num-layers|hidden-size|seq-length|tensor-model-parallel-size)\b")
@@ -48,7 +56,7 @@ def read_plan(
     form: None: found out from the content. given: Plan's fields that the caller states beside the file.
     define: variables of a shell script that its environment would set.
     """
-    text = _text(path)
+    text = text_of(path)
     form = form or detect(text, str(path))
     match form:
         case "megatron":
@@ -65,7 +73,16 @@ def read_plan(
 
             return read_search(_json(path), str(path), define or {})
         case (
-            "accelerate" | "axolotl" | "llama-factory" | "transformers" | "torchtune" | "litgpt" | "unsloth" | "xtuner"
+            "accelerate"
+            | "axolotl"
+            | "llama-factory"
+            | "transformers"
+            | "torchtune"
+            | "litgpt"
+            | "unsloth"
+            | "xtuner"
+            | "launch"
+            | "megatron-bridge"
         ):
             return _of_yaml(form, text, path, given, define or {})
         case "torchtitan":
@@ -78,40 +95,74 @@ def read_plan(
 
 
 def _of_yaml(form: str, text: str, path: Path, given: Collection[str], define: Mapping[str, str]) -> Draft:
-    """Accelerate's file or a fine-tuning framework's, in YAML or in JSON, which is YAML too."""
-    from simulator.formats.readers.plans.yaml_file import read_yaml
-
+    """Accelerate's file or a fine-tuning framework's, in YAML or in JSON, which is YAML too; or a script that names one."""
     file = str(path)
 
     def read_json(name: str) -> Mapping[str, Any]:
         return _beside(path.parent, name)
 
+    if form == "launch":
+        from simulator.formats.readers.plans.tuning_launch import read_tuning_launch
+
+        return read_tuning_launch(path, text, given, define, lambda name: _located(path.parent, name), read_json)
+    data = settings_of(form, text, file, define)
+    if form == "accelerate":
+        from simulator.formats.readers.plans.accelerate import read_accelerate
+
+        return read_accelerate(data, file, read_json, given)
+    recipe = (define.get("recipe") or recipe_of(text)) if form == "torchtune" else ""
+    if form == "megatron-bridge":
+        from simulator.formats.readers.plans.megatron_bridge import stated_over
+
+        return read_stated(
+            form, stated_over(Stated(data=data, file=file, read_json=read_json, given=given), define.get("recipe", ""))
+        )
+    return read_stated(form, Stated(data=data, file=file, read_json=read_json, given=given, program=recipe))
+
+
+def settings_of(form: str, text: str, file: str, define: Mapping[str, str]) -> dict[str, Any]:
+    """A file's settings as plain data."""
     if form in ("litgpt", "unsloth", "xtuner"):
-        from simulator.formats.readers.plans.further_tuning import read_further
+        from simulator.formats.readers.plans.further_tuning import further_settings
 
-        return read_further(form, text, file, read_json, given, define)
-    data = read_yaml(text, file)
+        return further_settings(form, text, file, define)
+    from simulator.formats.readers.plans.yaml_file import read_yaml
+
+    return read_yaml(text, file)
+
+
+def read_stated(form: str, stated: Stated) -> Draft:
+    """The plan of a fine-tuning framework's settings."""
     match form:
-        case "accelerate":
-            from simulator.formats.readers.plans.accelerate import read_accelerate
+        case "litgpt" | "unsloth" | "xtuner":
+            from simulator.formats.readers.plans import further_tuning
 
-            return read_accelerate(data, file, read_json, given)
+            readers = {
+                "litgpt": further_tuning.read_litgpt,
+                "unsloth": further_tuning.read_unsloth,
+                "xtuner": further_tuning.read_xtuner,
+            }
+            return readers[form](stated)
+        case "megatron-bridge":
+            from simulator.formats.readers.plans.megatron_bridge import read_megatron_bridge
+
+            return read_megatron_bridge(stated)
         case "axolotl":
             from simulator.formats.readers.plans.axolotl import read_axolotl
 
-            return read_axolotl(data, file, read_json, given)
+            return read_axolotl(stated)
         case "llama-factory":
             from simulator.formats.readers.plans.llama_factory import read_llama_factory
 
-            return read_llama_factory(data, file, read_json, given)
+            return read_llama_factory(stated)
         case "torchtune":
             from simulator.formats.readers.plans.torchtune import read_torchtune
 
-            return read_torchtune(data, file, given, define.get("recipe") or recipe_of(text))
+            return read_torchtune(stated)
         case _:
             from simulator.formats.readers.plans.transformers import read_transformers
 
-            return read_transformers(data, file, read_json, given)
+            return read_transformers(stated)
 
 
 def recipe_of(text: str) -> str:
@@ -122,12 +173,22 @@ def recipe_of(text: str) -> str:
     return found[0] if found else ""
 
 
+def _script_form(text: str, file: str) -> str | None:
+    """That of a script's commands: a library's own program is told by its name, Megatron's by its arguments; None: no script's."""
+    shell, other = text.startswith("#!"), Path(file).suffix in _OTHERS
+    if (shell or not other) and NAMED.search(text):
+        return "launch"
+    if _MEGATRON.search(text):
+        return "megatron"
+    return "launch" if (shell or not other) and not _KEYED.match(text) and LAUNCHES.search(text) else None
+
+
 def detect(text: str, file: str) -> str:
     """Which of PLAN_FORMATS a file is in. Raises PlanError where it is in none."""
     if OPENS.match(text):
         return _detect_json(strict(text, {})[0], file)
-    if _MEGATRON.search(text):
-        return "megatron"
+    if (script := _script_form(text, file)) is not None:
+        return script
     table = _quietly(parse_toml, text)
     if isinstance(table, dict) and table:
         if any(isinstance(table.get(key), dict) for key in _TORCHTITAN):
@@ -169,7 +230,8 @@ def _quietly(load: Any, text: str) -> object:  # noqa: ANN401  json.loads or tom
         return None
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What a file holds, at most MAX_BYTES of UTF-8. Raises PlanError."""
     try:
         if not path.is_char_device():  # which has no size and no end: the bound below is for it
             ordinary(path)
@@ -183,7 +245,7 @@ def _text(path: Path) -> str:
 
 
 def _json(path: Path) -> Mapping[str, Any]:
-    _text(path)
+    text_of(path)
     data = read_json(path, PlanError)
     if not isinstance(data, dict):
         raise PlanError(Fault(place=str(path), problem="holds no object", remedy='{"key": value}'))
@@ -202,12 +264,17 @@ def _template(text: str, path: Path, define: Mapping[str, str]) -> tuple[Mapping
     return data, (note,) if placeholders else ()
 
 
-def _beside(folder: Path, name: str) -> Mapping[str, Any]:
-    """A DeepSpeed file by the path that another file gives: from its folder or one above, or by its name alone."""
+def _located(folder: Path, name: str) -> Path:
+    """A file by the path that another file gives: from its folder or one above, or by its name alone."""
     above = [up / name for up in list(folder.absolute().parents)[:_FOLDERS_ABOVE]]
     paths = (folder / name, *above, folder / Path(name).name)
-    path = next((path for path in paths if path.is_file()), paths[0])
-    return _template(_text(path), path, {})[0]
+    return next((path for path in paths if path.is_file()), paths[0])
+
+
+def _beside(folder: Path, name: str) -> Mapping[str, Any]:
+    """A DeepSpeed file by the path that another file gives."""
+    path = _located(folder, name)
+    return _template(text_of(path), path, {})[0]
 
 
 def _toml(text: str, path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ length and gradient accumulation (but for DeepSpeed's) belong to the training sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from simulator.base.errors import InputError
@@ -14,6 +14,7 @@ from simulator.formats.readers.plans import deepspeed
 from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.options import options_of
 from simulator.formats.readers.plans.reading import AUTO, Entry, Reading, flattened
+from simulator.formats.readers.plans.stated import ReadJson
 from simulator.spec.model import Model
 
 SOFTWARE: Final = "accelerate 1.12"
@@ -37,8 +38,6 @@ _RENAMED: Final = {
     "dynamo_backend": "dynamo_config.dynamo_backend",
     "deepspeed_config": f"{_D}deepspeed_config_file",
 }
-
-ReadJson = Callable[[str], Mapping[str, Any]]
 
 
 def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
@@ -66,7 +65,7 @@ def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, giv
             leftover = _megatron(r, fields)
         case _:
             fields |= {"data_parallel": "ddp", "zero": 0}
-    leftover = _parallelism(r, fields, leftover)
+    leftover = degrees(r, fields, leftover)
     total = fields.pop("global_batch_size", None)
     stack, why = _stack(r, kind)
     r.sort_rest(options_of("accelerate"))
@@ -271,22 +270,21 @@ def _fsdp2(r: Reading, fields: dict[str, Any], processes: int | None, machines: 
         fields["reshard_after_forward"] = False
 
 
-def _parallelism(r: Reading, fields: dict[str, Any], leftover: Degree | None) -> Degree | None:
-    degrees = {
-        name: r.integer(f"{_P}{name}_size", plan_field=name) for name in ("dp_replicate", "dp_shard", "tp", "cp")
-    }
+def degrees(r: Reading, fields: dict[str, Any], leftover: Degree | None) -> Degree | None:
+    """A `parallelism_config`: the degrees beside data parallelism, and those of it; which of them takes what is left."""
+    found = {name: r.integer(f"{_P}{name}_size", plan_field=name) for name in ("dp_replicate", "dp_shard", "tp", "cp")}
     ulysses = r.integer(f"{_P}sp_size", plan_field="cp")
     strategy = r.choice(f"{_P}cp_comm_strategy", ("allgather", "alltoall")) or "allgather"
     if ulysses is not None and ulysses > 1:
-        if (degrees["cp"] or 1) > 1:
+        if (found["cp"] or 1) > 1:
             r.fault(f"{_P}sp_size", "contradicts parallelism_config_cp_size", "keep one")
         fields |= {"cp": ulysses, "cp_exchange": "all_to_all"}
-        degrees["cp"] = None
-    stated = {name: degree for name, degree in degrees.items() if degree is not None}
+        found["cp"] = None
+    stated = {name: degree for name, degree in found.items() if degree is not None}
     beyond = [name for name, degree in stated.items() if degree > 1]
     if beyond and fields.get("data_parallel") == "fsdp1":
         r.fault(f"{_P}{beyond[0]}_size", "a parallelism_config is FSDP2's", "fsdp_version: 2")
-    if (degrees["cp"] or 1) > 1 and strategy == "allgather":
+    if (found["cp"] or 1) > 1 and strategy == "allgather":
         r.default_unmodelled(f"{_P}cp_comm_strategy", strategy, "keys and values are taken to pass round a ring")
     if stated.get("tp", 1) > 1:
         fields["vocab_parallel"] = False
@@ -294,7 +292,7 @@ def _parallelism(r: Reading, fields: dict[str, Any], leftover: Degree | None) ->
             f"{_P}tp_size", "the model's own plan of splits: its blocks are taken to be split, embedding and head whole"
         )
     fields |= stated
-    if degrees["dp_shard"] is None and degrees["dp_replicate"] is None:
+    if found["dp_shard"] is None and found["dp_replicate"] is None:
         return leftover
     for name in ("dp_shard", "dp_replicate"):
         fields.setdefault(name, 1)

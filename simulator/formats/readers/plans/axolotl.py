@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from time import process_time as now
-from typing import Any, Final
+from typing import Final
 
 from simulator.base.errors import Fault
 from simulator.base.patterns import compiled
 from simulator.formats.readers.peft_words import scoped
 from simulator.formats.readers.plans import trainer
-from simulator.formats.readers.plans.accelerate import ReadJson
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.options import table_of
+from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.trainer import LIGER, Job
 from simulator.spec.model import Model, ModelPart
 
@@ -31,9 +31,9 @@ _LIGER: Final = {
 }
 
 
-def read_axolotl(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
-    """The plan of a configuration that was read as plain data. read_json: reads a DeepSpeed file that it names."""
-    job = trainer.begin(data, file, read_json, given, table_of("axolotl")["names"])
+def read_axolotl(stated: Stated) -> Draft:
+    """The plan of a configuration that was read as plain data."""
+    job = trainer.begin(stated, "axolotl")
     r = job.r
     trainer.precision(job, default=True)
     plain = "bf16" if r.flag("bfloat16") else "fp16" if r.flag("float16") else "fp32"

@@ -6,16 +6,16 @@ studio/backend/assets/configs), xtuner 0.1 (model/sft.py, tools/train.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from simulator.formats.readers.plans import trainer
-from simulator.formats.readers.plans.accelerate import ReadJson
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.options import table_of
 from simulator.formats.readers.plans.python_settings import python_settings
-from simulator.formats.readers.plans.trainer import UNSLOTH, Job
+from simulator.formats.readers.plans.stated import Stated
+from simulator.formats.readers.plans.trainer import UNSLOTH
 from simulator.formats.readers.plans.transformers import answers
 from simulator.formats.readers.plans.yaml_file import read_yaml
 
@@ -26,23 +26,18 @@ _QUANTISED: Final = {
 _CONFIGS: Final = ("DPOConfig", "KTOConfig", "GRPOConfig", "PPOConfig", "RLOOConfig", "ORPOConfig", "RewardConfig")
 
 
-def _job(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str], form: str) -> Job:
-    return trainer.begin(data, file, read_json, given, table_of(form)["names"])
-
-
-def read_further(
-    form: str, text: str, file: str, read_json: ReadJson, given: Collection[str], define: Mapping[str, str]
-) -> Draft:
-    """A file of these formats; Python is read and never run."""
+def further_settings(form: str, text: str, file: str, define: Mapping[str, str]) -> dict[str, Any]:
+    """A file's settings as plain data, of these formats; Python is read and never run."""
     if form == "xtuner":
-        return read_xtuner(python_settings(text, file)[0], file, read_json, given, define.get("deepspeed", ""))
-    data = script_settings(text, file) if file.endswith(".py") else read_yaml(text, file)
-    return (read_litgpt if form == "litgpt" else read_unsloth)(data, file, read_json, given)
+        data = python_settings(text, file)[0]
+        read = {key: data[key] for key in table_of("xtuner")["read"] if key in data}
+        return read | ({"deepspeed": define["deepspeed"]} if define.get("deepspeed") else {})
+    return script_settings(text, file) if file.endswith(".py") else read_yaml(text, file)
 
 
-def read_litgpt(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
+def read_litgpt(stated: Stated) -> Draft:
     """The plan of a fine-tuning configuration: LoRA where it has a rank; several GPUs shard by FSDP and checkpoint blocks."""
-    job = _job(data, file, read_json, given, "litgpt")
+    job = trainer.begin(stated, "litgpt")
     r, fields, lora = job.r, job.fields, "lora_r" in job.r
     words = ("bf16-true", "bf16-mixed", "16-true", "16-mixed", "32-true")
     dtype, _, way = (r.choice("precision", words) or "bf16-true").partition("-")
@@ -64,6 +59,8 @@ def read_litgpt(data: Mapping[str, Any], file: str, read_json: ReadJson, given: 
             word for name, word in _TRAINED.items() if r.flag(name) or (r.raw(name) is None and word in "qv")
         )
         fields["lora_targets"] = modules or ("q", "v")
+        if "lora_dropout" not in r:
+            fields["lora_dropout"] = 0.05  # finetune/lora.py: setup
         if not modules:
             r.fault("lora_query", "and all others are false: nothing is trained", "lora_query: true")
     else:
@@ -75,9 +72,10 @@ def read_litgpt(data: Mapping[str, Any], file: str, read_json: ReadJson, given: 
     )
 
 
-def read_unsloth(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
+def read_unsloth(stated: Stated) -> Draft:
     """The plan of a Studio's configuration, or of a script's arguments (`script_settings`)."""
-    job = _job(data, file, read_json, given, "unsloth")
+    job = trainer.begin(stated, "unsloth")
+    data, file = stated.data, stated.file
     r = job.r
     trainer.precision(job, default=True)
     job.by_gpu = "bf16" not in r
@@ -128,15 +126,12 @@ def script_settings(text: str, file: str) -> dict[str, Any]:
     return found
 
 
-def read_xtuner(
-    data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = (), deepspeed: str = ""
-) -> Draft:
-    """The plan of a config's names. deepspeed: what `xtuner train --deepspeed` is given; DDP without."""
-    read = {key: data[key] for key in table_of("xtuner")["read"] if key in data}
-    job = _job(read | ({"deepspeed": deepspeed} if deepspeed else {}), file, read_json, given, "xtuner")
+def read_xtuner(stated: Stated) -> Draft:
+    """The plan of a config's names; `deepspeed` among them is what `xtuner train --deepspeed` is given, DDP without."""
+    job = trainer.begin(stated, "xtuner")
     r, fields = job.r, job.fields
-    stated = (r.text("dtype") or "bfloat16").rpartition(".")[2]
-    job.mixed = "fp16" if stated == "float16" else "bf16"
+    dtype = (r.text("dtype") or "bfloat16").rpartition(".")[2]
+    job.mixed = "fp16" if dtype == "float16" else "bf16"
     fields["precision"] = job.mixed
     trainer.parallelism(job)
     trainer.batch(job, micro=1)
@@ -150,7 +145,10 @@ def read_xtuner(
         base = ("nf4_double" if double else "nf4") if four else "int8" if eight else None
         trainer.adapters(job, "lora", base, "fp32")
         fields |= {} if "lora_target_modules" in r or "lora_targets" in r.given else {"lora_targets": ("all",)}
-        fields |= {"upcast_frozen": True} if base else {}
+        if (
+            job.engine == "ddp"
+        ):  # prepare_model_for_kbit_training; DeepSpeed's engine casts all to 16 bits again (engine.py)
+            fields |= {"upcast_frozen": True, **({} if base else {"base_weights": "fp32"})}
     else:
         trainer.weights(job, "fp32")
     trainer.optimizer(job, "adamw_torch", table_of("xtuner")["optimizers"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from simulator.base.errors import Fault, PlanError
 from simulator.base.units import whole
 from simulator.formats.readers.plans.allocator import allocator_of
+from simulator.formats.readers.plans.launch_world import World, slurm_variables, world_of
 from simulator.formats.readers.plans.options import megatron_arguments, table_of
 from simulator.formats.readers.plans.reading import MAX_SETTINGS, UNSET, Entry, Setting
 from simulator.formats.readers.plans.shell import Shell
@@ -23,24 +23,6 @@ _SIGNS: Final = {
     "--micro-batch-size", "--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length",
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--global-batch-size",
 }  # fmt: skip
-_SBATCH: Final = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
-_SBATCH_OPTION: Final = re.compile(r"(?<!\S)(--[\w-]+|-[A-Za-z])(?:[=\s]\s*|(?=\d))([^\s-]\S*)")
-_SHORT_N: Final = "-N"
-_SHORT: Final = {_SHORT_N: "--nodes", "-n": "--ntasks", "-np": "--ntasks"}
-_WORLD: Final = (
-    ("nodes", ("--nnodes", "--nodes", "--num_nodes", "--num_machines", "--num-machines", "--num-nodes")),
-    ("each", ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--gpus-per-node", "--gres", "--ntasks-per-node")),
-    ("all", ("--num_processes", "--num-processes", "--ntasks")),
-)
-
-
-_SLURM: Final = {  # what Slurm tells a job of its #SBATCH lines
-    "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
-    "--ntasks": ("SLURM_NTASKS",),
-    "--gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
-    "--gres": ("SLURM_GPUS_ON_NODE",),
-}
 _PRINTS: Final = {
     "echo",
     "printf",
@@ -59,15 +41,12 @@ _MAX_SOURCED: Final = 2**20
 class LaunchLine:
     """options: of the training script, by name. unknown: what their values hang on; cures: flags that would give them.
 
-    num_devices, num_nodes, world_place: what the launcher starts, if it says so. allocator: PyTorch's settings of it.
+    world: what the launcher starts, if it says so. allocator: PyTorch's settings of it.
     """
 
     options: dict[str, Entry]
     unknown: dict[str, tuple[Unknown, ...]]
-    num_devices: int | None
-    world_place: str
-    num_nodes: int | None = None
-    world_fault: Fault | None = None
+    world: World
     allocator: Entry | None = None
     cures: dict[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     choices: dict[str, list[str]] = field(default_factory=dict)  # what the script compares its variables with
@@ -121,11 +100,10 @@ def read_launch_line(text: str, file: str, define: Mapping[str, str]) -> LaunchL
     define: variables, the script's arguments as `@`, which of several commands as `command`, and options by their names.
     """
     shell = Shell(text, file, define, source=lambda name: _beside(file, name))
-    for option, names in _SLURM.items():
-        value = _headers(text, file).get(option, ("", ""))[0].rpartition(":")[2]
-        shell.variables |= {name: [[(char, 1) for char in value]] for name in names if value.isdecimal()}
+    slurm = slurm_variables(text, file)
+    shell.variables |= {name: [[(char, 1) for char in value]] for name, value in slurm.items()}
     found = _training(shell.read()) or _training(shell.read_uncalled())
-    line = LaunchLine({}, {}, None, file, choices=shell.shared.literals)
+    line = LaunchLine({}, {}, World(file), choices=shell.shared.literals)
     if not found and (options := _held(shell)):
         found = [options]
         note = "no command here trains: the options that its variables hold are read"
@@ -138,10 +116,10 @@ def read_launch_line(text: str, file: str, define: Mapping[str, str]) -> LaunchL
             if not value:
                 line.options.pop(name)
     _take_stage(shell, file, line)
-    _take_world(launcher, text, file, line)
+    line.world = world_of(launcher, text, file)
     held = {name: words_of(shell.value(name, quoted=True), shell.unknown) for name in VARIABLES if shell.holds(name)}
     line.allocator, settings, faults = allocator_of(held, launcher, file, define)
-    line.settings, line.faults = [*line.settings, *settings], [*line.faults, *faults]
+    line.settings, line.faults = [*line.settings, *line.world.settings, *settings], [*line.faults, *faults]
     _tell(shell, file, line)
     return line
 
@@ -320,70 +298,3 @@ def _put(line: LaunchLine, name: str, values: Sequence[str], place: str, unknown
         line.unknown[name] = unknown
         value = UNSET if value is not True else True
     line.options[name] = Entry(name=name, value=value, place=place)
-
-
-def _take_world(words: Sequence[Word], text: str, file: str, line: LaunchLine) -> None:
-    """What the launcher starts: nodes × processes a node, from its options, or from the script's #SBATCH lines."""
-    stated = {**_headers(text, file), **_launched(words, file)}
-    counts: dict[str, tuple[int, str]] = {}
-    for kind, names in _WORLD:
-        for name in names:
-            value, where = stated.get(name, ("", ""))
-            value = value.rpartition(":")[2]  # torchrun's least:most, Slurm's gpu:h100:8
-            if re.fullmatch(r"\d{1,7}", value) and int(value) and kind not in counts:
-                counts[kind] = (int(value), where)
-    _unsettled(words, file, line, counts)
-    if "all" in counts:
-        line.num_devices, line.world_place = counts["all"]
-    elif "each" in counts and "nodes" in counts:
-        line.num_devices = counts["each"][0] * counts["nodes"][0]
-        line.world_place = counts["nodes"][1]
-    elif "each" in counts and not any(name in stated for name in _WORLD[0][1]):
-        line.num_devices, line.world_place = counts["each"]  # one node is torchrun's default
-    if "nodes" in counts:
-        line.num_nodes = counts["nodes"][0]
-
-
-def _unsettled(words: Sequence[Word], file: str, line: LaunchLine, counts: dict[str, tuple[int, str]]) -> None:
-    """Numbers that are known only when the script runs: of nodes, a fault; of processes a node, all of its GPUs."""
-    kinds = {name: kind for kind, names in _WORLD for name in names} | {_SHORT_N: "nodes", "-n": "all"}
-    for option, value in pairwise(words):
-        kind = kinds.get(option.text)
-        if kind is None or not value.unknown or kind in counts:
-            continue
-        what = value.unknown[0].what
-        variable = value.unknown[0].variable
-        remedy = f"--define {variable}=N, or --nodes N" if variable else "--nodes N"
-        problem = f"{option.text} hangs on {what}, which this file does not settle"
-        place = f"{file}:{option.line}"
-        if kind == "each":
-            note = f"{what} is not settled: all GPUs of a node" + (f"; --define {variable}=N" if variable else "")
-            line.settings.append(Setting(name=option.text, value="?", place=place, use="used", note=note))
-            if not any(word.text in kinds and kinds[word.text] == "nodes" for word in words):
-                counts.setdefault("nodes", (1, place))
-        elif line.world_fault is None:
-            cure = (("--nodes", "1"),)
-            line.world_fault = Fault(place=place, problem=problem, remedy=remedy, flags=cure)
-
-
-def _headers(text: str, file: str) -> dict[str, tuple[str, str]]:
-    """#SBATCH lines: option -> (value, place); `gpu:h100:8` is 8."""
-    found = {}
-    for line in _SBATCH.finditer(text):
-        where = f"{file}:{text.count(chr(10), 0, line.start()) + 1}"
-        for name, value in _SBATCH_OPTION.findall(line.group(1).partition(" #")[0]):
-            found[_SHORT.get(name, name)] = (value, where)
-    return found
-
-
-def _launched(words: Sequence[Word], file: str) -> dict[str, tuple[str, str]]:
-    """A launcher's options: option -> (value, place)."""
-    found = {}
-    for index, word in enumerate(words):
-        name, equals, value = word.text.partition("=")
-        name = _SHORT.get(name, name)
-        if not equals and index + 1 < len(words):
-            value = words[index + 1].text
-        if name.startswith("--"):
-            found[name] = (value, f"{file}:{word.line}")
-    return found

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from math import gcd
-from typing import Any, Final
+from typing import Final
 
 from simulator.base.errors import Fault
 from simulator.formats.readers.peft_words import scoped
 from simulator.formats.readers.plans import trainer
-from simulator.formats.readers.plans.accelerate import ReadJson
 from simulator.formats.readers.plans.draft import Draft
-from simulator.formats.readers.plans.options import table_of
 from simulator.formats.readers.plans.reading import Reading
+from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.trainer import UNSLOTH, Job
 from simulator.spec.model import Model
 
@@ -21,9 +19,9 @@ _STAGES: Final = ("pt", "sft", "rm", "ppo", "dpo", "kto")
 _SWITCHES: Final = {"use_galore": "galore_adamw", "use_apollo": "apollo_adamw", "use_badam": "badam", "use_adam_mini": "adam_mini", "use_muon": "muon"}  # fmt: skip
 
 
-def read_llama_factory(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
-    """The plan of a configuration that was read as plain data. read_json: reads a DeepSpeed file that it names."""
-    job = trainer.begin(data, file, read_json, given, table_of("llama-factory")["names"])
+def read_llama_factory(stated: Stated) -> Draft:
+    """The plan of a configuration that was read as plain data."""
+    job = trainer.begin(stated, "llama-factory")
     r = job.r
     trainer.precision(job)
     pure = bool(r.flag("pure_bf16"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from simulator.formats.readers.plans.draft import Draft
+from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.launch_line import LaunchLine, read_launch_line
 from simulator.formats.readers.plans.megatron_data_parallel import read_data_parallel
 from simulator.formats.readers.plans.megatron_hybrid import with_layers_counted
@@ -19,6 +19,7 @@ from simulator.formats.readers.plans.megatron_precision import read_optimizer, r
 from simulator.formats.readers.plans.megatron_yaml import with_yaml
 from simulator.formats.readers.plans.options import megatron_arguments, table_of
 from simulator.formats.readers.plans.reading import UNSET, Entry, Reading
+from simulator.spec.model import Model
 
 SOFTWARE: Final = "Megatron-LM core 0.14"
 _LAUNCHER: Final = ("--nnodes", "--nproc_per_node", "--nproc-per-node", "--nodes", "--num_gpus", "--num_nodes")
@@ -36,17 +37,8 @@ def read_megatron(text: str, file: str, given: Collection[str] = (), define: Map
     fields: dict[str, Any] = {"data_parallel": "megatron", "optimizer_impl": "fused"}
     fields |= {"alloc_conf": line.allocator.value} if line.allocator else {}
     stack: dict[str, tuple[object, str]] = {}
-    _batch(r, fields)
-    _parallel(r, fields, stack)
-    _experts(r, fields)
-    read_precision(r, fields)
-    read_optimizer(r, fields)
-    _recompute(r, fields)
-    _graphs(r, fields)
-    model = read_model(r, fields)
-    read_pipeline(r, fields)
-    leftover = read_data_parallel(r, fields, stack)
-    preset, why = _stack(r, stack)
+    model, leftover = read_arguments(r, fields, stack)
+    preset, why = read_stack(r, stack)
     total = r.integer("--global-batch-size")
     r.sort_rest(megatron_arguments().among(entries), typos=True)
     return Draft(
@@ -57,9 +49,9 @@ def read_megatron(text: str, file: str, given: Collection[str] = (), define: Map
         places=_places(r, line),
         leftover=leftover,
         model=model,
-        num_devices=line.num_devices,
-        num_nodes=line.num_nodes,
-        devices_fault=line.world_fault,
+        num_devices=line.world.num_devices,
+        num_nodes=line.world.num_nodes,
+        devices_fault=line.world.fault,
         global_batch_size=total,
         stack=preset,
         stack_why=why,
@@ -67,6 +59,23 @@ def read_megatron(text: str, file: str, given: Collection[str] = (), define: Map
         settings=(*r.settings(), *line.settings),
         faults=line.gathered(r.faults),
     )
+
+
+def read_arguments(
+    r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object, str]], *, named: bool = False
+) -> tuple[Model | None, Degree]:
+    """The plan's fields; the model that the arguments describe, unless another setting names it; who takes the remaining ranks."""
+    _batch(r, fields)
+    _parallel(r, fields, stack)
+    _experts(r, fields)
+    read_precision(r, fields)
+    read_optimizer(r, fields)
+    _recompute(r, fields)
+    _graphs(r, fields)
+    model = None if named else read_model(r, fields)
+    read_pipeline(r, fields)
+    leftover = read_data_parallel(r, fields, stack)
+    return model, leftover
 
 
 _FIELD_NAMES: Final = {
@@ -111,7 +120,7 @@ def _places(r: Reading, line: LaunchLine) -> dict[str, str]:
     if "--global-batch-size" in r:
         places["global_batch_size"] = r.place("--global-batch-size")
     places |= {"alloc_conf": line.allocator.place} if line.allocator else {}
-    return places | ({"num_devices": line.world_place} if line.num_devices else {})
+    return places | ({"num_devices": line.world.place} if line.world.num_devices else {})
 
 
 def _batch(r: Reading, fields: dict[str, Any]) -> None:
@@ -227,7 +236,7 @@ _UNFUSED: Final = (
 )
 
 
-def _stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str]:
+def read_stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str]:
     """The software's preset, and what the arguments say of it otherwise."""
     local = r.choice("--transformer-impl", ("local", "transformer_engine")) == "local"
     flash, backend = bool(r.flag("--use-flash-attn")), r.text("--attention-backend")

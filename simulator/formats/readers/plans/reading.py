@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from simulator.base.errors import Fault
@@ -211,10 +212,24 @@ class Reading:
         self.taken[entry.name] = setting
 
 
-def flattened(data: Mapping[str, Any], file: str, leaves: Collection[str] = ()) -> dict[str, Entry]:
-    """Nested tables as entries with dotted names, in the file's order. leaves: tables that stay whole."""
+def flattened(
+    data: Mapping[str, Any],
+    file: str,
+    leaves: Collection[str] = (),
+    places: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+) -> dict[str, Entry]:
+    """Nested tables as entries with dotted names, in the file's order.
+
+    leaves: tables that stay whole. places: how settings that stand elsewhere are spelled, and where they stand; of a table, all
+    below it.
+    """
     found: dict[str, Entry] = {}
     _flatten(data, "", file, leaves, found)
+    for name, entry in found.items() if places else ():
+        above = next((one for one in (name, *_parents(name)) if one in places), None)
+        if above is not None:
+            spelled, place = places[above]
+            found[name] = replace(entry, name=spelled + name.removeprefix(above), place=place)
     return found
 
 

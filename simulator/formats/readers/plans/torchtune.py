@@ -7,7 +7,7 @@ shards over all GPUs. Weights, gradients and states are in `dtype`.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.options import options_of, table_of
 from simulator.formats.readers.plans.reading import Entry, Reading, flattened
+from simulator.formats.readers.plans.stated import Stated
 from simulator.spec.model.files import preset_names
 
 _DTYPES: Final = {"bf16": "bf16", "fp32": "fp32"}
@@ -28,9 +29,10 @@ _OTHER_RECIPES: Final = {
 }  # fmt: skip
 
 
-def read_torchtune(data: Mapping[str, Any], file: str, given: Collection[str] = (), recipe: str = "") -> Draft:
-    """The plan of a configuration that was read as plain data. recipe: its name, as `tune run` takes it."""
-    r = Reading(_entries(data, file), file, given)
+def read_torchtune(stated: Stated) -> Draft:
+    """The plan of a configuration that was read as plain data. Its `program` is the recipe's name, as `tune run` takes it."""
+    file, recipe = stated.file, stated.program
+    r = Reading(_entries(stated), file, stated.given, unset=stated.unset, auto=stated.auto, cures=stated.cures)
     fields: dict[str, Any] = {"optimizer_impl": "foreach"}
     changes: dict[str, tuple[object, str]] = {}
     assumed: dict[str, tuple[object, str]] = {}
@@ -42,7 +44,7 @@ def read_torchtune(data: Mapping[str, Any], file: str, given: Collection[str] = 
     _recompute(r, fields)
     _loss(r, changes)
     _compile(r, changes)
-    for entry in flattened(data, file).values():
+    for entry in flattened(stated.data, file).values():
         other = _REFERENCE.fullmatch(entry.value) if isinstance(entry.value, str) else None
         if other is not None:
             r.note(other[1], f"the value of {entry.name}")
@@ -71,13 +73,13 @@ def read_torchtune(data: Mapping[str, Any], file: str, given: Collection[str] = 
     )
 
 
-def _entries(data: Mapping[str, Any], file: str) -> dict[str, Entry]:
+def _entries(stated: Stated) -> dict[str, Entry]:
     """Settings by dotted name; a value that refers to another one is that one's."""
-    found = flattened(data, file)
+    found = flattened(stated.data, stated.file, places=stated.places)
     for name, entry in found.items():
         other = _REFERENCE.fullmatch(entry.value) if isinstance(entry.value, str) else None
         if other is not None and other[1] in found:
-            found[name] = Entry(name=name, value=found[other[1]].value, place=entry.place)
+            found[name] = replace(entry, value=found[other[1]].value)
     return found
 
 

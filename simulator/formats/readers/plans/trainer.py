@@ -7,23 +7,22 @@ TrainingArguments, trl's SFTConfig and ModelConfig have for it; places keep the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from simulator.base.schema import nearest
 from simulator.formats.readers.peft_words import is_pattern, matched, with_ranks
 from simulator.formats.readers.plans import accelerate
-from simulator.formats.readers.plans.accelerate import ReadJson
 from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.options import options_of, table_of
 from simulator.formats.readers.plans.reading import Entry, Reading, flattened
+from simulator.formats.readers.plans.stated import ReadJson, Stated
 from simulator.spec.model import Model
 from simulator.spec.model.families import preset_of
 
 _F: Final = "fsdp_config.fsdp_"
 _DEEPSPEED: Final = "deepspeed_config.deepspeed_config_file"
-_NEVER: Final = "\0"  # these files' "auto" is a value like others
 DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "auto": "bf16", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}  # fmt: skip
 _ATTENTION: Final = {
     "eager": "math", "sdpa": "flash2", "flash_attention_2": "flash2", "flash_attention_3": "flash3", "auto": "flash2",
@@ -43,7 +42,7 @@ Engine = Literal["ddp", "fsdp", "deepspeed"]
 class Job:
     """A run as it is read: Plan's fields, settings of its software, and what only the model decides.
 
-    mixed: the dtype that products are cast to, "no" without; loaded: that of the weights as they come from the disk; by_gpu: bf16
+    devices: GPUs of the job, None: not known; its nodes. mixed: the dtype that products are cast to, "no" without; loaded: that of the weights as they come from the disk; by_gpu: bf16
     is meant where the GPU has it, else fp16.
     """
 
@@ -58,6 +57,7 @@ class Job:
     loaded: str = "fp32"
     by_gpu: bool = False
     leftover: Degree | None = "dp_replicate"
+    devices: tuple[int | None, int] = (None, 1)
 
     def change(self, name: str, **settings: object) -> None:
         """Settings of the stack that the file's setting `name` implies."""
@@ -104,30 +104,33 @@ _PLACES: Final = {
 }
 
 
-def begin(
-    data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str], names: Mapping[str, str]
-) -> Job:
-    """The file's settings under common names. names: the file's own -> the common one."""
-    return Job(Reading(_entries(data, file, names), file, given, auto=_NEVER), read_json)
+def begin(stated: Stated, form: str) -> Job:
+    """The settings under common names, as the format's table has them."""
+    names = table_of(form)["names"]
+    unset = {names.get(name, name): told for name, told in stated.unset.items()}
+    cures = {names.get(name, name): flags for name, flags in stated.cures.items()}
+    r = Reading(_entries(stated, names), stated.file, stated.given, unset=unset, auto=stated.auto, cures=cures)
+    return Job(r, stated.read_json, devices=(stated.num_devices, stated.num_nodes or 1))
 
 
-def _entries(data: Mapping[str, Any], file: str, names: Mapping[str, str]) -> dict[str, Entry]:
+def _entries(stated: Stated, names: Mapping[str, str]) -> dict[str, Entry]:
     """FSDP's words become accelerate's settings, a DeepSpeed file or table the one that accelerate's plugin would name."""
     found: dict[str, Entry] = {}
-    for name, entry in flattened(data, file, leaves=("deepspeed", "lora_rank_pattern")).items():
+    file, leaves = stated.file, ("deepspeed", "lora_rank_pattern")
+    for name, entry in flattened(stated.data, file, leaves, stated.places).items():
         if name.startswith("fsdp_config."):
             key = name.removeprefix("fsdp_config.").removeprefix("fsdp_")
             found[f"{_F}{ {'cpu_offload': 'offload_params'}.get(key, key) }"] = entry
         else:
             found[names.get(name, name)] = entry
-    stated = found.get("fsdp")
-    words = stated.value if stated is not None else None
+    fsdp = found.get("fsdp")
+    words = fsdp.value if fsdp is not None else None
     listed = words.replace(",", " ").split() if isinstance(words, str) else words if isinstance(words, list) else []
     version = found.get(f"{_F}version")
     for word in map(str, listed):
         key, value = ("sharding_strategy", _WORDS.get(word)) if word in _WORDS else _OTHER.get(word, ("", None))
-        if stated is not None and value is not None and not (key == "sharding_strategy" and _is_two(version)):
-            found.setdefault(f"{_F}{key}", replace(stated, value=value))
+        if fsdp is not None and value is not None and not (key == "sharding_strategy" and _is_two(version)):
+            found.setdefault(f"{_F}{key}", replace(fsdp, value=value))
     if words:
         found.setdefault(
             f"{_F}auto_wrap_policy", Entry(name="fsdp", value="TRANSFORMER_BASED_WRAP", place=f"{file}: fsdp")
@@ -218,10 +221,12 @@ def parallelism(job: Job) -> None:
         job.leftover, job.by_model = accelerate.deepspeed_file(inner, fields, read, path, mixed)
     elif sharded:
         job.engine = "fsdp"
-        job.leftover = accelerate.fsdp(r, fields, None, 1)
+        job.leftover = accelerate.fsdp(r, fields, *job.devices)
         job.by_model = {"reduce_dtype": accelerate.compute_dtype}
     else:
         fields |= {"data_parallel": "ddp", "zero": 0}
+    if any(name.startswith("parallelism_config.parallelism_config_") for name in r.entries):
+        job.leftover = accelerate.degrees(r, fields, job.leftover)
     megabytes = r.number("ddp_bucket_cap_mb")
     if megabytes is not None and megabytes > 0 and job.engine == "ddp":
         fields["bucket_bytes"] = int(megabytes * 2**20)
@@ -366,11 +371,19 @@ def pairs(job: Job, name: str, *, unpaired: bool = False) -> None:
             f"single answers; --reference model:{forwards} (base:{forwards}, with adapters) adds {forwards} forwards, "
         )
         why += "of the reference, and of both on mismatched answers, and the reference's weights"
-        r.unmodelled(name, why if forwards else "single answers, and nothing beside them")
+        _differs(r, name, why if forwards else "single answers, and nothing beside them")
         return
     job.fields["micro_batch_size"] = 2 * int(job.fields["micro_batch_size"])
     why = "two sequences a pair; --reference model (base, with adapters) adds the reference's forward and weights"
-    job.r.unmodelled(name, why)
+    _differs(job.r, name, why)
+
+
+def _differs(r: Reading, name: str, why: str) -> None:
+    """What a prediction misses of a trainer that a setting or a command names."""
+    if name in r:
+        r.unmodelled(name, why)
+    else:
+        r.default_unmodelled(name, "by the trainer", why)
 
 
 def kernels(job: Job) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from simulator.formats.readers.plans import trainer
-from simulator.formats.readers.plans.accelerate import ReadJson
 from simulator.formats.readers.plans.draft import Draft
-from simulator.formats.readers.plans.options import table_of
+from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.trainer import DTYPES, Job
 
 _OF_TRL: Final = (
@@ -35,12 +35,10 @@ _UNPAIRED: Final = ("desirable_weight", "undesirable_weight")  # of its KTOConfi
 _ANSWER: Final = 512  # tokens of an answer, and of its prompt (trl/trainer/grpo_config.py)
 
 
-def read_transformers(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
-    """The plan of arguments that were read as plain data. read_json: reads a DeepSpeed file that they name."""
-    launcher = data.get("accelerate_config")
-    job = trainer.begin(
-        {**_LAUNCHERS.get(str(launcher), {}), **data}, file, read_json, given, table_of("transformers")["names"]
-    )
+def read_transformers(stated: Stated) -> Draft:
+    """The plan of arguments that were read as plain data. Their `program` is a trainer of trl's."""
+    launcher = stated.data.get("accelerate_config")
+    job = trainer.begin(replace(stated, data={**_LAUNCHERS.get(str(launcher), {}), **stated.data}), "transformers")
     r = job.r
     if launcher is not None and r.text("accelerate_config") not in _LAUNCHERS:
         r.fault(
@@ -48,26 +46,39 @@ def read_transformers(data: Mapping[str, Any], file: str, read_json: ReadJson, g
             "a file of accelerate's is not read here",
             f"one of {', '.join(_LAUNCHERS)}; or fsdp, deepspeed",
         )
-    trainer.precision(job)
-    stated = r.text("dtype")
-    job.loaded = DTYPES.get((stated or "float32").rpartition(".")[2], "fp32")
+    program = stated.program.removeprefix("script")  # a script with words of its own for adapters is none of trl's
+    of_trl = bool(program) or (
+        not stated.program and any(name in r for name in (*_OF_TRL, *_PAIRS, *_UNPAIRED, "num_generations"))
+    )
+    trainer.precision(job, default=(of_trl and not r.flag("fp16")) or None)  # trl/trainer/base_config.py: _BaseConfig
+    dtype = r.text("dtype")
+    job.loaded = DTYPES.get((dtype or "float32").rpartition(".")[2], "fp32")
     trainer.parallelism(job)
     trainer.batch(job, micro=8)
-    trainer.length(job, 1024 if any(name in r for name in _OF_TRL) else None)
-    trainer.recompute(job)
+    trainer.length(job, 1024 if of_trl else None)
+    trainer.recompute(job, default=of_trl)
     _frozen(job)
-    if stated is None and job.engine == "ddp" and "peft" not in job.fields:
+    if dtype is None and job.engine == "ddp" and "peft" not in job.fields:
         why = "the script's from_pretrained decides; trl's trainers load float32"
         job.assumed["master_dtype"] = ("fp32", why)
     trainer.optimizer(job, "adamw_torch")
     trainer.kernels(job)
-    stated = next((name for name in _PAIRS if r.raw(name) is not None), None)
+    _preferences(job, program)
+    return job.draft("transformers", f"trl's {program}" if program else "transformers' TrainingArguments")
+
+
+def _preferences(job: Job, program: str) -> None:
+    """What is trained on beside plain text: by the trainer that a command names, or by its own arguments."""
+    r = job.r
+    pairs = next((name for name in _PAIRS if r.raw(name) is not None), None)
     weighed = next((name for name in _UNPAIRED if r.raw(name) is not None), None)
-    if r.raw("num_generations") is not None:
-        answers(job, "num_generations")
-    elif weighed or stated:
-        trainer.pairs(job, weighed or str(stated), unpaired=weighed is not None)
-    return job.draft("transformers", "transformers' TrainingArguments")
+    if program in ("", "sft", "dpo", "kto", "grpo"):
+        if program == "grpo" or (not program and r.raw("num_generations") is not None):
+            answers(job, "num_generations")
+        elif program in ("dpo", "kto") or (not program and (weighed or pairs)):
+            trainer.pairs(job, weighed or pairs or "beta", unpaired=program == "kto" or weighed is not None)
+    else:
+        r.fault(program, "its rewards or losses are not modelled", "trl sft, dpo, kto or grpo")
 
 
 def _frozen(job: Job) -> None:
