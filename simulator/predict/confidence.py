@@ -34,6 +34,7 @@ from simulator.work.script import units
 _LINKS = "communication"
 Z90 = 1.6449  # two-sided 90 % of a normal distribution
 RELEASE = "release"
+SHEET = "network by its sheet"
 SOFTWARE = "software"
 LEARNED = "learned"
 _SMALL = 1e-4  # of a step: parts of a sigma below it are left out where it was learned
@@ -73,14 +74,15 @@ _KNOWN = {
 _PADDED = 1.1  # bytes of shards over those of the parameters from which on a report says so
 
 
-def sigma(lowering: Lowering, played: SimulatedStep) -> float:
-    """One-sigma relative uncertainty of the step.
+def reaches(own: float, parts: Mapping[str, float]) -> tuple[float, float]:
+    """(down, up): logarithms of the step over the ends of its 90 % interval.
 
     Errors within a category are taken as fully correlated (one curve prices them all), between categories as
-    independent; each weighs as its share of the step. The stack's own spread, what kernels cannot explain, adds in
-    quadrature.
+    independent; each weighs as its share of the step. own: the stack's own spread, what kernels cannot explain, adds in
+    quadrature. A network that is known by its sheet may be slower, but hardly faster.
     """
-    return math.sqrt(own_sigma(lowering) ** 2 + summed(one**2 for one in spread(lowering, played).values()))
+    squares = own**2 + summed(one**2 for name, one in parts.items() if name != SHEET)
+    return Z90 * math.sqrt(squares), Z90 * math.sqrt(squares + parts.get(SHEET, 0.0) ** 2)
 
 
 def own_sigma(lowering: Lowering) -> float:

@@ -109,11 +109,11 @@ class Lowering:
         """The cluster with its exceptions."""
         return self.cluster.model_copy(update={"exceptions": self.exceptions}) if self.exceptions else self.cluster
 
-    def on_network(self, speed: float) -> Lowering:
-        """The same where bytes between nodes flow `speed` times as fast."""
+    def on_network(self, speed: float, wait: float = 1.0) -> Lowering:
+        """The same where bytes between nodes flow `speed` times as fast, and calls wait `wait` times as long beside."""
         fabric = self.cluster.fabric
-        faster = fabric.model_copy(update={"speed": fabric.speed * speed})
-        cluster = self.whole.model_copy(update={"fabric": faster})
+        other = fabric.model_copy(update={"speed": fabric.speed * speed, "wait": fabric.wait * wait})
+        cluster = self.whole.model_copy(update={"fabric": other})
         kinds = GpuKinds.of(cluster) if self.kinds is not None else None
         return replace(self, cluster=cluster.usual, kinds=kinds)
 
