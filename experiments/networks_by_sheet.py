@@ -65,7 +65,10 @@ def machine_of(row: CollectiveRow) -> str:
 def without(curves: LinkCurves, kind: str) -> LinkCurves:
     """The curves without networks that only this kind's own machines taught."""
     mine = [one for one in curves.networks if kind in one.kinds]
-    if any(len(one.machines) > 1 for one in mine) and kind not in ("slingshot", "sockets"):  # two partitions of one site
+    if any(len(one.machines) > 1 for one in mine) and kind not in (
+        "slingshot",
+        "sockets",
+    ):  # two partitions of one site
         return curves
     return curves.model_copy(update={"networks": tuple(one for one in curves.networks if one not in mine)})
 

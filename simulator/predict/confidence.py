@@ -10,6 +10,7 @@ from simulator.base.sums import summed
 from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import Lowering
 from simulator.play.lower.power import step_kernels
+from simulator.predict.network import by_sheet
 from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import Source
 from simulator.predict.slopes import (
@@ -24,6 +25,7 @@ from simulator.predict.slopes import (
 from simulator.spec.calibration.collective_curves import DOUBLING_SIGMA
 from simulator.spec.calibration.learned import CoefficientName, Learned
 from simulator.spec.calibration.narrow import BLOCKS_SIGMA, FP4_SIGMA, ROWS_SIGMA
+from simulator.spec.calibration.networks import slow_network
 from simulator.work.collectives import Links, calibrated
 from simulator.work.collectives import sigma as collective_sigma
 from simulator.work.collectives import source as links_source
@@ -151,6 +153,7 @@ def priors(lowering: Lowering, played: SimulatedStep) -> dict[CoefficientName, f
     streams = 0.0 if named else _UNNAMED_STREAMS
     experts = _UNKNOWN_EXPERTS if unknown else stack.fitted.experts_sigma
     near, far = (_communication_sigma(lowering, played, spans=spans) for spans in (False, True))
+    sheet = math.log(slow_network().slow_bytes) / Z90 if by_sheet(lowering) else 0.0
     return {
         "products": math.hypot(_kernel_sigma(lowering, "gemm"), more["gemm"]),
         "attention": math.hypot(calibration.sigma("attention"), more["attention"]),
@@ -158,7 +161,7 @@ def priors(lowering: Lowering, played: SimulatedStep) -> dict[CoefficientName, f
         "operators": HOST_SIGMA,
         "collectives": HOST_SIGMA,
         "node_links": math.hypot(near, more[_LINKS]),
-        "network": math.hypot(far, more[_LINKS]),
+        "network": math.hypot(far, more[_LINKS], sheet),
         "growth": DOUBLING_SIGMA,
         "latency": LATENCY_SIGMA,
         "overlap": UNKNOWN_OVERLAP_SIGMA if unknown else OVERLAP_SIGMA,
@@ -352,6 +355,11 @@ def _links_detail(lowering: Lowering) -> str:
     nccl = lowering.fabric.nccl
     unheard = nccl.environment.unmodelled
     detail = links_source(lowering.cluster, lowering.curves, nccl=nccl)
+    detail += (
+        "; between nodes by the data sheet alone, which the interval's upper end allows for"
+        if by_sheet(lowering)
+        else ""
+    )
     return f"{detail}; not modelled: {', '.join(unheard)}" if unheard else detail
 
 
