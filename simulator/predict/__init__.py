@@ -12,7 +12,7 @@ from simulator.play.lower import Lowering, lower
 from simulator.play.lower.host_lead import passes_ahead
 from simulator.predict.confidence import SHEET, Z90, extrapolated, own_sigma, reaches, sources, spread
 from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_per_s, memory_by_device, worst_fit
-from simulator.predict.network import by_sheet, network_share, slow_s
+from simulator.predict.network import network_share, slow_s
 from simulator.predict.play import bounds, play
 from simulator.predict.prediction import Prediction, Remedy, Source
 from simulator.predict.tiers import with_lower_tiers, with_pages
@@ -140,7 +140,7 @@ def _replayed(lowering: Lowering, step_s: float, alone_s: float, *, fold: bool) 
     """Parts of the interval that a step played again says. alone_s: of the step without what memory adds to it."""
     imbalance = _imbalance_sigma(lowering, step_s, fold=fold)
     found = {"imbalance": imbalance} if imbalance else {}
-    if lowering.calibration.learned is None and by_sheet(lowering):
+    if lowering.calibration.learned is None and lowering.network_by_sheet:
         slower = max(0.0, slow_s(lowering, fold=fold) - alone_s)
         found[SHEET] = math.log1p(slower / step_s) / Z90
     return found

@@ -10,7 +10,6 @@ from simulator.base.sums import summed
 from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import Lowering
 from simulator.play.lower.power import step_kernels
-from simulator.predict.network import by_sheet
 from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import Source
 from simulator.predict.slopes import (
@@ -153,7 +152,7 @@ def priors(lowering: Lowering, played: SimulatedStep) -> dict[CoefficientName, f
     streams = 0.0 if named else _UNNAMED_STREAMS
     experts = _UNKNOWN_EXPERTS if unknown else stack.fitted.experts_sigma
     near, far = (_communication_sigma(lowering, played, spans=spans) for spans in (False, True))
-    sheet = math.log(slow_network().slow_bytes) / Z90 if by_sheet(lowering) else 0.0
+    sheet = math.log(slow_network().slow_bytes) / Z90 if lowering.network_by_sheet else 0.0
     return {
         "products": math.hypot(_kernel_sigma(lowering, "gemm"), more["gemm"]),
         "attention": math.hypot(calibration.sigma("attention"), more["attention"]),
@@ -357,7 +356,7 @@ def _links_detail(lowering: Lowering) -> str:
     detail = links_source(lowering.cluster, lowering.curves, nccl=nccl)
     detail += (
         "; between nodes by the data sheet alone, which the interval's upper end allows for"
-        if by_sheet(lowering)
+        if lowering.network_by_sheet
         else ""
     )
     return f"{detail}; not modelled: {', '.join(unheard)}" if unheard else detail

@@ -15,7 +15,7 @@ _TENTH_LESS: Final = 0.9
 
 def network_share(lowering: Lowering, step_s: float, *, fold: bool = True) -> NetworkShare | None:
     """What `step_s`, the step as played, would lose and gain; None where no network joins the plan's devices."""
-    if not _over_nodes(lowering):
+    if not lowering.over_nodes:
         return None
 
     def step_at(speed: float) -> float:
@@ -23,20 +23,6 @@ def network_share(lowering: Lowering, step_s: float, *, fold: bool = True) -> Ne
 
     hangs_s, more_s = step_s - step_at(_FREE), step_at(_TENTH_LESS) - step_s
     return NetworkShare(hangs_s=max(0.0, hangs_s), tenth_less_s=max(0.0, more_s))
-
-
-def _over_nodes(lowering: Lowering) -> bool:
-    """A network joins the plan's devices."""
-    cluster = lowering.whole
-    several = cluster.num_nodes > 1 and cluster.num_devices > cluster.nvlink_domain_size
-    return several and not lowering.curves.ideal_links
-
-
-def by_sheet(lowering: Lowering) -> bool:
-    """A network joins the plan's devices, and all that is known of it is its data sheet: nobody measured it or one of its like."""
-    fabric = lowering.cluster.fabric
-    measured = fabric.confirmed or any(one.nodes > 1 for one in fabric.measured)
-    return _over_nodes(lowering) and not measured
 
 
 def slow_s(lowering: Lowering, *, fold: bool = True) -> float:

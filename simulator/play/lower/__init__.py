@@ -109,6 +109,19 @@ class Lowering:
         """The cluster with its exceptions."""
         return self.cluster.model_copy(update={"exceptions": self.exceptions}) if self.exceptions else self.cluster
 
+    @property
+    def over_nodes(self) -> bool:
+        """A network joins the plan's devices."""
+        cluster = self.whole
+        several = cluster.num_nodes > 1 and cluster.num_devices > cluster.nvlink_domain_size
+        return several and not self.curves.ideal_links
+
+    @property
+    def network_by_sheet(self) -> bool:
+        """A network joins the plan's devices, of which all that is known is the data sheet: nobody measured it or its like."""
+        fabric = self.cluster.fabric
+        return self.over_nodes and not (fabric.confirmed or any(one.nodes > 1 for one in fabric.measured))
+
     def on_network(self, speed: float, wait: float = 1.0) -> Lowering:
         """The same where bytes between nodes flow `speed` times as fast, and calls wait `wait` times as long beside."""
         fabric = self.cluster.fabric
