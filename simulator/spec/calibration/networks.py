@@ -43,7 +43,7 @@ class SlowNetwork(Strict):
 
     def beyond(self, num_nodes: int) -> float:
         """What more nodes than those of most sweeps make of both factors."""
-        return float(max(1.0, num_nodes / self.nodes)) ** (self.per_doubling / _LN2)
+        return float(max(1.0, num_nodes / self.nodes) ** (self.per_doubling / _LN2))
 
 
 _LN2: Final = 0.6931471805599453
