@@ -22,6 +22,7 @@ from simulator.predict.slopes import (
     slopes,
 )
 from simulator.spec.calibration.collective_curves import DOUBLING_SIGMA
+from simulator.spec.calibration.intervals import Part, intervals
 from simulator.spec.calibration.learned import CoefficientName, Learned
 from simulator.spec.calibration.narrow import BLOCKS_SIGMA, FP4_SIGMA, ROWS_SIGMA
 from simulator.spec.calibration.networks import slow_network
@@ -38,6 +39,7 @@ RELEASE = "release"
 SHEET = "network by its sheet"
 SOFTWARE = "software"
 LEARNED = "learned"
+UNTIMED = "kernels without a measurement"
 _SMALL = 1e-4  # of a step: parts of a sigma below it are left out where it was learned
 # Of a stack's own sigma: what it errs by in all steps alike, and so what a few of them teach. The rest is each step's own; as much
 # of one as of the other, for lack of a better prior
@@ -89,7 +91,24 @@ def reaches(own: float, parts: Mapping[str, float]) -> tuple[float, float]:
 def own_sigma(lowering: Lowering) -> float:
     """What kernels, links and host leave unexplained: the stack's own, or how the user's own steps scattered."""
     learned = lowering.calibration.learned
-    return lowering.stack.fitted.sigma if learned is None else learned.scatter * learned.reach / Z90
+    return seen("stack", lowering.stack.fitted.sigma) if learned is None else learned.scatter * learned.reach / Z90
+
+
+def seen(name: str, one: float) -> float:
+    """A part of a sigma as published runs scatter: what we knew beforehand times what its kind of part was off by."""
+    return one * intervals().factor(kind_of(name))
+
+
+def kind_of(name: str) -> Part | None:
+    """What kind of part one is; None: of no kind that runs judged."""
+    kind, _, _ = name.partition(" of ")
+    if name in (SHEET, "imbalance"):
+        return None
+    if name in TRANSFER_SIGMA:
+        return "transfers"
+    software, *_ = name.partition(":")
+    known: dict[str, Part] = {_LINKS: "links", HOST: "host", RELEASE: "experts", UNTIMED: "untimed", "stack": "stack"}
+    return "software" if software == SOFTWARE else known.get(kind, "kernels")
 
 
 def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
@@ -115,7 +134,7 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
         found |= _untimed(lowering, played)
         if stack.known != "described":
             found |= _unnamed(played, unknown=stack.known == "unknown", experts=lowering.model.experts is not None)
-    return found
+    return {name: seen(name, one) for name, one in found.items()}
 
 
 def _learned_spread(lowering: Lowering, played: SimulatedStep, learned: Learned) -> dict[str, float]:
@@ -201,7 +220,7 @@ def _untimed(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
         for category, weight in shares(played.breakdown, played.step_s).items()
         if category not in (_LINKS, HOST, *TRANSFER_SIGMA)
     )
-    return {"kernels without a measurement": _UNTIMED * busy * timed[True] / summed(timed.values())}
+    return {UNTIMED: _UNTIMED * busy * timed[True] / summed(timed.values())}
 
 
 def _host_spread(played: SimulatedStep) -> float:
