@@ -54,8 +54,10 @@ SOFTWARE: Final = PARTS.index("software")
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A run. squares: sigma² of each of PARTS as they are known beforehand; others: of parts that no run judges. error: log of
-    measured over the nearest of the ways that may have run; half: half the distance of these ways (log time).
+    """A run.
+
+    squares: sigma² of each of PARTS as they are known beforehand; others: of parts that no run judges. error: log of measured over
+    the nearest of the ways that may have run; half: half the distance of these ways (log time).
     """
 
     source: str
@@ -113,7 +115,8 @@ def weights(runs: Sequence[Judged]) -> Array:
 def sigmas(runs: Sequence[Judged], factors: Array) -> Array:
     """One sigma of each run by these factors."""
     squares = np.array([one.squares for one in runs])
-    return np.sqrt(squares @ factors**2 + np.array([one.others for one in runs]))
+    found: Array = np.sqrt(squares @ factors**2 + np.array([one.others for one in runs]))
+    return found
 
 
 def fitted(runs: Sequence[Judged]) -> Array:
@@ -132,11 +135,10 @@ def fitted(runs: Sequence[Judged]) -> Array:
 
 
 def quantile(sizes: Array, weight: Array) -> float:
-    """The smallest that so large a share of the weight does not exceed, one source more counted (split conformal)."""
+    """The smallest that so large a share of the weight does not exceed."""
     order = np.argsort(sizes, kind="stable")
     reached = np.cumsum(weight[order])
-    at = int(np.searchsorted(reached, min(SHARE * (weight.sum() + 1), weight.sum() * (1 - 1e-12))))
-    return float(sizes[order][at])
+    return float(sizes[order][int(np.searchsorted(reached, SHARE * reached[-1]))])
 
 
 def software(runs: Sequence[Judged], factors: Array) -> float:

@@ -29,6 +29,8 @@ from simulator.play.lower.stragglers import slowdown
 from simulator.play.lower.work import Clock
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.calibration.learned import longer
+from simulator.spec.calibration.likeness import point_of
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.exceptions import Deviation, GpuKinds
@@ -253,7 +255,9 @@ def lower(
     Raises PlanError with every fault: degrees, divisibilities, and what cannot be modelled yet.
     """
     legal(model, plan, cluster, stack)
-    stack = calibration.learned.of(stack) if calibration.learned is not None else stack
+    calibration = calibration.at(point_of(model, plan, cluster)) if calibration.learned is not None else calibration
+    if (learned := calibration.learned) is not None:
+        stack, curves = learned.of(stack), longer(curves, learned.here)
     model, asked, stack = stack.stored(model), stack, _as_hosted(stack, plan, cluster)
     stack = stack.without_interpreter() if calibration.kind == "ideal" else stack
     exceptions, kinds = cluster.exceptions, GpuKinds.of(cluster) if cluster.exceptions else None
