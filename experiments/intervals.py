@@ -72,10 +72,10 @@ def judged(row: RunRow, *, described: bool) -> Judged | None:
     """The run predicted; None where nothing can be compared."""
     try:
         told = answer(row if described else undescribed(row))
+        measured_s = measured_step_s(told.way.run)
     except (InputError, RefusedError):
         return None
     run, prediction = told.way.run, told.way.prediction
-    measured_s = measured_step_s(run)
     if not measured_s or run.unmodelled:
         return None
     squares, others, known = dict.fromkeys(PARTS, 0.0), 0.0, intervals()

@@ -140,7 +140,10 @@ def _replayed(lowering: Lowering, step_s: float, alone_s: float, *, fold: bool) 
     """Parts of the interval that a step played again says. alone_s: of the step without what memory adds to it."""
     imbalance = _imbalance_sigma(lowering, step_s, fold=fold)
     found = {"imbalance": imbalance} if imbalance else {}
-    if lowering.calibration.learned is None and lowering.network_by_sheet:
+    learned = lowering.calibration.learned
+    if lowering.network_by_sheet and (
+        learned is None or "network" not in learned.values
+    ):  # else the runs have shown it
         slower = max(0.0, slow_s(lowering, fold=fold) - alone_s)
         found[SHEET] = math.log1p(slower / step_s) / Z90
     return found

@@ -25,7 +25,6 @@ from simulator.spec.calibration.collective_curves import DOUBLING_SIGMA
 from simulator.spec.calibration.intervals import Part, intervals
 from simulator.spec.calibration.learned import CoefficientName, Learned
 from simulator.spec.calibration.narrow import BLOCKS_SIGMA, FP4_SIGMA, ROWS_SIGMA
-from simulator.spec.calibration.networks import slow_network
 from simulator.work.collectives import Links, calibrated
 from simulator.work.collectives import sigma as collective_sigma
 from simulator.work.collectives import source as links_source
@@ -171,7 +170,6 @@ def priors(lowering: Lowering, played: SimulatedStep) -> dict[CoefficientName, f
     streams = 0.0 if named else _UNNAMED_STREAMS
     experts = _UNKNOWN_EXPERTS if unknown else stack.fitted.experts_sigma
     near, far = (_communication_sigma(lowering, played, spans=spans) for spans in (False, True))
-    sheet = math.log(slow_network().slow_bytes) / Z90 if lowering.network_by_sheet else 0.0
     return {
         "products": math.hypot(_kernel_sigma(lowering, "gemm"), more["gemm"]),
         "attention": math.hypot(calibration.sigma("attention"), more["attention"]),
@@ -179,7 +177,7 @@ def priors(lowering: Lowering, played: SimulatedStep) -> dict[CoefficientName, f
         "operators": HOST_SIGMA,
         "collectives": HOST_SIGMA,
         "node_links": math.hypot(near, more[_LINKS]),
-        "network": math.hypot(far, more[_LINKS], sheet),
+        "network": math.hypot(far, more[_LINKS]),
         "growth": DOUBLING_SIGMA,
         "latency": LATENCY_SIGMA,
         "overlap": UNKNOWN_OVERLAP_SIGMA if unknown else OVERLAP_SIGMA,

@@ -10,7 +10,7 @@ import json
 from functools import lru_cache
 from typing import Final, Literal, Self, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from simulator.base.errors import CalibrationError
 from simulator.base.presets import TOPOLOGIES
@@ -33,6 +33,12 @@ class Intervals(Strict):
     source: str
     factors: dict[Part, float]
     sample: dict[str, dict[str, float]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if missing := [part for part in PARTS if part not in self.factors]:
+            raise ValueError(f"factors lack {', '.join(missing)}")
+        return self
 
     @classmethod
     def load(cls) -> Self:
