@@ -10,6 +10,8 @@ import pytest
 
 from simulator.predict import Z90, Prediction, predict
 from simulator.predict.confidence import HOST_SIGMA, SHEET
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.learned import Learned
 from simulator.spec.calibration.networks import FILE, slow_network
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -165,3 +167,17 @@ def test_slow_is_what_one_machine_more_would_exceed_once_in_twenty() -> None:
     twice = [*sample, *(sheets.Unit("38", "other", kind, 2, "bytes", -1.0) for kind in "abc")]
     assert sheets.quantile(twice, 0.95) == 37.0  # a machine's weight is shared by what it measured
     assert FILE.read_text(encoding="utf-8") == json.dumps(sheets.document(), indent=1, ensure_ascii=False) + "\n"
+
+
+def test_runs_that_showed_the_network_leave_nothing_to_its_sheet() -> None:
+    plan = Plan(dp_shard=64, zero=3, seq_len=4096, micro_batch_size=1, stack="torch-2.11-eager")
+    by_gpu = Cluster.load("64xh100")
+    found = []
+    for name in ("software", "network"):
+        one = {"name": name, "value": 0.1, "prior_sigma": 0.3, "sigma": 0.1}
+        learned = Learned.model_validate_json(json.dumps({"name": "mine", "runs": ["a"], "coefficients": [one], "covariance": [[0.01]],
+                                                          "scatter": 0.02, "reach": 1.8}))  # fmt: skip
+        calibration = Calibration.for_device(by_gpu.device).with_learned(learned)
+        found.append(predict(Model.load("llama3-8b"), plan, by_gpu, calibration).uncertainty)
+    assert SHEET in found[0]
+    assert SHEET not in found[1]
