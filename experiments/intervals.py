@@ -1,6 +1,7 @@
 """Do the named parts of intervals hold? Writes topologies/calibrations/intervals.json: a factor on each kind of part.
 
-    python experiments/intervals.py [--rows 60] [--jobs 2]     # some minutes; prints what each source says of the others' factors
+    python experiments/intervals.py [--rows 40]                     # some minutes; prints what the others' factors make of each source
+    python experiments/intervals.py --records FILE [--part 1/2]     # keeps each run's record in FILE, and takes from it what is there
 
 Of each source at most so many published runs are predicted, drawn by the SHA-256 of their ids: with their stacks, and some as if
 nobody had described them. The factors of the parts are the most probable ones where |log(measured / predicted)| scatters as
@@ -21,9 +22,7 @@ import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,7 +44,7 @@ from simulator.studies.backtest.work import measured_step_s
 
 Array = NDArray[np.float64]
 TABLES = tuple(Path(__file__).resolve().parent / "measured" / f"{name}-plain.csv.gz" for name in ("runs", "runs-2"))
-ROWS, UNDESCRIBED = 60, 12
+ROWS, UNDESCRIBED = 40, 8
 FREEDOM: Final = 4.0  # of Student's t
 PRIOR: Final = math.log(2)  # one sigma of a factor's logarithm
 SHARE: Final = 0.9
@@ -93,17 +92,45 @@ def judged(row: RunRow, *, described: bool) -> Judged | None:
     return Judged(row.source, group, tuple(squares.values()), others, error, math.log(high_s / low_s) / 2)
 
 
-def predicted(most: int, jobs: int) -> tuple[list[Judged], list[Judged]]:
-    """The sample with its stacks, and as if nobody had described it."""
+def predicted(most: int, records: Path | None, part: str) -> tuple[list[Judged], list[Judged]]:
+    """The sample with its stacks, and as if nobody had described it. Of a part, what the records lack of it is predicted alone."""
     used = {run for name in Stack.names() for run in Stack.load(name).fitted.calibration_runs}
     rows = [row for table in TABLES for row in read_runs(table) if isinstance(row, RunRow)]
     rows = [row for row in rows if row.metric and not row.excluded and row.id not in used]
-    with ProcessPoolExecutor(max_workers=jobs) as pool:
-        found = [
-            [one for one in pool.map(partial(judged, described=described), chosen(rows, count), chunksize=4) if one]
-            for count, described in ((most, True), (UNDESCRIBED, False))
-        ]
-    return found[0], found[1]
+    wanted = [(row, True) for row in chosen(rows, most)] + [(row, False) for row in chosen(rows, UNDESCRIBED)]
+    this, of = map(int, part.split("/"))
+    known = _kept(records)
+    for at, (row, described) in enumerate(wanted):
+        key = _key(row, described=described)
+        if key not in known and at % of == this - 1:
+            known[key] = judged(row, described=described)
+            _keep(records, key, known[key])
+    found: dict[bool, list[Judged]] = {True: [], False: []}
+    for row, described in wanted:
+        one = known.get(_key(row, described=described))
+        if one is not None:
+            found[described].append(one)
+    return found[True], found[False]
+
+
+def _key(row: RunRow, *, described: bool) -> str:
+    return f"{row.id} {'described' if described else 'undescribed'}"
+
+
+def _kept(records: Path | None) -> dict[str, Judged | None]:
+    """Records by key; None of a run that cannot be compared."""
+    if records is None or not records.exists():
+        return {}
+    lines = map(json.loads, records.read_text(encoding="utf-8").splitlines())
+    return {
+        one["key"]: one["run"] and Judged(**one["run"] | {"squares": tuple(one["run"]["squares"])}) for one in lines
+    }
+
+
+def _keep(records: Path | None, key: str, run: Judged | None) -> None:
+    if records is not None:
+        with records.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"key": key, "run": run and asdict(run)}) + "\n")
 
 
 def weights(runs: Sequence[Judged]) -> Array:
@@ -194,9 +221,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the file and print it by source."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=ROWS, help="of a source")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--records", type=Path, help="a file of records: read, and appended to")
+    parser.add_argument("--part", default="1/1", help="of the runs, every so many; writes no factors unless 1/1")
     arguments = parser.parse_args(argv)
-    described, others = predicted(arguments.rows, arguments.jobs)
+    described, others = predicted(arguments.rows, arguments.records, arguments.part)
+    if arguments.part != "1/1":
+        return 0
     found = document(described, others)
     plain = np.ones(len(PARTS))
     by_source = defaultdict(list)
