@@ -16,6 +16,7 @@ from unnamed_software import chosen, undescribed
 
 from simulator.formats.readers.measured_table import read_measured
 from simulator.formats.readers.runs_table import RunRow
+from simulator.spec.calibration.intervals import intervals
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest import CollectivesReport, run
 from simulator.studies.backtest.evaluate import evaluate_row
@@ -61,8 +62,11 @@ interval, in the middle of the runs: how much the prediction itself says that it
 BY_SOURCE = """
 ## Coverage and sharpness
 
-| source | runs | holds | half-width | median | p90 | bias |
-|---|--:|--:|--:|--:|--:|--:|"""
+Factors on the parts of intervals are fitted on a sample of these runs (`experiments/intervals.py`, each source once). *By the others'*:
+what would hold of that sample by factors that have not seen the source, as of software that is not on this page.
+
+| source | runs | holds | half-width | median | p90 | bias | by the others': holds | half-width |
+|---|--:|--:|--:|--:|--:|--:|--:|--:|"""
 
 BY_STACK = """
 ## My framework is described
@@ -205,10 +209,19 @@ def _head(outcomes: Sequence[RowOutcome], date: str) -> str:
 def _by_source(scored: Sequence[RowOutcome]) -> Iterator[str]:
     yield BY_SOURCE
     for source, found in _grouped(scored, lambda o: o.source):
-        yield f"| [{source}](accuracy/{slug(source)}.md) | {' | '.join(found.cells('n', 'holds', 'half', 'median', 'p90', 'bias'))} |"
+        cells = [*found.cells("n", "holds", "half", "median", "p90", "bias"), *_by_the_others(source)]
+        yield f"| [{source}](accuracy/{slug(source)}.md) | {' | '.join(cells)} |"
     every = timed(scored)
     if every is not None:
-        yield f"| all | {' | '.join(every.cells('n', 'holds', 'half', 'median', 'p90', 'bias'))} |"
+        yield f"| all | {' | '.join(every.cells('n', 'holds', 'half', 'median', 'p90', 'bias'))} |  |  |"
+
+
+def _by_the_others(source: str) -> tuple[str, str]:
+    """What factors fitted without the source make of it: (share that holds, half-width)."""
+    told = intervals().sample.get(source)
+    if told is None:
+        return "–", "–"
+    return percent(told["holds"]), f"± {100 * math.expm1(told['half']):.0f} %"
 
 
 def _grouped(outcomes: Iterable[RowOutcome], key: object) -> Iterator[tuple[str, Timed]]:

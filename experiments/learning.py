@@ -136,11 +136,13 @@ def _before(run: Observed) -> tuple[float, float]:
 
 
 def _after(run: Observed, learned: Posterior) -> tuple[float, float]:
-    step = run.step(learned.values, nodes=learned.nodes)
+    taught = learned.as_file("learned", ("runs",)).at(run.point)
+    step = run.step(taught.values, nodes=learned.nodes)
     kept = [NAMES.index(name) for name in learned.names]
     j, known = step.slopes[kept], np.zeros(len(NAMES))
     known[kept] = learned.prior
-    left = float(j @ learned.covariance @ j) + float((np.maximum(0, step.prior**2 - known**2) * step.slopes**2).sum())
+    left = taught.sigma(dict(zip(learned.names, j, strict=True))) ** 2
+    left += float((np.maximum(0, step.prior**2 - known**2) * step.slopes**2).sum())
     return math.log(step.seconds / run.measured_s), learned.reach * math.hypot(learned.scatter, math.sqrt(left))
 
 
@@ -225,7 +227,7 @@ def _bold(text: str, *, missed: bool) -> str:
 def _moved(one: Judged) -> str:
     """The coefficient that went farthest, in sigmas of what was known before."""
     learned = one.learned
-    if not learned.theta.any():
+    if not learned.moved:
         return "nothing"
     k = int(np.argmax(np.abs(learned.theta) / learned.prior))
     name, value = learned.names[k], float(learned.theta[k])

@@ -20,10 +20,13 @@ from simulator.studies.backtest.models import family_of, with_sizes
 from simulator.studies.backtest.rows import RunRow
 
 # Machines that the notes name, and the preset cluster each is.
+# A DGX's network is part of what it is; a GPU's alone is not.
 MACHINES: tuple[tuple[str, str], ...] = (
     (r"\bA3 VM", "gcp-a3-high"),
     (r"\bJean Zay A100", "jean-zay-a100-8"),
     (r"\b4 ?x ?100Gb RoCE/node", "hgx-a100-80-8-roce-4x100"),
+    (r"\bDGX-H100\b", "dgx-h100-8"),
+    (r"\bSelene A100\b|\bDGX nodes\b.* as used by NVIDIA", "selene"),
 )
 
 
@@ -42,6 +45,8 @@ _EFA = re.compile(r"\bEFA\b|\bp[456](?:d|de|e|en)?\.48xlarge|\bp6-b[23]00\b")
 def machine(row: RunRow) -> str | None:
     """The preset cluster that a row's notes name, if any."""
     named = next((preset for pattern, preset in MACHINES if re.search(pattern, row.notes)), None)
+    if named is not None and (row.n_gpus or 0) % Cluster.load(named).gpus_per_node:
+        named = None  # a part of a node
     amazon = _AMAZON.get(Device.resolve(row.gpu)) if _EFA.search(f"{row.notes} {row.intra_link}") else None
     return named or amazon
 

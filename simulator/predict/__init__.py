@@ -10,9 +10,9 @@ from simulator.base.fit import Fit
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.play.lower import Lowering, lower
 from simulator.play.lower.host_lead import passes_ahead
-from simulator.predict.confidence import Z90, extrapolated, own_sigma, sigma, sources, spread
+from simulator.predict.confidence import SHEET, Z90, extrapolated, own_sigma, reaches, sources, spread
 from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_per_s, memory_by_device, worst_fit
-from simulator.predict.network import network_share
+from simulator.predict.network import network_share, slow_s
 from simulator.predict.play import bounds, play
 from simulator.predict.prediction import Prediction, Remedy, Source
 from simulator.predict.tiers import with_lower_tiers, with_pages
@@ -93,17 +93,18 @@ def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, ad
     played = with_paging(played, memory, lowering)
     looks = advise and memory.fit is not Fit.FITS and lowering.rank_classes is None
     found = _remedies(lowering, played.step_s, memory) if looks else None
-    imbalance = _imbalance_sigma(lowering, played.step_s, fold=fold)
+    parts = spread(lowering, played) | _replayed(lowering, float(played.step_s), float(alone.step_s), fold=fold)
     peak_flop_per_s = mean_peak_flop_per_s(lowering)
     floor_s = lowering.hardware_flop / (plan.num_devices * peak_flop_per_s)
-    reach = Z90 * math.hypot(sigma(lowering, played), imbalance)
+    own = own_sigma(lowering)
+    down, up = reaches(own, parts)
     return Prediction(
         model=model.name,
         cluster=cluster.name,
         num_devices=plan.num_devices,
         step_s=played.step_s,
-        low_s=max(played.step_s * math.exp(-reach), min(played.step_s, floor_s)),
-        high_s=played.step_s * math.exp(reach),
+        low_s=max(played.step_s * math.exp(-down), min(played.step_s, floor_s)),
+        high_s=played.step_s * math.exp(up),
         lower_s=played.lower_s,
         upper_s=played.upper_s,
         tokens_per_step=plan.tokens_per_step,
@@ -120,8 +121,8 @@ def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, ad
         timeline=played.timeline,
         memory_trace=held.trace,
         remedies=found or (),
-        spread=spread(lowering, played) | ({"imbalance": imbalance} if imbalance else {}),
-        stack_sigma=own_sigma(lowering),
+        spread=parts,
+        stack_sigma=own,
         kinds=kind_uses(lowering, played, held.by_device),
         network=network_share(lowering, float(alone.step_s), fold=fold) if advise else None,
         num_played=played.num_played,
@@ -133,6 +134,19 @@ def _remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Rem
     from simulator.predict.remedy_search import remedies
 
     return remedies(lowering, step_s, memory)
+
+
+def _replayed(lowering: Lowering, step_s: float, alone_s: float, *, fold: bool) -> dict[str, float]:
+    """Parts of the interval that a step played again says. alone_s: of the step without what memory adds to it."""
+    imbalance = _imbalance_sigma(lowering, step_s, fold=fold)
+    found = {"imbalance": imbalance} if imbalance else {}
+    learned = lowering.calibration.learned
+    if lowering.network_by_sheet and (
+        learned is None or "network" not in learned.values
+    ):  # else the runs have shown it
+        slower = max(0.0, slow_s(lowering, fold=fold) - alone_s)
+        found[SHEET] = math.log1p(slower / step_s) / Z90
+    return found
 
 
 def _imbalance_sigma(lowering: Lowering, step_s: float, *, fold: bool) -> float:

@@ -22,6 +22,7 @@ from simulator.predict.slopes import (
     slopes,
 )
 from simulator.spec.calibration.collective_curves import DOUBLING_SIGMA
+from simulator.spec.calibration.intervals import Part, intervals
 from simulator.spec.calibration.learned import CoefficientName, Learned
 from simulator.spec.calibration.narrow import BLOCKS_SIGMA, FP4_SIGMA, ROWS_SIGMA
 from simulator.work.collectives import Links, calibrated
@@ -34,8 +35,10 @@ from simulator.work.script import units
 _LINKS = "communication"
 Z90 = 1.6449  # two-sided 90 % of a normal distribution
 RELEASE = "release"
+SHEET = "network by its sheet"
 SOFTWARE = "software"
 LEARNED = "learned"
+UNTIMED = "kernels without a measurement"
 _SMALL = 1e-4  # of a step: parts of a sigma below it are left out where it was learned
 # Of a stack's own sigma: what it errs by in all steps alike, and so what a few of them teach. The rest is each step's own; as much
 # of one as of the other, for lack of a better prior
@@ -73,20 +76,38 @@ _KNOWN = {
 _PADDED = 1.1  # bytes of shards over those of the parameters from which on a report says so
 
 
-def sigma(lowering: Lowering, played: SimulatedStep) -> float:
-    """One-sigma relative uncertainty of the step.
+def reaches(own: float, parts: Mapping[str, float]) -> tuple[float, float]:
+    """(down, up): logarithms of the step over the ends of its 90 % interval.
 
     Errors within a category are taken as fully correlated (one curve prices them all), between categories as
-    independent; each weighs as its share of the step. The stack's own spread, what kernels cannot explain, adds in
-    quadrature.
+    independent; each weighs as its share of the step. own: the stack's own spread, what kernels cannot explain, adds in
+    quadrature. A network that is known by its sheet may be slower, but hardly faster.
     """
-    return math.sqrt(own_sigma(lowering) ** 2 + summed(one**2 for one in spread(lowering, played).values()))
+    squares = own**2 + summed(one**2 for name, one in parts.items() if name != SHEET)
+    return Z90 * math.sqrt(squares), Z90 * math.sqrt(squares + parts.get(SHEET, 0.0) ** 2)
 
 
 def own_sigma(lowering: Lowering) -> float:
     """What kernels, links and host leave unexplained: the stack's own, or how the user's own steps scattered."""
     learned = lowering.calibration.learned
-    return lowering.stack.fitted.sigma if learned is None else learned.scatter * learned.reach / Z90
+    return seen("stack", lowering.stack.fitted.sigma) if learned is None else learned.scatter * learned.reach / Z90
+
+
+def seen(name: str, one: float) -> float:
+    """A part of a sigma as published runs scatter: what we knew beforehand times what its kind of part was off by."""
+    return one * intervals().factor(kind_of(name))
+
+
+def kind_of(name: str) -> Part | None:
+    """What kind of part one is; None: of no kind that runs judged."""
+    kind, _, _ = name.partition(" of ")
+    if name in (SHEET, "imbalance"):
+        return None
+    if name in TRANSFER_SIGMA:
+        return "transfers"
+    software, *_ = name.partition(":")
+    known: dict[str, Part] = {_LINKS: "links", HOST: "host", RELEASE: "experts", UNTIMED: "untimed", "stack": "stack"}
+    return "software" if software == SOFTWARE else known.get(kind, "kernels")
 
 
 def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
@@ -112,7 +133,7 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
         found |= _untimed(lowering, played)
         if stack.known != "described":
             found |= _unnamed(played, unknown=stack.known == "unknown", experts=lowering.model.experts is not None)
-    return found
+    return {name: seen(name, one) for name, one in found.items()}
 
 
 def _learned_spread(lowering: Lowering, played: SimulatedStep, learned: Learned) -> dict[str, float]:
@@ -197,7 +218,7 @@ def _untimed(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
         for category, weight in shares(played.breakdown, played.step_s).items()
         if category not in (_LINKS, HOST, *TRANSFER_SIGMA)
     )
-    return {"kernels without a measurement": _UNTIMED * busy * timed[True] / summed(timed.values())}
+    return {UNTIMED: _UNTIMED * busy * timed[True] / summed(timed.values())}
 
 
 def _host_spread(played: SimulatedStep) -> float:
@@ -350,6 +371,11 @@ def _links_detail(lowering: Lowering) -> str:
     nccl = lowering.fabric.nccl
     unheard = nccl.environment.unmodelled
     detail = links_source(lowering.cluster, lowering.curves, nccl=nccl)
+    detail += (
+        "; between nodes by the data sheet alone, which the interval's upper end allows for"
+        if lowering.network_by_sheet
+        else ""
+    )
     return f"{detail}; not modelled: {', '.join(unheard)}" if unheard else detail
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import pytest
 
-from simulator.predict import Prediction, predict
-from simulator.predict.confidence import HOST_SIGMA
+from simulator.predict import Z90, Prediction, predict
+from simulator.predict.confidence import HOST_SIGMA, SHEET
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.learned import Learned
+from simulator.spec.calibration.networks import FILE, slow_network
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -110,3 +115,69 @@ def test_mixtures_are_less_known_than_dense_models() -> None:
     parts = predict(Model.load("mixtral-8x7b"), plan, Cluster.load("hgx-h100-8")).uncertainty
     assert parts["release of torch-2.11-eager"] > 0.1
     assert not any(name.startswith("release") for name in predicted(stack="torch-2.11-eager").uncertainty)
+
+
+# -- networks that nobody measured
+
+
+def over_nodes(cluster: Cluster, **plan: Any) -> Prediction:
+    """Llama 3 8B sharded over eight nodes."""
+    fields = {"dp_shard": 64, "zero": 3, "seq_len": 4096, "micro_batch_size": 1, "stack": "torch-2.11-eager"} | plan
+    return predict(Model.load("llama3-8b"), Plan.model_validate(fields), cluster)
+
+
+def test_a_network_known_by_its_sheet_may_be_slower_but_hardly_faster() -> None:
+    """The same machine by name, by its GPU, and with one number as it was measured."""
+    named, by_gpu = Cluster.load("dgx-h100-8", 8), Cluster.load("64xh100")
+    stated = by_gpu.with_measured([{"collective": "all_gather", "nodes": 8, "bus_bytes_per_s": "340GB/s"}], "here")
+    known, sheet, measured = map(over_nodes, (named, by_gpu, stated))
+    assert (known.step_s, known.low_s) == (sheet.step_s, sheet.low_s)
+    assert SHEET not in known.uncertainty
+    assert SHEET not in measured.uncertainty
+    slow = math.exp(Z90 * sheet.uncertainty[SHEET]) * sheet.step_s
+    assert known.high_s < slow < sheet.high_s  # what is hidden now would show
+
+
+def test_what_a_slow_network_does_is_what_the_step_hangs_on_it() -> None:
+    """More tokens for the same exchanged bytes, or none exchanged over nodes."""
+    by_gpu = Cluster.load("64xh100")
+    short, long = (over_nodes(by_gpu, micro_batch_size=size).uncertainty[SHEET] for size in (1, 8))
+    assert short > 2 * long > 0
+    assert SHEET not in over_nodes(Cluster.load("8xh100"), dp_shard=8).uncertainty
+
+
+def test_the_slow_network_waits_and_flows_as_the_sweeps_say() -> None:
+    """Replayed by hand: bytes and waits of calls between nodes alone."""
+    slow, model = slow_network(), Model.load("llama3-8b")
+    plan = Plan(dp_shard=64, zero=3, seq_len=4096, micro_batch_size=1, stack="torch-2.11-eager")
+    by_gpu = Cluster.load("64xh100")
+    more = slow.beyond(8)
+    assert more == pytest.approx(math.exp(2 * slow.per_doubling))
+    fabric = by_gpu.fabric.model_copy(update={"speed": 1 / (slow.slow_bytes * more), "wait": slow.slow_waits * more})
+    slower = predict(model, plan, by_gpu.model_copy(update={"fabric": fabric}))
+    found = over_nodes(by_gpu)
+    assert math.exp(Z90 * found.uncertainty[SHEET]) == pytest.approx(slower.step_s / found.step_s)
+
+
+def test_slow_is_what_one_machine_more_would_exceed_once_in_twenty() -> None:
+    import networks_by_sheet as sheets
+
+    sample = [sheets.Unit(str(n), "", "all_reduce", 2, "bytes", float(n)) for n in range(39)]
+    assert sheets.quantile(sample, 0.95) == 37.0  # 38 of 40: split conformal
+    twice = [*sample, *(sheets.Unit("38", "other", kind, 2, "bytes", -1.0) for kind in "abc")]
+    assert sheets.quantile(twice, 0.95) == 37.0  # a machine's weight is shared by what it measured
+    assert FILE.read_text(encoding="utf-8") == json.dumps(sheets.document(), indent=1, ensure_ascii=False) + "\n"
+
+
+def test_runs_that_showed_the_network_leave_nothing_to_its_sheet() -> None:
+    plan = Plan(dp_shard=64, zero=3, seq_len=4096, micro_batch_size=1, stack="torch-2.11-eager")
+    by_gpu = Cluster.load("64xh100")
+    found = []
+    for name in ("software", "network"):
+        one = {"name": name, "value": 0.1, "prior_sigma": 0.3, "sigma": 0.1}
+        learned = Learned.model_validate_json(json.dumps({"name": "mine", "runs": ["a"], "coefficients": [one], "covariance": [[0.01]],
+                                                          "scatter": 0.02, "reach": 1.8}))  # fmt: skip
+        calibration = Calibration.for_device(by_gpu.device).with_learned(learned)
+        found.append(predict(Model.load("llama3-8b"), plan, by_gpu, calibration).uncertainty)
+    assert SHEET in found[0]
+    assert SHEET not in found[1]

@@ -9,6 +9,7 @@ from typing import Any, Final
 from simulator.spec.cluster import Cluster
 
 _TABLES: Final = ("intra", "host", "pcie", "tier", "inter", "fabric", "sources")
+_USUAL: Final = (("speed", 1.0), ("wait", 1.0), ("confirmed", False))
 
 
 def cluster_toml(cluster: Cluster) -> str:
@@ -29,7 +30,7 @@ def cluster_toml(cluster: Cluster) -> str:
 
 def _entries(table: Mapping[str, Any]) -> Iterator[str]:
     for key, value in table.items():
-        if value == () or isinstance(value, dict) or (key, value) == ("speed", 1.0):  # no tier's sources, no default
+        if value == () or isinstance(value, dict) or (key, value) in _USUAL:  # no tier's sources, no default
             continue
         if isinstance(value, tuple) and isinstance(value[0], dict):
             yield f"{key} = ["

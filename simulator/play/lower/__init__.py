@@ -29,6 +29,8 @@ from simulator.play.lower.stragglers import slowdown
 from simulator.play.lower.work import Clock
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.calibration.learned import longer
+from simulator.spec.calibration.likeness import point_of
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.exceptions import Deviation, GpuKinds
@@ -109,11 +111,24 @@ class Lowering:
         """The cluster with its exceptions."""
         return self.cluster.model_copy(update={"exceptions": self.exceptions}) if self.exceptions else self.cluster
 
-    def on_network(self, speed: float) -> Lowering:
-        """The same where bytes between nodes flow `speed` times as fast."""
+    @property
+    def over_nodes(self) -> bool:
+        """A network joins the plan's devices."""
+        cluster = self.whole
+        several = cluster.num_nodes > 1 and cluster.num_devices > cluster.nvlink_domain_size
+        return several and not self.curves.ideal_links
+
+    @property
+    def network_by_sheet(self) -> bool:
+        """A network joins the plan's devices, of which all that is known is the data sheet: nobody measured it or its like."""
         fabric = self.cluster.fabric
-        faster = fabric.model_copy(update={"speed": fabric.speed * speed})
-        cluster = self.whole.model_copy(update={"fabric": faster})
+        return self.over_nodes and not (fabric.confirmed or any(one.nodes > 1 for one in fabric.measured))
+
+    def on_network(self, speed: float, wait: float = 1.0) -> Lowering:
+        """The same where bytes between nodes flow `speed` times as fast, and calls wait `wait` times as long beside."""
+        fabric = self.cluster.fabric
+        other = fabric.model_copy(update={"speed": fabric.speed * speed, "wait": fabric.wait * wait})
+        cluster = self.whole.model_copy(update={"fabric": other})
         kinds = GpuKinds.of(cluster) if self.kinds is not None else None
         return replace(self, cluster=cluster.usual, kinds=kinds)
 
@@ -240,7 +255,9 @@ def lower(
     Raises PlanError with every fault: degrees, divisibilities, and what cannot be modelled yet.
     """
     legal(model, plan, cluster, stack)
-    stack = calibration.learned.of(stack) if calibration.learned is not None else stack
+    calibration = calibration.at(point_of(model, plan, cluster)) if calibration.learned is not None else calibration
+    if (learned := calibration.learned) is not None:
+        stack, curves = learned.of(stack), longer(curves, learned.here)
     model, asked, stack = stack.stored(model), stack, _as_hosted(stack, plan, cluster)
     stack = stack.without_interpreter() if calibration.kind == "ideal" else stack
     exceptions, kinds = cluster.exceptions, GpuKinds.of(cluster) if cluster.exceptions else None

@@ -19,6 +19,7 @@ from simulator.base.schema import faults_of, read_json, unknown_name
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.calibration.curve_set import CurveSet, SpeedOf
 from simulator.spec.calibration.learned import LEARNED_SUFFIX, Learned, on_links, speeds
+from simulator.spec.calibration.likeness import Point
 from simulator.spec.calibration.scan import CATEGORY as SCAN
 from simulator.spec.calibration.scan import SIGMA as SCAN_SIGMA
 from simulator.spec.calibration.timer import Timer
@@ -111,6 +112,15 @@ class Calibration(CurveSet, defer_build=False):
         speed = {name: self.speed.get(name, 1.0) * factor for name, factor in speeds(learned.values).items()}
         links = on_links(learned.values, self.links or default_curves(), learned.nodes)
         return self.with_speed(speed).model_copy(update={"links": links, "learned": learned})
+
+    def at(self, point: Point) -> Self:
+        """The same for a run there: what was learned of runs like it counts. Links stay (`learned.longer`)."""
+        if self.learned is None or self.learned.likeness is None:
+            return self
+        learned = self.learned.at(point)
+        alike = speeds({"software": learned.here})
+        speed = {name: self.speed.get(name, 1.0) * factor for name, factor in alike.items()}
+        return self.with_speed(speed).model_copy(update={"learned": learned})
 
     def timer(self, device: Device, backend: AttentionBackend | None = None, use: float = 1.0) -> Timer:
         """The kernel clock of one device and attention backend, kept for the life of this calibration.

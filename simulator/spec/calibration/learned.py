@@ -12,13 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self, get_args
 
-from pydantic import Field, ValidationError, model_validator
+import numpy as np
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from simulator.base.errors import CalibrationError, StackError
 from simulator.base.files import write_whole
 from simulator.base.schema import Strict, faults_of, read_json
 from simulator.spec.calibration.collective_curves import LearnedLinks, LinkCurves
 from simulator.spec.calibration.curve_set import SpeedOf
+from simulator.spec.calibration.likeness import Likeness, Point
 from simulator.spec.software.stack import Stack
 
 LEARNED_SUFFIX: Final = ".learned.json"
@@ -61,7 +63,8 @@ class Learned(Strict):
 
     runs: ids of the rows that taught. covariance: of the values, in the order of `coefficients`. scatter: one sigma of
     log time by which steps differ whatever the coefficients. reach: 90 % quantile in sigmas, wider than a normal
-    distribution's where few runs said how much steps scatter. nodes: where the network's growth begins.
+    distribution's where few runs said how much steps scatter. nodes: where the network's growth begins. likeness: what runs err by
+    that are like the measured ones.
     """
 
     format_version: Literal[1] = 1
@@ -72,6 +75,8 @@ class Learned(Strict):
     scatter: float = Field(ge=0, le=WIDEST)
     reach: float = Field(gt=0, le=FURTHEST)
     nodes: float = Field(ge=1, default=1.0)
+    likeness: Likeness | None = None
+    _here: float = PrivateAttr(default=0.0)  # what `software` has of the likeness of one run
 
     @model_validator(mode="after")
     def _covariance_fits(self) -> Self:
@@ -80,6 +85,8 @@ class Learned(Strict):
             raise ValueError(f"covariance must have {count} rows of {count} numbers, one for each coefficient")
         if len({one.name for one in self.coefficients}) < count:
             raise ValueError("coefficients: a name appears twice")
+        if self.likeness is not None and len(self.likeness.cross) != count:
+            raise ValueError(f"likeness: cross must have {count} rows, one for each coefficient")
         return self
 
     @classmethod
@@ -93,17 +100,55 @@ class Learned(Strict):
 
     def save(self, path: Path) -> None:
         """Write the file whole; equal coefficients give equal bytes."""
-        write_whole(path, json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n")
+        data = self.model_dump(mode="json", exclude_none=True)
+        write_whole(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
     @property
     def values(self) -> dict[CoefficientName, float]:
         return {one.name: one.value for one in self.coefficients}
 
+    @property
+    def here(self) -> float:
+        """What everything takes longer by (log time) in the run that the coefficients were brought to (`at`)."""
+        return self._here
+
+    def at(self, point: Point) -> Self:
+        """The coefficients for a run there: what runs alike err by is a part of `software`, which is less sure far from them."""
+        if self.likeness is None:
+            return self
+        here, variance, cross = self.likeness.near(point)
+        at = [one.name for one in self.coefficients].index("software")
+        covariance = np.array(self.covariance)
+        covariance[at] += cross
+        covariance[:, at] += cross
+        covariance[at, at] += variance
+        coefficients = [
+            one
+            if k != at
+            else one.model_copy(update={"value": one.value + here, "sigma": math.sqrt(max(0.0, covariance[k, k]))})
+            for k, one in enumerate(self.coefficients)
+        ]
+        changed = {
+            "coefficients": tuple(coefficients),
+            "covariance": tuple(map(tuple, covariance.tolist())),
+            "likeness": None,
+        }
+        found = self.model_copy(update=changed)
+        found._here = here  # noqa: SLF001  its own
+        return found
+
+    @property
+    def alone(self) -> Self:
+        """The coefficients without likeness, for studies whose plans lie far apart: what runs alike share scatters there."""
+        if self.likeness is None:
+            return self
+        return self.model_copy(update={"likeness": None, "scatter": math.hypot(self.scatter, self.likeness.sigma)})
+
     def of(self, stack: Stack) -> Stack:
         """The stack on the hosts that were learned of; a second time changes nothing."""
-        if stack.sources.get(_MARK) == self.name:
+        if stack.sources.get(_MARK) == (mark := f"{self.name} {self._here:.9g}"):
             return stack
-        return on_stack(self.values, stack).copy_with(sources={**stack.sources, _MARK: self.name})
+        return on_stack(self.values, stack).copy_with(sources={**stack.sources, _MARK: mark})
 
     def as_stack(self, stack: Stack, architecture: str) -> Stack:
         """What was learned of kernels and hosts as a stack of its own, for devices of one architecture.
@@ -145,6 +190,15 @@ def speeds(values: Values) -> dict[SpeedOf, float]:
     of: dict[SpeedOf, CoefficientName] = {"gemm": "products", "attention": "attention", "elementwise": "elementwise",
                                           "scan": "elementwise"}  # fmt: skip
     return {kernel: math.exp(-every - values.get(name, 0.0)) for kernel, name in of.items()}
+
+
+def longer(curves: LinkCurves, here: float) -> LinkCurves:
+    """The curves of links that were learned where everything takes e^here as long."""
+    if curves.learned is None or not here:
+        return curves
+    links, factor = curves.learned, math.exp(here)
+    more = {name: getattr(links, name) * factor for name in ("node", "network", "latency")}
+    return curves.model_copy(update={"learned": links.model_copy(update=more)})
 
 
 def on_stack(values: Values, stack: Stack) -> Stack:

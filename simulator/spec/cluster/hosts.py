@@ -92,6 +92,7 @@ def adapt(
         raise ClusterError(faults)
     data |= {"num_nodes": num_devices // gpus} | first_gpus(data, gpus, intra_kind)
     data["inter"] = _inter(data["inter"], inter_bytes_per_s_per_node, gpus / usual)
+    data["fabric"] |= {"confirmed": False}  # of the GPU, not of the network that joins it
     data["sources"] |= {"assumed": f"{data['name']}: the usual machine of this GPU, with what was stated put in"}
     return data
 

@@ -116,7 +116,10 @@ class Fabric(Strict):
     oversubscription: a leaf's downlinks over its uplinks; 1 = no loss across the spine.
     nodes_used_per_leaf: how many nodes of each leaf are this cluster's; all unless stated. above: levels, lowest first.
     measured: bus bandwidths that the cluster was seen to give, inside its nodes (nodes = 1) and between them; collectives
-    follow them. speed: a what-if: bytes between nodes flow as many times as fast as they otherwise would.
+    follow them. speed: a what-if: bytes between nodes flow as many times as fast as they otherwise would; wait: what calls between
+    nodes take beside their bytes is so many times as long.
+    confirmed: published sweeps, or runs over several nodes that calibrated a stack, found such a machine's network as its data sheet
+    says; else, and where nothing is `measured`, intervals know the network by its sheet alone.
     in_network: the switches sum what crosses them (SHARP), and NCCL is set up for it; false: they cannot; unless stated,
     InfiniBand's can where NCCL_COLLNET_ENABLE asks for it.
     nic_collectives: NICs with processors of their own (DPUs) run what groups of one GPU a node exchange, and leave the SMs to compute; unless
@@ -132,7 +135,9 @@ class Fabric(Strict):
     nodes_used_per_leaf: int | None = Field(ge=1, default=None)
     above: Annotated[tuple[FabricLevel, ...], Field(strict=False)] = ()
     measured: Annotated[tuple[Bandwidth, ...], BeforeValidator(_measured)] = ()
+    confirmed: bool = False
     speed: float = Field(gt=0, le=1e6, default=1.0)
+    wait: float = Field(gt=0, le=1e6, default=1.0)
     in_network: bool | None = None
     nic_collectives: bool | None = None
     nic_compression: float | None = Field(ge=1, le=100, default=None)

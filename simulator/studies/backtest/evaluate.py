@@ -69,7 +69,7 @@ def _started(row: RunRow) -> RowOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Variant:
+class Variant:
     """A row with its blanks filled in one way, and what is predicted for it."""
 
     run: Run
@@ -80,35 +80,49 @@ class _Variant:
         return float(of_plan) * self.run.time_factor
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A row's prediction: the way to fill its blanks, all that may have run, whether it fits, and what that hangs on."""
+
+    way: Variant
+    spanned: tuple[Variant, ...]
+    fits: bool | None
+    hangs_on: str
+
+
 def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
     """What is predicted in the first way that fits, or in the last; the interval spans all that may have run."""
-    variants = _variants(row)
-    fitting = [way for way in variants if way.prediction.fits]
-    way = (fitting or variants[-1:])[0]
-    run, prediction = way.run, way.prediction
-    measured = measured_step_s(run)
-    if len(variants) == 1:
-        fits, hangs_on, spanned = _verdict(way, stated=states_recompute(row))
-    else:
-        (fits, hangs_on), spanned = _open_verdict(way, variants, fitting), [*_may_have_run(variants, way)] or [way]
-    spanned = [*spanned, *_played(also(run.row, run.stack))]
-    low_s, high_s = _interval(way, spanned)
+    told = answer(row)
+    run, prediction = told.way.run, told.way.prediction
+    low_s, high_s = _interval(told.way, told.spanned)
     return replace(
         start,
         status="calibration" if row.id in run.stack.fitted.calibration_runs else "ok",
-        predicted_step_s=way.seconds(prediction.step_s),
+        predicted_step_s=told.way.seconds(prediction.step_s),
         low_step_s=low_s,
         high_step_s=high_s,
-        measured_step_s=measured,
+        measured_step_s=measured_step_s(run),
         predicted_memory_bytes=memory_figure(run, prediction.memory),
-        fits=fits,
-        open=hangs_on,
+        fits=told.fits,
+        open=told.hangs_on,
         work=work_of(run),
         unmodelled=run.unmodelled,
     )
 
 
-def _interval(way: _Variant, spanned: Sequence[_Variant]) -> tuple[float, float]:
+def answer(row: RunRow) -> Answer:
+    """What is predicted for a row. Raises InputError or RefusedError."""
+    variants = _variants(row)
+    fitting = [way for way in variants if way.prediction.fits]
+    way = (fitting or variants[-1:])[0]
+    if len(variants) == 1:
+        fits, hangs_on, spanned = _verdict(way, stated=states_recompute(row))
+    else:
+        (fits, hangs_on), spanned = _open_verdict(way, variants, fitting), [*_may_have_run(variants, way)] or [way]
+    return Answer(way, (*spanned, *_played(also(way.run.row, way.run.stack))), fits, hangs_on)
+
+
+def _interval(way: Variant, spanned: Sequence[Variant]) -> tuple[float, float]:
     """The 90 % interval of a row's step in seconds, by all the ways that may have run."""
     run, middle = way.run, way.seconds(way.prediction.step_s)
     low = min(each.seconds(each.prediction.low_s) for each in spanned)
@@ -119,7 +133,7 @@ def _interval(way: _Variant, spanned: Sequence[_Variant]) -> tuple[float, float]
     return low / max(longer, 1.0), high / min(longer, 1.0)
 
 
-def _variants(row: RunRow) -> list[_Variant]:
+def _variants(row: RunRow) -> list[Variant]:
     """Every way to fill the row that a plan can express. Raises what the first one does if there is none."""
     refused = list[Exception]()
     found = list(_played(ways_of(row), refused))
@@ -128,12 +142,12 @@ def _variants(row: RunRow) -> list[_Variant]:
     return found
 
 
-def _played(rows: Iterable[RunRow], refused: list[Exception] | None = None) -> Iterator[_Variant]:
+def _played(rows: Iterable[RunRow], refused: list[Exception] | None = None) -> Iterator[Variant]:
     """Those that a plan can express, predicted; why others cannot goes into `refused`."""
     for each in rows:
         try:
             run = resolve(each)
-            played = _Variant(run, predict(run.model, run.plan, run.cluster, stack=run.stack))
+            played = Variant(run, predict(run.model, run.plan, run.cluster, stack=run.stack))
         except (InputError, RefusedError) as exc:
             if refused is not None:
                 refused.append(exc)
@@ -141,13 +155,13 @@ def _played(rows: Iterable[RunRow], refused: list[Exception] | None = None) -> I
             yield played
 
 
-def _nearly_fits(one: _Variant) -> bool:
+def _nearly_fits(one: Variant) -> bool:
     """It may have run: a peak of software that leaves things open is not known to a few percent."""
     memory = one.prediction.memory
     return one.prediction.fits or memory.used_bytes <= _NEARLY * memory.capacity_bytes
 
 
-def _may_have_run(variants: Sequence[_Variant], way: _Variant) -> Iterator[_Variant]:
+def _may_have_run(variants: Sequence[Variant], way: Variant) -> Iterator[Variant]:
     """Ways that nearly fit, and those that differ from what is predicted in recomputation alone.
 
     Between the two lie others that a run can take: some layers recomputed, some tensors kept, as every framework offers.
@@ -157,7 +171,7 @@ def _may_have_run(variants: Sequence[_Variant], way: _Variant) -> Iterator[_Vari
             yield each
 
 
-def _open_verdict(way: _Variant, variants: Sequence[_Variant], fitting: Sequence[_Variant]) -> tuple[bool | None, str]:
+def _open_verdict(way: Variant, variants: Sequence[Variant], fitting: Sequence[Variant]) -> tuple[bool | None, str]:
     """Whether a row that is open in several ways fits: in all, in none, or in some of them (None)."""
     rows = [each.run.row for each in variants]
     taken = f"predicted with {as_words(way.run.row, rows)}, which the row does not state"
@@ -167,7 +181,7 @@ def _open_verdict(way: _Variant, variants: Sequence[_Variant], fitting: Sequence
     return (True if len(fitting) == len(variants) else None), taken + more
 
 
-def _verdict(way: _Variant, *, stated: bool) -> tuple[bool | None, str, list[_Variant]]:
+def _verdict(way: Variant, *, stated: bool) -> tuple[bool | None, str, list[Variant]]:
     """Whether it fits, what that hangs on, and ways that may have run.
 
     Where a row does not say what was recomputed, all that could be may be.
@@ -180,7 +194,7 @@ def _verdict(way: _Variant, *, stated: bool) -> tuple[bool | None, str, list[_Va
     if not least.fits:
         return False, "", [way]
     hangs_on = f"recomputation is not stated: too much with {run.plan.recompute.mode}, fits with full"
-    return None, hangs_on, [way, _Variant(replace(run, plan=plan), least)]
+    return None, hangs_on, [way, Variant(replace(run, plan=plan), least)]
 
 
 def memory_figure(run: Run, fullest: MemoryUse) -> int:

@@ -19,6 +19,7 @@ from simulator.predict.slopes import slopes
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.calibration.learned import NAMES, Values, on_links, on_stack, speeds
+from simulator.spec.calibration.likeness import Point, point_of
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.measured import NoStepTimeError
 from simulator.studies.backtest.outcome import RefusedError
@@ -72,6 +73,11 @@ class Observed:
     @property
     def id(self) -> str:
         return self.run.row.id
+
+    @property
+    def point(self) -> Point:
+        """Where it lies among other runs."""
+        return point_of(self.run.model, self.run.plan, self.run.cluster)
 
     def step(self, values: Values, curves: LinkCurves | None = None, nodes: float = 1.0) -> Step:
         """What it takes under these values. curves: of links under them, where they are at hand."""

@@ -1,11 +1,12 @@
 """The posterior: coefficients whose steps are nearest to the measured ones, and nearest to what was known before.
 
-    minimise over θ   Σ_i w_i (log y_i - log T_i(θ))² / τ²  +  Σ_k θ_k² / σ_k²
+    log y_i = log T_i(θ) + δ(x_i) + ε_i,    θ_k ~ N(0, σ_k²),    δ ~ GP(0, s² exp(-distance / reach)),    ε_i ~ N(0, τ² / w_i)
 
-y: measured seconds, T: predicted ones, σ: one sigma of a coefficient before (what the intervals of predictions are made of),
-τ: how much single steps scatter, estimated with θ (expectation-maximisation over an inverse-gamma prior). Weights w are those of
-Student's t: a step that contradicts the others counts less (Lange, Little and Taylor 1989, doi 10.1080/01621459.1989.10478852).
-Gauss-Newton on exact predictions, with each coefficient's share of the step as its slope; the covariance is Laplace's.
+y: measured seconds, T: predicted ones, σ: one sigma of a coefficient before (what the intervals of predictions are made of). δ is
+what runs err by beyond all coefficients and share with runs like them (`spec.calibration.likeness`), ε what each has of its own.
+s and τ are the most probable ones beside what stacks say of scatter. Weights w are those of Student's t of what the other runs say
+of one: a step that contradicts them counts less (Lange, Little and Taylor 1989, doi 10.1080/01621459.1989.10478852). Gauss-Newton
+on exact predictions, with each coefficient's share of the step as its slope; the covariance is Laplace's.
 """
 
 from __future__ import annotations
@@ -16,37 +17,78 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from scipy.optimize import minimize
 from scipy.stats import t as student
 
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.calibration.learned import NAMES, Coefficient, CoefficientName, Learned, on_links
+from simulator.spec.calibration.likeness import Likeness, Point, alike
 from simulator.studies.learning.observed import Array, Observed, Step
 
 FREEDOM: Final = 4.0  # of Student's t, and of the prior on the scatter: as sure as four runs would make it
-CLEARLY: Final = 0.8  # nearer by less than a fifth is what a few runs do by chance
+CLEARLY: Final = 2 / 3  # nearer by less than a third is what a few runs do by chance
+# Before: what neighbours share is twice what stacks say that steps scatter by, within a factor e (one sigma): with six runs each
+# of published sources neither much more nor much less. What each step has of its own: 0.7 of it, within 1.6
+_SHARED: Final = (math.log(2.0), 1.0)
+_OWN: Final = (-math.log(1.4), 0.5)
+_LEAST: Final = 1e-3  # of a scatter that nobody stated
 _MOST_ROUNDS: Final = 8
 _SMALL: Final = 0.02  # of a sigma: a step of Gauss-Newton below which nothing moves any more
 _HALVINGS: Final = 3
-_Z90: Final = 1.6449
+_WEIGHINGS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """What runs differ by beyond coefficients. own: τ; shared: s; correlation: of what two runs share; weights: of the runs."""
+
+    own: float
+    shared: float
+    correlation: Array
+    weights: Array
+
+    @property
+    def covariance(self) -> Array:
+        """Of the runs' errors beside the coefficients'. A run of little weight is as if it scattered more, in all that it does."""
+        whole = self.own**2 + self.shared**2
+        return self.shared**2 * self.correlation + np.diag(whole / self.weights - self.shared**2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posterior:
     """theta: values in the order of `names`. covariance: of them. steps: the runs under them, each as `Observed.step`.
 
-    slopes: of each run (rows), for each name. prior: one sigma of each name before. weights: of the runs.
+    slopes: of each run (rows), for each name. prior: one sigma of each name before. residuals: measured over predicted by theta, in
+    logs; solved: what all coefficients are to explain, times the inverse of its covariance. moved: predictions follow.
     """
 
     names: tuple[CoefficientName, ...]
     theta: Array
     covariance: Array
     prior: Array
-    scatter: float
+    found: Scatter
+    points: tuple[Point, ...]
     steps: tuple[Step, ...]
     slopes: Array
     residuals: Array
-    weights: Array
+    inverse: Array
+    solved: Array
+    moved: bool
     nodes: float
+
+    @property
+    def weights(self) -> Array:
+        return self.found.weights
+
+    @property
+    def scatter(self) -> float:
+        """One sigma of what a run has of its own."""
+        return self.found.own
+
+    @property
+    def apart(self) -> float:
+        """The same of one that is like none of these."""
+        return math.hypot(self.found.own, self.found.shared)
 
     @property
     def values(self) -> dict[CoefficientName, float]:
@@ -57,9 +99,16 @@ class Posterior:
         """90 % quantile of what scatters as a few runs said."""
         return float(student.ppf(0.95, FREEDOM + len(self.steps)))
 
+    @property
+    def shared(self) -> Array:
+        """What each run errs by as those like it do, in logs."""
+        found: Array = self.moved * self.found.shared**2 * self.found.correlation @ self.solved
+        return found
+
     def as_file(self, name: str, runs: Sequence[str]) -> Learned:
-        """What a prediction needs of it; digits beyond the sixth say nothing."""
+        """What a prediction needs of it; digits beyond the sixth say nothing (of the inverse, beyond the twelfth)."""
         sigmas = np.sqrt(np.diag(self.covariance))
+        cross = (self.prior**2)[:, None] * self.slopes.T @ self.inverse
         return Learned(
             name=name,
             runs=tuple(runs),
@@ -67,15 +116,27 @@ class Posterior:
                 Coefficient(name=n, value=_rounded(v), prior_sigma=_rounded(p), sigma=_rounded(s))
                 for n, v, p, s in zip(self.names, self.theta, self.prior, sigmas, strict=True)
             ),
-            covariance=tuple(tuple(_rounded(c) for c in row) for row in self.covariance),
+            covariance=_rows(self.covariance, 6),
             scatter=_rounded(self.scatter),
             reach=_rounded(self.reach),
             nodes=self.nodes,
+            likeness=Likeness(
+                points=_rows(np.array(self.points), 6),
+                sigma=_rounded(self.found.shared),
+                inverse=_rows(self.inverse, 12),
+                errors=_rows(self.solved[None], 6)[0],
+                cross=_rows(cross, 6),
+                moved=self.moved,
+            ),
         )
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.6g}")
+def _rounded(value: float, digits: int = 6) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def _rows(values: Array, digits: int) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(_rounded(float(one), digits) for one in row) for row in values)
 
 
 def posterior(observed: Sequence[Observed]) -> Posterior:
@@ -92,51 +153,109 @@ def posterior(observed: Sequence[Observed]) -> Posterior:
             found.append(one.step(values, curves))
         return tuple(found)
 
-    measured = np.log([o.measured_s for o in observed])
     first = tuple(one.step({}) for one in observed)
     prior = np.max([s.prior for s in first], axis=0)
+    prior[NAMES.index("software")] = max(prior[NAMES.index("software")], _LEAST)
     taught = np.max([np.abs(s.slopes) for s in first], axis=0) * prior > 0
     kept = [i for i in range(len(NAMES)) if taught[i]]
-    names, prior = tuple(NAMES[i] for i in kept), prior[kept]
-    scatter = float(np.median([s.scatter for s in first]))
-    return _descended(
-        names=names, prior=prior, scatter=scatter, nodes=nodes, measured=measured, first=first, kept=kept,
+    names = tuple(NAMES[i] for i in kept)
+    asked = _Asked(
+        names=names, kept=kept, prior=prior[kept], scatter=max(_LEAST, float(np.median([s.scatter for s in first]))), nodes=nodes,
+        measured=np.log([o.measured_s for o in observed]), points=tuple(one.point for one in observed),
         steps_at=lambda theta: steps_at(names, theta),
     )  # fmt: skip
+    return asked.answered(first)
 
 
-def _descended(
-    *, names: tuple[CoefficientName, ...], prior: Array, scatter: float, nodes: float, measured: Array,
-    first: tuple[Step, ...], kept: list[int], steps_at: Callable[[Array], tuple[Step, ...]],
-) -> Posterior:  # fmt: skip
-    """Gauss-Newton from where nothing was learned; τ and the weights follow in each round."""
-    theta, steps, tau = np.zeros(len(names)), first, scatter
-    positive = np.array([name == "overhead" for name in names])  # no step has less than none
-    for _ in range(_MOST_ROUNDS):
-        j, residuals = _linear(steps, kept, measured)
-        weights = _weights(residuals, tau)
-        covariance, target = _solved(j, residuals + j @ theta, weights, prior, tau)
-        tau = _scatter(weights * residuals**2, j, covariance, scatter)
-        move = np.where(positive, np.maximum(target, 0.0), target) - theta
-        if float(np.max(np.abs(move) / prior)) < _SMALL:
-            break
-        before, (theta, steps) = steps, _moved(theta, move, steps, measured, prior, tau, steps_at)
-        if steps is before:
-            break
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The problem: what was measured, what was known before, and the steps of any coefficients."""
 
-    def at(theta: Array, steps: tuple[Step, ...], tau: float) -> Posterior:
-        j, residuals = _linear(steps, kept, measured)
-        weights = _weights(residuals, tau)
-        covariance, _ = _solved(j, residuals + j @ theta, weights, prior, tau)
+    names: tuple[CoefficientName, ...]
+    kept: list[int]
+    prior: Array
+    scatter: float
+    nodes: float
+    measured: Array
+    points: tuple[Point, ...]
+    steps_at: Callable[[Array], tuple[Step, ...]]
+
+    def answered(self, first: tuple[Step, ...]) -> Posterior:
+        """Gauss-Newton from where nothing was learned; the scatter and the weights follow in each round."""
+        theta, steps = np.zeros(len(self.names)), first
+        positive = np.array([name == "overhead" for name in self.names])  # no step has less than none
+        for _ in range(_MOST_ROUNDS):
+            target = self.at(theta, steps)
+            aim = (self.prior**2) * (target.slopes.T @ target.solved)
+            move = np.where(positive, np.maximum(aim, 0.0), aim) - theta
+            if float(np.max(np.abs(move) / self.prior)) < _SMALL:
+                break
+            before, (theta, steps) = steps, self._moved(theta, move, steps, target.found)
+            if steps is before:
+                break
+        found, unmoved = self.at(theta, steps), self.at(np.zeros(len(self.names)), first)
+        if _predicts(found, unmoved):
+            return found
+        # around where nothing was moved
+        return replace(unmoved, covariance=found.covariance + np.outer(theta, theta), moved=False)
+
+    def at(self, theta: Array, steps: tuple[Step, ...]) -> Posterior:
+        """The linear problem around these coefficients."""
+        j = np.array([s.slopes[self.kept] for s in steps])
+        residuals = self.measured - np.log([s.seconds for s in steps])
+        target, known = residuals + j @ theta, j @ np.diag(self.prior**2) @ j.T
+        found = _scattered(target, known, alike(self.points, self.points), self.scatter)
+        inverse = _inverse(known + found.covariance)
+        cross = (self.prior**2)[:, None] * j.T
         return Posterior(
-            names=names, theta=theta, covariance=covariance, prior=prior, scatter=_scatter(weights * residuals**2, j, covariance, scatter),
-            steps=steps, slopes=j, residuals=residuals, weights=weights, nodes=nodes,
+            names=self.names, theta=theta, covariance=np.diag(self.prior**2) - cross @ inverse @ cross.T, prior=self.prior, found=found,
+            points=self.points, steps=steps, slopes=j, residuals=residuals, inverse=inverse, solved=inverse @ target, moved=True,
+            nodes=self.nodes,
         )  # fmt: skip
 
-    found, unmoved = at(theta, steps, tau), at(np.zeros(len(names)), first, tau)
-    if _predicts(found, unmoved):
-        return found
-    return replace(unmoved, covariance=found.covariance + np.outer(theta, theta))  # around where nothing was moved
+    def _moved(
+        self, theta: Array, move: Array, steps: tuple[Step, ...], found: Scatter
+    ) -> tuple[Array, tuple[Step, ...]]:
+        """A step of Gauss-Newton, halved while it makes things worse: slopes are shares, which end where waits begin."""
+        inverse = _inverse(found.covariance)
+
+        def cost(theta: Array, steps: Sequence[Step]) -> float:
+            residuals = self.measured - np.log([s.seconds for s in steps])
+            return float(residuals @ inverse @ residuals + ((theta / self.prior) ** 2).sum())
+
+        before = cost(theta, steps)
+        for halving in range(_HALVINGS):
+            trial = theta + move / 2**halving
+            tried = self.steps_at(trial)
+            if cost(trial, tried) <= before:
+                return trial, tried
+        return theta, steps
+
+
+def _inverse(covariance: Array) -> Array:
+    found = np.linalg.inv(covariance)
+    return np.asarray((found + found.T) / 2, dtype=np.float64)
+
+
+def _scattered(target: Array, known: Array, correlation: Array, before: float) -> Scatter:
+    """The most probable scatter, every run counted alike; then the weights under it."""
+
+    def cost(logs: Array) -> float:
+        own, shared = logs
+        found = Scatter(math.exp(own), math.exp(shared), correlation, np.ones(len(target)))
+        covariance = known + found.covariance
+        fits = float(target @ _inverse(covariance) @ target) + float(np.linalg.slogdet(covariance)[1])
+        off = ((own - math.log(before) - _OWN[0]) / _OWN[1], (shared - math.log(before) - _SHARED[0]) / _SHARED[1])
+        return float(fits + off[0] ** 2 + off[1] ** 2)
+
+    start = [math.log(before) + _OWN[0], math.log(before) + _SHARED[0]]
+    own, shared = minimize(cost, start, method="Nelder-Mead", options={"maxiter": 200}).x
+    found = Scatter(math.exp(own), math.exp(shared), correlation, np.ones(len(target)))
+    for _ in range(_WEIGHINGS if len(target) > 1 else 0):
+        inverse = _inverse(known + found.covariance)
+        odd = (inverse @ target) ** 2 / np.diag(inverse)  # squared, in sigmas of what the others say
+        found = replace(found, weights=np.minimum(1.0, (FREEDOM + 1) / (FREEDOM + odd)))
+    return found
 
 
 def _predicts(found: Posterior, unmoved: Posterior) -> bool:
@@ -151,56 +270,17 @@ def _predicts(found: Posterior, unmoved: Posterior) -> bool:
     return float(np.mean(left_out)) < CLEARLY * float(np.mean(np.abs(unmoved.residuals)))
 
 
-def _linear(steps: Sequence[Step], kept: list[int], measured: Array) -> tuple[Array, Array]:
-    """(slopes, measured over predicted in logarithms)."""
-    return np.array([s.slopes[kept] for s in steps]), measured - np.log([s.seconds for s in steps])
-
-
-def _weights(residuals: Array, tau: float) -> Array:
-    weights: Array = (FREEDOM + 1) / (FREEDOM + (residuals / tau) ** 2)
-    return np.minimum(weights, 1.0)
-
-
-def _solved(j: Array, target: Array, weights: Array, prior: Array, tau: float) -> tuple[Array, Array]:
-    """(covariance, values) of the linear problem."""
-    weighted = j * (weights / tau**2)[:, None]
-    covariance: Array = np.asarray(np.linalg.inv(j.T @ weighted + np.diag(prior**-2)), dtype=np.float64)
-    return covariance, covariance @ (weighted.T @ target)
-
-
-def _scatter(squares: Array, j: Array, covariance: Array, before: float) -> float:
-    """τ: the runs' weighted squared residuals and what the coefficients leave of them, beside the prior's."""
-    left = squares + np.einsum("ik,kl,il->i", j, covariance, j)
-    return math.sqrt((FREEDOM * before**2 + float(left.sum())) / (FREEDOM + len(squares)))
-
-
-def _moved(
-    theta: Array, move: Array, steps: tuple[Step, ...], measured: Array, prior: Array, tau: float,
-    steps_at: Callable[[Array], tuple[Step, ...]],
-) -> tuple[Array, tuple[Step, ...]]:  # fmt: skip
-    """A step of Gauss-Newton, halved while it makes things worse: slopes are shares, which end where waits begin."""
-    before = _cost(theta, steps, measured, prior, tau)
-    for halving in range(_HALVINGS):
-        trial = theta + move / 2**halving
-        tried = steps_at(trial)
-        if _cost(trial, tried, measured, prior, tau) <= before:
-            return trial, tried
-    return theta, steps
-
-
-def _cost(theta: Array, steps: Sequence[Step], measured: Array, prior: Array, tau: float) -> float:
-    residuals = measured - np.log([s.seconds for s in steps])
-    data = (FREEDOM + 1) * np.log1p((residuals / tau) ** 2 / FREEDOM)
-    return float(data.sum() + ((theta / prior) ** 2).sum())
-
-
 def without(found: Posterior, index: int) -> tuple[float, float, Array]:
     """Of a run that the others have not seen: (log of predicted over measured, one sigma of it, the covariance then).
 
     By the slopes at the posterior: no prediction is made anew.
     """
+    precision = found.inverse[index, index]
+    weighted = (found.found.own**2 + found.found.shared**2) * (1 / found.weights[index] - 1)
+    sigma = math.sqrt(max(found.found.own**2, 1 / precision - weighted))
     rest = [i for i in range(len(found.steps)) if i != index]
-    j, target = found.slopes, found.residuals + found.slopes @ found.theta
-    covariance, theta = _solved(j[rest], target[rest], found.weights[rest], found.prior, found.scatter)
-    error = float(j[index] @ theta - target[index])
-    return error, math.hypot(found.scatter, math.sqrt(float(j[index] @ covariance @ j[index]))), covariance
+    j = found.slopes[rest]
+    cross = (found.prior**2)[:, None] * j.T
+    known = j @ np.diag(found.prior**2) @ j.T + found.found.covariance[np.ix_(rest, rest)]
+    covariance = np.diag(found.prior**2) - cross @ _inverse(known) @ cross.T if rest else np.diag(found.prior**2)
+    return -float(found.solved[index] / precision), sigma, covariance

@@ -109,7 +109,7 @@ def lesson(observed: Sequence[Observed], refused: Sequence[Refused], name: str) 
         coefficients=tuple(_taught(found, observed)),
         runs=tuple(_teacher(found, i, one, before[i]) for i, one in enumerate(observed)),
         refused=tuple(refused),
-        moved=bool(np.any(found.theta != 0)),
+        moved=found.moved,
         next=next_run(found, observed),
         memory=tuple(_held(observed)),
         observed=tuple(observed),
@@ -155,7 +155,7 @@ def _teacher(found: Posterior, index: int, one: Observed, before_s: float) -> Te
         id=one.id,
         measured_s=one.measured_s,
         before_s=before_s,
-        after_s=found.steps[index].seconds,
+        after_s=found.steps[index].seconds * math.exp(found.shared[index]),
         left_out_s=left_out_s,
         low_s=low_s,
         high_s=high_s,
@@ -167,6 +167,9 @@ def _teacher(found: Posterior, index: int, one: Observed, before_s: float) -> Te
 def lines(told: Lesson) -> Iterator[str]:
     """The lesson as plain text."""
     yield f"{len(told.learned.runs)} runs taught; beside what the coefficients explain, steps scatter by {told.learned.scatter:.1%} (one sigma)"
+    alike = told.learned.likeness
+    if alike is not None:
+        yield f"What runs like each other share lies within {alike.sigma:.1%} (one sigma): predictions of runs like these follow them most."
     guessed = sorted({one.run.stack.name for one in told.observed if one.run.stack.known != "described"})
     if guessed:
         yield f"Their software is taken as {' and '.join(guessed)}: give the same to predict (--stack), or name it in the table (stack)."

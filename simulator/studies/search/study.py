@@ -48,6 +48,8 @@ class SearchStudy:
         """What plans under that stack on that many nodes share."""
         stack = self.stack or _stack(stack_name)
         calibration = self.calibration or Calibration.for_device(cluster.device)
+        if calibration.learned is not None:  # plans far apart are ranked by what coefficients say of all of them
+            calibration = calibration.model_copy(update={"learned": calibration.learned.alone})
         return SearchContext(
             model=stack.stored(self.space.model),
             cluster=cluster,

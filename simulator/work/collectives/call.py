@@ -64,7 +64,7 @@ class Links:
     amd: the host's CPUs are AMD's.
     off_rail: part of the group's traffic that changes rails whatever NCCL does, as nodes are cabled otherwise.
     stated: what the cluster was seen to give in collectives of the call's kind (stated.py). network_speed: Fabric.speed, times
-    what NICs gain that compress.
+    what NICs gain that compress. network_wait: Fabric.wait.
     """
 
     architecture: str
@@ -87,6 +87,7 @@ class Links:
     off_rail: float = 0.0
     stated: tuple[Stated, ...] = ()
     network_speed: float = 1.0
+    network_wait: float = 1.0
     in_network: bool | None = None
 
     @classmethod
@@ -123,6 +124,7 @@ class Links:
             _amd(cluster),
             0.0 if shape is None else shape.off_rail,
             network_speed=fabric.speed * _compression(cluster),
+            network_wait=fabric.wait,
             in_network=fabric.in_network,
         )
 

@@ -271,12 +271,20 @@ def _cost(call: Call, curves: LinkCurves) -> CollectiveCost:
 
 def parts_of(call: Call, curves: LinkCurves) -> Parts:
     """What the call takes: by the model, or as its fabric was measured."""
-    parts, speed = _model(call, curves), call.links.network_speed
+    parts = _model(call, curves)
     if call.links.stated:
         parts, _ = _followed(parts, call, curves)
     if curves.learned is not None:
         parts = _learned(parts, call, curves.learned)
-    return parts if speed == 1 else replace(parts, far_s=parts.far_s / speed)
+    return _what_if(parts, call)
+
+
+def _what_if(parts: Parts, call: Call) -> Parts:
+    """The call on a network that is quicker or slower than it is."""
+    speed, wait = call.links.network_speed, call.links.network_wait
+    if (speed, wait) == (1, 1) or call.place.num_domains == 1:
+        return parts
+    return replace(parts, far_s=parts.far_s / speed, wait_s=lambda flow_s: wait * parts.wait_s(flow_s))
 
 
 def _learned(parts: Parts, call: Call, learned: LearnedLinks) -> Parts:

@@ -71,7 +71,7 @@ def of_kind(cluster: Cluster, kind: Kind, nccl: Nccl) -> list[Stated]:
         if who not in seen:
             shape = _side_by_side(gpus, one.nodes, spans=one.nodes * cluster.gpus_per_node > cluster.nvlink_domain_size)
             plain = cluster.model_copy(
-                update={"fabric": cluster.fabric.model_copy(update={"measured": (), "speed": 1.0})}
+                update={"fabric": cluster.fabric.model_copy(update={"measured": (), "speed": 1.0, "wait": 1.0})}
             )
             links = Links.of(plain, shape, kind, nccl)
             seen[who] = Placement.of(shape, links), links

@@ -23,7 +23,7 @@ from simulator.formats.readers.plans.reading import Entry, Reading, flattened
 from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.tuning_command import merged
 from simulator.spec.model import Model
-from simulator.spec.model.families import presets_of
+from simulator.spec.model.families import preset_of
 
 # Tables without a say in a step's time or memory
 _NO_EFFECT: Final = (
@@ -122,7 +122,7 @@ def read_megatron_bridge(stated: Stated) -> Draft:
     fields: dict[str, Any] = {"data_parallel": "megatron", "optimizer_impl": "fused"}
     stack: dict[str, tuple[object, str]] = {}
     path = r.text("model.hf_path")
-    preset = next(iter(presets_of(path)), None) if path else None
+    preset = preset_of(path) if path else None
     shape = all(f"--{key.replace('_', '-')}" in r for key in _SHAPE)
     made, leftover = read_arguments(r, fields, stack, named=not shape)
     read_stack(r, stack)
@@ -212,7 +212,7 @@ def _synced(found: dict[str, Entry], stated: Stated) -> None:
     if isinstance(model, Mapping) and model.get("num_query_groups"):
         put("--group-query-attention", value=True, place=f"{stated.file}: model.num_query_groups")
     preset = (
-        next(iter(presets_of(str(model.get("hf_path", "")))), None)
+        preset_of(str(model.get("hf_path", "")))
         if isinstance(model, Mapping) and model.get("hf_path")
         else None
     )

@@ -1,0 +1,245 @@
+"""Do the named parts of intervals hold? Writes topologies/calibrations/intervals.json: a factor on each kind of part.
+
+    python experiments/intervals.py [--rows 40]                     # some minutes; prints what the others' factors make of each source
+    python experiments/intervals.py --records FILE [--part 1/2]     # keeps each run's record in FILE, and takes from it what is there
+
+Of each source at most so many published runs are predicted, drawn by the SHA-256 of their ids: with their stacks, and some as if
+nobody had described them. The factors of the parts are the most probable ones where |log(measured / predicted)| scatters as
+Student's t with their sigma: heavy tails, since a few sources stand for many. Each source counts once, whatever its runs; all
+together count as many as there are groups of a source's runs on one GPU in one precision. Each factor starts at 1, within a factor
+of two. Then all are multiplied by what 90 % of the sources' weight needs (split conformal), over a normal distribution's 1.645.
+Runs with options that no prediction holds, and those that calibrated a stack, take no part. The factor of undescribed software
+follows from the undescribed runs, with all others as they are.
+
+Nothing is judged by itself: what the file's sample says of a source comes of factors that were fitted without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from unnamed_software import chosen, undescribed
+
+from simulator.base.errors import InputError
+from simulator.formats.readers.runs_table import RunRow, read_runs
+from simulator.predict import Z90
+from simulator.predict.confidence import kind_of
+from simulator.spec.calibration.intervals import FILE, PARTS, intervals
+from simulator.spec.software.stack import Stack
+from simulator.studies.backtest.evaluate import answer
+from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.unstated import counted_otherwise
+from simulator.studies.backtest.work import measured_step_s
+
+Array = NDArray[np.float64]
+TABLES = tuple(Path(__file__).resolve().parent / "measured" / f"{name}-plain.csv.gz" for name in ("runs", "runs-2"))
+ROWS, UNDESCRIBED = 40, 8
+FREEDOM: Final = 4.0  # of Student's t
+PRIOR: Final = math.log(2)  # one sigma of a factor's logarithm
+SHARE: Final = 0.9
+SOFTWARE: Final = PARTS.index("software")
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A run.
+
+    squares: sigma² of each of PARTS as they are known beforehand; others: of parts that no run judges. error: log of measured over
+    the nearest of the ways that may have run; half: half the distance of these ways (log time).
+    """
+
+    source: str
+    group: str
+    squares: tuple[float, ...]
+    others: float
+    error: float
+    half: float
+
+
+def judged(row: RunRow, *, described: bool) -> Judged | None:
+    """The run predicted; None where nothing can be compared."""
+    try:
+        told = answer(row if described else undescribed(row))
+        measured_s = measured_step_s(told.way.run)
+    except (InputError, RefusedError):
+        return None
+    run, prediction = told.way.run, told.way.prediction
+    if not measured_s or run.unmodelled:
+        return None
+    squares, others, known = dict.fromkeys(PARTS, 0.0), 0.0, intervals()
+    for name, one in (prediction.spread | {"stack": prediction.stack_sigma}).items():
+        kind = kind_of(name)
+        if kind is None:
+            others += one**2
+        else:
+            squares[kind] += (one / known.factor(kind)) ** 2
+    middles = [each.seconds(each.prediction.step_s) for each in (told.way, *told.spanned)]
+    longer = counted_otherwise(run.row, run.model, run.plan.num_devices)
+    low_s, high_s = min(middles) / max(longer, 1.0), max(middles) / min(longer, 1.0)
+    error = math.log(measured_s / min(max(measured_s, low_s), high_s))
+    group = f"{row.source} {row.gpu} {row.precision}"
+    return Judged(row.source, group, tuple(squares.values()), others, error, math.log(high_s / low_s) / 2)
+
+
+def predicted(most: int, records: Path | None, part: str) -> tuple[list[Judged], list[Judged]]:
+    """The sample with its stacks, and as if nobody had described it. Of a part, what the records lack of it is predicted alone."""
+    used = {run for name in Stack.names() for run in Stack.load(name).fitted.calibration_runs}
+    rows = [row for table in TABLES for row in read_runs(table) if isinstance(row, RunRow)]
+    rows = [row for row in rows if row.metric and not row.excluded and row.id not in used]
+    wanted = [(row, True) for row in chosen(rows, most)] + [(row, False) for row in chosen(rows, UNDESCRIBED)]
+    this, of = map(int, part.split("/"))
+    known = _kept(records)
+    for at, (row, described) in enumerate(wanted):
+        key = _key(row, described=described)
+        if key not in known and at % of == this - 1:
+            known[key] = judged(row, described=described)
+            _keep(records, key, known[key])
+    found: dict[bool, list[Judged]] = {True: [], False: []}
+    for row, described in wanted:
+        one = known.get(_key(row, described=described))
+        if one is not None:
+            found[described].append(one)
+    return found[True], found[False]
+
+
+def _key(row: RunRow, *, described: bool) -> str:
+    return f"{row.id} {'described' if described else 'undescribed'}"
+
+
+def _kept(records: Path | None) -> dict[str, Judged | None]:
+    """Records by key; None of a run that cannot be compared."""
+    if records is None or not records.exists():
+        return {}
+    lines = map(json.loads, records.read_text(encoding="utf-8").splitlines())
+    return {
+        one["key"]: one["run"] and Judged(**one["run"] | {"squares": tuple(one["run"]["squares"])}) for one in lines
+    }
+
+
+def _keep(records: Path | None, key: str, run: Judged | None) -> None:
+    if records is not None:
+        with records.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"key": key, "run": run and asdict(run)}) + "\n")
+
+
+def weights(runs: Sequence[Judged]) -> Array:
+    """Each source counts once."""
+    count = Counter(one.source for one in runs)
+    return np.array([1 / count[one.source] for one in runs])
+
+
+def sigmas(runs: Sequence[Judged], factors: Array) -> Array:
+    """One sigma of each run by these factors."""
+    squares = np.array([one.squares for one in runs])
+    found: Array = np.sqrt(squares @ factors**2 + np.array([one.others for one in runs]))
+    return found
+
+
+def fitted(runs: Sequence[Judged]) -> Array:
+    """The factors of PARTS, that of undescribed software at 1."""
+    shares, errors = weights(runs) / weights(runs).sum(), np.array([one.error for one in runs])
+    groups = len({one.group for one in runs})
+
+    def cost(logs: Array) -> float:
+        spread = sigmas(runs, np.exp(logs))
+        density = np.log(spread) + 0.5 * (FREEDOM + 1) * np.log1p((errors / spread) ** 2 / FREEDOM)
+        return float(groups * (shares * density).sum() + 0.5 * ((logs / PRIOR) ** 2).sum())
+
+    found = np.exp(minimize(cost, np.zeros(len(PARTS)), method="L-BFGS-B").x)
+    found[SOFTWARE] = 1.0
+    return found * quantile(np.abs(errors) / sigmas(runs, found), weights(runs)) / Z90
+
+
+def quantile(sizes: Array, weight: Array) -> float:
+    """The smallest that so large a share of the weight does not exceed."""
+    order = np.argsort(sizes, kind="stable")
+    reached = np.cumsum(weight[order])
+    return float(sizes[order][int(np.searchsorted(reached, SHARE * reached[-1]))])
+
+
+def software(runs: Sequence[Judged], factors: Array) -> float:
+    """The factor of undescribed software at which its intervals hold, with all others as they are."""
+    errors, weight = np.abs([one.error for one in runs]), weights(runs)
+    low, high = 0.0, 8.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        tried = factors.copy()
+        tried[SOFTWARE] = middle
+        if quantile(errors / sigmas(runs, tried), weight) > Z90:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def document(described: Sequence[Judged], others: Sequence[Judged]) -> dict[str, Any]:
+    """What the file holds."""
+    factors = fitted(described)
+    factors[SOFTWARE] = software(others, factors)
+    sample: dict[str, dict[str, float]] = {}
+    for source in sorted({one.source for one in described}):
+        mine, rest = split(described, source)
+        by_others = fitted(rest)
+        sample[source] = {"runs": len(mine)} | held(mine, by_others)
+        unnamed, theirs = split(others, source)
+        if unnamed:
+            by_others[SOFTWARE] = software(theirs, by_others)
+            told = {"runs": len(unnamed)} | held(unnamed, by_others)
+            sample[source] |= {f"undescribed_{name}": value for name, value in told.items()}
+    return {
+        "source": f"python experiments/intervals.py --rows {ROWS}: published runs, each source once",
+        "factors": {name: round(float(one), 3) for name, one in zip(PARTS, factors, strict=True)},
+        "sample": sample,
+    }
+
+
+def split(runs: Sequence[Judged], source: str) -> tuple[list[Judged], list[Judged]]:
+    """(those of the source, the others)."""
+    return [one for one in runs if one.source == source], [one for one in runs if one.source != source]
+
+
+def held(runs: Sequence[Judged], factors: Array) -> dict[str, float]:
+    """Share inside, and the half-width in the middle."""
+    reach = Z90 * sigmas(runs, factors)
+    inside = np.abs([one.error for one in runs]) <= reach
+    half = float(np.median(reach + np.array([one.half for one in runs])))
+    return {"holds": round(float(inside.mean()), 3), "half": round(half, 3)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the file and print it by source."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=ROWS, help="of a source")
+    parser.add_argument("--records", type=Path, help="a file of records: read, and appended to")
+    parser.add_argument("--part", default="1/1", help="of the runs, every so many; writes no factors unless 1/1")
+    arguments = parser.parse_args(argv)
+    described, others = predicted(arguments.rows, arguments.records, arguments.part)
+    if arguments.part != "1/1":
+        return 0
+    found = document(described, others)
+    plain = np.ones(len(PARTS))
+    by_source = defaultdict(list)
+    for one in described:
+        by_source[one.source].append(one)
+    for source, told in found["sample"].items():
+        before = held(by_source[source], plain)
+        print(f"{source[:40]:40} {told['runs']:4} holds {before['holds']:.2f} -> {told['holds']:.2f}  half {before['half']:.2f} -> {told['half']:.2f}"
+              f"   undescribed {told.get('undescribed_holds', math.nan):.2f} half {told.get('undescribed_half', math.nan):.2f}")  # fmt: skip
+    print(found["factors"])
+    FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

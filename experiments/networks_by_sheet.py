@@ -1,0 +1,166 @@
+"""What do networks give of what their data sheets say? Writes topologies/calibrations/networks.json.
+
+    python experiments/networks_by_sheet.py             # some 15 s; prints the sample
+    python experiments/networks_by_sheet.py --check     # writes nothing; 1 if the file is not what would be written
+
+Every published sweep over nodes is held against what somebody would have predicted who knows the machine's data sheets and
+nothing else: the network's kind and rate, RDMA as its cards can, NCCL as it comes. Sweeps are among them that no fit takes because
+something was wrong with the machine: a sheet does not say that. A class of networks that one machine alone taught is taken away,
+so that nobody is judged by itself; of the others `machines` in links.calibration.json says what leaving one out changes.
+
+A machine counts once, whatever it measured: its settings, collectives and counts of nodes share its weight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from simulator.base.errors import InputError
+from simulator.formats.readers.collectives_table import CollectiveRow, read_collectives
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.spec.calibration.networks import FILE
+from simulator.spec.software.nccl import Nccl
+from simulator.studies.backtest.collective_rules import resolve
+from simulator.studies.backtest.outcome import RefusedError
+from simulator.work.collectives.cost import call_of, call_s
+from validate.fit.link_classes import NETWORKS
+from validate.fit.sweeps import LARGE_BYTES, MID_BYTES
+
+MEASURED = Path(__file__).resolve().parent / "measured"
+TABLES = (MEASURED / "collectives-plain.csv.gz", MEASURED / "collectives-2.csv.gz")
+SLOW = 0.95  # of the networks: the upper end of a 90 % interval
+# Rows whose clock, not whose network, was odd
+_CLOCK = ("ranks not aligned", "timed from Python")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One collective of one machine, as it was set up, over so many nodes. ratio: log of measured over predicted, its median."""
+
+    machine: str
+    setting: str
+    kind: str
+    nodes: int
+    band: str
+    ratio: float
+
+
+def machine_of(row: CollectiveRow) -> str:
+    """The source's name, the GPU and the first words of the notes, which tell machines of one source apart."""
+    source = row.source.split("@")[0].removeprefix("github:").removeprefix("https://github.com/")
+    words = " ".join(row.notes.replace(";", " ").replace(",", " ").split()[:3])
+    return f"{source}, {row.gpu.split(' (')[0]}, {words}"
+
+
+def without(curves: LinkCurves, kind: str) -> LinkCurves:
+    """The curves without networks that only this kind's own machines taught."""
+    mine = [one for one in curves.networks if kind in one.kinds]
+    if any(len(one.machines) > 1 for one in mine) and kind not in (
+        "slingshot",
+        "sockets",
+    ):  # two partitions of one site
+        return curves
+    return curves.model_copy(update={"networks": tuple(one for one in curves.networks if one not in mine)})
+
+
+def ratio_of(row: CollectiveRow, curves: dict[str, LinkCurves]) -> float | None:
+    """log(measured / predicted by the sheet); None where the row names no machine that can be built."""
+    try:
+        run = resolve(row)
+    except (RefusedError, InputError):
+        return None
+    inter = run.cluster.inter
+    assert inter is not None
+    sheet = run.cluster.model_copy(update={"inter": inter.model_copy(update={"rdma": True})})
+    call = call_of(run.kind, run.size_bytes, run.shape, sheet, Nccl())
+    return math.log(row.time_us * 1e-6 / float(call_s(call, curves[inter.kind])))
+
+
+def units() -> Iterator[Unit]:
+    """Every unit of the published sweeps."""
+    kinds = {kind for one in NETWORKS.values() for kind in one.kinds}
+    curves = {kind: without(default_curves(), kind) for kind in sorted(kinds)}
+    found: dict[tuple[str, str, str, int, str], list[float]] = defaultdict(list)
+    for table in TABLES:
+        for row in read_collectives(table):
+            if not isinstance(row, CollectiveRow) or (row.n_nodes or 1) < 2 or not row.time_us:
+                continue
+            band = "bytes" if row.size_bytes >= LARGE_BYTES else "waits" if row.size_bytes < MID_BYTES else ""
+            odd = any(word in (row.left_out or "") for word in _CLOCK)
+            ratio = None if odd or not band else ratio_of(row, curves)
+            if ratio is not None:
+                setting = f"{row.notes} {row.nccl_version}"
+                found[machine_of(row), setting, row.collective, row.n_nodes or 1, band].append(ratio)
+    for key, ratios in sorted(found.items()):
+        yield Unit(*key, median(ratios))
+
+
+def quantile(sample: Sequence[Unit], share: float) -> float:
+    """The smallest ratio that a machine more, like these, exceeds in so few cases (split conformal: the share of one machine more)."""
+    count: dict[str, int] = defaultdict(int)
+    for one in sample:
+        count[one.machine] += 1
+    total, reached = float(len(count)), 0.0
+    for one in sorted(sample, key=lambda one: one.ratio):
+        reached += 1 / count[one.machine]
+        if reached >= share * (total + 1):
+            return one.ratio
+    return max(one.ratio for one in sample)
+
+
+def per_doubling(sample: Sequence[Unit]) -> float:
+    """What each doubling of the nodes adds to a ratio: root mean square over settings with several counts."""
+    by_setting: dict[tuple[str, str, str], list[Unit]] = defaultdict(list)
+    for one in sample:
+        by_setting[one.machine, one.setting, one.kind].append(one)
+    ordered = [sorted(many, key=lambda one: one.nodes) for many in by_setting.values()]
+    pairs = [pair for many in ordered for pair in pairwise(many)]
+    slopes = [(more.ratio - few.ratio) / math.log2(more.nodes / few.nodes) for few, more in pairs]
+    return math.sqrt(sum(one**2 for one in slopes) / len(slopes))
+
+
+def document() -> dict[str, Any]:
+    """What the file holds: the numbers, and the sample that they are of."""
+    sample = list(units())
+    large, small = ([one for one in sample if one.band == band] for band in ("bytes", "waits"))
+    by_machine: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in sample:
+        by_machine[one.machine][one.band].append(math.exp(one.ratio))
+    return {
+        "source": "python experiments/networks_by_sheet.py: published sweeps over nodes, measured over predicted by the data sheet",
+        "slow_bytes": round(math.exp(quantile(large, SLOW)), 3),
+        "slow_waits": round(math.exp(quantile(small, SLOW)), 3),
+        "per_doubling": round(per_doubling(large), 3),
+        "nodes": min(one.nodes for one in sample),
+        "sample": {
+            machine: {band: [round(min(found), 3), round(max(found), 3)] for band, found in sorted(bands.items())}
+            for machine, bands in sorted(by_machine.items())
+        },
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the file, or compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args(argv).check
+    text = json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
+    if check:
+        return int(not FILE.is_file() or FILE.read_text(encoding="utf-8") != text)
+    FILE.write_text(text, encoding="utf-8")
+    print(text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""How much wider or narrower published runs say that the named parts of an interval are than what was known beforehand.
+
+What data sheets, residuals of fits and spreads of published costs say of kernels, links and hosts is a prior. Whole runs judge it:
+`experiments/intervals.py` fits one factor for each kind of part on all sources and keeps the sample in the file.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Final, Literal, Self, get_args
+
+from pydantic import Field, ValidationError, model_validator
+
+from simulator.base.errors import CalibrationError
+from simulator.base.presets import TOPOLOGIES
+from simulator.base.schema import Strict, faults_of, read_json
+
+FILE: Final = TOPOLOGIES / "calibrations" / "intervals.json"
+# kernels: by category. links: collectives. experts: releases of software. untimed: kernels that bytes price. transfers: copies to
+# and from the host. stack: what a described program leaves unexplained. software: what is not known of others
+Part = Literal["kernels", "links", "host", "experts", "untimed", "transfers", "stack", "software"]
+PARTS: Final[tuple[Part, ...]] = get_args(Part)
+
+
+class Intervals(Strict):
+    """factors: on one sigma of each kind of part; 90 % of a source that the fit has not seen lie within 1.645 of all together.
+
+    sample: source -> runs that judged, and what share of them an interval held and its half-width (of log time) by the other
+    sources' factors.
+    """
+
+    source: str
+    factors: dict[Part, float]
+    sample: dict[str, dict[str, float]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if missing := [part for part in PARTS if part not in self.factors]:
+            raise ValueError(f"factors lack {', '.join(missing)}")
+        return self
+
+    @classmethod
+    def load(cls) -> Self:
+        """As shipped. Raises CalibrationError with every fault."""
+        try:
+            return cls.model_validate_json(json.dumps(read_json(FILE, CalibrationError)))
+        except ValidationError as exc:
+            raise CalibrationError(faults_of(exc, FILE.name)) from None
+
+    def factor(self, part: Part | None) -> float:
+        """1 for what no run judged."""
+        return 1.0 if part is None else self.factors[part]
+
+
+@lru_cache(maxsize=1)
+def intervals() -> Intervals:
+    """The factors shipped with the project."""
+    return Intervals.load()

@@ -1,0 +1,55 @@
+"""What a network may be slower by than its data sheet says, where nobody measured it.
+
+Hardly any network is faster than its sheet, and some are several times slower: another transport than the cards could run, cards
+that were not all used, an old library. So it is an upper end that is known, not a width around the middle.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Final, Self
+
+from pydantic import Field, ValidationError
+
+from simulator.base.errors import CalibrationError
+from simulator.base.presets import TOPOLOGIES
+from simulator.base.schema import Strict, faults_of, read_json
+
+FILE: Final = TOPOLOGIES / "calibrations" / "networks.json"
+
+
+class SlowNetwork(Strict):
+    """The slow end of published networks, which one in twenty exceeds.
+
+    slow_bytes, slow_waits: factors on the time of bytes and of what calls wait beside, over `nodes` nodes. per_doubling: logarithm
+    of a further factor for each doubling of the nodes beyond. sample: machine -> least and largest factor that it showed.
+    """
+
+    source: str
+    slow_bytes: float = Field(ge=1)
+    slow_waits: float = Field(ge=1)
+    per_doubling: float = Field(ge=0)
+    nodes: int = Field(ge=2)
+    sample: dict[str, dict[str, tuple[float, float]]]
+
+    @classmethod
+    def load(cls) -> Self:
+        """As shipped. Raises CalibrationError with every fault."""
+        try:
+            return cls.model_validate_json(json.dumps(read_json(FILE, CalibrationError)))
+        except ValidationError as exc:
+            raise CalibrationError(faults_of(exc, FILE.name)) from None
+
+    def beyond(self, num_nodes: int) -> float:
+        """What more nodes than those of most sweeps make of both factors."""
+        return float(max(1.0, num_nodes / self.nodes) ** (self.per_doubling / _LN2))
+
+
+_LN2: Final = 0.6931471805599453
+
+
+@lru_cache(maxsize=1)
+def slow_network() -> SlowNetwork:
+    """The prior shipped with the project."""
+    return SlowNetwork.load()

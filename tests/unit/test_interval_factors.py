@@ -1,0 +1,88 @@
+"""The named parts of intervals: which kind each is of, and what runs say of the kinds."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import intervals as fits
+import numpy as np
+import pytest
+
+from simulator.base.errors import CalibrationError
+from simulator.predict import Z90
+from simulator.predict.confidence import SHEET, UNTIMED, kind_of, seen
+from simulator.spec.calibration import intervals as module
+from simulator.spec.calibration.intervals import PARTS, Intervals, intervals
+
+
+def test_every_part_is_of_one_kind() -> None:
+    names = ("gemm", "elementwise", "communication", "host", "release of megatron-core-2025", UNTIMED, "h2d", "cpu_adam", "stack",
+             "software: experts", SHEET, "imbalance")  # fmt: skip
+    kinds = [
+        "kernels",
+        "kernels",
+        "links",
+        "host",
+        "experts",
+        "untimed",
+        "transfers",
+        "transfers",
+        "stack",
+        "software",
+        None,
+        None,
+    ]
+    assert [kind_of(name) for name in names] == kinds
+    assert seen(SHEET, 0.7) == 0.7
+    assert seen("host", 0.2) == pytest.approx(0.2 * intervals().factors["host"])
+
+
+def runs(source: str, count: int, scale: float, seed: int) -> list[fits.Judged]:
+    """Runs of half kernels and half host, whose host is `scale` times as unknown as it was thought."""
+    random = np.random.default_rng(seed)
+    found = []
+    for at in range(count):
+        kernels, host = (0.05, 0.01) if at % 2 else (0.01, 0.1)
+        squares = tuple({"kernels": kernels**2, "host": host**2}.get(part, 0.0) for part in PARTS)
+        error = random.standard_normal() * math.hypot(kernels, scale * host)
+        found.append(fits.Judged(source, f"{source} {at % 4}", squares, 0.0, float(error), 0.0))
+    return found
+
+
+def test_the_part_that_is_off_gets_the_factor() -> None:
+    sample = [one for at in range(12) for one in runs(f"source {at}", 40 + 20 * (at % 3), 3.0, at)]
+    factors = dict(zip(PARTS, fits.fitted(sample), strict=True))
+    assert factors["host"] / factors["kernels"] == pytest.approx(3.0, rel=0.35)
+    told = fits.held(sample, fits.fitted(sample))
+    assert told["holds"] == pytest.approx(0.9, abs=0.02)
+
+
+def test_a_source_counts_once_whatever_its_runs() -> None:
+    few, many = runs("few", 10, 1.0, 1), runs("many", 400, 1.0, 2)
+    weight = fits.weights([*few, *many])
+    assert sum(weight[:10]) == pytest.approx(1.0)
+    assert sum(weight[10:]) == pytest.approx(1.0)
+    assert fits.quantile(np.array([1.0, *[2.0] * 9]), np.ones(10)) == 2.0
+    assert fits.quantile(np.arange(10.0), np.ones(10)) == 8.0
+
+
+def test_undescribed_software_is_as_wide_as_its_runs_need() -> None:
+    squares = tuple(0.04 if part == "software" else 0.0 for part in PARTS)
+    sample = [fits.Judged(str(at), "", squares, 0.0, 0.1 * at, 0.0) for at in range(10)]
+    assert fits.software(sample, np.ones(len(PARTS))) == pytest.approx(0.8 / (0.2 * Z90))
+
+
+def test_the_shipped_factors_are_of_every_part_and_of_many_sources() -> None:
+    assert set(intervals().factors) == set(PARTS)
+    assert len(intervals().sample) > 15
+    assert all(0.3 < factor < 10 for factor in intervals().factors.values())
+
+
+def test_a_file_of_other_parts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "intervals.json"
+    file.write_text(json.dumps({"source": "", "factors": {"luck": 1.0}}))
+    monkeypatch.setattr(module, "FILE", file)
+    with pytest.raises(CalibrationError, match="luck"):
+        Intervals.load()
