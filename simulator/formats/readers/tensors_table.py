@@ -48,8 +48,10 @@ def read_tensors(file: Path, num_gpus: int) -> tuple[Tensor, ...]:
         faults.append(Fault(place="line 2", problem="there is no tensor", remedy="a line a tensor"))
     if faults:
         more = [Fault(place="table", problem=f"at least {len(faults) - _SHOWN} more")] if len(faults) > _SHOWN else []
-        told = (*faults[:_SHOWN], *more)
-        raise TableError([Fault(place=f"{file}: {one.place}", problem=one.problem, remedy=one.remedy) for one in told])
+        listed = (*faults[:_SHOWN], *more)
+        raise TableError(
+            [Fault(place=f"{file}: {one.place}", problem=one.problem, remedy=one.remedy) for one in listed]
+        )
     return tuple(found)
 
 

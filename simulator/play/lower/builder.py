@@ -396,5 +396,5 @@ class Builder:
         if self._fabric.transfers is not None:
             links |= self._fabric.transfers.links(self._rank)
         name, ranks = self._peers.program_of()
-        told = tuple((*one, count) for one, count in self._exchanged.items())
-        return Program(name=name, num_ranks=ranks, ops=tuple(self._ops), links=links, exchanges=told)
+        exchanges = tuple((*one, count) for one, count in self._exchanged.items())
+        return Program(name=name, num_ranks=ranks, ops=tuple(self._ops), links=links, exchanges=exchanges)
