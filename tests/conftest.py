@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,15 @@ from validate.players import guard
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: every core has a worker of xdist's already
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start take what the first of them compiled
+sys.dont_write_bytecode = False  # and the next run takes the tests as this one compiled them
+multiprocessing.set_forkserver_preload(  # pools of processes are forked from one that has loaded what their tasks need
+    [
+        "simulator.studies.search",
+        "simulator.studies.serving_search",
+        "simulator.studies.backtest",
+        "simulator.cli.explore",
+    ]
+)
 os.environ["SHARDWISE_CALIBRATIONS"] = ""  # what this machine's user keeps is no test's
 examples.load()  # before hypothesis reads its own option, --hypothesis-profile
 
@@ -46,6 +57,9 @@ TOGETHER = {
     "tests/validate/test_program_run.py": "captures",
     "tests/validate/test_run_fake.py": "captures",
     "tests/validate/test_bench_gpu.py": "a GPU's samples",
+    **{
+        f"tests/validate/test_{name}.py": name for name in ("launch", "plain_torch", "rehearse")
+    },  # long, so not the last
     "tests/unit/test_remedy_search.py": "searches for remedies",
     "tests/unit/test_search.py": "searches",
     **dict.fromkeys(

@@ -187,9 +187,9 @@ def _refused(exc: Exception) -> int:
     match exc:
         case click.ClickException():
             text = printable(_with_nearest(exc).format_message())
-            told = click.UsageError(text, exc.ctx) if isinstance(exc, click.UsageError) else click.ClickException(text)
+            error = click.UsageError(text, exc.ctx) if isinstance(exc, click.UsageError) else click.ClickException(text)
             with contextlib.suppress(OSError):
-                told.show()
+                error.show()
             return exc.exit_code
         case InputError():
             _complain(str(exc))

@@ -18,8 +18,8 @@ from simulator.cli.options import (
     html_option,
     memory_fraction_option,
     patience_option,
-    say,
-    tell,
+    print_status,
+    print_text,
     write_json,
 )
 
@@ -120,7 +120,7 @@ def run(  # noqa: PLR0913  one a flag
 
         if device == "cpu" or ranks or threads or tiny or only:
             raise click.UsageError("--queue chooses device, ranks and shapes itself")
-        return run_queue(out.with_suffix(""), minutes, Gpus.here(), say=say)
+        return run_queue(out.with_suffix(""), minutes, Gpus.here(), say=print_status)
     from validate import calibrate
 
     return calibrate.run(
@@ -149,7 +149,7 @@ def burn_in(*, as_json: bool, **asked: Any) -> int:  # noqa: ANN401  one type an
     if as_json:
         write_json(found.as_json())
     else:
-        tell("\n".join(found.lines()))
+        print_text("\n".join(found.lines()))
     return found.status
 
 
@@ -266,7 +266,7 @@ def learn(*, runs: Path, out: Path, traces: tuple[str, ...], stack_file: Path | 
     if as_json:
         write_json({**found.as_json(), "file": str(file)})
     else:
-        tell("\n".join([*lines(found), f"\nWrote {file}: shardwise predict --calibration {file}"]))
+        print_text("\n".join([*lines(found), f"\nWrote {file}: shardwise predict --calibration {file}"]))
     return ExitCode.OK
 
 

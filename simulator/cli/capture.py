@@ -11,7 +11,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import check_writable
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, say, tell, tokens_option
+from simulator.cli.options import FILE, print_status, print_text, tokens_option
 
 if TYPE_CHECKING:
     from simulator.spec.cluster import Cluster
@@ -70,10 +70,10 @@ def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: An
     ranks = data["ranks"]
     count = sum(len(one["events"]) - one["steady"] for one in ranks)
     who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(one['rank']) for one in ranks)}"
-    tell(f"{out}: {count:,} events of a step on {who} of {data['world_size']:,}")
+    print_text(f"{out}: {count:,} events of a step on {who} of {data['world_size']:,}")
     answers = [answer for one in ranks for answer in one["answers"].items()]
     for what, times in dict(sorted(answers, key=lambda one: one[1])).items():
-        say(f"shardwise: answered {what}{f' ({times} times)' if times > 1 else ''}")
+        print_status(f"shardwise: answered {what}{f' ({times} times)' if times > 1 else ''}")
     return 0
 
 
@@ -101,8 +101,8 @@ def captured(
         **how,
     )
     try:
-        return captured_json(job, progress=lambda _, phase: say(f"shardwise: {phase}"))
+        return captured_json(job, progress=lambda _, phase: print_status(f"shardwise: {phase}"))
     except CaptureError as exc:
         if exc.traceback:
-            say(exc.traceback)
+            print_status(exc.traceback)
         raise

@@ -14,7 +14,7 @@ from simulator.base.schema import nearest
 from simulator.base.units import UnitError, parse_bytes
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, also_as_page, html_option, say, write_json
+from simulator.cli.options import FILE, also_as_page, html_option, print_status, write_json
 from simulator.cli.terminal import show
 from simulator.formats.drawing import check_picture
 from simulator.formats.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
@@ -107,7 +107,7 @@ def command(  # noqa: PLR0913  one an option
     machine = with_fabric(machine, fabric)
     curves, software = _curves(calibration), _software(nccl, env, tuner, stack)
     for name in software.environment.unmodelled:
-        say(f"not modelled: {name}")
+        print_status(f"not modelled: {name}")
 
     def pick(size_bytes: int) -> Choice:
         return choose(kind, size_bytes, shape, machine, curves, nccl=software)
@@ -135,7 +135,7 @@ def command(  # noqa: PLR0913  one an option
     also_as_page("collective", lambda: to_data(sweep))
     if picture is not None:
         plot(sweep, picture)
-        say(f"drawn in {picture}")
+        print_status(f"drawn in {picture}")
     return ExitCode.OK
 
 
@@ -154,18 +154,18 @@ def _measured(paths: tuple[Path, ...], kind: str) -> Measured:
 
     read = read_logs(list(paths))
     for fault in read.faults:
-        say(f"not read: {fault}")
-    told = [sample for sample in read.samples if sample.shape["op"] == kind]
-    groups = sorted({(sample.shape["num_ranks"], sample.shape["num_nodes"]) for sample in told})
+        print_status(f"not read: {fault}")
+    matching = [sample for sample in read.samples if sample.shape["op"] == kind]
+    groups = sorted({(sample.shape["num_ranks"], sample.shape["num_nodes"]) for sample in matching})
     place = "--compare"
-    if not told:
+    if not matching:
         seen = ", ".join(sorted({str(sample.shape["op"]) for sample in read.samples}))
         raise InputError(Fault(place=place, problem=f"no row of {kind}", remedy=f"the logs have {seen}"))
     if len(groups) > 1:
         several = ", ".join(f"{ranks} ranks on {nodes} nodes" for ranks, nodes in groups)
         raise InputError(Fault(place=place, problem=f"logs of several groups: {several}", remedy="one at a time"))
     times: dict[int, list[float]] = {}
-    for sample in told:
+    for sample in matching:
         times.setdefault(int(sample.shape["size_bytes"]), []).append(sample.time_s)
     return Measured(*groups[0], {size: median(times[size]) for size in sorted(times)})
 

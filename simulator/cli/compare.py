@@ -19,8 +19,8 @@ from simulator.cli.options import (
     of_all_studies,
     placement_option,
     price_options,
-    say,
-    tell_notes,
+    print_notes,
+    print_status,
     tokens_option,
     write_json,
 )
@@ -101,8 +101,8 @@ def command(
         try:
             subjects.append(subject_of(name, file, given, changes, listed))
         except InputError as exc:
-            told = (_at_variant(fault, name) if name in variants else fault for fault in exc.faults)
-            faults += [fault for fault in dict.fromkeys(told) if fault not in faults]
+            placed = (_at_variant(fault, name) if name in variants else fault for fault in exc.faults)
+            faults += [fault for fault in dict.fromkeys(placed) if fault not in faults]
     if faults:
         raise InputError(faults)
     comparison = compare(subjects, ablate=not no_ablations, run_tokens=tokens, count=options["telemetry"])
@@ -149,7 +149,7 @@ def _draw(plot: Path, comparison: Comparison) -> None:
         points.append(Point(label=label, time=time, low=low, high=high, money=money, best=best))
     currency = comparison.rows[0].costs[0].currency
     write_front_plot(plot, points, "microseconds a token", f"{currency} a billion tokens")
-    say(f"written to {plot}")
+    print_status(f"written to {plot}")
 
 
 def name_of(file: Path | None) -> str:
@@ -183,7 +183,7 @@ def subject_of(
         found = subject_at(name, file, places, left, prices, int(flags.get("tokens_per_step", 0)))
         return replace(found, prices=other_prices(prices, found.cluster, priced)) if priced else found
     described = {name: text for name, text in flags.items() if name != "tokens_per_step"}
-    study = tell_notes(read_study(file, described, {}, left))
+    study = print_notes(read_study(file, described, {}, left))
     return Subject(
         name=name,
         model=study.model,

@@ -25,9 +25,9 @@ from simulator.cli.options import (
     answer_options,
     loaded_prices,
     price_options,
+    print_notes,
     set_option,
     study_options,
-    tell_notes,
     write_json,
 )
 from simulator.cli.progress import StatusLine, ended_as_interrupted
@@ -75,10 +75,10 @@ def command(
     else:
         asked = _asked(study, varied, settings, options)
         found = asked.check()
-        tell_notes(found)
+        print_notes(found)
         try:
             with ended_as_interrupted(), Kept(journal, asked.identity) if journal else nullcontext() as kept:
-                records = explored(asked, kept, jobs or len(os.sched_getaffinity(0)), _teller())
+                records = explored(asked, kept, jobs or len(os.sched_getaffinity(0)), _progress_line())
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED
         answer = answer_of(records, asked.axes, asked.points, found.inputs(), command_of(asked))
@@ -193,11 +193,11 @@ def _word(value: object) -> str:
 
 def _figures_of(row: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, float]:
     tokens = float(asked["global_batch"]) * float(asked["seq_len"])
-    told = {name: float(row[name]) for name in ("step_s", "low_s", "high_s", "tokens_per_s", "mfu")}
+    rates = {name: float(row[name]) for name in ("step_s", "low_s", "high_s", "tokens_per_s", "mfu")}
     whole = {name: int(row[name]) for name in ("used_bytes", "capacity_bytes", "num_devices")}
-    if not all(0 < one < float("inf") for one in (*told.values(), *whole.values())):
+    if not all(0 < one < float("inf") for one in (*rates.values(), *whole.values())):
         raise ValueError("a figure that is none")
-    return told | whole | {"device_s_per_token": told["step_s"] * whole["num_devices"] / tokens}
+    return rates | whole | {"device_s_per_token": rates["step_s"] * whole["num_devices"] / tokens}
 
 
 def _text(answer: Mapping[str, Any]) -> Any:  # noqa: ANN401  what rich shows
@@ -227,12 +227,12 @@ def _text(answer: Mapping[str, Any]) -> Any:  # noqa: ANN401  what rich shows
     return layout.section(title, layout.table([head, *rows], "lrlrrl"))
 
 
-def _teller() -> Any:  # noqa: ANN401  explored's
+def _progress_line() -> Any:  # noqa: ANN401  explored's
     line, since = StatusLine(), time.monotonic()
 
-    def tell(done: int, total: int) -> None:
+    def show_progress(done: int, total: int) -> None:
         rate = done / max(time.monotonic() - since, 1e-3)
         left = format_seconds((total - done) / rate)
-        line.tell(f"{done:,} of {total:,} predictions, {rate:,.1f}/s, {left} left", last=done == total)
+        line.show(f"{done:,} of {total:,} predictions, {rate:,.1f}/s, {left} left", last=done == total)
 
-    return tell
+    return show_progress

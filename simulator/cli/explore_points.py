@@ -126,8 +126,8 @@ class Exploration:
         """A hash of everything that a record depends on, but for the point."""
         asked = self.study()
         nouns = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack, self.prices)
-        told = [None if one is None else one.model_dump(mode="json") for one in nouns]
-        text = json.dumps([software_version(), "explore", told], sort_keys=True)
+        inputs = [None if one is None else one.model_dump(mode="json") for one in nouns]
+        text = json.dumps([software_version(), "explore", inputs], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -145,7 +145,7 @@ class Kept(Journal):
         self._write(key, json.dumps(record, ensure_ascii=False))
 
 
-def explored(asked: Exploration, kept: Kept | None, jobs: int, tell: Callable[[int, int], None]) -> list[Record]:
+def explored(asked: Exploration, kept: Kept | None, jobs: int, on_progress: Callable[[int, int], None]) -> list[Record]:
     """A record of each point, in their order; what a journal knows is not predicted again."""
     points = asked.points
     known = kept.records() if kept is not None else {}
@@ -155,7 +155,7 @@ def explored(asked: Exploration, kept: Kept | None, jobs: int, tell: Callable[[i
         if kept is not None:
             kept.keep(json.dumps(point), record)
         known[json.dumps(point)] = record
-        tell(done, len(missing))
+        on_progress(done, len(missing))
     return [known[json.dumps(point)] for point in points]
 
 

@@ -11,7 +11,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
-from simulator.cli.options import input_options, placement_option, say, set_option, write_files
+from simulator.cli.options import input_options, placement_option, print_status, set_option, write_files
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.formats.exchange import FORMATS, Export, Job, export_plan
 from simulator.formats.study import Study
@@ -77,15 +77,15 @@ def command(  # noqa: PLR0913  one an option
         raise click.UsageError("--hosts, --topology and --placement are the launch kit's: --to launch-kit")
     written = export_plan(job_of(asked), form, head_of(asked))
     for name, value in written.beside.items():
-        say(f"shardwise: not in the file, for the training script: {name} = {_as_text(value)}")
+        print_status(f"shardwise: not in the file, for the training script: {name} = {_as_text(value)}")
     if asked.cluster.seats:
-        say("shardwise: not in the file: the GPU of each rank; --to launch-kit writes it")
+        print_status("shardwise: not in the file: the GPU of each rank; --to launch-kit writes it")
     text = json.dumps(_report(written), indent=2, ensure_ascii=False) + "\n" if as_json else written.text
     if out is None:
         click.echo(text, nl=False)
     else:
         write_whole(out, text, "-o")
-        say(f"written to {out}")
+        print_status(f"written to {out}")
     return ExitCode.OK
 
 

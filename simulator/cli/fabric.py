@@ -90,9 +90,9 @@ def _file(text: str) -> list[dict[str, Any]]:
         by_call.setdefault(tuple(call), []).append(time_s)
     uneven = sorted({call[1:3] for call in by_call if call[1] % call[2]})
     if uneven or not by_call:
-        told = f"{uneven[0][0]} ranks on {uneven[0][1]} nodes" if uneven else "no row of a collective"
+        problem = f"{uneven[0][0]} ranks on {uneven[0][1]} nodes" if uneven else "no row of a collective"
         remedy = "as many ranks on every node" if uneven else "the output of nccl-tests"
-        raise InputError(Fault(place=f"--fabric {text}", problem=told, remedy=remedy))
+        raise InputError(Fault(place=f"--fabric {text}", problem=problem, remedy=remedy))
     return [
         {
             "collective": kind,
@@ -129,7 +129,7 @@ def _rows_of_table(path: Path) -> Iterator[tuple[Any, ...]]:
 
     for row in read_collectives(path):
         if isinstance(row, BadRow) or row.n_gpus is None or row.n_nodes is None:
-            told = row.faults if isinstance(row, BadRow) else [f"line {row.line}: n_gpus or n_nodes is blank"]
-            click.echo(printable(f"not read: {'; '.join(map(str, told))}"), err=True)
+            faults = row.faults if isinstance(row, BadRow) else [f"line {row.line}: n_gpus or n_nodes is blank"]
+            click.echo(printable(f"not read: {'; '.join(map(str, faults))}"), err=True)
         elif not row.degraded:
             yield KINDS[row.collective], row.n_gpus, row.n_nodes, row.size_bytes, row.time_us * 1e-6

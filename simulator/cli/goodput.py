@@ -20,8 +20,8 @@ from simulator.cli.options import (
     answer_options,
     loaded_prices,
     price_options,
+    print_status,
     program_options,
-    say,
     set_option,
     study_options,
 )
@@ -132,7 +132,7 @@ def command(
     captured = None if program is None else with_tokens(program_at(program, asked, tokens, other), str(program))
     prediction = _predicted(asked, captured)
     if not prediction.fits:
-        say(f"shardwise: a step does not fit: {prediction.cause}; `shardwise predict` has remedies")
+        print_status(f"shardwise: a step does not fit: {prediction.cause}; `shardwise predict` has remedies")
         return prediction.verdict.exit_code
     answer = _played(asked, captured, prediction, run, listed)
     answer = replace(answer, sources=(*asked.sources, *prediction.sources, *answer.sources))

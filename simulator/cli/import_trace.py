@@ -10,7 +10,7 @@ import click
 
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_bytes, format_seconds
-from simulator.cli.options import FILE, say, tell, write_json
+from simulator.cli.options import FILE, print_status, print_text, write_json
 from simulator.formats.readers import chakra
 from simulator.formats.readers.kineto import KinetoTrace, read_kineto, summary
 
@@ -59,11 +59,11 @@ def command(
         answer = {"schema_version": 1, **found, "comparison": compared}
         write_json(answer)
     else:
-        tell(_text(found))
+        print_text(_text(found))
         if compared is not None:
             from validate.text import comparison_text
 
-            tell("\n" + comparison_text(compared))
+            print_text("\n" + comparison_text(compared))
     return ExitCode.OK
 
 
@@ -90,12 +90,12 @@ def _beside(trace: Path, step: int | None, program: Path, *, as_json: bool) -> i
     if as_json:
         write_json(lined_up_text.as_json(found))
     else:
-        tell(lined_up_text.text_of(found, program.name, trace.name))
+        print_text(lined_up_text.text_of(found, program.name, trace.name))
     return ExitCode.OK
 
 
 def _progress(characters: int) -> None:
-    say(f"read {format_bytes(characters)}")
+    print_status(f"read {format_bytes(characters)}")
 
 
 def _text(found: Mapping[str, Any]) -> str:

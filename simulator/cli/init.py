@@ -12,7 +12,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
-from simulator.cli.options import say
+from simulator.cli.options import print_status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def command(*, study: Path, **answers: str | None) -> int:
     if study.parent != Path():  # a study's paths start at its folder
         given |= {name: str(Path(text).resolve()) for name, text in inputs.items() if Path(text).is_file()}
     write_whole(study, text_of(given))
-    say(f"{study} written; shardwise predict {study} answers it")
+    print_status(f"{study} written; shardwise predict {study} answers it")
     return ExitCode.OK
 
 
@@ -96,7 +96,7 @@ def _answer(question: Question, given: str | None) -> str:
         return given
     if sys.stdin.isatty():
         return str(click.prompt(question.words, default=question.default, err=True))
-    say(f"shardwise: --{question.name.replace('_', '-')} is not given: {question.default}")
+    print_status(f"shardwise: --{question.name.replace('_', '-')} is not given: {question.default}")
     return question.default
 
 

@@ -58,8 +58,8 @@ def kept(program: Path, place: Study, tokens_per_step: int | None, predict: Call
 def _name(program: Path, place: Study, tokens_per_step: int | None) -> str:
     stack = place.stack or Stack.load(STACK)
     calibration = place.calibration or Calibration.for_device(place.cluster.device)
-    told = [one.model_dump_json() for one in (place.cluster, calibration, stack, place.plan.memory)]
-    data = json.dumps([_release(), str(program), tokens_per_step, *told]).encode()
+    inputs = [one.model_dump_json() for one in (place.cluster, calibration, stack, place.plan.memory)]
+    data = json.dumps([_release(), str(program), tokens_per_step, *inputs]).encode()
     return hashlib.sha256(data + ordinary(program).read_bytes()).hexdigest()
 
 

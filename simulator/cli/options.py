@@ -103,19 +103,19 @@ _LEFT_OUT = {  # table of a study -> commands that count it, what the others say
 }
 
 
-def tell_notes(study: Study) -> Study:
+def print_notes(study: Study) -> Study:
     """Say on stderr which keys of a study's files have moved, and what the command leaves out: once, and in none of its workers."""
     command = click.get_current_context(silent=True)
-    said: set[str] = command.meta.setdefault("simulator.notes", set()) if command else set(study.notes)
+    printed: set[str] = command.meta.setdefault("simulator.notes", set()) if command else set(study.notes)
     left = [
         note
         for table, (by, note) in _LEFT_OUT.items()
         if getattr(study, table) is not None and command is not None and command.info_name not in by
     ]
     for note in (*study.notes, *left):
-        if note not in said:
-            say(f"shardwise: {note}")
-            said.add(note)
+        if note not in printed:
+            print_status(f"shardwise: {note}")
+            printed.add(note)
     return study
 
 
@@ -188,18 +188,18 @@ def html_option(function: _Command) -> _Command:
     """--html, which `also_as_page` looks for. That an answer has no page is said, where one was asked for."""
 
     @functools.wraps(function)
-    def told(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the command takes and returns
+    def with_page(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the command takes and returns
         code = function(*args, **kwargs)
         path = click.get_current_context().meta.pop(_PAGE, None)
         if path is not None:
-            say(f"no page was written to {path}: there is none of this answer")
+            print_status(f"no page was written to {path}: there is none of this answer")
         return code
 
     help_text = "Also write the answer as a page: one file that needs no network (docs/guides/reports.md)."
     option = click.option(
         "--html", type=FILE, metavar="OUT.html", help=help_text, expose_value=False, callback=_page_at
     )
-    return option(cast(_Command, told))
+    return option(cast(_Command, with_page))
 
 
 def _page_at(context: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -231,7 +231,7 @@ def also_as_page(
         from simulator.formats.html import write_page
 
         write_page(path, kind, answer(), drawing())
-        say(f"page written to {path}")
+        print_status(f"page written to {path}")
 
 
 def write_json(answer: object) -> None:
@@ -252,14 +252,14 @@ def write_files(files: Mapping[str, str | bytes], folder: Path, what: str = "lau
                 file.chmod(0o755)
     except OSError as exc:
         raise InputError(Fault(place=str(folder), problem=f"cannot be written: {exc.strerror}")) from None
-    say(f"{what} of {len(files)} files written to {folder}")
+    print_status(f"{what} of {len(files)} files written to {folder}")
 
 
-def say(text: str) -> None:
+def print_status(text: str) -> None:
     """On stderr, in words that may hold a name that somebody gave."""
     click.echo(printable_lines(text), err=True)
 
 
-def tell(text: str) -> None:
+def print_text(text: str) -> None:
     """On stdout, lines that may hold such a name."""
     click.echo(printable_lines(text))

@@ -22,7 +22,7 @@ from simulator.cli.options import (
     answer_options,
     asked_page,
     placement_option,
-    say,
+    print_status,
     set_option,
     study_options,
     write_files,
@@ -98,8 +98,8 @@ def command(
     if out is not None:
         check_writable(out, "-o")
     inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
-    with _progress() as tell:
-        found = place(*inputs, across_nodes=across, deal_layers=layers, tell=tell)
+    with _progress() as show_progress:
+        found = place(*inputs, across_nodes=across, deal_layers=layers, on_progress=show_progress)
     asked = replace(asked, plan=found.plan, cluster=found.cluster)
     if as_json:
         click.echo(as_json_text(found, asked.inputs()), nl=False)
@@ -108,7 +108,7 @@ def command(
     also_as_page("place", lambda: as_data(found, asked.inputs()), lambda: _drawing(asked, float(found.placed.step_s)))
     if out is not None:
         write_whole(out, table_of(asked, job_of(asked), host), "-o")
-        say(f"written to {out}")
+        print_status(f"written to {out}")
     if kit is not None:
         write_files(kit_files(asked, job_of(asked), head_of(asked), hosts, host), kit)
     return ExitCode.OK
@@ -132,12 +132,12 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
     """A line on stderr where that is a terminal: what was done how often; gone at the end."""
     live = sys.stderr.isatty()
 
-    def tell(what: str, count: int) -> None:
+    def show_progress(what: str, count: int) -> None:
         if live:
             click.echo(f"\r\x1b[2K{count:,} placements {what}", nl=False, err=True)
 
     try:
-        yield tell
+        yield show_progress
     finally:
         if live:
             click.echo("\r\x1b[2K", nl=False, err=True)

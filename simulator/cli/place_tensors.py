@@ -12,7 +12,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, parse_bytes
-from simulator.cli.options import FILE, also_as_page, tell, write_json
+from simulator.cli.options import FILE, also_as_page, print_text, write_json
 from simulator.formats.study import Study
 from simulator.studies.tensors.table import Node
 from simulator.work.offload.tiered import POLICIES, Moves, Tensor
@@ -63,7 +63,7 @@ def _show(data: dict[str, Any], lines: Any, *, as_json: bool) -> None:  # noqa: 
     if as_json:
         write_json(data)
     else:
-        tell("\n".join(lines))
+        print_text("\n".join(lines))
     also_as_page("answer", lambda: data)
 
 

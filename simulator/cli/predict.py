@@ -22,11 +22,11 @@ from simulator.cli.options import (
     answer_options,
     completed,
     placement_option,
+    print_notes,
+    print_status,
     program_options,
-    say,
     set_option,
     study_options,
-    tell_notes,
 )
 from simulator.cli.predict_recorded import recorded_options
 from simulator.cli.progress import playing
@@ -121,12 +121,12 @@ def study_of(study: Path | None, flags: dict[str, Any], settings: tuple[str, ...
     given = {name: text for name, text in flags.items() if text is not None}
     plan_flags = {name: text for name, text in given.items() if name in Plan.flat_fields()}
     inputs = {name: text for name, text in given.items() if name not in plan_flags}
-    asked = tell_notes(read_study(study, inputs, plan_flags, settings, imported))
+    asked = print_notes(read_study(study, inputs, plan_flags, settings, imported))
     if asked.draft is not None:
         from simulator.formats.study.imported import warnings
 
         for line in warnings(asked.draft):
-            say(f"shardwise: {line}")
+            print_status(f"shardwise: {line}")
     return asked
 
 
@@ -212,11 +212,11 @@ def command(
     if program is not None:
         asks = {"lengths": spec, "reference": kind, "rollout": rollout, "fabric": fabric}
         asks |= {name: value or None for name, value in (beside_flags | {"largest_batch": largest}).items()}
-        told = {**flags, "study": study, **asks}
+        given = {**flags, "study": study, **asks}
         written = {"--trace": trace, "--memory": memory, "--links": links, "--snapshot": snapshot}
         sizes = {"tokens_per_step": tokens_per_step, "scale_with": other}
         form = {"as_json": as_json, "plain": plain, "brief": brief}
-        return _program(program, told, of_recording, settings, written, sizes, form)
+        return _program(program, given, of_recording, settings, written, sizes, form)
     predict_recorded.refuse(of_recording)
     for flag, value in (("--tokens-per-step", tokens_per_step), ("--scale-with", other)):
         if value is not None:
@@ -239,8 +239,8 @@ def command(
     padding = padding_of(lengths, *inputs) if lengths else None
     iteration = _iteration(rolled, prediction, *inputs) if rolled is not None else None
     further = beside_of(beside_flags, asked, prediction, stall)
-    told = {"largest_batch": found, "lengths": padding, "rollout": iteration}
-    keys = {name: one.report() for name, one in told.items() if one is not None} | further.keys
+    parts = {"largest_batch": found, "lengths": padding, "rollout": iteration}
+    keys = {name: one.report() for name, one in parts.items() if one is not None} | further.keys
     if as_json:
         from simulator.formats.writers.json_report import to_json
 
@@ -309,10 +309,10 @@ def _program(
     if is_recording(program):
         if sizes["scale_with"] is not None:
             raise click.UsageError("--scale-with: only of a captured --program")
-        told = {**flags, **of_recording, "tokens_per_step": sizes["tokens_per_step"]}
+        options = {**flags, **of_recording, "tokens_per_step": sizes["tokens_per_step"]}
         if form.pop("brief"):
             raise click.UsageError("--brief: only of a captured --program")
-        return predict_recorded.answer(program, told, settings, written, **form)
+        return predict_recorded.answer(program, options, settings, written, **form)
     predict_recorded.refuse(of_recording)
     from simulator.cli.predict_program import Files, answer
 
@@ -325,7 +325,7 @@ def _with_largest_batch(asked: Study) -> tuple[Study, LargestBatch]:
     from simulator.predict.largest_batch import largest_batch
 
     found = largest_batch(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
-    say(f"shardwise: {found.words}")
+    print_status(f"shardwise: {found.words}")
     size = f"micro_batch_size = {found.plan.micro_batch_size} (--largest-batch)"
     source = Source(what="plan", kind="given", detail=size)
     kept = [one for one in asked.sources if one.what != "plan.micro_batch_size"]  # what a plan's file leaves open
@@ -361,14 +361,14 @@ def _write_files(
         from simulator.formats.writers.chrome_trace import write_chrome_trace
 
         write_chrome_trace(trace, prediction, counters)
-        say(f"trace written to {trace}")
+        print_status(f"trace written to {trace}")
     if links is not None:
         from simulator.formats.writers.link_plot import write_link_plot
         from simulator.predict.link_loads import link_loads
 
         loads = link_loads(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
         write_link_plot(links, loads, "--links")
-        say(f"links drawn in {links}")
+        print_status(f"links drawn in {links}")
 
 
 def _write_memory(asked: Study, prediction: Prediction, picture: Path | None, snapshot: Path | None) -> None:
@@ -381,12 +381,12 @@ def _write_memory(asked: Study, prediction: Prediction, picture: Path | None, sn
         from simulator.formats.writers.memory_plot import write_memory_plot
 
         write_memory_plot(picture, prediction, history)
-        say(f"memory drawn in {picture}")
+        print_status(f"memory drawn in {picture}")
     if snapshot is not None:
         from simulator.formats.writers.snapshot import write_snapshot
         from simulator.memory.pools import settings_of
 
         write_snapshot(snapshot, history, settings_of(asked.plan))
         if asked.plan.memory.policy not in ("caching", "expandable"):
-            say("snapshot: the format is that of PyTorch's allocator, so it serves the requests there")
-        say(f"snapshot written to {snapshot}: open it at https://pytorch.org/memory_viz")
+            print_status("snapshot: the format is that of PyTorch's allocator, so it serves the requests there")
+        print_status(f"snapshot written to {snapshot}: open it at https://pytorch.org/memory_viz")

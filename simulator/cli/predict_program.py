@@ -13,7 +13,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import check_writable
 from simulator.cli.fabric import with_fabric
-from simulator.cli.options import also_as_page, page_asked, say
+from simulator.cli.options import also_as_page, page_asked, print_status
 from simulator.cli.programs import place_inputs, place_of, program_at
 from simulator.formats.drawing import FORMATS
 from simulator.formats.study import Study
@@ -110,7 +110,7 @@ def _write(one: Capture, asked: Study, found: Any, files: Files) -> None:  # noq
         from simulator.formats.writers.chrome_trace import write_chrome_trace
 
         write_chrome_trace(files.trace, found)
-        say(f"trace written to {files.trace}")
+        print_status(f"trace written to {files.trace}")
     if files.memory is None and files.snapshot is None:
         return
     from simulator.predict.program import program_history
@@ -120,10 +120,10 @@ def _write(one: Capture, asked: Study, found: Any, files: Files) -> None:  # noq
         from simulator.formats.writers.memory_plot import write_memory_plot
 
         write_memory_plot(files.memory, found, history)
-        say(f"memory drawn in {files.memory}")
+        print_status(f"memory drawn in {files.memory}")
     if files.snapshot is not None:
         from simulator.formats.writers.snapshot import write_snapshot
         from simulator.memory.pools import settings_of
 
         write_snapshot(files.snapshot, history, settings_of(asked.plan))
-        say(f"snapshot written to {files.snapshot}: open it at https://pytorch.org/memory_viz")
+        print_status(f"snapshot written to {files.snapshot}: open it at https://pytorch.org/memory_viz")

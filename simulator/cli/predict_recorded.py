@@ -12,7 +12,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.schema import check_writable
 from simulator.base.units import format_bytes
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import also_as_page, say, write_json
+from simulator.cli.options import also_as_page, print_status, write_json
 
 if TYPE_CHECKING:
     from simulator.predict.recorded import ReplayedStep, WhatIf
@@ -62,7 +62,7 @@ def answer(
 
     _check(flags, settings, files)
     asked = _what_if(flags, settings)
-    recordings = read_recordings(program, flags["step"], lambda read: say(f"read {format_bytes(read)}"))
+    recordings = read_recordings(program, flags["step"], lambda read: print_status(f"read {format_bytes(read)}"))
     found = replay_recording(_timed(recordings, asked), asked)
     if as_json:
         from simulator.formats.writers.recorded_text import as_json as data
@@ -78,7 +78,7 @@ def answer(
         from simulator.formats.writers.chrome_trace import write_timeline
 
         write_timeline(files["--trace"], found.timeline)
-        say(f"trace written to {files['--trace']}")
+        print_status(f"trace written to {files['--trace']}")
     return 0
 
 

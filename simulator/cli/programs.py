@@ -66,8 +66,8 @@ def place_of(
         problem = f"{study.plan.memory.policy}: tiers below HBM are played by the units of a described model"
         known = [one for one in get_args(Policy) if one not in TIERED]
         raise InputError(Fault(place="memory_policy", problem=problem, remedy=f"one of {', '.join(known)}"))
-    told = tuple(one for one in study.sources if not one.what.startswith(("model", "plan")))
-    return replace(study, sources=told)
+    sources = tuple(one for one in study.sources if not one.what.startswith(("model", "plan")))
+    return replace(study, sources=sources)
 
 
 def _of_pool(setting: str) -> bool:

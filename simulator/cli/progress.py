@@ -25,19 +25,19 @@ class StatusLine:
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
-        self._told = 0.0 if self._live else time.monotonic()  # what is quick leaves no line in a log
+        self._shown_s = 0.0 if self._live else time.monotonic()  # what is quick leaves no line in a log
 
-    def tell(self, line: str, *, last: bool = False) -> None:
+    def show(self, line: str, *, last: bool = False) -> None:
         """Show it, if it is time. last: the final one, which stays on a terminal."""
         now = time.monotonic()
-        if now - self._told < (_LIVE_S if self._live else _LOG_S) and not (last and self._live):
+        if now - self._shown_s < (_LIVE_S if self._live else _LOG_S) and not (last and self._live):
             return
-        self._told = now
+        self._shown_s = now
         click.echo(f"\r\x1b[2K{line}" if self._live else line, nl=last or not self._live, err=True)
 
     def clear(self) -> None:
         """Leave a terminal's line empty."""
-        if self._live and self._told:
+        if self._live and self._shown_s:
             click.echo("\r\x1b[2K", nl=False, err=True)
 
 
@@ -47,7 +47,7 @@ _LONG: Final = 5_000  # passes of micro-batches: some seconds
 @contextmanager
 def playing(plan: Plan, cluster: Cluster) -> Iterator[None]:
     """Shows how far the prediction of a step has come whose pipeline takes long to play."""
-    from simulator.play.progress import heard_by
+    from simulator.play.progress import listened_by
     from simulator.predict.play import num_played, repeats_of
 
     if num_played(plan) * plan.pp * plan.pipeline.virtual_stages < _LONG:
@@ -63,9 +63,9 @@ def playing(plan: Plan, cluster: Cluster) -> Iterator[None]:
         expected = max(plays, math.ceil(done - 1e-6))
         left_s = (time.monotonic() - since) * (expected / done - 1)
         left = f", some {left_s:,.0f} s left" if done > 0.01 * expected else ""  # the first per cent tells nothing
-        line.tell(f"shardwise: playing {plan.pp:,} stages: {done / expected:.0%}{left}")
+        line.show(f"shardwise: playing {plan.pp:,} stages: {done / expected:.0%}{left}")
 
-    with heard_by(show):
+    with listened_by(show):
         yield
     line.clear()
 

@@ -130,7 +130,7 @@ def _what_if(
     scores = compare(sequence, policies, needs, costs)
     own_s = _own_s(options, asked)
     moves = _moves(study, scores)
-    sequence = replace(sequence, notes=(*sequence.notes, *_told(own_s, moves)))
+    sequence = replace(sequence, notes=(*sequence.notes, *_notes_of(own_s, moves)))
     data = {
         "schema_version": _SCHEMA,
         "name": sequence.name,
@@ -199,23 +199,23 @@ def _moves(study: Path | None, scores: Rows[Score]) -> dict[str, Any] | None:
     return found
 
 
-def _told(own_s: float, moves: dict[str, Any] | None) -> list[str]:
-    told = [f"an allocator of one's own: {format_seconds(own_s)} a step beside"] if own_s else []
+def _notes_of(own_s: float, moves: dict[str, Any] | None) -> list[str]:
+    notes = [f"an allocator of one's own: {format_seconds(own_s)} a step beside"] if own_s else []
     if moves is not None:
         shares = ", ".join(f"{share:.1%} of {name}" for name, share in moves.get("shares", {}).items())
         over = f" over a step of {format_seconds(moves['step_s'])}: {shares}" if shares else ""
-        told.append(f"defrag moves {format_bytes(moves['bytes'])} a step{over}")
-    return told
+        notes.append(f"defrag moves {format_bytes(moves['bytes'])} a step{over}")
+    return notes
 
 
 def _predicted(study: Path | None) -> tuple[Sequence, Calibration, Pools]:
     """The requests of a study's first and steady step, the calibration it is predicted with, and the pool it asks for."""
-    from simulator.cli.options import tell_notes
+    from simulator.cli.options import print_notes
     from simulator.formats.study import read_study
     from simulator.memory import device_history
     from simulator.spec.software.stack import Stack
 
-    asked = tell_notes(read_study(study, {}, {}, ()))
+    asked = print_notes(read_study(study, {}, {}, ()))
     stack = asked.stack or Stack.of(asked.plan)
     device = asked.cluster.device
     history = device_history(asked.model, asked.plan, stack, device)

@@ -16,7 +16,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import format_seconds
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, also_as_page, answer_options, price_options, say, write_json
+from simulator.cli.options import FILE, also_as_page, answer_options, price_options, print_status, write_json
 from simulator.cli.progress import StatusLine, ended_as_interrupted
 from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.cli.terminal import show
@@ -107,7 +107,7 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
     study = _study(options)
     if options["sizes"]:
         return run_front(
-            study, options | {"exported": exported}, journal, _engine, _Teller(), as_json=as_json, plain=plain
+            study, options | {"exported": exported}, journal, _engine, _ProgressLine(), as_json=as_json, plain=plain
         )
     refuse_without_front(options)
     if exported is not None:
@@ -119,7 +119,7 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
         ended_as_interrupted(),
     ):
         try:
-            report = search_stacks(study, engine, kept, _Teller())
+            report = search_stacks(study, engine, kept, _ProgressLine())
         except Interrupted as stop:
             if stop.report is None:
                 return ExitCode.INTERRUPTED
@@ -128,7 +128,7 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
     also_as_page("search", report.as_json)
     if exported is not None:
         export(report, exported)
-        say(f"written to {exported}")
+        print_status(f"written to {exported}")
     if kit is not None and report.rows and not interrupted:
         from simulator.cli.winner import write_winner
 
@@ -178,7 +178,7 @@ def _study(options: dict[str, Any]) -> SearchStudy:
     try:
         model = Model.load(options["model"], options["like"])
         for note in model_notes(model):
-            say(f"shardwise: {note}")
+            print_status(f"shardwise: {note}")
     except InputError as exc:
         faults += exc.faults
     try:
@@ -290,7 +290,7 @@ def _value_faults(name: str, value: object, place: str) -> Sequence[Fault]:
     return ()
 
 
-class _Teller:
+class _ProgressLine:
     """What is done, and since when; a rate would say nothing, as candidates differ a hundredfold."""
 
     def __init__(self) -> None:
@@ -301,4 +301,4 @@ class _Teller:
         parts = f" of {progress.total:,} branches" if progress.total is not None else " plans"
         best = f", best {progress.best:.6g}" if progress.best is not None else ""
         seconds = format_seconds(time.monotonic() - self._since)
-        self._line.tell(f"{stack}{progress.phase} of {progress.done:,}{parts}{best}, {seconds}")
+        self._line.show(f"{stack}{progress.phase} of {progress.done:,}{parts}{best}, {seconds}")

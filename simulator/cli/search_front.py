@@ -9,7 +9,7 @@ from typing import Any
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, counted, parse_count
-from simulator.cli.options import also_as_page, loaded_prices, say, write_json
+from simulator.cli.options import also_as_page, loaded_prices, print_status, write_json
 from simulator.cli.terminal import show
 from simulator.formats.drawing import check_picture
 from simulator.formats.writers.front_plot import Point, write_front_plot
@@ -42,7 +42,7 @@ def run_front(
     options: dict[str, Any],
     journal: Path | None,
     engine: Callable[[SearchStudy, dict[str, Any]], Engine],
-    tell: Callable[[Progress], None],
+    on_progress: Callable[[Progress], None],
     *,
     as_json: bool,
     plain: bool,
@@ -50,7 +50,9 @@ def run_front(
     """Search every size, print, draw."""
     prices, tokens = _judged(options)
     try:
-        found = front(study, lambda one: engine(one, options), journal, prices=prices, run_tokens=tokens, tell=tell)
+        found = front(
+            study, lambda one: engine(one, options), journal, prices=prices, run_tokens=tokens, on_progress=on_progress
+        )
     except Interrupted:
         return ExitCode.INTERRUPTED
     if as_json:
@@ -60,7 +62,7 @@ def run_front(
     also_as_page("front", lambda: found.as_json() | _enough(found, options["days"]))
     if options["plot"] is not None:
         write_front_plot(options["plot"], _points(found), "seconds a step", f"{found.currency} a billion tokens")
-        say(f"written to {options['plot']}")
+        print_status(f"written to {options['plot']}")
     return ExitCode.OK if any(row.best is not None for row in found.rows) else ExitCode.DOES_NOT_FIT
 
 

@@ -96,13 +96,13 @@ def command(
     flags = {name: str(options[name]) for name in names if options[name] is not None}
     if failures:
         _alone(studies, {**options, "--what-if": variants, "--journal": journal})
-        failed = swept(files[0], flags, settings, left, _Teller())
+        failed = swept(files[0], flags, settings, left, _ProgressLine())
         write_json(failed.as_json()) if as_json else show(render_failures(failed), plain=plain, width=WIDTH)
         also_as_page("failures", failed.as_json)
         return ExitCode.OK
     study = _study(asked, flags, options)
     with Journal(journal, identity(study)) if journal is not None else nullcontext() as kept:
-        answer = study.answer(kept, jobs, _Teller())
+        answer = study.answer(kept, jobs, _ProgressLine())
     if as_json:
         write_json(answer.as_json())
     else:
@@ -212,7 +212,7 @@ def _run(first: Path | None, options: dict[str, Any], faults: list[Fault]) -> Lo
         return None
 
 
-class _Teller:
+class _ProgressLine:
     """What is done, the rate, and how long the rest will take."""
 
     def __init__(self) -> None:
@@ -223,4 +223,4 @@ class _Teller:
             self._since = time.monotonic()
         rate = done / max(time.monotonic() - self._since, 1e-3)
         left = format_seconds((total - done) / rate)
-        self._line.tell(f"{done:,} of {total:,} predictions, {rate:,.1f}/s, {left} left", last=done == total)
+        self._line.show(f"{done:,} of {total:,} predictions, {rate:,.1f}/s, {left} left", last=done == total)

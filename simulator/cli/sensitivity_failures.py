@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from simulator.base.errors import Fault, InputError, PlanError
-from simulator.cli.options import tell_notes
+from simulator.cli.options import print_notes
 from simulator.cli.programs import is_program
 from simulator.formats.study import Study, read_study
 from simulator.play.lower import Lowering, lower
@@ -23,13 +23,13 @@ def swept(
     flags: Mapping[str, str],
     settings: tuple[str, ...],
     left: float,
-    tell: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None],
 ) -> Failures:
     """Play them all. Raises InputError where the study is wrong, or its cluster has exceptions of its own."""
     if is_program(file):
         problem = "a captured program has no plan that could be put on fewer nodes"
         raise InputError(Fault(place="--failures", problem=problem, remedy="a STUDY.toml"))
-    study = tell_notes(read_study(file, flags, {}, settings))
+    study = print_notes(read_study(file, flags, {}, settings))
     if study.cluster.exceptions:
         problem = "--failures adds one exception at a time, and there are some already"
         raise InputError(Fault(place="cluster: exceptions", problem=problem, remedy="a cluster of equal nodes"))
@@ -39,7 +39,7 @@ def swept(
     found = []
     for done, one in enumerate(cases, 1):
         found.append(_hurt(one, file, flags, settings, base))
-        tell(done, len(cases))
+        on_progress(done, len(cases))
     return ranked(step_s, base, left, found, fits=memory_of(lowering, quick=True).memory.fit.runs)
 
 

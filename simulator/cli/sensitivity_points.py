@@ -15,7 +15,7 @@ from simulator.studies.search import Journal, PlanOutcome
 Settings = tuple[str, ...]
 Alternative = tuple[str, Path | None, Settings]  # its name, its file, what is set of it
 Task = tuple[str, Alternative, dict[str, str]]
-Tell = Callable[[int, int], None]  # predictions done, and in all
+OnProgress = Callable[[int, int], None]  # predictions done, and in all
 
 
 class Known:
@@ -35,7 +35,7 @@ class Known:
     def __len__(self) -> int:
         return len(self._asked)
 
-    def find(self, wanted: Sequence[tuple[int, Settings]], tell: Tell) -> None:
+    def find(self, wanted: Sequence[tuple[int, Settings]], on_progress: OnProgress) -> None:
         """Simulate what is not known. Raises InputError where a plan is not legal at some point."""
         keys = dict.fromkeys(_key(*one) for one in wanted)
         self._asked |= keys.keys()
@@ -49,7 +49,7 @@ class Known:
             if self._journal is not None:
                 self._journal.add(outcome)
             self._found[outcome.key] = outcome
-            tell(done, len(tasks))
+            on_progress(done, len(tasks))
 
 
 def _key(number: int, settings: Settings) -> str:

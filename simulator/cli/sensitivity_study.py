@@ -17,7 +17,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.sums import summed
 from simulator.cli.compare import other_prices, subject_of
 from simulator.cli.programs import checkpoint_of, is_program, place_of, program_at
-from simulator.cli.sensitivity_points import Alternative, Known, Settings, Tell
+from simulator.cli.sensitivity_points import Alternative, Known, OnProgress, Settings
 from simulator.formats.study import Study, read_study
 from simulator.formats.study.overrides import parse_overrides, patched
 from simulator.spec.prices import Prices
@@ -107,11 +107,11 @@ class SensitivityStudy:
             (which, share) for which, (_, share) in enumerate(zip(self.ranges, row, strict=False)) if share is not None
         ]
 
-    def answer(self, journal: Journal | None, jobs: int | None, tell: Tell) -> Sensitivity:
+    def answer(self, journal: Journal | None, jobs: int | None, on_progress: OnProgress) -> Sensitivity:
         """Simulate what the points need, each once; then everything else is arithmetic."""
         base = [(number, self._simulated(number, [])) for number in range(len(self.subjects))]
         known = Known(self.alternatives, self.flags, journal, jobs)
-        known.find(base, tell)
+        known.find(base, on_progress)
         inputs: tuple[Input, ...] = (*self.ranges, *self._errors([known[one] for one in base]))
         if not inputs:
             raise InputError(Fault(place="--vary", problem="nothing varies", remedy="--vary KEY=LOW..HIGH"))
@@ -120,7 +120,7 @@ class SensitivityStudy:
         single = [self._only(inputs, number, end) for number in range(len(inputs)) for end in (0, 1)]
         rows = [*points, *single]
         wanted = [(number, self._simulated(number, row)) for row in rows for number, _ in base]
-        known.find(wanted, tell)
+        known.find(wanted, on_progress)
         values = [[self._figure(known[a, self._simulated(a, row)], a, row, inputs) for row in rows] for a, _ in base]
         now = [self._figure(known[one], one[0], [None] * len(inputs), inputs) for one in base]
         ends = [[row[len(points) + each] for row in values] for each in range(len(single))]

@@ -18,7 +18,7 @@ from simulator.cli.options import (
     answer_options,
     loaded_prices,
     price_options,
-    say,
+    print_status,
     set_option,
     study_options,
     write_files,
@@ -137,7 +137,7 @@ def command(
         serving = replace(serving, costs=token_costs(serving.load, serving.num_devices, asked.cluster, listed))
         if not serving.costs:
             note = "no request ended in the measured time, so none has a cost; --requests plays more of them"
-            say(f"shardwise: {note}")
+            print_status(f"shardwise: {note}")
     serving = replace(serving, sources=(*asked.sources, *serving.sources))
     if as_json:
         from simulator.formats.writers.serving_json import to_json
@@ -165,14 +165,14 @@ def _served(asked: ServingStudy, *, interval: bool) -> Serving:
     """The answer, with its progress on stderr."""
     wanted, played = asked.workload.num_requests, len(asked.requests)
     if asked.workload.trace is None and played < wanted:
-        say(
+        print_status(
             f"shardwise: the first {played:,} of {wanted:,} requests are played; more change no percentile beyond its noise"
         )
     line, since = StatusLine(), time.monotonic()
 
     def progress(done: int, total: int) -> None:
         left = (time.monotonic() - since) * (total / done - 1) if done else math.inf
-        line.tell(
+        line.show(
             f"{done:,} of {total:,} requests{f', {format_seconds(left)} left' if done else ''}", last=done == total
         )
 
@@ -204,8 +204,8 @@ def _highest(asked: ServingStudy, *, interval: bool) -> Serving:
         found = Source(what="workload", kind="given", detail=f"rate = {rate:.6g} (--highest-rate)")
         return replace(asked, workload=workload, requests=workload.requests(), sources=(*asked.sources, found))
 
-    def told(rate: float, holds: bool) -> None:  # noqa: FBT001  what was tried
-        say(f"{format_number(rate)} requests/s: {'within' if holds else 'above'}")
+    def show_rate(rate: float, holds: bool) -> None:  # noqa: FBT001  what was tried
+        print_status(f"{format_number(rate)} requests/s: {'within' if holds else 'above'}")
 
     tried: list[float] = []
 
@@ -216,8 +216,8 @@ def _highest(asked: ServingStudy, *, interval: bool) -> Serving:
     first = _served(asked if asked.workload.rate else at(1.0), interval=False)
     if not first.fits:
         return first
-    rate, _ = sought(play, first, told)
+    rate, _ = sought(play, first, show_rate)
     if not rate:
-        say("no rate that was tried holds")
+        print_status("no rate that was tried holds")
     study = at(rate or min(tried))
     return replace(_served(study, interval=interval), sources=(*study.sources[len(asked.sources) :], *first.sources))

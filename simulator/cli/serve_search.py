@@ -137,7 +137,7 @@ def run_search(asked: ServingStudy, options: Mapping[str, Any], *, as_json: bool
     interrupted = False
     with Notes(journal, study.identity) if journal is not None else nullcontext() as notes, ended_as_interrupted():
         try:
-            report = search_serving(study, jobs=jobs, notes=notes, prices=prices, tell=_teller())
+            report = search_serving(study, jobs=jobs, notes=notes, prices=prices, tell=_progress_line())
         except SearchInterrupted as stop:
             report, interrupted = stop.report, True
     _print(report, as_json=as_json, plain=plain)
@@ -206,12 +206,12 @@ def _print(report: ServingSearchReport, *, as_json: bool, plain: bool) -> None:
         show(render(report), plain=plain, width=WIDTH)
 
 
-def _teller() -> Callable[[Progress], None]:
+def _progress_line() -> Callable[[Progress], None]:
     """What is done, and since when."""
     line, since = StatusLine(), time.monotonic()
 
-    def tell(progress: Progress) -> None:
+    def show_progress(progress: Progress) -> None:
         best = "" if progress.best is None else f", fewest so far {progress.best:,.0f} GPUs"
-        line.tell(f"{progress.phase}: {progress.done:,} plays{best}, {format_seconds(time.monotonic() - since)}")
+        line.show(f"{progress.phase}: {progress.done:,} plays{best}, {format_seconds(time.monotonic() - since)}")
 
-    return tell
+    return show_progress

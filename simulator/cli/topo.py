@@ -14,7 +14,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, also_as_page, html_option, say, write_json
+from simulator.cli.options import FILE, also_as_page, html_option, print_status, write_json
 from simulator.cli.terminal import show
 from simulator.formats.drawing import check_picture
 from simulator.formats.readers.host_cluster import cluster_of
@@ -108,13 +108,13 @@ def command(  # noqa: PLR0913  one an option
     if save is not None and saved is not None:
         write_whole(save, cluster_toml(saved), "--save")
         nodes = "" if saved.num_nodes > 1 else " (--nodes N)"
-        say(f"saved {save}: use it as --cluster {save}{nodes}")
+        print_status(f"saved {save}: use it as --cluster {save}{nodes}")
     if draw is not None and shown is not None:
         from simulator.formats.writers.link_plot import write_link_plot
         from simulator.predict.link_loads import idle_links
 
         write_link_plot(draw, idle_links(shown), "--draw")
-        say(f"drawn in {draw}")
+        print_status(f"drawn in {draw}")
     return ExitCode.OK
 
 

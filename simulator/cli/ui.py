@@ -11,7 +11,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import ordinary
-from simulator.cli.options import say
+from simulator.cli.options import print_status
 from simulator.cli.progress import ended_as_interrupted
 
 _MOST_BYTES = 2**20  # of a study
@@ -58,7 +58,7 @@ def command(study: Path | None, *, port: int, folder: Path | None) -> int:
             problem, remedy = f"cannot listen: {exc.strerror}", "--port 0"
             raise InputError(Fault(place=f"--port {port}", problem=problem, remedy=remedy)) from None
         click.echo(server.address)
-        say("shardwise: open this address once, in one browser; Ctrl-C ends")
+        print_status("shardwise: open this address once, in one browser; Ctrl-C ends")
         with suppress(KeyboardInterrupt), ended_as_interrupted(), closing(server):
             server.serve_forever(poll_interval=0.2)
     return ExitCode.OK

@@ -82,7 +82,7 @@ class Runs:
             try:
                 found = self._predict(text)
             except InputError as exc:
-                return {"faults": [_told(fault) for fault in exc.faults]}
+                return {"faults": [_plain_fault(fault) for fault in exc.faults]}
             return {"number": self._remembered(found), "answer": found.report()}
 
     def explored(self, text: str, varied: str, name: str) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Runs:
             try:
                 found = self._explore(text, varied.split(), name)
             except InputError as exc:
-                return {"faults": [_told(fault) for fault in exc.faults]}
+                return {"faults": [_plain_fault(fault) for fault in exc.faults]}
         with self._lock:
             return {"number": self._remembered(found), "count": len(found.answer["columns"]["verdict"])}
 
@@ -150,8 +150,8 @@ class Runs:
                 return None
             name = f"run-{max(self._numbers(), default=0) + 1:04d}"
             write_whole(self._folder / f"{name}.toml", text, "--folder")
-            told = json.dumps(found.report(), indent=2, ensure_ascii=False, allow_nan=False)
-            write_whole(self._folder / f"{name}.json", told + "\n", "--folder")
+            answer = json.dumps(found.report(), indent=2, ensure_ascii=False, allow_nan=False)
+            write_whole(self._folder / f"{name}.json", answer + "\n", "--folder")
             return {"kept": name}
 
     def _numbers(self) -> list[int]:
@@ -183,7 +183,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _told(fault: Fault) -> dict[str, str]:
+def _plain_fault(fault: Fault) -> dict[str, str]:
     """A fault without the draft's path, which nobody chose."""
     place = re.sub(r"^\S*draft\.toml:? ?", "", fault.place).removeprefix("--vary ")
     return {"place": place or "study", "problem": fault.problem, "remedy": fault.remedy}

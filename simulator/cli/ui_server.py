@@ -133,8 +133,8 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
         except InputError as exc:  # the folder is full, or gone
-            told = [{"place": one.place, "problem": one.problem, "remedy": one.remedy} for one in exc.faults]
-            self._json(HTTPStatus.OK, {"faults": told})
+            faults = [{"place": one.place, "problem": one.problem, "remedy": one.remedy} for one in exc.faults]
+            self._json(HTTPStatus.OK, {"faults": faults})
 
     def _is_ours(self) -> bool:
         if self.headers.get("Host") in self.server.hosts:

@@ -14,7 +14,7 @@ import click
 
 from simulator.base.errors import InputError
 from simulator.base.exit_codes import ExitCode
-from simulator.cli.options import say
+from simulator.cli.options import print_status
 
 _EVERY_S = 0.2  # a person who saves a file sees the answer at once; looking costs nothing
 
@@ -50,19 +50,19 @@ def watched(studies: tuple[Path, ...]) -> int:
             now = _states({*studies, *(path for study in studies for path in _named(study)), *beside})
             if now != seen:
                 click.clear()
-                code = _told(lambda: int(context.invoke(context.command, **options)))
+                code = _exit_code(lambda: int(context.invoke(context.command, **options)))
                 seen = now | _states(beside)  # as the answer left them: an option may name what it writes
-                say(f"shardwise: watching {', '.join(map(str, sorted(now)))}; Ctrl-C ends")
+                print_status(f"shardwise: watching {', '.join(map(str, sorted(now)))}; Ctrl-C ends")
             time.sleep(_EVERY_S)
     except KeyboardInterrupt:
         return code
 
 
-def _told(once: Callable[[], int]) -> int:
+def _exit_code(once: Callable[[], int]) -> int:
     try:
         return once()
     except InputError as exc:
-        say(f"shardwise: {exc}")
+        print_status(f"shardwise: {exc}")
         return ExitCode.BAD_INPUT
 
 

@@ -10,7 +10,7 @@ from simulator.base.fit import Fit
 from simulator.base.units import format_seconds
 from simulator.cli.export import head_of, job_of
 from simulator.cli.launch_kit import host_of, kit_files
-from simulator.cli.options import say, write_files
+from simulator.cli.options import print_status, write_files
 from simulator.formats.study import Study
 from simulator.studies.place import place
 from simulator.studies.search import SearchReport
@@ -34,8 +34,8 @@ def write_winner(report: SearchReport, folder: Path, options: Mapping[str, Any])
     )
     write_files(kit_files(asked, job_of(asked), head_of(asked), options["hosts"], host), folder)
     if best.outcome.status is not Fit.FITS:
-        say(f"the best plan is {best.outcome.status} in memory: `shardwise predict` says why")
+        print_status(f"the best plan is {best.outcome.status} in memory: `shardwise predict` says why")
     steps = (
         f"{format_seconds(found.placed.step_s)} a step, {format_seconds(found.default.step_s)} in the order of ranks"
     )
-    say(f"its ranks are placed: {steps}" if found.cluster.seats else "its ranks keep their order")
+    print_status(f"its ranks are placed: {steps}" if found.cluster.seats else "its ranks keep their order")

@@ -39,11 +39,11 @@ class Meaning:
     origins: tuple[str, ...] = ()
     own: bool = True
 
-    def told(self) -> dict[str, Any]:
+    def as_data(self) -> dict[str, Any]:
         """Plain data without what is empty, and without markup."""
         parts = {"means": self.means, "formula": self.formula, "source": self.source}
-        told: dict[str, Any] = {name: _LINK.sub(r"\1", text).replace("`", "") for name, text in parts.items() if text}
-        return told | {name: list(found) for name, found in (("inputs", self.inputs), ("from", self.origins)) if found}
+        texts: dict[str, Any] = {name: _LINK.sub(r"\1", text).replace("`", "") for name, text in parts.items() if text}
+        return texts | {name: list(found) for name, found in (("inputs", self.inputs), ("from", self.origins)) if found}
 
 
 def key_of(path: str) -> str:
@@ -110,12 +110,12 @@ def _listed(kind: str, key: str) -> Meaning | None:
 
 
 def _meaning(entry: str | Mapping[str, Any], key: str) -> Meaning:
-    told: dict[str, Any] = {"means": entry} if isinstance(entry, str) else dict(entry)
-    kind, divided, means = told.pop("means").partition(" | ")
+    fields: dict[str, Any] = {"means": entry} if isinstance(entry, str) else dict(entry)
+    kind, divided, means = fields.pop("means").partition(" | ")
     if not divided:
         kind, means = _type(key), kind
-    told["inputs"], told["origins"] = tuple(told.get("inputs", ())), tuple(told.pop("from", ()))
-    return Meaning(kind=kind, means=means, **told)
+    fields["inputs"], fields["origins"] = tuple(fields.get("inputs", ())), tuple(fields.pop("from", ()))
+    return Meaning(kind=kind, means=means, **fields)
 
 
 def _type(key: str) -> str:
@@ -141,5 +141,5 @@ def table(kind: str) -> Iterator[str]:
         if kind == _COMMON and key.startswith("inputs/"):
             continue  # fields of studies, which have pages of their own
         one = _meaning(entry, key)
-        said = " | ".join(text.replace("|", "\\|") for text in (one.kind, one.means, one.formula))
-        yield f"| `{key.replace('/', '.')}` | {said} |"
+        cells = " | ".join(text.replace("|", "\\|") for text in (one.kind, one.means, one.formula))
+        yield f"| `{key.replace('/', '.')}` | {cells} |"

@@ -172,12 +172,12 @@ def _faults(job: Job, draft: Draft, beside: Mapping[str, Any], form: str) -> Ite
     except ValidationError as exc:
         yield from faults_of(exc, form, Plan)
         return
-    told = _refusals(job.plan, form) | _differences(job, back, draft, form)
-    if "pp" in told:
-        told = {name: fault for name, fault in told.items() if name not in _OF_STAGES}
-    if told.keys() & _DEGREES:
-        told.pop("rank_order", None)
-    yield from (told[name] for name in sorted(told))
+    faults = _refusals(job.plan, form) | _differences(job, back, draft, form)
+    if "pp" in faults:
+        faults = {name: fault for name, fault in faults.items() if name not in _OF_STAGES}
+    if faults.keys() & _DEGREES:
+        faults.pop("rank_order", None)
+    yield from (faults[name] for name in sorted(faults))
 
 
 def _refusals(plan: Plan, form: str) -> dict[str, Fault]:

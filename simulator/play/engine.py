@@ -73,18 +73,18 @@ def run(programs: Sequence[Program]) -> Timeline:
 
 def _play(env: Environment, players: Sequence[_Player], num_ops: int) -> None:
     """To the end. Where somebody listens, it is half of the work, behind making the programs."""
-    if not progress.is_heard():
+    if not progress.has_listener():
         env.run()
         return
-    told = 0
+    reported = 0
     with suppress(EmptySchedule):
         while True:
             for _ in range(_TOLD_EVERY):
                 env.step()
             ended = sum(player.num_ended for player in players)
-            progress.tell((ended - told) / num_ops / 2)
-            told = ended
-    progress.tell((num_ops - told) / max(1, num_ops) / 2)
+            progress.report((ended - reported) / num_ops / 2)
+            reported = ended
+    progress.report((num_ops - reported) / max(1, num_ops) / 2)
 
 
 class _PendingCollective:

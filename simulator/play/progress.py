@@ -11,7 +11,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def heard_by(listener: Listener) -> Iterator[None]:
+def listened_by(listener: Listener) -> Iterator[None]:
     """What is played in here is told to the listener."""
     token = _listener.set(listener)
     try:
@@ -20,12 +20,12 @@ def heard_by(listener: Listener) -> Iterator[None]:
         _listener.reset(token)
 
 
-def tell(part: float) -> None:
+def report(part: float) -> None:
     """So much more of a play is done."""
     if (listener := _listener.get()) is not None:
         listener(part)
 
 
-def is_heard() -> bool:
+def has_listener() -> bool:
     """Somebody wants to know."""
     return _listener.get() is not None

@@ -63,6 +63,21 @@ SPACES = {
 }
 
 
+@pytest.fixture
+def shared_plays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches of one study, which differ in what they ask for, play an engine once among them."""
+    kept: dict[str, Any] = {}
+
+    class Sharing(Player):
+        def __init__(self, study: ServingSearch) -> None:
+            super().__init__(study)
+            vars(self).update(kept or {name: kept.setdefault(name, one) for name, one in vars(self).items()})
+            self.study = study
+
+    monkeypatch.setattr("simulator.studies.serving_search.workers.Player", Sharing)
+
+
+@pytest.mark.usefixtures("shared_plays")
 @pytest.mark.parametrize("name", SPACES)
 def test_the_table_is_that_of_trying_everything(name: str) -> None:
     """No bound, no limit of the table, no halving: the same rows, whatever the number of rows."""
@@ -74,6 +89,7 @@ def test_the_table_is_that_of_trying_everything(name: str) -> None:
     assert bool(whole) == (name != "nothing")
 
 
+@pytest.mark.usefixtures("shared_plays")
 def test_all_rows_are_those_of_trying_everything() -> None:
     asked = replace(SPACES["several engines"], every=True)
     found, whole = search_serving(asked), search_serving(replace(asked, exhaustive=True))

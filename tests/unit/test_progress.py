@@ -21,14 +21,14 @@ def test_a_log_gets_a_line_every_half_minute(clock: list[float], capsys: pytest.
     line = StatusLine()
     for done in range(1, 101):
         clock[0] += 1.0
-        line.tell(f"{done} of 100", last=done == 100)
+        line.show(f"{done} of 100", last=done == 100)
     assert capsys.readouterr().err == "30 of 100\n60 of 100\n90 of 100\n"
 
 
 def test_quick_work_leaves_no_line_in_a_log(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     line = StatusLine()
     clock[0] += 5
-    line.tell("1 of 1", last=True)
+    line.show("1 of 1", last=True)
     assert capsys.readouterr().err == ""
 
 
@@ -39,9 +39,9 @@ def test_a_terminal_s_line_is_rewritten_and_its_last_stays(
     line = StatusLine()
     for done in range(1, 11):
         clock[0] += 0.1
-        line.tell(f"{done} of 10", last=done == 10)
+        line.show(f"{done} of 10", last=done == 10)
     assert capsys.readouterr().err.count("\r\x1b[2K") < 8
-    line.tell("10 of 10", last=True)
+    line.show("10 of 10", last=True)
     assert capsys.readouterr().err == "\r\x1b[2K10 of 10\n"
 
 
@@ -56,7 +56,7 @@ def test_a_step_that_is_played_is_told_as_it_goes(monkeypatch: pytest.MonkeyPatc
     alone = predict(model, plan, cluster, advise=True)
     told: list[str] = []
     monkeypatch.setattr(progress, "_LONG", 1)
-    monkeypatch.setattr(StatusLine, "tell", lambda _, line, **__: told.append(line))
+    monkeypatch.setattr(StatusLine, "show", lambda _, line, **__: told.append(line))
     with progress.playing(plan, cluster):
         assert predict(model, plan, cluster, advise=True) == alone
     assert told[0].startswith("shardwise: playing 4 stages: 2%")  # of six plays, the program of the first stage

@@ -31,7 +31,7 @@ from simulator.studies.search import (
 )
 from simulator.studies.search.engines import Task
 from simulator.studies.search.evaluate import evaluate
-from simulator.studies.search.outcome import key_of, kin_of, layout_of
+from simulator.studies.search.outcome import bound_group_of, key_of, layout_of
 from simulator.studies.search.report import Row, compared
 from simulator.studies.search.space import Branch, Pruned
 from simulator.studies.search.survey import Prospect, work_of
@@ -235,9 +235,9 @@ def test_a_layout_within_the_best_plans_interval_is_kept() -> None:
 
 def test_kin_share_what_is_sharded_and_not_how_far() -> None:
     plans = [Plan(seq_len=512, zero=3, dp_shard=8 // tp, tp=tp) for tp in (1, 2)]
-    assert kin_of(plans[0]) == kin_of(plans[1])
+    assert bound_group_of(plans[0]) == bound_group_of(plans[1])
     assert layout_of(plans[0], 1) != layout_of(plans[1], 1)
-    assert kin_of(plans[0]) != kin_of(Plan(seq_len=512, zero=2, dp_shard=8))
+    assert bound_group_of(plans[0]) != bound_group_of(Plan(seq_len=512, zero=2, dp_shard=8))
 
 
 class _Watched(Serial):

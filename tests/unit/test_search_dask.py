@@ -39,7 +39,7 @@ def test_a_killed_worker_changes_nothing() -> None:
                 os.kill(victim.process.pid, signal.SIGKILL)
 
         with Dask(study, cluster.scheduler_address) as engine:
-            assert search(study, engine, tell=kill).as_json() == alone
+            assert search(study, engine, on_progress=kill).as_json() == alone
     assert killed
 
 
@@ -59,7 +59,7 @@ def test_a_scheduler_that_is_lost_is_told() -> None:
             cluster.close(timeout=10)
 
     with cluster, Dask(study, cluster.scheduler_address) as engine, pytest.raises(InputError, match="--journal"):
-        search(study, engine, tell=close)
+        search(study, engine, on_progress=close)
 
 
 def test_workers_of_another_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ class _Parts:
 
     def page(self, answer: Mapping[str, Any], cut: str) -> str:
         """The page of an answer. cut: what is said of its rows that are left out."""
-        behind = _Behind(_ANSWERS.get(self.kind, self.kind))
+        meanings = _Meanings(_ANSWERS.get(self.kind, self.kind))
         theme = _static("theme.js")
         text = (
             _environment()
@@ -90,9 +90,9 @@ class _Parts:
                 cut=cut,
                 answer_json=_embedded(answer),
                 drawing_json=self.drawn,
-                meaning=behind.meaning,
-                drawn_meaning=behind.drawn,
-                meanings_json=lambda: _embedded(behind.told),
+                meaning=meanings.meaning,
+                drawn_meaning=meanings.drawn,
+                meanings_json=lambda: _embedded(meanings.asked_for),
                 script=Markup(self.script),  # noqa: S704  our own files
                 style=Markup(self.style),  # noqa: S704
                 theme=Markup(theme),  # noqa: S704
@@ -169,12 +169,12 @@ def _numeric(rows: Sequence[Any], key: str) -> bool:
     return any(isinstance(one, int | float) and not isinstance(one, bool) for one in values)
 
 
-class _Behind:
-    """What stands behind each number that a page shows. told: of all that were asked for, by key; pages open it from there."""
+class _Meanings:
+    """What stands behind each number that a page shows. asked_for: of all that were, by key; pages open it from there."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self.told: dict[str, dict[str, Any]] = {}
+        self.asked_for: dict[str, dict[str, Any]] = {}
 
     def meaning(self, path: str) -> Meaning | None:
         """Of the value at a path of the answer."""
@@ -186,5 +186,5 @@ class _Behind:
 
     def _kept(self, key: str, meaning: Meaning | None) -> Meaning | None:
         if meaning is not None:
-            self.told[key] = meaning.told()
+            self.asked_for[key] = meaning.as_data()
         return meaning

@@ -31,18 +31,18 @@ def shown(name: str, value: object) -> str:
     """`value` in words. name: its key, whose last part is its unit."""
     match value:
         case bool():
-            told = "yes" if value else "no"
+            text = "yes" if value else "no"
         case int() | float():
-            told = _number(name, value)
+            text = _number(name, value)
         case Mapping():
-            told = ", ".join(f"{key} = {shown(str(key), one)}" for key, one in value.items())
+            text = ", ".join(f"{key} = {shown(str(key), one)}" for key, one in value.items())
         case str():
-            told = value
+            text = value
         case Sequence():
-            told = ", ".join(shown(name, one) for one in value)
+            text = ", ".join(shown(name, one) for one in value)
         case _:
-            told = ""
-    return told or NOTHING
+            text = ""
+    return text or NOTHING
 
 
 def _per_s(value: float) -> str:

@@ -19,8 +19,8 @@ def record_of(device: str, precision: str, stack: str) -> dict[str, Any] | None:
     """Errors on runs under this software stack, and on this kind of GPU in this precision; None where there are none."""
     rows = [row for row in _record()["row"] if (row["device"], row["precision"]) == (device, precision)]
     under = [row for row in _record()["stack"] if row["name"] == stack]
-    told = [{**row, "runs_of": f"software {stack}", "gpu": "all", "precision": "all"} for row in under]
-    found = [*told, *sorted(rows, key=lambda row: (-row["n"], row["runs_of"]))]
+    stack_rows = [{**row, "runs_of": f"software {stack}", "gpu": "all", "precision": "all"} for row in under]
+    found = [*stack_rows, *sorted(rows, key=lambda row: (-row["n"], row["runs_of"]))]
     on = f"on {device} in {precision}" if rows else ""
     like = " and ".join(part for part in (f"under {stack}" if under else "", on) if part)
     return {"like": like, "rows": found} if found else None

@@ -19,7 +19,7 @@ MOST_ROWS: Final = 64  # of a matrix on the page
 def traffic_of(lowering: Lowering, step_s: float) -> dict[str, Any]:
     """The calls of a step, bytes between GPUs of the first node and between the first nodes, and the loads of links."""
     calls = step_calls(lowering)
-    found: dict[str, Any] = {"calls": _told(calls, lowering)}
+    found: dict[str, Any] = {"calls": _call_rows(calls, lowering)}
     if not calls:
         return found
     cluster = lowering.cluster
@@ -67,7 +67,7 @@ def _sent(call: Call, lowering: Lowering) -> float:
     return float(form.port * call.size_bytes)
 
 
-def _told(calls: Iterable[Call], lowering: Lowering) -> list[dict[str, Any]]:
+def _call_rows(calls: Iterable[Call], lowering: Lowering) -> list[dict[str, Any]]:
     """The calls as rows; messages between stages of one size are one, counted a rank."""
     rows: dict[tuple[str, str, int], dict[str, Any]] = {}
     for call in calls:

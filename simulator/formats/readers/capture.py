@@ -173,8 +173,8 @@ def _sizes(found: object, count: int | None = None) -> bool:
 
 
 def _check_categories(found: object, place: str) -> None:
-    told = found.items() if isinstance(found, dict) else [("", found)]
-    for storage, name in told:
+    names = found.items() if isinstance(found, dict) else [("", found)]
+    for storage, name in names:
         if not (storage.isdecimal() and len(storage) < _DIGITS and name in CATEGORIES):
             problem = f"{storage!r}: {name!r} is no storage's number and what it holds"
             raise InputError(Fault(place=place, problem=problem, remedy=_AGAIN))
@@ -197,9 +197,9 @@ def _check_host(one: Mapping[str, Any], place: str) -> None:
 
 def _costs(data: Mapping[str, Any], place: str) -> dict[int, KernelCost]:
     """What authors of operators say: absent in files of programs that have none."""
-    told = data.get("costs", {})
+    costs = data.get("costs", {})
     found: dict[int, KernelCost] = {}
-    for number, one in told.items() if isinstance(told, dict) else [("", told)]:
+    for number, one in costs.items() if isinstance(costs, dict) else [("", costs)]:
         try:
             found[range(len(data["signatures"]))[int(number)]] = KernelCost(**one)
         except (TypeError, ValueError, IndexError) as exc:

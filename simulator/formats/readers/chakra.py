@@ -144,22 +144,22 @@ def _fill(node: _Node, message: bytes) -> None:
         elif number == 2 and isinstance(value, bytes):
             node.name = _words(value)
         elif number == 10 and isinstance(value, bytes):
-            name, told = _attribute(value)
-            node.attrs[name] = told
+            name, content = _attribute(value)
+            node.attrs[name] = content
 
 
 def _attribute(message: bytes) -> tuple[str, Any]:
     """(name, value) of an AttributeProto; None for a value of a kind that is not used."""
     name, value = "", cast("Any", None)
-    for number, kind, told in fields(message):
-        if number == 1 and isinstance(told, bytes):
-            name = _words(told)
-        elif kind == VARINT and number in _NUMBERS and isinstance(told, int):
-            value = signed(told)
-        elif kind == FIXED64 and number == _DOUBLE and isinstance(told, bytes):
-            (value,) = struct.unpack("<d", told)
-        elif number == _STRING and isinstance(told, bytes):
-            value = _words(told)
+    for number, kind, content in fields(message):
+        if number == 1 and isinstance(content, bytes):
+            name = _words(content)
+        elif kind == VARINT and number in _NUMBERS and isinstance(content, int):
+            value = signed(content)
+        elif kind == FIXED64 and number == _DOUBLE and isinstance(content, bytes):
+            (value,) = struct.unpack("<d", content)
+        elif number == _STRING and isinstance(content, bytes):
+            value = _words(content)
     return name, value
 
 
@@ -195,8 +195,8 @@ def _impossible(node: _Node) -> Iterator[str]:
         if isinstance(size := node.attrs.get(name, 0), int) and not 0 <= size < 2**60:
             yield f"has {name} {size}"
     for name in ("start_s", "duration_s"):
-        if isinstance(told := node.attrs.get(name, 0.0), float) and not 0 <= told < 1e9:
-            yield f"has {name} {told}"
+        if isinstance(seconds := node.attrs.get(name, 0.0), float) and not 0 <= seconds < 1e9:
+            yield f"has {name} {seconds}"
     if max(node.start_us, node.duration_us) >= 2**60:
         yield "has a time out of all proportion"
 
@@ -248,10 +248,10 @@ def _op(node: _Node, after: tuple[int, ...], streams: dict[str, int], groups: Gr
     named = attrs.get("stream")
     stream = streams.setdefault(named, len(streams)) if isinstance(named, str) else _CPU_LANE if on_cpu else lane
     carried = _carried(node, groups)
-    told = attrs.get("category")
+    stated = attrs.get("category")
     usual = carried.kind if carried else category or ("host" if on_cpu else category_of(node.name))
     return RecordedOp(
-        name=node.name or f"node {node.id}", category=told if isinstance(told, str) and not carried else usual, stream=stream,
+        name=node.name or f"node {node.id}", category=stated if isinstance(stated, str) and not carried else usual, stream=stream,
         start_s=start_s, end_s=start_s + seconds, carried=carried, after=after,
     )  # fmt: skip
 
@@ -300,8 +300,8 @@ def _groups(path: Path) -> Groups:
 
 def _rank(path: Path, head: Mapping[str, Any]) -> int | None:
     """By the head, else by the name: PREFIX.RANK.et."""
-    if (told := _count(head.get("rank"))) is not None:
-        return told
+    if (rank := _count(head.get("rank"))) is not None:
+        return rank
     found = re.search(r"\.(\d{1,7})\.et$", path.name)
     return int(found[1]) if found else None
 

@@ -7,17 +7,14 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from simulator.base.errors import Fault
 from simulator.formats.readers.csv_table import (
     CellError,
     Parser,
-    Record,
     header_names,
     integer_cell,
     number_cell,
     one_of,
-    open_table,
-    parse_record,
+    read_rows,
     shown,
     text_cell,
 )
@@ -39,25 +36,10 @@ def is_collectives_table(path: str | Path) -> bool:
 
 
 def read_collectives(path: str | Path) -> Iterator[CollectiveRow | BadRow]:
-    """The table's records in order. `path` is a .csv, or the same compressed with gzip.
-
-    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column or repeats one.
-    A bad record is yielded as a BadRow and the rest goes on.
-    """
-    with open_table(Path(path), COLUMNS, REQUIRED, others=True) as (header, records):
-        for record in records:
-            yield _row(record, header)
-
-
-def _row(record: Record, header: list[str]) -> CollectiveRow | BadRow:
-    values = parse_record(record, header, _PARSERS, "source")
-    if isinstance(values, BadRow):
-        return values
-    blank = [column for column in _NEVER_BLANK if values[column] in ("", None)]
-    if blank:
-        faults = (Fault(place=f"line {record.line}: {c}", problem="is blank", remedy="a value") for c in blank)
-        return BadRow(line=record.line, id=str(values.get("source", "")), faults=tuple(faults))
-    return CollectiveRow(line=record.line, **values)  # type: ignore[arg-type]  # _PARSERS gives each column its field's type
+    """The table's records in order: see `read_rows`."""
+    return read_rows(
+        path, CollectiveRow, _PARSERS, REQUIRED, never_blank=_NEVER_BLANK, id_column="source", unique=False
+    )
 
 
 def _rate_cell(cell: str) -> float | None:

@@ -15,8 +15,9 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TextIO, cast
+from typing import Any, Generic, NamedTuple, TextIO, TypeVar, cast
 
 from simulator.base.errors import Fault, TableError
 from simulator.base.files import ordinary
@@ -24,10 +25,11 @@ from simulator.base.schema import nearest
 from simulator.studies.backtest.rows import BadRow
 
 Parser = Callable[[str], object]
+RowT = TypeVar("RowT")
 
 _INTEGER = re.compile(r"[0-9]{1,15}")
 _NUMBER = re.compile(r"[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
-_MOST_FAULTS = 1000
+_MOST_FAULTS, _SHOWN = 1000, 20
 _MAX_LINE_CHARS = 2**20
 _MAX_RECORD_LINES = 64
 
@@ -99,6 +101,85 @@ def parse_record(
         except CellError as exc:
             faults.append(Fault(place=f"line {line}: {column}", problem=exc.problem, remedy=exc.remedy))
     return BadRow(line=line, id=identity, faults=tuple(faults)) if faults else values
+
+
+def read_rows(
+    path: str | Path,
+    row: Callable[..., RowT],
+    parsers: Mapping[str, Parser],
+    required: Sequence[str],
+    *,
+    never_blank: Sequence[str],
+    id_column: str,
+    unique: bool = True,
+) -> Iterator[RowT | BadRow]:
+    """A table's records in order, each as row(line=…, **cells); others are a BadRow, and the rest goes on.
+
+    path: a .csv, or the same compressed with gzip. parsers: of every column. never_blank: columns of which every record has
+    a value. unique: a record that repeats an earlier one's id is a BadRow. Raises TableError if the file cannot be read, is
+    empty, or has a header that lacks a required column or repeats one.
+    """
+    seen: dict[str, int] = {}
+    with open_table(Path(path), tuple(parsers), required, others=True) as (header, records):
+        for record in records:
+            values = parse_record(record, header, parsers, id_column)
+            if isinstance(values, BadRow):
+                yield values
+                continue
+            identity = str(values.get(id_column, ""))
+            if blank := [column for column in never_blank if values[column] in ("", None)]:
+                places = (f"line {record.line}: {column}" for column in blank)
+                faults = tuple(Fault(place=place, problem="is blank", remedy="a value") for place in places)
+                yield BadRow(line=record.line, id=identity, faults=faults)
+            elif unique and identity in seen:
+                yield repeated(record.line, identity, seen[identity], id_column)
+            else:
+                seen |= {identity: record.line} if unique else {}
+                yield row(line=record.line, **values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeTable(Generic[RowT]):
+    """A table of which every line must be right: what it holds, the most lines of it, and how one line is written.
+
+    item: made of a line's cells and number. clash: of an item, its line and those before it: column, problem and remedy.
+    """
+
+    parsers: Mapping[str, Parser]
+    required: Sequence[str]
+    item: Callable[[dict[str, Any], int], RowT]
+    clash: Callable[[RowT, int, Sequence[RowT]], Iterable[tuple[str, str, str]]]
+    noun: str
+    most: int
+    remedy: str
+
+    def read(self, file: Path) -> list[RowT]:
+        """All of it, in order. Raises TableError with every fault, by line."""
+        found: list[RowT] = []
+        faults: list[Fault] = []
+        with open_table(file, tuple(self.parsers), self.required) as (header, records):
+            for record in until_hopeless(records, faults):
+                row = parse_record(record, header, self.parsers, "")
+                faults += row.faults if isinstance(row, BadRow) else self._add(row, record.line, found)
+                if len(found) > self.most:
+                    faults.append(Fault(place=f"line {record.line}", problem=f"more than {self.most:,} {self.noun}s"))
+                    break
+        if not found and not faults:
+            faults.append(Fault(place="line 2", problem=f"there is no {self.noun}", remedy=self.remedy))
+        if len(faults) > _SHOWN:
+            faults = [*faults[:_SHOWN], Fault(place="table", problem=f"at least {len(faults) - _SHOWN} more")]
+        if faults:
+            raise TableError(replace(fault, place=f"{file}: {fault.place}") for fault in faults)
+        return found
+
+    def _add(self, cells: dict[str, Any], line: int, found: list[RowT]) -> list[Fault]:
+        one = self.item(cells, line)
+        clashes = [
+            Fault(place=f"line {line}: {column}", problem=problem, remedy=remedy)
+            for column, problem, remedy in self.clash(one, line, found)
+        ]
+        found.append(one)
+        return clashes
 
 
 def repeated(line: int, name: str, first_line: int, column: str) -> BadRow:

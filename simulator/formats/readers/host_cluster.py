@@ -79,9 +79,9 @@ def _intra(host: Host, device: Device, usual: Cluster, sources: dict[str, str]) 
             raise ClusterError(
                 Fault(place=host.source, problem=f"no link joins its GPUs, and {usual.name} has no host")
             )
-        as_told = link != usual.host_link
+        of_source = link != usual.host_link
         sources["intra"] = (
-            f"no direct links in the source; PCIe {'links of the source' if as_told else f'as in {usual.name}'}"
+            f"no direct links in the source; PCIe {'links of the source' if of_source else f'as in {usual.name}'}"
         )
         intra = {"kind": link.kind, "shape": "pcie", "bytes_per_s": link.bytes_per_s, "latency_s": link.latency_s}
         return {"intra": intra, "nvlink_domain_size": size}
@@ -170,13 +170,13 @@ def _rates(links: Iterable[PcieLink | None]) -> list[float]:
 
 def _pcie_link(host: Host, usual: TopologyHost | None, sources: dict[str, str]) -> TopologyHost | None:
     """[host]: the GPUs' PCIe links as the source tells them, the slowest of them; else as in the usual machine."""
-    told = _rates(gpu.pcie for gpu in host.gpus)
-    if usual is None or usual.kind == "c2c" or len(told) < len(host.gpus):
+    rates = _rates(gpu.pcie for gpu in host.gpus)
+    if usual is None or usual.kind == "c2c" or len(rates) < len(host.gpus):
         return usual
     slowest = min((gpu.pcie for gpu in host.gpus if gpu.pcie), key=lambda link: link.gt_per_s * link.lanes)
     sources["host"] = f"PCIe links of the source ({slowest}), data sheet"
-    kind: Any = pcie_kind(min(told), slowest.lanes)
-    return usual.model_copy(update={"kind": kind, "bytes_per_s": min(told)})
+    kind: Any = pcie_kind(min(rates), slowest.lanes)
+    return usual.model_copy(update={"kind": kind, "bytes_per_s": min(rates)})
 
 
 def _place(host: Host, nic: Nic) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class HostEvents(Events):
     ranges: list[HostOp] = field(default_factory=list)  # Optimizer.step on the host
     shapes: dict[str, int] = field(default_factory=dict)  # arguments of operators -> their number
     arguments: list[tuple[tuple[Any, ...], ...]] = field(default_factory=list)  # each as (dims, type, strides, value)
-    told: dict[int, tuple[str, int | None, int | None, str, str]] = field(
+    described: dict[int, tuple[str, int | None, int | None, str, str]] = field(
         default_factory=dict
     )  # external -> a collective
     # cudaStreamWaitEvent: correlation, that of its event's record, stream that waits, stream waited for
@@ -79,17 +79,17 @@ class HostEvents(Events):
             self.gloo.append(HostOp(name, one.thread, one.start, one.end, external, self._shapes(args)))
         elif category == "cpu_op":
             if "Collective name" in args and external >= 0:
-                self._told(external, name, args)
+                self._describe(external, name, args)
             self.operators.append(HostOp(name, one.thread, one.start, one.end, external, self._shapes(args)))
         elif name.startswith("ProfilerStep"):
             self.step_thread = one.thread
         elif name.startswith("Optimizer.step"):
             self.ranges.append(one)
 
-    def _told(self, external: int, name: str, args: dict[str, Any]) -> None:
+    def _describe(self, external: int, name: str, args: dict[str, Any]) -> None:
         """A collective's arguments on the host's side (record_param_comms), where its kernel bears none."""
         self._collective(-1, f"nccl:{name}", args)
-        self.told[external] = self.collectives.pop(-1)
+        self.described[external] = self.collectives.pop(-1)
 
     def _shapes(self, args: dict[str, Any]) -> int:
         dims, types = args.get("Input Dims"), args.get("Input type")

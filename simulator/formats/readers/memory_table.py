@@ -10,19 +10,15 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from simulator.base.errors import Fault
 from simulator.formats.readers.csv_table import (
     CellError,
     Parser,
-    Record,
     header_names,
     integer_cell,
     name_cell,
     number_cell,
     one_of,
-    open_table,
-    parse_record,
-    repeated,
+    read_rows,
     shown,
     text_cell,
 )
@@ -60,33 +56,8 @@ def is_memory_table(path: str | Path) -> bool:
 
 
 def read_memory(path: str | Path) -> Iterator[MemoryRow | BadRow]:
-    """The table's records in order. `path` is a .csv, or the same compressed with gzip.
-
-    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column or repeats one.
-    A bad record is yielded as a BadRow and the rest goes on.
-    """
-    seen: dict[str, int] = {}
-    with open_table(Path(path), COLUMNS, REQUIRED, others=True) as (header, records):
-        for record in records:
-            row = _row(record, header)
-            if isinstance(row, BadRow):
-                yield row
-            elif row.row in seen:
-                yield repeated(row.line, row.row, seen[row.row], "row")
-            else:
-                seen[row.row] = row.line
-                yield row
-
-
-def _row(record: Record, header: list[str]) -> MemoryRow | BadRow:
-    values = parse_record(record, header, _PARSERS, "row")
-    if isinstance(values, BadRow):
-        return values
-    blank = [column for column in REQUIRED if values[column] is None]
-    if blank:
-        faults = (Fault(place=f"line {record.line}: {c}", problem="is blank", remedy="a value") for c in blank)
-        return BadRow(line=record.line, id=str(values["row"]), faults=tuple(faults))
-    return MemoryRow(line=record.line, **values)  # type: ignore[arg-type]  # _PARSERS gives each column its field's type
+    """The table's records in order: see `read_rows`."""
+    return read_rows(path, MemoryRow, _PARSERS, REQUIRED, never_blank=REQUIRED, id_column="row")
 
 
 def _bytes_cell(cell: str) -> int | None:

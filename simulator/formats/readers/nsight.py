@@ -124,8 +124,8 @@ class _Export:
                     remedy = "nsys profile --trace=cuda,nvtx, and nsys export --type sqlite"
                     faults.append(Fault(place=f"{self._path}: {table}", problem="is missing", remedy=remedy))
                 continue
-            told = self._db.execute(f'SELECT * FROM "{table}" LIMIT 0').description  # noqa: S608  names of ours
-            self._columns[table] = {row[0] for row in told}
+            columns = self._db.execute(f'SELECT * FROM "{table}" LIMIT 0').description  # noqa: S608  names of ours
+            self._columns[table] = {row[0] for row in columns}
             missing = [name for name in wanted if name not in self._columns[table] | _MAY_LACK]
             if missing:
                 faults.append(Fault(place=f"{self._path}: {table}", problem=f"has no column {', '.join(missing)}"))
@@ -150,8 +150,8 @@ class _Export:
             return None
         best = max(busy, key=lambda one: (busy[one], -one))
         if len(busy) > 1:
-            told = f"{len(busy)} processes in it: that with the most time on its GPU is read"
-            events.notes.append(f"{told} (nsys profile in each rank makes a file of each)")
+            several = f"{len(busy)} processes in it: that with the most time on its GPU is read"
+            events.notes.append(f"{several} (nsys profile in each rank makes a file of each)")
         return best
 
     def _on_device(self, names: dict[Any, Any], process: int | None) -> Iterator[dict[str, Any]]:

@@ -162,13 +162,13 @@ def _drop_cut_cell(paste: _Paste) -> None:
 
 def _paths(paste: _Paste) -> dict[tuple[str, str], Path]:
     """The path of every pair that either side states; faults are added to the paste."""
-    told: dict[tuple[str, str], Path] = {}
+    stated: dict[tuple[str, str], Path] = {}
     for name, row in paste.rows.items():
         for column, cell in zip(paste.columns, row.cells, strict=False):
             path = _path(paste, name, column, cell)
             if path is not None:
-                told[name, column] = path
-    return dict(_agreed(paste, told))
+                stated[name, column] = path
+    return dict(_agreed(paste, stated))
 
 
 def _path(paste: _Paste, name: str, column: str, cell: str) -> Path | None:
@@ -193,9 +193,9 @@ def _path(paste: _Paste, name: str, column: str, cell: str) -> Path | None:
     return None
 
 
-def _agreed(paste: _Paste, told: Mapping[tuple[str, str], Path]) -> Iterator[tuple[tuple[str, str], Path]]:
+def _agreed(paste: _Paste, stated: Mapping[tuple[str, str], Path]) -> Iterator[tuple[tuple[str, str], Path]]:
     for a, b in combinations(paste.columns, 2):
-        there, back = told.get((a, b)), told.get((b, a))
+        there, back = stated.get((a, b)), stated.get((b, a))
         if there and back and there != back:
             where = f"line {paste.rows[a].line}: row {a}, column {b}"
             paste.fault(where, f"{there}, but row {b} says {back}", "the same path both ways")
@@ -207,8 +207,12 @@ def _gpus(paste: _Paste) -> Iterator[Gpu]:
     for name in paste.columns:
         if _GPU.fullmatch(name):
             row = paste.rows.get(name)
-            told = dict(zip(paste.affinities, row.rest, strict=False)) if row else {}
-            yield Gpu(name=name, numa=_known(told.get("NUMA Affinity", "")), cpus=_known(told.get("CPU Affinity", "")))
+            affinities = dict(zip(paste.affinities, row.rest, strict=False)) if row else {}
+            yield Gpu(
+                name=name,
+                numa=_known(affinities.get("NUMA Affinity", "")),
+                cpus=_known(affinities.get("CPU Affinity", "")),
+            )
 
 
 def _known(cell: str) -> str:

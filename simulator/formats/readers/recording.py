@@ -200,13 +200,23 @@ class _Ops:
     def _carried(self, i: int) -> Carried | None:
         """The collective that a kernel is, by its own arguments, or those of the call on the host."""
         events = self._events
-        told = events.collectives.get(i)
-        told = events.told.get(events.externals[i], told) if told is None or told[1] is None else told
+        described = events.collectives.get(i)
+        described = (
+            events.described.get(events.externals[i], described)
+            if described is None or described[1] is None
+            else described
+        )
         kind = self._kinds[events.names[i]]
-        if told is None:
+        if described is None:
             return None if kind is None else Carried(kind=kind, size_bytes=None, group_size=None, ranks=(), group="")
-        kind = told[0] if told[0] != "collective" else kind or "collective"
-        return Carried(kind=kind, size_bytes=told[1], group_size=told[2], ranks=ranks(told[4], told[2]), group=told[3])
+        kind = described[0] if described[0] != "collective" else kind or "collective"
+        return Carried(
+            kind=kind,
+            size_bytes=described[1],
+            group_size=described[2],
+            ranks=ranks(described[4], described[2]),
+            group=described[3],
+        )
 
     def _operator(self, i: int) -> tuple[str, tuple[Any, ...]] | None:
         one = self._operators.get(self._events.externals[i])

@@ -76,8 +76,8 @@ def _gloo(events: HostEvents, head: Mapping[str, Any], first: float, last: float
         if not first <= one.start < last:
             continue
         kind = (asks and kind_of(asks.name)) or collective_of(one.name) or "collective"
-        told = [_numel_bytes(events, which) for which in (asks, one) if which is not None]
-        size = max((numel for numel, _ in told), default=0) * max((item for _, item in told), default=0)
+        sizes = [_numel_bytes(events, which) for which in (asks, one) if which is not None]
+        size = max((numel for numel, _ in sizes), default=0) * max((item for _, item in sizes), default=0)
         lane = lanes.setdefault(one.thread, len(lanes) + _FIRST_LANE)
         yield RecordedOp(
             name=one.name, category=kind, stream=lane, start_s=(one.start - first) * 1e-6, end_s=(one.end - first) * 1e-6,

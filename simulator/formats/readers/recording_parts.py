@@ -35,9 +35,9 @@ def by_external(events: HostEvents) -> dict[int, HostOp]:
     return found
 
 
-def arguments(told: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+def arguments(described: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     """An operator's arguments as the profiler has them: (dims, type, strides, value) each."""
-    return tuple(_argument(*one) for one in told)
+    return tuple(_argument(*one) for one in described)
 
 
 def _argument(dims: Any, kind: Any, strides: Any, value: Any) -> Any:  # noqa: ANN401
@@ -54,12 +54,12 @@ def _argument(dims: Any, kind: Any, strides: Any, value: Any) -> Any:  # noqa: A
 def _tensor(dims: Any, kind: str, strides: Any) -> CapturedTensor | None:  # noqa: ANN401
     if not isinstance(dims, list) or not all(type(one) is int and 0 <= one < 2**40 for one in dims):
         return None
-    told = (
+    known = (
         isinstance(strides, list)
         and len(strides) == len(dims)
         and all(type(one) is int and one >= 0 for one in strides)
     )
-    one = CapturedTensor(_DTYPES[kind], tuple(dims), tuple(strides) if told else None)
+    one = CapturedTensor(_DTYPES[kind], tuple(dims), tuple(strides) if known else None)
     step = 1
     for size, stride in zip(reversed(one.shape), reversed(one.strides or ()), strict=False):
         if size > 1 and stride != step:
@@ -91,9 +91,9 @@ def ranks(text: str, size: int | None) -> tuple[int, ...]:
 
 def job(head: Mapping[str, Any]) -> dict[str, int | None]:
     """Rank and world size, where the head says them."""
-    told = about(head)
+    stated = about(head)
     return {
-        key: one if type(one := told.get(key)) is int and 0 <= one < 2**24 else None for key in ("rank", "world_size")
+        key: one if type(one := stated.get(key)) is int and 0 <= one < 2**24 else None for key in ("rank", "world_size")
     }
 
 
@@ -129,8 +129,8 @@ def as_trace(one: Recording) -> KinetoTrace:
         for index, op in enumerate(one.ops)
         if op.carried is not None
     )  # fmt: skip
-    told = {"rank": one.rank, "world_size": one.world_size}
+    stated = {"rank": one.rank, "world_size": one.world_size}
     return KinetoTrace(
         name=one.name, timeline=Timeline(spans=tuple(spans), step_s=one.step_s), memory=None, collectives=collectives, step=None,
-        steps=(), about={key: value for key, value in told.items() if value is not None}, notes=one.notes,
+        steps=(), about={key: value for key, value in stated.items() if value is not None}, notes=one.notes,
     )  # fmt: skip

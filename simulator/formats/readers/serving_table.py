@@ -10,18 +10,14 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from simulator.base.errors import Fault
 from simulator.formats.readers.csv_table import (
     CellError,
     Parser,
-    Record,
     header_names,
     integer_cell,
     name_cell,
     number_cell,
-    open_table,
-    parse_record,
-    repeated,
+    read_rows,
     shown,
     text_cell,
 )
@@ -42,32 +38,8 @@ def is_serving_table(path: str | Path) -> bool:
 
 
 def read_serving(path: str | Path) -> Iterator[ServingRow | BadRow]:
-    """The table's records in order. `path` is a .csv, or the same compressed with gzip.
-
-    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column or repeats one.
-    A bad record, or one that repeats an id, is yielded as a BadRow and the rest goes on.
-    """
-    seen: dict[str, int] = {}
-    with open_table(Path(path), COLUMNS, REQUIRED, others=True) as (header, records):
-        for record in records:
-            row = _row(record, header)
-            if isinstance(row, ServingRow) and row.id in seen:
-                yield repeated(row.line, row.id, seen[row.id], "id")
-                continue
-            if isinstance(row, ServingRow):
-                seen[row.id] = row.line
-            yield row
-
-
-def _row(record: Record, header: list[str]) -> ServingRow | BadRow:
-    values = parse_record(record, header, _PARSERS, "id")
-    if isinstance(values, BadRow):
-        return values
-    blank = [column for column in ("metric", "value") if values[column] in ("", None)]
-    if blank:
-        faults = (Fault(place=f"line {record.line}: {c}", problem="is blank", remedy="a value") for c in blank)
-        return BadRow(line=record.line, id=str(values["id"]), faults=tuple(faults))
-    return ServingRow(line=record.line, **values)  # type: ignore[arg-type]  # _PARSERS gives each column its field's type
+    """The table's records in order: see `read_rows`."""
+    return read_rows(path, ServingRow, _PARSERS, REQUIRED, never_blank=("metric", "value"), id_column="id")
 
 
 def _experts_cell(cell: str) -> int | None:

@@ -4,53 +4,41 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from simulator.base.errors import Fault, TableError
 from simulator.base.units import UnitError, parse_bytes, whole
-from simulator.formats.readers.csv_table import CellError, Parser, open_table, parse_record, shown, until_hopeless
-from simulator.studies.backtest.rows import BadRow
+from simulator.formats.readers.csv_table import CellError, WholeTable, shown
 from simulator.work.offload.tiered import Tensor
 
-COLUMNS: Final = ("name", "gpu", "bytes", "uses_s")
-_REQUIRED: Final = ("name", "bytes", "uses_s")
-MOST: Final = 20_000
-_SHOWN: Final = 20
 _TIME: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?")
 
 
 def read_tensors(file: Path, num_gpus: int) -> tuple[Tensor, ...]:
     """The tensors of a table, for a node of so many GPUs. Raises TableError with every fault, by line."""
-    found: list[Tensor] = []
-    faults: list[Fault] = []
-    seen: dict[str, int] = {}
-    with open_table(file, COLUMNS, _REQUIRED) as (header, records):
-        for record in until_hopeless(records, faults):
-            row = parse_record(record, header, _PARSERS, "")
-            if isinstance(row, BadRow):
-                faults += row.faults
-                continue
-            one = Tensor(name=str(row["name"]), gpu=row.get("gpu") or 0, num_bytes=row["bytes"], uses_s=row["uses_s"])  # type: ignore[arg-type]
-            place = f"line {record.line}"
-            if one.gpu >= num_gpus:
-                faults.append(Fault(place=f"{place}: gpu", problem=f"is {one.gpu}", remedy=f"0 to {num_gpus - 1}"))
-            if one.name in seen:
-                faults.append(
-                    Fault(place=f"{place}: name", problem=f"is {shown(one.name)}, as on line {seen[one.name]}")
-                )
-            seen.setdefault(one.name, record.line)
-            found.append(one)
-            if len(found) > MOST:
-                faults.append(Fault(place=place, problem=f"more than {MOST:,} tensors"))
-                break
-    if not found and not faults:
-        faults.append(Fault(place="line 2", problem="there is no tensor", remedy="a line a tensor"))
-    if faults:
-        more = [Fault(place="table", problem=f"at least {len(faults) - _SHOWN} more")] if len(faults) > _SHOWN else []
-        told = (*faults[:_SHOWN], *more)
-        raise TableError([Fault(place=f"{file}: {one.place}", problem=one.problem, remedy=one.remedy) for one in told])
-    return tuple(found)
+    first_line: dict[str, int] = {}
+
+    def clash(one: Tensor, line: int, _: Sequence[Tensor]) -> Iterator[tuple[str, str, str]]:
+        if one.gpu >= num_gpus:
+            yield "gpu", f"is {one.gpu}", f"0 to {num_gpus - 1}"
+        if (first := first_line.setdefault(one.name, line)) != line:
+            yield "name", f"is {shown(one.name)}, as on line {first}", ""
+
+    table = WholeTable(
+        parsers={"name": _name, "gpu": _gpu, "bytes": _bytes, "uses_s": _uses},
+        required=("name", "bytes", "uses_s"),
+        item=_tensor,
+        clash=clash,
+        noun="tensor",
+        most=20_000,
+        remedy="a line a tensor",
+    )
+    return tuple(table.read(file))
+
+
+def _tensor(cells: dict[str, Any], _: int) -> Tensor:
+    return Tensor(name=cells["name"], gpu=cells.get("gpu") or 0, num_bytes=cells["bytes"], uses_s=cells["uses_s"])
 
 
 def _gpu(cell: str) -> int:
@@ -87,6 +75,3 @@ def _uses(cell: str) -> tuple[float, ...]:
     if list(moments) != sorted(moments):
         raise CellError(f"{shown(cell)} goes back in time", "moments in order")
     return moments
-
-
-_PARSERS: Final[dict[str, Parser]] = {"name": _name, "gpu": _gpu, "bytes": _bytes, "uses_s": _uses}

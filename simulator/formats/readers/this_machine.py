@@ -30,6 +30,6 @@ def _answer(*arguments: str) -> str:
         raise ClusterError(Fault(place=" ".join(command), problem=f"does not answer: {exc}")) from None
     text = done.stdout.decode("utf-8", "replace")
     if done.returncode:
-        said = (done.stderr.decode("utf-8", "replace") or text).strip()[:200]
-        raise ClusterError(Fault(place=" ".join(command), problem=f"ends with code {done.returncode}: {said}"))
+        message = (done.stderr.decode("utf-8", "replace") or text).strip()[:200]
+        raise ClusterError(Fault(place=" ".join(command), problem=f"ends with code {done.returncode}: {message}"))
     return text

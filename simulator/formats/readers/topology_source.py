@@ -68,9 +68,9 @@ def host_of(cluster: Cluster) -> Host:
     """One node of a cluster as a host: links counted by the data sheet's rate of one."""
     graph = cluster.graph()
     paths, wiring = {}, Wiring.of(cluster)
-    told = cluster.pcie is not None and cluster.pcie.sockets
+    has_sockets = cluster.pcie is not None and cluster.pcie.sockets
     gpus = tuple(
-        Gpu(name=f"GPU{i}", model=cluster.device.name, numa=str(wiring.socket(i)) if told else "")
+        Gpu(name=f"GPU{i}", model=cluster.device.name, numa=str(wiring.socket(i)) if has_sockets else "")
         for i in range(cluster.gpus_per_node)
     )
     places = _nic_groups(cluster)
@@ -86,7 +86,9 @@ def host_of(cluster: Cluster) -> Host:
     inter = cluster.inter
     rate = cluster.node_bytes_per_s / len(places) if places else None
     missing = (
-        [] if told else ["the PCIe tree: a cluster file gives each GPU its nearest card, all cards of a GPU as one"]
+        []
+        if has_sockets
+        else ["the PCIe tree: a cluster file gives each GPU its nearest card, all cards of a GPU as one"]
     )
     if inter is None:
         missing = ["network: the cluster file has none"]

@@ -230,8 +230,8 @@ def _sources(name: str, raw: Mapping[str, Any], origins: Mapping[str, str], work
             found.append(Source(what=table, kind=assumed, detail=f"{', '.join(rest)} ({name})"))
     if workload.trace is None:
         unsaid = ("rate", "num_requests", "prompt_tokens", "output_tokens", "seed")
-        said = workload.model_fields_set | ({"rate"} if workload.concurrency else set())
-        defaults = [f"{key} = {getattr(workload, key)}" for key in unsaid if key not in said]
+        stated = workload.model_fields_set | ({"rate"} if workload.concurrency else set())
+        defaults = [f"{key} = {getattr(workload, key)}" for key in unsaid if key not in stated]
         if defaults:
             found.append(Source(what="workload", kind="assumed", detail=f"{', '.join(defaults)}, as none was given"))
     return tuple(found)

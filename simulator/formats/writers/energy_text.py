@@ -26,9 +26,9 @@ def drawn(e: EnergyUse) -> Group:
         ),
     ]
     if e.run_kwh is not None:
-        told = f"{counted(e.asked.tokens or 0, 'token')}, failures not counted"
+        size = f"{counted(e.asked.tokens or 0, 'token')}, failures not counted"
         carbon = "" if e.run_co2_kg is None else f"; {format_number(e.run_co2_kg)} kg of CO2"
-        rows.append(("the run", f"{format_number(e.run_kwh)} kWh", f"{told}{carbon}"))
+        rows.append(("the run", f"{format_number(e.run_kwh)} kWh", f"{size}{carbon}"))
     parts: list[RenderableType] = [layout.table(rows, "lrl")]
     if e.caps:
         caps = [

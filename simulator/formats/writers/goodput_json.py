@@ -20,7 +20,7 @@ def to_json(answer: Goodput, inputs: Mapping[str, Any] | None = None, elastic: E
 
 def report(answer: Goodput, inputs: Mapping[str, Any] | None = None, elastic: Elastic | None = None) -> dict[str, Any]:
     """The document as plain data. elastic: on spot machines, where that was asked."""
-    told = asdict(answer) | {"interruptions": dict(answer.interruptions)}
-    told = told if answer.energy is not None else {name: one for name, one in told.items() if name != "energy"}
+    fields = asdict(answer) | {"interruptions": dict(answer.interruptions)}
+    fields = fields if answer.energy is not None else {name: one for name, one in fields.items() if name != "energy"}
     spot = {} if elastic is None else {"spot": elastic.report()}
-    return {"schema_version": SCHEMA_VERSION, "inputs": dict(inputs or {}), **told, **spot}
+    return {"schema_version": SCHEMA_VERSION, "inputs": dict(inputs or {}), **fields, **spot}

@@ -135,9 +135,9 @@ def _island_lines(host: Host) -> Iterator[str]:
 def _road_lines(host: Host) -> Iterator[str]:
     """How many pairs of GPUs NCCL joins by which route."""
     count = Counter(gpu_paths(host).values())
-    told = [f"{count[road]} {words}" for road, words in _ROADS.items() if count[road]]
-    if told:
-        yield f"pairs of GPUs: {', '.join(told)}"
+    counts = [f"{count[road]} {words}" for road, words in _ROADS.items() if count[road]]
+    if counts:
+        yield f"pairs of GPUs: {', '.join(counts)}"
 
 
 def _gpu_table(host: Host) -> Table:

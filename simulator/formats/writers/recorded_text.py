@@ -67,8 +67,8 @@ def _step(one: ReplayedStep) -> Table:
     if one.changes:
         rows.append(("changed", format_seconds(one.step_s), f"{one.step_s / one.replayed_s - 1:+.1%}"))
     if one.peaks is not None:
-        told = f"allocated, {format_bytes(one.peaks[1])} reserved, as recorded"
-        rows.append(("memory", format_bytes(one.peaks[0]), told))
+        detail = f"allocated, {format_bytes(one.peaks[1])} reserved, as recorded"
+        rows.append(("memory", format_bytes(one.peaks[0]), detail))
     return layout.table(rows, "lrl")
 
 

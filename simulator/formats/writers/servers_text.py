@@ -42,5 +42,5 @@ def servers(a: Asynchronous) -> Group:
         ("memory", format_bytes(a.worker_bytes), f"a worker{fits}; {format_bytes(a.server_bytes)} a server"),
         *((name, f"{share:.0%}", "busy") for name, share in sorted(found.busy.items(), key=lambda one: -one[1])),
     ]
-    told = (Text(f"{source.what}: {source.kind}, {source.detail}") for source in a.sources)
-    return Group(layout.table(rows, "lrl"), *told)
+    sources = (Text(f"{source.what}: {source.kind}, {source.detail}") for source in a.sources)
+    return Group(layout.table(rows, "lrl"), *sources)

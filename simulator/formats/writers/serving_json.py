@@ -20,9 +20,9 @@ def to_json(serving: Serving, inputs: Mapping[str, Any] | None = None) -> str:
 
 def report(serving: Serving, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The document as plain data. Units stand in the names."""
-    told = asdict(serving)
+    fields = asdict(serving)
     for name in ("memory", "prefill_memory"):
         memory: ServingMemory | None = getattr(serving, name)
         if memory is not None:
-            told[name] |= {each: getattr(memory, each) for each in ("kv_bytes", "kv_tokens", "used_bytes")}
-    return {"schema_version": SCHEMA_VERSION, "inputs": dict(inputs or {}), "fits": serving.fits, **told}
+            fields[name] |= {each: getattr(memory, each) for each in ("kv_bytes", "kv_tokens", "used_bytes")}
+    return {"schema_version": SCHEMA_VERSION, "inputs": dict(inputs or {}), "fits": serving.fits, **fields}

@@ -104,10 +104,10 @@ def _decoding(s: Serving) -> Table:
     for step in s.decode_steps:
         size = counted(step.sequences, "sequence")
         between = format_interval(step.low_s, step.high_s, prefix="90 % interval ")
-        told = (
+        detail = (
             f"{between}; at {counted(step.context, 'token')} each, {step.bandwidth_share:.0%} of the memory's bandwidth"
         )
-        rows.append((size, format_seconds(step.step_s), told))
+        rows.append((size, format_seconds(step.step_s), detail))
         where = [f"{name} {format_seconds(seconds)}" for name, seconds in step.parts.items() if seconds]
         rows.append(("", "", ", ".join(where)))
     return layout.table(rows, "lrl")

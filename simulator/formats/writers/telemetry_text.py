@@ -35,8 +35,8 @@ def utilisation(t: Telemetry) -> Group:
     table: Table = layout.table(rows, "lrrrrrl")
     lines = [f"{format_number(t.samples_per_s)} samples/s, {t.tokens_per_s:,.0f} tokens/s"]
     if t.steps_s:
-        told = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in t.steps_s.items())
-        lines.append(f"steps of a run: {told}, where ranks vary by {t.jitter:.1%} (one sigma)")
+        times = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in t.steps_s.items())
+        lines.append(f"steps of a run: {times}, where ranks vary by {t.jitter:.1%} (one sigma)")
     deepest = max((depth for program in t.programs for _, depth in program.queue), default=0.0)
     if deepest:
         lines.append(f"requests of 1 MiB to a node's drives at once: {deepest:,.0f} at most")

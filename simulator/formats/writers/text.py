@@ -129,8 +129,8 @@ def _largest(p: Prediction) -> str:
     sizes = sorted(p.memory.by_category.items(), key=lambda item: (-item[1], item[0]))
     time = ", ".join(f"{name} {seconds / p.step_s:.0%}" for name, seconds in times[:_LARGEST] if seconds)
     memory = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes[:_LARGEST] if size)
-    told = (("most of the time: ", time), ("most of the memory: ", memory))
-    return "; ".join(label + text for label, text in told if text)
+    most = (("most of the time: ", time), ("most of the memory: ", memory))
+    return "; ".join(label + text for label, text in most if text)
 
 
 def _speed_rows(p: Prediction) -> _Rows:
@@ -149,8 +149,8 @@ def _speed_rows(p: Prediction) -> _Rows:
     ]
     if p.network is not None:
         hangs_s, more_s = p.network.hangs_s, p.network.tenth_less_s
-        told = f"{hangs_s / p.step_s:.1%} hangs on bandwidth between nodes; 10 % less costs "
-        rows.append(("network", format_seconds(hangs_s), f"{told}{format_seconds(more_s)} ({more_s / p.step_s:.1%})"))
+        share = f"{hangs_s / p.step_s:.1%} hangs on bandwidth between nodes; 10 % less costs "
+        rows.append(("network", format_seconds(hangs_s), f"{share}{format_seconds(more_s)} ({more_s / p.step_s:.1%})"))
     rows += [throughput] if p.tokens_per_step else []
     if p.model_flop_per_step:
         rows += [("MFU", f"{p.mfu:.1%}", peak), ("HFU", f"{p.hfu:.1%}", "the same, recomputation counted too")]
@@ -219,9 +219,9 @@ def _padding(found: Padding) -> Table:
             f"whole sequences, documents of {found.document_len:,} tokens in them",
         ),
     ]
-    told = [(name, format_seconds(step_s), f"{speed:,.0f} tokens/s", detail) for name, step_s, speed, detail in rows]
+    steps = [(name, format_seconds(step_s), f"{speed:,.0f} tokens/s", detail) for name, step_s, speed, detail in rows]
     data = f"{found.count:,} of them, mean {found.mean_len:,.0f}, longest {found.longest:,} tokens"
-    return layout.table([*told, ("lengths", "", "", data)], "lrrl")
+    return layout.table([*steps, ("lengths", "", "", data)], "lrrl")
 
 
 def _iteration(found: Iteration) -> Table:
@@ -237,8 +237,8 @@ def _iteration(found: Iteration) -> Table:
     holds = (("answering", found.generating_bytes), ("training", found.training_bytes))
     memory = ", ".join(f"{format_bytes(size)} {word}" for word, size in holds)
     fits = "fits" if found.fits else "does not fit"
-    told = ("memory", "", f"{memory}, of {format_bytes(found.capacity_bytes)}: {fits}")
-    return layout.table([*rows, ("iteration", format_seconds(found.iteration_s), beside), told], "lrl")
+    row = ("memory", "", f"{memory}, of {format_bytes(found.capacity_bytes)}: {fits}")
+    return layout.table([*rows, ("iteration", format_seconds(found.iteration_s), beside), row], "lrl")
 
 
 def _checkpoint(saved: Saving) -> Table:

@@ -50,7 +50,7 @@ def _splits(name: str, count: int, degree: int, *, shared: bool) -> bool:
 def _nearest_tp(of: OfModel) -> str:
     """The degree next to the plan's that splits all there is."""
     shared, tp = shares_kv_heads(of.plan), of.plan.tp
-    counts = {name: count for name, told in _COUNTS.items() if (count := told(of)) is not None}
+    counts = {name: count for name, count_of in _COUNTS.items() if (count := count_of(of)) is not None}
     legal = [
         degree
         for degree in divisors(next(iter(counts.values())))
@@ -61,35 +61,35 @@ def _nearest_tp(of: OfModel) -> str:
 
 def _split_rule(name: str) -> ModelRule:
     """Tp divides what the model has of one thing."""
-    told, shared = _COUNTS[name], name == _KV
+    count_of, shared = _COUNTS[name], name == _KV
 
     def holds(of: OfModel) -> bool:
         if of.plan.tp == 1:
             return True
-        count = told(of)
+        count = count_of(of)
         return count is None or _splits(name, count, of.plan.tp, shared=shared and shares_kv_heads(of.plan))
 
     def equation(of: OfModel) -> str:
         multiple = ", nor is it a multiple of them" if shared and shares_kv_heads(of.plan) else ""
-        return f"tp = {of.plan.tp} does not divide the model's {told(of)} {name}{multiple}"
+        return f"tp = {of.plan.tp} does not divide the model's {count_of(of)} {name}{multiple}"
 
     fields = ("tp", "implementation") if shared else ("tp",)
     return ModelRule(where="tp", fields=fields, holds=holds, equation=equation, remedy=_nearest_tp)
 
 
-def _swap_rule(name: str, told: Callable[[OfModel], int]) -> ModelRule:
+def _swap_rule(name: str, count_of: Callable[[OfModel], int]) -> ModelRule:
     """An all-to-all of cp deals out what tp leaves of the heads."""
 
     def equation(of: OfModel) -> str:
         plan = of.plan
         among = f"cp × tp = {plan.cp} × {plan.tp} ranks" if plan.tp > 1 else f"cp = {plan.cp} ranks"
-        return f"an all-to-all deals the model's {told(of)} {name} out to {among}, which does not come out even"
+        return f"an all-to-all deals the model's {count_of(of)} {name} out to {among}, which does not come out even"
 
     return ModelRule(
         where="cp_exchange",
         fields=("cp_exchange", "cp", "tp"),
         applies=lambda of: of.plan.cp > 1 and of.plan.cp_exchange == "all_to_all",
-        holds=lambda of: told(of) % (of.plan.cp * of.plan.tp) == 0,
+        holds=lambda of: count_of(of) % (of.plan.cp * of.plan.tp) == 0,
         equation=equation,
         remedy='cp_exchange = "ring", or lower cp',
     )

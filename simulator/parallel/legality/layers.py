@@ -119,7 +119,7 @@ def _left_text(line: Pipeline) -> str:
 def _end_rules(where: str, count: Callable[[Pipeline], int | None]) -> tuple[PipelineRule, ...]:
     """What one end may hold."""
 
-    def told(line: Pipeline) -> int:
+    def layers(line: Pipeline) -> int:
         return count(line) or 0
 
     return (
@@ -127,17 +127,17 @@ def _end_rules(where: str, count: Callable[[Pipeline], int | None]) -> tuple[Pip
             where=where,
             fields=(where, "stage_layers"),
             applies=lambda line: _ends(line) and count(line) is not None,
-            holds=lambda line: told(line) >= 1,
-            equation=lambda line: f"{told(line)} layers",
+            holds=lambda line: layers(line) >= 1,
+            equation=lambda line: f"{layers(line)} layers",
             remedy=f"{where} = 1 or more",
         ),
         PipelineRule(
             where=where,
             fields=(where, "stage_layers", "virtual_stages", "pipeline_schedule"),
-            applies=lambda line: _ends(line) and told(line) >= 1,
-            holds=lambda line: told(line) % _way(line) == 0,
-            equation=lambda line: f"{told(line)} layers are not a multiple of virtual_stages = {_way(line)}",
-            remedy=lambda line: f"{where} = {_nearest(told(line), _way(line))}",
+            applies=lambda line: _ends(line) and layers(line) >= 1,
+            holds=lambda line: layers(line) % _way(line) == 0,
+            equation=lambda line: f"{layers(line)} layers are not a multiple of virtual_stages = {_way(line)}",
+            remedy=lambda line: f"{where} = {_nearest(layers(line), _way(line))}",
         ),
     )
 

@@ -10,7 +10,7 @@ from simulator.spec.plan import Plan
 _OF_TORCH: Final = ("caching", "expandable", "first_fit", "checkpoint_buffer")
 
 
-def _said(plan: Plan) -> bool:
+def _has_settings(plan: Plan) -> bool:
     return bool(plan.memory.alloc_conf)
 
 
@@ -30,7 +30,7 @@ PLAN: Final = (
     PlanRule(
         where="alloc_conf",
         fields=("alloc_conf", "memory_policy"),
-        applies=_said,
+        applies=_has_settings,
         holds=lambda plan: plan.memory.policy in _OF_TORCH,
         equation=lambda plan: (
             f"the policy {plan.memory.policy} is not PyTorch's allocator, whose settings alloc_conf holds"

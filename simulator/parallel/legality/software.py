@@ -113,7 +113,7 @@ def _keeps(
     """Frameworks that do not have all values of a field. runs: what they would run instead. stated: the plan's value."""
     names, value = frozenset(each.name for each in by), stated or (lambda plan: plan.value(where))
 
-    def told(hosted: Hosted) -> tuple[str, str]:
+    def words(hosted: Hosted) -> tuple[str, str]:
         return refusal(hosted.software.title, where, value(hosted.plan), runs(hosted.plan))
 
     return SoftwareRule(
@@ -122,8 +122,8 @@ def _keeps(
         fields=fields,
         applies=lambda hosted: hosted.software.name in names,
         holds=lambda hosted: holds(hosted.plan),
-        equation=lambda hosted: told(hosted)[0],
-        remedy=lambda hosted: told(hosted)[1],
+        equation=lambda hosted: words(hosted)[0],
+        remedy=lambda hosted: words(hosted)[1],
     )
 
 

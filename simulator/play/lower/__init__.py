@@ -217,7 +217,7 @@ class Lowering:
 
     def _stage_program(self, num_micro_batches: int, stage: int) -> Program:
         found = self.program(num_micro_batches, stage=stage)
-        progress.tell(0.5 / self.plan.pp)  # playing it is the other half
+        progress.report(0.5 / self.plan.pp)  # playing it is the other half
         return found
 
     def exchanges_inside(self, num_micro_batches: int) -> tuple[Mapping[int, Exchanges], ...]:

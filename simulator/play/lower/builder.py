@@ -323,6 +323,6 @@ class Builder(Folder):
         if self._fabric.transfers is not None:
             links |= self._fabric.transfers.links(self._rank)
         name, ranks = self._peers.program_of()
-        told = tuple((*one, count) for one, count in self._exchanged.items())
+        exchanges = tuple((*one, count) for one, count in self._exchanged.items())
         ops = Ops(self._ops) if self._chains else tuple(op for op in self._ops if not isinstance(op, Chain))
-        return Program(name=name, num_ranks=ranks, ops=ops, links=links, exchanges=told)
+        return Program(name=name, num_ranks=ranks, ops=ops, links=links, exchanges=exchanges)

@@ -60,7 +60,7 @@ def rank_mapping_faults(data: Mapping[str, object], place: str) -> Iterator[Faul
         either = f"{per_node}, those of every node" + (f", or {total}, those of all" if nodes > 1 else "")
         yield Fault(place=where, problem=f"{len(rank_mapping)} GPUs", remedy=either)
         return
-    numbers = [seat for seat in rank_mapping if isinstance(seat, int)]
+    numbers = [gpu for gpu in rank_mapping if isinstance(gpu, int)]
     size, counts = len(rank_mapping), Counter(numbers)
     if beyond := sorted({gpu for gpu in numbers if gpu >= size}):
         yield Fault(place=where, problem=f"names GPU {_listed(beyond)}; there are {size}", remedy=f"0 to {size - 1}")

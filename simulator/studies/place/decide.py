@@ -18,7 +18,7 @@ from simulator.studies.place.local import Local, place_node
 from simulator.studies.place.orders import blocks_of, composed
 from simulator.studies.place.rails import on_their_rails
 from simulator.studies.place.traffic import Call, Where, step_calls
-from simulator.studies.place.trial import Choice, Score, Tell, Trials, is_better
+from simulator.studies.place.trial import Choice, OnProgress, Score, Trials, is_better
 from simulator.studies.place.uneven import MOST_TRIALS, suited
 from simulator.work.collectives.ports import port_of
 
@@ -109,7 +109,7 @@ def place(
     *,
     across_nodes: bool = False,
     deal_layers: bool = False,
-    tell: Tell = lambda _, __: None,
+    on_progress: OnProgress = lambda _, __: None,
 ) -> Placement:
     """The best rank mapping found for a plan. The cluster's own is simulated too, and kept if none found is better.
 
@@ -123,7 +123,7 @@ def place(
         cluster=cluster,
         stack=stack or Stack.of(plan),
         calibration=calibration or Calibration.for_device(cluster.device),
-        tell=tell,
+        on_progress=on_progress,
     )
     start = Choice(plan, ())
     default = trials.prediction(start)
@@ -148,12 +148,12 @@ def _answer(
     given, crosses = trials.prediction(own) if own is not None else None, False
     short = shortest(best.rank_mapping, trials.cluster.gpus_per_node)
     placed = trials.prediction(Choice(best.plan, short)) if best != start else default
-    if not is_better(_told(placed), _told(default)):
+    if not is_better(_score_of(placed), _score_of(default)):
         best, short, placed = start, (), default
     if own is not None and given is not None:
         if (best.plan, short) == (own.plan, own.rank_mapping):
             given = placed
-        elif not is_better(_told(placed), _told(given)):
+        elif not is_better(_score_of(placed), _score_of(given)):
             crosses = _crosses_more(trials, start, own, calls)
             best, short, placed = (best, short, placed) if crosses else (own, own.rank_mapping, given)
     return Placement(
@@ -191,7 +191,7 @@ def _passed_over_s(trials: Trials, best: Choice, found: _Found) -> float | None:
     return shortest_s if shortest_s < trials.score(best)[1] * (1 - _WORTH_TELLING) else None
 
 
-def _told(prediction: Prediction) -> Score:
+def _score_of(prediction: Prediction) -> Score:
     return float(not prediction.fits), prediction.step_s
 
 
@@ -206,7 +206,7 @@ def _of_equal_nodes(
     limit = PlacementPricer(trials.lowering(start), calls).evaluated(range(trials.cluster.gpus_per_node)).crossings
     ranked: list[tuple[tuple[int, ...], Score, int]] = []
     for name, blocks in blocks_of(start.plan, trials.cluster, across_nodes=across_nodes):
-        local = place_node(PlacementPricer(trials.lowering(start), calls, blocks), trials.tell)
+        local = place_node(PlacementPricer(trials.lowering(start), calls, blocks), trials.on_progress)
         for order, crossings in zip(local.orders, local.crossings, strict=True):
             rank_mapping = composed(blocks, order, trials.cluster.num_devices)
             choice = Choice(start.plan, shortest(rank_mapping, trials.cluster.gpus_per_node))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from simulator.spec.cluster.wiring import Wiring
 from simulator.studies.place.cost import PlacementPrice, PlacementPricer
 from simulator.studies.place.symmetry import count, distinct, equal_gpus, free_lines
-from simulator.studies.place.trial import Tell
+from simulator.studies.place.trial import OnProgress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +46,7 @@ class Local:
     exact: bool
 
 
-def place_node(pricer: PlacementPricer, tell: Tell = lambda _, __: None) -> Local:
+def place_node(pricer: PlacementPricer, on_progress: OnProgress = lambda _, __: None) -> Local:
     """The cheapest seats of a node's places. tell: hears how many orders were priced."""
     classes, lines = equal_gpus(pricer.cluster), free_lines(pricer)
     exact = count(classes, lines) <= MOST_EXACT
@@ -57,7 +57,7 @@ def place_node(pricer: PlacementPricer, tell: Tell = lambda _, __: None) -> Loca
         num += 1
         priced.setdefault(_rounded(pricer.evaluated(order)), order)
         if num % _TOLD == 0:
-            tell("priced", num)
+            on_progress("priced", num)
     kept = _kept(priced)
     return Local(
         orders=tuple(priced[one] for one in kept),

@@ -20,7 +20,7 @@ from simulator.spec.software.stack import Stack
 
 Score = tuple[float, float]  # bytes that are too many, seconds of a step; the lower the better
 WORST: Score = (float("inf"), float("inf"))
-Tell = Callable[[str, int], None]  # what was done, and how often so far
+OnProgress = Callable[[str, int], None]  # what was done, and how often so far
 _BETTER = 1 - 1e-6  # of a step: less is no gain
 
 
@@ -40,7 +40,7 @@ class Trials:
     cluster: Cluster  # without seats
     stack: Stack
     calibration: Calibration
-    tell: Tell = lambda _, __: None
+    on_progress: OnProgress = lambda _, __: None
     scores: dict[tuple[str, RankMapping], Score] = field(default_factory=dict)
 
     @property
@@ -57,7 +57,7 @@ class Trials:
         key = (_changes(choice.plan), choice.rank_mapping)
         if key not in self.scores:
             self.scores[key] = self._played(choice)
-            self.tell("played", len(self.scores))
+            self.on_progress("played", len(self.scores))
         return self.scores[key]
 
     def _played(self, choice: Choice) -> Score:

@@ -59,7 +59,7 @@ class Progress:
     stack: str = ""
 
 
-Tell = Callable[[Progress], None]
+OnProgress = Callable[[Progress], None]
 
 
 class Interrupted(Exception):  # noqa: N818  no error: the answer so far
@@ -71,10 +71,10 @@ class Interrupted(Exception):  # noqa: N818  no error: the answer so far
 
 
 def search(
-    study: SearchStudy, engine: Engine, journal: Journal | None = None, tell: Tell = lambda _: None
+    study: SearchStudy, engine: Engine, journal: Journal | None = None, on_progress: OnProgress = lambda _: None
 ) -> SearchReport:
     """The best plans of the study. Raises InputError where no plan is legal; Interrupted on Ctrl-C."""
-    run = _Run(study, engine, journal, tell)
+    run = _Run(study, engine, journal, on_progress)
     try:
         run.whole()
     except KeyboardInterrupt:
@@ -106,7 +106,7 @@ class _Run:
     study: SearchStudy
     engine: Engine
     journal: Journal | None
-    tell: Tell
+    on_progress: OnProgress
     survey: Survey = field(default_factory=Survey)
     open: list[Prospect] = field(default_factory=list)
     simulated: dict[str, PlanOutcome] = field(default_factory=dict)
@@ -174,7 +174,7 @@ class _Run:
             self.num_scouts -= len(part.prospects) - len(fresh)
             self.open += fresh
             self.num_surveyed += count
-            self.tell(Progress("survey", self.num_surveyed, total))
+            self.on_progress(Progress("survey", self.num_surveyed, total))
         self.open.sort(key=lambda each: (each.floor, each.key))
 
     def _any_legal(self, branches: list[Branch]) -> bool:
@@ -207,7 +207,7 @@ class _Run:
             found = outcome
         self.simulated[prospect.key] = found
         self.table.add(prospect, found)
-        self.tell(Progress("simulation", len(self.simulated), None, self.table.best))
+        self.on_progress(Progress("simulation", len(self.simulated), None, self.table.best))
 
 
 def _split(branch: Branch) -> int:

@@ -220,8 +220,8 @@ def _versions(client: Any) -> set[str]:  # noqa: ANN401  of an extra
         for one in found:
             if isinstance(one, Exception) and not isinstance(one, OSError):
                 raise one
-        if told := {one for one in found if isinstance(one, str)}:
-            return told
+        if versions := {one for one in found if isinstance(one, str)}:
+            return versions
 
 
 def _refuse_other_workers(client: Any, scheduler: str) -> None:  # noqa: ANN401  of an extra

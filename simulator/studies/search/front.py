@@ -100,7 +100,7 @@ def front(
     *,
     prices: Prices | None = None,
     run_tokens: int | None = None,
-    tell: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Front:
     """Search each size of the study for its quickest plan. journal: its name gets the number of nodes put in.
 
@@ -114,7 +114,7 @@ def front(
         space = replace(study.space, clusters=(cluster,))
         alone = replace(study, space=space, objective="step", top=1)
         try:
-            rows.append(_searched(alone, engine_of, journal, prices, run_tokens, tell))
+            rows.append(_searched(alone, engine_of, journal, prices, run_tokens, on_progress))
         except InputError as exc:
             refusals.append(exc)
             rows.append(FrontRow(nodes=cluster.num_nodes, best=None, reason="; ".join(map(str, exc.faults))))
@@ -136,16 +136,16 @@ def _searched(
     journal: Path | None,
     prices: Prices | None,
     run_tokens: int | None,
-    tell: Callable[[Progress], None],
+    on_progress: Callable[[Progress], None],
 ) -> FrontRow:
     (cluster,) = study.space.clusters
     with engine_of(study) as engine:
         if journal is None:
-            report = search_stacks(study, engine, None, tell)
+            report = search_stacks(study, engine, None, on_progress)
         else:
             name = journal.with_name(f"{journal.stem}.{cluster.num_nodes}nodes{journal.suffix}")
             with Journal(name, study.identity) as kept:
-                report = search_stacks(study, engine, kept, tell)
+                report = search_stacks(study, engine, kept, on_progress)
     if not report.rows:
         return FrontRow(nodes=cluster.num_nodes, best=None, reason="no plan fits in memory")
     return _priced(report.rows[0], cluster, prices, run_tokens)

@@ -100,7 +100,7 @@ def layout_of(plan: Plan, num_nodes: int) -> str:
     return f"{num_nodes} {plan.stack} {plan.implementation} {plan.zero} {degrees}"
 
 
-def kin_of(plan: Plan) -> str:
+def bound_group_of(plan: Plan) -> str:
     """What decides how far its bounds are from the truth: how states and experts are sharded, and whose software does."""
     return f"{plan.stack} {plan.implementation} {plan.zero} {plan.ep} {plan.experts.etp}"
 

@@ -11,7 +11,7 @@ from simulator.base.errors import InputError
 from simulator.parallel.legality import software_of
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.studies.search.driver import Interrupted, Progress, Tell, search
+from simulator.studies.search.driver import Interrupted, OnProgress, Progress, search
 from simulator.studies.search.engines import Engine
 from simulator.studies.search.journal import Journal
 from simulator.studies.search.report import Counts, SearchReport, compared
@@ -30,7 +30,7 @@ def usual_stacks(fixed: Mapping[str, tuple[object, ...]]) -> tuple[str, ...]:
 
 
 def search_stacks(
-    study: SearchStudy, engine: Engine, journal: Journal | None = None, tell: Tell = lambda _: None
+    study: SearchStudy, engine: Engine, journal: Journal | None = None, on_progress: OnProgress = lambda _: None
 ) -> SearchReport:
     """The best layouts under every stack of the study, each of which has a row. engine: of the whole study.
 
@@ -38,18 +38,18 @@ def search_stacks(
     """
     stacks: tuple[str, ...] = study.space.fixed.get("stack", ())
     if len(stacks) < 2 or not study.layouts:
-        return search(study, engine, journal, tell)
+        return search(study, engine, journal, on_progress)
     found: list[SearchReport] = []
     without: dict[str, InputError] = {}
     for stack in stacks:
 
-        def told(progress: Progress, stack: str = stack) -> None:
-            tell(replace(progress, stack=stack))
+        def of_stack(progress: Progress, stack: str = stack) -> None:
+            on_progress(replace(progress, stack=stack))
 
         try:
             left = study.budget * _MORE - sum(report.work for report in found)
             budget = int(left / (len(stacks) - stacks.index(stack)))  # what others leave is for the next
-            found.append(search(_under(study, stack, budget), engine, journal, told))
+            found.append(search(_under(study, stack, budget), engine, journal, of_stack))
         except SearchBrokenError:
             raise
         except InputError as exc:

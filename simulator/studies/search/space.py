@@ -141,9 +141,9 @@ class Space:
             ranks, rest = divmod(devices, tp * cp * pp)
             if too_many or rest:
                 problem = f"tp {tp} × cp {cp} × pp {pp} do not divide {devices} devices"
-                rule, told = (MOST_DEVICES, f"{devices} devices") if too_many else ("degrees", problem)
+                rule, example = (MOST_DEVICES, f"{devices} devices") if too_many else ("degrees", problem)
                 size = self._size(Branch(cluster=cluster, fields=chosen), ranks if too_many else 1)
-                pruned.add(rule, len(sequences) * size, told)
+                pruned.add(rule, len(sequences) * size, example)
                 continue
             for sequence in sequences:
                 fields = {**chosen, "sequence_parallel": sequence}

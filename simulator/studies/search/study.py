@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Literal
+
+from typing_extensions import override
 
 from simulator.base.errors import InputError
 from simulator.spec.calibration import Calibration
@@ -19,6 +21,14 @@ from simulator.studies.search.space import Space
 
 Objective = Literal["step", "throughput", "cost", "memory"]
 OBJECTIVES: Final[tuple[Objective, ...]] = ("step", "throughput", "cost", "memory")
+
+
+class _Contexts(dict[tuple[int, bool, str], SearchContext]):
+    """By number of nodes, whether they differ, and stack; a copy in another process begins with none."""
+
+    @override
+    def __reduce__(self) -> tuple[type[_Contexts], tuple[()]]:
+        return type(self), ()
 
 
 class SearchBrokenError(InputError):
@@ -43,9 +53,17 @@ class SearchStudy:
     fits_only: bool = False
     layouts: bool = False
     budget: int = 20_000
+    _contexts: _Contexts = field(default_factory=_Contexts, init=False, repr=False, compare=False)
 
     def context(self, cluster: Cluster, stack_name: str) -> SearchContext:
-        """What plans under that stack on that many nodes share."""
+        """What plans under that stack on that many nodes share: files are read once, and times of kernels kept."""
+        key = cluster.num_nodes, bool(cluster.exceptions), stack_name
+        found = self._contexts.get(key)
+        if found is None:
+            found = self._contexts[key] = self._context(cluster, stack_name)
+        return found
+
+    def _context(self, cluster: Cluster, stack_name: str) -> SearchContext:
         stack = self.stack or _stack(stack_name)
         calibration = self.calibration or Calibration.for_device(cluster.device)
         if calibration.learned is not None:  # plans far apart are ranked by what coefficients say of all of them

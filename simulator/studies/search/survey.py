@@ -14,7 +14,7 @@ from simulator.parallel.legality.rule import Pipeline
 from simulator.predict.play import num_played
 from simulator.spec.plan import Plan
 from simulator.studies.search.memory_floor import MemoryFloor
-from simulator.studies.search.outcome import key_of, kin_of, layout_of
+from simulator.studies.search.outcome import bound_group_of, key_of, layout_of
 from simulator.studies.search.shards import ModelShards
 from simulator.studies.search.space import Branch, Fields, Pruned, plan_at_rest
 from simulator.studies.search.study import SearchStudy
@@ -41,7 +41,7 @@ class Prospect:
     share: float
     work: int = 0
     held: int = 0
-    kin: str = ""
+    bound_group: str = ""
 
     @property
     def surely(self) -> bool:
@@ -182,7 +182,7 @@ class Surveyor:
             nodes = branch.cluster.num_nodes
             work = work_of(plan, self.study.space.model.num_layers)
             names = key_of(plan, nodes), layout_of(plan, nodes)
-            found.prospects.append(Prospect(floor, *names, used / room, *work, kin_of(plan)))
+            found.prospects.append(Prospect(floor, *names, used / room, *work, bound_group_of(plan)))
         found.num_unchecked = sieve.num_dropped if sieve else 0
         return found
 

@@ -102,7 +102,7 @@ class _Missed:
 
 def _groups(prospect: Prospect) -> tuple[tuple[str, ...], ...]:
     """The closest first."""
-    return (prospect.kin, prospect.layout), (prospect.kin,), ()
+    return (prospect.bound_group, prospect.layout), (prospect.bound_group,), ()
 
 
 @dataclass(slots=True)

@@ -127,10 +127,10 @@ class Reading:
 
     def number(self, gpus: list[Element]) -> None:
         """Names by CUDA's number where the file tells it, else in the file's order (NCCL then asks the driver)."""
-        told = [gpu.get("dev") for pci in gpus for gpu in pci.inside("gpu")]
-        self.numbered = len(told) == len(gpus) == len(set(told)) and all(map(WHOLE.fullmatch, told))
+        numbers = [gpu.get("dev") for pci in gpus for gpu in pci.inside("gpu")]
+        self.numbered = len(numbers) == len(gpus) == len(set(numbers)) and all(map(WHOLE.fullmatch, numbers))
         if self.numbered:
-            gpus = [pci for _, pci in sorted(zip(map(int, told), gpus, strict=True), key=lambda pair: pair[0])]
+            gpus = [pci for _, pci in sorted(zip(map(int, numbers), gpus, strict=True), key=lambda pair: pair[0])]
         for index, pci in enumerate(gpus):
             self.gpus[f"GPU{index}"] = pci
             self.by_bus[pci.get("busid").lower()] = f"GPU{index}"
@@ -183,14 +183,14 @@ class Reading:
 
     def direct_paths(self) -> Iterator[tuple[tuple[str, str], Path]]:
         """NVLink and xGMI: between two GPUs as counted, through switches as the lesser of both sides' counts."""
-        told: dict[tuple[str, str], Path] = {}
+        counted: dict[tuple[str, str], Path] = {}
         uplinks: Counter[str] = Counter()
         for name, pci in self.gpus.items():
             for gpu in pci.inside("gpu"):
                 for link in (*gpu.inside("nvlink"), *gpu.inside("xgmi")):
-                    self.takepcie_link(name, link, told, uplinks)
-        for (a, b), path in told.items():
-            back = told.get((b, a))
+                    self.add_direct_link(name, link, counted, uplinks)
+        for (a, b), path in counted.items():
+            back = counted.get((b, a))
             if back != path:
                 link = next(iter(self.gpus[a].inside("gpu")))
                 problem = f"{a} has {path} to {b}, {b} has {back or 'nothing'} to {a}"
@@ -201,7 +201,9 @@ class Reading:
             yield (a, b) if self.index(a) < self.index(b) else (b, a), Path("NV", min(uplinks[a], uplinks[b]))
         self.switched = bool(uplinks)
 
-    def takepcie_link(self, name: str, link: Element, told: dict[tuple[str, str], Path], uplinks: Counter[str]) -> None:
+    def add_direct_link(
+        self, name: str, link: Element, counted: dict[tuple[str, str], Path], uplinks: Counter[str]
+    ) -> None:
         target, text = link.get("target").lower(), link.get("count")
         if not whole(text):
             self.fault(link, f"count {text[:20]!r}: no link, so no bandwidth", "at least 1")
@@ -211,8 +213,8 @@ class Reading:
         if peer == name:
             self.fault(link, f"{name} is linked to itself ({target})", "the bus id of another GPU or of a switch")
         elif peer is not None:
-            before = told.get((name, peer))
-            told[name, peer] = Path(kind, whole(text) + (before.count if before else 0))
+            before = counted.get((name, peer))
+            counted[name, peer] = Path(kind, whole(text) + (before.count if before else 0))
         elif link.get("tclass").lower().startswith(_SWITCH_CLASS):
             uplinks[name] += whole(text)
         elif not link.get("tclass").lower().startswith(_BRIDGE_TO_CPU):

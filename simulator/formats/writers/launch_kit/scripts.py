@@ -24,10 +24,10 @@ def environment(kit: Kit) -> dict[str, str]:
     plan = kit.job.plan
     if plan.implementation == "megatron" and plan.tp * plan.cp > 1:
         found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # Megatron-LM demands it of tensor and context parallelism
-    said = [plan.memory.alloc_conf] if plan.memory.alloc_conf else []
+    settings = [plan.memory.alloc_conf] if plan.memory.alloc_conf else []
     if plan.memory.policy == "expandable" and plan.memory.conf.expandable_segments is None:
-        said = ["expandable_segments:True", *said]
-    found |= {"PYTORCH_CUDA_ALLOC_CONF": ",".join(said)} if said else {}
+        settings = ["expandable_segments:True", *settings]
+    found |= {"PYTORCH_CUDA_ALLOC_CONF": ",".join(settings)} if settings else {}
     if nics := _nics(kit):
         found["NCCL_IB_HCA"] = "=" + ",".join(nics)
     return {**found, **kit.job.stack.nccl.env}

@@ -39,12 +39,12 @@ def _faults(plan: InferencePlan) -> list[Fault]:
         ("speculative", plan.speculative == "mtp", "ngram"),
         ("lora_rank", plan.lora_rank > 0, "0, and the launcher's own --lora-adapters"),
     )
-    told = [
+    faults = [
         Fault(place=f"inference: {name}", problem="the launcher has nothing of the kind", remedy=remedy)
         for name, given, remedy in absent
         if given
     ]
-    return told + draft_fault(plan)
+    return faults + draft_fault(plan)
 
 
 def _notes(pool: Pool) -> list[str]:

@@ -81,16 +81,16 @@ def _evaluated(keys: Keys, known: Family) -> Fields:
 
 def _sources(keys: Keys, known: Family, config: Mapping[str, Any], *, read_as: str | None) -> dict[str, str]:
     """What a reader of the file has to know, a line a subject."""
-    told = {}
+    sources = {}
     if keys.assumed:
         listed = ", ".join(f"{key} {value}" for key, value in keys.assumed.items())
-        told["defaults"] = f"{known.config_class}'s {listed}: the file does not say them"
+        sources["defaults"] = f"{known.config_class}'s {listed}: the file does not say them"
     if read_as:
         other = "".join(f"; {name} is taken as {key}" for key, name in sorted(keys.renamed.items()))
         unread = ", ".join(_unread(keys, config))
-        told["read as"] = f"{read_as}, as --like says{other}" + (f"; not read: {unread}" if unread else "")
+        sources["read as"] = f"{read_as}, as --like says{other}" + (f"; not read: {unread}" if unread else "")
     notes = [note["text"] for note in known.notes if keys.evaluate(note.get("when", "True"))]
-    return {**told, **({"not modelled": "; ".join(notes)} if notes else {})}
+    return {**sources, **({"not modelled": "; ".join(notes)} if notes else {})}
 
 
 def _unread(keys: Keys, config: Mapping[str, Any]) -> list[str]:
@@ -120,16 +120,16 @@ def _unknown_family(config: Mapping[str, Any], place: str) -> Fault:
     problem = "is missing" if own is None else f"{str(own)[:100]!r} is not known"
     near = difflib.get_close_matches(str(own)[:100], family_names(), n=2) if own is not None else []
     readable = _readers(config, near)
-    told = f"nearest: {', '.join(near)}; " if near else ""
+    hint = f"nearest: {', '.join(near)}; " if near else ""
     if readable:
-        told += f"--like {readable[0]} reads it as that family"
-        told += f", as do {' and '.join(readable[1:])}" if readable[1:] else ""
+        hint += f"--like {readable[0]} reads it as that family"
+        hint += f", as do {' and '.join(readable[1:])}" if readable[1:] else ""
     else:
-        told += f"no known family has its keys; {_nearest_size(config)}"
+        hint += f"no known family has its keys; {_nearest_size(config)}"
     return Fault(
         place=f"{place}: model_type",
         problem=problem,
-        remedy=f"{told}; docs/reference/model-families.md lists all {len(family_names())}",
+        remedy=f"{hint}; docs/reference/model-families.md lists all {len(family_names())}",
     )
 
 

@@ -74,8 +74,8 @@ class Keys:
         if not size and (not isinstance(default, int) or default <= 1 or key in key_facts()["quiet"]):
             return default
         if size and (default is None or not self._sizes_default):
-            says = f"; {self._family.config_class}'s own is {default}" if default else ""
-            self.fault(key, "is missing", f"a positive integer{says}")
+            usual = f"; {self._family.config_class}'s own is {default}" if default else ""
+            self.fault(key, "is missing", f"a positive integer{usual}")
             return default or 1
         self.assumed[key] = default
         return default
@@ -112,9 +112,9 @@ class Keys:
         try:
             return _OPERATORS[type(operation)](*values)
         except (TypeError, ZeroDivisionError, OverflowError):
-            raise self._told(WrongValueError("is not a number that fits the others"), operands) from None
+            raise self._at_operand(WrongValueError("is not a number that fits the others"), operands) from None
 
-    def _told(self, wrong: WrongValueError, operands: Iterable[ast.expr]) -> WrongValueError:
+    def _at_operand(self, wrong: WrongValueError, operands: Iterable[ast.expr]) -> WrongValueError:
         """The fault of a function or an operator, at the first key that it was given."""
         names = [ast.unparse(n) for a in operands for n in ast.walk(a) if isinstance(n, ast.Name | ast.Attribute)]
         self.fault(next(self._stated(n)[0] for n in names if n not in FUNCTIONS), wrong.problem, wrong.remedy)
@@ -127,7 +127,7 @@ class Keys:
         try:
             return FUNCTIONS[name](*values)
         except WrongValueError as wrong:
-            raise self._told(wrong, arguments) from None
+            raise self._at_operand(wrong, arguments) from None
 
 
 _ABSENT: Final = object()
