@@ -211,11 +211,7 @@ def _synced(found: dict[str, Entry], stated: Stated) -> None:
         put("--disable-bias-linear", value=True, place=f"{stated.file}: model.add_bias_linear")
     if isinstance(model, Mapping) and model.get("num_query_groups"):
         put("--group-query-attention", value=True, place=f"{stated.file}: model.num_query_groups")
-    preset = (
-        preset_of(str(model.get("hf_path", "")))
-        if isinstance(model, Mapping) and model.get("hf_path")
-        else None
-    )
+    preset = preset_of(str(model.get("hf_path", ""))) if isinstance(model, Mapping) and model.get("hf_path") else None
     if preset is not None:
         shape = Model.load(preset)
         put("--num-layers", shape.num_layers, f"{stated.file}: model {preset}")
