@@ -205,17 +205,18 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-WIDE: Final = 4.0  # ends of an interval this far apart, by a factor, say nothing: off by two either way
+WIDE: Final = 4.0  # ends of an interval this far apart, by a factor: off by two either way
 NOTHING_NEAR: Final = "nothing near it was measured"
 
 
 def format_interval(
     low: float, high: float, form: Callable[[float], str] = format_seconds, *, prefix: str = "", between: str = " to "
 ) -> str:
-    """An interval in words; of one so wide that it says nothing, why."""
-    if high > WIDE * low:
-        return f"no {prefix.strip()}: {NOTHING_NEAR}" if prefix else NOTHING_NEAR
-    return f"{prefix}{form(low)}{between}{form(high)}"
+    """An interval in words; of a wide one, why. In a table's cell (no prefix) there is room for one of both."""
+    ends = f"{prefix}{form(low)}{between}{form(high)}"
+    if high <= WIDE * low:
+        return ends
+    return f"{ends}: wide, {NOTHING_NEAR}" if prefix else NOTHING_NEAR
 
 
 def format_number(value: float) -> str:
