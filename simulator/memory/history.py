@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -12,7 +12,7 @@ from operator import itemgetter
 from simulator.memory.allocator import Block, CachingAllocator
 from simulator.memory.offloading import saved_bytes
 from simulator.memory.step import StepWriter
-from simulator.memory.tape import CATEGORIES, DONE, FREE, FREE_LATER, Event
+from simulator.memory.tape import CATEGORIES, DONE, FREE, FREE_LATER, TAG, Event
 from simulator.memory.tapes import layer_tape, record_tapes
 from simulator.memory.writer import Mark, Writer
 from simulator.parallel.model_shard import shard_of
@@ -144,7 +144,7 @@ def script_history(
 
     before: storages of what ran until then. workspaces: bytes that libraries hold throughout.
     """
-    writer, slots = Writer(), dict[str, int]()
+    writer, slots = Writer(), dict[Hashable, int]()
     writer.at("before", 0, "", "start")
     for size in workspaces:
         writer.alloc(size, "workspaces")
@@ -155,20 +155,26 @@ def script_history(
     return History(events=writer.events, marks=writer.marks, num_slots=writer.num_slots, steady=steady)
 
 
-def _write(writer: Writer, slots: dict[str, int], script: Iterable[Instruction]) -> None:
+def _write(writer: Writer, slots: dict[Hashable, int], script: Iterable[Instruction]) -> None:
+    events, marks, slot = writer.events, writer.marks, writer.num_slots
     for one in script:
-        if type(one) is Allocate:
-            slots[one.storage] = writer.alloc(one.num_bytes, one.category, one.stream)
-        elif type(one) is Free:
-            storage, event = one
-            writer.events.append((slots.pop(storage), FREE_LATER if event else FREE, event, 0))
-        elif type(one) is Happened:
-            writer.happened(one.event)
+        kind = type(one)
+        if kind is Allocate:
+            storage, num_bytes, category, stream = one  # type: ignore[misc]  # millions of them: no method's call
+            slots[storage] = slot
+            events.append((slot, num_bytes, stream, TAG[category]))
+            slot += 1
+        elif kind is Free:
+            storage, event = one  # type: ignore[misc]
+            events.append((slots.pop(storage), FREE_LATER if event else FREE, event, 0))
         elif isinstance(one, Issued):
             phase, _, op = one.label.rpartition(": ")
-            writer.marks.append((len(writer.events), phase or "step", 0, "", op))
+            marks.append((len(events), phase or "step", 0, "", op))
+        elif isinstance(one, Happened):
+            writer.happened(one.event)
         else:
-            raise TypeError(f"{type(one).__name__} stands for a described model's units")
+            raise TypeError(f"{kind.__name__} stands for a described model's units")
+    writer.num_slots = slot
 
 
 def step_live_bytes(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> StepLiveBytes:

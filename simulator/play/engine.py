@@ -17,6 +17,8 @@ them; at time 0 each program's host runs first, then its streams. After that, ev
 order in which they were caused, except that a change of compute's rate comes before everything else. Link rates are
 taken last in their instant. None of this depends on hashes or on the clock on the wall: two runs give the same bytes.
 
+A `Chain` takes one event, or one more for each change of the rate, and gives the spans of its ops as if they were played alone.
+
 Times may be float or Fraction (or int): nothing here converts them, so Fractions in give exact Fractions out.
 """
 

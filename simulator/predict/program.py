@@ -40,7 +40,7 @@ from simulator.work.captured.meetings import Column, columns, unlike
 from simulator.work.captured.script import CapturedScript, Prices, captured_script
 from simulator.work.collectives import sigma as collective_sigma
 from simulator.work.program import COMPUTE_STREAM, Collective, Program
-from simulator.work.script.instructions import Communicate, Launch
+from simulator.work.script.instructions import Communicate
 from simulator.work.trace import MemoryTrace, Timeline
 
 STACK = "torch-2.11-eager"  # what an eager program's host takes, unless somebody names another
@@ -95,17 +95,18 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
     stack = stack or Stack.load(STACK)
     calibration = calibration or Calibration.for_device(cluster.device)
     curves = curves or calibration.links or default_curves()
-    column, *others = columns(capture)
+    column, *others = columns(capture, known=only_fitting)  # what would make it fit exchanges the same messages
     scripts = {} if scripts is None else scripts
     plan, device = _plan(capture).model_copy(update={"memory": memory}), cluster.device
     settings = None if asks_for_pool(plan) else AllocatorSettings(expandable_segments=expandable_segments)
-    held, trace_of = dict[int, MemoryUse](), partial(MemoryTrace, samples=(), peak_index=0, by_category={})
+    held, traces = dict[int, MemoryUse](), list[tuple[MemoryUse, partial[MemoryTrace]]]()
     for one, script in _scripts(capture, column, scripts):
-        held[one.rank], last_trace_of = _held(one, script, plan, device, stack, settings, quick=only_fitting)
+        traces.append(_held(one, script, plan, device, stack, settings, quick=only_fitting))
+        held[one.rank] = traces[-1][0]
         if only_fitting and held[one.rank].fit is not Fit.FITS:
             return None
-        use = min(held.values(), key=lambda one: (-one.fit.rank, one.capacity_bytes - one.used_bytes))
-        trace_of = last_trace_of if use is held[one.rank] else trace_of
+        traces = [min(traces, key=lambda one: (-one[0].fit.rank, one[0].capacity_bytes - one[0].used_bytes))]
+    use, trace_of = traces[0]
     scripts = {rank: scripts[rank] for rank in column.ranks}
     played = played_programs(capture.target, _programs(scripts, column, plan, cluster, stack, calibration, curves))
     script = scripts.get(int(played.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
@@ -316,9 +317,8 @@ def _plan(capture: Capture) -> Plan:
 
 
 def _kernels(scripts: Iterable[CapturedScript]) -> Iterable[Kernel]:
-    """Each of them at least once: launches of one operator have one object."""
-    found = {id(one.kernels): one.kernels for each in scripts for one in each.step if isinstance(one, Launch)}
-    return (kernel for kernels in found.values() for kernel in kernels)
+    """Each of them at least once."""
+    return (kernel for each in scripts for kernels in each.kernels for kernel in kernels)
 
 
 def _peak(scripts: Iterable[CapturedScript], device: Device) -> float:

@@ -11,7 +11,6 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.software.stack import Stack
 from simulator.work.captured.capture import Capture
 from simulator.work.captured.script import CapturedScript
-from simulator.work.script.instructions import Launch
 
 
 def listed(ranks: Sequence[int]) -> str:
@@ -22,7 +21,7 @@ def listed(ranks: Sequence[int]) -> str:
 
 def sources_of(capture: Capture, scripts: Mapping[int, CapturedScript]) -> list[Source]:
     """What is known of the program, and what had to be answered for it."""
-    launched = sum(isinstance(one, Launch) for each in scripts.values() for one in each.step)
+    launched = sum(each.launches for each in scripts.values())
     ranks = tuple(scripts)
     who = f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)} of {capture.world_size:,}"
     detail = f"{launched:,} operators with kernels a step, {who}, torch {capture.torch}"

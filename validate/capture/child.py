@@ -99,6 +99,7 @@ def _captured(
     Compilers(mode, log, storages, modules).install()
     _without_network()
     without_children()
+    torch.autograd.set_multithreading_enabled(False)  # two threads free what they share in an order of chance
     steps = Steps(log, storages, modules, Finished, job["warm_up"], tell)
     tell("begin")
     with mode:

@@ -59,7 +59,7 @@ def unfolded(data: Mapping[str, Any]) -> dict[str, Any]:
     ranks = []
     for one, row in zip(data["ranks"], rows, strict=True):
         absolute = _Absolute(data["names"], names)
-        events = list(map(absolute.event, row))
+        events = absolute.events(row)
         categories = {str(storage): data["kinds"][kind] for storage, kind in absolute.categories.items()}
         ranks.append({**one, "events": events, "categories": categories})
     rest = {name: value for name, value in data.items() if name not in ("tokens", "kinds")}
@@ -98,10 +98,13 @@ class _Standing:
 
     def begin(self, storage: int, category: int) -> None:
         """A storage begins, or begins again."""
-        self.numbers["again"] = storage if storage in self.categories else self.numbers["again"]
+        numbers = self.numbers
+        if storage in self.categories:
+            numbers["again"] = storage
         self.categories[storage] = category
         self.alive.setdefault(category, []).append(storage)
-        self.passed("born", storage)
+        if storage >= numbers["born"]:
+            numbers["born"] = storage + 1
 
 
 class _Relative:
@@ -164,24 +167,33 @@ class _Absolute:
         self.categories = self._at.categories
         self._operators: dict[tuple[Token, int], list[int]] = {}  # by token and the number that its path has had last
 
-    def event(self, token: Token) -> list[int]:
-        kind, at = token[0], self._at
-        if kind == _ALLOCATE:
-            _, again, step, category, *rest = token
-            storage = at.numbers["again" if again else "born"] + step
-            at.begin(storage, category)
-            return [kind, storage, *rest]
-        if kind in (_FREE, _RECORD_STREAM):
-            _, category, newer, *rest = token
-            row = at.alive[category]
-            storage = row.pop(len(row) - 1 - newer) if kind == _FREE else row[len(row) - 1 - newer]
-            return [kind, storage, *rest]
-        if kind == _OPERATOR and token[4] == 0:  # as the same of its path before, whatever layer that is
-            key = token, at.paths.get(token[3], 0)
-            if key not in self._operators:
-                self._operators[key] = self._other(token)
-            return self._operators[key]
-        return self._other(token)
+    def events(self, row: Iterable[Token]) -> list[list[int]]:
+        """Of all of a rank's tokens. Most are storages' and operators': no calls for those."""
+        found: list[list[int]] = []
+        numbers, alive, paths, begin = self._at.numbers, self._at.alive, self._at.paths, self._at.begin
+        for token in row:
+            kind = token[0]
+            if kind == _FREE:
+                _, category, newer = token
+                living = alive[category]
+                found.append([kind, living.pop(len(living) - 1 - newer)])
+            elif kind == _ALLOCATE:
+                _, again, step, category, size, stream = token
+                storage = numbers["again" if again else "born"] + step
+                begin(storage, category)
+                found.append([kind, storage, size, stream])
+            elif kind == _OPERATOR and token[4] == 0:  # as the same of its path before, whatever layer that is
+                key = token, paths.get(token[3], 0)
+                if key not in self._operators:
+                    self._operators[key] = self._other(token)
+                found.append(self._operators[key])
+            elif kind == _RECORD_STREAM:
+                _, category, newer, *rest = token
+                living = alive[category]
+                found.append([kind, living[len(living) - 1 - newer], *rest])
+            else:
+                found.append(self._other(token))
+        return found
 
     def _other(self, token: Token) -> list[int]:
         kind, *told = token

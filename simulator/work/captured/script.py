@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from simulator.base.kernels import Kernel
 from simulator.work.captured.capture import Capture, Kind, Phase
 from simulator.work.captured.kernels import Priced, priced
 from simulator.work.captured.meetings import Column, Meetings, lattice
@@ -30,7 +31,8 @@ class CapturedScript:
     """A capture's recorded step as instructions, and what came before it.
 
     before: storages since the program began. unpriced: operators that no rule knows -> how often. flop: of this rank's
-    kernels. unmodelled: collectives that no cost model knows -> how often.
+    kernels. unmodelled: collectives that no cost model knows -> how often. kernels: of each operator once, in order of
+    their first launch; launches: of all of them.
     """
 
     before: list[Instruction]
@@ -38,6 +40,8 @@ class CapturedScript:
     unpriced: Counter[str] = field(default_factory=Counter)
     unmodelled: Counter[str] = field(default_factory=Counter)
     flop: int = 0
+    kernels: list[tuple[Kernel, ...]] = field(default_factory=list)
+    launches: int = 0
 
 
 def captured_script(
@@ -55,7 +59,7 @@ def captured_script(
 
 class _Writer:
     def __init__(self, capture: Capture, column: Column, prices: dict[int, Prices]) -> None:
-        self._capture = capture
+        self._capture, self._categories = capture, capture.categories
         self._meetings = Meetings(capture, column)
         self._batches: dict[int, tuple[int, list[str]]] = {}  # by group: the last batch of messages
         self._previous: dict[int, tuple[str, ...]] = {}  # by group: the messages of the batch before
@@ -74,13 +78,13 @@ class _Writer:
 
     def storages(self, events: Sequence[Sequence[int]]) -> Iterator[Instruction]:
         """Allocations and frees alone."""
-        return (self._storage(event) for event in events if event[0] in _STORAGES)
+        return map(self._storage, (event for event in events if event[0] in _STORAGES))
 
     def _storage(self, event: Sequence[int]) -> Instruction:
         if event[0] == _FREE:
-            return Free(f"s{event[1]}")
+            return Free(event[1])
         _, storage, size, stream = event
-        return Allocate(f"s{storage}", size, self._capture.categories.get(storage, "temporaries"), stream)
+        return Allocate(storage, size, self._categories.get(storage, "temporaries"), stream)
 
     def write(self, every: Sequence[Sequence[int]], steady: int) -> None:
         """Everything of the recorded step, which begins at `steady`."""
@@ -97,7 +101,7 @@ class _Writer:
             if index in done:
                 self._found += [Happened(number) for number in done[index]]
             if index in late:
-                self._found.append(Free(f"s{event[1]}", late[index]))
+                self._found.append(Free(event[1], late[index]))
             elif kind in _STORAGES:
                 self._found.append(self._storage(event))
             elif kind in writers:
@@ -118,6 +122,8 @@ class _Writer:
             if not one.known:
                 self.script.unpriced[name] += times
             if one.kernels:
+                self.script.launches += times
+                self.script.kernels.append(one.kernels)
                 self.script.flop += times * sum(kernel.flop for kernel in one.kernels)
                 launched[phase] += times
         for phase, counts in self._capture.host.items():

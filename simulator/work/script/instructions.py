@@ -8,6 +8,7 @@ reader takes both: time (`play.lower`) skips storages, memory skips seconds.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -188,7 +189,7 @@ class Communicate(NamedTuple):
 class Allocate(NamedTuple):
     """A storage begins. stream: whose frees the allocator may reuse at once (`memory.tape`)."""
 
-    storage: str
+    storage: Hashable
     num_bytes: int
     category: str
     stream: int = 0
@@ -197,7 +198,7 @@ class Allocate(NamedTuple):
 class Free(NamedTuple):
     """A storage ends. event: what the allocator waits for before it gives its room to others; 0: nothing."""
 
-    storage: str
+    storage: Hashable
     event: int = 0
 
 
