@@ -217,3 +217,15 @@ def test_what_a_client_sends_needs_a_source() -> None:
 def test_loads_that_nobody_could_play_are_refused() -> None:
     with pytest.raises(RefusedError, match="99,999,990 requests: at most 1,000,000 are played"):
         load_of(replace(ROW, concurrency_or_rate="9999999"))
+
+
+def test_rows_may_have_engines_for_prompts() -> None:
+    row = replace(ROW, engine="vLLM", n_gpus=8, tp=2, prefill_dp=4, precision="fp8")
+    plan = resolve(row).plan
+    assert (plan.tp, plan.dp, plan.prefill_tp, plan.prefill_dp) == (2, 2, 1, 4)
+    assert resolve(replace(row, n_gpus=None, dp=3)).plan.num_devices == 10
+    assert evaluate_row(row).status == "ok"
+    with pytest.raises(RefusedError, match=r"tp 2 × pp 1 × dp 1 and 4 for prompts, not 7"):
+        resolve(replace(row, n_gpus=7))
+    with pytest.raises(RefusedError, match="no prefill_dp"):
+        resolve(replace(row, prefill_tp=2, prefill_dp=None))
