@@ -185,6 +185,7 @@ def test_an_engine_says_how_long_sums_of_nccl_take_in_its_steps() -> None:
         ({"notes": "benchmark_serving.py --max-concurrency 4"}, 1000, 1.0),
         ({"client": "sglang.bench_serving"}, 1000, 0.0),
         ({"engine": "TensorRT-LLM (aiperf)"}, 80, 1.0),
+        ({"notes": "static inference benchmark; memory 78 GB"}, 12, 1.0),
         ({"client": "one that nobody knows", "notes": "aiperf"}, 40, 1.0),
         ({"client": "InferenceX", "num_requests": 7, "shortest": 0.5}, 7, 0.5),
         ({"client": "InferenceX", "concurrency_or_rate": "4 requests/s"}, 1000, 1.0),  # of closed loops alone
