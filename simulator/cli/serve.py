@@ -45,6 +45,7 @@ no plan meets the limits, 130 interrupted (what is known is shown)."""
 
 _WORKLOAD = {
     "rate": ("NUMBER", "Requests a second, by a Poisson process; 0: all at once."),
+    "burstiness": ("NUMBER", "Shape of the gamma-distributed gaps between arrivals; below 1: bursts. [1]"),
     "concurrency": ("INTEGER", "A closed loop of so many users instead of a rate: each sends when it is answered."),
     "ramp_s": ("TIME", "Its users come evenly within so long. [0s: all at once]"),
     "num_requests": ("INTEGER", "How many. [1000]"),

@@ -127,6 +127,17 @@ def test_nothing_is_lost_between_the_pools(
     assert played.prefilled + played.decoded == computed + played.recomputed
 
 
+@pytest.mark.parametrize("answer", [1, 20])
+def test_users_of_two_pools_send_when_they_are_answered(llama: Model, h100: Cluster, answer: int) -> None:
+    """Of four users the first requests come at once, and every other one when an answer ends: at its very moment."""
+    setting = deployed(llama, InferencePlan(dp=1, prefill_dp=1), h100)
+    requests = [Request(arrival_s=0.0, prompt_tokens=100 + 50 * i, output_tokens=answer) for i in range(20)]
+    jobs = setting.play(requests, (0.0, math.inf), users=4).jobs
+    arrivals = sorted(job.request.arrival_s for job in jobs)
+    ends = sorted(job.end_s or math.nan for job in jobs)
+    assert arrivals == [0.0] * 4 + ends[:16]
+
+
 def test_decoding_waits_for_no_prompt(llama: Model, h100: Cluster) -> None:
     """What disaggregation is for: long prompts stretch no step of those that decode."""
     prompts = Uniform(distribution="uniform", low=4000, high=8000)

@@ -101,7 +101,7 @@ def test_no_plan_meets_the_limits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no layout meets the limits" in told
     assert "Nearest: " in told
     assert "tpot p90: " in told
-    assert "above 100 us; 0.0% of requests are within" in told
+    assert "times 100 us; 0.0% of requests are within" in told
     assert "To try: narrower weights" in told
 
 
@@ -135,6 +135,8 @@ def test_every_fault_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().err
     assert "a search needs a limit to meet" in told
     assert "no rate to find GPUs for" in told
+    assert main(["serve", "--search", "--slo-ttft", "1s", "--burstiness", "0.5"]) == ExitCode.BAD_INPUT
+    assert "at a random share of a Poisson process" in capsys.readouterr().err
     assert main(["serve", "--gpus-needed", "--top", "3"]) == ExitCode.BAD_INPUT
     assert "--gpus-needed: belongs to --search" in capsys.readouterr().err
     assert main(["serve", "--search", "--slo-ttft", "1s", "--tp", "2", "--fix", "tp=4"]) == ExitCode.BAD_INPUT

@@ -185,6 +185,7 @@ def test_an_engine_says_how_long_sums_of_nccl_take_in_its_steps() -> None:
         ({"notes": "benchmark_serving.py --max-concurrency 4"}, 1000, 1.0),
         ({"client": "sglang.bench_serving"}, 1000, 0.0),
         ({"engine": "TensorRT-LLM (aiperf)"}, 80, 1.0),
+        ({"notes": "static inference benchmark; memory 78 GB"}, 12, 1.0),
         ({"client": "one that nobody knows", "notes": "aiperf"}, 40, 1.0),
         ({"client": "InferenceX", "num_requests": 7, "shortest": 0.5}, 7, 0.5),
         ({"client": "InferenceX", "concurrency_or_rate": "4 requests/s"}, 1000, 1.0),  # of closed loops alone
@@ -217,3 +218,15 @@ def test_what_a_client_sends_needs_a_source() -> None:
 def test_loads_that_nobody_could_play_are_refused() -> None:
     with pytest.raises(RefusedError, match="99,999,990 requests: at most 1,000,000 are played"):
         load_of(replace(ROW, concurrency_or_rate="9999999"))
+
+
+def test_rows_may_have_engines_for_prompts() -> None:
+    row = replace(ROW, engine="vLLM", n_gpus=8, tp=2, prefill_dp=4, precision="fp8")
+    plan = resolve(row).plan
+    assert (plan.tp, plan.dp, plan.prefill_tp, plan.prefill_dp) == (2, 2, 1, 4)
+    assert resolve(replace(row, n_gpus=None, dp=3)).plan.num_devices == 10
+    assert evaluate_row(row).status == "ok"
+    with pytest.raises(RefusedError, match=r"tp 2 × pp 1 × dp 1 and 4 for prompts, not 7"):
+        resolve(replace(row, n_gpus=7))
+    with pytest.raises(RefusedError, match="no prefill_dp"):
+        resolve(replace(row, prefill_tp=2, prefill_dp=None))

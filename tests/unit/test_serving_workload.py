@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from math import isnan
 
+import numpy as np
 import pytest
 
 from simulator.base.errors import InputError
@@ -185,3 +186,17 @@ def test_requests_that_keep_to_a_length_are_known_at_once(
     requests = Requests(times, prompts, answers)
     assert requests.keep_to(10) is kept
     assert requests.tokens == sum(prompts) + sum(answers)
+
+
+@pytest.mark.parametrize("shape", [0.25, 1.0, 16.0])
+def test_gaps_have_the_mean_of_the_rate_and_the_spread_of_the_burstiness(shape: float) -> None:
+    """A gamma distribution of shape k has a coefficient of variation of 1 / sqrt(k)."""
+    times = [r.arrival_s for r in Workload(rate=4.0, num_requests=20_000, burstiness=shape).requests()]
+    gaps = np.diff([0.0, *times])
+    assert gaps.mean() == pytest.approx(1 / 4, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(shape**-0.5, rel=0.05)
+
+
+def test_bursts_are_a_streams() -> None:
+    with pytest.raises(InputError, match="burstiness is a stream's"):
+        Workload(concurrency=4, burstiness=0.5)

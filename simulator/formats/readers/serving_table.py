@@ -28,7 +28,10 @@ REQUIRED: tuple[str, ...] = (
     *("id", "engine", "model", "gpu", "input_tokens", "output_tokens"),
     *("concurrency_or_rate", "metric", "value", "unit"),
 )
-_COUNTS = ("n_gpus", "tp", "pp", "dp", "input_tokens", "output_tokens", "num_requests")
+_COUNTS = (
+    *("n_gpus", "tp", "pp", "dp", "prefill_tp", "prefill_dp"),
+    *("input_tokens", "output_tokens", "num_requests"),
+)
 _WHOLE = re.compile(r"[0-9]{1,9}")
 
 

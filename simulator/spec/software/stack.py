@@ -145,6 +145,7 @@ class Stack(Nested):
         if self.engine is not None:
             timed = {
                 "request_s": self.engine.request_s,
+                "nccl_factor": self.engine.nccl_factor != 1,
                 "sequence_s": self.engine.sequence_s,
                 "all_reduce": self.engine.all_reduce,
             }

@@ -189,7 +189,7 @@ class ServingRow:
     """One figure of a measured server, in the unit that the row states.
 
     stack: a file of topologies/stacks by name. dp: engines behind one queue. num_requests: that the figure was taken over.
-    client: the program that sent them. shortest: a request's tokens over the stated ones, at least.
+    prefill_tp, prefill_dp: of engines that only compute prompts. client: the program that sent the requests. shortest: a request's tokens over the stated ones, at least.
     """
 
     line: int
@@ -205,6 +205,8 @@ class ServingRow:
     pp: int | None = None
     ep: int | None = None
     dp: int | None = None
+    prefill_tp: int | None = None
+    prefill_dp: int | None = None
     precision: str = ""
     kv_precision: str = ""
     input_tokens: int | None = None

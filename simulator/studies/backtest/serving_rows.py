@@ -114,7 +114,7 @@ def resolve(row: ServingRow) -> Server:
     """By docs/reference/serving-table.md. Raises RefusedError with the reason, or what model, plan and cluster refuse."""
     asked, load = asked_of(row), load_of(row)
     stack = stack_of(row)
-    gpus = row.n_gpus or (row.tp or 1) * (row.pp or 1) * (row.dp or 1)
+    gpus = row.n_gpus or (row.tp or 1) * (row.pp or 1) * (row.dp or 1) + _for_prompts(row)
     cluster = cluster_of(row.gpu, gpus)
     model = _model(row.model, load.prompt + load.output)
     plan = _plan(row, stack, gpus, load, (cluster.device, model))
@@ -203,12 +203,22 @@ def stack_of(row: ServingRow) -> Stack:
     return engine_of(f"{row.engine} {row.engine_version}")
 
 
+def _for_prompts(row: ServingRow) -> int:
+    """GPUs of engines that only compute prompts."""
+    if row.prefill_tp and not row.prefill_dp:
+        raise RefusedError(("degrees", f"prefill_tp = {row.prefill_tp} of engines for prompts, and no prefill_dp"))
+    return (row.prefill_tp or 1) * (row.prefill_dp or 0)
+
+
 def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, on: tuple[Device, Model]) -> InferencePlan:
     """on: the device, and the model."""
-    tp, pp = row.tp or (1 if row.pp else gpus), row.pp or 1
-    dp = row.dp or max(1, gpus // (tp * pp))
-    if tp * pp * dp != gpus:
-        raise RefusedError(("degrees do not multiply to n_gpus", f"tp {tp} × pp {pp} × dp {dp}, not {gpus}"))
+    prompts = _for_prompts(row)
+    answers = gpus - prompts
+    tp, pp = row.tp or (1 if row.pp else max(1, answers)), row.pp or 1
+    dp = row.dp or max(1, answers // (tp * pp))
+    if tp * pp * dp != answers:
+        more = f" and {prompts} for prompts" if prompts else ""
+        raise RefusedError(("degrees do not multiply to n_gpus", f"tp {tp} × pp {pp} × dp {dp}{more}, not {gpus}"))
     stated, kv = (re.sub(r"[\s_]+", "-", word.strip().casefold()) for word in (row.precision, row.kv_precision))
     named = _IN_NAME.search(row.model)
     weights = named[1].casefold() if named and stated in ("", "auto") else stated
@@ -225,6 +235,7 @@ def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, on: tuple[Device
         "tp": tp,
         "pp": pp,
         "dp": dp,
+        **({"prefill_tp": row.prefill_tp or 1, "prefill_dp": row.prefill_dp} if prompts else {}),
         "weights": _WEIGHTS[weights],
         **({"kv_cache": _KV[kv]} if kv else {}),
         "max_model_len": load.prompt + load.output,

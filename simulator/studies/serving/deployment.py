@@ -135,6 +135,7 @@ class Deployment:
             window,
             cells=self.place.cells,
             transfer_s=lambda tokens: pace * seconds(tokens),
+            users=users,
         ).run(progress)
 
     def alone(

@@ -88,7 +88,7 @@ class Engine:
     engines: how many; None: the plan's dp. prefilled: another engine has computed the prompts and made the first tokens.
     env, handed_on: the clock of several pools, and what hears of each request that this one has finished.
     users: of a closed loop. So many requests come at their own times, and each that is answered makes room for the next; 0:
-    all come at their own times.
+    all come at their own times. moved: others than these engines say when requests come.
     """
 
     def __init__(  # noqa: PLR0913  one a noun
@@ -103,10 +103,11 @@ class Engine:
         env: simpy.Environment | None = None,
         handed_on: Callable[[RequestState, Lane], None] | None = None,
         users: int = 0,
+        moved: bool = False,
     ) -> None:
         self._env = env or simpy.Environment()
         self.meter = Meter(start_s=window[0], end_s=window[1])
-        self.jobs = ServedRequests(requests, moved=users > 0)
+        self.jobs = ServedRequests(requests, moved=moved or users > 0)
         self._prefilled = prefilled
         self._finished = 0
         self._inside, self._changed_s = 0, 0.0

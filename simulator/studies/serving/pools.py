@@ -6,8 +6,10 @@ prompt at a time from each engine and to each engine; until then it takes up blo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 
 import simpy
 
@@ -27,7 +29,10 @@ class Pool:
 
 
 class Pools:
-    """Plays one stream of requests through both. cells: as `placing` finds them. transfer_s: of a prompt of so many tokens."""
+    """Plays one stream of requests through both. cells: as `placing` finds them. transfer_s: of a prompt of so many tokens.
+
+    users: of a closed loop, whose requests come when others are answered; 0: they come at their own times.
+    """
 
     def __init__(
         self,
@@ -38,6 +43,7 @@ class Pools:
         *,
         cells: int,
         transfer_s: Callable[[int], float],
+        users: int = 0,
     ) -> None:
         self._env = env = simpy.Environment()
         self._cells, self._transfer_s = cells, transfer_s
@@ -47,8 +53,10 @@ class Pools:
         prompts = Requests.of(replace(request, output_tokens=1) for request in requests)
         holding = replace(prefill.limits, hands_over=True)
         self._request_s = prefill.costs.request_s
-        self._prefill = Engine(prefill.costs, holding, prompts, window, env=env, handed_on=self._prompt_ends)
-        self._decode = Engine(decode.costs, decode.limits, requests, window, env=env, handed_on=lambda *_: self._tell())
+        played = partial(Engine, window=window, env=env, moved=users > 0)
+        self._prefill = played(prefill.costs, holding, prompts, handed_on=self._prompt_ends)
+        self._decode = played(decode.costs, decode.limits, requests, handed_on=lambda *_: self._tell())
+        self._users, self._unsent = users, self._prefill.states()
         self._senders = _links(env, self._prefill, prefill.costs.plan.dp)
         self._receivers = _links(env, self._decode, decode.costs.plan.dp)
         self._coming = dict.fromkeys(self._decode.lanes, 0)
@@ -59,7 +67,7 @@ class Pools:
     def run(self, progress: Progress | None = None) -> ServedRun:
         """Play every request. Steps and blocks are those of the engines that decode; tokens and busy time are of all."""
         self._progress = progress
-        self._env.process(arrive(self._env, self._prefill.states(), self._prefill.take, self._request_s))
+        self._come(islice(self._unsent, self._users or None))
         self._env.run()
         prompts, found = self._prefill.result(), self._decode.result()
         meter, other = found.meter, prompts.meter
@@ -76,13 +84,17 @@ class Pools:
             leftover_blocks=found.leftover_blocks + prompts.leftover_blocks,
         )
 
+    def _come(self, jobs: Iterable[RequestState]) -> None:
+        self._env.process(arrive(self._env, jobs, self._prefill.take, self._request_s))
+
     def _lifetimes(self) -> list[float]:
         return [(job.end_s or 0.0) - job.request.arrival_s for job in self._decode.jobs]
 
     def _prompt_ends(self, prompt: RequestState, lane: Lane) -> None:
         """The first token is out. More of them come from another engine."""
         now = self._env.now
-        job = RequestState(request=self._requests[prompt.index], index=prompt.index, first_s=now)
+        request = replace(self._requests[prompt.index], arrival_s=prompt.request.arrival_s)
+        job = RequestState(request=request, index=prompt.index, first_s=now)
         if job.request.output_tokens == 1:
             job.end_s = now
             self._decode.jobs.record(job)
@@ -115,7 +127,12 @@ class Pools:
         self._decode.give(job, target)
 
     def _tell(self) -> None:
+        """A request is answered; of a closed loop, its user sends the next."""
         self._done += 1
+        job = next(self._unsent, None) if self._users else None
+        if job is not None:
+            job.request = replace(job.request, arrival_s=self._env.now)
+            self._come([job])
         total = len(self._requests)
         if self._progress is not None and (self._done - 1) * 100 // total != self._done * 100 // total:
             self._progress(self._done, total)

@@ -72,9 +72,6 @@ def serve(  # noqa: PLR0913  one a noun
     asked = _Asked(
         requests=requests, slo=slo or Slo(), warmup=warmup, users=users, interval=interval, progress=progress
     )
-    if users and setting.prefill is not None:
-        problem = "a closed loop over engines of two kinds is not modelled"
-        raise InputError(Fault(place="workload: concurrency", problem=problem, remedy="a rate, or prefill_dp = 0"))
     return _played(setting, asked, said)
 
 

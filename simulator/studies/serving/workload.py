@@ -180,6 +180,7 @@ Lengths = Annotated[
 class Workload(Strict):
     """Requests that arrive at `rate` a second by a Poisson process, all at once (rate = 0), or as a trace says.
 
+    burstiness: other than 1, gaps between arrivals are gamma-distributed with this shape: below they come in bursts.
     concurrency: of a closed loop instead of a rate: so many users, each with one request at a time, and the next one when it
     is answered; 0: none. ramp_s: its users come evenly within so long; 0: all at once.
     prefix_tokens: the same before every prompt, a system prompt say, and not among prompt_tokens. turns: requests of a conversation; the prompt
@@ -190,6 +191,7 @@ class Workload(Strict):
     """
 
     rate: float = Field(ge=0, le=1e9, default=1.0)
+    burstiness: float = Field(ge=0.01, le=1e6, default=1.0)
     concurrency: int = Field(ge=0, le=10**6, default=0)
     ramp_s: Seconds = Field(ge=0, le=1e6, default=0.0)
     num_requests: int = Field(ge=1, le=10**7, default=1000)
@@ -213,6 +215,8 @@ class Workload(Strict):
             raise ValueError(
                 "concurrency is a closed loop, whose users send when they are answered: leave rate and trace out"
             )
+        if self.burstiness != 1 and (self.concurrency or not self.rate):
+            raise ValueError("burstiness is a stream's: give a rate above 0, and no concurrency")
         if self.ramp_s and not self.concurrency:
             raise ValueError("ramp_s is how long users of a closed loop take to come: give concurrency")
         return self
@@ -233,7 +237,7 @@ class Workload(Strict):
         n, turns = min(self.num_requests, MOST_PLAYED), self.turns
         talks = -(-n // turns)
         streamed = self.rate and not self.concurrency
-        times = np.cumsum(arrivals.exponential(size=talks)) * turns / self.rate if streamed else self._begin_s(talks)
+        times = np.cumsum(self._gaps(arrivals, talks)) * turns / self.rate if streamed else self._begin_s(talks)
         drawn = _drawn(self.prompt_tokens, prompts, n), _drawn(self.output_tokens, outputs, n)
         if turns == 1 and not self.prefix_tokens:
             return Requests(times, *drawn)
@@ -250,6 +254,12 @@ class Workload(Strict):
         span_s = float(times[-1])  # turns beyond it come at its beginning, as of conversations that are under way there
         wrapped = (replace(one, arrival_s=one.arrival_s % span_s) if span_s else one for one in asked)
         return Requests.of(sorted(wrapped, key=lambda request: request.arrival_s))
+
+    def _gaps(self, arrivals: np.random.Generator, count: int) -> Floats:
+        """Between arrivals, 1 in the mean."""
+        if self.burstiness == 1:
+            return arrivals.exponential(size=count)
+        return arrivals.gamma(self.burstiness, 1 / self.burstiness, size=count)
 
     def _begin_s(self, count: int) -> Floats:
         """When users of a closed loop come; the requests behind their first ones come with answers, from there on."""

@@ -72,6 +72,9 @@ class ServingSearch:
         elif not self.workload.rate:
             problem = "all requests at once: no rate to find GPUs for"
             faults.append(Fault(place="workload: rate", problem=problem, remedy="requests a second, as 10"))
+        if self.workload.burstiness != 1:
+            problem = "equal engines are simulated once, at a random share of a Poisson process"
+            faults.append(Fault(place="workload: burstiness", problem=problem, remedy="leave it out"))
         if self.max_gpus is not None and self.max_gpus < 1:
             faults.append(Fault(place="max_gpus", problem=f"must be at least 1; it is {self.max_gpus}"))
         if faults:
