@@ -101,7 +101,12 @@ def _finetune_py(row: RunRow) -> Tuned:
     }
     settings |= {"plan.master_dtype": half, "plan.optimizer_dtype": "bf16", "plan.optimizer_impl": "foreach"}
     if method == "Q-LoRA":
-        settings |= {"plan.base_weights": "gptq", "stack.dequantised": "operators", "plan.master_dtype": "fp32", "plan.optimizer_dtype": "fp32"}
+        settings |= {
+            "plan.base_weights": "gptq",
+            "stack.dequantised": "operators",
+            "plan.master_dtype": "fp32",
+            "plan.optimizer_dtype": "fp32",
+        }
         settings |= {"plan.data_parallel": "deepspeed", "plan.zero": 2, "plan.optimizer_impl": "fused"}
         return Tuned(replace(row, zero_or_fsdp="zero2"), settings)
     if method == "LoRA (emb)":
