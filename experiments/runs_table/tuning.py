@@ -83,11 +83,12 @@ def _finetune_py(row: RunRow) -> Tuned:
 
     modeling_qwen.py: 16-bit logits are copied without their last rows and not cast; autocast casts what nll_loss reads. Q-LoRA: GPTQ
     int4 in fp16 under DeepSpeed's ZeRO-2, also on one GPU, since errors came of torch's autocast (finetune_qlora_single_gpu.sh,
-    ds_config_zero2.json). All weights: ZeRO-3, also on one GPU (finetune_ds.sh, ds_config_zero3.json). DeepSpeed runs no autocast.
+    ds_config_zero2.json), and so does LoRA over nodes (finetune_lora_ds.sh; README: LoRA without "emb" leaves embedding and head). All weights: ZeRO-3, also on one GPU (finetune_ds.sh, ds_config_zero3.json). DeepSpeed runs no autocast.
     """
     method = _noted(row, r"method=([^;]*)")
     half = "fp16" if method == "Q-LoRA" else "bf16"
-    settings: Settings = {"stack.loss": "shifted_nll" if method.startswith("LoRA") else "shifted", "plan.peft": "full"}
+    by_torch = method in ("LoRA", "LoRA (emb)")
+    settings: Settings = {"stack.loss": "shifted_nll" if by_torch else "shifted", "plan.peft": "full"}
     memory = None if row.mem_value is None else row.mem_value / (row.n_gpus or 1)  # the table's is the sum over GPUs
     row = replace(
         row, notes="", framework="HF Trainer", mem_value=memory, global_batch=row.global_batch or 8 * (row.n_gpus or 1)
@@ -100,17 +101,14 @@ def _finetune_py(row: RunRow) -> Tuned:
         "plan.lora_dropout": 0.05,
     }
     settings |= {"plan.master_dtype": half, "plan.optimizer_dtype": "bf16", "plan.optimizer_impl": "foreach"}
-    if method == "Q-LoRA":
-        settings |= {
-            "plan.base_weights": "gptq",
-            "stack.dequantised": "operators",
-            "plan.master_dtype": "fp32",
-            "plan.optimizer_dtype": "fp32",
-        }
-        settings |= {"plan.data_parallel": "deepspeed", "plan.zero": 2, "plan.optimizer_impl": "fused"}
-        return Tuned(replace(row, zero_or_fsdp="zero2"), settings)
     if method == "LoRA (emb)":
         settings["plan.train_modules"] = ("embedding", "lm_head")
+    if method == "Q-LoRA":
+        settings |= {"plan.base_weights": "gptq", "stack.dequantised": "operators"}
+    if method in ("Q-LoRA", "LoRA (multinode)"):
+        settings |= {"plan.master_dtype": "fp32", "plan.optimizer_dtype": "fp32", "plan.optimizer_impl": "fused"}
+        settings |= {"plan.data_parallel": "deepspeed", "plan.zero": 2}
+        return Tuned(replace(row, zero_or_fsdp="zero2"), settings)
     return Tuned(replace(row, zero_or_fsdp=row.zero_or_fsdp or "ddp"), settings)
 
 
