@@ -81,12 +81,14 @@ def _sft_trainer(row: RunRow) -> Tuned:
 def _finetune_py(row: RunRow) -> Tuned:
     """github:QwenLM/Qwen, finetune.py: peft before 0.8 leaves adapters in the base's dtype; rank 64, dropout 0.05, all linear layers.
 
-    modeling_qwen.py: logits are copied without their last rows, and autocast casts them. Q-LoRA: GPTQ int4 in fp16. All
-    weights: finetune_ds.sh, DeepSpeed's ZeRO-3 also on one GPU (ds_config_zero3.json).
+    modeling_qwen.py: 16-bit logits are copied without their last rows and not cast; autocast casts what nll_loss reads. Q-LoRA: GPTQ
+    int4 in fp16 under DeepSpeed's ZeRO-2, also on one GPU, since errors came of torch's autocast (finetune_qlora_single_gpu.sh,
+    ds_config_zero2.json), and so does LoRA over nodes (finetune_lora_ds.sh; README: LoRA without "emb" leaves embedding and head). All weights: ZeRO-3, also on one GPU (finetune_ds.sh, ds_config_zero3.json). DeepSpeed runs no autocast.
     """
     method = _noted(row, r"method=([^;]*)")
     half = "fp16" if method == "Q-LoRA" else "bf16"
-    settings: Settings = {"stack.loss": "fp32_shifted", "plan.peft": "full"}
+    by_torch = method in ("LoRA", "LoRA (emb)")
+    settings: Settings = {"stack.loss": "shifted_nll" if by_torch else "shifted", "plan.peft": "full"}
     memory = None if row.mem_value is None else row.mem_value / (row.n_gpus or 1)  # the table's is the sum over GPUs
     row = replace(
         row, notes="", framework="HF Trainer", mem_value=memory, global_batch=row.global_batch or 8 * (row.n_gpus or 1)
@@ -99,10 +101,14 @@ def _finetune_py(row: RunRow) -> Tuned:
         "plan.lora_dropout": 0.05,
     }
     settings |= {"plan.master_dtype": half, "plan.optimizer_dtype": "bf16", "plan.optimizer_impl": "foreach"}
-    if method == "Q-LoRA":
-        settings |= {"plan.base_weights": "gptq", "stack.dequantised": "operators"}
     if method == "LoRA (emb)":
         settings["plan.train_modules"] = ("embedding", "lm_head")
+    if method == "Q-LoRA":
+        settings |= {"plan.base_weights": "gptq", "stack.dequantised": "operators"}
+    if method in ("Q-LoRA", "LoRA (multinode)"):
+        settings |= {"plan.master_dtype": "fp32", "plan.optimizer_dtype": "fp32", "plan.optimizer_impl": "fused"}
+        settings |= {"plan.data_parallel": "deepspeed", "plan.zero": 2}
+        return Tuned(replace(row, zero_or_fsdp="zero2"), settings)
     return Tuned(replace(row, zero_or_fsdp=row.zero_or_fsdp or "ddp"), settings)
 
 

@@ -128,6 +128,8 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
         else:
             one = _communication_sigma(lowering, played) if category == _LINKS else _kernel_sigma(lowering, category)
         found[category] = weight * one
+    for category, late in _late_links(lowering, played).items():
+        found[category] = max(found.get(category, 0.0), late)
     if lowering.calibration.kind != "ideal":
         found[HOST] = _host_spread(played)
         found |= _untimed(lowering, played)
@@ -225,11 +227,34 @@ def _host_spread(played: SimulatedStep) -> float:
     """What a slower or faster host makes of the step, one sigma.
 
     Where the step waits for it, by that share. Where it runs ahead of the device, only once launching the step would take longer than
-    the step: what a host at the end of the 90 % adds.
+    the step: what a host at the end of the 90 % adds. A host that waits for the device on the way (collectives that block, reads of the
+    loss) is no faster for it: its own time bounds the step all the same.
     """
     share = _host_share(played)
-    slow = math.exp(Z90 * HOST_SIGMA) * played.launched_s / played.step_s
+    slow = math.exp(Z90 * HOST_SIGMA) * played.issuing_s / played.step_s
     return max(share * HOST_SIGMA, math.log(max(1.0, slow)) / Z90)
+
+
+def _late_links(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
+    """What links at the slow end of their 90 % make of a step, one sigma: more than their share where they are slow by a factor.
+
+    What is exposed grows by that factor, and the step takes at least as long as one kind of collective or copy is on its way, hidden or
+    not.
+    """
+    found: dict[str, float] = {}
+    for kind, (exposed_s, hidden_s) in played.communication.items():
+        if kind in TRANSFER_SIGMA or f"exposed:{kind}" in TRANSFER_SIGMA:
+            one, category = TRANSFER_SIGMA.get(kind, TRANSFER_SIGMA.get(f"exposed:{kind}", 0.0)), f"exposed:{kind}"
+        elif kind == "send_recv":  # waiting for another stage is no time of a link
+            continue
+        else:
+            one, category = _communication_sigma(lowering, played), _LINKS
+        slow = math.exp(Z90 * one)
+        step_s = max(played.step_s + (slow - 1) * exposed_s, slow * (exposed_s + hidden_s))
+        late = math.log(max(1.0, step_s / played.step_s)) / Z90
+        if late:
+            found[category] = max(found.get(category, 0.0), late)
+    return found
 
 
 def _host_share(played: SimulatedStep) -> float:

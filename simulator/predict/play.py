@@ -42,6 +42,7 @@ class SimulatedStep:
     kinds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     launched_s: float = 0.0
     host_s: float = 0.0  # the same of all micro-batches
+    issuing_s: float = 0.0  # the same of all micro-batches, without what the host waits for where it does
 
 
 def play(lowering: Lowering, *, fold: bool = True) -> SimulatedStep:
@@ -165,6 +166,7 @@ def _further(shorter: SimulatedStep, longer: SimulatedStep, more: float) -> Simu
         lower_s=_extend(shorter.lower_s, longer.lower_s, more),
         upper_s=_extend(shorter.upper_s, longer.upper_s, more),
         host_s=_extend(shorter.host_s, longer.host_s, more),
+        issuing_s=_extend(shorter.issuing_s, longer.issuing_s, more),
         breakdown=_extended(shorter.breakdown, longer.breakdown, more),
         communication={
             kind: tuple(_extend(a, b, more) for a, b in zip(shorter.communication.get(kind, none), both, strict=True))  # type: ignore[misc]
@@ -214,6 +216,7 @@ def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program
         kinds=_of_kinds(lowering, programs, timeline),
         launched_s=(host_s := max(map(launched_s, programs))),
         host_s=host_s,
+        issuing_s=max(map(issuing_s, programs)),
     )
 
 
@@ -257,8 +260,11 @@ def _serial_s(programs: Sequence[Program]) -> Number:
 
 def launched_s(program: Program) -> float:
     """The host's time to launch a program; 0 where it waits for the device on the way, which keeps it in step."""
-    if any(op.blocking for op in program.runs):
-        return 0.0
+    return 0.0 if any(op.blocking for op in program.runs) else issuing_s(program)
+
+
+def issuing_s(program: Program) -> float:
+    """The host's own time of a program: its step takes at least as long, whether the host waits on the way or not."""
     rows = (one.kernels.hosts_s if isinstance(one, Chain) else (one.host_s,) for one in program.runs)
     return float(summed(seconds for row in rows for seconds in row))
 

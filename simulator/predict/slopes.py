@@ -55,7 +55,7 @@ def slopes(lowering: Lowering, played: SimulatedStep, host_sigma: float) -> Slop
                 found[coefficient] += share * part
         elif name != "interference":
             found[_OWN.get(name, "elementwise")] += share
-    late = math.log(max(1.0, math.exp(host_sigma) * played.launched_s / played.step_s)) / host_sigma
+    late = math.log(max(1.0, math.exp(host_sigma) * played.issuing_s / played.step_s)) / host_sigma
     found["operators"] = max(found["operators"], late * (1 - issuing))
     found["collectives"] = max(found["collectives"], late * issuing)
     active_s = summed(hidden for _, hidden in played.communication.values())

@@ -12,7 +12,7 @@ from simulator.parallel.legality import check
 from simulator.play.lower import Lowering, lower
 from simulator.play.lower.work import Clock
 from simulator.predict import predict
-from simulator.predict.play import collective_s, play
+from simulator.predict.play import collective_s, issuing_s, launched_s, play
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.cluster import Cluster
@@ -460,3 +460,14 @@ def test_scopes_of_graphs_that_do_not_go_together_are_refused() -> None:
     plan = Plan(dp_shard=8, seq_len=2048, cuda_graphs=("attn",))
     with pytest.raises(PlanError, match="CUDA graphs of modules are Megatron's"):
         legal(MODEL, plan, Cluster.load("hgx-h100-8"), Stack.load("torch-2.6-eager"))
+
+
+def test_a_host_that_waits_on_the_way_still_bounds_the_step_by_its_own_time() -> None:
+    """Where it waits for the device it never runs ahead; all that it issues takes its time all the same."""
+    fields: dict[str, Any] = {"dp_shard": 8, "zero": 1, "data_parallel": "deepspeed", "seq_len": 256}
+    plan = Plan(**fields)
+    program = lowered(plan, stack="megatron-deepspeed-2022-blocking").program(2)
+    assert any(op.blocking for op in program.ops)
+    assert launched_s(program) == 0.0
+    assert issuing_s(program) == pytest.approx(float(sum(op.host_s for op in program.ops)))
+    assert issuing_s(program) > 0.0

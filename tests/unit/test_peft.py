@@ -29,6 +29,8 @@ from simulator.work.offload.tier_usage import tier_usage
 from simulator.work.ops import build_blocks
 from simulator.work.parameters import frozen, frozen_bytes, model_flop, stored, trained, trained_numel
 from simulator.work.script import communication, gradient_tensors, paged_bytes, resident_tensors, units
+from simulator.work.script.fsdp1 import FSDP1
+from simulator.work.script.order import Chunk
 
 LLAMA = Model.load("llama3-8b")
 ATTENTION = ("q", "k", "v", "out")
@@ -234,8 +236,18 @@ def test_steps_and_memory_shrink() -> None:
 
 
 def test_losses_of_transformers_hold_what_its_code_holds() -> None:
-    """Bytes a logit at the loss: 16-bit logits, their cast, the copy without last rows, log-probabilities; Liger none."""
-    held = {"fp32_shifted": 14, "fp32_cast": 12, "fp32_shifted_fused": 10, "fp32_cast_fused": 8}
+    """Bytes a logit at the loss: 16-bit logits, their cast, the copy without last rows, log-probabilities; Liger none.
+
+    `shifted`: all of it in 16 bits; `shifted_nll`: and the log-probabilities once more, as autocast casts them for nll_loss.
+    """
+    held = {
+        "fp32_shifted": 14,
+        "fp32_cast": 12,
+        "fp32_shifted_fused": 10,
+        "fp32_cast_fused": 8,
+        "shifted": 6,
+        "shifted_nll": 10,
+    }
     plan = lora(seq_len=4096, recompute="full")
     logits = 4096 * LLAMA.vocab_size
     for loss, count in held.items():
@@ -563,3 +575,24 @@ def test_paged_states_leave_the_gpu_only_where_it_is_full() -> None:
 def test_patterns_that_take_for_ever_match_nothing(pattern: str) -> None:
     """Or the test does not end either."""
     assert matched(pattern) == ()
+
+
+def test_fsdp1_counts_adapters_among_the_units_that_are_gathered() -> None:
+    """torch/distributed/fsdp, _limiter_utils.py and _exec_order_utils.py: two frees in flight, and ahead is what ran before."""
+    chunk = Chunk(num_layers=4)
+    order = FSDP1.order(lora())
+    ways = {
+        ("all",): (
+            (3, 2),
+            ((3, 4),),
+        ),  # behind the MLP's pairs: the layer before has run; and none of the layer below ahead
+        ("attention",): ((3, 1), ((3, 4),)),  # the MLP runs behind the last pairs
+        ("mlp",): ((3, 2), ((2, 4),)),  # the layer below is sent for before this one's attention
+    }
+    for targets, (forward, backward) in ways.items():
+        plan = lora(data_parallel="fsdp1", zero=3, dp_shard=2, lora_targets=targets)
+        assert order.forward_gathers(plan, chunk, 3) == (forward,), targets
+        assert order.backward_gathers(plan, chunk, 3) == backward, targets
+    plain = Plan(data_parallel="fsdp1", zero=3, dp_shard=2)
+    assert order.forward_gathers(plain, chunk, 3) == ((3, 1),)
+    assert order.backward_gathers(plain, chunk, 3) == ((2, 4),)

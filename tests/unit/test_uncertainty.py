@@ -181,3 +181,39 @@ def test_runs_that_showed_the_network_leave_nothing_to_its_sheet() -> None:
         found.append(predict(Model.load("llama3-8b"), plan, by_gpu, calibration).uncertainty)
     assert SHEET in found[0]
     assert SHEET not in found[1]
+
+
+def test_a_host_bound_step_hangs_on_its_host_however_many_micro_batches_repeat() -> None:
+    """Micro-batches that repeat are played once; what the host issues is that of all of them, as the step is."""
+    model, cluster = Model.load("llama3.2-1b"), Cluster.synthesise("a100-80gb", 1)
+    fields: dict[str, Any] = {
+        "zero": 0,
+        "data_parallel": "ddp",
+        "seq_len": 128,
+        "micro_batch_size": 1,
+        "recompute": "full",
+        "peft": "lora",
+    }
+    for count in (1, 2, 32):
+        plan = Plan(**fields, num_micro_batches=count, stack="transformers-2024")
+        host = predict(model, plan, cluster).uncertainty["host"]
+        # nothing but launches takes time here: the interval's ends are those of the host
+        assert host == pytest.approx(HOST_SIGMA, rel=0.15), count
+
+
+def test_slow_links_lengthen_a_step_by_what_they_carry_hidden_or_not() -> None:
+    """Through a host's memory collectives lie a factor of exp(0.7 z) apart: what hides behind compute now may not there."""
+    model, cluster = Model.load("llama2-7b"), Cluster.load("pcie-rtx4090-4")
+    fields: dict[str, Any] = {
+        "dp_shard": 4,
+        "zero": 3,
+        "data_parallel": "fsdp1",
+        "micro_batch_size": 1,
+        "recompute": "full",
+    }
+    for seq_len in (512, 4096):
+        step = predict(model, Plan(**fields, seq_len=seq_len, stack="torch-2.6-eager"), cluster)
+        exposed_s, hidden_s = step.communication["all_gather"]
+        slow = math.exp(Z90 * 0.7)  # at least: simulator/work/collectives/effects.py, _HOST_SIGMA
+        least_s = max(step.step_s + (slow - 1) * exposed_s, slow * (exposed_s + hidden_s))
+        assert math.exp(Z90 * step.uncertainty["communication"]) * step.step_s >= least_s * (1 - 1e-9)

@@ -78,6 +78,8 @@ class Kernels(Strict):
         "fp32_cast_fused",
         "fp32_shifted",
         "fp32_shifted_fused",
+        "shifted",
+        "shifted_nll",
         "fp32_compiled",
         "fp32_in_place",
         "fp32_beside",
@@ -88,7 +90,8 @@ class Kernels(Strict):
     ] = Field(
         default="fp32_eager",
         description="separate kernels in the logits' own dtype, or behind a cast to fp32; the same of a copy without each sequence's last row (transformers; `fp32_cast` "
-        "before 4.46, whose 16-bit logits go), also with one kernel each way instead of the separate ones; with the head, in chunks of rows that leave the gradient of its "
+        "before 4.46, whose 16-bit logits go), also with one kernel each way instead of the separate ones; such a copy in the logits' own dtype (`shifted`), whose "
+        "log-probabilities autocast widens for the loss (`shifted_nll`); with the head, in chunks of rows that leave the gradient of its "
         "input (`fused_linear`: Liger), or in one kernel that keeps no logits and makes them again backward (`cut`: Cut Cross Entropy); the cast fused in; Megatron's without fusion, in one fp32 storage, or in a "
         "second one beside the logits (nanotron); one "
         "kernel (Megatron's own where blocks are fused by hand); one that leaves the gradient where the logits were",

@@ -18,7 +18,8 @@ from simulator.work.ops.tensor_parallel import exchange
 # pass: its forward takes 7.3 ps a logit on A100 where a row has 64 KB and 9.9 ps from 128 KB on (Liger-Kernel's benchmark
 # data, fp32 logits), one read of 4 bytes apart at 1.7 TB/s. Backward it takes the same time for both.
 SHORT_ROW_BYTES = 100_000
-SHIFTED = ("fp32_cast", "fp32_cast_fused", "fp32_shifted", "fp32_shifted_fused")  # of transformers
+NARROW = ("shifted", "shifted_nll")  # of models that do not cast their logits (modeling_qwen.py)
+SHIFTED = ("fp32_cast", "fp32_cast_fused", "fp32_shifted", "fp32_shifted_fused", *NARROW)  # of transformers
 
 # What loss_parallel keeps of a row beside its logits: maximum, sum and its logarithm in fp32; backward the target, its
 # column here and its row (int64), whether it is here (a bool), what that adds and the scale in fp32.
@@ -95,10 +96,12 @@ def _shifted(g: Graph, s: OpContext, logits: Value) -> Value:
 
     The 16-bit logits, their cast and the copy of all rows but each sequence's last are locals of the functions that call each
     other. The copy's gradient is put into zeros (slice_backward). One kernel (Unsloth's, kernels/cross_entropy_loss.py)
-    writes the gradient over the copy.
+    writes the gradient over the copy. Models that do not cast their logits copy 16 bits (`shifted`); torch names their dtype to
+    log_softmax, and under autocast only what nll_loss reads is fp32 (`shifted_nll`; `_metric` has the places).
     """
-    wide = g.cast(logits, "fp32", "logits.float", "loss")
-    f, rows = wide.num_bytes, g.value("logits.shifted", wide.numel, "fp32")
+    kind = s.stack.kernels.loss
+    wide = logits if kind in NARROW else g.cast(logits, "fp32", "logits.float", "loss")
+    f, rows = wide.num_bytes, g.value("logits.shifted", wide.numel, wide.dtype)
     g.op(
         rows.name,
         "loss",
@@ -108,7 +111,7 @@ def _shifted(g: Graph, s: OpContext, logits: Value) -> Value:
         backward=(stream("memset", 0, f), stream("copy", f, f)),
         grads=(wide,),
     )
-    if not s.stack.kernels.loss.endswith("_fused"):
+    if not kind.endswith("_fused"):
         loss = _log_softmax(g, s, rows)
     else:
         loss = g.value("loss", 1, "fp32")
@@ -122,7 +125,7 @@ def _shifted(g: Graph, s: OpContext, logits: Value) -> Value:
             saved=(rows,),
             overwrites=(rows,),
         )
-    g.hold("shifted.scope", [*([logits] if s.stack.kernels.loss.startswith("fp32_shifted") else []), wide, rows, loss])
+    g.hold("shifted.scope", [*([logits] if kind.startswith("fp32_shifted") else []), wide, rows, loss])
     return loss
 
 
@@ -202,6 +205,8 @@ def _log_softmax(g: Graph, s: OpContext, wide: Value, logits: Value | None = Non
         grads=(wide,),
         forward_exchanges=_rows(s, 1),
     )
+    if s.stack.kernels.loss == "shifted_nll":
+        log_probs = g.cast(log_probs, "fp32", "log_probabilities.float", "loss")
     return _picked(g, s, logits, wide, log_probs)
 
 
@@ -252,7 +257,7 @@ def _picked(
         inputs=(log_probs, wide),
         outputs=(loss, total),
         forward=(stream("reduce", picked, 8),),
-        backward=(stream("memset", 0, wide.num_bytes), stream("elementwise", picked, picked), *more_backward),
+        backward=(stream("memset", 0, log_probs.num_bytes), stream("elementwise", picked, picked), *more_backward),
         saved=(log_probs, total),
         grads=(log_probs,),
         backward_temporary_bytes=backward_temporary_bytes,

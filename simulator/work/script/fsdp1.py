@@ -21,18 +21,40 @@ from simulator.work.script.fsdp import (
     fsdp_units,
 )
 from simulator.work.script.implementation import Implementation
-from simulator.work.script.order import Sharded
+from simulator.work.script.order import Chunk, Gathers, Sharded, ahead
 from simulator.work.script.sharding import ParameterUnit, flat
 from simulator.work.script.storage import GATHER, REDUCE, Storages
 from simulator.work.script.unit_comm import UnitComm
 
 
 class Fsdp1Order(Sharded):
-    """With limit_all_gathers, a gather takes the buffer freed by the unit two back; without, the host's lead limits it."""
+    """With limit_all_gathers, a gather takes the buffer freed by the unit two back; without, the host's lead limits it.
+
+    Adapters are units of their own, and count among them (fsdp/_runtime_utils.py): behind a layer's last ones the next layer's gather
+    waits for the last but one to be freed, when the layer has run. Backward, what is gathered ahead is the unit that ran before
+    (_exec_order_utils.py: get_handle_to_prefetch): mostly another adapter, and the layer below only from this layer's first ones on,
+    which come last.
+    """
 
     @override
     def forward_window(self, plan: Plan) -> int | None:
-        return super().forward_window(plan) if plan.fsdp.limit_all_gathers else None
+        if not plan.fsdp.limit_all_gathers:
+            return None
+        return 1 if _adapts(plan, "mlp", ("gate", "up", "down", "gate_up")) else super().forward_window(plan)
+
+    @override
+    def backward_gathers(self, plan: Plan, chunk: Chunk, unit: int) -> Gathers:
+        return ahead(unit, 0, chunk.num_units - 1) if _late(plan) else super().backward_gathers(plan, chunk, unit)
+
+
+def _adapts(plan: Plan, block: str, modules: tuple[str, ...]) -> bool:
+    """Some of a block's linear layers have pairs, which FSDP wraps."""
+    return plan.peft.pairs and any(plan.peft.adapts(f"{block}.{module}") for module in modules)
+
+
+def _late(plan: Plan) -> bool:
+    """A layer's backward ends in adapters, and sends for the layer below at its end."""
+    return plan.fsdp.backward_prefetch > 0 and _adapts(plan, "attention", ("q", "k", "v", "qkv"))
 
 
 class Fsdp1Buffers(ShardedBuffers):
@@ -104,6 +126,8 @@ class Fsdp1Buffers(ShardedBuffers):
     @override
     def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:
         piece = self.units[unit]
+        if _late(self.plan):
+            self._gather(unit - 1)
         if self.plan.peft.adds:
             self._keep_input(unit)
         if not piece.shapes:
