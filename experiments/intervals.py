@@ -1,6 +1,6 @@
 """Do the named parts of intervals hold? Writes topologies/calibrations/intervals.json: a factor on each kind of part.
 
-    python experiments/intervals.py [--rows 40]                     # some minutes; prints what the others' factors make of each source
+    python experiments/intervals.py [--rows 24]                     # some minutes; prints what the others' factors make of each source
     python experiments/intervals.py --records FILE [--part 1/2]     # keeps each run's record in FILE, and takes from it what is there
 
 Of each source at most so many published runs are predicted, drawn by the SHA-256 of their ids: with their stacks, and some as if
@@ -44,7 +44,7 @@ from simulator.studies.backtest.work import measured_step_s
 
 Array = NDArray[np.float64]
 TABLES = tuple(Path(__file__).resolve().parent / "measured" / f"{name}-plain.csv.gz" for name in ("runs", "runs-2"))
-ROWS, UNDESCRIBED = 40, 8
+ROWS, UNDESCRIBED = 24, 5
 FREEDOM: Final = 4.0  # of Student's t
 PRIOR: Final = math.log(2)  # one sigma of a factor's logarithm
 SHARE: Final = 0.9
@@ -161,22 +161,26 @@ def fitted(runs: Sequence[Judged]) -> Array:
     return found * quantile(np.abs(errors) / sigmas(runs, found), weights(runs)) / Z90
 
 
-def quantile(sizes: Array, weight: Array) -> float:
-    """The smallest that so large a share of the weight does not exceed."""
+def quantile(sizes: Array, weight: Array, more: float = 0.0) -> float:
+    """The smallest that so large a share of the weight, and of some more that nobody has seen, does not exceed."""
     order = np.argsort(sizes, kind="stable")
     reached = np.cumsum(weight[order])
-    return float(sizes[order][int(np.searchsorted(reached, SHARE * reached[-1]))])
+    least = min(SHARE * (reached[-1] + more), reached[-1])
+    return float(sizes[order][int(np.searchsorted(reached, least * (1 - 1e-12)))])
 
 
 def software(runs: Sequence[Judged], factors: Array) -> float:
-    """The factor of undescribed software at which its intervals hold, with all others as they are."""
+    """The factor of undescribed software at which its intervals hold, with all others as they are.
+
+    Such software is a source that nobody has seen: one more than there are (split conformal).
+    """
     errors, weight = np.abs([one.error for one in runs]), weights(runs)
     low, high = 0.0, 8.0
     for _ in range(40):
         middle = (low + high) / 2
         tried = factors.copy()
         tried[SOFTWARE] = middle
-        if quantile(errors / sigmas(runs, tried), weight) > Z90:
+        if quantile(errors / sigmas(runs, tried), weight, more=1.0) > Z90:
             low = middle
         else:
             high = middle

@@ -14,6 +14,7 @@ from simulator.predict.play import play, step_seconds
 from simulator.predict.verdict import cause_of
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.spec.calibration.intervals import intervals
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -80,7 +81,8 @@ def test_a_less_known_stack_widens_the_interval() -> None:
     assert unsure.high_s > sure.high_s
     # quadrature: the stack's spread adds to what kernels and links leave
     one, other = math.log(sure.high_s / sure.step_s), math.log(unsure.high_s / unsure.step_s)
-    assert other**2 - one**2 == pytest.approx(1.6449**2 * (0.2**2 - 0.01**2), rel=1e-9)
+    factor = intervals().factor("stack")
+    assert other**2 - one**2 == pytest.approx((1.6449 * factor) ** 2 * (0.2**2 - 0.01**2), rel=1e-9)
 
 
 def test_two_runs_are_equal() -> None:
