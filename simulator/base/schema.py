@@ -218,7 +218,7 @@ def check_writable(path: Path, flag: str) -> None:
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
         problem = "cannot be written"
     if problem:
-        raise InputError(Fault(place=f"{flag} {path}", problem=problem, remedy="a path that can be written"))
+        raise InputError.at(f"{flag} {path}", problem, "a path that can be written")
 
 
 def read_toml(path: Path, error: type[InputError]) -> dict[str, Any]:

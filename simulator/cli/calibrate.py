@@ -278,9 +278,7 @@ def _recordings(traces: tuple[str, ...]) -> dict[str, Recording]:
     for text in traces:
         row, equals, path = text.rpartition("=")
         if not equals:
-            raise InputError(
-                Fault(place=f"--traces {text}", problem="names no row", remedy="ID=TRACE.json, ID as in the table")
-            )
+            raise InputError.at(f"--traces {text}", "names no row", "ID=TRACE.json, ID as in the table")
         found[row] = read_recordings(Path(path))[0]
     return found
 

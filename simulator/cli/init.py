@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
@@ -78,7 +78,7 @@ def command(*, study: Path, **answers: str | None) -> int:
     """
     check_writable(study, "STUDY")
     if study.exists():
-        raise InputError(Fault(place=str(study), problem="exists already", remedy="another name, or delete it first"))
+        raise InputError.at(str(study), "exists already", "another name, or delete it first")
     given = {one.name: _answer(one, answers[one.name]) for one in QUESTIONS}
     from simulator.formats.study import read_study
 

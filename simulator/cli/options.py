@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 from click.shell_completion import CompletionItem
 
-from simulator.base.errors import Fault, InputError, json_text, printable_lines
+from simulator.base.errors import InputError, json_text, printable_lines
 from simulator.base.files import write_whole
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import check_writable
@@ -173,7 +173,7 @@ def loaded_prices(options: Mapping[str, Any]) -> Prices | None:
 
         return Prices.load(options["prices"], options["price_kind"])
     if options["price_kind"] is not None:
-        raise InputError(Fault(place="--price-kind", problem="there are no prices", remedy="--prices PRICES.toml"))
+        raise InputError.at("--price-kind", "there are no prices", "--prices PRICES.toml")
     return None
 
 
@@ -243,7 +243,7 @@ def write_files(files: Mapping[str, str | bytes], folder: Path, what: str = "lau
     """Into a folder that is new or empty. Raises InputError where that cannot be."""
     try:
         if folder.exists() and any(folder.iterdir()):
-            raise InputError(Fault(place=str(folder), problem="is not empty", remedy="a new folder"))
+            raise InputError.at(str(folder), "is not empty", "a new folder")
         for name, text in files.items():
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -251,7 +251,7 @@ def write_files(files: Mapping[str, str | bytes], folder: Path, what: str = "lau
             if name.endswith(".sh"):
                 file.chmod(0o755)
     except OSError as exc:
-        raise InputError(Fault(place=str(folder), problem=f"cannot be written: {exc.strerror}")) from None
+        raise InputError.at(str(folder), f"cannot be written: {exc.strerror}") from None
     print_status(f"{what} of {len(files)} files written to {folder}")
 
 

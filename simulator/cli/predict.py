@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.schema import Strict, check_writable
 from simulator.base.units import format_bytes
 from simulator.base.value_errors import words_of
@@ -346,10 +346,8 @@ def _unwritable(files: Mapping[str, Path | None], pictures: Mapping[str, Path | 
     faults: list[Fault] = []
     for flag, path in {**files, **pictures}.items():
         if path is not None:
-            try:
+            with Collected(faults):
                 (check_picture if flag in pictures else check_writable)(path, flag)
-            except InputError as exc:
-                faults += exc.faults
     return faults
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault
 from simulator.base.schema import check_writable
 from simulator.cli.fabric import with_fabric
 from simulator.cli.options import also_as_page, page_asked, print_status
@@ -42,10 +42,8 @@ class Files:
             found.append(Fault(place=f"--memory {self.memory}", problem="no picture format", remedy=remedy))
         for flag, path in (("--trace", self.trace), ("--memory", self.memory), ("--snapshot", self.snapshot)):
             if path is not None:
-                try:
+                with Collected(found):
                     check_writable(path, flag)
-                except InputError as exc:
-                    found += exc.faults
         return found
 
 

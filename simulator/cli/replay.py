@@ -117,12 +117,10 @@ def _what_if(
     if options["vary_sizes"]:
         changed = varied(sequence, options["vary_sizes"], _STEPS)
         if changed is None:
-            raise InputError(
-                Fault(
-                    place="--vary-sizes",
-                    problem="the events do not end with the blocks they began with, so they cannot be repeated",
-                    remedy="record exactly one step",
-                )
+            raise InputError.at(
+                "--vary-sizes",
+                "the events do not end with the blocks they began with, so they cannot be repeated",
+                "record exactly one step",
             )
         sequence = changed
     policies = list(POLICIES) if options["compare_policies"] else list(dict.fromkeys(options["policies"])) or asked_for

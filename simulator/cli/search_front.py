@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, counted, parse_count
 from simulator.cli.options import also_as_page, loaded_prices, print_status, write_json
@@ -78,10 +78,8 @@ def _judged(options: dict[str, Any]) -> tuple[Prices | None, int | None]:
     """Prices and the run's tokens. Raises InputError with every fault, before anything is searched."""
     faults: list[Fault] = []
     prices = tokens = None
-    try:
+    with Collected(faults):
         prices = loaded_prices(options)
-    except InputError as exc:
-        faults += exc.faults
     try:
         tokens = parse_count(options["run_tokens"]) if options["run_tokens"] is not None else None
     except UnitError as exc:
@@ -91,10 +89,8 @@ def _judged(options: dict[str, Any]) -> tuple[Prices | None, int | None]:
     if options["days"] is not None and options["run_tokens"] is None:
         faults.append(Fault(place="--days", problem="of what run?", remedy="--run-tokens 15T"))
     if options["plot"] is not None:
-        try:
+        with Collected(faults):
             check_picture(options["plot"], "--plot")
-        except InputError as exc:
-            faults += exc.faults
     for name, flag in (("exported", "--export"),):
         if options.get(name) is not None:
             faults.append(

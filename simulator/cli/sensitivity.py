@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_seconds
 from simulator.cli.compare import name_of, split_settings
@@ -128,10 +128,8 @@ def _study(
     faults: list[Fault] = []
     ranges: list[Range] = []
     for text in options["ranges"]:
-        try:
+        with Collected(faults):
             ranges.append(Range.parse(text))
-        except InputError as exc:
-            faults += exc.faults
     faults += _range_faults(ranges, options)
     for one in ranges:
         if one.only is not None and one.only >= len(asked):

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.base.units import format_number, format_seconds
 from simulator.cli.options import (
     also_as_page,
@@ -196,7 +196,7 @@ def _highest(asked: ServingStudy, *, interval: bool) -> Serving:
         own = "a closed loop" if asked.workload.concurrency else "a trace"
         problem = "needs a limit to stay within" if not asked.slo.any else f"{own} has its own arrivals"
         remedy = "--slo-ttft, --slo-tpot or --slo-latency" if not asked.slo.any else "drawn requests"
-        raise InputError(Fault(place="--highest-rate", problem=problem, remedy=remedy))
+        raise InputError.at("--highest-rate", problem, remedy)
 
     def at(rate: float) -> ServingStudy:
         workload = asked.workload.model_copy(update={"rate": rate})

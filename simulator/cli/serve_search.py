@@ -118,7 +118,7 @@ def launch_of(asked: ServingStudy, folder: Path, plan: InferencePlan | None = No
     from simulator.formats.writers.serving_launch import launch_files
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(Fault(place=f"--export {folder}", problem="is not empty", remedy="a new folder"))
+        raise InputError.at(f"--export {folder}", "is not empty", "a new folder")
     return launch_files(plan or asked.plan, asked.model, asked.cluster, asked.stack)
 
 

@@ -23,12 +23,10 @@ _STACKS: Final = ("layers", "layer", "h", "blocks", "block")  # names of the lis
 def read_adapter_config(path: Path) -> dict[str, str]:
     """Flags of Plan's fields, as text. Raises InputError with every fault of the file."""
     if path.is_file() and path.stat().st_size > _MOST_BYTES:
-        raise InputError(
-            Fault(place=str(path), problem=f"larger than {_MOST_BYTES} bytes", remedy="adapter_config.json")
-        )
+        raise InputError.at(str(path), f"larger than {_MOST_BYTES} bytes", "adapter_config.json")
     data = read_json(path, InputError)
     if not isinstance(data, dict) or "peft_type" not in data:
-        raise InputError(Fault(place=str(path), problem="no peft_type", remedy="peft's adapter_config.json"))
+        raise InputError.at(str(path), "no peft_type", "peft's adapter_config.json")
     faults = [Fault(place=f"{path}: {key}", problem=problem, remedy=remedy) for key, problem, remedy in _faults(data)]
     if faults:
         raise InputError(faults)

@@ -54,7 +54,7 @@ def open_table(
         records = _records(stream)
         first = next(records, None)
         if first is None:
-            raise TableError(Fault(place=str(file), problem="is empty", remedy="a header line and a line a run"))
+            raise TableError.at(str(file), "is empty", "a header line and a line a run")
         header = _header(file, first.cells, columns, required, others=others)
         yield header, (record for record in records if record.cells != [])
 
@@ -196,8 +196,7 @@ def _open(file: Path) -> Iterator[TextIO]:
         zipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
     except OSError as exc:
-        problem = f"cannot be read: {exc.strerror or exc}"
-        raise TableError(Fault(place=str(file), problem=problem, remedy="a .csv or .csv.gz file")) from None
+        raise TableError.at(str(file), f"cannot be read: {exc.strerror or exc}", "a .csv or .csv.gz file") from None
     with raw:
         data = cast("io.BufferedReader", gzip.GzipFile(fileobj=raw)) if zipped else raw
         yield io.TextIOWrapper(data, encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -245,7 +244,7 @@ def _lines(stream: TextIO) -> Iterator[_Line]:
                 whole = len(text) < _MAX_LINE_CHARS or text.endswith("\n")
     except (OSError, EOFError, zlib.error) as exc:
         if number == 0:
-            raise TableError(Fault(place="table", problem=f"cannot be read: {exc}")) from None
+            raise TableError.at("table", f"cannot be read: {exc}") from None
         yield _Line(number + 1, "", f"the file ends early: {exc}")
 
 
@@ -269,12 +268,11 @@ def _header(
     """The column names, checked all at once."""
     place = f"{file}: header"
     if isinstance(cells, str) or not cells:
-        problem = cells if isinstance(cells, str) else "is blank"
-        raise TableError(Fault(place=place, problem=problem, remedy="column names, comma separated"))
+        raise TableError.at(place, cells if isinstance(cells, str) else "is blank", "column names, comma separated")
     if any(
         c == "\0" or "\udc80" <= c <= "\udcff" for cell in cells for c in cell
     ):  # as bytes that do not decode are read
-        raise TableError(Fault(place=place, problem="is not UTF-8 text", remedy="save the table as UTF-8"))
+        raise TableError.at(place, "is not UTF-8 text", "save the table as UTF-8")
     names = [c.strip() for c in cells]
     missing = [n for n in required if n not in names]
     faults = [

@@ -25,7 +25,7 @@ def read_draft(asked: PlanFile, given: Collection[str]) -> Draft:
     if asked.form is not None and asked.form not in PLAN_FORMATS:
         problem = f"{asked.form!r} is not a format"
         remedy = nearest(asked.form, PLAN_FORMATS) or f"one of {', '.join(PLAN_FORMATS)}"
-        raise PlanError(Fault(place="--plan-format", problem=problem, remedy=remedy))
+        raise PlanError.at("--plan-format", problem, remedy)
     variables, faults = {}, []
     for text in asked.define:
         name, equals, value = text.partition("=")

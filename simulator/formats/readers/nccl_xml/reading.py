@@ -50,7 +50,7 @@ class Reading:
         devices = list(self.devices(self.root))
         if len(devices) + len(list(self.root.inside("cpu"))) > _MOST_DEVICES:
             place = f"{self.place}: line {self.root.line}"
-            raise ClusterError(Fault(place=place, problem=f"{len(devices)} devices", remedy=f"≤ {_MOST_DEVICES}"))
+            raise ClusterError.at(place, f"{len(devices)} devices", f"≤ {_MOST_DEVICES}")
         self.classify(devices)
         for nic in self.root_nics(self.root):
             self.add_nics(nic, "")

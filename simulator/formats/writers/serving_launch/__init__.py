@@ -28,7 +28,7 @@ def launcher_of(stack: Stack) -> Launcher:
     if found is None:
         known = [one.software for one in LAUNCHERS]
         problem = f"describes no engine whose launch is known: {', '.join(known)}"
-        raise PlanError(Fault(place=f"stack {stack.name}", problem=problem, remedy='stack = "vllm-2025", or its like'))
+        raise PlanError.at(f"stack {stack.name}", problem, 'stack = "vllm-2025", or its like')
     return found
 
 
