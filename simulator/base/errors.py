@@ -120,7 +120,7 @@ class Collected:
 
 
 class ArgumentError(InputError, TypeError, ValueError):
-    """A call from Python has arguments that nobody knows, or of the wrong type."""
+    """A call from Python has unknown arguments, or arguments of the wrong type."""
 
     noun = "arguments"
 

@@ -33,7 +33,7 @@ def spot_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def checked_offers(spot: Path | None, asked: Study | None, most_price: float | None) -> tuple[Offer, ...]:
-    """The offers; none where nobody asks. Raises InputError with every fault."""
+    """The offers; none without --spot. Raises InputError with every fault."""
     if spot is None:
         if most_price is not None:
             raise click.UsageError("--max-price needs --spot")

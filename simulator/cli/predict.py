@@ -81,7 +81,7 @@ def _default(name: str, value: object) -> str:
 
 
 def plan_options(function: Callable[..., int]) -> Callable[..., int]:
-    """A flag for each field of Plan, in its order. Values are judged by Plan, so that all faults are told together."""
+    """A flag for each field of Plan, in its order. Values are judged by Plan, so that all faults are reported together."""
     for name, info in reversed(Plan.flat_fields().items()):
         metavar = "SIZE" if name.endswith("_bytes") else _metavar(info.annotation)
         option = click.option(
@@ -113,7 +113,7 @@ def plan_file_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def study_of(study: Path | None, flags: dict[str, Any], settings: tuple[str, ...]) -> Study:
-    """The study under a command's flags: nouns, Plan's fields, a plan's file. What that file states in vain is told on stderr.
+    """The study under a command's flags: nouns, Plan's fields, a plan's file. What that file states without effect is printed on stderr.
 
     Raises InputError with every fault of every input.
     """
@@ -321,7 +321,7 @@ def _program(
 
 
 def _with_largest_batch(asked: Study) -> tuple[Study, LargestBatch]:
-    """What is asked with the largest micro-batch that surely fits, or with 1; what was found is told on stderr."""
+    """What is asked with the largest micro-batch that surely fits, or with 1; what was found is printed on stderr."""
     from simulator.predict.largest_batch import largest_batch
 
     found = largest_batch(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
@@ -342,7 +342,7 @@ def _given_sizes(flags: Mapping[str, Any], settings: tuple[str, ...]) -> list[Fa
 
 
 def _unwritable(files: Mapping[str, Path | None], pictures: Mapping[str, Path | None]) -> list[Fault]:
-    """What would go wrong with the files that were asked for, told before the prediction."""
+    """What would go wrong with the files that were asked for, reported before the prediction."""
     faults: list[Fault] = []
     for flag, path in {**files, **pictures}.items():
         if path is not None:

@@ -32,7 +32,7 @@ class Files:
     scale_with: Path | None = None
 
     def faults(self) -> list[Fault]:
-        """What would go wrong with them, told before the prediction."""
+        """What would go wrong with them, reported before the prediction."""
         found: list[Fault] = []
         if self.links is not None:
             problem = "the links of a captured program are not drawn"

@@ -131,7 +131,7 @@ def subject_at(
     prices: Prices | None,
     tokens_per_step: int | None,
 ) -> Subject:
-    """A program as a column of a comparison, whose unit is a token. Raises InputError where nobody says how many."""
+    """A program as a column of a comparison, whose unit is a token. Raises InputError where their number is not stated."""
     place = place_of(flags, settings)
     program = program_at(file, place, tokens_per_step)
     with_tokens(program, str(file))
@@ -148,7 +148,7 @@ def subject_at(
 
 
 def with_tokens(program: Capture, place: str) -> Capture:
-    """The program, of which somebody said how many tokens a step trains on. Raises InputError where nobody did."""
+    """The program with the tokens that a step trains on. Raises InputError where their number is not stated."""
     if not program.tokens_per_step:
         problem = "how many tokens its step trains on is not known"
         remedy = "--tokens-per-step N, of all ranks; shardwise capture takes it too, and keeps it in the file"

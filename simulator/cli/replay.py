@@ -56,7 +56,7 @@ _SCHEMA = 1
 @click.option("--device", type=click.IntRange(min=0), help="Whose events. [the first device with any]")
 @click.option("--policy", "policies", multiple=True, type=click.Choice(list(POLICIES)), help="What if; repeatable.")
 @click.option("--compare-policies", is_flag=True, help="What if: every policy.")
-@click.option("--expandable-segments", is_flag=True, help="What if PyTorch were told so.")
+@click.option("--expandable-segments", is_flag=True, help="As if PYTORCH_CUDA_ALLOC_CONF had them on.")
 @click.option("--max-split-size", metavar="SIZE", help="What if: blocks from here on are not split (20 MiB or more).")
 @click.option("--roundup-power2-divisions", type=click.IntRange(1, 2**10), metavar="N", help="What if.")
 @click.option("--garbage-collection-threshold", type=FiniteRange(0, 1, max_open=True), help="What if.")

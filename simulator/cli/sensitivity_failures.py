@@ -46,7 +46,7 @@ def swept(
 def _hurt(
     failure: Failure, file: Path | None, flags: Mapping[str, str], settings: tuple[str, ...], base: float
 ) -> Hurt:
-    """A plan that the rest cannot run, or hold, stops; an exception that is not modelled is told with its reason."""
+    """A plan that the rest cannot run, or hold, stops; an exception that is not modelled is listed with its reason."""
     nodes = {"nodes": str(failure.nodes)} if failure.nodes is not None else {}
     try:
         study = read_study(file, {**flags, **nodes}, {}, (*settings, *failure.settings))

@@ -65,7 +65,7 @@ _SLO = {
 
 
 def _options(function: Callable[..., int]) -> Callable[..., int]:
-    """Flags of the three tables. Values are judged with the file's, so that all faults are told together."""
+    """Flags of the three tables. Values are judged with the file's, so that all faults are reported together."""
     rows = [(f"slo.{name}", "[PXX=]TIME[,...]", text) for name, text in _SLO.items()]
     rows = [(f"workload.{name}", metavar, text) for name, (metavar, text) in _WORKLOAD.items()] + rows
     plan = [

@@ -144,7 +144,7 @@ def _check_tree_options(found: Host | Cluster | NodeTree, source: str, given: Ma
 
 
 def _cluster(found: Host | NodeTree, source: str, device: str | None) -> Cluster:
-    """The host as a cluster. Raises ClusterError where there is no host, or nobody says which GPUs it has."""
+    """The host as a cluster. Raises ClusterError where there is no host, or its GPUs are not stated."""
     if isinstance(found, NodeTree):
         problem, remedy = "shows what is above the nodes, not a node", "--node with the cluster file of one"
         raise ClusterError.at(source, problem, remedy)

@@ -184,7 +184,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _plain_fault(fault: Fault) -> dict[str, str]:
-    """A fault without the draft's path, which nobody chose."""
+    """A fault without the draft's path, which the user did not choose."""
     place = re.sub(r"^\S*draft\.toml:? ?", "", fault.place).removeprefix("--vary ")
     return {"place": place or "study", "problem": fault.problem, "remedy": fault.remedy}
 

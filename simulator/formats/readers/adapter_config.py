@@ -15,7 +15,7 @@ _MOST_BYTES: Final = 2**20
 # Key of the file -> flag
 _COUNTS: Final = {"r": "lora_rank", "num_virtual_tokens": "prefix_tokens"}
 _LISTS: Final = {"target_modules": "lora_targets", "modules_to_save": "train_modules"}
-# What no plan can say: refused unless it is empty
+# What no plan can express: refused unless it is empty
 _UNMODELLED: Final = ("layer_replication", "target_parameters", "exclude_modules", "trainable_token_indices")
 _STACKS: Final = ("layers", "layer", "h", "blocks", "block")  # names of the list of layers, in models of all libraries
 
@@ -48,7 +48,7 @@ def _words(value: str | list[str]) -> tuple[str, ...]:
 def _targets(data: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
     """Modules in some layers, with ranks of their own; and faults of `rank_pattern`."""
     layers, ranks = data.get("layers_to_transform"), data.get("rank_pattern") or {}
-    usual = _words(data.get("target_modules") or ["q", "v"])  # of Llama and its kin (utils/constants.py)
+    usual = _words(data.get("target_modules") or ["q", "v"])  # of Llama and similar models (utils/constants.py)
     return with_ranks(usual, [layers] if isinstance(layers, int) else layers or None, ranks)
 
 

@@ -47,7 +47,7 @@ def open_table(
 ) -> Iterator[tuple[list[str], Iterator[Record]]]:
     """The header's names and the records that follow; blank lines are left out. A .csv, or the same in gzip.
 
-    others: columns that nobody knows may stand there. Raises TableError if the file cannot be read, is empty, or has a
+    others: unknown columns are allowed. Raises TableError if the file cannot be read, is empty, or has a
     header that lacks a required column, repeats one or has an unknown one.
     """
     with _open(file) as stream:
@@ -70,7 +70,7 @@ def header_names(file: Path) -> list[str]:
 
 
 def until_hopeless(records: Iterable[Record], faults: Sequence[Fault]) -> Iterator[Record]:
-    """The records, until so many of them had faults that nobody would read more."""
+    """The records, until so many of them had faults that more would not be read."""
     return itertools.takewhile(lambda _: len(faults) < _MOST_FAULTS, records)
 
 

@@ -167,7 +167,7 @@ def _rates(links: Iterable[PcieLink | None]) -> list[float]:
 
 
 def _pcie_link(host: Host, usual: TopologyHost | None, sources: dict[str, str]) -> TopologyHost | None:
-    """[host]: the GPUs' PCIe links as the source tells them, the slowest of them; else as in the usual machine."""
+    """[host]: the GPUs' PCIe links as the source states them, the slowest of them; else as in the usual machine."""
     rates = _rates(gpu.pcie for gpu in host.gpus)
     if usual is None or usual.kind == "c2c" or len(rates) < len(host.gpus):
         return usual
@@ -192,7 +192,7 @@ def _place(host: Host, nic: Nic) -> dict[str, Any]:
 
 
 def _sockets(host: Host) -> list[list[int]]:
-    """GPUs by NUMA node, or by the PCIe groups within NODE where NUMA is not told."""
+    """GPUs by NUMA node, or by the PCIe groups within NODE where NUMA is unknown."""
     numas = [gpu.numa for gpu in host.gpus]
     if all(map(_NUMBER.fullmatch, numas)):
         return [[i for i, numa in enumerate(numas) if numa == one] for one in dict.fromkeys(numas)]

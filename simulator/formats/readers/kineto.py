@@ -27,7 +27,7 @@ _PROGRESS_EVENTS = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedCollective:
-    """A collective as the trace tells of it; `span` is the id of its span.
+    """A collective as the trace records it; `span` is the id of its span.
 
     size_bytes: of the full tensor; None where the trace does not say. group: name or description of its process group.
     """
@@ -242,7 +242,7 @@ def _with_causes(spans: list[Span]) -> list[Span]:
             ends, start = others.get(span.program, []), float(span.start_s)
             at = bisect_right(ends, (start, len(spans))) - 1
             if at >= 0 and ended.get(span.program, 0.0) < ends[at][0]:
-                span = span._replace(cause=ends[at][1])  # noqa: PLW2901  the same span, told more
+                span = span._replace(cause=ends[at][1])  # noqa: PLW2901  the same span, with its cause
             ended[span.program] = float(span.end_s)
         found.append(span)
     return found

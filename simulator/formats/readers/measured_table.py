@@ -48,7 +48,7 @@ def _few(rows: Iterable[RowT], name: str) -> tuple[RowT, ...]:
 
 
 def _unread(header: Iterable[str], known: Iterable[str]) -> Iterator[str]:
-    """Columns that nobody knows, each with the nearest that are known."""
+    """Unknown columns, each with the nearest that are known."""
     known = set(known)
     for column in dict.fromkeys(header):
         if column not in known:

@@ -171,7 +171,7 @@ def _paths(paste: _Paste) -> dict[tuple[str, str], Path]:
 
 
 def _path(paste: _Paste, name: str, column: str, cell: str) -> Path | None:
-    """One cell; None, and a fault where it is one, if it tells no path."""
+    """One cell; None, and a fault where it is one, if it states no path."""
     where = f"line {paste.rows[name].line}: row {name}, column {column}"
     if name == column or cell == "X":
         if (name == column) != (cell == "X"):

@@ -219,7 +219,7 @@ class _Ops:
         return None if one is None or one.shapes < 0 else (one.name, arguments(self._events.arguments[one.shapes]))
 
     def _recorded_waits(self) -> dict[int, tuple[int, ...]]:
-        """Waits that the profiler tells of (`enable_cuda_sync_events`): op -> ops whose event its stream waited for."""
+        """Waits that the profiler records (`enable_cuda_sync_events`): op -> ops whose event its stream waited for."""
         events = self._events
         if not events.synchronised:
             return {}
@@ -266,7 +266,7 @@ def _host_waits(
 
 
 def _head(path: Path) -> str:
-    """How a file begins; nothing where it cannot be read: whoever reads it as a trace tells of it."""
+    """How a file begins; nothing where it cannot be read: reading it as a trace reports that."""
     try:
         with open_text(path) as file:
             return file.read(_HEAD).lstrip()

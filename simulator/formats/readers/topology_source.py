@@ -1,4 +1,4 @@
-"""Any description of a topology, by what it holds: a host as the machine tells it, a cluster's node, or SLURM's tree."""
+"""Any description of a topology, by what it holds: a host as its tools describe it, a cluster's node, or SLURM's tree."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def read_source(source: str) -> Host | Cluster | NodeTree:
 def with_device(host: Host, device_name: str) -> tuple[Host, bool]:
     """The host with its GPU's speeds where the source has none, and whether such GPUs are usually joined by NVLink.
 
-    Raises ClusterError for a device that nobody knows.
+    Raises ClusterError for an unknown device.
     """
     device = Device.resolve(device_name)
     usual = Cluster.load(usual_host(device))

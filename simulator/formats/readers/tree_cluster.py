@@ -20,7 +20,7 @@ from simulator.spec.cluster.host import NodeTree
 def cluster_below(tree: NodeTree, node: Cluster, *, hosts: str = "", oversubscription: float | None = None) -> Cluster:
     """`node` as often as the tree has nodes, or as `hosts` names, on the tree's switches.
 
-    hosts: a hostlist of the nodes that a job has. oversubscription: of the leaves; None where nobody knows. Raises
+    hosts: a hostlist of the nodes that a job has. oversubscription: of the leaves; None where unknown. Raises
     ClusterError: a tree without leaves, nodes that it does not have, a node without a network.
     """
     if tree.kind == "flat" or not tree.num_nodes:

@@ -61,7 +61,7 @@ def with_draft(
         place = draft.places.get("model", draft.file)
         if not any(
             fault.place == place for fault in draft.faults
-        ):  # else what stands there cannot be read, and is told
+        ):  # else what stands there cannot be read, and is reported
             cure = (("--model", str(DEFAULT["model"])),)
             faults.append(Fault(place=place, problem=problem, remedy="--model NAME or FILE", flags=cure))
     plan: dict[str, Any] = {}

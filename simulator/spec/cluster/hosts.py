@@ -153,7 +153,7 @@ def _intra(intra: Mapping[str, Any], kind: str | None, gpus: int, usual: int) ->
 def other_intra(intra: Mapping[str, Any], host: Mapping[str, Any] | None, kind: str) -> dict[str, Any]:
     """The links between a node's GPUs replaced by another kind's at its data sheet's rate; `off`: the host link alone.
 
-    Raises ClusterError: a kind that nobody knows, or a node without a host link.
+    Raises ClusterError: an unknown kind, or a node without a host link.
     """
     if kind != "off":
         faults = _kind_faults(kind)

@@ -139,7 +139,7 @@ class _Rail:
 
 
 def _rails(cluster: Cluster) -> tuple[_Rail, ...]:
-    """The NICs of a node by where they sit; where nobody said, in even parts."""
+    """The NICs of a node by where they sit; in even parts where that is not stated."""
     if cluster.inter is None:
         return ()
     counted = Counter(place.gpus for place in places_of(cluster))

@@ -297,7 +297,7 @@ def _spread(values: Sequence[float] | NDArray[np.float64]) -> Spread:
 
 
 def _parts(played: Sequence[SimulatedRun], late: float) -> tuple[Share, ...]:
-    """late: what the slowest host of every step adds to it; of training, its part is told apart."""
+    """late: what the slowest host of every step adds to it; of training, its part is listed apart."""
     whole = summed(each.total_s for each in played)
     sums = {part: summed(each.seconds[part] for each in played) for part in PARTS}
     trained = sums["training"] / (1 + late)

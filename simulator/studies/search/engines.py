@@ -155,7 +155,7 @@ class Dask:
 
 
 def _quieten() -> None:
-    """What is lost is told in our words, not in the library's log. Raises ImportError."""
+    """What is lost is reported by us, not in the library's log. Raises ImportError."""
     from dask import config
 
     if not config.get("logging", None):  # a user's own settings hold
@@ -188,7 +188,7 @@ class _There:
                 if self._deaths > RETRIES:
                     raise _gone(f"each worker that takes a task dies: {exc}") from None
                 self._future = self._submitted()
-            except TimeoutError:  # a future that was asked for when the scheduler went is never told
+            except TimeoutError:  # a future that was asked for when the scheduler went is never cancelled
                 if _has_workers(self._client):
                     alone_since = time.monotonic()
                 elif time.monotonic() - alone_since > _ALONE_S:

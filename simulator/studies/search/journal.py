@@ -21,7 +21,7 @@ from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.search.study import SearchBrokenError, software_version
 
 SCHEMA: Final = "4"  # of the file; another is refused
-_APPLICATION: Final = 0x53485744  # "SHWD": tells our files from other SQLite databases
+_APPLICATION: Final = 0x53485744  # "SHWD": distinguishes our files from other SQLite databases
 REMEDY: Final = "another --journal, or remove the file"
 _LEAST: Final = 1e-18  # seconds, bytes and counts are none, or between this and its inverse
 _OUTCOME: Final = TypeAdapter(PlanOutcome)
@@ -106,7 +106,7 @@ class Journal:
         """Every row, if it is what was written: a number that somebody or a disk has changed would be ranked like any other."""
         try:
             rows = self._database.execute("SELECT key, outcome, sum FROM outcomes").fetchall()
-            if changed := [key for key, text, told in rows if told != _sum(key, text)]:
+            if changed := [key for key, text, checksum in rows if checksum != _sum(key, text)]:
                 msg = f"{len(changed)} of {len(rows)} outcomes are not what was written"
                 raise ValueError(msg)  # noqa: TRY301
             return {key: parse(text) for key, text, _ in rows}

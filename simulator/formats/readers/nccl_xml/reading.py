@@ -126,7 +126,7 @@ class Reading:
         return gpus
 
     def number(self, gpus: list[Element]) -> None:
-        """Names by CUDA's number where the file tells it, else in the file's order (NCCL then asks the driver)."""
+        """Names by CUDA's number where the file states it, else in the file's order (NCCL then asks the driver)."""
         numbers = [gpu.get("dev") for pci in gpus for gpu in pci.inside("gpu")]
         self.numbered = len(numbers) == len(gpus) == len(set(numbers)) and all(map(WHOLE.fullmatch, numbers))
         if self.numbered:

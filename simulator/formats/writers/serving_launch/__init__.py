@@ -33,7 +33,7 @@ def launcher_of(stack: Stack) -> Launcher:
 
 
 def launch_files(plan: InferencePlan, model: Model, cluster: Cluster, stack: Stack) -> dict[str, str]:
-    """Name -> text. The plan has its engine's defaults. Raises PlanError with everything that the engine cannot be told."""
+    """Name -> text. The plan has its engine's defaults. Raises PlanError with everything that the engine has no option for."""
     launcher = launcher_of(stack)
     faults = [*launcher.faults(plan), *_faults(plan, cluster)]
     if faults:

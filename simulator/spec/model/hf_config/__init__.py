@@ -66,7 +66,7 @@ def _evaluated(keys: Keys, known: Family) -> Fields:
         for field, expression in written.items():
             try:
                 found[field] = keys.evaluate(expression)
-            except WrongValueError:  # told already
+            except WrongValueError:  # reported already
                 continue
             if field == "when" and not found["when"]:
                 break
