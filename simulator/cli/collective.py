@@ -11,10 +11,10 @@ import click
 from simulator.base.errors import ClusterError, Fault, InputError, PlanError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
-from simulator.base.units import UnitError, parse_bytes
+from simulator.base.units import parse_bytes
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, also_as_page, html_option, print_status, write_json
+from simulator.cli.options import FILE, also_as_page, html_option, print_status, quantity, write_json
 from simulator.cli.terminal import show
 from simulator.formats.drawing import check_picture
 from simulator.formats.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
@@ -197,10 +197,7 @@ def _software(version: str, env: tuple[str, ...], tuner: Path | None, stack: str
 
 
 def _bytes(flag: str, text: str) -> int:
-    try:
-        found = parse_bytes(text)
-    except UnitError as exc:
-        raise InputError.at(flag, exc.problem, exc.remedy or "as 1MiB") from None
+    found = quantity(flag, parse_bytes, text, "as 1MiB")
     if not 0 < found <= _MOST_BYTES:
         raise InputError.at(flag, f"{found} bytes", "1B to 1PiB")
     return found
@@ -224,10 +221,7 @@ def _kind(name: str) -> str:
 def sizes_of(text: str, factor: float) -> tuple[int, ...]:
     """`8B:8GB` in steps of a factor, both ends among them. Raises InputError."""
     first, colon, last = text.partition(":")
-    try:
-        low, high = parse_bytes(first), parse_bytes(last if colon else first)
-    except UnitError as exc:
-        raise InputError.at("--size", exc.problem, exc.remedy or "as 8B:8GB") from None
+    low, high = (quantity("--size", parse_bytes, one, "as 8B:8GB") for one in (first, last if colon else first))
     if not 0 < low <= high <= _MOST_BYTES:
         raise InputError.at("--size", f"from {low} to {high} bytes", "1B:1PiB at most, in order")
     sizes = [low]

@@ -10,7 +10,7 @@ import click
 
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
-from simulator.base.units import UnitError, parse_count
+from simulator.base.units import parse_count
 from simulator.cli.options import (
     FILE,
     also_as_page,
@@ -21,6 +21,7 @@ from simulator.cli.options import (
     price_options,
     print_notes,
     print_status,
+    quantity,
     tokens_option,
     write_json,
 )
@@ -83,10 +84,11 @@ def command(
     if run_tokens is not None and prices is None:
         raise InputError.at("--run-tokens", "costs need prices", "--prices PRICES.toml")
     faults: list[Fault] = []
-    tokens = _tokens(run_tokens, faults)
+    tokens = listed = None
+    with Collected(faults):
+        tokens = None if run_tokens is None else quantity("--run-tokens", parse_count, run_tokens)
     if plot is not None:
         faults += _plot_faults(plot, prices)
-    listed = None
     with Collected(faults):
         listed = loaded_prices(options)
     subjects: list[Subject] = []
@@ -116,14 +118,6 @@ def _at_variant(fault: Fault, variant: str) -> Fault:
     flag = fault.place.removeprefix("--set ")
     own = any(flag.startswith(setting.partition("=")[0].strip()) for setting in split_settings(variant))
     return replace(fault, place=f"--what-if {flag}") if own and flag != fault.place else fault
-
-
-def _tokens(text: str | None, faults: list[Fault]) -> int | None:
-    try:
-        return parse_count(text) if text is not None else None
-    except UnitError as exc:
-        faults.append(Fault(place="--run-tokens", problem=exc.problem, remedy=exc.remedy))
-        return None
 
 
 def _plot_faults(plot: Path, prices: Path | None) -> list[Fault]:

@@ -14,6 +14,7 @@ from simulator.base.errors import InputError, json_text, printable_lines
 from simulator.base.files import write_whole
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import check_writable
+from simulator.base.units import UnitError
 from simulator.cli.finite import FiniteRange
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
+_Quantity = TypeVar("_Quantity")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -164,6 +166,14 @@ def price_options(function: _Command) -> _Command:
     function = click.option("--price-kind", type=click.Choice(KINDS), help=one_kind)(function)
     file = click.Path(path_type=Path)
     return click.option("--prices", type=file, metavar="PRICES.toml", help="What GPUs cost.")(function)
+
+
+def quantity(flag: str, parse: Callable[[str], _Quantity], text: str, remedy: str = "") -> _Quantity:
+    """An option's text as a parser of units reads it. Raises InputError."""
+    try:
+        return parse(text)
+    except UnitError as exc:
+        raise InputError.at(flag, exc.problem, exc.remedy or remedy) from None
 
 
 def loaded_prices(options: Mapping[str, Any]) -> Prices | None:
