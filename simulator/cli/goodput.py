@@ -13,7 +13,7 @@ import click
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import read_toml
-from simulator.cli.beside import with_data_of
+from simulator.cli.extras import with_data_of
 from simulator.cli.goodput_spot import checked_offers, on_spot, spot_options
 from simulator.cli.options import (
     also_as_page,

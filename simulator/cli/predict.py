@@ -14,7 +14,7 @@ from simulator.base.schema import Strict, check_writable
 from simulator.base.units import format_bytes
 from simulator.base.value_errors import words_of
 from simulator.cli import predict_recorded
-from simulator.cli.beside import beside_of, beside_options, taken, with_data_of
+from simulator.cli.extras import extra_options, extras_of, taken, with_data_of
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.options import (
     FILE,
@@ -187,7 +187,7 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
     metavar="OUT.pickle",
     help="Also write the predicted allocator, for PyTorch's memory viewer.",
 )
-@beside_options
+@extra_options
 def command(
     study: Path | None,
     *,
@@ -204,14 +204,14 @@ def command(
     names = ("program", "tokens_per_step", "scale_with", "fabric")
     program, tokens_per_step, other, fabric = (flags.pop(name) for name in names)
     largest, spec, kind = flags.pop("largest_batch"), flags.pop("lengths"), flags.pop("reference")
-    rollout, brief, beside_flags = flags.pop("rollout"), flags.pop("brief"), taken(flags)
+    rollout, brief, extra_flags = flags.pop("rollout"), flags.pop("brief"), taken(flags)
     if brief and as_json:
         raise click.UsageError("--brief and --json are two answers: give one of them")
     unread = with_recipe(flags)
     of_recording = {name: flags.pop(name) for name in predict_recorded.NAMES}
     if program is not None:
         asks = {"lengths": spec, "reference": kind, "rollout": rollout, "fabric": fabric}
-        asks |= {name: value or None for name, value in (beside_flags | {"largest_batch": largest}).items()}
+        asks |= {name: value or None for name, value in (extra_flags | {"largest_batch": largest}).items()}
         given = {**flags, "study": study, **asks}
         written = {"--trace": trace, "--memory": memory, "--links": links, "--snapshot": snapshot}
         sizes = {"tokens_per_step": tokens_per_step, "scale_with": other}
@@ -238,7 +238,7 @@ def command(
     inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
     padding = padding_of(lengths, *inputs) if lengths else None
     iteration = _iteration(rolled, prediction, *inputs) if rolled is not None else None
-    further = beside_of(beside_flags, asked, prediction, stall)
+    further = extras_of(extra_flags, asked, prediction, stall)
     parts = {"largest_batch": found, "lengths": padding, "rollout": iteration}
     keys = {name: one.report() for name, one in parts.items() if one is not None} | further.keys
     if as_json:

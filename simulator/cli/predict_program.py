@@ -59,7 +59,7 @@ def answer(
     brief: bool,
 ) -> int:
     """Predict, print, write. The exit code says whether it fits."""
-    from simulator.cli.kept_answers import kept
+    from simulator.cli.answer_cache import cached
     from simulator.predict.program import predict_program
 
     given = {name: value for name, value in flags.items() if name != "fabric"}
@@ -72,7 +72,7 @@ def answer(
         return predict_program(*given, memory=asked.plan.memory, advise=True)
 
     whole = page_asked() or files != Files(trace=None, memory=None, links=None, snapshot=None)
-    found = predicted() if whole else kept(program, asked, tokens_per_step, predicted)
+    found = predicted() if whole else cached(program, asked, tokens_per_step, predicted)
     found = replace(found, sources=(*asked.sources, *found.sources))
     if as_json:
         from simulator.formats.writers.json_report import to_json
