@@ -18,6 +18,8 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from typing_extensions import override
 
@@ -88,6 +90,11 @@ class InputError(ShardwiseError):
         self.ready = ready
         super().__init__(str(self))
 
+    @classmethod
+    def at(cls, place: str, problem: str, remedy: str = "") -> Self:
+        """Of one fault."""
+        return cls(Fault(place=place, problem=problem, remedy=remedy))
+
     @override
     def __str__(self) -> str:
         count = len(self.faults)
@@ -96,8 +103,24 @@ class InputError(ShardwiseError):
         return "\n".join([head, *(f"  {fault}" for fault in self.faults), *tail])
 
 
+class Collected:
+    """`with Collected(faults):` bad input in there adds its faults to the list, and what is behind goes on."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        self._faults = faults
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, _: TracebackType | None) -> bool:
+        if not isinstance(exc, InputError):
+            return False
+        self._faults += exc.faults
+        return True
+
+
 class ArgumentError(InputError, TypeError, ValueError):
-    """A call from Python has arguments that nobody knows, or of the wrong type."""
+    """A call from Python has unknown arguments, or arguments of the wrong type."""
 
     noun = "arguments"
 

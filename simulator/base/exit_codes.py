@@ -1,10 +1,10 @@
-"""What a command tells the shell."""
+"""Exit codes of commands."""
 
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the shell learns. (1 is Python's own: a defect of ours, with its traceback.)"""
+    """Exit codes. (1 is Python's own: a defect of ours, with its traceback.)"""
 
     OK = 0
     USAGE = 2

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 
 _BESIDE: Final = ".unfinished"
 
@@ -48,7 +48,7 @@ def write_whole(path: Path, data: str | bytes, flag: str = "") -> None:
             beside.unlink(missing_ok=True)
     except OSError as exc:
         place, problem = f"{flag} {path}".strip(), f"cannot be written: {exc.strerror or exc}"
-        raise InputError(Fault(place=place, problem=problem, remedy="a path that can be written")) from None
+        raise InputError.at(place, problem, "a path that can be written") from None
 
 
 def _remove_abandoned(target: Path) -> None:

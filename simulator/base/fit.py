@@ -27,7 +27,7 @@ class Fit(StrEnum):
 
     @property
     def exit_code(self) -> ExitCode:
-        """What a command tells the shell."""
+        """The exit code of a command."""
         return ExitCode.OK if self.runs else ExitCode.DOES_NOT_FIT
 
     @property

@@ -99,9 +99,9 @@ def faults_of(
 
 def _either(one: Fault, other: Fault) -> Fault:
     """One fault of a value that two types refuse: it must be what either takes."""
-    due, it_is, given = one.problem.partition("; it is ")
+    expected, it_is, given = one.problem.partition("; it is ")
     takes = other.problem.partition(it_is)[0].removeprefix("must be ")
-    return replace(one, problem=f"{due} or {takes}{it_is}{given}") if it_is else one
+    return replace(one, problem=f"{expected} or {takes}{it_is}{given}") if it_is else one
 
 
 def _untagged(loc: Sequence[int | str], model: type[BaseModel] | None, leaf: object) -> tuple[int | str, ...]:
@@ -116,7 +116,7 @@ def _untagged(loc: Sequence[int | str], model: type[BaseModel] | None, leaf: obj
 
 
 def _is_misspelled(detail: ErrorDetails, unknown: Iterable[tuple[int | str, ...]]) -> bool:
-    """A key that is missing because it stands beside misspelled: that unknown key is told, with this one's name."""
+    """A key that is missing because it stands beside misspelled: the unknown key is reported, with this one's name."""
     loc = detail["loc"]
     beside = (str(one[-1]) for one in unknown if one[:-1] == loc[:-1])
     return detail["type"] == "missing" and any(close_names(one, [str(loc[-1])]) for one in beside)
@@ -218,7 +218,7 @@ def check_writable(path: Path, flag: str) -> None:
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
         problem = "cannot be written"
     if problem:
-        raise InputError(Fault(place=f"{flag} {path}", problem=problem, remedy="a path that can be written"))
+        raise InputError.at(f"{flag} {path}", problem, "a path that can be written")
 
 
 def read_toml(path: Path, error: type[InputError]) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _refused(exc: Exception) -> int:
-    """The exit code of what a command raised, said on stderr. Raises it again where it is a defect of ours."""
+    """The exit code of what a command raised, printed on stderr. Raises it again where it is a defect of ours."""
     from simulator.base.errors import InputError, printable
 
     match exc:

@@ -15,7 +15,7 @@ from simulator.studies.backtest import AnyReport, BacktestReport, render, run
 _WIDTH = 160  # a dozen columns
 _HELP = """Predict every row of FILE.csv, a table of measured training runs, memory, collectives or servers, and compare.
 
-Rows that cannot be expressed are refused with the reason, bad rows are told with their line, and the rest goes on.
+Rows that cannot be expressed are refused with the reason, bad rows are listed with their line, and the rest goes on.
 Ctrl-C prints what is done so far. The tables' formats: docs/reference/runs-table.md,
 collectives-table.md and serving-table.md."""
 

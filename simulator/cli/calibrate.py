@@ -33,7 +33,7 @@ _PHASES = (
 _RUN_HELP = """Measure this machine for --minutes and write one sample a line.
 
 Products, attention, passes over memory, losses, optimizers, launches, transfers, storage, collectives over size and
-group, and compute beside a collective; what tells most comes first. Ranks measure together: on GPUs one a device (NCCL;
+group, and compute beside a collective; the most useful measurements come first. Ranks measure together: on GPUs one a device (NCCL;
 under torchrun the ranks it started), on CPUs --ranks processes (gloo). Clocks are only read.
 
 However short --minutes is, ranks start and what every fit needs is measured: some 10 s of a CPU with --tiny, and the last
@@ -156,7 +156,7 @@ def burn_in(*, as_json: bool, **asked: Any) -> int:  # noqa: ANN401  one type an
 @command.command("fit", help=_FIT_HELP)
 @click.argument("inputs", nargs=-1, required=True, type=FILE, metavar="INPUTS...")
 @click.option("-o", "--out", type=FILE, default=Path("machine.calibration.json"), show_default=True, metavar="FILE")
-@click.option("--device", metavar="NAME|FILE", help="The device, where the samples name one that nobody knows.")
+@click.option("--device", metavar="NAME|FILE", help="The device, where the samples name an unknown one.")
 @click.option("--cluster", metavar="NAME|FILE", help="The cluster that logs and collectives on GPUs are of.")
 @click.option("--noisy", is_flag=True, help="Fit samples of grade F too: taken while the machine did something else.")
 @click.option(
@@ -278,9 +278,7 @@ def _recordings(traces: tuple[str, ...]) -> dict[str, Recording]:
     for text in traces:
         row, equals, path = text.rpartition("=")
         if not equals:
-            raise InputError(
-                Fault(place=f"--traces {text}", problem="names no row", remedy="ID=TRACE.json, ID as in the table")
-            )
+            raise InputError.at(f"--traces {text}", "names no row", "ID=TRACE.json, ID as in the table")
         found[row] = read_recordings(Path(path))[0]
     return found
 

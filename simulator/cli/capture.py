@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.base.schema import check_writable
 from simulator.cli.finite import FiniteRange
 from simulator.cli.options import FILE, print_status, print_text, tokens_option
@@ -62,8 +62,7 @@ def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: An
     sizes = (str(options.pop("seq_len")), str(options.pop("micro_batch_size")))
     if options["recipe"]:
         if arguments:
-            problem = "a recipe takes no arguments"
-            raise InputError(Fault(place=f"-- {' '.join(arguments)}", problem=problem, remedy="--seq-len, or a script"))
+            raise InputError.at(f"-- {' '.join(arguments)}", "a recipe takes no arguments", "--seq-len, or a script")
         arguments = sizes
     data = {**captured(target, arguments, where, **options), **({"tokens_per_step": tokens} if tokens else {})}
     write_capture(out, data)
@@ -88,7 +87,7 @@ def captured(
 ) -> dict[str, Any]:
     """A capture as its file keeps it. Raises InputError; a program's own traceback goes to stderr before."""
     if find_spec("torch") is None:
-        raise InputError(Fault(place="torch", problem="is not installed", remedy="pip install 'shardwise[validate]'"))
+        raise InputError.at("torch", "is not installed", "pip install 'shardwise[validate]'")
     from validate.capture.command import CaptureError, Job, captured_json
 
     job = Job(

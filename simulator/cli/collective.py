@@ -11,10 +11,10 @@ import click
 from simulator.base.errors import ClusterError, Fault, InputError, PlanError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
-from simulator.base.units import UnitError, parse_bytes
+from simulator.base.units import parse_bytes
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, also_as_page, html_option, print_status, write_json
+from simulator.cli.options import FILE, also_as_page, html_option, print_status, quantity, write_json
 from simulator.cli.terminal import show
 from simulator.formats.drawing import check_picture
 from simulator.formats.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
@@ -160,10 +160,10 @@ def _measured(paths: tuple[Path, ...], kind: str) -> Measured:
     place = "--compare"
     if not matching:
         seen = ", ".join(sorted({str(sample.shape["op"]) for sample in read.samples}))
-        raise InputError(Fault(place=place, problem=f"no row of {kind}", remedy=f"the logs have {seen}"))
+        raise InputError.at(place, f"no row of {kind}", f"the logs have {seen}")
     if len(groups) > 1:
         several = ", ".join(f"{ranks} ranks on {nodes} nodes" for ranks, nodes in groups)
-        raise InputError(Fault(place=place, problem=f"logs of several groups: {several}", remedy="one at a time"))
+        raise InputError.at(place, f"logs of several groups: {several}", "one at a time")
     times: dict[int, list[float]] = {}
     for sample in matching:
         times.setdefault(int(sample.shape["size_bytes"]), []).append(sample.time_s)
@@ -176,7 +176,7 @@ def _as_logged(cluster: Cluster, measured: Measured) -> tuple[Cluster, GroupShap
     if per_node > cluster.gpus_per_node or measured.num_nodes > cluster.num_nodes:
         problem = f"the log has {measured.num_ranks} ranks on {measured.num_nodes} nodes; {cluster.name} has "
         problem += f"{cluster.num_nodes} of {cluster.gpus_per_node} GPUs"
-        raise ClusterError(Fault(place="--compare", problem=problem, remedy="--cluster and --nodes of the log"))
+        raise ClusterError.at("--compare", problem, "--cluster and --nodes of the log")
     shape = GroupShape(
         num_ranks=measured.num_ranks,
         num_nodes=measured.num_nodes,
@@ -197,12 +197,9 @@ def _software(version: str, env: tuple[str, ...], tuner: Path | None, stack: str
 
 
 def _bytes(flag: str, text: str) -> int:
-    try:
-        found = parse_bytes(text)
-    except UnitError as exc:
-        raise InputError(Fault(place=flag, problem=exc.problem, remedy=exc.remedy or "as 1MiB")) from None
+    found = quantity(flag, parse_bytes, text, "as 1MiB")
     if not 0 < found <= _MOST_BYTES:
-        raise InputError(Fault(place=flag, problem=f"{found} bytes", remedy="1B to 1PiB"))
+        raise InputError.at(flag, f"{found} bytes", "1B to 1PiB")
     return found
 
 
@@ -217,27 +214,21 @@ def _kind(name: str) -> str:
     """The collective, however it is spelled: all_reduce, allreduce, all-reduce."""
     found = _ALIASES.get(name.lower().replace("_", "").replace("-", ""))
     if found is None:
-        remedy = nearest(name, KINDS)
-        raise PlanError(Fault(place="collective", problem=f"no collective is called {name!r}", remedy=remedy))
+        raise PlanError.at("collective", f"no collective is called {name!r}", nearest(name, KINDS))
     return found
 
 
 def sizes_of(text: str, factor: float) -> tuple[int, ...]:
     """`8B:8GB` in steps of a factor, both ends among them. Raises InputError."""
     first, colon, last = text.partition(":")
-    try:
-        low, high = parse_bytes(first), parse_bytes(last if colon else first)
-    except UnitError as exc:
-        raise InputError(Fault(place="--size", problem=exc.problem, remedy=exc.remedy or "as 8B:8GB")) from None
+    low, high = (quantity("--size", parse_bytes, one, "as 8B:8GB") for one in (first, last if colon else first))
     if not 0 < low <= high <= _MOST_BYTES:
-        raise InputError(
-            Fault(place="--size", problem=f"from {low} to {high} bytes", remedy="1B:1PiB at most, in order")
-        )
+        raise InputError.at("--size", f"from {low} to {high} bytes", "1B:1PiB at most, in order")
     sizes = [low]
     while sizes[-1] < high and len(sizes) <= _MOST_SIZES:
         sizes.append(min(max(sizes[-1] + 1, int(sizes[-1] * factor)), high))
     if len(sizes) > _MOST_SIZES:
-        raise InputError(Fault(place="--factor", problem=f"more than {_MOST_SIZES} sizes", remedy="a larger factor"))
+        raise InputError.at("--factor", f"more than {_MOST_SIZES} sizes", "a larger factor")
     return tuple(sizes)
 
 
@@ -246,9 +237,7 @@ def group_shape(cluster: Cluster, num_ranks: int | None) -> GroupShape:
     ranks = cluster.num_devices if num_ranks is None else num_ranks
     if not 2 <= ranks <= cluster.num_devices:
         problem = f"a group of {ranks} on {cluster.num_devices} GPUs"
-        raise ClusterError(
-            Fault(place="--group", problem=problem, remedy=f"2 to {cluster.num_devices}, or more --nodes")
-        )
+        raise ClusterError.at("--group", problem, f"2 to {cluster.num_devices}, or more --nodes")
     per_node = cluster.gpus_per_node
     return GroupShape(
         num_ranks=ranks,
@@ -265,9 +254,7 @@ def side_by_side(cluster: Cluster, per_node: int, num_ranks: int | None) -> Grou
     if num_ranks is not None or gpus % per_node or per_node * cluster.num_nodes < 2:
         problem = f"{per_node} ranks on each of {cluster.num_nodes} nodes of {gpus} GPUs"
         problem = "cannot be combined with --group" if num_ranks is not None else problem
-        raise ClusterError(
-            Fault(place="--per-node", problem=problem, remedy=f"a divisor of {gpus}, two ranks at least")
-        )
+        raise ClusterError.at("--per-node", problem, f"a divisor of {gpus}, two ranks at least")
     ranks = per_node * cluster.num_nodes
     return GroupShape(
         num_ranks=ranks,

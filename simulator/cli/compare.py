@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
-from simulator.base.units import UnitError, parse_count
+from simulator.base.units import parse_count
 from simulator.cli.options import (
     FILE,
     also_as_page,
@@ -21,6 +21,7 @@ from simulator.cli.options import (
     price_options,
     print_notes,
     print_status,
+    quantity,
     tokens_option,
     write_json,
 )
@@ -81,19 +82,17 @@ def command(
     given = {name: str(options[name]) for name in names if options[name] is not None}
     files: list[Path | None] = [*studies] if studies else [None]
     if len(files) + len(variants) < 2:
-        problem, remedy = "there is nothing to compare with", "two studies, or --what-if KEY=VALUE"
-        raise InputError(Fault(place="compare", problem=problem, remedy=remedy))
+        raise InputError.at("compare", "there is nothing to compare with", "two studies, or --what-if KEY=VALUE")
     if run_tokens is not None and prices is None:
-        raise InputError(Fault(place="--run-tokens", problem="costs need prices", remedy="--prices PRICES.toml"))
+        raise InputError.at("--run-tokens", "costs need prices", "--prices PRICES.toml")
     faults: list[Fault] = []
-    tokens = _tokens(run_tokens, faults)
+    tokens = listed = None
+    with Collected(faults):
+        tokens = None if run_tokens is None else quantity("--run-tokens", parse_count, run_tokens)
     if plot is not None:
         faults += _plot_faults(plot, prices)
-    listed = None
-    try:
+    with Collected(faults):
         listed = loaded_prices(options)
-    except InputError as exc:
-        faults += exc.faults
     subjects: list[Subject] = []
     asked = [(name_of(file), file, settings) for file in files]
     asked += [(variant, files[0], (*settings, *split_settings(variant))) for variant in variants]
@@ -121,14 +120,6 @@ def _at_variant(fault: Fault, variant: str) -> Fault:
     flag = fault.place.removeprefix("--set ")
     own = any(flag.startswith(setting.partition("=")[0].strip()) for setting in split_settings(variant))
     return replace(fault, place=f"--what-if {flag}") if own and flag != fault.place else fault
-
-
-def _tokens(text: str | None, faults: list[Fault]) -> int | None:
-    try:
-        return parse_count(text) if text is not None else None
-    except UnitError as exc:
-        faults.append(Fault(place="--run-tokens", problem=exc.problem, remedy=exc.remedy))
-        return None
 
 
 def _plot_faults(plot: Path, prices: Path | None) -> list[Fault]:
@@ -199,9 +190,7 @@ def subject_of(
 def other_prices(prices: Prices | None, cluster: Cluster, settings: list[str]) -> Prices:
     """The prices of a cluster with others put in: a key changes those of a kind that has it."""
     if prices is None:
-        raise InputError(
-            Fault(place=settings[0], problem="there are no prices to change", remedy="--prices PRICES.toml")
-        )
+        raise InputError.at(settings[0], "there are no prices to change", "--prices PRICES.toml")
     overrides, faults = parse_overrides(settings, ("price",))
     if faults:
         raise InputError(faults)
@@ -212,5 +201,5 @@ def other_prices(prices: Prices | None, cluster: Cluster, settings: list[str]) -
     for one in overrides:
         if all(getattr(price, one.path[0], 0) is None for price in changed):
             problem = f"no price of {cluster.name} has {one.path[0]}: they are {', '.join(p.kind for p in changed)}"
-            raise InputError(Fault(place=one.flag, problem=problem))
+            raise InputError.at(one.flag, problem)
     return prices.model_copy(update={"price": tuple(changed.get(price, price) for price in prices.price)})

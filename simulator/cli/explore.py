@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.fit import Fit
 from simulator.base.schema import read_json
@@ -98,20 +98,16 @@ def _asked(
     faults: list[Fault] = []
     axes: list[Axis] = []
     for text in varied:
-        try:
+        with Collected(faults):
             axes.append(Axis.parse(text))
-        except InputError as exc:
-            faults += exc.faults
     keys = [axis.key for axis in axes]
     twice = sorted({key for key in keys if keys.count(key) > 1})
     faults += [Fault(place=f"--vary {key}", problem="varies twice", remedy="one axis with all values") for key in twice]
     if not varied:
         faults.append(Fault(place="--vary", problem="nothing varies", remedy="--vary plan.tp=1,2,4 --vary nodes=1,2"))
     prices = None
-    try:
+    with Collected(faults):
         prices = loaded_prices(options)
-    except InputError as exc:
-        faults += exc.faults
     if faults:
         raise InputError(faults)
     names = ("model", "like", "cluster", "nodes", "calibration")
@@ -157,11 +153,9 @@ def answer_of(
 def of_export(file: Path) -> dict[str, Any]:
     """The same of the plans that a search exported as JSON: what differs between them are the axes. Raises InputError."""
     if file.suffix in _TABLES:
-        problem, remedy = (
-            "holds the plans alone, and not what was searched",
-            "search --export plans.json, which has both",
+        raise InputError.at(
+            str(file), "holds the plans alone, and not what was searched", "search --export plans.json, which has both"
         )
-        raise InputError(Fault(place=str(file), problem=problem, remedy=remedy))
     data = read_json(file, InputError)
     try:
         plans, asked = data["plans"], data["inputs"]
@@ -173,7 +167,7 @@ def of_export(file: Path) -> dict[str, Any]:
         words += ["--set", f"plan.seq_len={int(asked['seq_len'])}"]
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as exc:
         problem, remedy = f"is no export of a search: {type(exc).__name__}", "search --export plans.json"
-        raise InputError(Fault(place=str(file), problem=problem, remedy=remedy)) from None
+        raise InputError.at(str(file), problem, remedy) from None
     keys = dict.fromkeys(key for one in settings for key in one)
     axes = [
         Axis(key=key, values=tuple(dict.fromkeys(one.get(key, _UNSET) for one in settings)))

@@ -54,10 +54,10 @@ class Axis:
         key = "nodes" if key == "cluster.nodes" else f"plan.{key}" if key in Plan.flat_fields() else key
         place = f"--vary {text}"
         if not found:
-            raise InputError(Fault(place=place, problem="has no values", remedy="--vary plan.tp=1,2,4"))
+            raise InputError.at(place, "has no values", "--vary plan.tp=1,2,4")
         if key not in NOUNS and key.partition(".")[0] not in (*ROOTS, "link"):
             known = [*NOUNS, *(f"plan.{name}" for name in Plan.flat_fields())]
-            raise InputError(Fault(place=place, problem=f"there is no {key!r}", remedy=nearest(key, known)))
+            raise InputError.at(place, f"there is no {key!r}", nearest(key, known))
         return cls(key=key, values=found)
 
 

@@ -24,7 +24,7 @@ MOST_TRACES = 4096  # files that --all-ranks may write
 _HELP = """Write a plan as Megatron-LM's arguments, DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML, or our study file.
 
 The plan is a study's, --plan's and the flags', as for predict. What is written is read back to the same plan; fields
-that the framework cannot run are told together, with what it would run instead. Fields that it keeps in the training
+that the framework cannot run are reported together, with what it would run instead. Fields that it keeps in the training
 script are named on stderr. `--to launch-kit -o DIR` writes all that starts the plan: scripts, host and rank files, SLURM,
 Kubernetes, environment, and the plan in every format that can express it. `--to chakra -o DIR` writes the predicted step as
 Chakra execution traces, a file a class of equal ranks.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from simulator.base.errors import Fault, InputError, printable
+from simulator.base.errors import Collected, Fault, InputError, printable
 from simulator.base.schema import nearest
 from simulator.base.units import UnitError, parse_bytes, parse_bytes_per_s
 from simulator.spec.cluster.measured import COLLECTIVES, bus_factor, canonical
@@ -41,10 +41,8 @@ def with_fabric(cluster: Cluster, given: Sequence[str]) -> Cluster:
     faults: list[Fault] = []
     for text in given:
         reader = _numbers if "=" in text and not Path(text).is_file() else _file
-        try:
+        with Collected(faults):
             found += reader(text)
-        except InputError as exc:
-            faults += exc.faults
     if faults:
         raise InputError(faults)
     kept = [one.model_dump(exclude_none=True) for one in cluster.fabric.measured]
@@ -83,8 +81,7 @@ def _file(text: str) -> list[dict[str, Any]]:
     """A log of nccl-tests, or a table of collectives; the median where a size stands several times."""
     path = Path(text)
     if not path.is_file():
-        problem = "is no file and states no number"
-        raise InputError(Fault(place=f"--fabric {text}", problem=problem, remedy=f"{_FORM}, or a log of nccl-tests"))
+        raise InputError.at(f"--fabric {text}", "is no file and states no number", f"{_FORM}, or a log of nccl-tests")
     by_call: dict[tuple[str, int, int, int], list[float]] = {}
     for *call, time_s in _rows_of_table(path) if _is_table(path) else _rows_of_log(path):
         by_call.setdefault(tuple(call), []).append(time_s)
@@ -92,7 +89,7 @@ def _file(text: str) -> list[dict[str, Any]]:
     if uneven or not by_call:
         problem = f"{uneven[0][0]} ranks on {uneven[0][1]} nodes" if uneven else "no row of a collective"
         remedy = "as many ranks on every node" if uneven else "the output of nccl-tests"
-        raise InputError(Fault(place=f"--fabric {text}", problem=problem, remedy=remedy))
+        raise InputError.at(f"--fabric {text}", problem, remedy)
     return [
         {
             "collective": kind,

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import read_toml
-from simulator.cli.beside import with_data_of
+from simulator.cli.extras import with_data_of
 from simulator.cli.goodput_spot import checked_offers, on_spot, spot_options
 from simulator.cli.options import (
     also_as_page,
@@ -38,8 +38,6 @@ from simulator.studies.goodput import Goodput, LongRun, goodput
 from simulator.studies.goodput.elastic import Elastic, Offer
 from simulator.work.captured.capture import Capture
 from simulator.work.checkpoint import Checkpoint, Saving, loading_s, saving
-
-_Made = TypeVar("_Made")
 
 _HELP = """Play a long training run: the predicted step, until something fails, and again.
 
@@ -111,20 +109,27 @@ def command(
     run_flags = {name.removeprefix("run__"): text for name, text in run_given.items() if text is not None}
     spot, most_price = flags.pop("spot"), flags.pop("max_price")
     faults: list[Fault] = []
+    asked = run = listed = None
+    offers: tuple[Offer, ...] = ()
     of_run = [setting for setting in settings if setting.partition(".")[0].strip() == "run"]
     left = tuple(one for one in settings if one not in of_run)
     program, tokens, other = (flags.pop(name) for name in ("program", "tokens_per_step", "scale_with"))
     if program is not None:
         at = {**flags, "study": study if program else None}
-        asked = _tried(lambda: place_of(at, left), faults)
+        with Collected(faults):
+            asked = place_of(at, left)
     else:
         alone = {"--tokens-per-step": tokens, "--scale-with": other}
         if found := [flag for flag, value in alone.items() if value is not None]:
             raise click.UsageError(f"{', '.join(found)}: only of a --program")
-        asked = _tried(lambda: study_of(study, flags, left), faults)
-    run = _tried(lambda: read_run(study, run_flags, of_run), faults)
-    listed = _tried(lambda: _prices_of({"prices": prices, "price_kind": price_kind}, asked), faults)
-    offers = _tried(lambda: checked_offers(spot, asked, most_price), faults) or ()
+        with Collected(faults):
+            asked = study_of(study, flags, left)
+    with Collected(faults):
+        run = read_run(study, run_flags, of_run)
+    with Collected(faults):
+        listed = _prices_of({"prices": prices, "price_kind": price_kind}, asked)
+    with Collected(faults):
+        offers = checked_offers(spot, asked, most_price) or ()
     if asked is None or run is None or faults:
         raise InputError(dict.fromkeys(faults))
     if program is not None and offers:
@@ -191,14 +196,6 @@ def _prices_of(options: Mapping[str, Any], asked: Study | None) -> Prices | None
     return listed
 
 
-def _tried(make: Callable[[], _Made], faults: list[Fault]) -> _Made | None:
-    try:
-        return make()
-    except InputError as exc:
-        faults.extend(exc.faults)
-        return None
-
-
 def read_run(study: Path | None, flags: Mapping[str, str], settings: Sequence[str] = ()) -> LongRun:
     """The study's [run] table under the flags and `--set`s. Raises InputError; a fault of a flag names the flag."""
     table = read_toml(study, InputError).get("run", {}) if study is not None else {}
@@ -213,7 +210,9 @@ def read_run(study: Path | None, flags: Mapping[str, str], settings: Sequence[st
     name = "run" if study is None else f"{study}: run"
     places = {one.path[0]: one.flag for one in overrides} | {field: _flag(field) for field in flags}
     faults: list[Fault] = []
-    run = _tried(lambda: LongRun.parse(table, name, InputError, from_file=True), faults)
+    run = None
+    with Collected(faults):
+        run = LongRun.parse(table, name, InputError, from_file=True)
     wrong += [_relabelled(fault, name, places) for fault in faults]
     if run is None or wrong:
         raise InputError(wrong)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.cli.finite import FiniteRange
 from simulator.formats.readers.spot_table import read_offers
 from simulator.formats.study import Study
@@ -33,7 +33,7 @@ def spot_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def checked_offers(spot: Path | None, asked: Study | None, most_price: float | None) -> tuple[Offer, ...]:
-    """The offers; none where nobody asks. Raises InputError with every fault."""
+    """The offers; none without --spot. Raises InputError with every fault."""
     if spot is None:
         if most_price is not None:
             raise click.UsageError("--max-price needs --spot")
@@ -41,7 +41,7 @@ def checked_offers(spot: Path | None, asked: Study | None, most_price: float | N
     offers = read_offers(spot)
     if asked is not None and (asked.cluster.exceptions or asked.cluster.num_nodes == 1):
         problem = "a job of one node, or of nodes that differ, has no other sizes"
-        raise InputError(Fault(place="--spot", problem=problem, remedy="--nodes, several of one kind"))
+        raise InputError.at("--spot", problem, "--nodes, several of one kind")
     return offers
 
 
@@ -58,16 +58,14 @@ def on_spot(
     wanted = sorted({min(offer.nodes, most) for offer in offers} - {0})
     if len(wanted) > _MOST_SIZES:
         problem = f"{len(wanted)} different numbers of nodes, each a run of its own"
-        raise InputError(Fault(place="--spot", problem=problem, remedy=f"at most {_MOST_SIZES}: round them down"))
+        raise InputError.at("--spot", problem, f"at most {_MOST_SIZES}: round them down")
     sizes: dict[int, Size] = {}
     for nodes in wanted:
         found = answer if nodes == most else _at(asked, nodes, at_size)
         if found is not None:
             sizes[nodes] = Size.of(nodes, found)
     if not sizes:
-        raise InputError(
-            Fault(place="--spot", problem="no number of nodes that is offered runs the plan", remedy=f"{most}")
-        )
+        raise InputError.at("--spot", "no number of nodes that is offered runs the plan", f"{most}")
     return follow(offers, sizes, answer.tokens, most_price=most_price or inf, notice_s=notice_s)
 
 

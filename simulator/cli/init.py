@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
@@ -78,12 +78,14 @@ def command(*, study: Path, **answers: str | None) -> int:
     """
     check_writable(study, "STUDY")
     if study.exists():
-        raise InputError(Fault(place=str(study), problem="exists already", remedy="another name, or delete it first"))
+        raise InputError.at(str(study), "exists already", "another name, or delete it first")
     given = {one.name: _answer(one, answers[one.name]) for one in QUESTIONS}
     from simulator.formats.study import read_study
 
     inputs = {name: text for name, text in given.items() if name not in _PLAN}
-    read_study(None, inputs, {name: given[name] for name in _PLAN}, ())  # told now rather than by the first prediction
+    read_study(
+        None, inputs, {name: given[name] for name in _PLAN}, ()
+    )  # faults are reported now rather than by the first prediction
     if study.parent != Path():  # a study's paths start at its folder
         given |= {name: str(Path(text).resolve()) for name, text in inputs.items() if Path(text).is_file()}
     write_whole(study, text_of(given))

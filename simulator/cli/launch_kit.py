@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from simulator.base.errors import ClusterError, Fault, InputError
+from simulator.base.errors import ClusterError, InputError
 from simulator.formats.exchange import FORMATS, Job, export_plan
 from simulator.formats.readers.hostlist import expand
 from simulator.formats.readers.placement import read_placement
@@ -62,7 +62,7 @@ def check_folder(folder: Path | None) -> None:
     elif not os.access(above, os.W_OK | os.X_OK):
         problem = f"{above} cannot be written"
     if problem:
-        raise InputError(Fault(place=str(folder), problem=problem, remedy="a new folder where you may write"))
+        raise InputError.at(str(folder), problem, "a new folder where you may write")
 
 
 def table_of(asked: Study, job: Job, host: Host | None) -> str:
@@ -87,5 +87,5 @@ def host_of(source: str | None) -> Host | None:
     if not isinstance(found, Host):
         problem = "describes no single host with its GPUs"
         remedy = "an NCCL topology XML, or what `nvidia-smi topo -m` printed"
-        raise ClusterError(Fault(place=f"--topology {source}", problem=problem, remedy=remedy))
+        raise ClusterError.at(f"--topology {source}", problem, remedy)
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.cli.options import write_files
 
@@ -107,7 +107,7 @@ def completions_command(*, shell: str) -> int:
     """
     found = get_completion_class(shell) if shell in SHELLS else None
     if found is None:
-        raise InputError(Fault(place=shell, problem="is no shell that is known", remedy=", ".join(SHELLS)))
+        raise InputError.at(shell, "is no shell that is known", ", ".join(SHELLS))
     script = found(_root(), {}, "shardwise", "_SHARDWISE_COMPLETE")
     click.echo(script.source_template % script.source_vars())
     return ExitCode.OK

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 from click.shell_completion import CompletionItem
 
-from simulator.base.errors import Fault, InputError, json_text, printable_lines
+from simulator.base.errors import InputError, json_text, printable_lines
 from simulator.base.files import write_whole
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import check_writable
+from simulator.base.units import UnitError
 from simulator.cli.finite import FiniteRange
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
+_Quantity = TypeVar("_Quantity")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -166,6 +168,14 @@ def price_options(function: _Command) -> _Command:
     return click.option("--prices", type=file, metavar="PRICES.toml", help="What GPUs cost.")(function)
 
 
+def quantity(flag: str, parse: Callable[[str], _Quantity], text: str, remedy: str = "") -> _Quantity:
+    """An option's text as a parser of units reads it. Raises InputError."""
+    try:
+        return parse(text)
+    except UnitError as exc:
+        raise InputError.at(flag, exc.problem, exc.remedy or remedy) from None
+
+
 def loaded_prices(options: Mapping[str, Any]) -> Prices | None:
     """What these name, as the verb's options hold them; None without a file. Raises InputError."""
     if options["prices"] is not None:
@@ -173,7 +183,7 @@ def loaded_prices(options: Mapping[str, Any]) -> Prices | None:
 
         return Prices.load(options["prices"], options["price_kind"])
     if options["price_kind"] is not None:
-        raise InputError(Fault(place="--price-kind", problem="there are no prices", remedy="--prices PRICES.toml"))
+        raise InputError.at("--price-kind", "there are no prices", "--prices PRICES.toml")
     return None
 
 
@@ -243,7 +253,7 @@ def write_files(files: Mapping[str, str | bytes], folder: Path, what: str = "lau
     """Into a folder that is new or empty. Raises InputError where that cannot be."""
     try:
         if folder.exists() and any(folder.iterdir()):
-            raise InputError(Fault(place=str(folder), problem="is not empty", remedy="a new folder"))
+            raise InputError.at(str(folder), "is not empty", "a new folder")
         for name, text in files.items():
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -251,7 +261,7 @@ def write_files(files: Mapping[str, str | bytes], folder: Path, what: str = "lau
             if name.endswith(".sh"):
                 file.chmod(0o755)
     except OSError as exc:
-        raise InputError(Fault(place=str(folder), problem=f"cannot be written: {exc.strerror}")) from None
+        raise InputError.at(str(folder), f"cannot be written: {exc.strerror}") from None
     print_status(f"{what} of {len(files)} files written to {folder}")
 
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
-from simulator.base.units import UnitError, parse_bytes
-from simulator.cli.options import FILE, also_as_page, print_text, write_json
+from simulator.base.units import parse_bytes
+from simulator.cli.options import FILE, also_as_page, print_text, quantity, write_json
 from simulator.formats.study import Study
 from simulator.studies.tensors.table import Node
 from simulator.work.offload.tiered import POLICIES, Moves, Tensor
@@ -73,10 +73,8 @@ def _inputs(asked: Study, given: dict[str, Any]) -> tuple[tuple[Tensor, ...], tu
     size: int | None = None
     if given["moves"] is not None and given["evict"] is None:
         faults.append(Fault(place="--moves", problem="is how --evict moves", remedy=f"--evict {'|'.join(POLICIES)}"))
-    try:
-        size = parse_bytes(given["room"]) if given["room"] is not None else None
-    except UnitError as exc:
-        faults.append(Fault(place="--room", problem=exc.problem, remedy=exc.remedy))
+    with Collected(faults):
+        size = quantity("--room", parse_bytes, given["room"]) if given["room"] is not None else None
     if faults:
         raise InputError(faults)
     count, device = asked.cluster.gpus_per_node, asked.cluster.device

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.schema import Strict, check_writable
 from simulator.base.units import format_bytes
 from simulator.base.value_errors import words_of
 from simulator.cli import predict_recorded
-from simulator.cli.beside import beside_of, beside_options, taken, with_data_of
+from simulator.cli.extras import extra_options, extras_of, taken, with_data_of
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.options import (
     FILE,
@@ -81,7 +81,7 @@ def _default(name: str, value: object) -> str:
 
 
 def plan_options(function: Callable[..., int]) -> Callable[..., int]:
-    """A flag for each field of Plan, in its order. Values are judged by Plan, so that all faults are told together."""
+    """A flag for each field of Plan, in its order. Values are judged by Plan, so that all faults are reported together."""
     for name, info in reversed(Plan.flat_fields().items()):
         metavar = "SIZE" if name.endswith("_bytes") else _metavar(info.annotation)
         option = click.option(
@@ -113,7 +113,7 @@ def plan_file_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def study_of(study: Path | None, flags: dict[str, Any], settings: tuple[str, ...]) -> Study:
-    """The study under a command's flags: nouns, Plan's fields, a plan's file. What that file states in vain is told on stderr.
+    """The study under a command's flags: nouns, Plan's fields, a plan's file. What that file states without effect is printed on stderr.
 
     Raises InputError with every fault of every input.
     """
@@ -187,7 +187,7 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
     metavar="OUT.pickle",
     help="Also write the predicted allocator, for PyTorch's memory viewer.",
 )
-@beside_options
+@extra_options
 def command(
     study: Path | None,
     *,
@@ -204,14 +204,14 @@ def command(
     names = ("program", "tokens_per_step", "scale_with", "fabric")
     program, tokens_per_step, other, fabric = (flags.pop(name) for name in names)
     largest, spec, kind = flags.pop("largest_batch"), flags.pop("lengths"), flags.pop("reference")
-    rollout, brief, beside_flags = flags.pop("rollout"), flags.pop("brief"), taken(flags)
+    rollout, brief, extra_flags = flags.pop("rollout"), flags.pop("brief"), taken(flags)
     if brief and as_json:
         raise click.UsageError("--brief and --json are two answers: give one of them")
     unread = with_recipe(flags)
     of_recording = {name: flags.pop(name) for name in predict_recorded.NAMES}
     if program is not None:
         asks = {"lengths": spec, "reference": kind, "rollout": rollout, "fabric": fabric}
-        asks |= {name: value or None for name, value in (beside_flags | {"largest_batch": largest}).items()}
+        asks |= {name: value or None for name, value in (extra_flags | {"largest_batch": largest}).items()}
         given = {**flags, "study": study, **asks}
         written = {"--trace": trace, "--memory": memory, "--links": links, "--snapshot": snapshot}
         sizes = {"tokens_per_step": tokens_per_step, "scale_with": other}
@@ -238,7 +238,7 @@ def command(
     inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
     padding = padding_of(lengths, *inputs) if lengths else None
     iteration = _iteration(rolled, prediction, *inputs) if rolled is not None else None
-    further = beside_of(beside_flags, asked, prediction, stall)
+    further = extras_of(extra_flags, asked, prediction, stall)
     parts = {"largest_batch": found, "lengths": padding, "rollout": iteration}
     keys = {name: one.report() for name, one in parts.items() if one is not None} | further.keys
     if as_json:
@@ -321,7 +321,7 @@ def _program(
 
 
 def _with_largest_batch(asked: Study) -> tuple[Study, LargestBatch]:
-    """What is asked with the largest micro-batch that surely fits, or with 1; what was found is told on stderr."""
+    """What is asked with the largest micro-batch that surely fits, or with 1; what was found is printed on stderr."""
     from simulator.predict.largest_batch import largest_batch
 
     found = largest_batch(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
@@ -342,14 +342,12 @@ def _given_sizes(flags: Mapping[str, Any], settings: tuple[str, ...]) -> list[Fa
 
 
 def _unwritable(files: Mapping[str, Path | None], pictures: Mapping[str, Path | None]) -> list[Fault]:
-    """What would go wrong with the files that were asked for, told before the prediction."""
+    """What would go wrong with the files that were asked for, reported before the prediction."""
     faults: list[Fault] = []
     for flag, path in {**files, **pictures}.items():
         if path is not None:
-            try:
+            with Collected(faults):
                 (check_picture if flag in pictures else check_writable)(path, flag)
-            except InputError as exc:
-                faults += exc.faults
     return faults
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault
 from simulator.base.schema import check_writable
 from simulator.cli.fabric import with_fabric
 from simulator.cli.options import also_as_page, page_asked, print_status
@@ -32,7 +32,7 @@ class Files:
     scale_with: Path | None = None
 
     def faults(self) -> list[Fault]:
-        """What would go wrong with them, told before the prediction."""
+        """What would go wrong with them, reported before the prediction."""
         found: list[Fault] = []
         if self.links is not None:
             problem = "the links of a captured program are not drawn"
@@ -42,10 +42,8 @@ class Files:
             found.append(Fault(place=f"--memory {self.memory}", problem="no picture format", remedy=remedy))
         for flag, path in (("--trace", self.trace), ("--memory", self.memory), ("--snapshot", self.snapshot)):
             if path is not None:
-                try:
+                with Collected(found):
                     check_writable(path, flag)
-                except InputError as exc:
-                    found += exc.faults
         return found
 
 
@@ -61,7 +59,7 @@ def answer(
     brief: bool,
 ) -> int:
     """Predict, print, write. The exit code says whether it fits."""
-    from simulator.cli.kept_answers import kept
+    from simulator.cli.answer_cache import cached
     from simulator.predict.program import predict_program
 
     given = {name: value for name, value in flags.items() if name != "fabric"}
@@ -74,7 +72,7 @@ def answer(
         return predict_program(*given, memory=asked.plan.memory, advise=True)
 
     whole = page_asked() or files != Files(trace=None, memory=None, links=None, snapshot=None)
-    found = predicted() if whole else kept(program, asked, tokens_per_step, predicted)
+    found = predicted() if whole else cached(program, asked, tokens_per_step, predicted)
     found = replace(found, sources=(*asked.sources, *found.sources))
     if as_json:
         from simulator.formats.writers.json_report import to_json

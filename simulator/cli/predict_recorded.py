@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.schema import check_writable
 from simulator.base.units import format_bytes
 from simulator.cli.finite import FiniteRange
@@ -132,10 +132,8 @@ def _check(flags: Mapping[str, Any], settings: tuple[str, ...], files: Mapping[s
         if path is not None and flag != "--trace":
             faults.append(Fault(place=f"{flag} {path}", problem="is not drawn of a recorded program", remedy="--trace"))
         elif path is not None:
-            try:
+            with Collected(faults):
                 check_writable(path, flag)
-            except InputError as exc:
-                faults += exc.faults
     if faults:
         raise InputError(faults)
 
@@ -150,9 +148,7 @@ def _what_if(flags: Mapping[str, Any], settings: tuple[str, ...]) -> WhatIf:
     named = flags["cluster"] or (flags["recorded_on"] if settings or flags["nodes"] or flags["calibration"] else None)
     if named is None and (settings or flags["nodes"] or flags["calibration"]):
         problem = "changes a cluster that is not named"
-        raise InputError(
-            Fault(place="--set, --nodes or --calibration", problem=problem, remedy="--cluster, or --recorded-on")
-        )
+        raise InputError.at("--set, --nodes or --calibration", problem, "--cluster, or --recorded-on")
     cluster = calibration = None
     if named is not None:
         inputs = {"cluster": named, **{name: flags[name] for name in ("nodes", "calibration") if flags[name]}}
@@ -173,6 +169,5 @@ def _times(text: str) -> tuple[str, float]:
     except ValueError:
         times = 0.0
     if not pattern or not 0 < times < float("inf"):
-        problem = "is not REGEX=N with a number above 0"
-        raise InputError(Fault(place=f"--faster {text}", problem=problem, remedy="--faster gemm=2"))
+        raise InputError.at(f"--faster {text}", "is not REGEX=N with a number above 0", "--faster gemm=2")
     return pattern, times

@@ -65,7 +65,7 @@ def place_of(
     if study.plan.memory.tiered:
         problem = f"{study.plan.memory.policy}: tiers below HBM are played by the units of a described model"
         known = [one for one in get_args(Policy) if one not in TIERED]
-        raise InputError(Fault(place="memory_policy", problem=problem, remedy=f"one of {', '.join(known)}"))
+        raise InputError.at("memory_policy", problem, f"one of {', '.join(known)}")
     sources = tuple(one for one in study.sources if not one.what.startswith(("model", "plan")))
     return replace(study, sources=sources)
 
@@ -112,7 +112,7 @@ def _read(file: Path, _changed: int) -> Capture:
     """A study of many predictions reads its file once. Raises InputError for a recorded step."""
     if file.is_file() and is_recording(file):
         problem = "a recorded step, which only `predict --program` answers for"
-        raise InputError(Fault(place=str(file), problem=problem, remedy="shardwise capture writes a program's file"))
+        raise InputError.at(str(file), problem, "shardwise capture writes a program's file")
     return read_capture(file)
 
 
@@ -131,7 +131,7 @@ def subject_at(
     prices: Prices | None,
     tokens_per_step: int | None,
 ) -> Subject:
-    """A program as a column of a comparison, whose unit is a token. Raises InputError where nobody says how many."""
+    """A program as a column of a comparison, whose unit is a token. Raises InputError where their number is not stated."""
     place = place_of(flags, settings)
     program = program_at(file, place, tokens_per_step)
     with_tokens(program, str(file))
@@ -148,11 +148,11 @@ def subject_at(
 
 
 def with_tokens(program: Capture, place: str) -> Capture:
-    """The program, of which somebody said how many tokens a step trains on. Raises InputError where nobody did."""
+    """The program with the tokens that a step trains on. Raises InputError where their number is not stated."""
     if not program.tokens_per_step:
         problem = "how many tokens its step trains on is not known"
         remedy = "--tokens-per-step N, of all ranks; shardwise capture takes it too, and keeps it in the file"
-        raise InputError(Fault(place=place, problem=problem, remedy=remedy))
+        raise InputError.at(place, problem, remedy)
     return program
 
 
@@ -161,7 +161,7 @@ def checkpoint_of(program: Capture, place: Study) -> tuple[Saving, float]:
     checkpoint = place.checkpoint or Checkpoint()
     if checkpoint.mode == "gather":
         problem = "is not known of a captured program: each rank saves its own share"
-        raise InputError(Fault(place="checkpoint.mode = gather", problem=problem, remedy="checkpoint.mode=sharded"))
+        raise InputError.at("checkpoint.mode = gather", problem, "checkpoint.mode=sharded")
     column, *_ = columns(program)
     state = sum(one.state_bytes for one in column.captures)
     size = (state, program.world_size, place.cluster, checkpoint)

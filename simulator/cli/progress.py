@@ -62,7 +62,7 @@ def playing(plan: Plan, cluster: Cluster) -> Iterator[None]:
         # remedies come on top, and steps that do not settle
         expected = max(plays, math.ceil(done - 1e-6))
         left_s = (time.monotonic() - since) * (expected / done - 1)
-        left = f", some {left_s:,.0f} s left" if done > 0.01 * expected else ""  # the first per cent tells nothing
+        left = f", some {left_s:,.0f} s left" if done > 0.01 * expected else ""  # the first per cent is no estimate
         line.show(f"shardwise: playing {plan.pp:,} stages: {done / expected:.0%}{left}")
 
     with listened_by(show):

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
-from simulator.base.units import UnitError, format_bytes, format_seconds, parse_bytes, parse_seconds
+from simulator.base.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import also_as_page, html_option, write_json
+from simulator.cli.options import also_as_page, html_option, quantity, write_json
 from simulator.formats.readers.snapshot import read_snapshot
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.allocator.blocks import LARGE_SEGMENT_BYTES, MIB
@@ -56,7 +56,7 @@ _SCHEMA = 1
 @click.option("--device", type=click.IntRange(min=0), help="Whose events. [the first device with any]")
 @click.option("--policy", "policies", multiple=True, type=click.Choice(list(POLICIES)), help="What if; repeatable.")
 @click.option("--compare-policies", is_flag=True, help="What if: every policy.")
-@click.option("--expandable-segments", is_flag=True, help="What if PyTorch were told so.")
+@click.option("--expandable-segments", is_flag=True, help="As if PYTORCH_CUDA_ALLOC_CONF had them on.")
 @click.option("--max-split-size", metavar="SIZE", help="What if: blocks from here on are not split (20 MiB or more).")
 @click.option("--roundup-power2-divisions", type=click.IntRange(1, 2**10), metavar="N", help="What if.")
 @click.option("--garbage-collection-threshold", type=FiniteRange(0, 1, max_open=True), help="What if.")
@@ -117,12 +117,10 @@ def _what_if(
     if options["vary_sizes"]:
         changed = varied(sequence, options["vary_sizes"], _STEPS)
         if changed is None:
-            raise InputError(
-                Fault(
-                    place="--vary-sizes",
-                    problem="the events do not end with the blocks they began with, so they cannot be repeated",
-                    remedy="record exactly one step",
-                )
+            raise InputError.at(
+                "--vary-sizes",
+                "the events do not end with the blocks they began with, so they cannot be repeated",
+                "record exactly one step",
             )
         sequence = changed
     policies = list(POLICIES) if options["compare_policies"] else list(dict.fromkeys(options["policies"])) or asked_for
@@ -168,10 +166,9 @@ def _own_s(options: dict[str, Any], asked: Demand) -> float:
     """What an allocator of one's own takes for a step's requests. Raises InputError with every time that is none."""
     faults, found = list[Fault](), 0.0
     for name, count in (("alloc_s", asked.num_allocations), ("free_s", asked.num_frees)):
-        try:
-            found += count * (parse_seconds(options[name]) if options[name] else 0.0)
-        except UnitError as exc:
-            faults.append(Fault(place=f"--{name.replace('_', '-')}", problem=exc.problem, remedy=exc.remedy))
+        with Collected(faults):
+            flag = f"--{name.replace('_', '-')}"
+            found += count * (quantity(flag, parse_seconds, options[name]) if options[name] else 0.0)
     if faults:
         raise InputError(faults)
     return found
@@ -226,29 +223,28 @@ def _predicted(study: Path | None) -> tuple[Sequence, Calibration, Pools]:
 def _needs(options: dict[str, Any]) -> PoolInputs:
     """Raises InputError with every faulty size."""
     faults: list[Fault] = []
-
-    def size(name: str, least: int, unit: int = 1) -> int | None:
-        text = options[name]
-        if text is None:
-            return None
-        flag = f"--{name.replace('_', '-')}"
-        try:
-            value = parse_bytes(text)
-        except UnitError as exc:
-            faults.append(Fault(place=flag, problem=exc.problem, remedy=exc.remedy))
-            return None
-        if value < least or value % unit:
-            remedy = f"{least // MIB} MiB or more" + (f", in steps of {unit // MIB} MiB" if unit > 1 else "")
-            faults.append(Fault(place=flag, problem=f"is {text}", remedy=remedy))
-        return value
-
-    options["max_split_size"] = size("max_split_size", LARGE_SEGMENT_BYTES)
-    capacity = size("capacity", 2 * MIB)
-    block = size("block_size", BLOCK_BYTES, BLOCK_BYTES)
+    sizes: dict[str, int] = {}
+    for name, least, unit in (
+        ("max_split_size", LARGE_SEGMENT_BYTES, 1),
+        ("capacity", 2 * MIB, 1),
+        ("block_size", BLOCK_BYTES, BLOCK_BYTES),
+    ):
+        if options[name] is not None:
+            with Collected(faults):
+                sizes[name] = _size(f"--{name.replace('_', '-')}", options[name], least, unit)
     if faults:
         raise InputError(faults)
-    settings = _merged(AllocatorSettings(), options)
-    return PoolInputs(settings=settings, capacity_bytes=capacity, block_bytes=block or BLOCK_BYTES)
+    options["max_split_size"] = sizes.get("max_split_size")
+    settings, block = _merged(AllocatorSettings(), options), sizes.get("block_size", BLOCK_BYTES)
+    return PoolInputs(settings=settings, capacity_bytes=sizes.get("capacity"), block_bytes=block)
+
+
+def _size(flag: str, text: str, least: int, unit: int) -> int:
+    value = quantity(flag, parse_bytes, text)
+    if value < least or value % unit:
+        remedy = f"{least // MIB} MiB or more" + (f", in steps of {unit // MIB} MiB" if unit > 1 else "")
+        raise InputError.at(flag, f"is {text}", remedy)
+    return value
 
 
 def _merged(settings: AllocatorSettings, options: dict[str, Any]) -> AllocatorSettings:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import format_seconds
@@ -162,10 +162,10 @@ def _print(report: SearchReport, *, as_json: bool, plain: bool) -> None:
 def _engine(study: SearchStudy, options: dict[str, Any]) -> Engine:
     if options["engine"] == "dask":
         if not options["scheduler"]:
-            raise InputError(Fault(place="--scheduler", problem="is missing", remedy="--scheduler HOST:PORT"))
+            raise InputError.at("--scheduler", "is missing", "--scheduler HOST:PORT")
         return Dask(study, options["scheduler"])
     if options["scheduler"]:
-        raise InputError(Fault(place="--scheduler", problem="is only for --engine dask", remedy="--engine dask"))
+        raise InputError.at("--scheduler", "is only for --engine dask", "--engine dask")
     jobs = options["jobs"] or len(os.sched_getaffinity(0))
     return Processes(study, jobs) if jobs > 1 else Serial(study)
 
@@ -175,17 +175,13 @@ def _study(options: dict[str, Any]) -> SearchStudy:
     faults: list[Fault] = []
     model = cluster = calibration = None
     fixed: dict[str, tuple[object, ...]] = {}
-    try:
+    with Collected(faults):
         model = Model.load(options["model"], options["like"])
         for note in model_notes(model):
             print_status(f"shardwise: {note}")
-    except InputError as exc:
-        faults += exc.faults
-    try:
+    with Collected(faults):
         cluster = Cluster.load(options["cluster"])
         calibration = calibration_named(options["calibration"], cluster)
-    except InputError as exc:
-        faults += exc.faults
     for text in options["fixes"]:
         name, values, wrong = _fix(text)
         faults += wrong
@@ -248,8 +244,7 @@ def _clusters(cluster: Cluster, nodes: str | None, most: int | None) -> tuple[Cl
     else:
         parts = nodes.split(",")
         if not all(part.strip().isdecimal() and len(part) < 10 and 0 < int(part) <= MAX_NODES for part in parts):
-            remedy = f"numbers of nodes up to {MAX_NODES}, as 8 or 8,16,32"
-            raise InputError(Fault(place="--nodes", problem=f"{nodes!r}", remedy=remedy))
+            raise InputError.at("--nodes", f"{nodes!r}", f"numbers of nodes up to {MAX_NODES}, as 8 or 8,16,32")
         counts = sorted({int(part) for part in parts})
     return tuple(cluster.with_nodes(count) for count in counts)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
-from simulator.base.units import UnitError, counted, parse_count
-from simulator.cli.options import also_as_page, loaded_prices, print_status, write_json
+from simulator.base.units import counted, parse_count
+from simulator.cli.options import also_as_page, loaded_prices, print_status, quantity, write_json
 from simulator.cli.terminal import show
 from simulator.formats.drawing import check_picture
 from simulator.formats.writers.front_plot import Point, write_front_plot
@@ -78,32 +78,21 @@ def _judged(options: dict[str, Any]) -> tuple[Prices | None, int | None]:
     """Prices and the run's tokens. Raises InputError with every fault, before anything is searched."""
     faults: list[Fault] = []
     prices = tokens = None
-    try:
+    with Collected(faults):
         prices = loaded_prices(options)
-    except InputError as exc:
-        faults += exc.faults
-    try:
-        tokens = parse_count(options["run_tokens"]) if options["run_tokens"] is not None else None
-    except UnitError as exc:
-        faults.append(Fault(place="--run-tokens", problem=exc.problem, remedy=exc.remedy))
+    with Collected(faults):
+        run = options["run_tokens"]
+        tokens = quantity("--run-tokens", parse_count, run) if run is not None else None
     if tokens is not None and tokens < 1:
         faults.append(Fault(place="--run-tokens", problem="a run has at least one token", remedy="--run-tokens 15T"))
     if options["days"] is not None and options["run_tokens"] is None:
         faults.append(Fault(place="--days", problem="of what run?", remedy="--run-tokens 15T"))
     if options["plot"] is not None:
-        try:
+        with Collected(faults):
             check_picture(options["plot"], "--plot")
-        except InputError as exc:
-            faults += exc.faults
-    for name, flag in (("exported", "--export"),):
-        if options.get(name) is not None:
-            faults.append(
-                Fault(
-                    place=flag,
-                    problem="writes one table of plans, and --front makes several",
-                    remedy="--json, or leave out --front",
-                )
-            )
+    if options.get("exported") is not None:
+        problem, remedy = "writes one table of plans, and --front makes several", "--json, or leave out --front"
+        faults.append(Fault(place="--export", problem=problem, remedy=remedy))
     if faults:
         raise InputError(faults)
     return prices, tokens

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_seconds
 from simulator.cli.compare import name_of, split_settings
@@ -30,7 +30,6 @@ from simulator.cli.progress import StatusLine
 from simulator.cli.sensitivity_failures import swept
 from simulator.cli.sensitivity_study import FIGURES, Figure, SensitivityStudy, identity
 from simulator.cli.terminal import show
-from simulator.spec.prices import Prices
 from simulator.studies.goodput import LongRun
 from simulator.studies.search import Journal
 from simulator.studies.sensitivity import Range, render
@@ -128,16 +127,17 @@ def _study(
     faults: list[Fault] = []
     ranges: list[Range] = []
     for text in options["ranges"]:
-        try:
+        with Collected(faults):
             ranges.append(Range.parse(text))
-        except InputError as exc:
-            faults += exc.faults
     faults += _range_faults(ranges, options)
     for one in ranges:
         if one.only is not None and one.only >= len(asked):
             remedy = f"A to {chr(ord('A') + len(asked) - 1)}"
             faults.append(Fault(place=f"--vary {one.key}", problem="there is no such alternative", remedy=remedy))
-    prices, run = _prices(options, faults), _run(asked[0][1], options, faults)
+    prices = None
+    with Collected(faults):
+        prices = loaded_prices(options)
+    run = _run(asked[0][1], options, faults)
     figure: Figure = options["figure"] or ("cost" if prices else "time")
     if figure in ("cost", "run-cost") and options["prices"] is None:
         faults.append(Fault(place=f"--by {figure}", problem="costs need prices", remedy="--prices PRICES.toml"))
@@ -187,14 +187,6 @@ def _range_faults(ranges: Sequence[Range], options: dict[str, Any]) -> list[Faul
                 Fault(place="--vary run.mtbf", problem="must be given as a multiple", remedy="run.mtbf=x0.5..x2")
             )
     return faults
-
-
-def _prices(options: dict[str, Any], faults: list[Fault]) -> Prices | None:
-    try:
-        return loaded_prices(options)
-    except InputError as exc:
-        faults += exc.faults
-        return None
 
 
 def _run(first: Path | None, options: dict[str, Any], faults: list[Fault]) -> LongRun | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from simulator.base.errors import Fault, InputError, PlanError
+from simulator.base.errors import InputError, PlanError
 from simulator.cli.options import print_notes
 from simulator.cli.programs import is_program
 from simulator.formats.study import Study, read_study
@@ -28,11 +28,11 @@ def swept(
     """Play them all. Raises InputError where the study is wrong, or its cluster has exceptions of its own."""
     if is_program(file):
         problem = "a captured program has no plan that could be put on fewer nodes"
-        raise InputError(Fault(place="--failures", problem=problem, remedy="a STUDY.toml"))
+        raise InputError.at("--failures", problem, "a STUDY.toml")
     study = print_notes(read_study(file, flags, {}, settings))
     if study.cluster.exceptions:
         problem = "--failures adds one exception at a time, and there are some already"
-        raise InputError(Fault(place="cluster: exceptions", problem=problem, remedy="a cluster of equal nodes"))
+        raise InputError.at("cluster: exceptions", problem, "a cluster of equal nodes")
     lowering = _lowered(study)
     step_s = step_seconds(lowering)
     base, cases = study.plan.tokens_per_step / step_s, list(failures_of(study.plan, study.cluster, left))
@@ -46,7 +46,7 @@ def swept(
 def _hurt(
     failure: Failure, file: Path | None, flags: Mapping[str, str], settings: tuple[str, ...], base: float
 ) -> Hurt:
-    """A plan that the rest cannot run, or hold, stops; an exception that is not modelled is told with its reason."""
+    """A plan that the rest cannot run, or hold, stops; an exception that is not modelled is listed with its reason."""
     nodes = {"nodes": str(failure.nodes)} if failure.nodes is not None else {}
     try:
         study = read_study(file, {**flags, **nodes}, {}, (*settings, *failure.settings))
@@ -68,5 +68,5 @@ def _step_s(study: Study, *, holds: bool = False) -> float:
     """Seconds of a step. holds: raise PlanError where it does not fit in memory."""
     lowering = _lowered(study)
     if holds and not (held := memory_of(lowering, quick=True)).memory.fit.runs:
-        raise PlanError(Fault(place="memory", problem=f"does not fit on the nodes that are left: {held.cause}"))
+        raise PlanError.at("memory", f"does not fit on the nodes that are left: {held.cause}")
     return step_seconds(lowering)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.base.processes import mapped
 from simulator.cli.compare import subject_of
 from simulator.studies.search import Journal, PlanOutcome
@@ -43,9 +43,7 @@ class Known:
         tasks = [(key, self._alternatives[json.loads(key)[0]], self._flags) for key in missing]
         for done, outcome in enumerate(_simulated(tasks, self._jobs), start=1):
             if outcome.status == "failed":
-                raise InputError(
-                    Fault(place=", ".join(json.loads(outcome.key)[1]) or "the study", problem=outcome.reason)
-                )
+                raise InputError.at(", ".join(json.loads(outcome.key)[1]) or "the study", outcome.reason)
             if self._journal is not None:
                 self._journal.add(outcome)
             self._found[outcome.key] = outcome

@@ -114,7 +114,7 @@ class SensitivityStudy:
         known.find(base, on_progress)
         inputs: tuple[Input, ...] = (*self.ranges, *self._errors([known[one] for one in base]))
         if not inputs:
-            raise InputError(Fault(place="--vary", problem="nothing varies", remedy="--vary KEY=LOW..HIGH"))
+            raise InputError.at("--vary", "nothing varies", "--vary KEY=LOW..HIGH")
         design = Design.of(len(inputs), self.samples, self.seed)
         points: list[list[float | None]] = design.points.tolist()
         single = [self._only(inputs, number, end) for number in range(len(inputs)) for end in (0, 1)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.base.units import format_number, format_seconds
 from simulator.cli.options import (
     also_as_page,
@@ -67,7 +67,7 @@ _SLO = {
 
 
 def _options(function: Callable[..., int]) -> Callable[..., int]:
-    """Flags of the three tables. Values are judged with the file's, so that all faults are told together."""
+    """Flags of the three tables. Values are judged with the file's, so that all faults are reported together."""
     rows = [(f"slo.{name}", "[PXX=]TIME[,...]", text) for name, text in _SLO.items()]
     rows = [(f"workload.{name}", metavar, text) for name, (metavar, text) in _WORKLOAD.items()] + rows
     plan = [
@@ -198,7 +198,7 @@ def _highest(asked: ServingStudy, *, interval: bool) -> Serving:
         own = "a closed loop" if asked.workload.concurrency else "a trace"
         problem = "needs a limit to stay within" if not asked.slo.any else f"{own} has its own arrivals"
         remedy = "--slo-ttft, --slo-tpot or --slo-latency" if not asked.slo.any else "drawn requests"
-        raise InputError(Fault(place="--highest-rate", problem=problem, remedy=remedy))
+        raise InputError.at("--highest-rate", problem, remedy)
 
     def at(rate: float) -> ServingStudy:
         workload = asked.workload.model_copy(update={"rate": rate})

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
-from simulator.base.units import UnitError, format_seconds, parse_seconds
-from simulator.cli.options import FILE, also_as_page, loaded_prices, write_files, write_json
+from simulator.base.units import format_seconds, parse_seconds
+from simulator.cli.options import FILE, also_as_page, loaded_prices, quantity, write_files, write_json
 from simulator.cli.progress import StatusLine, ended_as_interrupted
 from simulator.cli.terminal import show
 from simulator.formats.study.overrides import literal
@@ -85,13 +85,10 @@ def rate_of_users(
         place, other = ("--every", "--users 1000") if users is None else ("--users", "--every 60s")
         faults.append(Fault(place=place, problem="says half of a rate", remedy=other))
     elif between is not None:
-        try:
-            seconds = parse_seconds(between)
-        except UnitError as exc:
-            faults.append(Fault(place="--every", problem=exc.problem, remedy=exc.remedy))
-        else:
+        with Collected(faults):
+            seconds = quantity("--every", parse_seconds, between)
             if seconds <= 0:
-                faults.append(Fault(place="--every", problem=f"must be above zero; it is {between}"))
+                raise InputError.at("--every", f"must be above zero; it is {between}")
     faults += [
         Fault(place="--users", problem=f"gives the rate, and so does {flag}", remedy="one of them")
         for key, flag in (("workload.rate", "--rate"), ("workload.trace", "--trace"))
@@ -118,7 +115,7 @@ def launch_of(asked: ServingStudy, folder: Path, plan: InferencePlan | None = No
     from simulator.formats.writers.serving_launch import launch_files
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(Fault(place=f"--export {folder}", problem="is not empty", remedy="a new folder"))
+        raise InputError.at(f"--export {folder}", "is not empty", "a new folder")
     return launch_files(plan or asked.plan, asked.model, asked.cluster, asked.stack)
 
 

@@ -121,8 +121,7 @@ def command(  # noqa: PLR0913  one an option
 def _to_save(found: Host | Cluster | NodeTree, source: str, device: str | None) -> Cluster:
     """What --save writes. Raises ClusterError where there is no host."""
     if isinstance(found, Cluster):
-        remedy = "--save takes a matrix or an XML"
-        raise ClusterError(Fault(place=source, problem="is a cluster file already", remedy=remedy))
+        raise ClusterError.at(source, "is a cluster file already", "--save takes a matrix or an XML")
     return _cluster(found, source, device)
 
 
@@ -145,13 +144,12 @@ def _check_tree_options(found: Host | Cluster | NodeTree, source: str, given: Ma
 
 
 def _cluster(found: Host | NodeTree, source: str, device: str | None) -> Cluster:
-    """The host as a cluster. Raises ClusterError where there is no host, or nobody says which GPUs it has."""
+    """The host as a cluster. Raises ClusterError where there is no host, or its GPUs are not stated."""
     if isinstance(found, NodeTree):
         problem, remedy = "shows what is above the nodes, not a node", "--node with the cluster file of one"
-        raise ClusterError(Fault(place=source, problem=problem, remedy=remedy))
+        raise ClusterError.at(source, problem, remedy)
     if device is None:
-        remedy = "--device with the GPU's name, as h100"
-        raise ClusterError(Fault(place=source, problem="does not say which GPUs these are", remedy=remedy))
+        raise ClusterError.at(source, "does not say which GPUs these are", "--device with the GPU's name, as h100")
     return cluster_of(found, device)
 
 

@@ -55,8 +55,7 @@ def command(study: Path | None, *, port: int, folder: Path | None) -> int:
         try:
             server = Server(Runs(Path(place), beside), text, study.name if study is not None else "study.toml", port)
         except OSError as exc:
-            problem, remedy = f"cannot listen: {exc.strerror}", "--port 0"
-            raise InputError(Fault(place=f"--port {port}", problem=problem, remedy=remedy)) from None
+            raise InputError.at(f"--port {port}", f"cannot listen: {exc.strerror}", "--port 0") from None
         click.echo(server.address)
         print_status("shardwise: open this address once, in one browser; Ctrl-C ends")
         with suppress(KeyboardInterrupt), ended_as_interrupted(), closing(server):

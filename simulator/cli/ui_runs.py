@@ -113,7 +113,7 @@ class Runs:
         if not axes or len({axis.key for axis in axes}) < len(axes) or asked.count > MOST_POINTS:
             problem = f"{asked.count:,} combinations of {len(axes)} axes"
             remedy = f"each axis once, at most {MOST_POINTS:,} combinations here: tp=1,2 nodes=1,2; shardwise explore has more"
-            raise InputError(Fault(place="what if", problem=problem, remedy=remedy))
+            raise InputError.at("what if", problem, remedy)
         found = asked.check()
         records = explored(asked, None, len(os.sched_getaffinity(0)), lambda *_: None)
         return WhatIf(answer_of(records, axes, asked.points, found.inputs(), ["shardwise", "predict", name]))
@@ -184,7 +184,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _plain_fault(fault: Fault) -> dict[str, str]:
-    """A fault without the draft's path, which nobody chose."""
+    """A fault without the draft's path, which the user did not choose."""
     place = re.sub(r"^\S*draft\.toml:? ?", "", fault.place).removeprefix("--vary ")
     return {"place": place or "study", "problem": fault.problem, "remedy": fault.remedy}
 

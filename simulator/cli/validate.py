@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.cli.finite import FiniteRange
 from simulator.cli.options import FILE, also_as_page, html_option, memory_fraction_option, patience_option, set_option
 
@@ -72,7 +72,7 @@ def run(study: str | None, **options: Any) -> int:  # noqa: ANN401  one type an 
     elif options["capture"] is not None:
         raise click.UsageError("--capture: only of a --program")
     if find_spec("torch") is None:
-        raise InputError(Fault(place="torch", problem="is not installed", remedy="pip install 'shardwise[validate]'"))
+        raise InputError.at("torch", "is not installed", "pip install 'shardwise[validate]'")
     from validate.command import run as validate_run
 
     return validate_run(Path(study) if study is not None else None, options)
@@ -94,7 +94,7 @@ Exit codes: 0 every fault was named, 2 usage, 3 bad input, 5 one was not."""
 def rehearse(*, quick: bool, only: str, patience: float, as_json: bool) -> int:
     """Rehearse."""
     if find_spec("torch") is None:
-        raise InputError(Fault(place="torch", problem="is not installed", remedy="pip install 'shardwise[validate]'"))
+        raise InputError.at("torch", "is not installed", "pip install 'shardwise[validate]'")
     from validate.rehearse.command import rehearse as play
 
     return play(quick=quick, only=only, patience=patience, as_json=as_json)

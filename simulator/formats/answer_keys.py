@@ -62,7 +62,7 @@ def beside(path: str, name: str) -> str:
 
 @functools.cache
 def meaning_of(kind: str, key: str) -> Meaning | None:
-    """Of a key (a path without indices) in an answer of this kind; None where nobody wrote it down."""
+    """Of a key (a path without indices) in an answer of this kind; None where it is not described."""
     found = _listed(kind, key) or _field(key)
     tail = key
     while found is None and tail:

@@ -30,7 +30,7 @@ def check_picture(path: Path, flag: str) -> None:
     """Raises InputError for an ending that is no picture's, or a file that cannot be written."""
     if path.suffix not in FORMATS:
         remedy = f"ending in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        raise InputError(Fault(place=f"{flag} {path}", problem="is not a picture format", remedy=remedy))
+        raise InputError.at(f"{flag} {path}", "is not a picture format", remedy)
     check_writable(path, flag)
 
 

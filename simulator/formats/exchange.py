@@ -88,8 +88,7 @@ def export_plan(job: Job, form: str, head: dict[str, str | int] | None = None) -
     Raises PlanError with every field that the format would run otherwise.
     """
     if form not in FORMATS:
-        problem = f"{form!r} is not a format"
-        raise PlanError(Fault(place="--to", problem=problem, remedy=nearest(form, FORMATS)))
+        raise PlanError.at("--to", f"{form!r} is not a format", nearest(form, FORMATS))
     text = _written(job, form, head or {})
     draft = _read_back(text, form, job)
     plan = job.plan
@@ -129,8 +128,7 @@ def _flavor(model: Model) -> tuple[str, str]:
         if other is not None and not list(_shape_differences(model, other)):
             return flavor
     known = ", ".join(f"{family} {size}" for (family, size), written in flavors if isinstance(written, str))
-    problem = f"{model.name} is not one of torchtitan's flavors"
-    raise PlanError(Fault(place="torchtitan: model", problem=problem, remedy=f"one of {known}"))
+    raise PlanError.at("torchtitan: model", f"{model.name} is not one of torchtitan's flavors", f"one of {known}")
 
 
 def _read_back(text: str, form: str, job: Job) -> Draft:
@@ -156,7 +154,7 @@ def _read_back(text: str, form: str, job: Job) -> Draft:
 
 
 def _no_file(name: str) -> Mapping[str, Any]:
-    raise PlanError(Fault(place=name, problem="is not written"))
+    raise PlanError.at(name, "is not written")
 
 
 def _faults(job: Job, draft: Draft, beside: Mapping[str, Any], form: str) -> Iterator[Fault]:

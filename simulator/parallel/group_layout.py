@@ -1,7 +1,7 @@
 """How groups are spread over nodes if there is a rank mapping: counted rank by rank (without one, see `Lattice`).
 
-What a group finds between its GPUs depends on which they are, so the GPUs of each group are told node by node; nodes
-that look alike are told once.
+What a group finds between its GPUs depends on which they are, so the GPUs of each group are listed node by node; nodes
+that look alike are listed once.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from simulator.base.errors import Fault, PlanError
+from simulator.base.errors import PlanError
 from simulator.base.units import format_bytes
 from simulator.spec.cluster.exceptions import GpuKind, GpuKinds
 from simulator.spec.plan import Plan
@@ -21,7 +21,7 @@ def shard_shares(plan: Plan, kinds: GpuKinds | None) -> Mapping[str, float]:
     if short := [holder for holder, size in free.items() if size <= 0]:
         reserve = format_bytes(plan.fsdp.shard_reserve_bytes)
         problem = f"a reserve of {reserve} leaves {', '.join(short)} nothing to hold"
-        raise PlanError(Fault(place="plan: shard_reserve_bytes", problem=problem, remedy="less than the smallest GPU"))
+        raise PlanError.at("plan: shard_reserve_bytes", problem, "less than the smallest GPU")
     ranks = plan.num_devices
     counts = [ranks - len(kinds.of_rank), *(0 for _ in kinds.kinds[1:])]
     for number in kinds.of_rank.values():

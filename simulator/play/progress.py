@@ -1,4 +1,4 @@
-"""How far a step's play has come, for a command that shows it; nobody listens unless a command says so."""
+"""How far a step's play has come, for a command that shows it; without a listener it costs nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def listened_by(listener: Listener) -> Iterator[None]:
-    """What is played in here is told to the listener."""
+    """The listener gets the progress of what is played in here."""
     token = _listener.set(listener)
     try:
         yield
@@ -27,5 +27,5 @@ def report(part: float) -> None:
 
 
 def has_listener() -> bool:
-    """Somebody wants to know."""
+    """A listener is set."""
     return _listener.get() is not None

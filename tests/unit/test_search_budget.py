@@ -160,7 +160,7 @@ def test_an_interrupted_search_claims_no_gap() -> None:
 
 
 def _prospect(floor: float, key: str, layout: str = "one", **others: object) -> Prospect:
-    return Prospect(floor, key, layout, **{"share": 0.5, "kin": "", **others})  # type: ignore[arg-type]
+    return Prospect(floor, key, layout, **{"share": 0.5, "bound_group": "", **others})  # type: ignore[arg-type]
 
 
 def _outcome(status: Fit, step_s: float | None, used_bytes: int) -> PlanOutcome:
@@ -185,33 +185,33 @@ def test_what_does_not_fit_costs_its_memory_alone() -> None:
 
 
 def test_what_is_expected_not_to_fit_comes_last() -> None:
-    """One plan needed three times its floor: another of its kin would not fit either, though its floor does."""
+    """One plan needed three times its floor: another of its group would not fit either, though its floor does."""
     table = Layouts(_study())
-    table.add(_prospect(1.0, "seen", kin="x"), _outcome(Fit.DOES_NOT_FIT, None, 150))
+    table.add(_prospect(1.0, "seen", bound_group="x"), _outcome(Fit.DOES_NOT_FIT, None, 150))
     quick, slow = (
-        _prospect(1.0, "quick", "two", kin="x", share=0.6),
-        _prospect(1.5, "slow", "three", kin="x", share=0.2),
+        _prospect(1.0, "quick", "two", bound_group="x", share=0.6),
+        _prospect(1.5, "slow", "three", bound_group="x", share=0.2),
     )
     assert table.choose([quick, slow], 0.5) is slow
 
 
 def test_hope_and_proof_share_the_work() -> None:
-    """The best is 3. "likely" may be better, as its kin come close to their floors; the gap depends on "low"."""
+    """The best is 3. "likely" may be better, as plans of its group come close to their floors; the gap depends on "low"."""
     table = Layouts(_study(budget=1000))
-    table.add(_prospect(1.0, "a", kin="loose"), _outcome(Fit.FITS, 4.0, 50))
-    table.add(_prospect(3.0, "b", "two", kin="close"), _outcome(Fit.FITS, 3.0, 50))
-    low = [_prospect(1.2 + 0.1 * i, f"low {i}", "three", kin="loose", work=100) for i in range(3)]
-    likely = [_prospect(2.9, f"likely {i}", "four", kin="close", work=200) for i in range(3)]
+    table.add(_prospect(1.0, "a", bound_group="loose"), _outcome(Fit.FITS, 4.0, 50))
+    table.add(_prospect(3.0, "b", "two", bound_group="close"), _outcome(Fit.FITS, 3.0, 50))
+    low = [_prospect(1.2 + 0.1 * i, f"low {i}", "three", bound_group="loose", work=100) for i in range(3)]
+    likely = [_prospect(2.9, f"likely {i}", "four", bound_group="close", work=200) for i in range(3)]
     left = sorted([*low, *likely], key=lambda each: each.floor)
     chosen = [table.choose(left) for _ in range(5)]
     assert [each.key for each in chosen if each] == ["likely 0", "low 0", "low 1", "likely 1", "low 2"]
 
 
-def test_a_layout_that_nobody_tried_is_judged_by_its_kin() -> None:
+def test_a_layout_that_nobody_tried_is_judged_by_its_bound_group() -> None:
     table = Layouts(_study())
-    table.add(_prospect(1.0, "a", "one", kin="loose"), _outcome(Fit.FITS, 4.0, 50))
-    table.add(_prospect(3.0, "b", "two", kin="tight"), _outcome(Fit.FITS, 3.3, 50))
-    loose, tight = _prospect(1.2, "c", "three", kin="loose"), _prospect(2.9, "d", "four", kin="tight")
+    table.add(_prospect(1.0, "a", "one", bound_group="loose"), _outcome(Fit.FITS, 4.0, 50))
+    table.add(_prospect(3.0, "b", "two", bound_group="tight"), _outcome(Fit.FITS, 3.3, 50))
+    loose, tight = _prospect(1.2, "c", "three", bound_group="loose"), _prospect(2.9, "d", "four", bound_group="tight")
     assert table.choose([loose, tight]) is tight
 
 

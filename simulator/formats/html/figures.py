@@ -69,7 +69,7 @@ def _number(name: str, value: float) -> str:
 
 
 def unit_of(path: str) -> str:
-    """The name that tells the unit of the value at a path: its own, or that of the record: breakdown_s/gemm is in seconds."""
+    """The name that gives the unit of the value at a path: its own, or that of the record: breakdown_s/gemm is in seconds."""
     *above, last = [part for part in path.split("/") if not part.isdecimal()] or [""]
     own = any(f"_{last}".endswith(end) for ends, _ in _BY_UNIT for end in ends)
     return above[-1] if above and not own and above[-1].endswith(_UNITS) else last

@@ -23,7 +23,7 @@ Key = tuple[str, int]
 
 @dataclass(slots=True)
 class _Drawn:
-    """One bar: an op, or several too short to be told apart."""
+    """One bar: an op, or several too short to be drawn apart."""
 
     start: int
     end: int

@@ -15,7 +15,7 @@ _MOST_BYTES: Final = 2**20
 # Key of the file -> flag
 _COUNTS: Final = {"r": "lora_rank", "num_virtual_tokens": "prefix_tokens"}
 _LISTS: Final = {"target_modules": "lora_targets", "modules_to_save": "train_modules"}
-# What no plan can say: refused unless it is empty
+# What no plan can express: refused unless it is empty
 _UNMODELLED: Final = ("layer_replication", "target_parameters", "exclude_modules", "trainable_token_indices")
 _STACKS: Final = ("layers", "layer", "h", "blocks", "block")  # names of the list of layers, in models of all libraries
 
@@ -23,12 +23,10 @@ _STACKS: Final = ("layers", "layer", "h", "blocks", "block")  # names of the lis
 def read_adapter_config(path: Path) -> dict[str, str]:
     """Flags of Plan's fields, as text. Raises InputError with every fault of the file."""
     if path.is_file() and path.stat().st_size > _MOST_BYTES:
-        raise InputError(
-            Fault(place=str(path), problem=f"larger than {_MOST_BYTES} bytes", remedy="adapter_config.json")
-        )
+        raise InputError.at(str(path), f"larger than {_MOST_BYTES} bytes", "adapter_config.json")
     data = read_json(path, InputError)
     if not isinstance(data, dict) or "peft_type" not in data:
-        raise InputError(Fault(place=str(path), problem="no peft_type", remedy="peft's adapter_config.json"))
+        raise InputError.at(str(path), "no peft_type", "peft's adapter_config.json")
     faults = [Fault(place=f"{path}: {key}", problem=problem, remedy=remedy) for key, problem, remedy in _faults(data)]
     if faults:
         raise InputError(faults)
@@ -50,7 +48,7 @@ def _words(value: str | list[str]) -> tuple[str, ...]:
 def _targets(data: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
     """Modules in some layers, with ranks of their own; and faults of `rank_pattern`."""
     layers, ranks = data.get("layers_to_transform"), data.get("rank_pattern") or {}
-    usual = _words(data.get("target_modules") or ["q", "v"])  # of Llama and its kin (utils/constants.py)
+    usual = _words(data.get("target_modules") or ["q", "v"])  # of Llama and similar models (utils/constants.py)
     return with_ranks(usual, [layers] if isinstance(layers, int) else layers or None, ranks)
 
 

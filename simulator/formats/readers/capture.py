@@ -79,12 +79,9 @@ def read_capture(path: Path) -> Capture:
             raise ValueError(f"more than {_MOST_BYTES:,} bytes unpacked")  # noqa: TRY301
         data = json.loads(text)
     except FileNotFoundError:
-        raise InputError(
-            Fault(place=str(path), problem="no such file", remedy="shardwise capture writes one")
-        ) from None
+        raise InputError.at(str(path), "no such file", "shardwise capture writes one") from None
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as exc:
-        problem = f"no capture: {exc}"
-        raise InputError(Fault(place=str(path), problem=problem, remedy="shardwise capture writes one")) from None
+        raise InputError.at(str(path), f"no capture: {exc}", "shardwise capture writes one") from None
     return capture_of(data, str(path))
 
 
@@ -97,28 +94,27 @@ def write_capture(path: Path, data: Mapping[str, Any]) -> None:
 def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON holds
     """What the file's JSON says. Raises InputError with every fault."""
     if not isinstance(data, dict) or data.get("format") != "shardwise capture":
-        raise InputError(Fault(place=place, problem="no capture", remedy="shardwise capture writes one"))
+        raise InputError.at(place, "no capture", "shardwise capture writes one")
     if data.get("version") not in (1, VERSION):
-        problem = f"version {data.get('version')} of captures; this release reads {VERSION}"
-        raise InputError(Fault(place=place, problem=problem, remedy=_AGAIN))
+        raise InputError.at(place, f"version {data.get('version')} of captures; this release reads {VERSION}", _AGAIN)
     if data["version"] == 1:
         data = {**data, "ranks": [{name: data[name] for name in (*_RANK, "host") if name in data}]}
     if "tokens" in data:
         try:
             data = unfolded(data)
         except (ValueError, TypeError, LookupError, AttributeError) as exc:
-            raise InputError(Fault(place=f"{place}: tokens", problem=f"no events: {exc}", remedy=_AGAIN)) from None
+            raise InputError.at(f"{place}: tokens", f"no events: {exc}", _AGAIN) from None
     _check_keys(data, _KEYS, place)
     _check_signatures(data["signatures"], f"{place}: signatures")
     if wrong := [number for number, name in enumerate(data["names"]) if not isinstance(name, str)]:
-        raise InputError(Fault(place=f"{place}: names.{wrong[0]}", problem="is no text", remedy=_AGAIN))
+        raise InputError.at(f"{place}: names.{wrong[0]}", "is no text", _AGAIN)
     for one in data["ranks"]:
         _check_keys(one, _RANK, f"{place}: ranks")
         _check_host(one, f"{place}: rank {one['rank']}: host")
         _check_categories(one["categories"], f"{place}: rank {one['rank']}: categories")
         _check_events(data, one["events"], f"{place}: rank {one['rank']}")
     if not data["ranks"]:
-        raise InputError(Fault(place=f"{place}: ranks", problem="there are none", remedy=_AGAIN))
+        raise InputError.at(f"{place}: ranks", "there are none", _AGAIN)
     head = {key: data[key] for key in ("target", "torch", "world_size", "gpus_per_node", "device", "names")}
     head |= {name: [tuple(one) for one in data[name]] for name in ("signatures", "groups")}
     head |= {"costs": _costs(data, place), "tokens_per_step": _tokens(data, place)}
@@ -176,8 +172,7 @@ def _check_categories(found: object, place: str) -> None:
     names = found.items() if isinstance(found, dict) else [("", found)]
     for storage, name in names:
         if not (storage.isdecimal() and len(storage) < _DIGITS and name in CATEGORIES):
-            problem = f"{storage!r}: {name!r} is no storage's number and what it holds"
-            raise InputError(Fault(place=place, problem=problem, remedy=_AGAIN))
+            raise InputError.at(place, f"{storage!r}: {name!r} is no storage's number and what it holds", _AGAIN)
 
 
 def _check_host(one: Mapping[str, Any], place: str) -> None:
@@ -203,15 +198,14 @@ def _costs(data: Mapping[str, Any], place: str) -> dict[int, KernelCost]:
         try:
             found[range(len(data["signatures"]))[int(number)]] = KernelCost(**one)
         except (TypeError, ValueError, IndexError) as exc:
-            raise InputError(Fault(place=f"{place}: costs.{number}", problem=str(exc), remedy=_AGAIN)) from None
+            raise InputError.at(f"{place}: costs.{number}", str(exc), _AGAIN) from None
     return found
 
 
 def _tokens(data: Mapping[str, Any], place: str) -> int:
     tokens = data.get("tokens_per_step", 0)
     if type(tokens) is not int or tokens < 0:
-        problem = f"{tokens!r} is no number of tokens"
-        raise InputError(Fault(place=f"{place}: tokens_per_step", problem=problem, remedy=_AGAIN))
+        raise InputError.at(f"{place}: tokens_per_step", f"{tokens!r} is no number of tokens", _AGAIN)
     return tokens
 
 
@@ -235,7 +229,7 @@ def _check_events(data: Mapping[str, Any], events: list[Any], place: str) -> Non
             continue
         whole = type(event) is list and set(map(type, event)) == _WHOLE
         if not whole or _ARITY.get(event[0]) != len(event) - 1 or not _known(event, sizes, alive):
-            raise InputError(Fault(place=f"{place}: events[{index}]", problem=f"{event!r} is no event", remedy=_AGAIN))
+            raise InputError.at(f"{place}: events[{index}]", f"{event!r} is no event", _AGAIN)
         if event[0] == Kind.OPERATOR:
             operators.add(id(event))
 

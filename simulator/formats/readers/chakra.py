@@ -58,7 +58,7 @@ def read_chakra(path: Path) -> Recording:
     try:
         data = ordinary(path, _MOST_BYTES).read_bytes()
     except OSError as exc:
-        raise InputError(Fault(place=str(path), problem=f"cannot be read: {exc.strerror or exc}")) from None
+        raise InputError.at(str(path), f"cannot be read: {exc.strerror or exc}") from None
     head, nodes = _messages(path, data)
     groups, notes = _groups(path), []
     skipped = [node for node in nodes if node.kind not in _LANES and node.kind != _METADATA]
@@ -66,7 +66,7 @@ def read_chakra(path: Path) -> Recording:
         notes.append(f"{counted(len(skipped), 'node')} left out: of storage, batches or checkpoints")
     kept = [node for node in nodes if node.kind in _LANES]
     if not kept:
-        raise InputError(Fault(place=str(path), problem="has no node that computes or communicates"))
+        raise InputError.at(str(path), "has no node that computes or communicates")
     known = _checked(path, nodes)
     ops, ours = _ops(path, kept, known, groups)
     timed = ours or all(node.start_us for node in kept)
@@ -100,10 +100,10 @@ def _messages(path: Path, data: bytes) -> tuple[dict[str, Any], list[_Node]]:
     except BrokenMessageError as exc:
         where = f"{path}: byte {exc.at:,}"
         remedy = "a Chakra trace: GlobalMetadata and nodes, each behind its length, not compressed"
-        raise InputError(Fault(place=where, problem=f"is no Chakra trace: {exc}", remedy=remedy)) from None
+        raise InputError.at(where, f"is no Chakra trace: {exc}", remedy) from None
     if len(nodes) > _MOST_NODES:
         problem, remedy = f"{len(nodes):,} nodes, and {_MOST_NODES:,} can be played", "a trace of one step"
-        raise InputError(Fault(place=str(path), problem=problem, remedy=remedy))
+        raise InputError.at(str(path), problem, remedy)
     return head, nodes
 
 
@@ -211,7 +211,7 @@ def _ops(path: Path, kept: list[_Node], known: Mapping[int, _Node], groups: Grou
     order, stuck = in_order(waits)
     if stuck:
         names = ", ".join(known[one].name or str(one) for one in stuck[:5])
-        raise InputError(Fault(place=str(path), problem=f"nodes wait for each other in a circle: {names}"))
+        raise InputError.at(str(path), f"nodes wait for each other in a circle: {names}")
     ours = all("start_s" in node.attrs and "duration_s" in node.attrs for node in kept)
     place = {one: index for index, one in enumerate(order)}
     streams = {"compute": 0}
@@ -287,14 +287,13 @@ def _groups(path: Path) -> Groups:
     try:
         data = json.loads(ordinary(file, 2**26).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as exc:
-        raise InputError(Fault(place=str(file), problem=f"cannot be read: {exc}")) from None
+        raise InputError.at(str(file), f"cannot be read: {exc}") from None
     good = isinstance(data, dict) and all(
         isinstance(ranks, list) and all(type(one) is int and 0 <= one < 2**24 for one in ranks)
         for ranks in data.values()
     )
     if not good:
-        problem, remedy = "is no table of process groups", '{"group": [0, 1]}: lists of ranks by name'
-        raise InputError(Fault(place=str(file), problem=problem, remedy=remedy))
+        raise InputError.at(str(file), "is no table of process groups", '{"group": [0, 1]}: lists of ranks by name')
     return {str(name): tuple(ranks) for name, ranks in data.items()}
 
 

@@ -47,16 +47,14 @@ def open_table(
 ) -> Iterator[tuple[list[str], Iterator[Record]]]:
     """The header's names and the records that follow; blank lines are left out. A .csv, or the same in gzip.
 
-    others: columns that nobody knows may stand there. Raises TableError if the file cannot be read, is empty, or has a
+    others: unknown columns are allowed. Raises TableError if the file cannot be read, is empty, or has a
     header that lacks a required column, repeats one or has an unknown one.
     """
     with _open(file) as stream:
         records = _records(stream)
         first = next(records, None)
         if first is None:
-            raise TableError(
-                Fault(place=str(file), problem="is empty", remedy="a header line, and lines with its columns")
-            )
+            raise TableError.at(str(file), "is empty", "a header line, and lines with its columns")
         header = _header(file, first.cells, columns, required, others=others)
         yield header, (record for record in records if record.cells != [])
 
@@ -72,7 +70,7 @@ def header_names(file: Path) -> list[str]:
 
 
 def until_hopeless(records: Iterable[Record], faults: Sequence[Fault]) -> Iterator[Record]:
-    """The records, until so many of them had faults that nobody would read more."""
+    """The records, until so many of them had faults that more would not be read."""
     return itertools.takewhile(lambda _: len(faults) < _MOST_FAULTS, records)
 
 
@@ -198,8 +196,7 @@ def _open(file: Path) -> Iterator[TextIO]:
         zipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
     except OSError as exc:
-        problem = f"cannot be read: {exc.strerror or exc}"
-        raise TableError(Fault(place=str(file), problem=problem, remedy="a .csv or .csv.gz file")) from None
+        raise TableError.at(str(file), f"cannot be read: {exc.strerror or exc}", "a .csv or .csv.gz file") from None
     with raw:
         data = cast("io.BufferedReader", gzip.GzipFile(fileobj=raw)) if zipped else raw
         yield io.TextIOWrapper(data, encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -247,7 +244,7 @@ def _lines(stream: TextIO) -> Iterator[_Line]:
                 whole = len(text) < _MAX_LINE_CHARS or text.endswith("\n")
     except (OSError, EOFError, zlib.error) as exc:
         if number == 0:
-            raise TableError(Fault(place="table", problem=f"cannot be read: {exc}")) from None
+            raise TableError.at("table", f"cannot be read: {exc}") from None
         yield _Line(number + 1, "", f"the file ends early: {exc}")
 
 
@@ -271,12 +268,11 @@ def _header(
     """The column names, checked all at once."""
     place = f"{file}: header"
     if isinstance(cells, str) or not cells:
-        problem = cells if isinstance(cells, str) else "is blank"
-        raise TableError(Fault(place=place, problem=problem, remedy="column names, comma separated"))
+        raise TableError.at(place, cells if isinstance(cells, str) else "is blank", "column names, comma separated")
     if any(
         c == "\0" or "\udc80" <= c <= "\udcff" for cell in cells for c in cell
     ):  # as bytes that do not decode are read
-        raise TableError(Fault(place=place, problem="is not UTF-8 text", remedy="save the table as UTF-8"))
+        raise TableError.at(place, "is not UTF-8 text", "save the table as UTF-8")
     names = [c.strip() for c in cells]
     missing = [n for n in required if n not in names]
     faults = [

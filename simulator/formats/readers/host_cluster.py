@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from simulator.base.errors import ClusterError, Fault
+from simulator.base.errors import ClusterError
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster import Host as TopologyHost
 from simulator.spec.cluster.device import Device
@@ -76,9 +76,7 @@ def _intra(host: Host, device: Device, usual: Cluster, sources: dict[str, str]) 
     if all(len(island.gpus) == 1 for island in found):
         link = _pcie_link(host, usual.host_link, {})
         if link is None:
-            raise ClusterError(
-                Fault(place=host.source, problem=f"no link joins its GPUs, and {usual.name} has no host")
-            )
+            raise ClusterError.at(host.source, f"no link joins its GPUs, and {usual.name} has no host")
         of_source = link != usual.host_link
         sources["intra"] = (
             f"no direct links in the source; PCIe {'links of the source' if of_source else f'as in {usual.name}'}"
@@ -88,7 +86,7 @@ def _intra(host: Host, device: Device, usual: Cluster, sources: dict[str, str]) 
     kind = _KIND.get(device.architecture)
     if kind is None:
         problem = f"shows direct links between its GPUs; {device.name} has none"
-        raise ClusterError(Fault(place=host.source, problem=problem, remedy="--device with the board that is in it"))
+        raise ClusterError.at(host.source, problem, "--device with the board that is in it")
     bridged = usual.intra.kind == kind == "nvlink3" and usual.intra.bytes_per_s % ONE_LINK[kind]
     one = GA102_LINK if bridged else ONE_LINK[kind]
     intra = {"kind": kind, "latency_s": latency, **_shape(host, found, one)}
@@ -106,7 +104,7 @@ def _shape(host: Host, found: tuple[Island, ...], one: float) -> dict[str, Any]:
     if switched and len(found) > 1:
         outside = ", ".join(host.gpus[g].name for island in found if island is not switched[0] for g in island.gpus)
         problem = f"an NVSwitch joins {len(switched[0].gpus)} of {len(host.gpus)} GPUs, and not {outside}"
-        raise ClusterError(Fault(place=host.source, problem=problem, remedy="NVLink up on every GPU, then read again"))
+        raise ClusterError.at(host.source, problem, "NVLink up on every GPU, then read again")
     if switched:
         return {"shape": "switch", "bytes_per_s": most}
     pairs = {pair: path for island in found for pair, path in island.pairs.items()}
@@ -169,7 +167,7 @@ def _rates(links: Iterable[PcieLink | None]) -> list[float]:
 
 
 def _pcie_link(host: Host, usual: TopologyHost | None, sources: dict[str, str]) -> TopologyHost | None:
-    """[host]: the GPUs' PCIe links as the source tells them, the slowest of them; else as in the usual machine."""
+    """[host]: the GPUs' PCIe links as the source states them, the slowest of them; else as in the usual machine."""
     rates = _rates(gpu.pcie for gpu in host.gpus)
     if usual is None or usual.kind == "c2c" or len(rates) < len(host.gpus):
         return usual
@@ -194,7 +192,7 @@ def _place(host: Host, nic: Nic) -> dict[str, Any]:
 
 
 def _sockets(host: Host) -> list[list[int]]:
-    """GPUs by NUMA node, or by the PCIe groups within NODE where NUMA is not told."""
+    """GPUs by NUMA node, or by the PCIe groups within NODE where NUMA is unknown."""
     numas = [gpu.numa for gpu in host.gpus]
     if all(map(_NUMBER.fullmatch, numas)):
         return [[i for i, numa in enumerate(numas) if numa == one] for one in dict.fromkeys(numas)]

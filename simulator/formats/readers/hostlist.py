@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 from typing import Final
 
-from simulator.base.errors import ClusterError, Fault
+from simulator.base.errors import ClusterError
 
 MOST_NAMES: Final = 65536  # as many nodes as a cluster may have
 _PART = re.compile(r"\[([^\[\]]*)\]")
@@ -31,8 +31,7 @@ def expand(text: str, place: str) -> tuple[str, ...]:
             break
         names += ("".join(made) for made in product(*map(list, pieces)))
     if problem or not names:
-        remedy = f"as node[01-16,20], at most {MOST_NAMES:,} names"
-        raise ClusterError(Fault(place=place, problem=problem or "an empty list", remedy=remedy))
+        raise ClusterError.at(place, problem or "an empty list", f"as node[01-16,20], at most {MOST_NAMES:,} names")
     return tuple(names)
 
 

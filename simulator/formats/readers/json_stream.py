@@ -21,7 +21,7 @@ _NUMBER = 64  # characters within which a number has ended
 _SPACE = " \t\r\n"
 
 
-class Broken(ValueError):  # noqa: N818  an end, told to the reader
+class Broken(ValueError):  # noqa: N818  an end, reported to the reader
     """The document ends early or is no JSON from here on."""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.base.units import counted
 from simulator.formats.readers.json_stream import Broken, JsonStream, open_text
 from simulator.formats.readers.kernel_names import category_of, collective_of
@@ -27,7 +27,7 @@ _PROGRESS_EVENTS = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedCollective:
-    """A collective as the trace tells of it; `span` is the id of its span.
+    """A collective as the trace records it; `span` is the id of its span.
 
     size_bytes: of the full tensor; None where the trace does not say. group: name or description of its process group.
     """
@@ -81,8 +81,7 @@ def read_kineto(path: Path, step: int | None = None, progress: Callable[[int], N
     head = read_events(path, events, progress)
     if not len(events.starts):
         problem = f"none of its {events.num_seen:,} events ran on a device"
-        remedy = "profile with ProfilerActivity.CUDA, or nsys profile --trace=cuda,nvtx"
-        raise InputError(Fault(place=str(path), problem=problem, remedy=remedy))
+        raise InputError.at(str(path), problem, "profile with ProfilerActivity.CUDA, or nsys profile --trace=cuda,nvtx")
     return _trace(path, events, head, step)
 
 
@@ -100,12 +99,12 @@ def read_events(path: Path, events: Events, progress: Callable[[int], None] | No
                         progress(stream.position)
             except Broken as exc:
                 if not events.num_seen:
-                    raise InputError(Fault(place=str(path), problem=f"is not a trace: {exc}")) from None
+                    raise InputError.at(str(path), f"is not a trace: {exc}") from None
                 events.notes.append(
                     f"the file breaks off after {stream.position:,} characters ({exc}); kept until there"
                 )
     except OSError as exc:
-        raise InputError(Fault(place=str(path), problem=f"cannot be read: {exc.strerror or exc}")) from None
+        raise InputError.at(str(path), f"cannot be read: {exc.strerror or exc}") from None
     return stream.head
 
 
@@ -120,7 +119,7 @@ def _trace(path: Path, events: Events, head: Mapping[str, Any], number: int | No
         notes.append(f"only the first {MAX_SPANS:,} of {len(chosen):,} kernels are shown")
         del chosen[MAX_SPANS:]
     if not chosen:
-        raise InputError(Fault(place=str(path), problem="nothing ran on a device in that step"))
+        raise InputError.at(str(path), "nothing ran on a device in that step")
     origin = events.starts[chosen[0]] if step is None else step.start_s * 1e6
     spans = _spans(events, chosen, origin)
     end = max(float(span.end_s) for span in spans)
@@ -160,7 +159,7 @@ def chosen_step(path: Path, steps: tuple[TracedStep, ...], number: int | None) -
             if step.number == number:
                 return step
         has = ", ".join(str(step.number) for step in steps[:20]) or "none"
-        raise InputError(Fault(place=str(path), problem=f"has no step {number}", remedy=f"its steps: {has}"))
+        raise InputError.at(str(path), f"has no step {number}", f"its steps: {has}")
     ordered = sorted(steps, key=lambda step: step.duration_s)
     return ordered[len(ordered) // 2] if ordered else None
 
@@ -243,7 +242,7 @@ def _with_causes(spans: list[Span]) -> list[Span]:
             ends, start = others.get(span.program, []), float(span.start_s)
             at = bisect_right(ends, (start, len(spans))) - 1
             if at >= 0 and ended.get(span.program, 0.0) < ends[at][0]:
-                span = span._replace(cause=ends[at][1])  # noqa: PLW2901  the same span, told more
+                span = span._replace(cause=ends[at][1])  # noqa: PLW2901  the same span, with its cause
             ended[span.program] = float(span.end_s)
         found.append(span)
     return found

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
-from simulator.base.errors import Fault, TableError
+from simulator.base.errors import TableError
 from simulator.base.schema import nearest
 from simulator.formats.readers import collectives_table, memory_table, runs_table, serving_table
 from simulator.formats.readers.collectives_table import is_collectives_table, read_collectives
@@ -43,12 +43,12 @@ def _few(rows: Iterable[RowT], name: str) -> tuple[RowT, ...]:
     """All of them. Raises TableError where there are more than anybody has measured: reading alone would take minutes."""
     found = tuple(islice(rows, _MOST_ROWS + 1))
     if len(found) > _MOST_ROWS:
-        raise TableError(Fault(place=name, problem=f"has more than {_MOST_ROWS:,} rows", remedy="several tables"))
+        raise TableError.at(name, f"has more than {_MOST_ROWS:,} rows", "several tables")
     return found
 
 
 def _unread(header: Iterable[str], known: Iterable[str]) -> Iterator[str]:
-    """Columns that nobody knows, each with the nearest that are known."""
+    """Unknown columns, each with the nearest that are known."""
     known = set(known)
     for column in dict.fromkeys(header):
         if column not in known:

@@ -60,17 +60,15 @@ def is_nsight(path: Path) -> bool:
 def read_nsight(path: Path, events: Events) -> dict[str, Any]:
     """Give the events of an export to `events`; what stands beside them is returned. Raises InputError."""
     if path.name.endswith(REPORT):
-        remedy = f"nsys export --type sqlite {path.name}"
-        raise InputError(Fault(place=str(path), problem="is a report that only nsys reads", remedy=remedy))
+        raise InputError.at(str(path), "is a report that only nsys reads", f"nsys export --type sqlite {path.name}")
     try:
         ordinary(path, _MOST_BYTES)
         with _Export(path) as export:
             return export.read(events)
     except OSError as exc:
-        raise InputError(Fault(place=str(path), problem=f"cannot be read: {exc.strerror or exc}")) from None
+        raise InputError.at(str(path), f"cannot be read: {exc.strerror or exc}") from None
     except (sqlite3.Error, OverflowError, UnicodeError) as exc:
-        problem = f"is no export of Nsight Systems: {exc}"
-        raise InputError(Fault(place=str(path), problem=problem, remedy="nsys export --type sqlite")) from None
+        raise InputError.at(str(path), f"is no export of Nsight Systems: {exc}", "nsys export --type sqlite") from None
 
 
 class _Export:

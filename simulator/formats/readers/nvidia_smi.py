@@ -108,7 +108,7 @@ def _paste(text: str, place: str) -> _Paste:
     start = next((i for i, line in enumerate(lines) if _is_header(_cells(line))), None)
     if start is None:
         problem, remedy = "no header line that names GPU0, GPU1, …", "the whole output of `nvidia-smi topo -m`"
-        raise ClusterError(Fault(place=place, problem=problem, remedy=remedy))
+        raise ClusterError.at(place, problem, remedy)
     names = [cell for cell in _cells(lines[start]) if cell]
     paste = _Paste(place, [n for n in names if n not in _AFFINITIES], [n for n in names if n in _AFFINITIES])
     _check_columns(paste, start + 1)
@@ -122,8 +122,7 @@ def _paste(text: str, place: str) -> _Paste:
 
 def _check_columns(paste: _Paste, line: int) -> None:
     if len(paste.columns) > _MOST_DEVICES:
-        problem = f"{len(paste.columns)} devices"
-        raise ClusterError(Fault(place=f"{paste.place}: line {line}", problem=problem, remedy=f"≤ {_MOST_DEVICES}"))
+        raise ClusterError.at(f"{paste.place}: line {line}", f"{len(paste.columns)} devices", f"≤ {_MOST_DEVICES}")
     for name in dict.fromkeys(n for n in paste.columns if paste.columns.count(n) > 1):
         paste.fault(f"line {line}", f"column {name} appears twice", "one host's matrix")
 
@@ -172,7 +171,7 @@ def _paths(paste: _Paste) -> dict[tuple[str, str], Path]:
 
 
 def _path(paste: _Paste, name: str, column: str, cell: str) -> Path | None:
-    """One cell; None, and a fault where it is one, if it tells no path."""
+    """One cell; None, and a fault where it is one, if it states no path."""
     where = f"line {paste.rows[name].line}: row {name}, column {column}"
     if name == column or cell == "X":
         if (name == column) != (cell == "X"):

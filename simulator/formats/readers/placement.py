@@ -102,7 +102,7 @@ class _Table:
             self.rank_mapping[rank] = node * per_node + gpu if sits else -1  # type: ignore[operator]  # sits: both are numbers
 
     def _gpu(self, row: Mapping[str, str], place: str) -> tuple[int | None, Fault | None]:
-        """The local GPU of a line: by bus id where a source tells those, else by number."""
+        """The local GPU of a line: by bus id where a source states those, else by number."""
         bus, text = row.get("pci_bus_id", ""), row.get("gpu", "")
         number = whole(text)
         if number is None and text not in _NO_ID:

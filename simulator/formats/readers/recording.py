@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.units import counted
 from simulator.formats.readers import chakra
 from simulator.formats.readers.json_stream import open_text
@@ -58,15 +58,13 @@ def read_recordings(path: Path, step: int | None = None, progress: Progress | No
     files = [one for one in traces if one.name.endswith(chakra.SUFFIX)] or traces
     if not files or len(files) > MAX_RANKS:
         problem = f"{len(files)} traces in it" if files else f"no traces ({', '.join(_NAMES)}) in it"
-        raise InputError(Fault(place=str(path), problem=problem, remedy=f"a trace a rank, at most {MAX_RANKS}"))
+        raise InputError.at(str(path), problem, f"a trace a rank, at most {MAX_RANKS}")
     found: list[Recording] = []
     faults: list[Fault] = []
     for one in files:
-        try:
+        with Collected(faults):
             number = step if step is not None or not found else found[0].step
             found.append(read_recording(one, number, progress))
-        except InputError as exc:
-            faults += exc.faults
     faults += _same_rank(found, path)
     if faults:
         raise InputError(faults)
@@ -102,7 +100,7 @@ def read_recording(path: Path, step: int | None = None, progress: Progress | Non
         return host_recording(path, events, head, step)
     problem = f"none of its {events.num_seen:,} events is a kernel or an operator"
     remedy = "torch.profiler with ProfilerActivity.CPU and CUDA, exported by export_chrome_trace"
-    raise InputError(Fault(place=str(path), problem=problem, remedy=remedy))
+    raise InputError.at(str(path), problem, remedy)
 
 
 # -- what ran on a device
@@ -117,12 +115,10 @@ def _of_device(path: Path, events: HostEvents, head: Mapping[str, Any], number: 
     )
     inside = [i for i, start in enumerate(events.starts) if first <= start < last]
     if not inside:
-        raise InputError(Fault(place=str(path), problem="nothing ran on a device in that step"))
+        raise InputError.at(str(path), "nothing ran on a device in that step")
     if len(inside) > MAX_SPANS:
         problem = f"{len(inside):,} kernels in one step, and {MAX_SPANS:,} can be played"
-        raise InputError(
-            Fault(place=str(path), problem=problem, remedy="one step of a smaller number of micro-batches")
-        )
+        raise InputError.at(str(path), problem, "one step of a smaller number of micro-batches")
     device, lanes = _one_device(events, inside), list(events.lanes)
     inside = [i for i in inside if lanes[events.streams[i]][0] == device]
     calls = {i: events.calls.get(events.correlations[i]) for i in inside if events.correlations[i] >= 0}
@@ -223,7 +219,7 @@ class _Ops:
         return None if one is None or one.shapes < 0 else (one.name, arguments(self._events.arguments[one.shapes]))
 
     def _recorded_waits(self) -> dict[int, tuple[int, ...]]:
-        """Waits that the profiler tells of (`enable_cuda_sync_events`): op -> ops whose event its stream waited for."""
+        """Waits that the profiler records (`enable_cuda_sync_events`): op -> ops whose event its stream waited for."""
         events = self._events
         if not events.synchronised:
             return {}
@@ -270,7 +266,7 @@ def _host_waits(
 
 
 def _head(path: Path) -> str:
-    """How a file begins; nothing where it cannot be read: whoever reads it as a trace tells of it."""
+    """How a file begins; nothing where it cannot be read: reading it as a trace reports that."""
     try:
         with open_text(path) as file:
             return file.read(_HEAD).lstrip()
@@ -281,8 +277,7 @@ def _head(path: Path) -> str:
 def _one_step(path: Path, number: int | None) -> None:
     """Raises InputError where a step is asked of a file that holds one without a number."""
     if number is not None:
-        remedy = "it holds one step: leave --step out"
-        raise InputError(Fault(place=str(path), problem=f"has no step {number}", remedy=remedy))
+        raise InputError.at(str(path), f"has no step {number}", "it holds one step: leave --step out")
 
 
 def _of_spans(path: Path, number: int | None) -> Recording:
@@ -290,7 +285,7 @@ def _of_spans(path: Path, number: int | None) -> Recording:
     _one_step(path, number)
     timeline = read_spans(path)
     if not timeline.spans:
-        raise InputError(Fault(place=str(path), problem="nothing ran in it"))
+        raise InputError.at(str(path), "nothing ran in it")
     lanes = {COMPUTE_STREAM: 0}
     ops = [
         RecordedOp(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.formats.readers.kernel_names import category_of, collective_of
 from simulator.formats.readers.kineto import chosen_step, traced_steps
 from simulator.formats.readers.kineto_host import HostEvents, HostOp, kind_of
@@ -27,7 +27,7 @@ def host_recording(path: Path, events: HostEvents, head: Mapping[str, Any], numb
     last = max(one.end for one in events.operators) if step is None else step.end_s * 1e6
     inside = [one for one in events.operators if first <= one.start < last]
     if not inside:
-        raise InputError(Fault(place=str(path), problem="no operator ran in that step"))
+        raise InputError.at(str(path), "no operator ran in that step")
     main = events.step_thread if events.step_thread >= 0 else _busiest(inside)
     ops = [*_operators(events, inside, main, first), *_gloo(events, head, first, last)]
     ops.sort(key=lambda op: (op.start_s, op.end_s, op.stream))

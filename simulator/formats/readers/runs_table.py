@@ -1,6 +1,6 @@
 """Reader of tables of measured training runs: CSV in, one typed row or one list of faults a line out.
 
-The columns are documented in docs/reference/runs-table.md. A word of `mem_metric` that nobody knows costs that cell alone. The reader streams: it holds one record at a time, whatever
+The columns are documented in docs/reference/runs-table.md. An unknown word of `mem_metric` costs that cell alone. The reader streams: it holds one record at a time, whatever
 the file's size. A row that is wrong costs that row only; a file that is not a table at all raises TableError.
 """
 
@@ -140,7 +140,7 @@ def _row(values: dict[str, Any] | BadRow, line: int, settings: Mapping[str, str]
 
 
 def _contradictions(values: Mapping[str, object], unread: str) -> Iterator[tuple[str, str, str]]:
-    """What no single cell shows: (column, problem, remedy). unread: a memory metric that nobody knows."""
+    """What no single cell shows: (column, problem, remedy). unread: an unknown memory metric."""
     if (values.get("metric") is None) != (values.get("value") is None):
         yield "value", "metric and value come together, one of them is blank", "both, or neither"
     memory, amount = values.get("mem_metric"), values.get("mem_value")

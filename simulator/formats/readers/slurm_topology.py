@@ -61,14 +61,13 @@ def read_yaml(text: str, source: str, *, topology: str = "") -> NodeTree:
     """
     data = _load(text, source)
     if not isinstance(data, list) or not data or not all(isinstance(one, dict) for one in data):
-        problem = "is not a list of topologies"
-        raise ClusterError(Fault(place=source, problem=problem, remedy="- topology: name\n  tree: {switches: […]}"))
+        raise ClusterError.at(source, "is not a list of topologies", "- topology: name\n  tree: {switches: […]}")
     named = [one for one in data if one.get("topology") == topology] if topology else []
     default = [one for one in data if one.get("cluster_default") is True]
     chosen = (named or default or data)[0]
     if topology and not named:
         known = nearest(topology, [str(one.get("topology")) for one in data])
-        raise ClusterError(Fault(place=source, problem=f"no topology is called {topology!r}", remedy=known))
+        raise ClusterError.at(source, f"no topology is called {topology!r}", known)
     reading = _Reading(source)
     place = f"{source}: {chosen.get('topology', 'topology')}"
     kind = next((k for k in ("tree", "block", "flat") if chosen.get(k)), "")
@@ -97,22 +96,21 @@ def _load(text: str, source: str) -> Any:  # noqa: ANN401  YAML is any of its ty
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's takes a tenth of the time
     if len(text) > _MOST_YAML:
         problem, remedy = f"is larger than {_MOST_YAML:,} characters", "topology.conf, or hosts as node[1-9]"
-        raise ClusterError(Fault(place=source, problem=problem, remedy=remedy))
+        raise ClusterError.at(source, problem, remedy)
     depth = 0
     try:
         for event in yaml.parse(text, Loader=loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
-                raise ClusterError(Fault(place=source, problem=f"is nested deeper than {_DEEPEST} levels"))
+                raise ClusterError.at(source, f"is nested deeper than {_DEEPEST} levels")
             if isinstance(event, yaml.AliasEvent):
                 place = f"{source}: line {event.start_mark.line + 1}" if event.start_mark else source
-                raise ClusterError(Fault(place=place, problem="an alias, which can blow up", remedy="write it out"))
+                raise ClusterError.at(place, "an alias, which can blow up", "write it out")
         return yaml.load(text, Loader=loader)  # noqa: S506  a safe one
     except (yaml.YAMLError, RecursionError, ValueError) as exc:
         mark = getattr(exc, "problem_mark", None)
         place = f"{source}: line {mark.line + 1}" if mark is not None else source
-        problem = f"not YAML: {getattr(exc, 'problem', None) or type(exc).__name__}"
-        raise ClusterError(Fault(place=place, problem=problem)) from None
+        raise ClusterError.at(place, f"not YAML: {getattr(exc, 'problem', None) or type(exc).__name__}") from None
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

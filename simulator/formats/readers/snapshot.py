@@ -53,7 +53,7 @@ def read_snapshot(path: Path, device: int | None = None) -> Recording:
         asked = "no device" if device is None else f"device {device}"
         has = f"it has events of device {', '.join(map(str, recorded))}" if recorded else ""
         remedy = has or "call torch.cuda.memory._record_memory_history() before what is to be recorded"
-        raise InputError(Fault(place=str(path), problem=f"there are no events of {asked}", remedy=remedy))
+        raise InputError.at(str(path), f"there are no events of {asked}", remedy)
     notes = [f"{count} events {name!r} left out: unknown" for name, count in data["unknown_actions"].items()]
     notes = [note for note in notes if "snapshot'" not in note and "user_defined" not in note]
     if len(recorded) > 1:
@@ -83,8 +83,7 @@ def _plain(path: Path) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         problem = f"reading it went beyond its limit of memory or time (exit status {done.returncode})"
-        remedy = "nothing was executed; a snapshot of this size needs less"
-        raise InputError(Fault(place=str(path), problem=problem, remedy=remedy)) from None
+        raise InputError.at(str(path), problem, "nothing was executed; a snapshot of this size needs less") from None
     if "faults" in answer:
         faults = [
             Fault(place=f"{path}: {place}" if place else str(path), problem=problem, remedy=remedy)
@@ -136,8 +135,7 @@ def _segments(rows: Sequence[Sequence[Any]], device: int, streams: _Streams, pat
     found.sort(key=lambda segment: segment.address)
     for before, after in pairwise(found):
         if before.address + before.total_bytes > after.address:
-            problem = f"the segments at {before.address} and {after.address} overlap"
-            raise InputError(Fault(place=str(path), problem=problem))
+            raise InputError.at(str(path), f"the segments at {before.address} and {after.address} overlap")
     return tuple(found)
 
 
@@ -162,7 +160,7 @@ def _ordered(events: list[RecordedEvent], place: str) -> tuple[list[RecordedEven
                 return by_time, [f"events were out of order (the first at {wrong[0]}: {wrong[1]}): sorted by time"]
     index, problem = wrong
     remedy = "events are lost, or out of order in a way that their times do not mend"
-    raise InputError(Fault(place=f"{place}[{index}]", problem=problem, remedy=remedy))
+    raise InputError.at(f"{place}[{index}]", problem, remedy)
 
 
 def contradiction(events: Iterable[RecordedEvent]) -> tuple[int, str] | None:

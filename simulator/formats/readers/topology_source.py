@@ -1,4 +1,4 @@
-"""Any description of a topology, by what it holds: a host as the machine tells it, a cluster's node, or SLURM's tree."""
+"""Any description of a topology, by what it holds: a host as its tools describe it, a cluster's node, or SLURM's tree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path as FilePath
 from typing import Final
 
-from simulator.base.errors import ClusterError, Fault
+from simulator.base.errors import ClusterError
 from simulator.base.files import ordinary
 from simulator.formats.readers.host_cluster import GA102_LINK, ONE_LINK
 from simulator.formats.readers.nccl_xml import read_xml
@@ -46,13 +46,13 @@ def read_source(source: str) -> Host | Cluster | NodeTree:
         return read_matrix(text, name)
     if "SwitchName" in text or "BlockName" in text or source.endswith(".conf"):
         return read_conf(text, name)
-    raise ClusterError(Fault(place=name, problem="is not a topology that can be recognised", remedy=_FORMATS))
+    raise ClusterError.at(name, "is not a topology that can be recognised", _FORMATS)
 
 
 def with_device(host: Host, device_name: str) -> tuple[Host, bool]:
     """The host with its GPU's speeds where the source has none, and whether such GPUs are usually joined by NVLink.
 
-    Raises ClusterError for a device that nobody knows.
+    Raises ClusterError for an unknown device.
     """
     device = Device.resolve(device_name)
     usual = Cluster.load(usual_host(device))
@@ -128,11 +128,9 @@ def _data(source: str) -> bytes:
             with ordinary(FilePath(source)).open("rb") as file:
                 data = file.read(_MOST_BYTES + 1)
     except OSError as exc:
-        problem = f"cannot be read: {exc.strerror or exc}"
-        raise ClusterError(Fault(place=source, problem=problem, remedy=_FORMATS)) from None
+        raise ClusterError.at(source, f"cannot be read: {exc.strerror or exc}", _FORMATS) from None
     if len(data) > _MOST_BYTES:
-        problem = f"is larger than {_MOST_BYTES // 2**20} MiB"
-        raise ClusterError(Fault(place=source, problem=problem, remedy="one host's topology"))
+        raise ClusterError.at(source, f"is larger than {_MOST_BYTES // 2**20} MiB", "one host's topology")
     return data
 
 

@@ -20,15 +20,14 @@ from simulator.spec.cluster.host import NodeTree
 def cluster_below(tree: NodeTree, node: Cluster, *, hosts: str = "", oversubscription: float | None = None) -> Cluster:
     """`node` as often as the tree has nodes, or as `hosts` names, on the tree's switches.
 
-    hosts: a hostlist of the nodes that a job has. oversubscription: of the leaves; None where nobody knows. Raises
+    hosts: a hostlist of the nodes that a job has. oversubscription: of the leaves; None where unknown. Raises
     ClusterError: a tree without leaves, nodes that it does not have, a node without a network.
     """
     if tree.kind == "flat" or not tree.num_nodes:
         problem = "shows no switches above the nodes" if tree.kind == "flat" else "has no nodes"
-        raise ClusterError(Fault(place=tree.source, problem=problem, remedy="a tree, or blocks"))
+        raise ClusterError.at(tree.source, problem, "a tree, or blocks")
     if node.inter is None:
-        problem = f"{node.name} has no network cards"
-        raise ClusterError(Fault(place="--node", problem=problem, remedy="a file with [inter]"))
+        raise ClusterError.at("--node", f"{node.name} has no network cards", "a file with [inter]")
     leaf_of = {name: switch.name for switch in tree.switches if switch.level == 0 for name in switch.nodes}
     used = Counter(leaf_of[name] for name in _chosen(hosts, leaf_of))
     fabric, note = _fabric(tree, node, used, oversubscription)

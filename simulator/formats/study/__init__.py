@@ -236,7 +236,7 @@ def _completed(asked: _Raw, model: Model | None, cluster: Cluster | None, faults
         *of_kept_calibration(raw, cluster.device.name),
         *set_by_hand(overrides),
     )
-    if draft is None:  # whose reader tells of its own
+    if draft is None:  # whose reader reports its own
         sources += without_effect(study.plan, plan, model)
     return Study(
         model=model,
@@ -257,7 +257,7 @@ def _completed(asked: _Raw, model: Model | None, cluster: Cluster | None, faults
 def _asked_table(
     noun: type[T], name: str, study: StudyFile | None, overrides: Sequence[Override], faults: Faults
 ) -> T | None:
-    """A table of the file under its `--set`s, which ask for it too; None where nobody does."""
+    """A table of the file under its `--set`s, which ask for it too; None where neither does."""
     given, kept = of_root(overrides, name), getattr(study, name, None)
     return faults.attempt(lambda: patched(kept or noun(), given, InputError)) if kept or given else None
 
@@ -278,7 +278,7 @@ def _checked(asked: _Raw, faults: list[Fault]) -> tuple[StudyFile | None, frozen
     rest = {"plan": {key: value for key, value in raw["plan"].items() if key not in wrong}}
     try:
         return StudyFile.model_validate({"model": "", "cluster": "", **rest}, context=FROM_FILE), unknown
-    except ValidationError:  # what is left contradicts itself: told when the rest is right
+    except ValidationError:  # what is left contradicts itself: reported when the rest is right
         return None, frozenset()
 
 

@@ -22,7 +22,7 @@ BY_DEVICES: Final = frozenset({"dp_shard", "dp_replicate", "micro_batch_size", "
 
 
 def plan_faults(plan: Plan, model: Model | None, cluster: Cluster | None, *, others: bool) -> list[Fault]:
-    """The plan's own faults; where it or another input has any, those with model and cluster that would be told next."""
+    """The plan's own faults; where it or another input has any, those with model and cluster that would be reported next."""
     if not others and not faults(Case(plan=plan)):
         return []
     return faults(Case(plan=plan, model=model, cluster=cluster))

@@ -25,7 +25,7 @@ def read_draft(asked: PlanFile, given: Collection[str]) -> Draft:
     if asked.form is not None and asked.form not in PLAN_FORMATS:
         problem = f"{asked.form!r} is not a format"
         remedy = nearest(asked.form, PLAN_FORMATS) or f"one of {', '.join(PLAN_FORMATS)}"
-        raise PlanError(Fault(place="--plan-format", problem=problem, remedy=remedy))
+        raise PlanError.at("--plan-format", problem, remedy)
     variables, faults = {}, []
     for text in asked.define:
         name, equals, value = text.partition("=")
@@ -61,7 +61,7 @@ def with_draft(
         place = draft.places.get("model", draft.file)
         if not any(
             fault.place == place for fault in draft.faults
-        ):  # else what stands there cannot be read, and is told
+        ):  # else what stands there cannot be read, and is reported
             cure = (("--model", str(DEFAULT["model"])),)
             faults.append(Fault(place=place, problem=problem, remedy="--model NAME or FILE", flags=cure))
     plan: dict[str, Any] = {}

@@ -38,7 +38,7 @@ def model_of(raw: Mapping[str, Any], overrides: Sequence[Override], draft: Draft
 def cluster_of(
     raw: Mapping[str, Any], overrides: Sequence[Override], draft: Draft | None, given: Mapping[str, Any]
 ) -> Cluster | None:
-    """The cluster with its ranks placed; of as many nodes as a plan's file implies, where nobody else says how many."""
+    """The cluster with its ranks placed; of as many nodes as a plan's file implies, where nothing else states their number."""
     cluster, table = _counted_cluster(raw, overrides, draft, given), raw.get("placement")
     if cluster is None or not isinstance(table, str):
         return cluster

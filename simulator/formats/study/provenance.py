@@ -88,7 +88,7 @@ def of_model(model: Model, named: object) -> Iterator[Source]:
 
 
 def of_kept_calibration(raw: Mapping[str, Any], device: str) -> Iterator[Source]:
-    """The calibration that nobody named, taken from where this device's own is kept."""
+    """The calibration, not named by the study, taken from where this device's own is kept."""
     kept = kept_file(device) if raw.get("calibration") is None else None
     if kept is not None:
         yield Source(

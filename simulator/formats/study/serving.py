@@ -210,7 +210,7 @@ def _requests(workload: Workload) -> Sequence[Request]:
     drawn = (set(Workload.model_fields) - {"trace", "warmup", "concurrency", "ramp_s"}) & workload.model_fields_set
     if drawn:
         problem = f"a trace says when requests arrive and how long they are, and {', '.join(sorted(drawn))} too"
-        raise InputError(Fault(place="workload: trace", problem=problem, remedy="give one of them"))
+        raise InputError.at("workload: trace", problem, "give one of them")
     from simulator.formats.readers.arrivals_table import read_arrivals
 
     return read_arrivals(workload.trace)

@@ -90,7 +90,7 @@ class PlanFile:
 
 
 class Faults(list[Fault]):
-    """Collects faults, so that all of them can be told together."""
+    """Collects faults, so that all of them can be reported together."""
 
     def attempt(self, make: Callable[[], T]) -> T | None:
         try:

@@ -23,7 +23,7 @@ GIB = 2**30
 _POINTS = 1500  # stretches of the step: more than a picture has columns
 _IN_ORDER: Final = "operations in the order in which the host issues them"
 _OWNERS = 5  # named at the peak
-# What stays is blue, what the step needs warm, communication green; told apart without colour by their order
+# What stays is blue, what the step needs warm, communication green; distinguished without colour by their order
 _COLORS: Final = {
     "parameters": "#1f4e79",
     "gradients": "#2e75b6",

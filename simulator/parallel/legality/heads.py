@@ -103,7 +103,7 @@ def _mamba(of: OfModel) -> Mamba:
 
 
 def _swaps_mixers(of: OfModel) -> bool:
-    """Mixers swap heads for tokens, and tp alone comes out even, which is told of already."""
+    """Mixers swap heads for tokens, and tp alone comes out even, which is reported already."""
     plan, mamba = of.plan, of.model.mamba
     return plan.cp > 1 and mamba is not None and mamba.num_heads % plan.tp == 0 and mamba.num_groups % plan.tp == 0
 

@@ -1,4 +1,4 @@
-"""The one list of rules, in the order in which faults are told."""
+"""The one list of rules, in the order in which faults are reported."""
 
 from __future__ import annotations
 

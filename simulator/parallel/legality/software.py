@@ -20,7 +20,7 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habit:
-    """A value that a framework gives a field, where nobody states another. when: asked of the degrees and what is sharded."""
+    """A value that a framework gives a field, where the plan states no other. when: asked of the degrees and what is sharded."""
 
     field: str
     value: Any
@@ -97,7 +97,7 @@ def text_of(value: object) -> str:
 
 
 def refusal(title: str, field: str, wanted: object, got: object) -> tuple[str, str]:
-    """What is told of a field that a framework would run otherwise: the equation and the remedy."""
+    """What is reported of a field that a framework would run otherwise: the equation and the remedy."""
     return f"{title} cannot keep {field} = {text_of(wanted)}", f"{field} = {text_of(got)} is what it would run"
 
 

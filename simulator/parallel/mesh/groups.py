@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import gcd, lcm, prod
 from typing import TYPE_CHECKING, Final
 
-from simulator.base.errors import Fault, PlanError
+from simulator.base.errors import PlanError
 from simulator.base.units import whole as whole_number
 from simulator.parallel.group_layout import Pattern, layout, pairs_layout
 from simulator.parallel.lattice import Digit, Lattice
@@ -213,7 +213,7 @@ class Mesh:
         found = whole.part(count, skip)
         if found is None:
             problem = f"ep × etp = {plan.ep} × {plan.experts.etp} cuts the ranks of {' × '.join(axes)} unevenly"
-            raise PlanError(Fault(place="plan: ep", problem=problem, remedy="degrees that divide one another"))
+            raise PlanError.at("plan: ep", problem, "degrees that divide one another")
         return found
 
     def _lattice(self, axis: str) -> Lattice:
@@ -231,7 +231,7 @@ class Mesh:
         found = whole.part(count, skip) if size and count else None
         if found is None:
             problem = f"{part!r} neighbours are not part of the {whole.count} ranks of {name!r}"
-            raise PlanError(Fault(place="axis", problem=problem, remedy="a divisor of their number"))
+            raise PlanError.at("axis", problem, "a divisor of their number")
         return found
 
 
@@ -247,7 +247,7 @@ def axis_names(axis: str) -> tuple[str, ...]:
     if rest:
         problem = f"no axis, and no axes joined in order, are called {axis!r}"
         legal = ", ".join((*AXES, *_FUSED))
-        raise PlanError(Fault(place="axis", problem=problem, remedy=f"{legal}, or joined in this order as dp_shard_cp"))
+        raise PlanError.at("axis", problem, f"{legal}, or joined in this order as dp_shard_cp")
     return tuple(names)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from simulator.base.errors import Fault, PlanError
+from simulator.base.errors import PlanError
 from simulator.parallel.legal import legal
 from simulator.parallel.mesh import Mesh
 from simulator.parallel.pipeline import micro_batches
@@ -158,7 +158,7 @@ class Lowering:
         )
         if self.plan.pp > 1 and rank_classes.mixed_devices:
             problem = "different GPUs inside the tensor- or context-parallel groups of a pipeline are not modelled"
-            raise PlanError(Fault(place="cluster: exceptions", problem=problem, remedy="groups of one GPU, or pp = 1"))
+            raise PlanError.at("cluster: exceptions", problem, "groups of one GPU, or pp = 1")
         return rank_classes
 
     @property

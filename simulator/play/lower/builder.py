@@ -272,7 +272,7 @@ class Builder(Folder):
     ) -> int:
         """Append this stage's end of a message of `size_bytes` from stage pair[0] to pair[1]; both ends meet.
 
-        message: what tells it from the others between the same ranks. tensors: that it carries, each of which both agree upon first. lane: messages of two lanes do not wait for each other. The sender's links are loaded, and where the two
+        message: what distinguishes it from the others between the same ranks. tensors: that it carries, each of which both agree upon first. lane: messages of two lanes do not wait for each other. The sender's links are loaded, and where the two
         GPUs differ, the receiver's way in: the slower one decides.
         """
         kind = pair, size_bytes, lane, tensors, in_turn

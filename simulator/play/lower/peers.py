@@ -80,7 +80,7 @@ class Peers:
         return "" if self._stage is None else f":stage{self._stage}"
 
     def group(self, role: str) -> tuple[str, int]:
-        """What tells a rank's group from the others of the role, and how many programs meet in it."""
+        """What distinguishes a rank's group from the others of the role, and how many programs meet in it."""
         if self._rank_class is not None:
             return self._rendezvous(self._fabric.axis(role))
         if self._rank is None:

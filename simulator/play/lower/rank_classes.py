@@ -1,6 +1,6 @@
 """Who plays what on a cluster whose GPUs differ: kinds of GPUs, and the classes of ranks that colour refinement finds.
 
-Ranks are told apart by their pipeline stage, their kind, and the groups they are in. A class is one program; it meets the
+Ranks are distinguished by their pipeline stage, their kind, and the groups they are in. A class is one program; it meets the
 others of its groups in their collectives, which run at the pace of the slowest member. Only ranks that an exception
 touches, or that wait for one of these along some axis, make classes of their own.
 """

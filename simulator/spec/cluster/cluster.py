@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Self, get_args
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from typing_extensions import override
 
-from simulator.base.errors import ClusterError, Fault, InputError
+from simulator.base.errors import ClusterError, InputError
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import Strict, faults_of, read_toml, unknown_name
 from simulator.spec.cluster import hosts
@@ -196,15 +196,13 @@ class Cluster(Strict):
         """Raise ClusterError if there is a rank mapping, for `what`, which does not support one."""
         if self.seats:
             problem = f"{what} takes rank r on GPU r, and these have seats"
-            raise ClusterError(Fault(place=f"{self.name}: seats", problem=problem, remedy="a cluster without seats"))
+            raise ClusterError.at(f"{self.name}: seats", problem, "a cluster without seats")
 
     def must_be_even(self, what: str) -> None:
         """Raise ClusterError if nodes differ, for `what`, which assumes equal nodes."""
         if self.exceptions:
             problem = f"{what} takes all nodes as equal, and these differ ({self.exceptions[0].words})"
-            raise ClusterError(
-                Fault(place=f"{self.name}: exceptions", problem=problem, remedy="a cluster without exceptions")
-            )
+            raise ClusterError.at(f"{self.name}: exceptions", problem, "a cluster without exceptions")
 
     @property
     def num_devices(self) -> int:

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from simulator.base.errors import ClusterError, Fault
+from simulator.base.errors import ClusterError
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import Strict, nearest, read_toml
 from simulator.base.units import Bytes, BytesPerS, FlopPerS
@@ -107,12 +107,10 @@ class Device(Strict):
         found = _by_alias().get(_key(alias)) or _by_words(alias)
         if found is None:
             known = {*device_names(), *(a for aliases in _aliases().values() for a in aliases)}
-            raise ClusterError(
-                Fault(
-                    place="device",
-                    problem=f"no device is called {alias!r}",
-                    remedy=nearest(alias, known) or f"known: {', '.join(device_names())}",
-                )
+            raise ClusterError.at(
+                "device",
+                f"no device is called {alias!r}",
+                nearest(alias, known) or f"known: {', '.join(device_names())}",
             )
         return found
 

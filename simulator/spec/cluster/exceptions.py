@@ -278,7 +278,7 @@ def _links(one: Mapping[str, object], data: Mapping[str, object], where: str) ->
 
 
 def _devices(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
-    """Another vendor's GPU, one whose links nobody knows, and two devices of one name."""
+    """Another vendor's GPU, one whose links are unknown, and two devices of one name."""
     device, usual = _device(one.get("device")), _device(data.get("device"))
     if device is None or usual is None:
         return

@@ -59,9 +59,7 @@ def usual_host(device: str) -> str:
     """The preset a device usually sits in. Raises ClusterError if no rule knows it."""
     if device in _USUAL:
         return _USUAL[device]
-    raise ClusterError(
-        Fault(place="device", problem=f"no rule says which machine holds {device!r}", remedy=nearest(device, _USUAL))
-    )
+    raise ClusterError.at("device", f"no rule says which machine holds {device!r}", nearest(device, _USUAL))
 
 
 def counted(text: str) -> tuple[int, str] | None:
@@ -70,7 +68,7 @@ def counted(text: str) -> tuple[int, str] | None:
     if found is None:
         return None
     if not 0 < int(found[1][:12]) <= _MOST_GPUS or len(found[1]) > 12:
-        raise ClusterError(Fault(place="cluster", problem=f"{found[1][:40]} GPUs", remedy="for example 8xh100"))
+        raise ClusterError.at("cluster", f"{found[1][:40]} GPUs", "for example 8xh100")
     return int(found[1]), found[2]
 
 
@@ -156,7 +154,7 @@ def _intra(intra: Mapping[str, Any], kind: str | None, gpus: int, usual: int) ->
 def other_intra(intra: Mapping[str, Any], host: Mapping[str, Any] | None, kind: str) -> dict[str, Any]:
     """The links between a node's GPUs replaced by another kind's at its data sheet's rate; `off`: the host link alone.
 
-    Raises ClusterError: a kind that nobody knows, or a node without a host link.
+    Raises ClusterError: an unknown kind, or a node without a host link.
     """
     if kind != "off":
         faults = _kind_faults(kind)
@@ -166,10 +164,10 @@ def other_intra(intra: Mapping[str, Any], host: Mapping[str, Any] | None, kind: 
         return {**intra, "kind": kind, "shape": shape, "bytes_per_s": _ONE_WAY[kind], "edges": ()}
     if host is None:
         remedy = "link.intra=pcie4 or pcie5, or [host] in the cluster file"
-        raise ClusterError(Fault(place="link.intra", problem="the nodes state no link to their host", remedy=remedy))
+        raise ClusterError.at("link.intra", "the nodes state no link to their host", remedy)
     if not host["kind"].startswith("pcie"):
         problem = f"GPUs do not meet over the {host['kind']} link to their hosts"
-        raise ClusterError(Fault(place="link.intra", problem=problem, remedy="link.intra=pcie5"))
+        raise ClusterError.at("link.intra", problem, "link.intra=pcie5")
     return {name: host[name] for name in ("kind", "bytes_per_s", "latency_s")} | {"shape": "pcie"}
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from simulator.base.errors import ClusterError, Fault
+from simulator.base.errors import ClusterError
 from simulator.spec.cluster.nics import places_of
 from simulator.spec.cluster.routing import Link, components, shortest_route
 
@@ -28,7 +28,7 @@ def route(cluster: Cluster, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
     for rank in (src_rank, dst_rank):
         if not 0 <= rank < cluster.num_devices:
             problem = f"rank {rank} is not one of the {cluster.num_devices} of {cluster.name}"
-            raise ClusterError(Fault(place="rank", problem=problem, remedy=f"0 to {cluster.num_devices - 1}"))
+            raise ClusterError.at("rank", problem, f"0 to {cluster.num_devices - 1}")
     (src_node, _), (dst_node, _) = ends = [divmod(r, cluster.gpus_per_node) for r in (src_rank, dst_rank)]
     src, dst = (f"node{node}.gpu{gpu}" for node, gpu in ends)
     if src == dst:
@@ -45,7 +45,7 @@ def route(cluster: Cluster, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
         near = [*_across(cluster, src_node, dst_node), *_to_nics(cluster, src_node), *_to_nics(cluster, dst_node)]
     found = shortest_route(near, src, dst)
     if found is None:  # one-way edges can leave a direction without a route
-        raise ClusterError(Fault(place=cluster.name, problem=f"no path from rank {src_rank} to rank {dst_rank}"))
+        raise ClusterError.at(cluster.name, f"no path from rank {src_rank} to rank {dst_rank}")
     return found
 
 
@@ -139,7 +139,7 @@ class _Rail:
 
 
 def _rails(cluster: Cluster) -> tuple[_Rail, ...]:
-    """The NICs of a node by where they sit; where nobody said, in even parts."""
+    """The NICs of a node by where they sit; in even parts where that is not stated."""
     if cluster.inter is None:
         return ()
     counted = Counter(place.gpus for place in places_of(cluster))

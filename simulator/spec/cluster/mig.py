@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from simulator.base.errors import ClusterError, Fault
+from simulator.base.errors import ClusterError
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import Strict, nearest, read_toml
 from simulator.base.units import Bytes
@@ -47,12 +47,10 @@ def profile_of(device: str, name: str) -> Profile:
     known = _profiles().get(device)
     if known is None:
         problem, remedy = f"no profiles of {device} are known", f"slices of {' and '.join(_profiles())}"
-        raise ClusterError(Fault(place=f"device {device}:{name}", problem=problem, remedy=remedy))
+        raise ClusterError.at(f"device {device}:{name}", problem, remedy)
     if name not in known:
         problem = f"{device} has no profile {name!r}"
-        raise ClusterError(
-            Fault(place="device", problem=problem, remedy=nearest(name, known) or f"known: {', '.join(known)}")
-        )
+        raise ClusterError.at("device", problem, nearest(name, known) or f"known: {', '.join(known)}")
     return known[name]
 
 

@@ -153,7 +153,7 @@ def _rates(wiring: Wiring, inter: Inter, memory_bytes_per_s: float) -> Mapping[s
 class _NicRoutes:
     """Lays the routes of groups, one after the other.
 
-    stated: somebody said where the NICs sit. Where nobody did, a NIC is as fast as it is, whatever its GPU's PCIe link.
+    stated: the cluster says where the NICs sit. Where it does not, a NIC is as fast as it is, whatever its GPU's PCIe link.
     """
 
     def __init__(self, wiring: Wiring, places: tuple[NicPlace, ...], rules: NicRules, *, stated: bool) -> None:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import combinations, pairwise, permutations
 from typing import TYPE_CHECKING, Final
 
-from simulator.base.errors import ClusterError, Fault
+from simulator.base.errors import ClusterError
 from simulator.base.sums import summed
 from simulator.spec.cluster.parts import Host, Intra, Pcie
 from simulator.spec.cluster.routing import Link, components, shortest_route
@@ -140,7 +140,7 @@ class Wiring:
         cables = (Link(kind="", src=a, dst=b, bytes_per_s=r) for (a, b), r in self._cables())
         found = shortest_route(cables, f"gpu{src}", f"gpu{dst}")
         if found is None:
-            raise ClusterError(Fault(place="intra.edges", problem=f"no path leads from GPU {src} to GPU {dst}"))
+            raise ClusterError.at("intra.edges", f"no path leads from GPU {src} to GPU {dst}")
         return GpuRoute("NVB", tuple(f"{link.src}>{link.dst}" for link in found))
 
     def _cables(self) -> Iterator[tuple[tuple[str, str], float]]:

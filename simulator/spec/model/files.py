@@ -31,7 +31,7 @@ def unknown_model(name: str) -> Fault:
 def model_fields(path: Path, depth: int = 0) -> dict[str, Any]:
     """The file's fields over those of the preset it is `like`. Its name defaults to the file's."""
     if path.is_file() and path.stat().st_size > MAX_FILE_BYTES:
-        raise ModelError(Fault(place=str(path), problem=f"larger than {MAX_FILE_BYTES} bytes", remedy="a model file"))
+        raise ModelError.at(str(path), f"larger than {MAX_FILE_BYTES} bytes", "a model file")
     return fields_like({"name": path.stem, **read_toml(path, ModelError)}, str(path), depth)
 
 
@@ -42,11 +42,7 @@ def fields_like(written: Mapping[str, Any], place: str, depth: int = 0) -> dict[
     if like is None:
         return data
     if not isinstance(like, str) or like not in preset_names() or depth > 3:
-        raise ModelError(
-            Fault(
-                place=f"{place}: like", problem=f"{like!r} is not a preset", remedy=nearest(str(like), preset_names())
-            )
-        )
+        raise ModelError.at(f"{place}: like", f"{like!r} is not a preset", nearest(str(like), preset_names()))
     base = model_fields(PRESETS / f"{like}.toml", depth + 1)
     tables = {
         key: {**of_preset, **mine}

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Self
 
-from simulator.base.errors import Fault, ModelError
+from simulator.base.errors import ModelError
 from simulator.spec.model.files import PRESETS, model_fields, preset_names, unknown_model
 from simulator.spec.model.parameters import ModelParameters
 
@@ -75,7 +75,7 @@ class Model(ModelParameters, defer_build=False):
             path = path / "config.json"
         if like is not None and (text in preset_names() or path.suffix == ".toml"):
             problem = f"{text} is not a config.json, and its family is known"
-            raise ModelError(Fault(place=f"--like {like}", problem=problem, remedy="leave it out"))
+            raise ModelError.at(f"--like {like}", problem, "leave it out")
         if text in preset_names():
             return _preset(text)
         if path.suffix == ".toml":

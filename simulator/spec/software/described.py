@@ -13,7 +13,8 @@ start there; of several entries with that name the one whose versions hold the v
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
 from typing import Literal
 
 from pydantic import Field
@@ -72,7 +73,7 @@ def named_in(text: str, entries: Iterable[Described], likely: Sequence[Described
 
     likely: of those, what the rest of a run speaks for, where the text shows no version and does not call it the newest.
     """
-    found = [(span, entry) for entry in entries for span in _mentions(text, entry)]
+    found = [(span, entry) for entry in entries for span in _mentions(text, entry.software)]
     first = min((span for span, _ in found), key=lambda span: (span[0], -span[1]), default=None)
     named = [entry for span, entry in found if span == first]
     if first is None:
@@ -85,12 +86,17 @@ def named_in(text: str, entries: Iterable[Described], likely: Sequence[Described
     return fitting or [entry for entry in named if _numbers(entry.versions[0]) == newest]
 
 
-def _mentions(text: str, entry: Described) -> Iterator[tuple[int, int]]:
-    """Where the entry's names stand in the text."""
-    for name in entry.software:
-        words = r"[\s_-]+".join(re.escape(word) for word in re.split(r"[\s_-]+", name))
-        if found := re.search(rf"(?<![a-z0-9]){words}(?![a-z0-9])", text, re.IGNORECASE):
-            yield found.span()
+@lru_cache(maxsize=2**14)
+def _mentions(text: str, names: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    """Where the names stand in the text. Kept, as the rows of a table name the same software."""
+    found = (_name(name).search(text) for name in names)
+    return tuple(one.span() for one in found if one)
+
+
+@cache
+def _name(name: str) -> re.Pattern[str]:
+    words = r"[\s_-]+".join(re.escape(word) for word in re.split(r"[\s_-]+", name))
+    return re.compile(rf"(?<![a-z0-9]){words}(?![a-z0-9])", re.IGNORECASE)
 
 
 def _version_at(text: str, end: int) -> _Version:

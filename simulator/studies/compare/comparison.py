@@ -56,14 +56,14 @@ class Subject:
         return predict(self.model, self.plan, self.cluster, self.calibration, self.stack)
 
     def served(self, prediction: Prediction) -> float | None:
-        """Tokens a second with parameter servers; None: nobody asks. Raises PlanError."""
+        """Tokens a second with parameter servers; None: not asked for. Raises PlanError."""
         if self.model is None or self.plan is None or self.servers is None:
             return None
         inputs = (self.model, self.plan, self.cluster, self.calibration, self.stack)
         return served(self.servers, prediction.tokens_per_s, *inputs).tokens_per_s
 
     def counters(self, prediction: Prediction) -> Telemetry | None:
-        """What the step does to each part of the machine; nobody counts a captured program's."""
+        """What the step does to each part of the machine; not counted for a captured program."""
         if self.model is None or self.plan is None:
             return None
         return telemetry(prediction, self.model, self.plan, self.cluster, self.calibration, self.stack)

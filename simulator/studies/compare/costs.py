@@ -13,7 +13,7 @@ SECONDS_PER_DAY = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Money of one price. run, run_days: of so many tokens, where somebody asked."""
+    """Money of one price. run, run_days: of so many tokens, where asked for."""
 
     kind: Kind
     currency: str

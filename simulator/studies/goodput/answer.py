@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.base.sums import summed
 from simulator.base.units import format_duration
 from simulator.predict import Prediction, Source
@@ -267,7 +267,7 @@ def _refuse_endless(conditions: Conditions, run: LongRun) -> None:
     times = f"some {float(f'{count:.2g}'):,.0f} times" if count < 1e15 else "without end"
     problem = f"{often}, and {lasts}: a run would be interrupted {times}"
     remedy = "fewer hosts, a longer time between failures, or faster restarts"
-    raise InputError(Fault(place="run", problem=problem, remedy=remedy if count > _MANY else "fewer --replicas"))
+    raise InputError.at("run", problem, remedy if count > _MANY else "fewer --replicas")
 
 
 def _cost(price: Price, currency: str, device_hours: NDArray[np.float64]) -> RunCost:
@@ -297,7 +297,7 @@ def _spread(values: Sequence[float] | NDArray[np.float64]) -> Spread:
 
 
 def _parts(played: Sequence[SimulatedRun], late: float) -> tuple[Share, ...]:
-    """late: what the slowest host of every step adds to it; of training, its part is told apart."""
+    """late: what the slowest host of every step adds to it; of training, its part is listed apart."""
     whole = summed(each.total_s for each in played)
     sums = {part: summed(each.seconds[part] for each in played) for part in PARTS}
     trained = sums["training"] / (1 + late)

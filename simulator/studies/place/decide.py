@@ -114,7 +114,7 @@ def place(
     """The best rank mapping found for a plan. The cluster's own is simulated too, and kept if none found is better.
 
     across_nodes: ranks may move to another node than the one of their number. deal_layers: if GPUs differ, the layers of
-    stages may change. tell: called with the number of placements priced and of steps simulated. Only a simulated step
+    stages may change. on_progress: called with the number of placements priced and of steps simulated. Only a simulated step
     confirms an answer. Raises InputError as `predict` does.
     """
     rank_mapping, cluster = shortest(cluster.seats, cluster.gpus_per_node), cluster.with_rank_mapping(())

@@ -1,4 +1,4 @@
-"""The seats of one node's places, alike on all nodes: all of them where symmetry leaves few, else assignment and exchange.
+"""Which GPU each place of a node gets, alike on all nodes: all of them where symmetry leaves few, else assignment and exchange.
 
 The start is a quadratic assignment problem (Koopmans and Beckmann, Econometrica 25, 1957): bytes between places times
 seconds a byte between GPUs. A greedy one puts the pair that talks most on the fastest route; scipy's is FAQ (Vogelstein et
@@ -47,7 +47,7 @@ class Local:
 
 
 def place_node(pricer: PlacementPricer, on_progress: OnProgress = lambda _, __: None) -> Local:
-    """The cheapest seats of a node's places. tell: hears how many orders were priced."""
+    """The cheapest GPUs for a node's places. on_progress: gets how many orders were priced."""
     classes, lines = equal_gpus(pricer.cluster), free_lines(pricer)
     exact = count(classes, lines) <= MOST_EXACT
     tried = distinct(classes, lines) if exact else _exchanged(pricer, classes)

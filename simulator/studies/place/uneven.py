@@ -112,7 +112,7 @@ def _one_of_each(trials: Trials, choice: Choice, units: Sequence[Unit]) -> list[
 
 
 def _may_deal(choice: Choice) -> bool:
-    """Layers may be moved between stages: nobody stated them, or this module did."""
+    """Layers may be moved between stages: they are not stated, or this module stated them."""
     plan = choice.plan
     split = plan.split
     free = split.first is None and split.last is None and not split.ends_as_layers

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.memory.allocator import Block, CachingAllocator, OutOfMemoryError
 from simulator.memory.allocator.blocks import UNLIMITED_BYTES
 from simulator.studies.replay.initial_state import InitialState
@@ -90,7 +90,7 @@ def replay(recording: Recording) -> ReplayReport:
     try:
         run.play(recording.events)
     except OutOfMemoryError as exc:
-        raise InputError(Fault(place=recording.name, problem=f"no device has so much memory: {exc}")) from None
+        raise InputError.at(recording.name, f"no device has so much memory: {exc}") from None
     return run.report()
 
 
@@ -140,11 +140,7 @@ class Replay:
         for action, address, size, stream, _ in events:
             index += 1
             if action in (FREE_REQUESTED, FREE_COMPLETED) and address not in at:
-                raise InputError(
-                    Fault(
-                        place=f"{self.recording.name}: event {index}", problem=f"frees {address}, which is not in use"
-                    )
-                )
+                raise InputError.at(f"{self.recording.name}: event {index}", f"frees {address}, which is not in use")
             if action == FREE_REQUESTED:
                 request_free(at[address])
                 requested.add(address)

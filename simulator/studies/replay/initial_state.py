@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.memory.allocator import Block, CachingAllocator, round_request
 from simulator.memory.allocator.blocks import LARGE_SEGMENT_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES
 from simulator.studies.replay.recording import (
@@ -190,7 +190,7 @@ class InitialState:
             at = bisect_right(starts, address) - 1
             if at < 0 or address >= starts[at] + sizes[starts[at]][0]:
                 problem = f"the block at {address} is in use before the first event, and lies in no segment"
-                raise InputError(Fault(place=self._place, problem=problem, remedy="events are lost: record them all"))
+                raise InputError.at(self._place, problem, "events are lost: record them all")
             inside[starts[at]].append(address)
         return inside
 
@@ -212,6 +212,6 @@ class InitialState:
                 problem = (
                     f"the block at {address} of {size} bytes reaches into the one at {after} before the first event"
                 )
-                raise InputError(Fault(place=self._place, problem=problem, remedy="events are lost: record them all"))
+                raise InputError.at(self._place, problem, "events are lost: record them all")
             rows.append((address, size, live.requested_bytes))
         return rows

@@ -27,7 +27,7 @@ SHORT = 64  # a block freed within so many requests is a temporary; recordings d
 def of_recording(recording: Recording) -> Sequence:
     """The requests of a recording; first the blocks that are in use before it, in order of address.
 
-    Kinds are told from lifetimes: what is in use before the first or after the last event is persistent, what is freed
+    Kinds are inferred from lifetimes: what is in use before the first or after the last event is persistent, what is freed
     within `SHORT` requests temporary.
     """
     start = InitialState(recording)

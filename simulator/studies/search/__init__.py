@@ -5,7 +5,7 @@
         report = search(study, engine)
     report.rows[0].plan
 
-docs/guides/search.md tells what is searched, how bounds prune it, and when two plans count as equal.
+docs/guides/search.md explains what is searched, how bounds prune it, and when two plans count as equal.
 """
 
 from simulator.studies.search.driver import Interrupted, Progress, search

@@ -101,7 +101,7 @@ def _report(run: _Run, *, interrupted: bool = False) -> SearchReport:
 
 @dataclass(slots=True)
 class _Run:
-    """A search under way. open: prospects that nobody has simulated, by floor. num_scouts: that no survey has found again."""
+    """A search under way. open: prospects that are not simulated yet, by floor. num_scouts: that no survey has found again."""
 
     study: SearchStudy
     engine: Engine

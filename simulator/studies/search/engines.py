@@ -128,14 +128,12 @@ class Dask:
             from distributed import Client
         except ImportError:
             remedy = "pip install 'shardwise[distributed]', or --engine processes"
-            raise InputError(
-                Fault(place="--engine dask", problem="dask.distributed is missing", remedy=remedy)
-            ) from None
+            raise InputError.at("--engine dask", "dask.distributed is missing", remedy) from None
         try:
             self._client: Any = Client(scheduler, timeout="10s", set_as_default=False)
         except Exception as exc:  # noqa: BLE001  whatever the library makes of an address, a name or a certificate
             remedy = "the address that `dask scheduler` prints, as tcp://HOST:8786; for tls://, dask's own configuration names certificates"
-            raise InputError(Fault(place="--scheduler", problem=f"{scheduler}: {exc}", remedy=remedy)) from None
+            raise InputError.at("--scheduler", f"{scheduler}: {exc}", remedy) from None
         _refuse_other_workers(self._client, scheduler)
         self._study = pickle.dumps(study)  # with each task: what one worker alone holds is lost with it
         threads = self._client.scheduler_info().get("workers", {}).values()
@@ -157,7 +155,7 @@ class Dask:
 
 
 def _quieten() -> None:
-    """What is lost is told in our words, not in the library's log. Raises ImportError."""
+    """What is lost is reported by us, not in the library's log. Raises ImportError."""
     from dask import config
 
     if not config.get("logging", None):  # a user's own settings hold
@@ -190,7 +188,7 @@ class _There:
                 if self._deaths > RETRIES:
                     raise _gone(f"each worker that takes a task dies: {exc}") from None
                 self._future = self._submitted()
-            except TimeoutError:  # a future that was asked for when the scheduler went is never told
+            except TimeoutError:  # a future that was asked for when the scheduler went is never cancelled
                 if _has_workers(self._client):
                     alone_since = time.monotonic()
                 elif time.monotonic() - alone_since > _ALONE_S:
@@ -242,7 +240,7 @@ def _refuse_other_workers(client: Any, scheduler: str) -> None:  # noqa: ANN401 
     if problem:
         with suppress(OSError, TimeoutError):
             client.close(timeout=5)
-        raise InputError(Fault(place="--scheduler", problem=f"{scheduler}: {problem}", remedy=remedy))
+        raise InputError.at("--scheduler", f"{scheduler}: {problem}", remedy)
 
 
 def _done(value: object) -> Task:

@@ -18,10 +18,9 @@ EXPORTS: Final = (".csv", ".json", ".parquet")
 
 
 def check_export(path: Path) -> None:
-    """Raises InputError where `export` could only fail: told before a search, not after it."""
+    """Raises InputError where `export` could only fail: raised before a search, not after it."""
     if path.suffix not in EXPORTS:
-        remedy = f"one of {', '.join(EXPORTS)}"
-        raise InputError(Fault(place="--export", problem=f"{path.name} has no format", remedy=remedy))
+        raise InputError.at("--export", f"{path.name} has no format", f"one of {', '.join(EXPORTS)}")
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise InputError(_without_pyarrow(path))
     check_writable(path, "--export")

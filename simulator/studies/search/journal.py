@@ -21,7 +21,7 @@ from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.search.study import SearchBrokenError, software_version
 
 SCHEMA: Final = "4"  # of the file; another is refused
-_APPLICATION: Final = 0x53485744  # "SHWD": tells our files from other SQLite databases
+_APPLICATION: Final = 0x53485744  # "SHWD": distinguishes our files from other SQLite databases
 REMEDY: Final = "another --journal, or remove the file"
 _LEAST: Final = 1e-18  # seconds, bytes and counts are none, or between this and its inverse
 _OUTCOME: Final = TypeAdapter(PlanOutcome)
@@ -38,8 +38,7 @@ class Journal:
             self._database = sqlite3.connect(path, isolation_level=None, timeout=5)
             self._open(identity)
         except sqlite3.Error as exc:
-            problem = f"is not a journal that can be used: {exc}"
-            raise InputError(Fault(place=str(path), problem=problem, remedy=REMEDY)) from None
+            raise InputError.at(str(path), f"is not a journal that can be used: {exc}", REMEDY) from None
 
     def _refuse_unwritable(self) -> None:
         folder = self.path.parent
@@ -50,15 +49,14 @@ class Journal:
             problem = "cannot be written"
         if problem:
             place = str(folder if not self.path.exists() else self.path)
-            raise InputError(Fault(place=place, problem=problem, remedy="--journal with a path that can be written"))
+            raise InputError.at(place, problem, "--journal with a path that can be written")
 
     def _open(self, identity: str) -> None:
         database = self._database
         marked = database.execute("PRAGMA application_id").fetchone()[0]
         empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
         if not empty and marked != _APPLICATION:
-            remedy = "another --journal"
-            raise InputError(Fault(place=str(self.path), problem="is another program's database", remedy=remedy))
+            raise InputError.at(str(self.path), "is another program's database", "another --journal")
         if empty:
             database.execute("PRAGMA page_size=16384")  # rows of 1.6 kB fill those; a fifth less than in pages of 4 kB
         database.execute("PRAGMA journal_mode=WAL")
@@ -90,14 +88,14 @@ class Journal:
         for name, value in wanted.items():
             if found.get(name) != value:
                 detail = "" if name == "study" else f": {found.get(name)}, this is {value}"
-                raise InputError(Fault(place=str(self.path), problem=words[name] + detail, remedy=REMEDY))
+                raise InputError.at(str(self.path), words[name] + detail, REMEDY)
 
     def outcomes(self) -> dict[str, PlanOutcome]:
         """All that is known. Raises InputError where a row cannot be read."""
         found = self._read(lambda text: PlanOutcome.of(checked(_OUTCOME, text)))
         if wrong := [key for key, one in found.items() if one.key != key or not one.sound]:
             problem = f"is damaged: {wrong[0][:80]} has no outcome that a prediction could have"
-            raise InputError(Fault(place=str(self.path), problem=problem, remedy=REMEDY))
+            raise InputError.at(str(self.path), problem, REMEDY)
         return found
 
     def add(self, outcome: PlanOutcome) -> None:
@@ -108,12 +106,12 @@ class Journal:
         """Every row, if it is what was written: a number that somebody or a disk has changed would be ranked like any other."""
         try:
             rows = self._database.execute("SELECT key, outcome, sum FROM outcomes").fetchall()
-            if changed := [key for key, text, told in rows if told != _sum(key, text)]:
+            if changed := [key for key, text, checksum in rows if checksum != _sum(key, text)]:
                 msg = f"{len(changed)} of {len(rows)} outcomes are not what was written"
                 raise ValueError(msg)  # noqa: TRY301
             return {key: parse(text) for key, text, _ in rows}
         except (sqlite3.Error, ValueError, TypeError, KeyError) as exc:
-            raise InputError(Fault(place=str(self.path), problem=f"is damaged: {exc}", remedy=REMEDY)) from None
+            raise InputError.at(str(self.path), f"is damaged: {exc}", REMEDY) from None
 
     def _write(self, key: str, text: str) -> None:
         try:

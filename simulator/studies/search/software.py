@@ -17,7 +17,7 @@ from simulator.studies.search.journal import Journal
 from simulator.studies.search.report import Counts, SearchReport, compared
 from simulator.studies.search.study import SearchBrokenError, SearchStudy
 
-# What is compared where nobody names a stack: FSDP2 without and with torch.compile, Megatron, DeepSpeed
+# What is compared where no stack is named: FSDP2 without and with torch.compile, Megatron, DeepSpeed
 USUAL: Final = ("torch-2.11-eager", "torch-2.11-compiled", "megatron-core-2025", "deepspeed-0.14")
 _MORE: Final = 1.5  # times the budget of one stack, for all of several
 

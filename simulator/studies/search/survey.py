@@ -32,7 +32,7 @@ class Prospect:
     """A plan that may fit: the least that its objective can be.
 
     layout: how it splits the model and the batch, and whose software does. share: of the memory for tensors, at least.
-    work: of its simulation, see `work_of`; held: the part that tells whether it fits. kin: see `kin_of`.
+    work: of its simulation, see `work_of`; held: the part that decides whether it fits. bound_group: see `bound_group_of`.
     """
 
     floor: float
@@ -50,7 +50,7 @@ class Prospect:
 
 
 def work_of(plan: Plan, num_layers: int) -> tuple[int, int]:
-    """What a simulation takes, and the part of it that tells whether the plan fits: layers of a micro-batch that are played.
+    """What a simulation takes, and the part of it that decides whether the plan fits: layers of a micro-batch that are played.
 
     Layers whose parameters or gradients are communicated by themselves in every micro-batch are played one by one, others
     a pipeline's chunk at a time.

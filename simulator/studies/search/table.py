@@ -36,7 +36,7 @@ class Table(Protocol):
     def choose(self, prospects: list[Prospect], share: float = 1.0) -> Prospect | None:
         """Takes the next one to simulate out of what is left, which is sorted by floor; None: nothing is worth it.
 
-        share: of the budget that may be spent by now; below 1 there are prospects that nobody has seen yet.
+        share: of the budget that may be spent by now; below 1 there are prospects that no survey has found yet.
         """
         ...
 
@@ -84,7 +84,7 @@ class EveryPlan:
 
 @dataclass(slots=True)
 class _Missed:
-    """How far plans miss their floors: those of one layout by much the same, else those of its kin, else all."""
+    """How far plans miss their floors: those of one layout by much the same, else those of its bound group, else all."""
 
     _sums: dict[tuple[str, ...], tuple[float, float]] = field(default_factory=dict)
 

@@ -35,7 +35,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hurt:
-    """A failure and what it costs. step_s: None where it stops the run, or cannot be told, for the reason.
+    """A failure and what it costs. step_s: None where it stops the run, or is not modelled, for the reason.
 
     lost: of the tokens a second.
     """
@@ -48,7 +48,7 @@ class Hurt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """All of them, the worst first, those that cannot be told last. left: the share of its rate that a slowed part keeps.
+    """All of them, the worst first, those that are not modelled last. left: the share of its rate that a slowed part keeps.
 
     fits: the plan itself, in memory.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final, Self
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 
 _END: Final = re.compile(r"(x?)(\d{1,15}(?:\.\d{1,12})?)\s*([A-Za-z/]*)")
 _EDGE: Final = 1e-9  # of the unit interval: an error has no end
@@ -40,14 +40,14 @@ class Range:
         remedy = "KEY=LOW..HIGH, as link.inter.bytes_per_s=200Gb/s..400Gb/s or price.per_gpu_hour=x0.5..x2"
         ends = [_END.fullmatch(part.strip()) for part in span.split("..")]
         if not equals or len(ends) != 2 or ends[0] is None or ends[1] is None:
-            raise InputError(Fault(place=f"--vary {text}", problem="is not a range", remedy=remedy))
+            raise InputError.at(f"--vary {text}", "is not a range", remedy)
         (prefix, low, unit), (other, high, same) = ends[0].groups(), ends[1].groups()
         if (prefix, unit) != (other, same):
-            raise InputError(Fault(place=f"--vary {key}", problem="its two ends have different units", remedy=remedy))
+            raise InputError.at(f"--vary {key}", "its two ends have different units", remedy)
         if not float(low) < float(high):
-            raise InputError(Fault(place=f"--vary {key}", problem=f"{low} is not below {high}", remedy=remedy))
+            raise InputError.at(f"--vary {key}", f"{low} is not below {high}", remedy)
         if prefix and float(low) == 0:
-            raise InputError(Fault(place=f"--vary {key}", problem="x0 is not a multiple", remedy="a factor above 0"))
+            raise InputError.at(f"--vary {key}", "x0 is not a multiple", "a factor above 0")
         return cls(leaf=key, low=float(low), high=float(high), prefix=prefix, unit=unit, only=only)
 
     @property

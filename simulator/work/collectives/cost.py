@@ -39,6 +39,7 @@ from simulator.work.collectives.call import (
 )
 from simulator.work.collectives.chains import chain_fill_s
 from simulator.work.collectives.follow import Follow, Parts, follow_of
+from simulator.work.collectives.measured_fabric import measured_fabric, stated_for
 from simulator.work.collectives.ports import ports_of
 from simulator.work.collectives.proxy_messages import (
     ONE_MESSAGE,
@@ -56,7 +57,6 @@ from simulator.work.collectives.settings import (
     send_ceiling_bytes_per_s,
 )
 from simulator.work.collectives.stated import Stated, of_stated
-from simulator.work.collectives.told import remembered, stated_for
 from simulator.work.collectives.tuning import Pick, pick
 from simulator.work.collectives.volumes import POINT_TO_POINT, Algorithm, Volume, checked_kind, minimum, volume
 from simulator.work.program import CollectiveCost, Number
@@ -109,13 +109,13 @@ def call_of(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, ncc
 
 
 def rank_wait_s(cluster: Cluster, nccl: Nccl | None = None) -> float:
-    """Seconds that the host waits for each rank of a group before it issues a collective (see told.py)."""
+    """Seconds that the host waits for each rank of a group before it issues a collective (see measured_fabric.py)."""
     fabric = cluster.fabric
-    return remembered(cluster, nccl or Nccl(), _seconds).rank_s if fabric.measured else fabric.call_rank_s or 0.0
+    return measured_fabric(cluster, nccl or Nccl(), _seconds).rank_s if fabric.measured else fabric.call_rank_s or 0.0
 
 
 def _seconds(one: Stated, nccl: Nccl) -> float:
-    """By the shipped curves: what is told apart are factors, and no calibration moves a number across."""
+    """By the shipped curves: what is taken apart are factors, and no calibration moves a number across."""
     return _model(of_stated(one, nccl), default_curves()).time_s
 
 

@@ -50,7 +50,7 @@ class Reading:
         devices = list(self.devices(self.root))
         if len(devices) + len(list(self.root.inside("cpu"))) > _MOST_DEVICES:
             place = f"{self.place}: line {self.root.line}"
-            raise ClusterError(Fault(place=place, problem=f"{len(devices)} devices", remedy=f"≤ {_MOST_DEVICES}"))
+            raise ClusterError.at(place, f"{len(devices)} devices", f"≤ {_MOST_DEVICES}")
         self.classify(devices)
         for nic in self.root_nics(self.root):
             self.add_nics(nic, "")
@@ -126,7 +126,7 @@ class Reading:
         return gpus
 
     def number(self, gpus: list[Element]) -> None:
-        """Names by CUDA's number where the file tells it, else in the file's order (NCCL then asks the driver)."""
+        """Names by CUDA's number where the file states it, else in the file's order (NCCL then asks the driver)."""
         numbers = [gpu.get("dev") for pci in gpus for gpu in pci.inside("gpu")]
         self.numbered = len(numbers) == len(gpus) == len(set(numbers)) and all(map(WHOLE.fullmatch, numbers))
         if self.numbered:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 from xml.parsers import expat
 
-from simulator.base.errors import ClusterError, Fault
+from simulator.base.errors import ClusterError
 
 _MOST_ELEMENTS = 20_000
 _MOST_DEPTH = 32
@@ -50,8 +50,7 @@ def parse(data: bytes, place: str) -> tuple[Element, str]:
     count = 0
 
     def refuse(problem: str, remedy: str = "") -> NoReturn:
-        where = f"{place}: line {parser.CurrentLineNumber}"
-        raise ClusterError(Fault(place=where, problem=problem, remedy=remedy))
+        raise ClusterError.at(f"{place}: line {parser.CurrentLineNumber}", problem, remedy)
 
     def start(tag: str, attributes: dict[str, str]) -> None:
         nonlocal count
@@ -73,13 +72,10 @@ def parse(data: bytes, place: str) -> tuple[Element, str]:
     try:
         parser.Parse(data, True)  # noqa: FBT003  expat's own signature
     except (LookupError, ValueError) as exc:  # codecs that expat cannot use, as the declaration names them
-        first = f"{place}: line 1"
-        raise ClusterError(Fault(place=first, problem=f"unusable encoding: {exc}", remedy="UTF-8")) from None
+        raise ClusterError.at(f"{place}: line 1", f"unusable encoding: {exc}", "UTF-8") from None
     except expat.ExpatError as exc:
         where = f"{place}: line {exc.lineno}"
-        problem = f"not XML: {expat.ErrorString(exc.code)}"
-        raise ClusterError(Fault(place=where, problem=problem, remedy="the file as NCCL wrote it")) from None
+        raise ClusterError.at(where, f"not XML: {expat.ErrorString(exc.code)}", "the file as NCCL wrote it") from None
     if roots[0].tag != "system":
-        found = f"the root is <{roots[0].tag[:40]}>"
-        raise ClusterError(Fault(place=f"{place}: line 1", problem=found, remedy="NCCL's begins with <system>"))
+        raise ClusterError.at(f"{place}: line 1", f"the root is <{roots[0].tag[:40]}>", "NCCL's begins with <system>")
     return roots[0], "\n".join(comments)

@@ -68,7 +68,7 @@ def _nearest(kit: Kit) -> list[str]:
 
 
 def _rankfile(kit: Kit) -> str:
-    """Open MPI's: each rank on the cores near its GPU; only where the source tells them."""
+    """Open MPI's: each rank on the cores near its GPU; only where the source states them."""
     if kit.host is None or not all(gpu.cpus for gpu in kit.host.gpus):
         return ""
     gpus = kit.host.gpus

@@ -27,7 +27,7 @@ class GpuSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kit:
-    """hosts: a name a node. host: how a node looks inside, where a source told it. seats: the GPU of each rank."""
+    """hosts: a name a node. host: how a node looks inside, where a source states it. seats: the GPU of each rank."""
 
     job: Job
     cluster: Cluster
@@ -62,7 +62,7 @@ class Kit:
 
     @property
     def bus_ids(self) -> tuple[str, ...]:
-        """PCI bus ids of a node's GPUs, as the source tells them; empty where it does not."""
+        """PCI bus ids of a node's GPUs, as the source states them; empty where it does not."""
         found = tuple(gpu.pci for gpu in self.host.gpus) if self.host is not None else ()
         return found if found and all(found) and len(set(found)) == len(found) else ()
 

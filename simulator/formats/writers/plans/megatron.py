@@ -88,7 +88,7 @@ def _unified(plan: Plan, model: Model) -> bool:
 
 
 def _hybrid(plan: Plan, model: Model) -> Iterator[str]:
-    """Pattern and mixers. Chunks of the convolution and the scan have no arguments: what differs is told on reading back."""
+    """Pattern and mixers. Chunks of the convolution and the scan have no arguments: what differs is reported on reading back."""
     if model.pattern is None:
         return
     yield "--is-hybrid-model --spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"

@@ -28,12 +28,12 @@ def launcher_of(stack: Stack) -> Launcher:
     if found is None:
         known = [one.software for one in LAUNCHERS]
         problem = f"describes no engine whose launch is known: {', '.join(known)}"
-        raise PlanError(Fault(place=f"stack {stack.name}", problem=problem, remedy='stack = "vllm-2025", or its like'))
+        raise PlanError.at(f"stack {stack.name}", problem, 'stack = "vllm-2025", or its like')
     return found
 
 
 def launch_files(plan: InferencePlan, model: Model, cluster: Cluster, stack: Stack) -> dict[str, str]:
-    """Name -> text. The plan has its engine's defaults. Raises PlanError with everything that the engine cannot be told."""
+    """Name -> text. The plan has its engine's defaults. Raises PlanError with everything that the engine has no option for."""
     launcher = launcher_of(stack)
     faults = [*launcher.faults(plan), *_faults(plan, cluster)]
     if faults:

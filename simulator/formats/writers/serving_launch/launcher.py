@@ -28,7 +28,7 @@ class Pool:
 class Launcher:
     """software: as stacks name it. image: of its container. command: the words that start one engine of a pool on a port.
 
-    files: beside it, name -> text. faults: what the engine cannot be told of a plan. notes: what the command leaves to others.
+    files: beside it, name -> text. faults: what of a plan the engine has no option for. notes: what the command leaves to others.
     """
 
     software: str

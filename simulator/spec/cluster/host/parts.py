@@ -48,7 +48,7 @@ class PcieLink:
 class Gpu:
     """One GPU. numa: its NUMA nodes as the source writes them ("0", "0-3"), "" where it does not say.
 
-    pcie: its PCIe link, None where not told. uplink: that of the outermost switch above it.
+    pcie: its PCIe link, None where unknown. uplink: that of the outermost switch above it.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Gpu:
 class Nic:
     """One NIC, or one port of it. alias: the other name that the source gives.
 
-    bytes_per_s: its port, one way; pcie: its PCIe link; None where not told.
+    bytes_per_s: its port, one way; pcie: its PCIe link; None where unknown.
     """
 
     name: str
@@ -89,10 +89,10 @@ class Host:
     """One host.
 
     paths: by (name, name) in the order of `names`; a pair that the source leaves open is absent.
-    switched: the source shows an NVSwitch. Where it cannot (nvidia-smi), link counts tell.
+    switched: the source shows an NVSwitch. Where it cannot (nvidia-smi), link counts decide.
     cables: what the source says of speeds, for cuts; empty where it says nothing. speeds: where those numbers stand.
-    links_listed: the source shows NVLinks where there are any. numbered: it tells CUDA's numbers of the GPUs.
-    cpu: its vendor (intel, amd, arm, power), "" where not told. missing: what the source does not say, in words.
+    links_listed: the source shows NVLinks where there are any. numbered: it states CUDA's numbers of the GPUs.
+    cpu: its vendor (intel, amd, arm, power), "" where unknown. missing: what the source does not say, in words.
     """
 
     source: str

@@ -66,7 +66,7 @@ def _evaluated(keys: Keys, known: Family) -> Fields:
         for field, expression in written.items():
             try:
                 found[field] = keys.evaluate(expression)
-            except WrongValueError:  # told already
+            except WrongValueError:  # reported already
                 continue
             if field == "when" and not found["when"]:
                 break
@@ -110,7 +110,7 @@ def _family(config: Mapping[str, Any], place: str, like: str | None) -> Family:
         return family(own)
     if like is not None:
         near = difflib.get_close_matches(like, family_names(), n=3) or list(family_names())
-        raise ModelError(Fault(place=f"--like {like}", problem="is not a family", remedy=f"one of {', '.join(near)}"))
+        raise ModelError.at(f"--like {like}", "is not a family", f"one of {', '.join(near)}")
     raise ModelError(_unknown_family(config, place))
 
 
@@ -182,17 +182,17 @@ def _language_model(data: dict[str, Any], place: str) -> tuple[dict[str, Any], s
 def _load(file: Path) -> object:
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
-            raise ModelError(Fault(place=str(file), problem=f"larger than {MAX_FILE_BYTES} bytes", remedy="a config"))
+            raise ModelError.at(str(file), f"larger than {MAX_FILE_BYTES} bytes", "a config")
         return read_json(file, ModelError, finite=False)
     except InputError:
         raise
     except OSError as exc:
         raise ModelError(unreadable(file, exc)) from None
     except (RecursionError, ValueError) as exc:  # nested too deep; an integer of thousands of digits
-        raise ModelError(Fault(place=str(file), problem=f"not a configuration: {exc}")) from None
+        raise ModelError.at(str(file), f"not a configuration: {exc}") from None
 
 
 def _object(data: object, place: str) -> dict[str, Any]:
     if isinstance(data, dict):
         return data
-    raise ModelError(Fault(place=place, problem="is not a JSON object", remedy="the config.json of a model"))
+    raise ModelError.at(place, "is not a JSON object", "the config.json of a model")

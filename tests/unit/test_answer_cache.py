@@ -1,4 +1,4 @@
-"""Answers about captures that are kept for a second look."""
+"""Answers about captures that are cached for a second look."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli import kept_answers, main
+from simulator.cli import answer_cache, main
 from simulator.formats.readers.capture import write_capture
 from simulator.predict import program as road
 from tests.captures import data
@@ -20,7 +20,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     one["ranks"][0]["categories"]["900000"] = "parameters"
     write_capture(tmp_path / "step.capture.gz", one)
     monkeypatch.setenv("SHARDWISE_CACHE", str(tmp_path / "answers"))
-    monkeypatch.setattr(kept_answers, "_WORTH_S", 0.0)
+    monkeypatch.setattr(answer_cache, "_WORTH_S", 0.0)
     return ["predict", "--program", str(tmp_path / "step.capture.gz")]
 
 
@@ -60,7 +60,7 @@ def test_another_question_another_answer_and_a_damaged_one_is_none(
 
 
 def test_the_oldest_answers_go(tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_answers, "_MOST", 2)
+    monkeypatch.setattr(answer_cache, "_MOST", 2)
     for tokens in ("1", "2", "3", "4"):
         main([*asked, "--tokens-per-step", tokens])
     assert len(answers(tmp_path)) == 2

@@ -1,4 +1,4 @@
-"""Answers about large captures, kept for a second look where SHARDWISE_CACHE names a folder.
+"""Answers about large captures, cached for a second look where SHARDWISE_CACHE names a folder.
 
 A file is named by the SHA-256 of all that its answer follows from: this release's files, the capture, and where and how it is
 predicted. It holds JSON; what is damaged, or written by another release, is as if it were not there. Without timelines:
@@ -31,15 +31,15 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.software.stack import Stack
 from simulator.work.trace import MemoryTrace, Timeline
 
-_WORTH_S: Final = 2.0  # of the CPU; what is found sooner is not kept
+_WORTH_S: Final = 2.0  # of the CPU; what is found sooner is not cached
 _MOST: Final = 100  # answers, of some 10 KB
 _MOST_BYTES: Final = 1 << 24
 _SUFFIX: Final = ".answer.json"
-_NOT_KEPT: Final = ("timeline", "memory_trace")
+_NOT_CACHED: Final = ("timeline", "memory_trace")
 
 
-def kept(program: Path, place: Study, tokens_per_step: int | None, predict: Callable[[], Prediction]) -> Prediction:
-    """The answer as it was kept, without timeline and course of memory; else a new one, which is kept if it took long."""
+def cached(program: Path, place: Study, tokens_per_step: int | None, predict: Callable[[], Prediction]) -> Prediction:
+    """The cached answer, without timeline and course of memory; else a new one, which is cached if it took long."""
     folder = os.environ.get("SHARDWISE_CACHE")
     if not folder or not program.is_file() or kind_of(program) != "packed":  # a script may import what changes
         return predict()
@@ -75,7 +75,7 @@ def _release() -> list[tuple[str, int, int]]:
 @cache
 def _adapters() -> Mapping[str, TypeAdapter[Any]]:
     hints = get_type_hints(Prediction)
-    return {one.name: TypeAdapter(hints[one.name]) for one in fields(Prediction) if one.name not in _NOT_KEPT}
+    return {one.name: TypeAdapter(hints[one.name]) for one in fields(Prediction) if one.name not in _NOT_CACHED}
 
 
 def _write(path: Path, found: Prediction) -> None:

@@ -1,4 +1,4 @@
-"""What a fabric's numbers tell once they are seen together: hosts that wait for each rank, and calls that took no network's time.
+"""A measured fabric in two parts: what hosts wait for each rank, and what the links give where the network took the time.
 
 A network gives an all-reduce of large messages about twice the time of an all-gather, and either time hardly grows with the
 ranks of a ring. Where kinds take equal times, well above the links', and some tenths of a millisecond for each rank, the
@@ -33,46 +33,46 @@ _LEAST_RANK_S: Final = 0.15e-3
 _RANK_S: Final = 0.24e-3
 _GATHERS: Final = ("all_gather", "reduce_scatter")
 
-_MOST: Final = 1024  # clusters and kinds that are remembered
+_MOST: Final = 1024  # clusters and kinds that are kept
 
 Model = Callable[[Stated], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class MeasuredFabric:
     """rank_s: what the host waits for each rank of a group before a collective is issued. stated: what the links gave, by kind."""
 
     rank_s: float
     stated: Mapping[str, Sequence[Stated]]
 
 
-_told: dict[tuple[int, Nccl], tuple[Cluster, Told]] = {}
-_stated: dict[tuple[int, str, Nccl], tuple[Told, tuple[Stated, ...]]] = {}
+_fabrics: dict[tuple[int, Nccl], tuple[Cluster, MeasuredFabric]] = {}
+_stated: dict[tuple[int, str, Nccl], tuple[MeasuredFabric, tuple[Stated, ...]]] = {}
 
 
-def remembered(cluster: Cluster, nccl: Nccl, seconds: Callable[[Stated, Nccl], float]) -> Told:
-    """The cluster's numbers, told apart once. seconds: of such a call by the calibrated links."""
+def measured_fabric(cluster: Cluster, nccl: Nccl, seconds: Callable[[Stated, Nccl], float]) -> MeasuredFabric:
+    """The cluster's numbers, taken apart once. seconds: of such a call by the calibrated links."""
     key = id(cluster), nccl
-    if key not in _told:
-        if len(_told) >= _MOST:
-            _told.clear()
-        told = _told_of(cluster, nccl, lambda one: seconds(one, nccl))
-        _told[key] = cluster, told  # with the cluster, so that the id stays its own
-    return _told[key][1]
+    if key not in _fabrics:
+        if len(_fabrics) >= _MOST:
+            _fabrics.clear()
+        fabric = _taken_apart(cluster, nccl, lambda one: seconds(one, nccl))
+        _fabrics[key] = cluster, fabric  # with the cluster, so that the id stays its own
+    return _fabrics[key][1]
 
 
 def stated_for(cluster: Cluster, kind: str, nccl: Nccl, seconds: Callable[[Stated, Nccl], float]) -> tuple[Stated, ...]:
     """What the links were measured to give, as `kind` follows it."""
-    told = remembered(cluster, nccl, seconds)
-    key = id(told), kind, nccl
+    fabric = measured_fabric(cluster, nccl, seconds)
+    key = id(fabric), kind, nccl
     if key not in _stated:
         if len(_stated) >= _MOST:
             _stated.clear()
-        _stated[key] = told, nearest_kinds(told.stated, kind)
+        _stated[key] = fabric, nearest_kinds(fabric.stated, kind)
     return _stated[key][1]
 
 
-def _told_of(cluster: Cluster, nccl: Nccl, model: Model) -> Told:
+def _taken_apart(cluster: Cluster, nccl: Nccl, model: Model) -> MeasuredFabric:
     known: dict[str, Sequence[Stated]] = {
         kind: of_kind(cluster, kind, nccl) for kind in {one.collective for one in cluster.fabric.measured}
     }
@@ -80,7 +80,7 @@ def _told_of(cluster: Cluster, nccl: Nccl, model: Model) -> Told:
     rank_s = cluster.fabric.call_rank_s
     rank_s = (median(waits) if waits else 0.0) if rank_s is None else rank_s
     kept = {kind: [one for one in many if not _waited(one, rank_s, model)] for kind, many in known.items()}
-    return Told(rank_s, _halved(kept))
+    return MeasuredFabric(rank_s, _halved(kept))
 
 
 def _together(known: Mapping[str, Sequence[Stated]]) -> list[list[Stated]]:

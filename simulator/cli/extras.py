@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NAMES = ("telemetry", "step_jitter", "energy")
 
 
-def beside_options(function: Callable[..., int]) -> Callable[..., int]:
+def extra_options(function: Callable[..., int]) -> Callable[..., int]:
     """The flags that ask."""
     for option in reversed(
         (
@@ -38,8 +38,8 @@ def beside_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """What was asked for beside the step."""
+class Extras:
+    """What was asked for besides the step."""
 
     telemetry: Telemetry | None = None
     energy: EnergyUse | None = None
@@ -96,7 +96,7 @@ def with_data_of(asked: Study, prediction: Prediction) -> tuple[Prediction, Data
     return with_data(prediction, found), found
 
 
-def beside_of(flags: dict[str, Any], asked: Study, prediction: Prediction, stall: DataStall | None = None) -> Beside:
+def extras_of(flags: dict[str, Any], asked: Study, prediction: Prediction, stall: DataStall | None = None) -> Extras:
     """What the flags ask of a prediction."""
     inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
     counters = drawn = asynchronous = phases = None
@@ -116,7 +116,7 @@ def beside_of(flags: dict[str, Any], asked: Study, prediction: Prediction, stall
         from simulator.predict.phases import phases_of
 
         phases = phases_of(prediction, *inputs)
-    return Beside(telemetry=counters, energy=drawn, data=stall, servers=asynchronous, phases=phases)
+    return Extras(telemetry=counters, energy=drawn, data=stall, servers=asynchronous, phases=phases)
 
 
 def taken(flags: dict[str, Any]) -> dict[str, Any]:
