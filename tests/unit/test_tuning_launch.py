@@ -304,3 +304,21 @@ def test_what_megatron_bridge_cannot_be_read_of_is_told(text: str, words: str, t
     with pytest.raises(PlanError) as caught:
         plan_of(launched(tmp_path, text))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n" * 4000 + "echo a",
+        "train:\n" + " \n" * 60_000,
+        "train:\n" + "  # x\n" * 60_000,
+        "#!/bin/bash\npython " + "-a " * 20_000,
+    ],
+)
+def test_long_blanks_and_comments_are_passed_over_once(text: str, tmp_path: Path) -> None:
+    """Patterns whose parts can match the same characters would try every way to part them."""
+    for name in ("train.sh", "train.yaml"):
+        file = tmp_path / name
+        file.write_text(text)
+        with pytest.raises(PlanError):
+            read_plan(file)

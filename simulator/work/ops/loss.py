@@ -18,8 +18,7 @@ from simulator.work.ops.tensor_parallel import exchange
 # pass: its forward takes 7.3 ps a logit on A100 where a row has 64 KB and 9.9 ps from 128 KB on (Liger-Kernel's benchmark
 # data, fp32 logits), one read of 4 bytes apart at 1.7 TB/s. Backward it takes the same time for both.
 SHORT_ROW_BYTES = 100_000
-NARROW = ("shifted", "shifted_nll")  # of models that do not cast their logits (modeling_qwen.py)
-SHIFTED = ("fp32_cast", "fp32_cast_fused", "fp32_shifted", "fp32_shifted_fused", *NARROW)  # of transformers
+SHIFTED = ("fp32_cast", "fp32_cast_fused", "fp32_shifted", "fp32_shifted_fused", "shifted", "shifted_nll")  # fmt: skip
 
 # What loss_parallel keeps of a row beside its logits: maximum, sum and its logarithm in fp32; backward the target, its
 # column here and its row (int64), whether it is here (a bool), what that adds and the scale in fp32.
@@ -94,13 +93,12 @@ def _eager(g: Graph, s: OpContext, logits: Value) -> Value:
 def _shifted(g: Graph, s: OpContext, logits: Value) -> Value:
     """Transformers from 4.46 on (loss/loss_utils.py, ForCausalLMLoss): 22 B a logit more than without the copy (20).
 
-    The 16-bit logits, their cast and the copy of all rows but each sequence's last are locals of the functions that call each
-    other. The copy's gradient is put into zeros (slice_backward). One kernel (Unsloth's, kernels/cross_entropy_loss.py)
-    writes the gradient over the copy. Models that do not cast their logits copy 16 bits (`shifted`); torch names their dtype to
-    log_softmax, and under autocast only what nll_loss reads is fp32 (`shifted_nll`; `_metric` has the places).
+    16-bit logits, their cast and the copy without each sequence's last row are locals of functions that call each other. The copy's
+    gradient is put into zeros (slice_backward); Unsloth's kernel writes it over the copy. Models that do not cast (Qwen 1) copy 16 bits
+    (`shifted`), of which under autocast only what nll_loss reads is fp32 (`shifted_nll`; `_metric` has the places).
     """
     kind = s.stack.kernels.loss
-    wide = logits if kind in NARROW else g.cast(logits, "fp32", "logits.float", "loss")
+    wide = g.cast(logits, "fp32" if kind.startswith("fp32") else logits.dtype, "logits.float", "loss")
     f, rows = wide.num_bytes, g.value("logits.shifted", wide.numel, wide.dtype)
     g.op(
         rows.name,
@@ -205,9 +203,8 @@ def _log_softmax(g: Graph, s: OpContext, wide: Value, logits: Value | None = Non
         grads=(wide,),
         forward_exchanges=_rows(s, 1),
     )
-    if s.stack.kernels.loss == "shifted_nll":
-        log_probs = g.cast(log_probs, "fp32", "log_probabilities.float", "loss")
-    return _picked(g, s, logits, wide, log_probs)
+    nll_dtype = "fp32" if s.stack.kernels.loss == "shifted_nll" else log_probs.dtype
+    return _picked(g, s, logits, wide, g.cast(log_probs, nll_dtype, "log_probabilities.float", "loss"))
 
 
 def _split(g: Graph, s: OpContext, logits: Value, wide: Value) -> Value:

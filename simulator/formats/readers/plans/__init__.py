@@ -21,7 +21,7 @@ from simulator.spec.plan import Plan
 
 __all__ = ["GPUS", "Draft", "detect", "drafted_fields", "plan_fields", "read_plan"]
 
-_KEYED: Final = re.compile(r"(\s*(#[^\n]*)?\n)*(\w+\s*[:=]\s|\[)")  # YAML or TOML
+_KEYED: Final = re.compile(r"([ \t]*(#[^\n]*)?\n)*[ \t]*(\w+[ \t]*[:=]\s|\[)")  # YAML or TOML
 _OTHERS: Final = (".py", ".json", ".toml", ".yaml", ".yml")
 MAX_BYTES: Final = 2**20
 _FOLDERS_ABOVE: Final = 5  # examples lie below the folder that their paths start from
@@ -37,13 +37,13 @@ _TUNING: Final[Mapping[str, frozenset[str]]] = {
 }
 # Lines that no other format has
 _LINES: Final = {
-    "torchtune": re.compile(r"^\s+_component_\s*:", re.MULTILINE),
-    "unsloth": re.compile(r"^training:\s*\n\s+training_type\s*:|^\s*(from|import) unsloth\b", re.MULTILINE),
+    "torchtune": re.compile(r"^[ \t]+_component_\s*:", re.MULTILINE),
+    "unsloth": re.compile(r"^training:\s*\n[ \t]+training_type\s*:|^[ \t]*(from|import) unsloth\b", re.MULTILINE),
     "megatron-bridge": re.compile(
-        r"^(?:train|ddp|peft|model):\s*\n(?:[ \t]+.*\n|[ \t]*#.*\n|\s*\n)*?[ \t]+(?:train_iters|tensor_model_parallel_size|global_batch_size|grad_reduce_in_fp32|_target_: megatron\.bridge\.\S+)\b",
+        r"^(?:train|ddp|peft|model):[ \t]*(?:#.*)?\n(?:(?:[ \t].*|#.*)?\n)*?[ \t]+(?:train_iters|tensor_model_parallel_size|global_batch_size|grad_reduce_in_fp32|_target_: megatron\.bridge\.\S+)\b",
         re.MULTILINE,
     ),
-    "xtuner": re.compile(r"^\s*(from|import) xtuner\b", re.MULTILINE),
+    "xtuner": re.compile(r"^[ \t]*(from|import) xtuner\b", re.MULTILINE),
 }
 _MEGATRON: Final = re.compile(r"--(micro-batch-size|num-layers|hidden-size|seq-length|tensor-model-parallel-size)\b")
 

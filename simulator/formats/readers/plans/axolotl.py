@@ -13,6 +13,7 @@ from simulator.formats.readers.peft_words import scoped
 from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.options import table_of
+from simulator.formats.readers.plans.preferences import pairs
 from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.trainer import LIGER, Job
 from simulator.spec.model import Model, ModelPart
@@ -132,9 +133,9 @@ def _refusals(job: Job) -> None:
     r = job.r
     kind = r.text("rl")
     if kind in ("dpo", "ipo"):
-        trainer.pairs(job, "rl")
+        pairs(job, "rl")
     elif kind == "kto":
-        trainer.pairs(job, "rl", unpaired=True)
+        pairs(job, "rl", unpaired=True)
     elif kind:
         r.fault("rl", f"{kind}: its generation, rewards or losses are not modelled", "dpo, kto, or without rl")
     if r.raw("unfrozen_parameters") and "freeze_modules" not in r.given:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.options import table_of
+from simulator.formats.readers.plans.preferences import pairs
 from simulator.formats.readers.plans.python_settings import python_settings
 from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.trainer import UNSLOTH
@@ -103,7 +104,7 @@ def read_unsloth(stated: Stated) -> Draft:
     if stage == "GRPOConfig":
         answers(job, "stage")
     elif stage in ("DPOConfig", "KTOConfig"):
-        trainer.pairs(job, "stage", unpaired=stage == "KTOConfig")
+        pairs(job, "stage", unpaired=stage == "KTOConfig")
     elif stage is not None:
         r.fault("stage", f"{stage}: generation and rewards are not modelled", "SFTConfig: the policy's own step")
     return job.draft("unsloth", "Unsloth")

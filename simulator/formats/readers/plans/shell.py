@@ -45,7 +45,7 @@ class Shell(Blocks):
 
     def read(self) -> list[list[Word]]:
         """Every simple command that runs or may run, in that order."""
-        listing = re.match(r"(\s*(#[^\n]*)?\n)*\s*--[A-Za-z]", self.text) is not None
+        listing = re.match(r"([ \t]*(#[^\n]*)?\n)*[ \t]*--[A-Za-z]", self.text) is not None
         words: list[Word] = []
         while not self.stopped:
             self.skip_blanks()
@@ -69,7 +69,8 @@ class Shell(Blocks):
                 self._redirect(redirect.group())
             elif not self._assigns(words):
                 more = words_of(self.word(), self.unknown)
-                words = self._keyword([*words, *more]) if more else words
+                words += more
+                words = self._keyword(words) if more else words
         self._end(words)
         return self.commands
 

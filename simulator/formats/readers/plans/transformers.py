@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.draft import Draft
+from simulator.formats.readers.plans.preferences import pairs
 from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.trainer import DTYPES, Job
 
@@ -70,13 +71,13 @@ def read_transformers(stated: Stated) -> Draft:
 def _preferences(job: Job, program: str) -> None:
     """What is trained on beside plain text: by the trainer that a command names, or by its own arguments."""
     r = job.r
-    pairs = next((name for name in _PAIRS if r.raw(name) is not None), None)
+    paired = next((name for name in _PAIRS if r.raw(name) is not None), None)
     weighed = next((name for name in _UNPAIRED if r.raw(name) is not None), None)
     if program in ("", "sft", "dpo", "kto", "grpo"):
         if program == "grpo" or (not program and r.raw("num_generations") is not None):
             answers(job, "num_generations")
-        elif program in ("dpo", "kto") or (not program and (weighed or pairs)):
-            trainer.pairs(job, weighed or pairs or "beta", unpaired=program == "kto" or weighed is not None)
+        elif program in ("dpo", "kto") or (not program and (weighed or paired)):
+            pairs(job, weighed or paired or "beta", unpaired=program == "kto" or weighed is not None)
     else:
         r.fault(program, "its rewards or losses are not modelled", "trl sft, dpo, kto or grpo")
 
