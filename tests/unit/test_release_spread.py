@@ -55,7 +55,7 @@ def test_a_group_of_n_rows_tells_n_minus_one_times(releases: ModuleType) -> None
 def test_releases_widen_the_interval_of_mixtures_alone() -> None:
     (_, without), (_, with_) = _predicted(0.0), _predicted(0.14)
     narrow, wide = (math.log(p.high_s / p.step_s) / Z90 for p in (without, with_))
-    assert wide == pytest.approx(math.hypot(narrow, 0.14))
+    assert wide == pytest.approx(math.hypot(narrow, 0.14 * intervals().factor("experts")))
     assert _predicted(0.0, "llama3.2-1b")[1].high_s == _predicted(0.14, "llama3.2-1b")[1].high_s
 
 
