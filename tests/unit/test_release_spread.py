@@ -13,6 +13,7 @@ from simulator import Cluster, Model, Plan, predict
 from simulator.formats.readers.runs_table import RunRow, read_runs
 from simulator.predict import Z90, Prediction
 from simulator.predict.difference import difference, timed
+from simulator.spec.calibration.intervals import intervals
 from simulator.spec.software.stack import Stack
 
 STACK = Stack.load("megatron-core-2025")
