@@ -207,6 +207,7 @@ class StepWriter:
         if part.chunk.head:
             self._units(state, one, groups.pop(0))
         else:
+            self.buffers.end_forward()
             state.sent = self._messages.went(state.value)
 
     def _backward(self, one: Pass) -> Iterator[None]:

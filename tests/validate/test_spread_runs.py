@@ -128,6 +128,15 @@ SCHEDULES = {
     "1f1b": {"pp": 4, "num_micro_batches": 8, "schedule": "1f1b"},
     "1f1b, replicas, bf16": {"pp": 2, "num_micro_batches": 4, "dp_replicate": 2, "precision": "bf16"},
     "1f1b, zero1, recomputed": {"pp": 2, "num_micro_batches": 4, "zero": 1, "dp_shard": 2, "recompute": "full"},
+    "1f1b, fsdp2, bf16": {
+        "pp": 2,
+        "num_micro_batches": 4,
+        "zero": 3,
+        "dp_shard": 2,
+        "precision": "bf16",
+        "sync_every_micro_batch": False,
+        "reshard_after_forward": False,
+    },
     "interleaved": {"pp": 2, "num_micro_batches": 4, "virtual_stages": 2, "schedule": "interleaved"},
 }
 
