@@ -68,6 +68,7 @@ def _run_program(study: Path | None, options: Options) -> int:
         "--model": options["model"],
         "--set": options["settings"] or None,
         "--record": options["record"] or None,
+        "--rank": options["rank"],
     }
     wrong = [name for name, value in told.items() if value is not None]
     if wrong:
@@ -113,6 +114,8 @@ def _task(asked: Study, options: Options) -> Task:
     usual = {"full": "cuda", "solo": "cuda", "cpu": "cpu", "fake": "cpu"}[mode]
     if options["device"] not in (None, usual) and mode == "cpu":
         raise click.UsageError("--mode cpu runs on cpu; --device is for the other modes")
+    if options["rank"] is not None and mode not in ("solo", "fake"):
+        raise click.UsageError(f"--mode {mode} plays every rank; --rank is for solo and fake")
     usual_device: Literal["cuda", "cpu"] = "cuda" if (options["device"] or usual) == "cuda" else "cpu"
     plan = _with_installed_stack(asked, mode, usual_device)
     return Task(
@@ -121,6 +124,7 @@ def _task(asked: Study, options: Options) -> Task:
         plan=plan,
         stack=asked.stack or Stack.of(plan),
         device=usual_device,
+        rank=options["rank"] or 0,
         num_steps=options["steps"],
         num_warm_up=options["warm_up"],
         threads=options["threads"] or (threads_each(_ranks_here(asked, mode)) if usual_device == "cuda" else 1),

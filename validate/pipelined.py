@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.utils.checkpoint import set_checkpoint_early_stop
+from typing_extensions import override
 
 from simulator.parallel.pipeline import position
 from simulator.spec.model import Model
@@ -18,9 +19,9 @@ from simulator.spec.software.stack import Stack
 from validate.models import Part
 from validate.parallel import DTYPES, Built
 from validate.steps import Announce, TrainingStep, ignore_phase
-from validate.torch_private import pipelining
+from validate.torch_private import held_messages, pipelining
 
-PipelineStage, schedules = pipelining()
+PipelineStage, schedules, lone_stage = pipelining()
 
 # Torch's class of each schedule, for one chunk a stage and for several. ZB-H1 is its interleaved zero bubble with one chunk.
 _SCHEDULES: Final = {
@@ -40,10 +41,13 @@ _PASSES: Final = {
 class PipelinedStep(TrainingStep):
     """All micro-batches in the order of the plan's schedule. The batch of the whole step is on the device, as torch wants it."""
 
+    alone: ClassVar[bool] = False
+
     def __init__(self, built: Built, model: Model, plan: Plan, stack: Stack, device: torch.device) -> None:
         self.micro_batches_here = plan.num_micro_batches
         super().__init__(built, model, plan, stack, device)
         self._schedule: Any = None
+        self._stages: list[Any] = []
         self._announce: Announce = ignore_phase
 
     def run(self, announce: Announce = ignore_phase, num_micro_batches: int | None = None) -> None:
@@ -70,7 +74,7 @@ class PipelinedStep(TrainingStep):
         # NCCL makes a group's communicator in its first call, which all of its ranks must enter: messages are between two
         dist.all_reduce(torch.zeros(1, device=self.device), group=group)
         count = plan.pipeline.virtual_stages
-        stages = [
+        self._stages = stages = [
             self._stage(chunk, position(plan.pipeline_schedule, plan.pp, rank, chunk), group) for chunk in range(count)
         ]
         single, several = _SCHEDULES[plan.pipeline_schedule]
@@ -84,17 +88,23 @@ class PipelinedStep(TrainingStep):
     def _stage(self, chunk: int, number: int, group: dist.ProcessGroup) -> Any:  # noqa: ANN401  torch's stage
         """A stage that says when it begins a pass."""
         count, network = self.plan.pp * self.plan.pipeline.virtual_stages, self.built.networks[chunk]
-        shapes = self._shapes(self.built.chunks[chunk].part) if self.plan.traits.whole_modules else {}
-        stage = PipelineStage(network, number, count, self.device, group=group, **shapes)
+        told = self.alone or self.plan.traits.whole_modules
+        shapes = self._shapes(self.built.chunks[chunk].part) if told else {}
+        kind = lone_stage() if self.alone else PipelineStage
+        stage = kind(network, number, count, self.device, group=group, **shapes)
         for name, phase in _PASSES.items():
             if hasattr(stage, name):
                 setattr(stage, name, partial(self._announced, getattr(stage, name), phase))
         return stage
 
     def _shapes(self, part: Part) -> dict[str, Tensor]:
-        """What comes and goes, for DDP: torch would find out by a forward without a backward, which DDP waits for."""
+        """What comes and goes, for DDP: torch would find out by a forward without a backward, which DDP waits for.
+
+        And for a stage alone, which nobody tells. FSDP2's modules give what they compute in.
+        """
         plan, model, autocast = self.plan, self.built.chunks[0].model, self.built.autocast
-        stream, dtype = (plan.micro_batch_size, plan.seq_len // plan.cp), DTYPES[plan.precision.master]
+        stream = plan.micro_batch_size, plan.seq_len // plan.cp
+        dtype = DTYPES[plan.compute_dtype if plan.traits.shards_rows else plan.precision.master]
         message = torch.empty(*stream, model.d_model, dtype=dtype, device="meta", requires_grad=True)
         logits = torch.empty(*stream, model.vocab_size, dtype=autocast or dtype, device="meta", requires_grad=True)
         ids = torch.empty(stream, dtype=torch.int64, device="meta")
@@ -106,3 +116,20 @@ class PipelinedStep(TrainingStep):
             return original(*args, **kwargs)
         with self.precision():
             return original(*args, **kwargs)
+
+
+class LonePipelinedStep(PipelinedStep):
+    """A stage whose neighbours are a process group that only pretends: what comes is a buffer as it lies."""
+
+    alone = True
+
+    @override
+    def run(self, announce: Announce = ignore_phase, num_micro_batches: int | None = None) -> None:
+        """The same, and what is sent is held as long as a real group would."""
+        with held_messages():
+            super().run(announce, num_micro_batches)
+
+    def replaced(self) -> None:
+        """What is called of each chunk is another: DDP around what has been run."""
+        for stage, network in zip(self._stages, self.built.networks, strict=True):
+            stage.submod = network

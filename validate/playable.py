@@ -181,7 +181,7 @@ def played_otherwise(model: Model, plan: Plan, stack: Stack, mode: Mode, device:
     if model.experts is not None:
         notes.append("experts: tokens are dealt evenly, and a rank's experts are one batched product each way")
     notes += _of_engines(plan, device)
-    if plan.pp > 1 and device == "cpu":
+    if plan.pp > 1 and device == "cpu" and mode != "fake":
         notes.append(
             "pp: bytes are the allocator's own; gloo's finished sends keep what they sent to the schedule's end"
         )

@@ -111,7 +111,9 @@ class ShapeOfRun(_Part):
     num_ranks: Annotated[int, Field(ge=1)] | None = None
     time: Times | None = None
     memory: Memory | None = None
+    rank: Size | None = None
     memory_by_rank: list[Size | None] | None = None
+    memory_by_stage: list[Tracked] | None = None
     profile: Profile | None = None
     study: Studied | None = None
     files: dict[str, str] | None = None

@@ -117,6 +117,9 @@ def _agreed(peers: Peers, outcome: SupervisedOutcome) -> SupervisedOutcome:
 
 def check(task: Task) -> None:
     """Raise PlanError or InputError with every reason not to start."""
+    if task.rank >= task.plan.num_devices:
+        problem = f"{task.rank} is none of the plan's {task.plan.num_devices} ranks"
+        raise InputError(Fault(place="--rank", problem=problem, remedy=f"0 to {task.plan.num_devices - 1}"))
     asked = task.model, task.plan, task.stack, task.mode
     if faults := [*unplayable(*asked), *engine_faults(*asked)]:
         raise PlanError(faults)
@@ -254,6 +257,7 @@ def record(
         "stack": task.stack.model_dump(mode="json", exclude_unset=True),
         "study": dict(study or {}),
         "num_ranks": task.plan.num_devices,
+        "rank": task.rank,
         "allocator_settings": allocator_settings() if task.device == "cuda" else "",
         "machine": first.get("machine"),
         "time": times(
@@ -263,6 +267,7 @@ def record(
         ),
         "memory": first.get("memory") or None,
         "memory_by_rank": [_peak(part) for part in told] if len(told) > 1 else None,
+        "memory_by_stage": first.get("memory_by_stage"),
         "slow_ranks": slow,
         "profile": first.get("profile"),
         "files": dict(files or {}),

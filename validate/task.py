@@ -17,7 +17,7 @@ Mode = Literal["full", "solo", "cpu", "fake"]
 class Task(Strict):
     """One run of one plan.
 
-    device: cuda or cpu (solo and fake may be played on either). record: also write the allocator's events of a step.
+    device: cuda or cpu (solo and fake may be played on either). rank: which one a mode of one process plays. record: also write the allocator's events of a step.
     profile: also run a step under the profiler. memory_fraction: of what is free on a device, the most to take.
     """
 
@@ -26,6 +26,7 @@ class Task(Strict):
     plan: Plan
     stack: Stack
     device: Literal["cuda", "cpu"] = "cpu"
+    rank: int = Field(ge=0, default=0)
     num_steps: int = Field(ge=1, le=10_000, default=8)
     num_warm_up: int = Field(ge=1, le=1000, default=3)
     threads: int = Field(ge=1, le=4096, default=1)

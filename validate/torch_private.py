@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -155,14 +156,62 @@ def efficient_attention() -> Any:  # noqa: ANN401
 
 
 def pipelining() -> Any:  # noqa: ANN401
-    """Torch's stages and schedules; the names of a stage's passes, which are wrapped, are not promised."""
+    """Torch's stages and schedules, and `_lone_stage`; the names of a stage's passes, which are wrapped, are not promised."""
     with _of("pipelining"):
         from torch.distributed import pipelining as found
         from torch.distributed.pipelining import schedules
 
         for name in ("forward_one_chunk", "backward_one_chunk"):
             getattr(found.PipelineStage, name)
-    return found.PipelineStage, schedules
+    return found.PipelineStage, schedules, _lone_stage
+
+
+def _lone_stage() -> type[Any]:
+    """A stage that agrees with itself that shapes are known: torch's stages vote in turn, by messages."""
+    with _of("pipelining"):
+        from torch.distributed.pipelining import PipelineStage
+
+        for name in ("_warmup_forward_vote", "_warmup_backward_result"):
+            getattr(PipelineStage, name)
+
+    class LoneStage(PipelineStage):  # type: ignore[misc]
+        def _warmup_forward_vote(self, *_: object, **__: object) -> Any:  # noqa: ANN401  what stands for a tensor of one
+            return SimpleNamespace(item=lambda: 1)
+
+        def _warmup_backward_result(self, received_result: object = None) -> Any:  # noqa: ANN401
+            return received_result
+
+    return LoneStage
+
+
+@contextlib.contextmanager
+def held_messages() -> Iterator[None]:
+    """What a process group that only pretends has taken of a pipeline is held until it is waited for, as gloo and NCCL do."""
+    with _of("pipelining"):
+        from torch.distributed.pipelining import schedules
+
+        original = schedules._batch_p2p  # noqa: SLF001
+
+    def batch(ops: Any, *args: object, **kwargs: object) -> Any:  # noqa: ANN401  works
+        return [_Holding(original(ops, *args, **kwargs), [one.tensor for one in ops])]
+
+    schedules._batch_p2p = batch  # noqa: SLF001
+    try:
+        yield
+    finally:
+        schedules._batch_p2p = original  # noqa: SLF001
+
+
+class _Holding:
+    """Works of messages, and the tensors that are on their way."""
+
+    def __init__(self, works: list[Any], tensors: list[Any]) -> None:
+        self._works, self._tensors = works, tensors
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._tensors = []
 
 
 def ring_attention() -> tuple[Any, Any]:

@@ -6,6 +6,7 @@ rounding beyond 512 bytes and its fragments, contexts, communicators, workspaces
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -173,3 +174,23 @@ class PlainTracker(_Phases, MemTracker):  # type: ignore[misc]
 
 class ShardedTracker(_Phases, FSDPMemTracker):  # type: ignore[misc]
     """For FSDP2."""
+
+
+class TotalTracker(_Phases, MemTracker):  # type: ignore[misc]
+    """For pipelines: all bytes, and nobody's. Torch's tracker refuses a module that is called again before its backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mod_tracker = _NoModules()
+
+
+class _NoModules(contextlib.nullcontext[None]):
+    """In the place of torch's tracker of modules: no pass is told from another."""
+
+    is_bw, parents = False, frozenset[str]()
+
+    def register_user_hooks(self, *_: object) -> None:
+        """Nobody is called."""
+
+    def clear_user_hooks(self) -> None:
+        """There are none."""

@@ -53,6 +53,7 @@ Exit codes: 0 done, 2 usage, 3 bad input, 5 the run failed, 130 interrupted."""
 @click.option("--nodes", metavar="INTEGER", help="As for predict.")
 @set_option("As for predict: plan.seq_len=4096.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Of solo and fake. [solo: cuda; fake: cpu]")
+@click.option("--rank", type=click.IntRange(0), help="The one that solo and fake play. [0]")
 @click.option("--steps", type=click.IntRange(1, 10_000), default=8, show_default=True, help="Steps that are timed.")
 @click.option("--warm-up", type=click.IntRange(1, 1000), default=3, show_default=True, help="Steps before them.")
 @click.option("--threads", type=click.IntRange(1, 4096), help="Of each rank. [CPU: 1; GPU: the cores shared evenly]")

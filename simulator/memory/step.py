@@ -207,6 +207,7 @@ class StepWriter:
         if part.chunk.head:
             self._units(state, one, groups.pop(0))
         else:
+            self.buffers.end_forward()
             state.sent = self._messages.went(state.value)
 
     def _backward(self, one: Pass) -> Iterator[None]:
@@ -217,21 +218,29 @@ class StepWriter:
             if state.adds:  # to a tied matrix's gradient when both ends have theirs
                 state.tapes = replace(self._adding, head=self._tapes.head, embedding=self._tapes.embedding)
         self._graded.add(one.chunk)
-        chunk, groups = state.part.chunk, list(one.units)
+        chunk, groups, buffers = state.part.chunk, list(one.units), list[int]()
         if chunk.head:
             self._units(state, one, groups.pop(0))
         else:
             state.value = self._messages.came("temporaries")
+            buffers += [state.value] if self._messages.buffered and state.part.layers else []
             if chunk.embedding:
                 self.buffers.before_backward(ROOT, self._first_ahead(state, groups))
         for group in groups:
             yield
             self._units(state, one, group)
         sent = [] if chunk.embedding else [state.value]
-        self._messages.over(*([] if state.sent is None else [state.sent]), *sent)
+        self._messages.over([] if state.sent is None else [state.sent], sent)
+        self.writer.free(*buffers)
         if chunk.head:
-            self.writer.free(state.ones, state.loss)
+            self.writer.free(state.ones, state.loss, *self._logits(state))
         self.buffers.end_backward()
+
+    @staticmethod
+    def _logits(state: _InFlight) -> list[int]:
+        """What the model returned, where a schedule holds it (torch/distributed/pipelining/stage.py: fwd_cache)."""
+        tape, base, _ = state.saved[max(state.saved)]
+        return [] if tape.result == INPUT else [base + tape.result]
 
     def _first_ahead(self, state: _InFlight, groups: Sequence[Sequence[UnitInstruction]]) -> list[int]:
         """What is gathered beside the root of a stage without the head: the first layers of the backward."""
@@ -271,7 +280,8 @@ class StepWriter:
         if part.chunk.is_head(number):
             return ROOT, "head", tapes.head
         layer = part.unit(number)
-        return layer, self._names[layer], layer_tape(tapes, self.plan, self._kinds[layer], layer)
+        received = self._messages.buffered and not part.chunk.head and layer == part.layers[-1]
+        return layer, self._names[layer], layer_tape(tapes, self.plan, self._kinds[layer], layer, received=received)
 
     def _restore(self, state: _InFlight, number: int, units: list[int]) -> None:
         """What the head sends for arrives behind its own backward: nothing of the head's has left."""

@@ -58,6 +58,7 @@ class Tape:
     output, gradient: slots of its result and of its input's gradient (may be INPUT or GRADIENT: the same storage).
     parameter_gradients: slots that its backward leaves. cut: index in `forward.events` where the model's own forward
     ends and the loss begins (the head), else its length. early: events of the forward that precede the block's hooks.
+    result: slot of what the model's own forward returns, where the caller holds it and frees it, else INPUT.
     """
 
     forward: Part
@@ -68,6 +69,7 @@ class Tape:
     parameter_gradients: tuple[tuple[int, int], ...]
     cut: int
     early: int
+    result: int = INPUT
 
 
 def record(  # noqa: PLR0913  a block has that many habits
@@ -81,6 +83,8 @@ def record(  # noqa: PLR0913  a block has that many habits
     owns_input: bool = True,
     ends_forward: bool = False,
     records: bool = False,
+    keeps_result: bool = False,
+    gradient_held: bool = False,
 ) -> Tape:
     """Record a block.
 
@@ -89,15 +93,21 @@ def record(  # noqa: PLR0913  a block has that many habits
     a block's inputs before it gathers, and before the checkpoint sees them. parameter_bytes: of an element of parameter gradients.
     gradients: what becomes of parameter gradients.
     records: what reduce-scatters read is recorded on their stream.
+    gradient_held: the gradient of its output is the caller's, who frees it: nothing is added into it.
+    keeps_result: somebody holds what the last product makes, and frees it (the head).
     ends_forward: the model's own forward, which holds the block's input, ends at the last product (the head); the
     gradient of its output is the caller's, who frees it.
     """
     writer = _Writer(block, owns_input=owns_input, ends_forward=ends_forward, records=records)
+    writer.gradient_held = gradient_held or ends_forward
     saved = {name for op in block.ops for name in op.saved}
     constants = [op for op in block.ops if keep_constants and not op.inputs and not op.parameter_numel]
     tables = {t.name for op in constants if again for t in op.outputs}
     made = {t.name for op in again for t in op.outputs}
     borders = {block.input, *tables} if again else set()  # a checkpoint holds its inputs to the end of the backward
+    products = [op for op in block.ops if op.category == "gemm"] if keeps_result else []
+    result = {t.name for t in products[-1].outputs} if products else set()
+    borders |= result
     others = [op for op in block.ops if op not in constants]
     writer.forward([*constants, *others], (saved - made) | set(cached) | borders)
     forward, cut = writer.take(), writer.cut
@@ -105,7 +115,7 @@ def record(  # noqa: PLR0913  a block has that many habits
     if again:
         ops = [op for op in again if not op.outputs or not tables.issuperset(t.name for t in op.outputs)]
         writer.forward(ops, saved | borders)
-    writer.backward(parameter_bytes, borders, gradients)
+    writer.backward(parameter_bytes, borders, gradients, result)
     return Tape(
         forward=forward,
         backward=writer.take(),
@@ -115,6 +125,7 @@ def record(  # noqa: PLR0913  a block has that many habits
         parameter_gradients=tuple(writer.parameter_gradients),
         cut=cut,
         early=sum(len(op.outputs) for op in constants),
+        result=writer.result,
     )
 
 
@@ -125,13 +136,14 @@ class _Writer:
         self.block = block
         self._records = records
         self._recorded: set[int] = set()
-        self.ends_forward = ends_forward
+        self.ends_forward = self.gradient_held = ends_forward
         self.owns_input = owns_input
         self.slots: dict[str, int] = {block.input: INPUT}  # live tensors of the forward
         self.num_slots = 0
         self.gradient = GRADIENT
         self.parameter_gradients: list[tuple[int, int]] = []
         self.cut = 0
+        self.result = INPUT
         self._part = Part()
         self._grads: dict[str, int] = {}
         self._bytes: dict[int, int] = {}
@@ -186,10 +198,13 @@ class _Writer:
 
     # --- backward
 
-    def backward(self, parameter_bytes: int, held: set[str], gradients: ParameterGradients) -> None:
-        """Ops reversed: gradients appear, saved tensors go (`held` ones at the end), gradients of one tensor are summed."""
+    def backward(self, parameter_bytes: int, held: set[str], gradients: ParameterGradients, result: set[str]) -> None:
+        """Ops reversed: gradients appear, saved tensors go (`held` ones at the end), gradients of one tensor are summed.
+
+        result: what stays behind it.
+        """
         self._grads = {self.block.output: GRADIENT}
-        self._refs, self._bytes = {GRADIENT: 2 if self.ends_forward else 1}, {GRADIENT: 0}
+        self._refs, self._bytes = {GRADIENT: 2 if self.gradient_held else 1}, {GRADIENT: 0}
         savers: dict[str, int] = {}
         for op in self.block.ops:
             for name in op.saved:
@@ -201,6 +216,8 @@ class _Writer:
                 savers[name] -= 1
                 if savers[name] == 0 and name not in held:
                     self._drop(name)
+        for name in result:
+            self.result = self.slots.pop(name, INPUT)
         self._finish()
 
     def _backward_op(self, op: Op, parameter_bytes: int, gradients: ParameterGradients) -> None:

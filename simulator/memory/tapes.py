@@ -13,12 +13,16 @@ from simulator.work.ops import Block, ModelBlocks, Op, cached_tensors, recompute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tapes:
-    """The tapes of a plan's blocks, by kind of layer: plain, and checkpointed."""
+    """The tapes of a plan's blocks, by kind of layer: plain, and checkpointed.
+
+    received: the same two of a layer whose output's gradient lies in a buffer of a pipeline's messages.
+    """
 
     embedding: Tape
     plain: dict[str, Tape]
     checkpointed: dict[str, Tape]
     head: Tape
+    received: tuple[dict[str, Tape], dict[str, Tape]]
     head_gemm: int  # index in head.backward.events where the model's own backward begins
 
 
@@ -48,18 +52,28 @@ def record_tapes(
 
     again = {block.name: recompute_ops(block, plan, stack) for block in blocks.body}
     constant = plan.traits.shards_rows
-    head = tape(blocks.head, ends_forward=True)
+    # torch's stage keeps what it has made to the end of its backward, and what it got in a buffer
+    staged = plan.pp > 1 and plan.traits.uses_torch_pipelines
+    head = tape(blocks.head, ends_forward=True, keeps_result=staged)
     gemms = [op.name for op in blocks.head.ops if op.category == "gemm"]
     begins = {name: index for index, name in head.backward.marks}
+
+    def layer(block: Block, repeated: tuple[Op, ...] = (), cached: frozenset[str] = frozenset(), *, held: bool) -> Tape:
+        return tape(block, repeated, cached, keep_constants=constant, gradient_held=held)
+
+    def layers(*, held: bool) -> tuple[dict[str, Tape], dict[str, Tape]]:
+        plain = {block.name: layer(block, held=held) for block in blocks.body}
+        repeated = ((block, again[block.name]) for block in blocks.body)
+        return plain, {
+            block.name: layer(block, ops, cached_tensors(block, ops, plan, stack), held=held) for block, ops in repeated
+        }
+
+    plain, checkpointed = layers(held=False)
     return Tapes(
         embedding=tape(blocks.embedding, owns_input=False),
-        plain={block.name: tape(block, keep_constants=constant) for block in blocks.body},
-        checkpointed={
-            block.name: tape(
-                block, again[block.name], cached_tensors(block, again[block.name], plan, stack), keep_constants=constant
-            )
-            for block in blocks.body
-        },
+        plain=plain,
+        checkpointed=checkpointed,
+        received=layers(held=True) if staged else (plain, checkpointed),
         head=head,
         head_gemm=begins[gemms[-1]] if gemms else 0,
     )
@@ -70,7 +84,8 @@ def gradient_dtype(plan: Plan, stack: Stack) -> str:
     return plan.precision.master if uses_autocast(stack, plan) else plan.compute_dtype
 
 
-def layer_tape(tapes: Tapes, plan: Plan, kind: str, index: int) -> Tape:
+def layer_tape(tapes: Tapes, plan: Plan, kind: str, index: int, *, received: bool = False) -> Tape:
     """The tape of a layer of a kind: checkpointed or not."""
     every = plan.recompute.every if plan.recompute.mode == "every_k" else 1
-    return (tapes.checkpointed if plan.recompute.mode != "none" and index % every == 0 else tapes.plain)[kind]
+    plain, checkpointed = tapes.received if received else (tapes.plain, tapes.checkpointed)
+    return (checkpointed if plan.recompute.mode != "none" and index % every == 0 else plain)[kind]

@@ -120,6 +120,64 @@ def test_chunks_of_a_stage_interleave() -> None:
     assert record["memory"]["peak_bytes"] == pytest.approx(predicted.peak_bytes, rel=0.02)
 
 
+FAKE = Stack.load("torch-2.13-fake-cpu")
+FOUR = TINY.model_copy(update={"num_layers": 4})
+SCALARS = 24  # bytes a layer and micro-batch: losses, counters
+SCHEDULES = {
+    "gpipe": {"pp": 2, "num_micro_batches": 4, "schedule": "gpipe"},
+    "1f1b": {"pp": 4, "num_micro_batches": 8, "schedule": "1f1b"},
+    "1f1b, replicas, bf16": {"pp": 2, "num_micro_batches": 4, "dp_replicate": 2, "precision": "bf16"},
+    "1f1b, zero1, recomputed": {"pp": 2, "num_micro_batches": 4, "zero": 1, "dp_shard": 2, "recompute": "full"},
+    "1f1b, fsdp2, bf16": {
+        "pp": 2,
+        "num_micro_batches": 4,
+        "zero": 3,
+        "dp_shard": 2,
+        "precision": "bf16",
+        "sync_every_micro_batch": False,
+        "reshard_after_forward": False,
+    },
+    "interleaved": {"pp": 2, "num_micro_batches": 4, "virtual_stages": 2, "schedule": "interleaved"},
+}
+
+
+@ON_DEMAND
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_stage_holds_on_fake_tensors_what_is_predicted(name: str) -> None:
+    asked = plan(**{"zero": 0, **SCHEDULES[name]})
+    for stage in range(asked.pp):
+        tracked = fake.play(FOUR, asked, FAKE, rank=stage * (asked.num_devices // asked.pp))
+        predicted = borders(FOUR, asked, FAKE, granularity_bytes=1, stage=stage)
+        bound = SCALARS * asked.num_micro_batches * FOUR.num_layers // asked.pp
+        assert predicted.start_bytes == tracked.start.total_bytes
+        assert abs(predicted.after_forward_bytes - tracked.after_forward.total_bytes) <= bound
+        assert abs(predicted.peak_bytes - tracked.peak.total_bytes) <= bound
+
+
+@ON_DEMAND
+@pytest.mark.usefixtures("warm_ranks")
+def test_a_stage_alone_holds_what_is_predicted() -> None:
+    """The allocator's events of real tensors, and nobody at the other end of the messages."""
+    asked = plan(zero=0, pp=4, dp_replicate=2, num_micro_batches=8)
+    task = Task(mode="solo", device="cpu", model=FOUR, plan=asked, stack=CPU, rank=3, num_steps=1, num_warm_up=1)
+    record = play(task)
+    assert record["verdict"] == "ok", record["trouble"]
+    rows = {row["name"]: row for row in compare_run(record)["memory"]}
+    assert all(abs(row["error"]) <= COUNTERS for row in rows.values()), rows
+    assert rows["peak_bytes"]["predicted"] == borders(FOUR, asked, CPU, granularity_bytes=1, stage=1).peak_bytes
+
+
+@ON_DEMAND
+@pytest.mark.usefixtures("warm_ranks")
+def test_a_fake_record_has_every_stage() -> None:
+    asked = plan(zero=0, pp=4, num_micro_batches=4)
+    record = play(Task(mode="fake", model=FOUR, plan=asked, stack=FAKE))
+    assert record["memory_by_stage"][0]["peak_bytes"] == record["memory"]["peak_bytes"]
+    rows = {row["name"]: row["error"] for row in compare_run(record)["memory"]}
+    assert {f"peak of stage {stage}_bytes" for stage in (1, 2, 3)} < set(rows)
+    assert max(map(abs, rows.values())) <= SCALARS * asked.num_micro_batches
+
+
 def test_phases_are_counted_between_their_marks() -> None:
     """A trace of two micro-batches to and fro: the borders are those of the last time, the peaks those of all."""
 
@@ -147,7 +205,6 @@ def test_phases_are_counted_between_their_marks() -> None:
 @pytest.mark.parametrize(
     ("model", "changes", "place", "mode"),
     [
-        (TINY, {"pp": 2}, "plan: pp", "fake"),
         (TINY, {"pp": 2, "zero": 0, "num_micro_batches": 4, "schedule": "dualpipe", "virtual_stages": 2}, "plan: schedule", "cpu"),
         (TINY, {"pp": 2, "num_micro_batches": 2}, "plan: sync_every_micro_batch", "cpu"),
         (TINY.model_copy(update={"tied_embeddings": True}), {"pp": 2, "zero": 0}, "plan: pp", "cpu"),

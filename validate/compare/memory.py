@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError
@@ -34,7 +34,9 @@ def compare_memory(found: dict[str, Any], run: Run, prediction: Prediction | Non
     if "start_bytes" not in measured:
         return
     granularity = 512 if run.device == "cuda" else 1  # CUDA's allocator rounds every tensor up, a CPU's none
-    predicted = borders(run.model, run.plan, run.stack, granularity_bytes=granularity, library=run.library)
+    predicted = borders(
+        run.model, run.plan, run.stack, granularity_bytes=granularity, library=run.library, stage=run.stage
+    )
     beside = sum(workspace_bytes(device)) if run.on_gpu and measured is memory and device is not None else 0
     lines = [*_border_lines(predicted, measured, beside), *_stage_lines(run, granularity, beside)]
     found["memory"] = [line.as_json() for line in lines]
@@ -63,7 +65,16 @@ def _border_lines(predicted: Borders, measured: Mapping[str, Any], beside: int) 
 
 
 def _stage_lines(run: Run, granularity: int, beside: int) -> list[Line]:
-    """The peak of the first rank of each pipeline stage but the first, whose rank the rest is about."""
+    """The peak of the first rank of each pipeline stage but the first, whose rank the rest is about; on fake tensors of each phase.
+
+    A rank that was asked for stands for itself.
+    """
+    if run.stage == 0 and (told := run.record.get("memory_by_stage")):
+        return [
+            Line(name=f"{name} of stage {stage}_bytes", predicted=ours + beside, measured=theirs)
+            for stage, one in enumerate(told[1:], 1)
+            for name, ours, theirs in _peaks(_of_stage(run, granularity, stage), one)
+        ]
     peaks, stages = run.record.get("memory_by_rank") or [], run.plan.pp
     if stages == 1 or len(peaks) != run.plan.num_devices:
         return []
@@ -74,6 +85,12 @@ def _stage_lines(run: Run, granularity: int, beside: int) -> list[Line]:
         if peaks[rank] is not None
         for found in (_of_stage(run, granularity, stage),)
     ]
+
+
+def _peaks(predicted: Borders, measured: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
+    yield "peak", predicted.peak_bytes, measured["peak_bytes"]
+    for phase, size in measured["peak_by_phase_bytes"].items():
+        yield f"peak {phase}", predicted.peak_by_phase_bytes[phase], size
 
 
 def _of_stage(run: Run, granularity: int, stage: int) -> Borders:

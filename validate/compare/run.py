@@ -56,6 +56,11 @@ class Run:
         return "gloo" if self.device == "cpu" and self.record["mode"] in ("cpu", "full") else "nccl"
 
     @property
+    def stage(self) -> int:
+        """The pipeline stage of the rank whose memory the record has: stages are outermost."""
+        return int(self.record.get("rank") or 0) // (self.plan.num_devices // self.plan.pp)
+
+    @property
     def on_gpu(self) -> bool:
         """The caching allocator was there to be asked."""
         return "peak_reserved_bytes" in (self.record.get("memory") or {})

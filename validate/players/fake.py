@@ -18,7 +18,7 @@ from simulator.spec.software.stack import Stack
 from validate.machine import describe
 from validate.parallel import build, materialise
 from validate.players.hooks import reduced_in_place
-from validate.players.memory import track_step
+from validate.players.memory import track_stage, track_step
 from validate.report import RankReport
 from validate.steps import TrainingStep
 from validate.task import Task
@@ -33,10 +33,10 @@ from validate.torch_private import (
 from validate.tracker import TrackedMemory
 
 
-def play(model: Model, plan: Plan, stack: Stack, device_type: str = "cpu") -> TrackedMemory:
-    """Memory of rank 0 of `plan.num_devices` ranks. Uses the process's default group: one call a process at a time."""
+def play(model: Model, plan: Plan, stack: Stack, device_type: str = "cpu", rank: int = 0) -> TrackedMemory:
+    """Memory of one of `plan.num_devices` ranks. Uses the process's default group: one call a process at a time."""
     device = torch.device(device_type)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.num_devices)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.num_devices)
     try:
         fake = FakeTensorMode()
         with _fake_empties(
@@ -47,21 +47,37 @@ def play(model: Model, plan: Plan, stack: Stack, device_type: str = "cpu") -> Tr
             fake.allow_non_fake_inputs = True  # the modules come without storage, and as plain tensors
             materialise(built, device)
             fake.allow_non_fake_inputs = False
-            step = TrainingStep(built, model, plan, stack, device)
             with _quiet_ddp():
+                if plan.pp > 1:
+                    from validate.pipelined import LonePipelinedStep
+
+                    stage = LonePipelinedStep(built, model, plan, stack, device)
+                    return track_stage(built, stage, plan, device, reduced_in_place(plan))
+                step = TrainingStep(built, model, plan, stack, device)
                 return track_step(built, step, plan, device, reduced_in_place(plan))
     finally:
         dist.destroy_process_group()
 
 
 def run(task: Task, report: RankReport) -> dict[str, Any]:
-    """The task's memory as a rank reports it."""
+    """The task's memory as a rank reports it, and that of the first rank of each pipeline stage."""
     report.phase("memory")
-    tracked = play(task.model, task.plan, task.stack, task.device)
+    asked, plan = (task.model, task.plan, task.stack, task.device), task.plan
+    memory = play(*asked, task.rank).as_json()
+    found: dict[str, Any] = {}
+    if plan.pp > 1:
+        del memory["by_category"]  # whose the bytes are, nobody has followed
+        each = plan.num_devices // plan.pp
+        found["memory_by_stage"] = []
+        for stage in range(plan.pp):
+            report.phase(f"memory of stage {stage}")
+            one = play(*asked, stage * each).as_json()
+            del one["by_category"]
+            found["memory_by_stage"].append(one)
     machine = describe(
         torch, "cpu", num_ranks=task.plan.num_devices, threads=task.threads, command=task.command.split()
     )
-    return {"rank": 0, "machine": machine, "memory": tracked.as_json()}
+    return {"rank": task.rank, "machine": machine, "memory": memory, **found}
 
 
 @contextlib.contextmanager

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from simulator.spec.plan import Plan
 from validate.parallel import POWERSGD_BEGINS, Built, make_optimizer, replicate
 from validate.steps import TrainingStep
-from validate.tracker import PlainTracker, ShardedTracker, TrackedMemory
+from validate.tracker import PlainTracker, ShardedTracker, TotalTracker, TrackedMemory
+
+if TYPE_CHECKING:
+    from validate.pipelined import LonePipelinedStep
 
 MICRO_BATCHES = 3  # what a third micro-batch finds, every later one finds too
 
@@ -45,6 +48,27 @@ def track_step(
                 step.run(num_micro_batches=1)
                 tracker.reset_mod_stats()
         step.run(tracker.announce, min(plan.num_micro_batches, MICRO_BATCHES))
+        return tracker.tracked()
+
+
+def track_stage(
+    built: Built, step: LonePipelinedStep, plan: Plan, device: torch.device, hook: Callable[..., Any]
+) -> TrackedMemory:
+    """Bytes of a pipeline stage over its second step: the first makes the buffers of its messages.
+
+    All micro-batches are played, since a schedule is one of so many. DDP comes between the two: it rebuilds its buckets
+    behind its first step, which fake tensors cannot.
+    """
+    built.optimizer = make_optimizer(built, plan)
+    step.make_optimizer_state()
+    tracker = TotalTracker()
+    tracker.prepare(device, lambda: 0)
+    tracker.track_external(built.module, getattr(built.optimizer, "optim", built.optimizer), *step.inputs)
+    with tracker:
+        step.run()
+        replicate(built, plan, hook)
+        step.replaced()
+        step.run(tracker.announce)
         return tracker.tracked()
 
 

@@ -71,7 +71,7 @@ def _join(task: Task, rank: int, device: torch.device) -> Callable[..., Any] | N
     if task.mode == "solo":
         from validate.torch_private import FakeStore
 
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+        dist.init_process_group("fake", store=FakeStore(), rank=task.rank, world_size=world)
         return reduced_in_place(task.plan)
     told = int(os.environ.get("WORLD_SIZE", str(world)))
     if told != world:
@@ -170,9 +170,9 @@ def _engine_step(task: Task, device: torch.device) -> Any:  # noqa: ANN401  a Tr
 def _step(task: Task) -> type[TrainingStep]:
     if task.plan.pp == 1:
         return TrainingStep
-    from validate.pipelined import PipelinedStep
+    from validate.pipelined import LonePipelinedStep, PipelinedStep
 
-    return PipelinedStep
+    return LonePipelinedStep if task.mode == "solo" else PipelinedStep
 
 
 def _from_everybody(task: Task, result: dict[str, Any]) -> dict[str, Any]:

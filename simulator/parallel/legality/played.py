@@ -253,7 +253,7 @@ _SPLIT: Final = (
 def _fake_replicas(played: Played) -> bool:
     plan = played.plan
     replicated = plan.traits.whole_modules and plan.num_data_parallel > 1
-    return played.mode == "fake" and replicated and plan.num_micro_batches > 1
+    return played.mode == "fake" and replicated and plan.num_micro_batches > 1 and plan.pp == 1
 
 
 _MODE: Final = (

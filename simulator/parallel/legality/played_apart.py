@@ -43,14 +43,6 @@ SPREAD: Final = (
         remedy='cp_exchange = "all_to_all", or cp = 1',
     ),
     PlayRule(
-        where="pp",
-        fields=("pp",),
-        applies=_pipelined,
-        holds=lambda played: played.mode in ("cpu", "full"),
-        equation="a stage waits for its neighbours' messages, and one process has none",
-        remedy="--mode cpu or full",
-    ),
-    PlayRule(
         where="schedule",
         fields=("pipeline_schedule", "pp"),
         applies=_pipelined,

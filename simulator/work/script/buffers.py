@@ -41,6 +41,9 @@ class Buffers:
     def after_forward(self, unit: int) -> None:
         """They may go."""
 
+    def end_forward(self) -> None:
+        """A chunk's forward is over that ends without the head."""
+
     def before_backward(self, unit: int, ahead: Sequence[int] = ()) -> None:
         """They must be there again."""
 

@@ -49,6 +49,8 @@ class Fsdp2Buffers(ShardedBuffers):
         self._scattering: int | None = None  # input of the reduce-scatter in flight
         self._summed: list[int] = []  # what replicas all-reduced, where it is not the gradient itself
         self._smaller: dict[int, int] = {}  # unit -> its copy resharded to a smaller group
+        # torch's pipelines gather once a step (torch 2.13, pipelining/stage.py: set_reshard_after_backward)
+        self._stays = plan.pp > 1 and plan.traits.uses_torch_pipelines
 
     def _gather(self, unit: int) -> None:
         if unit in self._buffers or unit in self.parameters or unit not in self.units:
@@ -117,6 +119,10 @@ class Fsdp2Buffers(ShardedBuffers):
             self._release()
 
     @override
+    def end_forward(self) -> None:
+        self._release()
+
+    @override
     def before_backward(self, unit: int, ahead: Sequence[int] = ()) -> None:
         if unit not in self.parameters:
             self._gather(unit)
@@ -130,7 +136,8 @@ class Fsdp2Buffers(ShardedBuffers):
     @override
     def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:
         if not sync:
-            self.storages.free(*self.parameters.pop(unit))
+            if not self._stays:
+                self.storages.free(*self.parameters.pop(unit))
             self.accumulate(unit, gradients, self.reduced)
             return
         slots = [self._own_part(slot, numel) for slot, numel in self.take_kept(unit, gradients)]

@@ -94,10 +94,14 @@ def _frozen_tensors(model: Model, plan: Plan) -> list[int]:
 
 
 def buffer_tensors(model: Model, plan: Plan) -> list[int]:
-    """Bytes of the model's own buffers: fp32 tables of the rotary cosines and sines."""
+    """Bytes of the model's own buffers: fp32 tables of the rotary cosines and sines, of each module that a rank has.
+
+    The chunks of a stage of torch's pipelines are models of their own; Megatron's share one (it keeps what it has computed).
+    """
     if model.positions != "rope":
         return []
-    return [plan.seq_len * int(model.head_dim * model.rotary_fraction) * 4] * 2
+    modules = plan.pipeline.virtual_stages if plan.traits.uses_torch_pipelines else 1
+    return [plan.seq_len * int(model.head_dim * model.rotary_fraction) * 4] * 2 * modules
 
 
 def resident_bytes(model: Model, plan: Plan, *, granularity_bytes: int = 1) -> dict[str, int]:
