@@ -113,7 +113,7 @@ def _row(data: bytes, rng: random.Random) -> bytes:
             database.deserialize(data[:18] + b"\1\1" + data[20:])  # memory has no write-ahead log
             tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE sql LIKE '%sum %'")]
             rows = database.execute(f"SELECT key, outcome FROM {tables[0]} WHERE outcome IS NOT NULL").fetchall()  # noqa: S608
-            key, text = rng.choice(rows)
+            key, text = rng.choice([row for row in rows if isinstance(row[1], str)])  # damage may have left other types
             found = _json(text.encode(), rng) if rng.random() < 0.7 else None
             new = (found or _words(text.encode(), rng)).decode("utf-8", "replace")
             told = zlib.crc32(f"{key}\n{new}".encode("utf-8", "replace"))
