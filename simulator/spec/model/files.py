@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,7 @@ def preset_names() -> tuple[str, ...]:
 
 def unknown_model(name: str) -> Fault:
     """The fault of an unknown model name, with the nearest names."""
-    found = unknown_name("model", name.rpartition("/")[2], preset_names(), "a config.json or .toml")
-    return replace(found, problem=f"no preset is called {name!r}")
+    return unknown_name("model", name, preset_names(), "a config.json or .toml")
 
 
 def model_fields(path: Path, depth: int = 0) -> dict[str, Any]:

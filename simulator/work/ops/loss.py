@@ -214,7 +214,7 @@ def _split(g: Graph, s: OpContext, logits: Value, wide: Value) -> Value:
     add (12), scale (8); what comes out is the gradient of the logits already.
     """
     f = wide.num_bytes
-    log_probs = g.value("log_probabilities", wide.numel, "fp32")
+    log_probs = g.value("log_probabilities", wide.numel, wide.dtype)
     g.op(
         "log_softmax",
         "loss",
