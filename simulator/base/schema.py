@@ -196,7 +196,10 @@ def unknown_name(noun: str, name: str, known: Iterable[str], files: str) -> Faul
     """The fault of a name that no preset has. files: what else would do, as "a cluster's .toml"."""
     if name.endswith(".py"):
         return Fault(place=noun, problem=f"{name} {_PYTHON}", remedy=f"give a preset's name, or the path of {files}")
-    path, near = f"the path of {files}", close_names(name.rpartition("/")[2], known := tuple(known))  # without its owner
+    path, near = (
+        f"the path of {files}",
+        close_names(name.rpartition("/")[2], known := tuple(known)),
+    )  # without its owner
     remedy = did_you_mean([*near, path]) if near else f"{nearest(name, known)}; or {path}".removeprefix("; or ")
     return Fault(place=noun, problem=f"no preset is called {name!r}", remedy=remedy)
 

@@ -10,9 +10,10 @@ from simulator.base.fit import Fit
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.play.lower import Lowering, lower
 from simulator.play.lower.host_lead import passes_ahead
-from simulator.predict.confidence import SHEET, Z90, extrapolated, own_sigma, reaches, sources, spread
+from simulator.predict.confidence import SHEET, Z90, own_sigma, reaches, spread
 from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_per_s, memory_by_device, worst_fit
 from simulator.predict.network import network_share, slow_s
+from simulator.predict.origins import extrapolated, sources
 from simulator.predict.play import bounds, play
 from simulator.predict.prediction import Prediction, Remedy, Source
 from simulator.predict.tiers import with_lower_tiers, with_pages

@@ -1,17 +1,16 @@
-"""How sure a prediction is, and where its inputs come from."""
+"""How sure a prediction is: the parts of its interval, and what they add up to."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
-from simulator.base.kernels import Kernel, Stream
+from simulator.base.kernels import Stream
 from simulator.base.sums import summed
 from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import Lowering
 from simulator.play.lower.power import step_kernels
 from simulator.predict.play import SimulatedStep
-from simulator.predict.prediction import Source
 from simulator.predict.slopes import (
     HOST,
     LATENCY_SIGMA,
@@ -25,12 +24,9 @@ from simulator.spec.calibration.collective_curves import DOUBLING_SIGMA
 from simulator.spec.calibration.intervals import Part, intervals
 from simulator.spec.calibration.learned import CoefficientName, Learned
 from simulator.spec.calibration.narrow import BLOCKS_SIGMA, FP4_SIGMA, ROWS_SIGMA
-from simulator.work.collectives import Links, calibrated
 from simulator.work.collectives import sigma as collective_sigma
-from simulator.work.collectives import source as links_source
 from simulator.work.offload import SIGMA as TRANSFER_SIGMA
 from simulator.work.program import Collective
-from simulator.work.script import units
 
 _LINKS = "communication"
 Z90 = 1.6449  # two-sided 90 % of a normal distribution
@@ -68,12 +64,6 @@ _UNTIMED = math.log(2) / Z90
 # One sigma of the logarithm of a host's time: published costs of an eager operator lie at 5 to 15 us, hosts of one GPU generation
 # within that (../docs/background/host.md); 5 to 15 taken for 90 % of them.
 HOST_SIGMA = math.log(3) / (2 * Z90)
-_KNOWN = {
-    "described": "",
-    "assumed": ": nobody named the software (--stack), and the interval is wider for it",
-    "unknown": ": no stack describes the software that runs, and the interval is wider for it",
-}
-_PADDED = 1.1  # bytes of shards over those of the parameters from which on a report says so
 
 
 def reaches(own: float, parts: Mapping[str, float]) -> tuple[float, float]:
@@ -306,113 +296,3 @@ def shares(breakdown: Mapping[str, float], step_s: float) -> dict[str, float]:
         category = kind if kind in TRANSFER_SIGMA else _LINKS if waiting else name
         found[category] = found.get(category, 0.0) + seconds / step_s
     return found
-
-
-def extrapolated(lowering: Lowering) -> tuple[str, ...]:
-    """What lies outside the range that the calibration measured."""
-    found: dict[str, None] = {}
-    for kernel in _kernels(lowering):
-        note = lowering.calibration.extrapolated(kernel, lowering.stack.attention)
-        if note:
-            found[note] = None
-    return tuple(found)
-
-
-def _kernels(lowering: Lowering) -> list[Kernel]:
-    return [kernel for block in lowering.blocks.kinds for op in block.ops for kernel in (*op.forward, *op.backward)]
-
-
-def sources(lowering: Lowering) -> tuple[Source, ...]:
-    """Provenance of every input."""
-    stack, calibration, device = lowering.stack, lowering.calibration, lowering.device
-    fitted = f"; coefficients from {len(stack.fitted.calibration_runs)} runs" if stack.fitted.calibration_runs else ""
-    tier = lowering.transfers.tier if lowering.transfers else None
-    detail = f"{tier.name}: topologies/tiers" if tier and tier.name else "given"
-    below = [Source(what="tiers", kind="datasheet", detail=detail)] if tier else []
-    return (
-        *below,
-        *_exceptions(lowering),
-        *_assumptions(lowering),
-        Source(
-            what="model", kind="given", detail=f"{lowering.model.name}, {lowering.model.num_parameters:,} parameters"
-        ),
-        Source(what="device", kind="datasheet", detail=device.name),
-        Source(what="kernels", kind=calibration.kind, detail=_kernels_from(lowering)),
-        Source(what="links", kind=_links_kind(lowering), detail=_links_detail(lowering)),
-        Source(
-            what="stack",
-            kind="calibrated" if fitted else "assumed",
-            detail=f"{stack.name}{fitted}{_KNOWN[stack.known]}",
-        ),
-    )
-
-
-def _exceptions(lowering: Lowering) -> list[Source]:
-    """Kinds of GPUs that differ, and what their kernels' times rest on."""
-    if lowering.kinds is None:
-        return []
-    usual, *others = lowering.kinds.kinds
-    found = [Source(what="exceptions", kind="given", detail="; ".join(kind.unlike(usual) for kind in others))]
-    for name, calibration in lowering.calibrations.items():
-        if name != usual.device:
-            found.append(Source(what=f"kernels of {name}", kind=calibration.kind, detail=calibration.name))
-    return found
-
-
-def _padding(lowering: Lowering) -> list[Source]:
-    """What shards hold beyond the parameters, where that is much."""
-    shard, plan = shard_of(lowering.model, lowering.plan), lowering.plan
-    cut = units(shard, plan)
-    numel = summed(unit.numel for unit in cut)  # none where nothing that is trained is sharded
-    factor = summed(unit.padded_numel for unit in cut) / numel if numel else 1.0
-    if factor < _PADDED:
-        return []
-    dealt = {"experts"} if plan.ep > 1 else {"experts", "rows_with_ep"}
-    whole = shard.experts is not None and shard.experts.cut_by in dealt
-    what, avoided = ("experts", "cutting rows") if whole else ("rows", "ep")
-    detail = f"{factor:.1f} x: shards hold whole {what}; dp_replicate or {avoided} avoids it"
-    return [Source(what="padded shards", kind="assumed", detail=detail)]
-
-
-def _assumptions(lowering: Lowering) -> list[Source]:
-    """What holds only from some step on, and what sharding adds to the parameters."""
-    plan, found = lowering.plan, _padding(lowering)
-    if plan.ddp.comm_hook.kind == "powersgd":
-        detail = f"a step after the first {plan.ddp.comm_hook.start_step:,}, in which gradients travel whole"
-        found.append(Source(what="PowerSGD", kind="assumed", detail=detail))
-    if plan.deepspeed.one_bit.any:
-        detail = f"signs with error feedback train as well as gradients; a step after the first {plan.deepspeed.one_bit.freeze_step:,}"
-        found.append(Source(what="one-bit optimizer", kind="assumed", detail=detail))
-    if plan.sync_every_steps > 1:
-        detail = (
-            f"replicas up to {plan.sync_every_steps:,} steps apart, that training bears it; mean over that many steps"
-        )
-        found.append(Source(what="staleness", kind="assumed", detail=detail))
-    return found
-
-
-def _links_detail(lowering: Lowering) -> str:
-    """What calibrated the links, and which of the stack's NCCL variables no model hears."""
-    nccl = lowering.fabric.nccl
-    unheard = nccl.environment.unmodelled
-    detail = links_source(lowering.cluster, lowering.curves, nccl=nccl)
-    detail += (
-        "; between nodes by the data sheet alone, which the interval's upper end allows for"
-        if lowering.network_by_sheet
-        else ""
-    )
-    return f"{detail}; not modelled: {', '.join(unheard)}" if unheard else detail
-
-
-def _kernels_from(lowering: Lowering) -> str:
-    calibration = lowering.calibration
-    date = f", {calibration.provenance.date}" if calibration.provenance.date else ""
-    learned = calibration.learned
-    own = f"; as {len(learned.runs)} runs of your own taught ({learned.name})" if learned else ""
-    return f"{calibration.name}: {calibration.provenance.machine}{date}{own}"
-
-
-def _links_kind(lowering: Lowering) -> str:
-    if lowering.curves.ideal_links:
-        return "ideal"
-    return "calibrated" if calibrated(Links.of(lowering.cluster), lowering.curves) else "datasheet"
