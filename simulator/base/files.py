@@ -38,12 +38,11 @@ def write_whole(path: Path, data: str | bytes, flag: str = "") -> None:
         beside = target.with_name(f".{target.name}.{os.getpid()}{_BESIDE}")
         try:
             _remove_abandoned(target)
-            with beside.open("wb") as file:
-                owned(file.fileno())
+            with os.fdopen(owned_file(beside), "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())  # or a machine that stops may keep the new name and not what it names
-            beside.replace(target)
+                beside.replace(target)  # while the file is owned
         finally:
             beside.unlink(missing_ok=True)
     except OSError as exc:
@@ -58,10 +57,22 @@ def _remove_abandoned(target: Path) -> None:
             one.unlink(missing_ok=True)
 
 
-def owned(descriptor: int) -> None:
-    """Say of an open file that a process uses it, on this machine or another that shares the folder."""
+def owned_file(path: Path, mode: int = 0o666) -> int:
+    """Open a new file that this process uses until it closes it, on this machine or another that shares the folder.
+
+    It has its name only once it is locked: one that had it before could be taken for abandoned in between.
+    """
+    unnamed = path.with_name(f"{path.name}.{os.getpid()}.new")
+    descriptor = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with contextlib.suppress(OSError):  # a file system without locks: then nobody takes the file for abandoned
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        unnamed.replace(path)
+    except OSError:
+        os.close(descriptor)
+        unnamed.unlink(missing_ok=True)
+        raise
+    return descriptor
 
 
 def abandoned(path: Path) -> bool:

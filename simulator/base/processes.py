@@ -16,7 +16,7 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from simulator.base.files import abandoned, owned
+from simulator.base.files import abandoned, owned_file
 
 ItemT = TypeVar("ItemT")
 FoundT = TypeVar("FoundT")
@@ -50,9 +50,7 @@ def claim(folder: Path) -> int:
     for owner in folder.parent.glob(f"{folder.name.partition('-')[0]}-*/{_OWNER}"):
         if abandoned(owner):
             shutil.rmtree(owner.parent, ignore_errors=True)
-    descriptor = os.open(folder / _OWNER, os.O_WRONLY | os.O_CREAT, 0o600)
-    owned(descriptor)
-    return descriptor
+    return owned_file(folder / _OWNER, 0o600)
 
 
 class Crew:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from simulator.base.files import abandoned
 from simulator.base.processes import Crew, claim, mapped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,6 +88,28 @@ def _until(done) -> None:  # noqa: ANN001
             return
         time.sleep(0.05)
     pytest.fail("not within a minute")
+
+
+def test_a_folder_that_is_being_claimed_is_not_taken_for_one_that_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process looks for what was left at each moment of a claim: before its file is locked, and after."""
+    folder, lock = tmp_path / "mine-1", fcntl.flock
+    folder.mkdir()
+    looked: list[bool] = []
+
+    def seen(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        looked.extend(map(abandoned, folder.glob("owner")))
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", seen)
+    held = claim(folder)
+    assert looked == []
+    assert [abandoned(one) for one in folder.glob("owner")] == [False]
+    assert [one.name for one in folder.iterdir()] == ["owner"]
+    os.close(held)
+    assert abandoned(folder / "owner")
 
 
 def test_a_claim_removes_the_folders_of_processes_that_are_gone(tmp_path: Path) -> None:
