@@ -68,7 +68,9 @@ def test_presets_in_commands_exist() -> None:
     """--cluster, --model, --stack of README, tutorial and guides, unless it is a file of the reader's."""
     load = {"model": Model.load, "cluster": Cluster.load, "stack": Stack.load}
     for page in PAGES:
-        for noun, name in re.findall(r"--(model|cluster|stack) (?![A-Z]+\b)(\w[\w./-]+)", page.read_text(encoding="utf-8")):
+        for noun, name in re.findall(
+            r"--(model|cluster|stack) (?![A-Z]+\b)(\w[\w./-]+)", page.read_text(encoding="utf-8")
+        ):
             if not name.endswith((".toml", ".json")) and name != "path":
                 load[noun](name.rstrip("."))
 
