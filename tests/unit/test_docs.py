@@ -72,7 +72,7 @@ def test_presets_in_commands_exist() -> None:
             r"--(model|cluster|stack) (?![A-Z]+\b)(\w[\w./-]+)", page.read_text(encoding="utf-8")
         ):
             if not name.endswith((".toml", ".json")) and name != "path":
-                load[noun](name.rstrip("."))
+                assert load[noun](name.rstrip(".")), f"{page.name}: {name}"
 
 
 def test_what_is_made_of_the_readme_is_as_it_would_be_made_now() -> None:
