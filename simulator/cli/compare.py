@@ -164,9 +164,12 @@ def subject_of(
     name: str, file: Path | None, flags: dict[str, str], settings: tuple[str, ...], prices: Prices | None
 ) -> Subject:
     """A study or a captured program under flags and settings, with its prices. Raises InputError with every fault."""
-    named = {key.strip(): text.strip() for key, equals, text in (s.partition("=") for s in settings) if equals}
-    flags = flags | {noun: named[noun] for noun in _NOUNS if noun in named}
-    settings = tuple(setting for setting in settings if setting.partition("=")[0].strip() not in _NOUNS)
+    nouns = [setting for setting in settings if "=" in setting and setting.partition("=")[0].strip() in _NOUNS]
+    named = {key.strip(): text.strip() for key, _, text in (setting.partition("=") for setting in nouns)}
+    if len(named) < len(nouns):
+        raise InputError.at(", ".join(nouns), "names one of the study's parts twice", "keep one")
+    flags = flags | named
+    settings = tuple(setting for setting in settings if setting not in nouns)
     priced = [setting for setting in settings if setting.strip().startswith("price.")]
     left = [setting for setting in settings if setting not in priced]
     if file is not None and is_program(file):

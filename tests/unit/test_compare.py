@@ -254,6 +254,9 @@ def test_what_a_plan_shares_with_itself_on_another_machine_cancels(capsys: pytes
         (["--what-if", "plan.tp=2", "--plot", "front.gif"], "is not a picture format"),
         (["--what-if", "plan.tpp=2"], "tpp"),
         (["--what-if", "tp=2"], "did you mean plan.tp?"),
+        (["--what-if", "cluster"], "is a table"),
+        (["--what-if", "cluster=8xh100,cluster=8xh200"], "twice"),
+        (["--what-if", "cluster="], "no preset is called ''"),
     ],
 )
 def test_bad_input_is_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
