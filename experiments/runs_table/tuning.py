@@ -123,8 +123,8 @@ def _litgpt(row: RunRow) -> Tuned:
     if base:
         settings |= {"plan.peft": "qlora", "plan.base_weights": base, "stack.quantised_keeps_input": True}
     again = "full" if (row.n_gpus or 1) > 1 else "none"  # FSDPStrategy(activation_checkpointing_policy={Block})
-    whole = (row.micro_batch or 1) * (row.n_gpus or 1)
-    return Tuned(replace(row, notes="", act_ckpt=again, global_batch=row.global_batch or whole), settings)
+    batch = (row.micro_batch or 1) * (row.n_gpus or 1)
+    return Tuned(replace(row, notes="", act_ckpt=again, global_batch=row.global_batch or batch), settings)
 
 
 def _fsdp_qlora(row: RunRow) -> Tuned:
