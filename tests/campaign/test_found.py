@@ -54,6 +54,7 @@ FOUND = {
     "a time below all numbers": ("samples check", "new.jsonl", lambda data: data + b'{"kind": "adamw", "parameters": 9, "time_s": -1' + b"0" * 400 + b"}\n", 1, "is not above 0"),
     "a module whose name is a number": ("capture", "step.capture.gz", _inside(b'"names": [', b'"names": [0, '), 3, "is no text"),
     "a count of thousands of digits": ("tuner", "tuner.csv", _new(b",8,-1", b",8," + b"9" * 5000), 3, "is not a count"),
+    "a source of a number that has a number's name": ("calibrations diff", "new.calibration.json", _new(b'"nccl_communicator_bytes": "prior"', b'"p95": "prior"'), 0, ""),
     "a note with a character that a terminal obeys": ("megatron yaml", "run.args", _new(b"--micro", b"--no\x1bsuch 1 --micro"), 0, "no\\x1bsuch"),
 }  # fmt: skip
 
