@@ -277,17 +277,17 @@ def _cost(price: Price, currency: str, device_hours: NDArray[np.float64]) -> Run
 
 
 def _days(played: Sequence[SimulatedRun], prediction: Prediction, seed: int, jitter: float) -> list[float]:
-    """Days of each run at a step time drawn from the prediction's own interval: lognormal, the same for all its steps.
+    """Days of each run at a step time drawn from the prediction's own interval, the same for all its steps.
 
-    jitter: one sigma of the mean of all steps.
+    Lognormal on either side of the middle, each as wide as the interval's end there. jitter: one sigma of the mean of all steps.
     """
-    step_s, high = float(prediction.step_s), float(prediction.high_s)  # the lower end may be the data sheet's limit
-    sigma = hypot(log(high / step_s) / _Z90 if 0 < step_s < high else 0.0, jitter)
+    step_s, low, high = (float(one) for one in (prediction.step_s, prediction.low_s, prediction.high_s))
+    down, up = (hypot(log(s / step_s) / _Z90, jitter) if s * step_s > 0 else jitter for s in (low, high))
     drawn = np.random.default_rng((seed, 2**32)).standard_normal(len(played)).tolist()
     days: list[float] = []
     for each, z in zip(played, drawn, strict=True):
         training = each.seconds["training"]
-        days.append((each.total_s + training * (exp(sigma * z) - 1)) / DAY_S)
+        days.append((each.total_s + training * (exp((up if z > 0 else down) * z) - 1)) / DAY_S)
     return days
 
 

@@ -50,8 +50,13 @@ class Scatter:
     @property
     def covariance(self) -> Array:
         """Of the runs' errors beside the coefficients'. A run of little weight is as if it scattered more, in all that it does."""
-        total = self.own**2 + self.shared**2
-        return self.shared**2 * self.correlation + np.diag(total / self.weights - self.shared**2)
+        return self.shared**2 * self.correlation + np.diag(self.own**2 + self.added)
+
+    @property
+    def added(self) -> Array:
+        """What little weight adds to a run's own variance."""
+        found: Array = (self.own**2 + self.shared**2) * (1 / self.weights - 1)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,24 +243,25 @@ def _inverse(covariance: Array) -> Array:
 
 
 def _scattered(target: Array, known: Array, correlation: Array, before: float) -> Scatter:
-    """The most probable scatter with equal weights; then the weights under it."""
+    """The most probable scatter under the runs' weights, and their weights under it, in turn (Student's t by iterated weighing)."""
 
-    def cost(logs: Array) -> float:
+    def cost(logs: Array, weights: Array) -> float:
         own, shared = logs
-        found = Scatter(math.exp(own), math.exp(shared), correlation, np.ones(len(target)))
-        covariance = known + found.covariance
+        covariance = known + Scatter(math.exp(own), math.exp(shared), correlation, weights).covariance
         fits = float(target @ _inverse(covariance) @ target) + float(np.linalg.slogdet(covariance)[1])
         off = ((own - math.log(before) - _OWN[0]) / _OWN[1], (shared - math.log(before) - _SHARED[0]) / _SHARED[1])
         return float(fits + off[0] ** 2 + off[1] ** 2)
 
-    start = [math.log(before) + _OWN[0], math.log(before) + _SHARED[0]]
-    own, shared = minimize(cost, start, method="Nelder-Mead", options={"maxiter": 200}).x
-    found = Scatter(math.exp(own), math.exp(shared), correlation, np.ones(len(target)))
-    for _ in range(_WEIGHINGS if len(target) > 1 else 0):
+    logs, weights = np.array([math.log(before) + _OWN[0], math.log(before) + _SHARED[0]]), np.ones(len(target))
+    found = Scatter(before, before, correlation, weights)
+    for _ in range(_WEIGHINGS if len(target) > 1 else 1):
+        logs = minimize(cost, logs, args=(weights,), method="Nelder-Mead", options={"maxiter": 200}).x
+        found = Scatter(math.exp(logs[0]), math.exp(logs[1]), correlation, weights)
         inverse = _inverse(known + found.covariance)
-        squared_errors = (inverse @ target) ** 2 / np.diag(inverse)  # squared, in sigmas of what the others say
-        found = replace(found, weights=np.minimum(1.0, (FREEDOM + 1) / (FREEDOM + squared_errors)))
-    return found
+        variances = np.maximum(found.own**2, 1 / np.diag(inverse) - found.added)
+        odd = (inverse @ target / np.diag(inverse)) ** 2 / variances  # squared, in sigmas of what the others say
+        weights = np.minimum(1.0, (FREEDOM + 1) / (FREEDOM + odd))
+    return found if len(target) == 1 else replace(found, weights=weights)
 
 
 def _predicts(found: Posterior, unmoved: Posterior) -> bool:
@@ -276,8 +282,7 @@ def without(found: Posterior, index: int) -> tuple[float, float, Array]:
     By the slopes at the posterior: no prediction is made anew.
     """
     precision = found.inverse[index, index]
-    weighted = (found.found.own**2 + found.found.shared**2) * (1 / found.weights[index] - 1)
-    sigma = math.sqrt(max(found.found.own**2, 1 / precision - weighted))
+    sigma = math.sqrt(max(found.found.own**2, 1 / precision - found.found.added[index]))
     rest = [i for i in range(len(found.steps)) if i != index]
     j = found.slopes[rest]
     cross = (found.prior**2)[:, None] * j.T
