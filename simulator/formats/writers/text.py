@@ -117,8 +117,8 @@ def _beside(padding: Padding | None, iteration: Iteration | None) -> list[Render
 
 
 def _verdict(p: Prediction) -> Table:
-    what = f"{p.model} on {p.cluster}, {counted(p.num_devices, 'device')}: {p.needs}"
-    table = layout.table([(p.verdict.upper(), what), ("", p.cause), ("", _largest(p))], "ll")
+    subject = f"{p.model} on {p.cluster}, {counted(p.num_devices, 'device')}: {p.needs}"
+    table = layout.table([(p.verdict.upper(), subject), ("", p.cause), ("", _largest(p))], "ll")
     table.columns[0].style = _COLORS[p.verdict]
     return table
 

@@ -55,7 +55,7 @@ _TECHNIQUES: Final[tuple[tuple[re.Pattern[str], Settings], ...]] = (
 )  # fmt: skip
 
 
-def said(row: RunRow) -> str:
+def note_text(row: RunRow) -> str:
     """The notes without clauses that are about the table."""
     return ";".join(clause for clause in row.notes.split(";") if not _REMARK.search(clause))
 
@@ -67,8 +67,8 @@ def states(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def trained(row: RunRow) -> tuple[Settings, ...]:
-    """What is trained, once a way that it may be meant: adapters of a stated or usual shape; one empty way where nothing says so."""
-    text = f"{row.model_name} {row.framework} {said(row)}"
+    """Possible readings of what is trained: adapters of a stated or usual shape; one empty reading if the row names none."""
+    text = f"{row.model_name} {row.framework} {note_text(row)}"
     found = None if "peft" in row.of("plan") else states(_METHOD, text)
     if found is None:
         return (_narrow(row, text),)
@@ -84,7 +84,7 @@ def trained(row: RunRow) -> tuple[Settings, ...]:
 
 def techniques(row: RunRow) -> Settings:
     """What the framework's name and notes say was done, of which no column speaks: what leaves the device, what overlaps, what is tied."""
-    stated, text, found = dict(row.settings), f"{row.framework}; {said(row)}", dict[str, Any]()
+    stated, text, found = dict(row.settings), f"{row.framework}; {note_text(row)}", dict[str, Any]()
     for pattern, settings in _TECHNIQUES:
         if settings.keys() & stated.keys() or ("plan.expert_capacity_factor" in settings and (row.n_experts or 1) == 1):
             continue
@@ -102,7 +102,7 @@ def _method(text: str, *, quantised: bool) -> Settings:
 
 
 def _kept_narrow(row: RunRow) -> Settings:
-    """Nobody adapts an fp32 copy."""
+    """Frozen weights below adapters have no fp32 copy."""
     return {"plan.master_dtype": row.precision} if row.precision in ("bf16", "fp16") else {}
 
 
