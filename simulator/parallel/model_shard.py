@@ -133,19 +133,21 @@ def bf16_layers(model: Model, plan: Plan) -> frozenset[int]:
 
 def layer_marks(model: Model, plan: Plan) -> dict[int, str]:
     """What makes layers unlike others of their kind, by number: what is trained of them, products in bf16."""
-    marks = _tuned(model, plan.peft, checkpointed=plan.recompute.mode != "none") if plan.peft.any else {}
+    marks = _tuned(model, plan) if plan.peft.any else {}
     return marks | {number: marks.get(number, "") + BF16_SUFFIX for number in bf16_layers(model, plan)}
 
 
-def _tuned(model: Model, peft: PeftPlan, *, checkpointed: bool) -> dict[int, str]:
+def _tuned(model: Model, plan: Plan) -> dict[int, str]:
     """Marks of layers: the first that is trained as this one is, and whether it lies below all that is trained.
 
     peft makes the embedding's output need gradients where activations are recomputed (peft_model.py:
     `_prepare_model_for_gradient_checkpointing`), so backwards go through all layers then.
     """
-    parts: tuple[ModelPart, ...] = ("embedding", *dict.fromkeys(model.layer_kinds))
+    parts: tuple[ModelPart, ...] = ("embedding", "head", *dict.fromkeys(model.layer_kinds))
     names = {part: [name for name, _ in model.parameter_shapes(part)] for part in parts}
-    below = not (peft.adds and checkpointed) and not peft.at(None).tunes(names["embedding"])
+    peft, checkpointed = plan.peft, plan.recompute.mode != "none"
+    first = [*names["embedding"], *(names["head"] if plan.mixes_units else ())]  # with FSDP1's root, all have gradients
+    below = not (peft.adds and checkpointed) and not peft.at(None).tunes(first)
     if not peft.by_layer and not below:
         return {}
     alike: dict[PeftPlan, int] = {}

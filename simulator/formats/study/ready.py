@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
@@ -39,7 +40,7 @@ class Asked:
             words += [f"--{name.replace('_', '-')}", text]
         for text in self.settings:
             words += ["--set", text]
-        return shlex.join(words)
+        return " ".join(map(_quoted, words))
 
     def also(self, given: Iterable[tuple[str, str]]) -> Asked:
         """With more flags; of one that is there already the new value holds."""
@@ -62,6 +63,16 @@ class Asked:
                 plan_flags[name] = value
         plan_file = replace(self.plan_file, define=define)
         return replace(self, flags=flags, plan_flags=plan_flags, settings=settings, plan_file=plan_file)
+
+
+def _quoted(word: str) -> str:
+    """For a shell, and for the terminal that shows it: what that would obey is spelled out as bash and zsh read it."""
+    if word.isprintable():
+        return shlex.quote(word)
+    spelled = (
+        c if c.isprintable() and c not in "'\\" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(c)) for c in word
+    )
+    return f"$'{''.join(spelled)}'"
 
 
 def ready_command(asked: Asked, faults: Iterable[Fault], attempt: Callable[[Asked], Draft | None]) -> str:

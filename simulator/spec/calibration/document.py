@@ -208,8 +208,8 @@ def _unmeasurable(data: object, place: str) -> Iterator[Fault]:
     """Numbers of a file, besides 0, that nothing has."""
     if isinstance(data, dict):
         for key, one in data.items():
-            vanishes = key in _VANISHING and (isinstance(one, dict) or abs(one or 0) < _LEAST)
-            if not vanishes:
+            small = isinstance(one, dict) or (isinstance(one, float | int) and abs(one) < _LEAST)
+            if not (key in _VANISHING and small):
                 yield from _unmeasurable(one, f"{place}: {key}" if ": " not in place else f"{place}.{key}")
     elif isinstance(data, list):
         for number, one in enumerate(data):

@@ -287,6 +287,16 @@ class Plan(Nested):
         return traits_of(self.implementation)
 
     @property
+    def adapters_apart(self) -> bool:
+        """FSDP1 wraps adapters as units of their own, as peft's policy has it."""
+        return self.traits.wraps_adapters and self.peft.adds and not self.fsdp.mixed_units
+
+    @property
+    def mixes_units(self) -> bool:
+        """FSDP1 makes gradients of all parameters of a unit that has some to train."""
+        return self.traits.wraps_adapters and self.peft.any and not self.adapters_apart
+
+    @property
     def reshard_ranks(self) -> int | None:
         """Neighbours in the shard group that keep a block between them after its forward; None: all, or each the whole.
 

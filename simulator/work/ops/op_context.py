@@ -9,6 +9,7 @@ from simulator.base.kernels import DTYPE_BYTES, Dtype
 from simulator.spec.model import Model
 from simulator.spec.plan import Fp8Recipe, Plan
 from simulator.spec.software.stack import Stack
+from simulator.work.parameters import mixed_with
 
 
 def uses_autocast(stack: Stack, plan: Plan) -> bool:
@@ -147,11 +148,12 @@ class OpContext:
         return DTYPE_BYTES[self.dtype]
 
     def trains(self, parameter: str) -> bool:
-        """A parameter of the model is trained, and so is not stored as it computes."""
+        """A parameter of the model has a gradient, and so is not stored as it computes."""
         if not self.plan.peft.any:
             return True
         tied = self.model.tied_embeddings and parameter == "lm_head.weight"
-        return self.plan.peft.trains("embedding.weight" if tied else parameter)
+        name = "embedding.weight" if tied else parameter
+        return self.plan.peft.trains(name) or mixed_with(self.model, name, self.plan)
 
     @property
     def stream_dtype(self) -> str:
