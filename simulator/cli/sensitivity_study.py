@@ -20,6 +20,7 @@ from simulator.cli.programs import checkpoint_of, is_program, place_of, program_
 from simulator.cli.sensitivity_points import Alternative, Known, OnProgress, Settings
 from simulator.formats.study import Study, read_study
 from simulator.formats.study.overrides import parse_overrides, patched
+from simulator.predict.confidence import upward
 from simulator.spec.prices import Prices
 from simulator.studies.compare import Subject
 from simulator.studies.goodput import LongRun, expected_run_s
@@ -151,7 +152,7 @@ class SensitivityStudy:
         for name in dict.fromkeys(name for one in outcomes for name in one.spread):
             sigmas = tuple(one.spread.get(name, 0.0) for one in outcomes)
             if max(sigmas) > _LITTLE:
-                yield Error(key=f"error of {name}", sigmas=sigmas)
+                yield Error(key=f"error of {name}", sigmas=sigmas, upward=upward(name))
         done: set[int] = set()
         for number, subject in enumerate(self.subjects):
             alike = {n for n, other in enumerate(self.subjects) if subject.same_software(other)}

@@ -544,9 +544,11 @@ def test_a_gpu_without_bf16_trains_in_fp16_where_nobody_says_otherwise(capsys: p
 
 
 def test_remedies_of_a_full_fine_tune_name_adapters_and_those_of_training_do_not() -> None:
-    cluster = Cluster.synthesise("h100", 8)
-    kinds = {peft: [one.kind for one in changes(Plan(peft=peft, dp_shard=8), cluster)] for peft in ("full", "none")}  # type: ignore[arg-type]
-    assert set(kinds["full"]) - set(kinds["none"]) == {"adapters", "4-bit adapters", "shorter sequences"}
+    cluster, stack = Cluster.synthesise("h100", 8), Stack.load("transformers-2024")
+    kinds = {
+        peft: [one.kind for one in changes(Plan(peft=peft, dp_shard=8), cluster, stack)] for peft in ("full", "none")
+    }  # type: ignore[arg-type]
+    assert set(kinds["full"]) - set(kinds["none"]) == {"adapters", "4-bit adapters", "shorter sequences", "loss"}
 
 
 def test_checkpoints_hold_what_is_trained() -> None:

@@ -253,7 +253,7 @@ def _scattered(target: Array, known: Array, correlation: Array, before: float) -
         return float(fits + off[0] ** 2 + off[1] ** 2)
 
     logs, weights = np.array([math.log(before) + _OWN[0], math.log(before) + _SHARED[0]]), np.ones(len(target))
-    found = Scatter(before, before, correlation, weights)
+    found = Scatter(math.exp(logs[0]), math.exp(logs[1]), correlation, weights)
     for _ in range(_WEIGHINGS if len(target) > 1 else 1):
         logs = minimize(cost, logs, args=(weights,), method="Nelder-Mead", options={"maxiter": 200}).x
         found = Scatter(math.exp(logs[0]), math.exp(logs[1]), correlation, weights)
