@@ -31,7 +31,7 @@ class LargestBatch:
 
     @property
     def words(self) -> str:
-        """What was found, in one line."""
+        """The result as one line."""
         found, tight = self.micro_batch_size, self.tight
         largest = max(found or 0, tight or 0)
         if not largest:

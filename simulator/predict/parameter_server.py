@@ -92,7 +92,7 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """What the workers and servers do in the steady state. wait_s: of a push, in the servers' queue of updates, mean.
+    """Workers and servers in the steady state. wait_s: mean wait of a push in the servers' queue of updates.
 
     stale: updates of others that come between a worker's pull and its own update, mean and most; ahead: clocks, most.
     """

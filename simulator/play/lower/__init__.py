@@ -91,7 +91,7 @@ class Lowering:
 
     @cached_property
     def fabric(self) -> MeshFabric:
-        """What its collectives run on."""
+        """The links and groups of its collectives."""
         ideal = self.calibration.kind == "ideal"
         return MeshFabric(
             cluster=self.cluster,
@@ -134,7 +134,7 @@ class Lowering:
 
     @property
     def _roles(self) -> tuple[str, ...]:
-        """What ranks meet for, pipelines aside."""
+        """The roles of the plan's collectives, without pipelines."""
         units = (unit for stage in self.stages for chunk in stage.chunks for unit in chunk.units)
         hops = tuple(hop.role for unit in units for hop in unit.hops)
         staged = ("shard_near", "shard_far") if self.plan.deepspeed.hierarchical_gather else ()
@@ -142,7 +142,7 @@ class Lowering:
 
     @cached_property
     def rank_classes(self) -> RankClasses | None:
-        """Who plays what where GPUs differ; None where all are equal."""
+        """The classes of ranks if GPUs differ; None if all are equal."""
         if self.kinds is None:
             return None
         even = MeshFabric(
@@ -163,7 +163,7 @@ class Lowering:
 
     @property
     def transfers(self) -> Transfers | None:
-        """What moves between tiers cost; None where nothing does."""
+        """The cost of transfers between tiers; None without offload."""
         tier, plan = self.cluster.host_tier, self.plan
         if self.pool_tiers is not None:
             return self.pool_tiers.transfers if self.pool_tiers.spills else None
@@ -172,7 +172,7 @@ class Lowering:
         return self.transfers_under(plan.offload, tier, _lent_bytes_per_s(self.cluster, plan))
 
     def transfers_under(self, offload: Offload, tier: HostTier, lent_bytes_per_s: float) -> Transfers:
-        """The prices of what moves in this way. lent_bytes_per_s: a rank's part of the ports of idle GPUs."""
+        """The cost of transfers under this offload. lent_bytes_per_s: a rank's part of the ports of idle GPUs."""
         plan = self.plan
         return Transfers(
             tier=tier,
@@ -187,7 +187,7 @@ class Lowering:
 
     @cached_property
     def pool_tiers(self) -> PoolTiers | None:
-        """The pool where it has tiers below HBM."""
+        """The memory pool, if it has tiers below HBM."""
         return PoolTiers.of(self) if self.plan.memory.tiered else None
 
     @property
@@ -309,7 +309,7 @@ def _as_hosted(stack: Stack, plan: Plan, cluster: Cluster) -> Stack:
 
 
 def _of_its_kind(calibration: Calibration, device: Device) -> Calibration:
-    """Another device's calibration: ideal or of its data sheet where that was asked for, else its own."""
+    """Another device's calibration: ideal or from its data sheet if the first one's is, else its own."""
     if calibration.kind == "ideal":
         return calibration
     return Calibration.datasheet(device) if calibration.kind == "datasheet" else Calibration.for_device(device)

@@ -23,7 +23,7 @@ MOST_RUNS = 64
 
 
 def learn(rows: Iterable[RunRow | BadRow], name: str, traces: Mapping[str, Recording] | None = None) -> LearningReport:
-    """What the rows teach. traces: of one rank's step, by the id of its row.
+    """Coefficients learned from the rows. traces: of one rank's step, by the id of its row.
 
     Raises InputError where no row can teach, with the reason of each, where they are too many, or where a trace cannot.
     """
