@@ -203,7 +203,9 @@ def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Reme
         tunes=plan.peft.method != "none",
         proofs=_PROOFS if plan.pp == 1 else _PIPELINE_PROOFS,
     )
-    start = _Candidate(change=Change(kind=""), plan=plan, cluster=cluster, stack=lowering.given_stack, figures=_NO_EFFECT)
+    start = _Candidate(
+        change=Change(kind=""), plan=plan, cluster=cluster, stack=lowering.given_stack, figures=_NO_EFFECT
+    )
     unchanged = search.estimate(start)
     frontier = [replace(start, figures=unchanged)]
     found: list[Remedy] = []
