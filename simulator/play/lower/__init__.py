@@ -169,7 +169,9 @@ class Lowering:
             return self.pool_tiers.transfers if self.pool_tiers.spills else None
         if tier is None or not plan.offload.any:
             return None
-        return self.transfers_under(plan.offload, tier, _lent_bytes_per_s(self.cluster, plan))
+        cluster = self.cluster  # whose nodes' idle GPUs lend each rank a part of their ports, one way
+        lent_bytes_per_s = cluster.idle_gpus * cluster.intra.bytes_per_s / min(cluster.gpus_per_node, plan.num_devices)
+        return self.transfers_under(plan.offload, tier, lent_bytes_per_s)
 
     def transfers_under(self, offload: Offload, tier: HostTier, lent_bytes_per_s: float) -> Transfers:
         """The cost of transfers under this offload. lent_bytes_per_s: a rank's part of the ports of idle GPUs."""
@@ -323,8 +325,3 @@ def _switches(cluster: Cluster) -> dict[str, Any]:
     reached = min(tier.h2d_bytes_per_s, tier.d2h_bytes_per_s) / link.bytes_per_s
     uplink = (cluster.pcie.switch_bytes_per_s or link.bytes_per_s) * reached
     return {"switches": cluster.pcie.switches, "uplink_bytes_per_s": uplink}
-
-
-def _lent_bytes_per_s(cluster: Cluster, plan: Plan) -> float:
-    """A rank's part of the ports of its node's idle GPUs, one way."""
-    return cluster.idle_gpus * cluster.intra.bytes_per_s / min(cluster.gpus_per_node, plan.num_devices)
