@@ -121,7 +121,7 @@ def _hash(text: str) -> str:
 
 
 def _within(answer: Mapping[str, Any], most: int) -> tuple[dict[str, Any], str]:
-    """The answer as JSON has it, its longest list cut where it has more than so many bytes, and how much of that is shown."""
+    """The answer as JSON, with its longest list cut at a limit of bytes, and how much of that is shown."""
     document: dict[str, Any] = json.loads(json.dumps(answer))
     sizes = {name: len(_embedded(value).encode()) for name, value in document.items()}
     lists = [name for name, value in document.items() if isinstance(value, list)]

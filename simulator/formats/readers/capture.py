@@ -191,7 +191,7 @@ def _check_host(one: Mapping[str, Any], place: str) -> None:
 
 
 def _costs(data: Mapping[str, Any], place: str) -> dict[int, KernelCost]:
-    """What authors of operators say: absent in files of programs that have none."""
+    """Costs annotated by authors of operators; absent in files without any."""
     costs = data.get("costs", {})
     found: dict[int, KernelCost] = {}
     for number, one in costs.items() if isinstance(costs, dict) else [("", costs)]:
@@ -235,7 +235,7 @@ def _check_events(data: Mapping[str, Any], events: list[Any], place: str) -> Non
 
 
 def _known(event: list[int], sizes: Mapping[str, int], alive: set[int]) -> bool:
-    """What an event names exists. alive: storages, which begin before they end, and never twice at a time."""
+    """Check that what an event names exists. alive: storages that have begun and not ended."""
     kind = event[0]
     if kind == _ALLOCATE:
         begins = event[1] not in alive and event[2] > 0

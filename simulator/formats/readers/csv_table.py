@@ -35,7 +35,7 @@ _MAX_RECORD_LINES = 64
 
 
 class Record(NamedTuple):
-    """The cells of one record, or what is wrong with it. `line` is the physical line where it starts."""
+    """The cells of one record, or its problem. `line` is the physical line where it starts."""
 
     line: int
     cells: list[str] | str
@@ -70,7 +70,7 @@ def header_names(file: Path) -> list[str]:
 
 
 def until_too_many_faults(records: Iterable[Record], faults: Sequence[Fault]) -> Iterator[Record]:
-    """The records, until so many of them had faults that more would not be read."""
+    """The records, until the limit on listed faults is reached."""
     return itertools.takewhile(lambda _: len(faults) < _MOST_FAULTS, records)
 
 
@@ -138,7 +138,7 @@ def read_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeTable(Generic[RowT]):
-    """A table of which every line must be right: what it holds, the most lines of it, and how one line is written.
+    """A table without tolerance for bad lines: its name, the limit on its lines, and the format of a line.
 
     item: made of a line's cells and number. clash: of an item, its line and those before it: column, problem and remedy.
     """
@@ -203,7 +203,7 @@ def _open(file: Path) -> Iterator[TextIO]:
 
 
 def _records(stream: TextIO) -> Iterator[Record]:
-    """Each record, cells or what is wrong.
+    """Each record: its cells, or its problem.
 
     A quoted cell may span lines. A quote that is never closed must not swallow the file: a record that does not parse
     costs only its first line, and reading goes on at the next.

@@ -193,7 +193,7 @@ class _Ops:
         )  # fmt: skip
 
     def _carried(self, i: int) -> Carried | None:
-        """The collective that a kernel is, by its own arguments, or those of the call on the host."""
+        """The collective of a kernel, by its arguments, or by those of the call on the host."""
         events = self._events
         described = events.collectives.get(i)
         described = (

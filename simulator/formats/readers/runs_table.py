@@ -140,7 +140,7 @@ def _row(values: dict[str, Any] | BadRow, line: int, settings: Mapping[str, str]
 
 
 def _contradictions(values: Mapping[str, object], unread: str) -> Iterator[tuple[str, str, str]]:
-    """What no single cell shows: (column, problem, remedy). unread: an unknown memory metric."""
+    """Contradictions between cells: (column, problem, remedy). unread: an unknown memory metric."""
     if (values.get("metric") is None) != (values.get("value") is None):
         yield "value", "metric and value come together, one of them is blank", "both, or neither"
     memory, amount = values.get("mem_metric"), values.get("mem_value")

@@ -72,7 +72,7 @@ def _megatron_deepspeed(r: Reading, fields: dict[str, Any], stack: dict[str, tup
 
 
 def _torch_fsdp_faults(r: Reading, fields: Mapping[str, Any], *, distributed: bool, own_fsdp: bool) -> None:
-    """What validate_args refuses beside --use-torch-fsdp2."""
+    """Options that validate_args refuses with --use-torch-fsdp2."""
     against = {
         "--use-distributed-optimizer": distributed,
         "--use-megatron-fsdp": own_fsdp,
