@@ -86,7 +86,7 @@ def checkpoint_note(plan: InferencePlan, *, on_the_fly: tuple[str, ...]) -> list
 
 def draft_fault(plan: InferencePlan) -> list[Fault]:
     """A second checkpoint has no place in these files."""
-    if plan.speculative != "draft":
+    if plan.speculative not in ("draft", "eagle"):
         return []
     problem = "a draft model is a checkpoint of its own, which these files do not name"
     return [Fault(place="inference: speculative", problem=problem, remedy="mtp, ngram, or the engine's own flags")]
