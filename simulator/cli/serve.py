@@ -56,7 +56,10 @@ _WORKLOAD = {
     "output_tokens": ("INTEGER|TABLE", "Tokens of an answer, likewise. [128]"),
     "prefix_tokens": ("INTEGER", "Before every prompt, the same for all: a system prompt. [0]"),
     "turns": ("INTEGER", "Requests of a conversation, each behind all that was said before. [1]"),
-    "turn_gap_s": ("TIME", "Between two of them, in the mean. [30s]"),
+    "turn_gap_s": (
+        "TIME",
+        "Between two of them, in the mean; with --concurrency from an answer to its user's next request. [30s]",
+    ),
     "cache_hits": ("FRACTION", "Of the requests that find such beginnings in the cache. [1]"),
     "seed": ("INTEGER", "Of arrivals and lengths. [0]"),
     "trace": ("CSV", "Traced requests instead: arrival_s, prompt_tokens, output_tokens."),
@@ -186,7 +189,7 @@ def _served(study: ServingStudy, *, interval: bool) -> Serving:
         study.stack,
         slo=study.slo,
         warmup=study.workload.warmup,
-        users=study.workload.concurrency,
+        users=study.workload.users(),
         interval=interval,
         progress=progress,
     )
