@@ -58,7 +58,7 @@ def json_text(answer: object, *, indent: int | None = 2) -> str:
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One fault: its place, the problem, and what would be right (empty if unknown).
 

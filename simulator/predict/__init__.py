@@ -26,17 +26,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.parameters import model_flop
 
-__all__ = [
-    "Z90",
-    "MemoryUse",
-    "Prediction",
-    "Remedy",
-    "Source",
-    "bounds",
-    "memory_of",
-    "predict",
-    "prediction_of",
-]
+__all__ = ["Z90", "MemoryUse", "Prediction", "Remedy", "Source", "bounds", "memory_of", "predict", "prediction_of"]
 
 
 @checked

@@ -18,16 +18,7 @@ from simulator.base.units import counted, format_seconds
 from simulator.play.engine import run
 from simulator.play.lower.recorded import recorded_programs
 from simulator.predict.prediction import Source
-from simulator.predict.repriced import (
-    AS_IT_WAS,
-    DeviceRatio,
-    Fabric,
-    How,
-    Tally,
-    collective_ratio,
-    sized,
-    volume_ratio,
-)
+from simulator.predict.repriced import AS_IT_WAS, DeviceRatio, Fabric, How, Tally, collective_ratio, sized, volume_ratio
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster

@@ -50,11 +50,7 @@ def write_page(path: Path, kind: str, answer: Mapping[str, Any], drawing: Mappin
     write_whole(path, page(kind, answer, drawing), "--html")
 
 
-def page(
-    kind: str,
-    answer: Mapping[str, Any],
-    drawing: Mapping[str, Any] | None = None,
-) -> str:
+def page(kind: str, answer: Mapping[str, Any], drawing: Mapping[str, Any] | None = None) -> str:
     """The page of an answer. kind: of templates/KIND.html. answer: as `--json` prints it. drawing: what pictures need beside it."""
     script = _script((*_SCRIPTS, *_FURTHER.get(kind, ()), "main"))
     parts = _Parts(kind, script, _static("page.css"), _embedded(drawing or {}), {**_UNDRAWN, **(drawing or {})})

@@ -44,12 +44,7 @@ def drawing_of(
 
 
 def placed_drawing(
-    model: Model,
-    plan: Plan,
-    cluster: Cluster,
-    calibration: Calibration | None,
-    stack: Stack | None,
-    step_s: float,
+    model: Model, plan: Plan, cluster: Cluster, calibration: Calibration | None, stack: Stack | None, step_s: float
 ) -> dict[str, Any]:
     """Traffic between GPUs under the cluster's rank mapping."""
     calibration = calibration or Calibration.for_device(cluster.device)

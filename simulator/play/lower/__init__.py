@@ -245,12 +245,7 @@ class Lowering:
 
 
 def lower(
-    model: Model,
-    plan: Plan,
-    cluster: Cluster,
-    stack: Stack,
-    calibration: Calibration,
-    curves: LinkCurves,
+    model: Model, plan: Plan, cluster: Cluster, stack: Stack, calibration: Calibration, curves: LinkCurves
 ) -> Lowering:
     """Check that the inputs fit together and price every phase.
 

@@ -148,10 +148,7 @@ class RankClasses:
         piped = self.mesh.axes["pp"] > 1
         return tuple(
             RankClass(
-                name=f"stage{stage} rank{rank}" if piped else f"rank{rank}",
-                rank=rank,
-                stage=stage,
-                num_ranks=count,
+                name=f"stage{stage} rank{rank}" if piped else f"rank{rank}", rank=rank, stage=stage, num_ranks=count
             )
             for rank, count in zip(first.tolist(), counts.tolist(), strict=True)
             for stage in (self.mesh.coordinates(rank)["pp"],)

@@ -205,11 +205,9 @@ def memory_figure(run: Run, fullest: MemoryUse) -> int:
     row = run.row
     figure = MEMORY_FIGURES[row.mem_metric][0] if row.mem_metric in MEMORY_FIGURES else "used"
     memory = _of_last_stage(run) if row.mem_metric_detail == "last rank" and run.plan.pp > 1 else fullest
-    return {
-        "allocated": memory.peak_allocated_bytes,
-        "reserved": memory.reserved_bytes,
-        "used": memory.used_bytes,
-    }[figure]
+    return {"allocated": memory.peak_allocated_bytes, "reserved": memory.reserved_bytes, "used": memory.used_bytes}[
+        figure
+    ]
 
 
 def _of_last_stage(run: Run) -> MemoryUse:

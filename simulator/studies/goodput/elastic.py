@@ -81,12 +81,7 @@ class Elastic:
 
 
 def follow(
-    offers: Sequence[Offer],
-    sizes: Mapping[int, Size],
-    tokens: float,
-    *,
-    most_price: float = inf,
-    notice_s: float = 0.0,
+    offers: Sequence[Offer], sizes: Mapping[int, Size], tokens: float, *, most_price: float = inf, notice_s: float = 0.0
 ) -> Elastic:
     """Train that many tokens on what is offered; the last offer holds on. sizes: by number of nodes, those that can run.
 
