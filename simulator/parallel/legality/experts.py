@@ -67,27 +67,27 @@ _DEGREES: Final = (
     ),
 )
 
-_overlap = partial(PlanRule, where="expert_overlap", applies=_overlaps)
+_overlap_rule = partial(PlanRule, where="expert_overlap", applies=_overlaps)
 _OVERLAP: Final = (  # Megatron-LM, arguments.py: overlap_moe_expert_parallel_comm
-    _overlap(
+    _overlap_rule(
         fields=("expert_overlap", "ep"),
         holds=lambda plan: plan.ep > 1,
         equation="with ep = 1 there is nothing to exchange",
         remedy=f"ep = 2 or more, {_OFF}",
     ),
-    _overlap(
+    _overlap_rule(
         fields=("expert_overlap", "dispatcher"),
         holds=lambda plan: plan.experts.dispatcher != "all_gather",
         equation="it hides all-to-alls, and this dispatcher uses all-gathers",
         remedy=f'dispatcher = "all_to_all" or "deep_ep", {_OFF}',
     ),
-    _overlap(
+    _overlap_rule(
         fields=("expert_overlap", "recompute", "recompute_modules"),
         holds=lambda plan: not _runs_again(plan),
         equation="recomputation would run the exchanges again",
         remedy=f'recompute = "none", or leave "moe" out of recompute_modules, {_OFF}',
     ),
-    _overlap(
+    _overlap_rule(
         fields=("expert_overlap", "pp", "pipeline_schedule"),
         holds=lambda plan: plan.pp == 1 or plan.pipeline_schedule in ("interleaved", "dualpipe", "dualpipe_v"),
         equation=lambda plan: (
@@ -95,7 +95,7 @@ _OVERLAP: Final = (  # Megatron-LM, arguments.py: overlap_moe_expert_parallel_co
         ),
         remedy=f'virtual_stages = 2 or more, schedule = "dualpipe_v", {_OFF}',
     ),
-    _overlap(
+    _overlap_rule(
         fields=("expert_overlap", "implementation", "zero"),
         holds=lambda plan: not plan.gathers,
         equation="it is not modelled with sharded parameters",

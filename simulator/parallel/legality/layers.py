@@ -56,27 +56,27 @@ def _sum(line: Pipeline) -> str:
     return f"{summed} = {sum(counts)}, the model has {line.num_layers} layers"
 
 
-_stage_layers = partial(PipelineRule, where="stage_layers", applies=_explicit)
+_stage_layers_rule = partial(PipelineRule, where="stage_layers", applies=_explicit)
 _OF_EACH: Final = (
-    _stage_layers(
+    _stage_layers_rule(
         fields=("split",),
         holds=lambda line: line.split.first is None and line.split.last is None and not line.split.ends_as_layers,
         equation="the layers of each stage are given; settings of the first stage, the last stage, embedding or head contradict them",
         remedy="leave stage_layers out, or those settings",
     ),
-    _stage_layers(
+    _stage_layers_rule(
         fields=("split", "pp", "virtual_stages", "pipeline_schedule"),
         holds=lambda line: len(_given(line)) == _positions(line),
         equation=lambda line: f"{len(_given(line))} numbers for {_positions(line)} virtual stages",
         remedy=lambda line: f"give {_positions(line)} numbers: pp × virtual_stages",
     ),
-    _stage_layers(
+    _stage_layers_rule(
         fields=("split",),
         holds=lambda line: all(count >= 0 for count in _given(line)),
         equation=lambda line: f"{min(_given(line))} layers in a stage",
         remedy="give each stage 0 layers or more",
     ),
-    _stage_layers(
+    _stage_layers_rule(
         fields=("split",),
         holds=lambda line: sum(_given(line)) == line.num_layers,
         equation=_sum,

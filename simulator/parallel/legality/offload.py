@@ -84,15 +84,15 @@ def _no_peers(run: Run) -> str:
     return f"{cluster.name} has no idle GPUs"
 
 
-_of_offload = partial(RunRule, where="offload", applies=_offloading)
+_offload_rule = partial(RunRule, where="offload", applies=_offloading)
 MODELLED: Final = (
-    _of_offload(
+    _offload_rule(
         fields=("offload",),
         holds=lambda run: run.model.experts is None,
         equation="offload of a mixture of experts is not modelled",
         remedy="leave offload out",
     ),
-    _of_offload(
+    _offload_rule(
         fields=("offload", "pp"),
         holds=lambda run: run.plan.pp == 1,
         equation="offload with pipeline parallelism is not modelled",
@@ -101,7 +101,7 @@ MODELLED: Final = (
 )
 
 HOSTS: Final = (
-    _of_offload(
+    _offload_rule(
         fields=("offload",),
         holds=lambda run: run.cluster.host_tier is not None,
         equation=lambda run: f"{run.cluster.name} has no host memory that its GPUs reach",

@@ -228,15 +228,15 @@ def _divides(name: str) -> PlayRule:
     )
 
 
-_tensor_parallel = partial(PlayRule, where="tp", applies=_split)
+_tp_rule = partial(PlayRule, where="tp", applies=_split)
 _SPLIT: Final = (
-    _tensor_parallel(
+    _tp_rule(
         fields=("tp", "implementation", "dp_replicate", "dp_shard"),
         holds=lambda played: not played.plan.traits.whole_modules or played.plan.num_data_parallel <= 1,
         equation="torch's DDP of split parameters is experimental: it rebuilds them in every forward",
         remedy="tp = 1, or zero = 3",
     ),
-    _tensor_parallel(
+    _tp_rule(
         fields=("tp",),
         holds=lambda played: not played.model.fused_qkv,
         equation="a joined QKV projection is not split by torch's styles",

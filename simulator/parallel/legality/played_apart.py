@@ -34,7 +34,7 @@ def _rows(played: Played) -> int:
     return played.plan.micro_batch_size * played.plan.seq_len // played.plan.cp * played.model.experts.top_k
 
 
-_of_pipelines = partial(PlayRule, where="pp", applies=_pipelined)
+_pipeline_rule = partial(PlayRule, where="pp", applies=_pipelined)
 SPREAD: Final = (
     PlayRule(
         where="cp",
@@ -52,7 +52,7 @@ SPREAD: Final = (
         equation="torch has no dualpipe, whose ranks hold two stages' parameters each",
         remedy='schedule = "dualpipe_v"',
     ),
-    _of_pipelines(
+    _pipeline_rule(
         fields=("pp",),
         holds=lambda played: not played.model.tied_embeddings,
         equation=lambda played: (
@@ -71,13 +71,13 @@ SPREAD: Final = (
         equation="torch's pipelines keep what FSDP2 gathers through the step, and reduce after the last backward",
         remedy="sync_every_micro_batch = false and reshard_after_forward = false",
     ),
-    _of_pipelines(
+    _pipeline_rule(
         fields=("pp", "offload"),
         holds=lambda played: played.plan.offload == NOTHING_OFFLOADED,
         equation="offloaded states are not played in a pipeline",
         remedy="leave offload out, or pp = 1",
     ),
-    _of_pipelines(
+    _pipeline_rule(
         fields=("pp", "comm_hook"),
         holds=lambda played: played.plan.ddp.comm_hook.kind == "none",
         equation="hooks of DDP are not played in a pipeline",

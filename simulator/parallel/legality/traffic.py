@@ -25,9 +25,9 @@ def _nearest_secondary(plan: Plan) -> str:
     return f"secondary_ranks = {max(n for n in range(1, given) if ranks % n == 0)}"
 
 
-_of_zeropp = partial(PlanRule, where="zeropp", applies=_zeropp)
+_zeropp_rule = partial(PlanRule, where="zeropp", applies=_zeropp)
 _ZEROPP: Final = (
-    _of_zeropp(
+    _zeropp_rule(
         fields=("zeropp", *_STAGE_3),
         holds=_at_stage_3,
         equation=lambda plan: (
@@ -35,7 +35,7 @@ _ZEROPP: Final = (
         ),
         remedy='data_parallel = "deepspeed", zero = 3',
     ),
-    _of_zeropp(
+    _zeropp_rule(
         fields=("zeropp", "dp_replicate"),
         holds=lambda plan: plan.dp_replicate <= 1,
         equation=lambda plan: f"ZeRO++ shards over all replicas, and dp_replicate = {plan.dp_replicate}",
@@ -69,7 +69,7 @@ _ZEROPP: Final = (
         equation=lambda plan: f"its kernels quantise 16-bit values, and the precision is {plan.precision.compute}",
         remedy='precision = "bf16" or "fp16"',
     ),
-    _of_zeropp(
+    _zeropp_rule(
         fields=("zeropp", "offload"),
         holds=lambda plan: not plan.offload.any,
         equation="ZeRO++ with offload is not modelled",
@@ -87,9 +87,9 @@ def _without(plan: Plan) -> bool:
     return alone and not plan.offload.any and not plan.peft.any
 
 
-_of_one_bit = partial(PlanRule, where="one_bit", applies=_one_bit)
+_one_bit_rule = partial(PlanRule, where="one_bit", applies=_one_bit)
 _ONE_BIT: Final = (
-    _of_one_bit(
+    _one_bit_rule(
         fields=("one_bit", *_STAGE_3),
         holds=lambda plan: plan.traits.zero_engine and plan.zero == 0,
         equation=lambda plan: (
@@ -97,13 +97,13 @@ _ONE_BIT: Final = (
         ),
         remedy='data_parallel = "deepspeed", zero = 0',
     ),
-    _of_one_bit(
+    _one_bit_rule(
         fields=("one_bit", "optimizer"),
         holds=lambda plan: plan.optimizer.kind in ("adam", "adamw") and plan.optimizer.dtype == "fp32",
         equation=lambda plan: f"it is an Adam with fp32 moments itself, beside optimizer = {plan.optimizer.kind}",
         remedy='optimizer = "adam", optimizer_dtype = "fp32"',
     ),
-    _of_one_bit(
+    _one_bit_rule(
         fields=("one_bit", "cp", "tp", "pp", "ep", "sync_every_steps", "offload", "peft"),
         holds=_without,
         equation="one-bit optimizers beside other parallelism, local SGD, offload or adapters are not modelled",
@@ -190,7 +190,7 @@ def _alone(plan: Plan) -> bool:
     return plan.sync_every_steps > 1
 
 
-_local_steps = partial(PlanRule, where="sync_every_steps", applies=_alone)
+_local_steps_rule = partial(PlanRule, where="sync_every_steps", applies=_alone)
 _LOCAL: Final = (
     PlanRule(
         where="outer_optimizer",
@@ -202,7 +202,7 @@ _LOCAL: Final = (
         ),
         remedy="sync_every_steps = 2 or more",
     ),
-    _local_steps(
+    _local_steps_rule(
         fields=("sync_every_steps", "dp_replicate"),
         holds=lambda plan: plan.dp_replicate > 1,
         equation=lambda plan: (
@@ -210,37 +210,37 @@ _LOCAL: Final = (
         ),
         remedy="dp_replicate = 2 or more, or sync_every_steps = 1",
     ),
-    _local_steps(
+    _local_steps_rule(
         fields=("sync_every_steps", "implementation"),
         holds=lambda plan: plan.traits.takes_local_steps,
         equation=lambda plan: f"{plan.implementation} reduces gradients in every step",
         remedy='data_parallel = "ddp" or "fsdp2"',
     ),
-    _local_steps(
+    _local_steps_rule(
         fields=("sync_every_steps", "zero", "cp"),
         holds=lambda plan: plan.zero > 0 or plan.cp <= 1,
         equation="ranks of cp hold parts of one sequence and must reduce in every step",
         remedy='zero = 3 (data_parallel = "fsdp2"), or cp = 1',
     ),
-    _local_steps(
+    _local_steps_rule(
         fields=("sync_every_steps", "pp"),
         holds=lambda plan: plan.pp == 1,
         equation=lambda plan: f"local steps with pp = {plan.pp} are not modelled",
         remedy="pp = 1, or sync_every_steps = 1",
     ),
-    _local_steps(
+    _local_steps_rule(
         fields=("sync_every_steps", "ep"),
         holds=lambda plan: plan.ep == 1,
         equation=lambda plan: f"local steps with ep = {plan.ep} are not modelled",
         remedy="ep = 1, or sync_every_steps = 1",
     ),
-    _local_steps(
+    _local_steps_rule(
         fields=("sync_every_steps", "comm_hook"),
         holds=lambda plan: plan.ddp.comm_hook.kind == "none",
         equation=lambda plan: f"local steps with comm_hook = {plan.ddp.comm_hook.kind} are not modelled",
         remedy="leave comm_hook out, or sync_every_steps = 1",
     ),
-    _local_steps(
+    _local_steps_rule(
         fields=("sync_every_steps", "offload"),
         holds=lambda plan: not plan.offload.any,
         equation="local steps with offload = on are not modelled",
