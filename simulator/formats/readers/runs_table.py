@@ -146,7 +146,7 @@ def _refuse_two_spellings(path: str | Path, settings: Mapping[str, str]) -> None
     for column, key in settings.items():
         columns.setdefault(key, []).append(column)
     faults = [
-        Fault(place=f"{path}: line 1", problem=f"the columns {' and '.join(each)} are one field", remedy="keep one")
+        Fault(f"{path}: line 1", f"the columns {' and '.join(each)} are one field", "keep one")
         for each in columns.values()
         if len(each) > 1
     ]
@@ -162,8 +162,7 @@ def _row(values: dict[str, Any] | BadRow, line: int, settings: Mapping[str, str]
     word, detail, unread = values.get("mem_metric") or (None, "", "")
     values |= {"mem_metric": word, "mem_metric_detail": detail, **({"mem_value": None} if unread else {})}
     faults = [
-        Fault(place=f"line {line}: {column}", problem=problem, remedy=remedy)
-        for column, problem, remedy in _contradictions(values, unread)
+        Fault(f"line {line}: {column}", problem, remedy) for column, problem, remedy in _contradictions(values, unread)
     ]
     if faults:
         return BadRow(line=line, id=printable(str(values["id"])), faults=tuple(faults))
@@ -184,7 +183,7 @@ def _public_model(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _contradictions(values: Mapping[str, Any], unread: str) -> Iterator[tuple[str, str, str]]:
-    """What no single cell shows: (column, problem, remedy). unread: an unknown memory metric."""
+    """Contradictions between cells: (column, problem, remedy). unread: an unknown memory metric."""
     if (values.get("metric") is None) != (values.get("value") is None):
         yield "value", "metric and value come together, one of them is blank", "both, or neither"
     memory, amount = values.get("mem_metric"), values.get("mem_value")

@@ -1,4 +1,4 @@
-"""What a row's name and notes say of it in the field's own words, where no column does: adapters, offload, 16-bit weights."""
+"""Settings stated only in a row's name and notes: adapters, offload, 16-bit weights."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def note_text(row: RunRow) -> str:
 
 
 def states(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """The first place where the text says so and does not deny it."""
+    """The first match of the pattern that is not negated."""
     places = pattern.finditer(text)
     return next((m for m in places if not (_DENIED.search(text[: m.start()]) or _SET_OFF.match(text, m.end()))), None)
 
