@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from simulator.base.kernels import Kernel
 from simulator.work.captured.capture import Capture, Kind, Phase
-from simulator.work.captured.kernels import Priced, priced
+from simulator.work.captured.kernels import priced
 from simulator.work.captured.meetings import Column, Meetings, lattice
+from simulator.work.captured.products import Priced
 from simulator.work.captured.reuse import delays
 from simulator.work.captured.tensors import parsed
 from simulator.work.script.instructions import Allocate, Communicate, Free, Happened, Instruction, Launch
@@ -144,7 +145,7 @@ class _Writer:
         self._last[stream] = len(self._found)
         after = tuple(sorted(self._behind.pop(stream, ())))
         handled = self._handled.get(phase, ())
-        self._found.append(Launch(label, one.category, one.kernels, after, stream, handled=handled))
+        self._found.append(Launch(label, one.category, one.kernels, after, stream, handled=handled, waits=one.waits))
         self._computed[stream] = label
 
     def _collective(self, number: int, kind: int, group: int, size: int, stream: int) -> None:
