@@ -112,6 +112,27 @@ while True:
     optimizer.zero_grad()
 """
 
+CHECKPOINTS = """
+import sys, torch
+from torch import distributed
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+distributed.init_process_group("nccl")
+model = torch.nn.Linear(64, 64).cuda()
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    checkpoint.save({"model": get_model_state_dict(model)}, checkpoint_id=sys.argv[1])
+    checkpoint.async_save({"model": get_model_state_dict(model)}, checkpoint_id=sys.argv[1]).result()
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    torch.save(whole, sys.argv[1])
+"""
+
 
 def captured(folder: Path, text: str, *words: str, ranks: int = 1) -> Capture:
     (folder / "script.py").write_text(text)
@@ -200,3 +221,11 @@ def test_products_in_fp32_run_on_tensor_cores_where_torch_lets_them(said: str, l
     products = {(one.label.partition(": ")[2].split()[0], kernel.dtype) for one in script.step if isinstance(one, Launch)
                 for kernel in one.kernels if isinstance(kernel, Gemm)}  # fmt: skip
     assert products == {("convolution", "tf32"), ("convolution_backward", "tf32"), ("addmm", linear), ("mm", linear)}
+
+
+def test_no_checkpoint_is_written(tmp_path: Path) -> None:
+    """But what gathers a whole state for one is part of the step: weight and bias, from each of two ranks."""
+    capture = captured(tmp_path, CHECKPOINTS, str(tmp_path / "saved"), ranks=2)
+    assert not (tmp_path / "saved").exists()
+    gathered = [one[4] for one in capture.events[capture.steady :] if one[:1] == [Kind.COLLECTIVE]]
+    assert {4 * 64 * 64, 4 * 64} <= set(gathered)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch.distributed import checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -300,3 +302,12 @@ def _loaders(log: Log) -> None:
 def _checkpoints() -> None:
     """Nothing is written: a state of shapes would be no checkpoint."""
     torch.save = lambda *_, **__: None
+    for module in (checkpoint, checkpoint.state_dict_saver):
+        module.save = module.save_state_dict = lambda *_, **__: None
+        module.async_save = _saved_beside
+
+
+def _saved_beside(*_: object, **__: object) -> Future[None]:
+    future = Future[None]()
+    future.set_result(None)
+    return future
