@@ -22,9 +22,10 @@ import torch
 from torch.distributions import Categorical
 
 layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(40))).cuda()
+recurrent = torch.nn.GRU(64, 64).cuda()
 optimizer = torch.optim.AdamW(layers.parameters())
 while True:
-    logits = layers(torch.randn(16, 64, device="cuda"))
+    logits = layers(recurrent(torch.randn(1, 16, 64, device="cuda"))[0][0])
     chosen = Categorical(logits=logits)
     loss = chosen.log_prob(chosen.sample()).mean()
     assert torch.isfinite(loss) and not torch.isnan(loss)
@@ -158,6 +159,7 @@ def test_an_optimizer_takes_parameters_together_unless_told_otherwise(tmp_path: 
     assert not any(
         "linalg_vector_norm" in name and count > 2 for name, count in operators(capture, Phase.FORWARD).items()
     )
+    assert any(one.startswith("torch.gru: step by step as without cuDNN") for one in capture.answers)
     assert "whether all of 16 values are true, which nobody knows: True" in capture.answers
 
 

@@ -33,6 +33,7 @@ def install() -> None:
         _LIBRARIES.append(library)
     _grouped_products()
     _batch_norm_across_ranks()
+    _recurrent()
     _attention()
     flex_attention.flex_attention = _flex
 
@@ -77,6 +78,33 @@ def _batch_norm_across_ranks() -> None:
     library.impl("batch_norm_backward_reduce", of_gradient)
     for name in ("batch_norm_elemt", "batch_norm_backward_elemt"):
         library.impl(name, lambda one, *_: torch.empty_like(one))
+    _LIBRARIES.append(library)
+
+
+def _recurrent() -> None:
+    """Layers that cuDNN runs in a few kernels, and whose operators without it a capture writes down: the report says so."""
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        original = getattr(torch._VF, name)
+
+        @wraps(original)
+        def layer(*args: Any, _name: str = name, _original: Any = original) -> Any:
+            if args[0].device.type == "cuda":
+                Recorder.log.answer(f"torch.{_name}: step by step as without cuDNN, which is slower")
+            return _original(*args)
+
+        setattr(torch._VF, name, layer)
+    library = torch.library.Library("aten", "IMPL", "Meta")
+
+    def cell(_: Any, __: Any, hx: Any, *___: Any) -> tuple[Any, Any]:
+        return torch.empty_like(hx), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
+
+    def cell_backward(gradient: Any, kept: Any, biased: bool) -> tuple[Any, ...]:  # noqa: FBT001
+        gates = [kept.new_empty(kept.shape[0], 3 * gradient.shape[1]) for _ in range(2)]
+        biases = [kept.new_empty(3 * gradient.shape[1]) for _ in range(2)] if biased else [None, None]
+        return (*gates, torch.empty_like(gradient), *biases)
+
+    library.impl("_thnn_fused_gru_cell", cell)  # of which torch has no shapes (ATen, RNN.cu)
+    library.impl("_thnn_fused_gru_cell_backward", cell_backward)
     _LIBRARIES.append(library)
 
 
