@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from simulator.base.kernels import Kernel
 from simulator.work.captured.capture import Capture, Kind, Phase
@@ -33,7 +34,7 @@ class CapturedScript:
 
     before: storages since the program began. unpriced: operators that no rule knows -> how often. flop: of this rank's
     kernels. unmodelled: collectives that no cost model knows -> how often. kernels: of each operator once, in order of
-    their first launch; launches: of all of them.
+    their first launch; launches: of all of them. held: what a prediction of its memory rests on -> what it found.
     """
 
     before: list[Instruction]
@@ -43,6 +44,7 @@ class CapturedScript:
     flop: int = 0
     kernels: list[tuple[Kernel, ...]] = field(default_factory=list)
     launches: int = 0
+    held: dict[Any, Any] = field(default_factory=dict)
 
 
 def captured_script(
