@@ -75,11 +75,11 @@ class Judged:
 def judged(row: RunRow, *, described: bool) -> Judged | None:
     """The run predicted; None where nothing can be compared."""
     try:
-        told = answer(row if described else undescribed(row))
-        measured_s = measured_step_s(told.way.run)
+        answered = answer(row if described else undescribed(row))
+        measured_s = measured_step_s(answered.variant.run)
     except (InputError, RefusedError):
         return None
-    run, prediction = told.way.run, told.way.prediction
+    run, prediction = answered.variant.run, answered.variant.prediction
     if not measured_s or run.unmodelled:
         return None
     known = intervals()
@@ -88,7 +88,7 @@ def judged(row: RunRow, *, described: bool) -> Judged | None:
         kind = kind_of(name)
         ends[upward(name)][kind] += (one / known.factor(kind)) ** 2
     others = (ends[0].pop(None), ends[1].pop(None))
-    middles = [each.seconds(each.prediction.step_s) for each in (told.way, *told.spanned)]
+    middles = [each.seconds(each.prediction.step_s) for each in (answered.variant, *answered.spanned)]
     longer = counted_otherwise(run.row, run.model, run.plan.num_devices)
     low_s, high_s = min(middles) / max(longer, 1.0), max(middles) / min(longer, 1.0)
     error = math.log(measured_s / min(max(measured_s, low_s), high_s))
@@ -221,8 +221,8 @@ def document(described: Sequence[Judged], others: Sequence[Judged]) -> dict[str,
         unnamed, theirs = split(others, source)
         if unnamed:
             by_others[SOFTWARE] = software(theirs, by_others)
-            told = {"runs": len(unnamed)} | held(unnamed, by_others)
-            sample[source] |= {f"undescribed_{name}": value for name, value in told.items()}
+            document_of_all = {"runs": len(unnamed)} | held(unnamed, by_others)
+            sample[source] |= {f"undescribed_{name}": value for name, value in document_of_all.items()}
     return {
         "source": f"python experiments/intervals.py --rows {ROWS}: published runs, each source once",
         "factors": {name: round(float(one), 3) for name, one in zip(PARTS, factors, strict=True)},
@@ -258,10 +258,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     by_source = defaultdict(list)
     for one in described:
         by_source[one.source].append(one)
-    for source, told in found["sample"].items():
+    for source, sample in found["sample"].items():
         before = held(by_source[source], plain)
-        print(f"{source[:40]:40} {told['runs']:4} holds {before['holds']:.2f} -> {told['holds']:.2f}  half {before['half']:.2f} -> {told['half']:.2f}"
-              f"   undescribed {told.get('undescribed_holds', math.nan):.2f} half {told.get('undescribed_half', math.nan):.2f}")  # fmt: skip
+        print(f"{source[:40]:40} {sample['runs']:4} holds {before['holds']:.2f} -> {sample['holds']:.2f}  half {before['half']:.2f} -> {sample['half']:.2f}"
+              f"   undescribed {sample.get('undescribed_holds', math.nan):.2f} half {sample.get('undescribed_half', math.nan):.2f}")  # fmt: skip
     print(found["factors"])
     FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0

@@ -69,9 +69,9 @@ def test_a_change_that_was_a_fault_is_an_answer(
     for path, data in seed.files.items():
         Path(path).write_bytes(change(data) if path == file else data)
     assert main(list(seed.argv)) == code
-    told = capfd.readouterr()
-    assert words in told.err or (code == 0 and words in told.out)
-    assert "\x1b" not in told.err
+    printed = capfd.readouterr()
+    assert words in printed.err or (code == 0 and words in printed.out)
+    assert "\x1b" not in printed.err
 
 
 def test_a_page_of_a_check_with_work_that_was_not_measured_again(

@@ -24,7 +24,7 @@ from simulator.studies.backtest.rows import RunRow
 from simulator.studies.learning import learn, lines
 from simulator.studies.learning.observed import Observed, observed
 from simulator.studies.learning.posterior import Posterior, posterior, without
-from simulator.studies.learning.report import lesson
+from simulator.studies.learning.report import learning_report
 from simulator.studies.learning.traced import traced
 from simulator.work.recorded.recording import RecordedOp, Recording
 from validate.fit.machine import write_stack
@@ -339,7 +339,7 @@ def test_the_report_names_teachers_contradictions_and_the_next_run(runs: list[Ob
     odd = [*runs[:3], replace(runs[3], measured_s=3 * runs[3].measured_s)]
     row = replace(odd[0].run.row, mem_metric="peak_allocated_gib", mem_value=8.0)
     odd[0] = replace(odd[0], run=replace(odd[0].run, row=row))
-    told = lesson(odd, [], "mine")
+    told = learning_report(odd, [], "mine")
     assert [(one.id, one.measured_bytes) for one in told.memory] == [("run-0", 8 * 2**30)]
     assert (
         told.memory[0].predicted_bytes

@@ -14,8 +14,8 @@ from simulator.base.schema import Strict
 from simulator.formats.study.overrides import Override, patched
 from simulator.formats.study.tables import of_root
 from simulator.spec.calibration import Calibration
-from simulator.spec.calibration.kept import kept_file
 from simulator.spec.calibration.learned import LEARNED_SUFFIX, Learned
+from simulator.spec.calibration.stored import stored_file
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.hosts import first_gpus, other_intra
 from simulator.spec.cluster.parts import MAX_NODES
@@ -147,8 +147,8 @@ def calibration_of(
     None: the shipped one of the device.
     """
     speed = patched(KernelSpeeds(), overrides, InputError)
-    kept = kept_file(cluster.device.name) if cluster is not None and raw.get("calibration") is None else None
-    named = calibration_named(raw.get("calibration"), cluster) if kept is None else Calibration.load(kept)
+    stored = stored_file(cluster.device.name) if cluster is not None and raw.get("calibration") is None else None
+    named = calibration_named(raw.get("calibration"), cluster) if stored is None else Calibration.load(stored)
     if not overrides or cluster is None:
         return named
     return (named or Calibration.for_device(cluster.device)).with_speed(

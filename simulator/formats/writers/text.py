@@ -118,8 +118,8 @@ def _beside(padding: Padding | None, iteration: Iteration | None) -> list[Render
 
 
 def _verdict(p: Prediction) -> Table:
-    what = f"{p.model} on {p.cluster}, {counted(p.num_devices, 'device')}: {p.needs}"
-    table = layout.table([(p.verdict.upper(), what), ("", p.cause), ("", _largest(p))], "ll")
+    subject = f"{p.model} on {p.cluster}, {counted(p.num_devices, 'device')}: {p.needs}"
+    table = layout.table([(p.verdict.upper(), subject), ("", p.cause), ("", _largest(p))], "ll")
     table.columns[0].style = _COLORS[p.verdict]
     return table
 
@@ -230,6 +230,7 @@ def _iteration(found: Iteration) -> Table:
         ("answers", found.generate_s, f"{found.sequences:,} of them, {found.output_tokens:,} tokens"),
         ("log-probabilities", found.log_probs_s, "of the policy before the first step, and of a critic"),
         ("reference", found.reference_s, ""),
+        ("rewards", found.reward_s, ""),
         ("training", found.train_s, counted(found.steps, "step")),
         ("new weights", found.sync_s, "to the engine"),
     )

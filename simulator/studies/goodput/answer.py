@@ -221,10 +221,10 @@ def _interval_s(run: LongRun, saving: Saving, rate: float, step_s: float, work_s
     from the steps beside it is not known, so all of it is counted. That one is not begun before the last one is written is
     a bound in Wang et al. too (Gemini, SOSP 2023, section 2).
     """
-    wanted = run.checkpoint_interval_s
-    if wanted is None:
-        wanted = daly_s(1 / rate, saving.total_s) if rate else work_s
-    return min(max(wanted, step_s, saving.total_s), work_s)
+    given = run.checkpoint_interval_s
+    if given is None:
+        given = daly_s(1 / rate, saving.total_s) if rate else work_s
+    return min(max(given, step_s, saving.total_s), work_s)
 
 
 def _played(
@@ -298,11 +298,11 @@ def _spread(values: Sequence[float] | NDArray[np.float64]) -> Spread:
 
 def _parts(played: Sequence[SimulatedRun], late: float) -> tuple[Share, ...]:
     """late: what the slowest host of every step adds to it; of training, its part is listed apart."""
-    whole = summed(each.total_s for each in played)
+    total = summed(each.total_s for each in played)
     sums = {part: summed(each.seconds[part] for each in played) for part in PARTS}
     trained = sums["training"] / (1 + late)
     sums |= {"training": trained, "jitter": sums["training"] - trained if late else 0.0}
-    return tuple(Share(part=p, seconds=s / len(played), share=s / whole) for p, s in sums.items() if s)
+    return tuple(Share(part=p, seconds=s / len(played), share=s / total) for p, s in sums.items() if s)
 
 
 def _interruptions(played: Sequence[SimulatedRun]) -> tuple[tuple[str, float], ...]:

@@ -111,7 +111,7 @@ class Posterior:
         return found
 
     def as_file(self, name: str, runs: Sequence[str]) -> Learned:
-        """What a prediction needs of it; digits beyond the sixth say nothing (of the inverse, beyond the twelfth)."""
+        """The part that predictions need, rounded to six digits (the inverse: twelve)."""
         sigmas = np.sqrt(np.diag(self.covariance))
         cross = (self.prior**2)[:, None] * self.slopes.T @ self.inverse
         return Learned(
@@ -161,23 +161,23 @@ def posterior(observed: Sequence[Observed]) -> Posterior:
     first = tuple(one.step({}) for one in observed)
     prior = np.max([s.prior for s in first], axis=0)
     prior[NAMES.index("software")] = max(prior[NAMES.index("software")], _LEAST)
-    taught = np.max([np.abs(s.slopes) for s in first], axis=0) * prior > 0
-    kept = [i for i in range(len(NAMES)) if taught[i]]
-    names = tuple(NAMES[i] for i in kept)
-    asked = _Asked(
-        names=names, kept=kept, prior=prior[kept], scatter=max(_LEAST, float(np.median([s.scatter for s in first]))), nodes=nodes,
+    moved_by_runs = np.max([np.abs(s.slopes) for s in first], axis=0) * prior > 0
+    indices = [i for i in range(len(NAMES)) if moved_by_runs[i]]
+    names = tuple(NAMES[i] for i in indices)
+    problem = _Problem(
+        names=names, indices=indices, prior=prior[indices], scatter=max(_LEAST, float(np.median([s.scatter for s in first]))), nodes=nodes,
         measured=np.log([o.measured_s for o in observed]), points=tuple(one.point for one in observed),
         steps_at=lambda theta: steps_at(names, theta),
     )  # fmt: skip
-    return asked.answered(first)
+    return problem.answered(first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Problem:
     """The problem: what was measured, what was known before, and the steps of any coefficients."""
 
     names: tuple[CoefficientName, ...]
-    kept: list[int]
+    indices: list[int]
     prior: Array
     scatter: float
     nodes: float
@@ -206,7 +206,7 @@ class _Asked:
 
     def at(self, theta: Array, steps: tuple[Step, ...]) -> Posterior:
         """The linear problem around these coefficients."""
-        j = np.array([s.slopes[self.kept] for s in steps])
+        j = np.array([s.slopes[self.indices] for s in steps])
         residuals = self.measured - np.log([s.seconds for s in steps])
         target, known = residuals + j @ theta, j @ np.diag(self.prior**2) @ j.T
         found = _scattered(target, known, alike(self.points, self.points), self.scatter)
@@ -267,7 +267,7 @@ def _scattered(target: Array, known: Array, correlation: Array, before: float) -
 
 
 def _predicts(found: Posterior, unmoved: Posterior) -> bool:
-    """Whether the runs move anything. Of software that nobody described always.
+    """Whether the runs change any coefficient; always true for undescribed software.
 
     Stacks hold coefficients that measurements taught: there, left out one by one, the runs must be clearly nearer to what the
     others teach than to what was known before.
