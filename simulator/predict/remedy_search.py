@@ -1,8 +1,8 @@
-"""What would make a plan fit: candidate changes are predicted, and those that fit are told, cheapest first.
+"""What would make a plan fit: candidate changes are predicted, and those that fit are listed, cheapest first.
 
 Changes are first estimated on short models: memory of 4 and 8 layers (2 and 4 of each pipeline stage) is carried on in a
 line to the layers that the model has, and time ranks them. The cheapest of those that seem to fit are then predicted in full, and only what that
-confirms is told. Where no single change will do, changes are put on top of each other, at most three. Effort is
+confirms is listed. Where no single change will do, changes are put on top of each other, at most three. Effort is
 counted in predictions, so it is bounded and the same on every machine.
 """
 
@@ -113,7 +113,7 @@ class _Search:
     proof_layers: int = _PROOF_LAYERS
     estimated_layers: int = _ESTIMATED_LAYERS
     effects: dict[frozenset[object], _Figures] = field(default_factory=dict)  # of single changes
-    told: set[frozenset[str]] = field(default_factory=set)  # kinds of changes that were found to fit
+    fitting: set[frozenset[str]] = field(default_factory=set)  # kinds of changes that were found to fit
 
     @property
     def wanted(self) -> int:
@@ -203,7 +203,9 @@ def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Reme
         tunes=plan.peft.method != "none",
         proofs=_PROOFS if plan.pp == 1 else _PIPELINE_PROOFS,
     )
-    start = _Candidate(change=Change(kind=""), plan=plan, cluster=cluster, stack=lowering.asked, figures=_NO_EFFECT)
+    start = _Candidate(
+        change=Change(kind=""), plan=plan, cluster=cluster, stack=lowering.given_stack, figures=_NO_EFFECT
+    )
     unchanged = search.estimate(start)
     frontier = [replace(start, figures=unchanged)]
     found: list[Remedy] = []
@@ -215,7 +217,7 @@ def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Reme
         found += _proved(search, sorted(fitting, key=lambda c: c.rank), device_s_per_token(plan, step_s))
         if len(found) == search.wanted or not search.effort_left:
             break
-        frontier = [c for c in frontier if c.kinds not in search.told]
+        frontier = [c for c in frontier if c.kinds not in search.fitting]
     return tuple(sorted(found, key=lambda remedy: remedy.cost))
 
 
@@ -231,7 +233,7 @@ def _promising(search: _Search, frontier: Iterable[_Candidate]) -> list[_Candida
             if change.kind in parent.kinds:
                 continue
             child = _child(search, parent, change)
-            if child is not None and not any(kinds < child.kinds for kinds in search.told):
+            if child is not None and not any(kinds < child.kinds for kinds in search.fitting):
                 children.setdefault(child.change.key, child)
     if not search.effects:
         return list(children.values())
@@ -276,9 +278,9 @@ def _proved(search: _Search, candidates: Iterable[_Candidate], cost_before: floa
     """
     too_much: dict[int, float] = {}  # tp -> live bytes
     for candidate in candidates:
-        if candidate.kinds in search.told or candidate.figures.live >= too_much.get(candidate.plan.tp, math.inf):
+        if candidate.kinds in search.fitting or candidate.figures.live >= too_much.get(candidate.plan.tp, math.inf):
             continue
-        if not search.effort_left or len(search.told) == search.wanted:
+        if not search.effort_left or len(search.fitting) == search.wanted:
             return
         search.proofs -= 1
         search.proof_layers -= search.model.num_layers
@@ -286,7 +288,7 @@ def _proved(search: _Search, candidates: Iterable[_Candidate], cost_before: floa
         if remedy is None:
             too_much[candidate.plan.tp] = candidate.figures.live
         else:
-            search.told.add(candidate.kinds)
+            search.fitting.add(candidate.kinds)
             yield remedy
 
 
@@ -307,8 +309,8 @@ def _proof(search: _Search, candidate: _Candidate, cost_before: float) -> Remedy
 
 def _pools(plan: Plan) -> list[AllocatorSettings | None]:
     """The plan's own pool; where it asks for none, PyTorch's as it is, and with expandable segments."""
-    asked: list[AllocatorSettings | None] = [None]
-    return asked if asks_for_pool(plan) else [AllocatorSettings(expandable_segments=on) for on in (False, True)]
+    settings: list[AllocatorSettings | None] = [None]
+    return settings if asks_for_pool(plan) else [AllocatorSettings(expandable_segments=on) for on in (False, True)]
 
 
 def _remedy(change: Change, plan: Plan, memory: MemoryUse, step_s: float, cost_before: float) -> Remedy:

@@ -56,7 +56,7 @@ def cause_of(memory: MemoryUse) -> str:
         below = f"HBM is full, {format_bytes(memory.spilled_bytes)} lie in the tiers below it at the peak"
         free = below if memory.spilled_bytes else f"{format_bytes(there - needed)} free at the peak"
         return f"{free} ({memory.peak_moment})"
-    if not memory.fits_bare:
+    if not memory.live_tensors_fit:
         short = memory.peak_allocated_bytes + outside - there
         return f"live tensors alone are {format_bytes(short)} too much at {memory.peak_moment}: {_owner(memory)}"
     if memory.fit is Fit.DOES_NOT_FIT:
@@ -119,7 +119,7 @@ def with_paging(played: SimulatedStep, memory: MemoryUse, lowering: Lowering) ->
 
 
 def _with_pool(played: SimulatedStep, memory: MemoryUse, calibration: Calibration) -> SimulatedStep:
-    """The step with what a pool that the plan asks for takes.
+    """The step with the host time of the plan's own memory pool.
 
     The host waits for its calls of the driver; an own allocator's time is exposed where the host is not ahead by it.
     """
@@ -187,8 +187,8 @@ def _waited_for(lowering: Lowering, played: SimulatedStep) -> str:
     if longer_s < 0.03 * played.step_s:
         return ""
     count = summed(number == slowest for number in kinds.of_rank.values())
-    what = kinds.kinds[slowest].unlike(kinds.kinds[0])
-    whom = f"{count:,} GPU{'s' if count != 1 else ''} ({what}) compute{'' if count != 1 else 's'}"
+    difference = kinds.kinds[slowest].unlike(kinds.kinds[0])
+    whom = f"{count:,} GPU{'s' if count != 1 else ''} ({difference}) compute{'' if count != 1 else 's'}"
     return f"{whom} {format_seconds(longer_s)} longer than the others, which wait: a plan without them may be faster"
 
 

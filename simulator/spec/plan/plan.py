@@ -1,4 +1,4 @@
-"""Plan: how a model is placed and run. What contradicts itself, or does not fit, `simulator.parallel.legality` says."""
+"""Plan: how a model is placed and run. `simulator.parallel.legality` checks it."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ def uses_autocast(stack: Stack, plan: Plan) -> bool:
 
     Sharded implementations hand over parameters in the compute dtype; plain modules and DDP hold the master weights.
     """
-    whole = plan.traits.whole_modules and plan.precision.master != plan.compute_dtype
-    return whole or (stack.kernels.autocast and plan.traits.whole_modules)
+    unsharded = plan.traits.whole_modules and plan.precision.master != plan.compute_dtype
+    return unsharded or (stack.kernels.autocast and plan.traits.whole_modules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class OpContext:
 
     @property
     def casts_before_gathers(self) -> bool:
-        """The tensor-parallel styles of torchao cast tokens to fp8 before they gather them, where one scale stands for a tensor."""
+        """The tensor-parallel styles of torchao cast tokens to fp8 before gathering them, if there is one scale per tensor."""
         by_tensor = self.gemm_dtype == "fp8" and self.recipe == "tensorwise"
         return by_tensor and self.sequence_parallel and self.stack.traits.dtensor
 
