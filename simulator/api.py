@@ -166,7 +166,7 @@ def serve(
         stack,
         slo=slo,
         warmup=workload.warmup,
-        users=workload.concurrency,
+        users=workload.users(),
         interval=interval,
     )
 

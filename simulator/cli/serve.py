@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from simulator.base.errors import InputError
 from simulator.base.units import format_number, format_seconds
 from simulator.cli.options import (
-    also_as_page,
     answer_options,
     loaded_prices,
     price_options,
+    print_answer,
     print_status,
     set_option,
     study_options,
@@ -30,6 +30,9 @@ from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_
 from simulator.predict import Source
 from simulator.studies.serving import InferencePlan, Serving, serve, token_costs
 from simulator.studies.serving import highest_rate as sought
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _HELP = """Serve a model under an inference plan to a stream of requests, on a simulated clock.
 
@@ -53,7 +56,10 @@ _WORKLOAD = {
     "output_tokens": ("INTEGER|TABLE", "Tokens of an answer, likewise. [128]"),
     "prefix_tokens": ("INTEGER", "Before every prompt, the same for all: a system prompt. [0]"),
     "turns": ("INTEGER", "Requests of a conversation, each behind all that was said before. [1]"),
-    "turn_gap_s": ("TIME", "Between two of them, in the mean. [30s]"),
+    "turn_gap_s": (
+        "TIME",
+        "Between two of them, in the mean; with --concurrency from an answer to its user's next request. [30s]",
+    ),
     "cache_hits": ("FRACTION", "Of the requests that find such beginnings in the cache. [1]"),
     "seed": ("INTEGER", "Of arrivals and lengths. [0]"),
     "trace": ("CSV", "Traced requests instead: arrival_s, prompt_tokens, output_tokens."),
@@ -140,16 +146,7 @@ def command(
             note = "no request ended in the measured time, so none has a cost; --requests plays more of them"
             print_status(f"shardwise: {note}")
     serving = replace(serving, sources=(*loaded.sources, *serving.sources))
-    if as_json:
-        from simulator.formats.writers.serving_json import to_json
-
-        click.echo(to_json(serving, loaded.inputs()), nl=False)
-    else:
-        from simulator.cli.terminal import show
-        from simulator.formats.writers.serving_text import render
-
-        show(render(serving), plain=plain)
-    also_as_page("serve", lambda: _report(serving, loaded))
+    print_answer("serve", lambda: _report(serving, loaded), lambda: _text(serving), as_json=as_json, plain=plain)
     if exported is not None and serving.fits:
         write_files(files, exported)
     return serving.memory.fit.exit_code
@@ -160,6 +157,12 @@ def _report(serving: Serving, study: ServingStudy) -> Mapping[str, Any]:
     from simulator.formats.writers.serving_json import report
 
     return report(serving, study.inputs())
+
+
+def _text(serving: Serving) -> RenderableType:
+    from simulator.formats.writers.serving_text import render
+
+    return render(serving)
 
 
 def _served(study: ServingStudy, *, interval: bool) -> Serving:
@@ -186,7 +189,7 @@ def _served(study: ServingStudy, *, interval: bool) -> Serving:
         study.stack,
         slo=study.slo,
         warmup=study.workload.warmup,
-        users=study.workload.concurrency,
+        users=study.workload.users(),
         interval=interval,
         progress=progress,
     )

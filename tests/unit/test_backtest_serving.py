@@ -29,6 +29,7 @@ from simulator.studies.serving.batch import Batch, padded
 from simulator.studies.serving.decoding import UNKNOWN_ENGINE_SIGMA, batch_of, sigma_of
 from simulator.studies.serving.engine import Engine
 from simulator.studies.serving.groups import own_all_reduce_s
+from simulator.studies.serving.kernels import NarrowWeights, RoutedProducts
 from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
 from simulator.work.ops import Exchange
 
@@ -252,6 +253,23 @@ def test_products_of_few_rows_read_their_weights_or_compute_64_rows() -> None:
     slow_s = calibration.kernel_s(one, h20)
     assert slow_s > 2 * one.num_bytes / h20.memory_bytes_per_s
     assert slow_s == pytest.approx(calibration.kernel_s(all_of_them, h20), rel=1e-9)
+
+
+def test_narrow_weights_and_experts_are_computed_in_tiles_of_16_rows() -> None:
+    """On Ada every product is (mma.m16n8k16); a quarter of a byte a weight is then read, not multiplied, by RTX 4090 too."""
+    plain = Gemm(m=1, n=8192, k=8192, dtype="bf16")
+    narrow = NarrowWeights(m=1, n=8192, k=8192, dtype="bf16", weight_bits=4.25)
+    for name in ("rtx-4090", "h100-sxm5-80gb", "a100-sxm4-80gb"):
+        device = Device.load(name)
+        calibration = Calibration.for_device(device)
+        few = calibration.gemms["bf16"].few_rows
+        assert few is not None
+        read_s = narrow.num_bytes / (device.memory_bytes_per_s * few.bw_frac) + few.t0_s
+        assert calibration.kernel_s(narrow, device) == pytest.approx(read_s, rel=1e-9)
+    h20 = Device.load("h20")  # in tiles of 64 rows bound by products
+    calibration = Calibration.for_device(h20)
+    routed = RoutedProducts.of(replace(plain, batch=8, grouped=True))
+    assert calibration.kernel_s(routed, h20) < calibration.kernel_s(replace(plain, batch=8), h20) / 1.5
 
 
 def test_tokens_that_are_streamed_cost_each_sequence() -> None:

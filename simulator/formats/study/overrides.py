@@ -93,7 +93,11 @@ def parse_overrides(settings: Iterable[str], roots: Sequence[str]) -> tuple[list
 
 def _table_of(key: str, roots: Sequence[str]) -> str:
     """The keys that may have been meant by one without its table, or by a table that is none."""
+    from simulator.studies.serving import InferencePlan, Workload  # which take long to load
+
     owners: Mapping[str, type[Strict]] = {
+        "inference": InferencePlan,
+        "workload": Workload,
         "plan": Plan,
         "model": Model,
         "cluster": Cluster,

@@ -33,11 +33,16 @@ class PlanOn(Strict):
     architecture: str | None = Field(default=None, description="of the device (`ampere`); any")
     memory: Bytes | None = Field(gt=0, default=None, description="of a GPU by its driver, below which it holds; any")
     tp: int | None = Field(ge=1, default=None, description="below which it holds; any")
+    longer_than: int | None = Field(
+        ge=1, default=None, description="tokens, where a sequence may have more than so many; any"
+    )
     plan: PlanKeys = Field(default={}, description="keys of a serving plan, before `plan`'s")
     largest_graph: int | None = Field(ge=1, default=None, description="of `graph_sizes` that is captured")
 
-    def holds(self, device: Device, tp: int) -> bool:
-        """Whether it does on such GPUs."""
+    def holds(self, device: Device, tp: int, longest: int) -> bool:
+        """Whether it does on such GPUs. longest: tokens that a sequence may have."""
+        if self.longer_than is not None and longest <= self.longer_than:
+            return False
         small = self.memory is None or device.memory_bytes < self.memory
         return small and self.architecture in (None, device.architecture) and (self.tp is None or tp < self.tp)
 
@@ -140,9 +145,9 @@ class Engine(Strict):
             raise ValueError("plan_on: largest_graph is one of graph_sizes, and there are none")
         return self
 
-    def on(self, device: Device, tp: int) -> PlanOn:
-        """The entry of `plan_on` that holds there; an empty one."""
-        return next((one for one in self.plan_on if one.holds(device, tp)), PlanOn())
+    def on(self, device: Device, tp: int, longest: int = 0) -> PlanOn:
+        """The entry of `plan_on` that holds there, for sequences of at most so many tokens; an empty one."""
+        return next((one for one in self.plan_on if one.holds(device, tp, longest)), PlanOn())
 
     def graphs(self, device: Device, tp: int) -> tuple[int, ...]:
         """Sequences for which a CUDA graph is captured there."""

@@ -21,6 +21,7 @@ from simulator.studies.serving.engine import ServedRun
 from simulator.studies.serving.report import MEASURES, percentile, tpot_s
 from simulator.studies.serving.served import Served
 from simulator.studies.serving.shards import kv_bytes_per_token, weight_bytes
+from simulator.studies.serving.workload import Users
 
 _SEED: Final = 0
 _APART: Final = 0.1  # of answers
@@ -116,8 +117,8 @@ def _played(server: Server, deployed: Deployment) -> tuple[tuple[ServedRun, ...]
 
 
 def _run(deployed: Deployment, load: Load, apart: float = 0.0) -> ServedRun:
-    users = 0 if load.alone else load.users
-    streamed = users > 0 or load.rate < math.inf
+    users = Users(count=0 if load.alone else load.users)
+    streamed = users.count > 0 or load.rate < math.inf
     return deployed.play(_requests(load, apart), ALWAYS, users=users, streamed=streamed)
 
 

@@ -32,10 +32,12 @@ _WEIGHTS: Final = {
     "": "bf16", "auto": "bf16", "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16",
     "fp8": "fp8", "fp8-e4m3": "fp8", "fp8-block": "fp8", "w8a8-fp8": "fp8", "int8": "int8", "w8a16": "int8", "int4": "int4",
     "w4a16": "int4", "awq": "int4", "gptq": "int4", "gptq-int4": "int4", "int4-awq": "int4", "awq-int4": "int4",
-    "nvfp4": "nvfp4", "fp4": "nvfp4",
+    "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4",
 }  # fmt: skip
 # What a checkpoint's name says of its weights, where no column does
-_IN_NAME: Final = re.compile(r"(?<![a-z0-9])(nvfp4|fp8|int8|w8a16|int4|w4a16|awq|gptq)(?![a-z0-9])", re.IGNORECASE)
+_IN_NAME: Final = re.compile(
+    r"(?<![a-z0-9])(nvfp4|mxfp4|fp8|int8|w8a16|int4|w4a16|awq|gptq)(?![a-z0-9])", re.IGNORECASE
+)
 _KV: Final = {word: kind for word, kind in _WEIGHTS.items() if kind in ("bf16", "fp16", "fp8")} | {
     "": "auto", "auto": "auto", "fp8-e5m2": "fp8",
 }  # fmt: skip

@@ -27,7 +27,7 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import LayerKind, Model
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving.attention import KEYS_APART, AttentionCosts, windows
+from simulator.studies.serving.attention import KEYS_APART, AttentionCosts
 from simulator.studies.serving.batch import MOST_CAPTURED, Batch, busiest_rank, padded
 from simulator.studies.serving.blocks import ForwardOps, forward_ops, head_ops
 from simulator.studies.serving.cost import Cost
@@ -35,7 +35,7 @@ from simulator.studies.serving.groups import own_all_reduce_s, pipeline_shape, t
 from simulator.studies.serving.kernels import stored_as
 from simulator.studies.serving.lora import lora_kernels
 from simulator.studies.serving.plan import InferencePlan
-from simulator.studies.serving.shards import cached_channels, kv_bytes_per_token, stage_shards
+from simulator.studies.serving.shards import cached_channels, kv_bytes_per_token, stage_shards, windows
 from simulator.studies.serving.speculation import draft_plan, tokens_a_step
 from simulator.work.collectives import collective_s
 from simulator.work.ops import Exchange
@@ -192,7 +192,7 @@ class StepCosts:
             seen = tuple(count * min(context, window or context) for window in self._draft.windows)
             (cost,) = self._draft.costs(Batch(decodes=count, keys=seen))
             return cost.times(guesses)
-        if self.plan.speculative != "mtp":
+        if not self.plan.guesses_by_a_layer:
             return Cost()
         found, clock = self._linear_of(count)
         d = self.model.d_model

@@ -25,10 +25,10 @@ from simulator.studies.serving.engine import Progress, ServedRun
 from simulator.studies.serving.plan import InferencePlan, check
 from simulator.studies.serving.remedies import of_prefill, remedies
 from simulator.studies.serving.report import HandedOver, Latencies, Load, Serving, Verdict, attained, latencies
-from simulator.studies.serving.served import Served
+from simulator.studies.serving.served import Served, rate
 from simulator.studies.serving.slo import Slo
 from simulator.studies.serving.sources import assumptions, sources
-from simulator.studies.serving.workload import Request, Requests
+from simulator.studies.serving.workload import NO_USERS, Request, Requests, Users
 
 _SHOWN_FAULTS = 20
 _NEARLY_FULL = 0.95
@@ -47,14 +47,14 @@ def serve(  # noqa: PLR0913  one a noun
     curves: LinkCurves | None = None,
     slo: Slo | None = None,
     warmup: float = 0.1,
-    users: int = 0,
+    users: Users = NO_USERS,
     interval: bool = False,
     progress: Progress | None = None,
 ) -> Serving:
     """Play `requests`, in order of arrival, through the plan's engines.
 
     calibration, stack, curves: as `predict` takes them. warmup: the part of the requests, first to arrive, that no figure
-    counts. users: of a closed loop: so many requests are in the system, and the next one comes when one is answered; 0: they
+    counts. users: of a closed loop, whose requests come when others are answered; without any they
     come when they say. interval: play them twice more, with all times at the ends of their 90 % interval. progress: is told
     (requests answered, requests in all plays) now and then. A plan that does not fit in memory, and requests that come
     faster than they are served, are answers.
@@ -80,7 +80,7 @@ class _Run:
     requests: Sequence[Request]
     slo: Slo
     warmup: float
-    users: int
+    users: Users
     interval: bool
     progress: Progress | None
 
@@ -90,22 +90,16 @@ class _Run:
 
     def watched(self, capacity_per_s: float) -> _Run:
         """The first of them, where more than that come faster than they are served."""
-        grows = not self.users and _rate(self.requests[0], self.requests[-1], len(self.requests)) >= capacity_per_s > 0
+        grows = not self.users.count and rate(self.requests) >= capacity_per_s > 0
         return replace(self, requests=self.requests[:_WATCHED]) if grows else self
 
     @property
     def window(self) -> Window:
         """From the first arrival that counts to the last; to the end of everything where those are one moment."""
-        if self.users:
+        if self.users.count:
             return 0.0, math.inf
         begin_s, end_s = self.requests[self.num_warmup].arrival_s, self.requests[-1].arrival_s
         return begin_s, end_s if end_s > begin_s else math.inf
-
-
-def _rate(first: Request, last: Request, count: int) -> float:
-    """Requests a second that arrive; 0 where all come at once."""
-    spanned_s = last.arrival_s - first.arrival_s
-    return (count - 1) / spanned_s if spanned_s else 0.0
 
 
 def _played(setting: Deployment, run: _Run, origins: tuple[Source, ...]) -> Serving:
@@ -125,13 +119,16 @@ def _played(setting: Deployment, run: _Run, origins: tuple[Source, ...]) -> Serv
         )
         for pace in ((1 / spread, spread) if run.interval else ())
     ]
-    found, load = latencies(jobs), _load(setting, played, 0 if run.users else run.num_warmup, (capacity, spread))
+    found, load = (
+        latencies(jobs),
+        _load(setting, played, 0 if run.users.count else run.num_warmup, (capacity, spread)),
+    )
     attainments, share = attained(jobs, run.slo)
-    verdict: Verdict = "overloaded" if load.arriving_per_s >= capacity and not run.users else "ok"
+    verdict: Verdict = "overloaded" if load.arriving_per_s >= capacity and not run.users.count else "ok"
     return Serving(
         **_common(setting, origins),
         verdict=verdict,
-        cause=_cause(verdict, load, run.users),
+        cause=_cause(verdict, load, run.users.count),
         suggestion=_suggestion(setting, verdict, load, found),
         num_requests=len(requests),
         num_warmup=run.num_warmup,
@@ -246,7 +243,10 @@ def _common(setting: Deployment, origins: tuple[Source, ...]) -> dict[str, Any]:
         "memory": setting.tightest.memory,
         "prefill_memory": setting.prefill.memory if setting.prefill else None,
         "assumptions": assumptions(
-            costs.model, handed_over=setting.prefill is not None, speculative=costs.plan.speculative
+            costs.model,
+            handed_over=setting.prefill is not None,
+            speculative=costs.plan.speculative,
+            half=costs.plan.compute_dtype == "fp16" and not costs.cluster.device.peak("bf16"),
         ),
         "sources": origins,
     }
@@ -260,7 +260,7 @@ def _load(setting: Deployment, played: ServedRun, skipped: int, capacity: tuple[
     answered = len(requests) - skipped if math.isinf(meter.end_s) else meter.finished
     return Load(
         measured_s=measured_s,
-        arriving_per_s=_rate(requests[0].request, requests[-1].request, len(requests)),
+        arriving_per_s=requests.arriving_per_s(meter.end_s),
         capacity_per_s=capacity[0],
         low_capacity_per_s=capacity[0] / capacity[1],
         high_capacity_per_s=capacity[0] * capacity[1],

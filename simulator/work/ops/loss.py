@@ -25,20 +25,11 @@ _ROW_BYTES_FORWARD, _ROW_BYTES_BACKWARD = 12, 33
 
 def cross_entropy(g: Graph, s: OpContext, logits: Value) -> Value:
     """The mean loss, a scalar, of logits [T, V], and what the stack's training metrics make of the logits."""
-    if s.stack.kernels.loss in ("eager", "fp32_eager"):
-        loss = _eager(g, s, logits)
-    elif s.stack.kernels.loss in SHIFTED:
-        loss = _shifted(g, s, logits)
-    elif s.stack.kernels.loss == "fused" and s.stack.traits.jit_loss:
-        loss = _megatron(g, s, logits)
-    elif s.stack.kernels.loss == "fp32_in_place":
-        loss = _megatron_unfused(g, s, logits)
-    elif s.stack.kernels.loss == "fp32_beside":
-        loss = _beside(g, s, logits)
-    elif s.stack.kernels.loss == "in_place":
-        loss = _in_place(g, s, logits)
-    else:
-        loss = _one_kernel(g, s, logits)
+    kind, kernels = s.stack.kernels.loss, dict.fromkeys(SHIFTED, _shifted)
+    kernels |= {"eager": _eager, "fp32_eager": _eager, "fp32_in_place": _megatron_unfused}
+    kernels |= {"fp32_beside": _beside, "in_place": _in_place}
+    fused = _megatron if s.stack.traits.jit_loss else _one_kernel
+    loss = kernels.get(kind, fused if kind == "fused" else _one_kernel)(g, s, logits)
     for index in range(s.stack.kernels.loss_metrics):
         _metric(g, s, logits, f"metric{index}")
     return loss

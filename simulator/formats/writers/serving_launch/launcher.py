@@ -53,7 +53,7 @@ class Launcher:
         if plan.cache_of != self.cache_of and self.cache_of:
             problem = f"{plan.cache_of}: the engine's own share of memory is one of `{self.cache_of}`"
             faults.append(Fault(place="inference: cache_of", problem=problem, remedy=f'cache_of = "{self.cache_of}"'))
-        if plan.speculative == "draft":
+        if plan.speculative in ("draft", "eagle"):
             problem = "a draft model is a checkpoint of its own, which these files do not name"
             remedy = "mtp, ngram, or the engine's own flags"
             faults.append(Fault(place="inference: speculative", problem=problem, remedy=remedy))

@@ -31,6 +31,7 @@ def _command(pool: Pool, port: int) -> list[str]:
         "no-enable-chunked-prefill": not plan.chunked_prefill,
         "enforce-eager": not plan.cuda_graphs,
         "no-enable-prefix-caching": not plan.prefix_caching,
+        "disable-hybrid-kv-cache-manager": "window_cache" in plan.model_fields_set and not plan.window_cache,
         **_adapters(plan),
         "speculative-config": _guesses(plan),
         "kv-transfer-config": None if pool.role == "both" else _HANDED,
