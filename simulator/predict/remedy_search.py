@@ -15,14 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from simulator.base.errors import InputError
 from simulator.base.fit import Fit
-from simulator.memory import (
-    MemoryUse,
-    memory_uses,
-    outside_torch_bytes,
-    step_live_bytes,
-    window_bytes,
-    write_history,
-)
+from simulator.memory import MemoryUse, memory_uses, outside_torch_bytes, step_live_bytes, window_bytes, write_history
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.outside import workspace_bytes
 from simulator.memory.pools import asks_for_pool
