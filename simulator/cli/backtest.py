@@ -27,7 +27,7 @@ collectives-table.md and serving-table.md."""
 @html_option
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 def command(file: Path, *, as_json: bool, plain: bool, jobs: int) -> int:
-    """Predict, print, and say by the exit code whether it went to the end."""
+    """Predict and print; the exit code says whether all rows were predicted."""
     report = _judged(file, jobs)
     if as_json:
         write_json(report.as_json())

@@ -94,9 +94,9 @@ def command(
     with Collected(faults):
         listed = loaded_prices(options)
     subjects: list[Subject] = []
-    asked = [(name_of(file), file, settings) for file in files]
-    asked += [(variant, files[0], (*settings, *split_settings(variant))) for variant in variants]
-    for name, file, changes in asked:
+    columns = [(name_of(file), file, settings) for file in files]
+    columns += [(variant, files[0], (*settings, *split_settings(variant))) for variant in variants]
+    for name, file, changes in columns:
         try:
             subjects.append(subject_of(name, file, given, changes, listed))
         except InputError as exc:
@@ -144,12 +144,12 @@ def _draw(plot: Path, comparison: Comparison) -> None:
 
 
 def name_of(file: Path | None) -> str:
-    """What a study is called."""
+    """The display name of a study."""
     return "the default" if file is None else file.stem.removesuffix(".capture")
 
 
 def split_settings(variant: str) -> list[str]:
-    """Settings of a variant: a comma parts two of them where a key follows it, and no bracket is open."""
+    """Settings of a variant, split at commas that are outside of brackets and followed by a key."""
     parts: list[str] = []
     for part in variant.split(","):
         inside = parts and (parts[-1].count("[") > parts[-1].count("]") or parts[-1].count("{") > parts[-1].count("}"))

@@ -1,4 +1,4 @@
-"""`shardwise predict --program TRACE.json`: a recorded step played again, as it was and as it would be."""
+"""`shardwise predict --program TRACE.json`: a recorded step replayed, unchanged and with changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_PLACE = ("cluster", "device")
 
 
 def recorded_options(function: Callable[..., int]) -> Callable[..., int]:
-    """What can be asked of a recorded trace."""
+    """Options of a recorded trace."""
     for option in reversed(
         (
             click.option("--step", type=click.IntRange(0), metavar="N", help="Of a recorded --program: ProfilerStep#N. [the median one]"),
@@ -41,7 +41,7 @@ def recorded_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def refuse(flags: Mapping[str, Any]) -> None:
-    """Raise UsageError where any of these is given of what is no recording."""
+    """Raise UsageError if any of these options is given although the program is not a recording."""
     found = [f"--{name.replace('_', '-')}" for name in NAMES if flags[name] not in (None, (), False)]
     if found:
         raise click.UsageError(f"{', '.join(found)}: only of a --program that is a profiler's trace")
@@ -61,9 +61,9 @@ def answer(
     from simulator.predict.recorded import replay_recording
 
     _check(flags, settings, files)
-    asked = _what_if(flags, settings)
+    changes = _what_if(flags, settings)
     recordings = read_recordings(program, flags["step"], lambda read: print_status(f"read {format_bytes(read)}"))
-    found = replay_recording(_timed(recordings, asked), asked)
+    found = replay_recording(_timed(recordings, changes), changes)
     if as_json:
         from simulator.formats.writers.recorded_text import as_json as data
 
@@ -82,9 +82,9 @@ def answer(
     return 0
 
 
-def _timed(recordings: Sequence[Recording], asked: WhatIf) -> Sequence[Recording]:
-    """With the times of collectives that an execution trace leaves open, where the cluster is named."""
-    cluster = asked.recorded_on
+def _timed(recordings: Sequence[Recording], changes: WhatIf) -> Sequence[Recording]:
+    """The recordings with modelled times for collectives that have none, if the cluster is named."""
+    cluster = changes.recorded_on
     if cluster is None:
         return recordings
     from simulator.predict.repriced import with_collective_times
@@ -152,8 +152,8 @@ def _what_if(flags: Mapping[str, Any], settings: tuple[str, ...]) -> WhatIf:
     cluster = calibration = None
     if named is not None:
         inputs = {"cluster": named, **{name: flags[name] for name in ("nodes", "calibration") if flags[name]}}
-        asked = read_study(None, inputs, {}, settings)
-        cluster, calibration = asked.cluster, asked.calibration
+        study = read_study(None, inputs, {}, settings)
+        cluster, calibration = study.cluster, study.calibration
     return WhatIf(
         faster=faster, communication=flags["communication"], without_host=flags["graphed_host"], cluster=cluster,
         without_recompute=flags["recompute"] == "none",

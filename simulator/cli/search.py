@@ -114,12 +114,12 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
         check_export(exported)
     interrupted = False
     with (
-        Journal(journal, study.identity) if journal is not None else nullcontext() as kept,
+        Journal(journal, study.identity) if journal is not None else nullcontext() as store,
         _engine(study, options) as engine,
         ended_as_interrupted(),
     ):
         try:
-            report = search_stacks(study, engine, kept, _ProgressLine())
+            report = search_stacks(study, engine, store, _ProgressLine())
         except Interrupted as stop:
             if stop.report is None:
                 return ExitCode.INTERRUPTED
@@ -235,7 +235,7 @@ def _stack_faults(name: str) -> Sequence[Fault]:
 
 
 def _clusters(cluster: Cluster, nodes: str | None, most: int | None) -> tuple[Cluster, ...]:
-    """The same nodes in the numbers asked for."""
+    """The cluster at each requested number of nodes."""
     if nodes is None and most is None:
         return (cluster,)
     if nodes is None:
@@ -272,8 +272,7 @@ def _fix(text: str) -> tuple[str, tuple[object, ...], list[Fault]]:
     found = tuple(literal(part.strip()) for part in values.split(","))
     if name == "offload":
         wrong = [str(each) for each in found if each not in OFFLOADS]
-        remedy = f"one of {', '.join(OFFLOADS)}"
-        return name, found, [Fault(place=place, problem=each, remedy=remedy) for each in wrong]
+        return name, found, [Fault(place=place, problem=each, remedy=f"one of {', '.join(OFFLOADS)}") for each in wrong]
     return name, found, [fault for value in found for fault in _value_faults(name, value, place)]
 
 
@@ -286,7 +285,7 @@ def _value_faults(name: str, value: object, place: str) -> Sequence[Fault]:
 
 
 class _ProgressLine:
-    """What is done, and since when; a rate would say nothing, as candidates differ a hundredfold."""
+    """Progress and elapsed time; no rate, as candidates differ a hundredfold in cost."""
 
     def __init__(self) -> None:
         self._line, self._since = StatusLine(), time.monotonic()

@@ -27,7 +27,7 @@ _OF_FRONT = {
 
 
 def refuse_without_front(options: dict[str, Any]) -> None:
-    """Raises InputError: these say nothing of a table of plans."""
+    """Raise InputError for options that need --front."""
     faults = [
         Fault(place=flag, problem="belongs to --front", remedy="--front, or leave it out")
         for name, flag in _OF_FRONT.items()
@@ -67,7 +67,7 @@ def run_front(
 
 
 def _enough(found: Front, days: float | None) -> dict[str, int | float | None]:
-    """The smallest sizes that end the run in time, in JSON's words."""
+    """The smallest sizes that finish the run in time, as JSON."""
     if days is None:
         return {}
     size, sure = found.enough(days)

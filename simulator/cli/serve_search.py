@@ -41,7 +41,7 @@ _ONE_ENGINE: Mapping[str, int] = {"tp": 1, "pp": 1, "dp": 1, "prefill_tp": 1, "p
 
 
 def search_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Those of `serve` that ask for a search, with the words of `search`."""
+    """Options of `serve --search`, named as in `search`."""
     for option in reversed(
         (
             click.option(
@@ -76,7 +76,7 @@ def search_options(function: Callable[..., int]) -> Callable[..., int]:
 def rate_of_users(
     users: int | None, between: str | None, given: Mapping[str, str]
 ) -> tuple[dict[str, str], list[Fault]]:
-    """The rate as --rate would give it, and what is wrong with it."""
+    """The rate in --rate's format, and its faults."""
     if users is None and between is None:
         return {}, []
     faults: list[Fault] = []
@@ -110,22 +110,22 @@ def option_faults(options: Mapping[str, Any], *, interval: bool, highest_rate: b
     ]
 
 
-def launch_of(asked: ServingStudy, folder: Path, plan: InferencePlan | None = None) -> dict[str, str]:
+def launch_of(study: ServingStudy, folder: Path, plan: InferencePlan | None = None) -> dict[str, str]:
     """Files that start the study's plan, or another. Raises InputError where they cannot be written, before anything is played."""
     from simulator.formats.writers.serving_launch import launch_files
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError.at(f"--export {folder}", "is not empty", "a new folder")
-    return launch_files(plan or asked.plan, asked.model, asked.cluster, asked.stack)
+    return launch_files(plan or study.plan, study.model, study.cluster, study.stack)
 
 
-def run_search(asked: ServingStudy, options: Mapping[str, Any], *, as_json: bool, plain: bool) -> int:
-    """Search, print, and say by the exit code whether a plan meets the limits."""
+def run_search(loaded: ServingStudy, options: Mapping[str, Any], *, as_json: bool, plain: bool) -> int:
+    """Search and print; the exit code says whether a plan meets the limits."""
     from simulator.studies.serving_search import Notes, SearchInterrupted, search_serving
 
-    study, exported = study_of(asked, options), options["exported"]
+    study, exported = study_of(loaded, options), options["exported"]
     if exported is not None:
-        launch_of(asked, exported, asked.plan.model_copy(update=_ONE_ENGINE))
+        launch_of(loaded, exported, loaded.plan.model_copy(update=_ONE_ENGINE))
     prices = loaded_prices(options)
     if prices is not None:
         prices.of(study.cluster)  # an error now, not after the search
@@ -140,18 +140,18 @@ def run_search(asked: ServingStudy, options: Mapping[str, Any], *, as_json: bool
     _print(report, as_json=as_json, plain=plain)
     also_as_page("serve-search", report.as_json)
     if exported is not None and report.best is not None:
-        write_files(launch_of(asked, exported, report.best.answer.plan), exported)
+        write_files(launch_of(loaded, exported, report.best.answer.plan), exported)
     if interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.OK if report.best is not None else ExitCode.DOES_NOT_FIT
 
 
-def study_of(asked: ServingStudy, options: Mapping[str, Any]) -> ServingSearch:
+def study_of(loaded: ServingStudy, options: Mapping[str, Any]) -> ServingSearch:
     """The study of the command line, whose options have been judged. Raises InputError with every fault."""
     from simulator.studies.serving_search import ServingSearch, degrees_given
 
     faults: list[Fault] = []
-    fixed = degrees_given(asked.plan)
+    fixed = degrees_given(loaded.plan)
     for text in options["fixes"]:
         name, values, _ = _fix(text)
         if name in fixed:
@@ -160,13 +160,13 @@ def study_of(asked: ServingStudy, options: Mapping[str, Any]) -> ServingSearch:
         fixed[name] = values
     try:
         study = ServingSearch(
-            model=asked.model,
-            cluster=asked.cluster,
-            plan=asked.plan,
-            workload=asked.workload,
-            slo=asked.slo,
-            stack=asked.stack,
-            calibration=asked.calibration,
+            model=loaded.model,
+            cluster=loaded.cluster,
+            plan=loaded.plan,
+            workload=loaded.workload,
+            slo=loaded.slo,
+            stack=loaded.stack,
+            calibration=loaded.calibration,
             fixed=fixed,
             max_gpus=options["max_gpus"],
             any_nodes=options["gpus_needed"],
@@ -204,7 +204,7 @@ def _print(report: ServingSearchReport, *, as_json: bool, plain: bool) -> None:
 
 
 def _progress_line() -> Callable[[Progress], None]:
-    """What is done, and since when."""
+    """Progress and elapsed time."""
     line, since = StatusLine(), time.monotonic()
 
     def show_progress(progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""`shardwise topo`: what a description of a host, a cluster or SLURM's tree says, and what looks wrong with it."""
+"""`shardwise topo`: print a description of a host, a cluster or SLURM's tree, and its suspicious points."""
 
 from __future__ import annotations
 

@@ -79,9 +79,9 @@ def _padding(lowering: Lowering) -> list[Source]:
     if factor < _PADDED:
         return []
     dealt = {"experts"} if plan.ep > 1 else {"experts", "rows_with_ep"}
-    whole = shard.experts is not None and shard.experts.cut_by in dealt
-    what, avoided = ("experts", "cutting rows") if whole else ("rows", "ep")
-    detail = f"{factor:.1f} x: shards hold whole {what}; dp_replicate or {avoided} avoids it"
+    by_expert = shard.experts is not None and shard.experts.cut_by in dealt
+    divided, avoided = ("experts", "cutting rows") if by_expert else ("rows", "ep")
+    detail = f"{factor:.1f} x: shards hold whole {divided}; dp_replicate or {avoided} avoids it"
     return [Source(what="padded shards", kind="assumed", detail=detail)]
 
 

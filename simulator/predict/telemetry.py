@@ -134,7 +134,7 @@ class Telemetry:
                 {
                     "name": program.name,
                     "num_ranks": program.num_ranks,
-                    "utilisation": [_told(use) for use in program.uses],
+                    "utilisation": [_as_json(use) for use in program.uses],
                     "nvme_queue_mean": _mean(program.queue),
                     "nvme_queue_peak": max((depth for _, depth in program.queue), default=0.0),
                 }
@@ -143,7 +143,7 @@ class Telemetry:
         }
 
 
-def _told(use: Use) -> dict[str, Any]:
+def _as_json(use: Use) -> dict[str, Any]:
     shares = {"mean": use.mean, "p50": None, "p95": None, "peak": None}
     if use.rates:
         shares |= {"p50": use.percentile(0.5), "p95": use.percentile(0.95), "peak": use.peak}
@@ -238,7 +238,9 @@ class _Reading:
             found["nic"] = ("bytes", cluster.node_bytes_per_s / cluster.gpus_per_node)
         if transfers is not None:
             tier = transfers.tier.links(vectorised=transfers.vectorised)
-            found |= {told: ("numel" if name == CPU_ADAM else "bytes", tier[name]) for name, told in _TIERS.items()}
+            found |= {
+                counter: ("numel" if name == CPU_ADAM else "bytes", tier[name]) for name, counter in _TIERS.items()
+            }
         return found
 
     def _amounts(self) -> dict[str, float]:
@@ -271,7 +273,7 @@ class _Reading:
             return {"nvlink": op.size_bytes}
         found: dict[str, float] = {"pcie down": op.size_bytes} if op.kind == "h2d" else {}
         found |= {"pcie up": op.size_bytes} if op.kind == "d2h" else {}
-        return found | {told: float(op.cost.link_bytes.get(name, 0)) for name, told in _TIERS.items()}
+        return found | {counter: float(op.cost.link_bytes.get(name, 0)) for name, counter in _TIERS.items()}
 
     def _collective(self, kind: str, role: str, size_bytes: int) -> Mapping[str, float]:
         """What one rank sends in a collective. It reads from HBM what it sends, and writes as much that it receives."""

@@ -23,7 +23,7 @@ from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.serving import ServingReport
 from simulator.studies.backtest.serving_figures import _deployed, _run, figure_of
-from simulator.studies.backtest.serving_rows import asked_of, load_of, resolve
+from simulator.studies.backtest.serving_rows import load_of, metric_of, resolve
 from simulator.studies.serving import InferencePlan, Request, StepCosts, engine_of, with_defaults
 from simulator.studies.serving.batch import Batch, padded
 from simulator.studies.serving.decoding import UNKNOWN_ENGINE_SIGMA, batch_of, sigma_of
@@ -119,14 +119,14 @@ def test_loads(text: str, users: int, rate: float) -> None:
     ],
 )
 def test_metrics(metric: str, unit: str, figure: str, percentile: float | None, factor: float) -> None:
-    asked = asked_of(replace(ROW, metric=metric, unit=unit))
+    asked = metric_of(replace(ROW, metric=metric, unit=unit))
     assert (asked.figure, asked.percentile, asked.unit) == (figure, percentile, factor)
 
 
 def test_a_rate_per_gpu_is_divided_by_the_gpus() -> None:
     row = replace(ROW, n_gpus=4, tp=2, metric="output_throughput_per_gpu", unit="tokens/s/GPU")
     server = resolve(row)
-    assert (server.asked.unit, server.plan.tp, server.plan.dp) == (4.0, 2, 2)
+    assert (server.metric.unit, server.plan.tp, server.plan.dp) == (4.0, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_closed_loops_interval_spans_users_in_step_and_apart(report: ServingRe
     found = []
     for plan in (server.plan, server.other):
         deployed = _deployed(replace(server, plan=plan))
-        found += [figure_of(_run(deployed, server.load, apart), server.asked) * 1e3 for apart in (0.0, 0.1)]
+        found += [figure_of(_run(deployed, server.load, apart), server.metric) * 1e3 for apart in (0.0, 0.1)]
     assert found[0] == pytest.approx(row["predicted"])
     assert max(found) == found[2] > 1.2 * found[0]
     assert row["low"] < 0.85 * min(found)  # and what no play shows

@@ -388,6 +388,9 @@ def test_every_preset_is_meant_by_its_own_name() -> None:
         ("Qwen2.5-Coder-7B", "qwen2.5-7b"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
         ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama3.1-70b"),  # Llama's and Qwen's weights, trained further
+        ("unsloth/DeepSeek-R1-Distill-Qwen-14B-unsloth-bnb-4bit", "qwen2.5-14b"),
+        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", "qwen3-8b"),
         ("bigscience/bloom", "bloom-176b"),
         ("microsoft/Phi-3-medium-4k-instruct", "phi-3-medium"),
     ],
@@ -399,7 +402,7 @@ def test_a_public_name_is_its_preset(public: str, preset: str) -> None:
 @pytest.mark.parametrize(
     "public",
     ["Qwen/Qwen2.5-VL-7B-Instruct", "microsoft/Phi-4-mini-instruct", "deepseek-ai/DeepSeek-V3.2", "google/gemma-3n-E4B",
-     "Qwen/Qwen3-Embedding-8B", "deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "mixtral", "70b"],
+     "Qwen/Qwen3-Embedding-8B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "mixtral", "70b"],
 )  # fmt: skip
 def test_a_name_of_other_layers_is_no_preset(public: str) -> None:
     with pytest.raises(ModelError, match="no preset is called"):

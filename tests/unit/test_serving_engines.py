@@ -19,7 +19,7 @@ from simulator.studies.backtest import serving_figures
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.serving import evaluate_row
-from simulator.studies.backtest.serving_rows import asked_of, load_of, resolve
+from simulator.studies.backtest.serving_rows import load_of, metric_of, resolve
 from simulator.studies.serving import InferencePlan, check, engine_of, with_defaults
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.decoding import batch_of, parts_of
@@ -154,14 +154,14 @@ def test_benchmarks_with_users_leave_sglang_less_memory_unless_nothing_fits() ->
 )
 def test_statistics_stand_before_or_behind_a_figure(metric: str, figure: str, percentile: float | None) -> None:
     """As vLLM's and SGLang's clients write them (`mean_ttft_ms`), and as tables do."""
-    asked = asked_of(replace(ROW, metric=metric))
+    asked = metric_of(replace(ROW, metric=metric))
     assert (asked.figure, asked.percentile) == (figure, percentile)
 
 
 @pytest.mark.parametrize("metric", ["ttft_std", "ttft_min", "max_itl_ms", "ttft_99"])
 def test_a_statistic_that_is_none_of_ours_is_not_taken_as_the_mean(metric: str) -> None:
     with pytest.raises(RefusedError, match="mean, median and percentiles"):
-        asked_of(replace(ROW, metric=metric))
+        metric_of(replace(ROW, metric=metric))
 
 
 @pytest.mark.parametrize("text", ["16", "16.0", "concurrency 16", "16 users", "max_concurrency=16", "c16", "bs=16"])
@@ -185,7 +185,7 @@ def test_weights_are_those_of_the_models_name_where_no_column_says_them() -> Non
 @pytest.mark.parametrize("metric", ["normalized_latency", "per_token_latency", "latency per token", "prefill latency"])
 def test_other_times_are_no_request_latencies(metric: str) -> None:
     with pytest.raises(RefusedError, match="none that is predicted"):
-        asked_of(replace(ROW, metric=metric))
+        metric_of(replace(ROW, metric=metric))
 
 
 def test_a_largest_graph_is_one_of_those_that_are_captured() -> None:

@@ -115,7 +115,7 @@ def _override(root: str, path: tuple[str, ...], text: str, flag: str) -> Overrid
 
 
 def patched(target: InputT, overrides: Iterable[Override], error: type[InputError]) -> InputT:
-    """`target` with the leaves replaced and validated anew. Raises `error` with every fault."""
+    """`target` with the leaves replaced, validated again. Raises `error` with every fault."""
     overrides = [_with_text(type(target), replace(one, path=type(target).flat_path(one.path))) for one in overrides]
     if not overrides:
         return target

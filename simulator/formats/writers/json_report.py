@@ -25,7 +25,7 @@ def to_json(
 
 
 def report(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The document as plain data. Units stand in the names; `_s` is seconds."""
+    """The document as plain data. Units are suffixes of the names; `_s` is seconds."""
     p = prediction
     return {
         "schema_version": SCHEMA_VERSION,

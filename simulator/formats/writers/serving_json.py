@@ -19,7 +19,7 @@ def to_json(serving: Serving, inputs: Mapping[str, Any] | None = None) -> str:
 
 
 def report(serving: Serving, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The document as plain data. Units stand in the names."""
+    """The document as plain data. Units are suffixes of the names."""
     fields = asdict(serving)
     for name in ("memory", "prefill_memory"):
         memory: ServingMemory | None = getattr(serving, name)

@@ -220,10 +220,10 @@ class PeftPlan(Strict):
 
 @cache
 def _at(peft: PeftPlan, layer: int | None) -> PeftPlan:
-    def here(words: tuple[str, ...], whole: str) -> Iterator[str]:
+    def here(words: tuple[str, ...], path: str) -> Iterator[str]:
         for one in map(_parsed, words):
             if one.first < 0 or (layer is not None and one.first <= layer <= one.last):
-                yield str(_Word(-1, -1, one.name or whole, one.rank))
+                yield str(_Word(-1, -1, one.name or path, one.rank))
 
     return peft.model_copy(
         update={

@@ -1,4 +1,4 @@
-"""What a serving engine's stack says of the engine: its defaults, and what of its work is its own."""
+"""The engine's part of a serving stack: its defaults and its own work."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PlanOn(Strict):
 
 
 class SetAside(Strict):
-    """`[engine.set_aside]`: memory of a GPU that `gpu_memory_utilization` leaves out, where nobody says that one."""
+    """`[engine.set_aside]`: GPU memory outside of `gpu_memory_utilization`, if that is not set."""
 
     fixed: Bytes = Field(ge=0, default=0, description="for anything")
     token: Bytes = Field(ge=0, default=0, description="for each token of the largest step")
@@ -58,7 +58,7 @@ class SetAside(Strict):
 
 
 class Engine(Strict):
-    """`[engine]`: what an inference engine does, beyond what a serving plan says."""
+    """`[engine]`: behaviour of an inference engine that a serving plan does not state."""
 
     plan: PlanKeys = Field(
         default={}, description="defaults of a serving plan's keys: max_sequences, max_batched_tokens, and so on"

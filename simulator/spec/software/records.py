@@ -135,10 +135,11 @@ class Kernels(Strict):
         description="products of frozen quantised weights keep their input, which their backward does not need (bitsandbytes "
         "up to 0.41: MatMul4Bit)",
     )
-    adapters: Literal["operators", "fused"] = Field(
+    adapters: Literal["operators", "fused", "copied"] = Field(
         default="operators",
-        description="of fine-tuning: LoRA's pairs as operators beside their layer (peft), or inside its own autograd function, "
-        "which keeps nothing but the input (unsloth)",
+        description="of fine-tuning: LoRA's pairs as operators beside their layer (peft); inside its own autograd function, "
+        "which keeps nothing but the input (unsloth); or operators, and a copy among columns of zeros of what adapts some of a joint "
+        "Q, K and V, which keeps what it copied (LitGPT: LoRAQKVLinear)",
     )
     loss_metrics: int = Field(
         ge=0,

@@ -91,7 +91,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestedMetric:
     """Which figure of the load, over which statistic (mean, or a percentile), and what one of its unit is in SI."""
 
     figure: Figure
@@ -108,20 +108,20 @@ class Server:
     cluster: Cluster
     stack: Stack
     load: Load
-    asked: Asked
+    metric: RequestedMetric
     other: InferencePlan | None = None
 
 
 def resolve(row: ServingRow) -> Server:
     """By docs/reference/serving-table.md. Raises RefusedError with the reason, or what model, plan and cluster refuse."""
-    asked, load = asked_of(row), load_of(row)
+    metric, load = metric_of(row), load_of(row)
     stack = stack_of(row)
     gpus = row.n_gpus or (row.tp or 1) * (row.pp or 1) * (row.dp or 1) + _for_prompts(row)
     cluster = cluster_of(row.gpu, gpus)
     model = _model(row.model, load.prompt + load.output)
     plan = _plan(row, stack, gpus, load, (cluster.device, model))
-    if asked.unit == 0.0:
-        asked = replace(asked, unit=float(gpus))
+    if metric.unit == 0.0:
+        metric = replace(metric, unit=float(gpus))
     launched = _launched(plan, stack, load)
     return Server(
         model=model,
@@ -130,12 +130,12 @@ def resolve(row: ServingRow) -> Server:
         cluster=cluster,
         stack=stack,
         load=load,
-        asked=asked,
+        metric=metric,
     )
 
 
-def asked_of(row: ServingRow) -> Asked:
-    """The metric in words that are known, and its unit."""
+def metric_of(row: ServingRow) -> RequestedMetric:
+    """The metric's figure, statistic and unit. Raises RefusedError for an unknown one."""
     words = re.sub(r"[^a-z0-9.]+", " ", row.metric.casefold()).strip()
     figure = next((name for known, name in _FIGURES if re.match(rf"(?:{_BEFORE} )?(?:{known})\b", words)), None)
     if figure is None:
@@ -144,8 +144,8 @@ def asked_of(row: ServingRow) -> Asked:
     unit = _UNITS.get(row.unit.strip().casefold())
     timed = figure in ("ttft", "tpot", "itl", "latency")
     if unit is None or (row.unit.strip().casefold() in SECONDS) != timed:
-        wanted = "s or ms" if timed else "tokens/s or requests/s"
-        raise RefusedError(("unit", f"{row.unit!r} of {row.metric}: {wanted}"))
+        expected = "s or ms" if timed else "tokens/s or requests/s"
+        raise RefusedError(("unit", f"{row.unit!r} of {row.metric}: {expected}"))
     found, other = _STATISTIC.search(words), _NO_STATISTIC.search(words)
     if timed and other and not found:
         raise RefusedError(
@@ -153,7 +153,7 @@ def asked_of(row: ServingRow) -> Asked:
         )
     word = found[1] if found else "mean"
     percentile = 50.0 if word == "median" else float(word[1:]) if word[0] == "p" else None
-    return Asked(figure=figure, percentile=percentile, unit=0.0 if "per gpu" in words else unit)
+    return RequestedMetric(figure=figure, percentile=percentile, unit=0.0 if "per gpu" in words else unit)
 
 
 def load_of(row: ServingRow) -> Load:

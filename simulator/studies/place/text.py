@@ -39,9 +39,9 @@ def _verdict(found: Placement) -> str:
     before = f"{format_seconds(found.default.step_s)} a step in the order of ranks"
     if found.is_default:
         return f"{before}; no placement that was tried is better"
-    sure = _sure(found.against_default)
+    significant = _sure(found.against_default)
     fit = _fit(found.default, found.placed)
-    return f"{before}, {format_seconds(found.placed.step_s)} placed: {_change(found.gain)}, {sure} ({fit})"
+    return f"{before}, {format_seconds(found.placed.step_s)} placed: {_change(found.gain)}, {significant} ({fit})"
 
 
 def _of_own(found: Placement) -> Iterator[str]:
@@ -124,8 +124,8 @@ def _notes(found: Placement) -> Iterator[str]:
 def _layers(found: Placement) -> list[int]:
     given = found.given
     num = sum(found.plan.pipeline.stage_layers or ())
-    held = stage_layers(num, given.pp, 1, split=given.split, schedule=given.pipeline_schedule)
-    return [sum(map(len, chunks)) for chunks in held]
+    counts = stage_layers(num, given.pp, 1, split=given.split, schedule=given.pipeline_schedule)
+    return [sum(map(len, chunks)) for chunks in counts]
 
 
 def as_json_text(found: Placement, inputs: dict[str, Any]) -> str:

@@ -76,19 +76,22 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Error:
-    """An error of the prediction: what one sigma makes of each alternative's step, relative to it. Normal."""
+    """An error of the prediction: what one sigma makes of each alternative's step, relative to it. Normal; upward: no step is shorter for it."""
 
     key: str
     sigmas: tuple[float, ...]
+    upward: bool = False
 
     def log_factor(self, alternative: int, share: float) -> float:
         """What it adds to the logarithm of an alternative's step at a share of its distribution."""
-        return self.sigmas[alternative] * _NORMAL.inv_cdf(min(max(share, _EDGE), 1 - _EDGE))
+        z = _NORMAL.inv_cdf(min(max(share, _EDGE), 1 - _EDGE))
+        return self.sigmas[alternative] * (max(0.0, z) if self.upward else z)
 
     @property
     def words(self) -> str:
         low, high = (f"{each:.1%}" for each in (min(self.sigmas), max(self.sigmas)))
-        return f"± {low} of the step" if low == high else f"± {low} to {high} of the step"
+        sign, span = "+" if self.upward else "±", low if low == high else f"{low} to {high}"
+        return f"{sign} {span} of the step"
 
 
 Input = Range | Error

@@ -86,7 +86,7 @@ class AttentionCosts:
         return clock.seconds(kernel) / self._prompt_speed + widened_s
 
     def _widened_s(self, tokens: int, latent: Latent, clock: Clock) -> float:
-        """Keys and values of cached tokens out of their latents, once more for every piece behind them."""
+        """Expanding cached latents to keys and values, again for every later piece."""
         if not tokens:
             return 0.0
         width = self._part.num_heads * (latent.qk_nope_head_dim + latent.v_head_dim)

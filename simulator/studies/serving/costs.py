@@ -16,7 +16,7 @@ from functools import cached_property
 from math import inf
 from typing import cast
 
-from simulator.base.errors import Fault, StackError
+from simulator.base.errors import StackError
 from simulator.base.kernels import DTYPE_BYTES, Gemm, Kernel, launches
 from simulator.base.sums import summed
 from simulator.parallel.mesh import GroupShape
@@ -305,8 +305,8 @@ class StepCosts:
     @cached_property
     def _forward(self) -> dict[str, ForwardOps]:
         """Of the whole model on one stage: it has layers of every kind."""
-        whole = stage_shards(self.model, self.plan.model_copy(update={"pp": 1}))[0]
-        return forward_ops(whole, self.plan, self.stack)
+        shard = stage_shards(self.model, self.plan.model_copy(update={"pp": 1}))[0]
+        return forward_ops(shard, self.plan, self.stack)
 
     @cached_property
     def _kinds(self) -> tuple[tuple[tuple[str, int], ...], ...]:
@@ -396,4 +396,4 @@ def _refuse_attention(stack: Stack) -> None:
     if backend.kernel == "math" or backend.states_speed("forward"):
         why = "has no fused kernel" if backend.kernel == "math" else "states speeds of whole sequences only"
         problem = f"attention of {stack.name} {why}: what reading a cache costs cannot be told"
-        raise StackError(Fault(place="inference: stack", problem=problem, remedy='stack = "vllm-2025"'))
+        raise StackError.at("inference: stack", problem, 'stack = "vllm-2025"')

@@ -254,16 +254,16 @@ def arrive(
     jobs: Iterable[RequestState],
     take: Callable[[RequestState], None],
     later_s: float,
-    told: Callable[[float], None] = lambda _: None,
+    on_end: Callable[[float], None] = lambda _: None,
 ) -> Process:
     """Every request reaches the queue so long behind its time. told: hears when the next one does; inf: there is none."""
     for job in jobs:
         at_s = job.request.arrival_s + later_s
         if at_s > env.now:
-            told(at_s)
+            on_end(at_s)
             yield env.timeout(at_s - env.now)
         take(job)
-    told(math.inf)
+    on_end(math.inf)
 
 
 class Lane:
@@ -313,7 +313,7 @@ class Lane:
             idle.succeed()
 
     def run(self) -> Process:
-        """Step after step. A step is an event of its own only if something may come before it ends, or somebody leaves."""
+        """The step loop. Steps are merged into one event unless a request may arrive or finish during them."""
         env, scheduler, costs = self._env, self.scheduler, self._costs
         now_s = env.now
         while True:

@@ -28,17 +28,17 @@ def engine_of(text: str) -> Stack:
 
 @cache
 def usual_values(stack: str) -> dict[str, tuple[object, ...]]:
-    """Of each field of a plan under this stack, what it is where nobody says it: one value, or one an architecture."""
+    """Default of each field of a plan under this stack: one value, or one per architecture."""
     engine = Stack.load(stack).engine or Engine()
     own = InferencePlan().model_dump(mode="json") | engine.plan
-    ways = [own, *(own | one.plan for one in engine.plan_on)]
-    return {name: tuple(way[name] for way in ways) for name in own}
+    plans = [own, *(own | one.plan for one in engine.plan_on)]
+    return {name: tuple(fields[name] for fields in plans) for name in own}
 
 
 def with_defaults(
     plan: InferencePlan, stack: Stack, device: Device | None = None, model: Model | None = None
 ) -> InferencePlan:
-    """The plan with the engine's own defaults, on this device and for this model where they matter, where it says nothing."""
+    """The plan with unset fields at the engine's defaults, which may depend on device and model."""
     engine = stack.engine
     if engine is None:
         return plan
@@ -73,6 +73,6 @@ def with_defaults(
 def _utilization(engine: Engine, aside: SetAside, tokens: int, plan: InferencePlan, device: Device) -> float:
     """The share of memory that is left for weights and cache, in thousandths. tokens: of the largest step."""
     graph = max(engine.graphs(device, plan.tp), default=0)
-    wanted = aside.fixed + aside.token * tokens + aside.graph * graph + aside.gpu * plan.engine_devices
+    reserved = aside.fixed + aside.token * tokens + aside.graph * graph + aside.gpu * plan.engine_devices
     least = aside.least if device.memory_bytes > 6 * aside.least else 0
-    return max(0.001, round(1 - max(least, wanted) / device.memory_bytes, 3))
+    return max(0.001, round(1 - max(least, reserved) / device.memory_bytes, 3))

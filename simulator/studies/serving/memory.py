@@ -125,8 +125,8 @@ class ServingMemory:
 def serving_memory(model: Model, plan: InferencePlan, device: Device, stack: Stack) -> ServingMemory:
     """Memory of the stage with the fewest blocks."""
     shards = stage_shards(model, plan)
-    whole = weight_bytes(stage_shards(model, plan.model_copy(update=_WHOLE))[0], plan)
-    found = (_stage(model, plan, device, stack, shards, stage, whole) for stage in range(plan.pp))
+    unsharded = weight_bytes(stage_shards(model, plan.model_copy(update=_WHOLE))[0], plan)
+    found = (_stage(model, plan, device, stack, shards, stage, unsharded) for stage in range(plan.pp))
     return min(found, key=lambda each: (each.num_blocks, -each.missing_bytes, each.stage))
 
 
@@ -142,7 +142,7 @@ def _stage(
     shard = shards[stage]
     besides, besides_a_token = held_besides(model, plan, shard)
     besides += lora_bytes(shard, plan)
-    held = weight_bytes(shard, plan) + besides
+    fixed_bytes = weight_bytes(shard, plan) + besides
     activations = activation_bytes(model, shard, plan, stack, device)
     outside = outside_torch_bytes(device, Plan(), sum(degree > 1 for degree in (plan.tp, plan.pp)))
     capacity = device.usable_bytes - device.hypervisor_bytes
@@ -150,19 +150,19 @@ def _stage(
     whole, windowed = cached_layers(shard, plan)
     block = plan.block_size * (kv_bytes_per_token(shard, plan) + besides_a_token)
     seen = _SEEN_BYTES + outside - outside_torch_bytes(device, Plan(), 0) if outside else 0
-    left = budget - held - activations - seen
+    left = budget - fixed_bytes - activations - seen
     if plan.cache_of == "free":
-        left = int((capacity - held - activations - outside) * plan.gpu_memory_utilization)
+        left = int((capacity - fixed_bytes - activations - outside) * plan.gpu_memory_utilization)
         budget = capacity
     elif plan.cache_of == "static":
-        left = int((capacity - outside) * plan.gpu_memory_utilization) - held
-        budget = left + held + activations + seen
+        left = int((capacity - outside) * plan.gpu_memory_utilization) - fixed_bytes
+        budget = left + fixed_bytes + activations + seen
     return ServingMemory(
         stage=stage,
-        weight_bytes=held,
+        weight_bytes=fixed_bytes,
         embedding_bytes=part_bytes(shard, plan, "embedding"),
         head_bytes=part_bytes(shard, plan, "head"),
-        model_fraction=(held - besides) / whole_bytes,
+        model_fraction=(fixed_bytes - besides) / whole_bytes,
         activation_bytes=activations,
         outside_torch_bytes=outside,
         seen_outside_bytes=seen,

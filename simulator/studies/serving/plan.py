@@ -187,7 +187,7 @@ def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
     """Raise PlanError with every way in which plan, model and cluster do not fit together."""
     if model.mamba is not None:
         problem = f"{model.name} has Mamba layers, whose states no cache of keys and values holds: serving them is not modelled"
-        raise PlanError(Fault(place="model", problem=problem, remedy="a model whose layers all have attention"))
+        raise PlanError.at("model", problem, "a model whose layers all have attention")
     split = _wide_faults(plan, model) if plan.attention_dp else _split_faults(plan, model)
     faults = [*split, *_place_faults(plan, cluster), *_length_faults(plan, model)]
     from simulator.studies.serving.lora import lora_faults
@@ -233,7 +233,7 @@ def _widths(model: Model, *, dealt: bool) -> list[tuple[int, str]]:
     found = [routed, (experts.shared_d_ff, "columns of the shared experts")]
     if "dense_layer" in model.layer_kinds:
         found.append((model.d_ff, "columns of the MLP"))
-    return [(n, what) for n, what in found if n]
+    return [(n, noun) for n, noun in found if n]
 
 
 def _wide_faults(plan: InferencePlan, model: Model) -> list[Fault]:
@@ -266,7 +266,7 @@ def _split_faults(plan: InferencePlan, model: Model) -> list[Fault]:
     dealt = plan.experts == "dealt"
     legal = legal_tp(model, dealt=dealt)
     nearest = " or ".join(map(str, sorted(sorted(legal, key=lambda n: (abs(n - tp), n))[:2])))
-    wrong = [f"{n} {what}" for n, what in ((model.num_heads, "heads"), *_widths(model, dealt=dealt)) if n % tp]
+    wrong = [f"{n} {noun}" for n, noun in ((model.num_heads, "heads"), *_widths(model, dealt=dealt)) if n % tp]
     if kv % tp and tp % kv:
         wrong.append(f"{kv} key-value heads (nor is it a multiple of them)")
     if wrong:

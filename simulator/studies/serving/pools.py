@@ -147,5 +147,5 @@ def _links(env: simpy.Environment, engine: Engine, count: int) -> dict[Lane, sim
 
 
 def _cells(engine: Engine, cells: int) -> dict[Lane, int]:
-    """The cell of each lane: engines stand in them one after another."""
+    """The cell of each lane, in the order of the engines."""
     return {lane: i * cells // len(engine.lanes) for i, lane in enumerate(engine.lanes)}

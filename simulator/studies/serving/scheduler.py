@@ -150,11 +150,11 @@ class Scheduler:
 
     @property
     def undisturbed(self) -> bool:
-        """The step at hand only decodes, nobody waits, and nobody's answer ends with it."""
+        """The current step only decodes, no request waits, and none finishes with it."""
         return not self._pieces and not self.waiting and not self._finish.get(self._step)
 
     def alike(self, most: int) -> int:
-        """How many steps from the one at hand on are like it: nobody's answer ends, and blocks are free; `most` at most."""
+        """Number of equal steps from the current one on: no request finishes and blocks are free; at most `most`."""
         ends = min(step for step, jobs in self._finish.items() if jobs)
         count, free, size = min(most, ends - self._step), self.free, self.limits.block_size
         for ahead in range(1, count):
@@ -164,7 +164,7 @@ class Scheduler:
         return count
 
     def pass_over(self, count: int) -> float:
-        """So many steps that are alike end, the one at hand among them: blocks in use, mean over them."""
+        """Finish that many equal steps, including the current one; returns the mean blocks in use."""
         size, used, total = self.limits.block_size, self.used_blocks, self.used_blocks
         for ahead in range(1, count):
             used += self._need[(self._step + ahead) % size]
@@ -182,10 +182,10 @@ class Scheduler:
         self._pieces, self._decodes = [], 0
         self._take_over()
         if self.limits.chunked if self.limits.mixed is None else self.limits.mixed:
-            calm = self._make_room()
+            had_room = self._make_room()
             self._decodes = self._decoding
             self._take_blocks()
-            self._fill(self.limits.max_tokens - self._decodes, admit=calm)
+            self._fill(self.limits.max_tokens - self._decodes, admit=had_room)
         else:
             self._fill(self.limits.max_tokens, admit=True)
             if not self._pieces:

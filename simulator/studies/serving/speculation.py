@@ -44,7 +44,7 @@ def held_besides(model: Model, plan: InferencePlan, shard: StageShard) -> tuple[
 
 
 def speculation_faults(plan: InferencePlan, model: Model) -> list[Fault]:
-    """What a plan says of guesses that does not go together."""
+    """Faults of a plan's speculative decoding."""
     given = {name for name in ("draft_tokens", "acceptance", "draft_model") if name in plan.model_fields_set}
     if plan.speculative == "none":
         given -= {name for name in given if getattr(plan, name) in (None, InferencePlan.model_fields[name].default)}

@@ -50,7 +50,7 @@ def fetched_s(costs: StepCosts, request: Request) -> float:
 
 
 class Transfers:
-    """Seconds of handing over a prompt's cache, by its tokens, from one engine to another over links that nobody else uses."""
+    """Seconds to transfer a prompt's cache between engines, by its tokens, on links without other traffic."""
 
     def __init__(
         self, model: Model, plan: InferencePlan, cluster: Cluster, stack: Stack, curves: LinkCurves, *, near: bool

@@ -251,9 +251,13 @@ class Workload(Strict):
         """The requests in order of arrival, the first million at most. A trace is read by readers.arrivals_table instead."""
         arrivals, prompts, outputs, hits, gaps = _streams(self.seed)
         n, turns = min(self.num_requests, MOST_PLAYED), self.turns
-        talks = -(-n // turns)
+        num_conversations = -(-n // turns)
         streamed = self.rate and not self.concurrency
-        times = np.cumsum(self._gaps(arrivals, talks)) * turns / self.rate if streamed else self._begin_s(talks)
+        times = (
+            np.cumsum(self._gaps(arrivals, num_conversations)) * turns / self.rate
+            if streamed
+            else self._begin_s(num_conversations)
+        )
         drawn = _drawn(self.prompt_tokens, prompts, n), _drawn(self.output_tokens, outputs, n)
         if turns == 1 and not self.prefix_tokens:
             return Requests(times, *drawn)
@@ -262,7 +266,7 @@ class Workload(Strict):
         if self.concurrency:
             return Requests.of(self._turn_by_turn(lengths, found))
         apart = gaps.exponential(scale=self.turn_gap_s or 0.0, size=n)
-        asked = [
+        requests = [
             request
             for i, time in enumerate(times)
             for request in self._conversation(
@@ -270,7 +274,7 @@ class Workload(Strict):
             )
         ]
         span_s = float(times[-1])  # turns beyond it come at its beginning, as of conversations that are under way there
-        wrapped = (replace(one, arrival_s=one.arrival_s % span_s) if span_s else one for one in asked)
+        wrapped = (replace(one, arrival_s=one.arrival_s % span_s) if span_s else one for one in requests)
         return Requests.of(sorted(wrapped, key=lambda request: request.arrival_s))
 
     def users(self) -> Users:
@@ -305,13 +309,13 @@ class Workload(Strict):
         self, at_s: float, which: slice, lengths: list[tuple[int, int]], found: Bools, apart: Floats
     ) -> Iterator[Request]:
         """Its turns. What was said before is in blocks of its own; the prefix in blocks that all share."""
-        said = prefix = self.prefix_tokens
+        context = prefix = self.prefix_tokens
         for i, (new, answer) in enumerate(lengths[which], which.start):
             at_s += float(apart[i]) if i > which.start else 0.0
-            prompt = said + new
-            cached = said if found[i] else 0
+            prompt = context + new
+            cached = context if found[i] else 0
             yield _request(at_s, prompt, answer, 0, cached, min(cached, prefix))
-            said = prompt + answer
+            context = prompt + answer
 
 
 def _streams(seed: int) -> list[np.random.Generator]:

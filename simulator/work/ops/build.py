@@ -80,14 +80,14 @@ def _ended(block: Block, *, lowest: bool) -> Iterator[Op]:
     for op in block.ops:
         if lowest and (op.parameter_numel or needs.intersection(op.inputs)):
             needs |= {*(tensor.name for tensor in op.outputs), *op.views}
-            kept = _towards(op, needs) if op.category != "attention" else op
+            ended = _towards(op, needs) if op.category != "attention" else op
         else:
-            kept = replace(op, backward=(), saved=(), grad_inputs=(), grad_aliases=(), grad_overwrites=(), views=(),
+            ended = replace(op, backward=(), saved=(), grad_inputs=(), grad_aliases=(), grad_overwrites=(), views=(),
                            backward_temporary_bytes=0, parameter_numel=0, backward_exchanges=())  # fmt: skip
         last = block.output in {
             tensor.name for tensor in op.outputs
         }  # what comes goes on as a gradient that nobody asks for
-        yield replace(kept, grad_aliases=tuple({*kept.grad_aliases, block.input})) if last else kept
+        yield replace(ended, grad_aliases=tuple({*ended.grad_aliases, block.input})) if last else ended
 
 
 def _towards(op: Op, needs: set[str]) -> Op:

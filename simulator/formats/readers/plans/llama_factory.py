@@ -52,7 +52,7 @@ def read_llama_factory(stated: Stated) -> Draft:
 
 
 def _packing(r: Reading, stage: str) -> str:
-    """The setting that packs: neat packing does too, and pretraining unless it is told not to (hparams/parser.py)."""
+    """The setting that enables packing: packing, neat_packing, or pretraining unless disabled (hparams/parser.py)."""
     neat = r.flag("neat_packing")
     if neat and stage != "sft":
         r.fault("neat_packing", f"LLaMA-Factory takes it for sft alone, not for {stage}", "packing")
