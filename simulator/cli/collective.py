@@ -14,8 +14,7 @@ from simulator.base.schema import nearest
 from simulator.base.units import parse_bytes
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, also_as_page, html_option, print_status, quantity, write_json
-from simulator.cli.terminal import show
+from simulator.cli.options import FILE, html_option, print_answer, print_status, quantity
 from simulator.formats.drawing import check_picture
 from simulator.formats.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
 from simulator.parallel.mesh import GroupShape
@@ -119,7 +118,10 @@ def command(  # noqa: PLR0913  one an option
         unmodelled=software.environment.unmodelled,
         cards=nic_paths(machine, shape, kind, software),
     )
-    _print(sweep, picture, as_json=as_json, plain=plain)
+    print_answer("collective", lambda: to_data(sweep), lambda: render(sweep), as_json=as_json, plain=plain)
+    if picture is not None:
+        plot(sweep, picture)
+        print_status(f"drawn in {picture}")
     return ExitCode.OK
 
 
@@ -131,17 +133,6 @@ def _machine(
         return _as_logged(Cluster.load(cluster, nodes or measured.num_nodes), measured)
     machine = Cluster.load(cluster, nodes)
     return machine, group_shape(machine, group) if per_node is None else side_by_side(machine, per_node, group)
-
-
-def _print(sweep: Sweep, picture: Path | None, *, as_json: bool, plain: bool) -> None:
-    if as_json:
-        write_json(to_data(sweep))
-    else:
-        show(render(sweep), plain=plain)
-    also_as_page("collective", lambda: to_data(sweep))
-    if picture is not None:
-        plot(sweep, picture)
-        print_status(f"drawn in {picture}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,20 +13,18 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.units import parse_count
 from simulator.cli.options import (
     FILE,
-    also_as_page,
     answer_options,
     loaded_prices,
     of_all_studies,
     placement_option,
     price_options,
+    print_answer,
     print_notes,
     print_status,
     quantity,
     tokens_option,
-    write_json,
 )
 from simulator.cli.programs import is_program, subject_at
-from simulator.cli.terminal import show
 from simulator.cli.watch import watch_option
 from simulator.formats.drawing import check_picture
 from simulator.formats.study import read_study
@@ -105,11 +103,7 @@ def command(
     if faults:
         raise InputError(faults)
     comparison = compare(subjects, ablate=not no_ablations, run_tokens=tokens, count=options["telemetry"])
-    if as_json:
-        write_json(comparison.as_json())
-    else:
-        show(render(comparison), plain=plain, width=WIDTH)
-    also_as_page("compare", comparison.as_json)
+    print_answer("compare", comparison.as_json, lambda: render(comparison), width=WIDTH, as_json=as_json, plain=plain)
     if plot is not None:
         _draw(plot, comparison)
     return ExitCode.OK

@@ -21,17 +21,15 @@ from simulator.base.units import counted, format_bytes, format_seconds
 from simulator.cli.explore_points import FIGURES, Axis, Exploration, PointJournal, Record, explored
 from simulator.cli.options import (
     FILE,
-    also_as_page,
     answer_options,
     loaded_prices,
     price_options,
+    print_answer,
     print_notes,
     set_option,
     study_options,
-    write_json,
 )
 from simulator.cli.progress import StatusLine, ended_as_interrupted
-from simulator.cli.terminal import show
 from simulator.formats.writers import layout
 
 SCHEMA: Final = 1
@@ -85,11 +83,7 @@ def command(
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED
         answer = answer_of(records, exploration.axes, exploration.points, found.inputs(), command_of(exploration))
-    if as_json:
-        write_json(answer)
-    else:
-        show(_text(answer), plain=plain)
-    also_as_page("explore", lambda: answer)
+    print_answer("explore", lambda: answer, lambda: _text(answer), as_json=as_json, plain=plain)
     runs = {one for one in answer["columns"]["verdict"] if one in ("fits", "tight")}
     return ExitCode.OK if runs else ExitCode.DOES_NOT_FIT
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,10 +17,10 @@ from simulator.base.schema import read_toml
 from simulator.cli.extras import with_data_of
 from simulator.cli.goodput_spot import checked_offers, on_spot, spot_options
 from simulator.cli.options import (
-    also_as_page,
     answer_options,
     loaded_prices,
     price_options,
+    print_answer,
     print_status,
     program_options,
     set_option,
@@ -38,6 +39,9 @@ from simulator.studies.goodput import Goodput, LongRun, goodput
 from simulator.studies.goodput.elastic import Elastic, Offer
 from simulator.work.captured.capture import Capture
 from simulator.work.checkpoint import Checkpoint, Saving, loading_s, saving
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _HELP = """Play a long training run: the predicted step, until something fails, and again.
 
@@ -140,21 +144,16 @@ def command(
         answer = replace(answer, energy=_energy(loaded, prediction, answer))
     elastic = _on_spot(offers, loaded, answer, run, most_price) if offers else None
     inputs = loaded.inputs() if program is None else place_inputs(program, loaded)
-    _print(answer, {**inputs, "run": run.model_dump(mode="json")}, elastic, as_json=as_json, plain=plain)
+    inputs |= {"run": run.model_dump(mode="json")}
+    report, text = partial(_report, answer, inputs, elastic), partial(_text, answer, elastic)
+    print_answer("goodput", report, text, as_json=as_json, plain=plain)
     return ExitCode.OK
 
 
-def _print(answer: Goodput, inputs: dict[str, Any], elastic: Elastic | None, *, as_json: bool, plain: bool) -> None:
-    if as_json:
-        from simulator.formats.writers.goodput_json import to_json
+def _text(answer: Goodput, elastic: Elastic | None) -> RenderableType:
+    from simulator.formats.writers.goodput_text import render
 
-        click.echo(to_json(answer, inputs, elastic), nl=False)
-    else:
-        from simulator.cli.terminal import show
-        from simulator.formats.writers.goodput_text import render
-
-        show(render(answer, elastic), plain=plain)
-    also_as_page("goodput", lambda: _report(answer, inputs, elastic))
+    return render(answer, elastic)
 
 
 def _energy(study: Study, prediction: Prediction, answer: Goodput) -> RunEnergy:

@@ -18,6 +18,8 @@ from simulator.base.units import UnitError
 from simulator.cli.finite import FiniteRange
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from simulator.formats.study import Study
     from simulator.spec.prices import Prices
 
@@ -242,6 +244,26 @@ def also_as_page(
 
         write_page(path, kind, answer(), drawing())
         print_status(f"page written to {path}")
+
+
+def print_answer(
+    kind: str,
+    data: Callable[[], Mapping[str, Any]],
+    text: Callable[[], RenderableType],
+    drawing: Callable[[], Mapping[str, Any] | None] = lambda: None,
+    *,
+    as_json: bool,
+    plain: bool,
+    width: int | None = None,
+) -> None:
+    """Print an answer as JSON or as text, then write the page of --html. data: the JSON document; width: of the text."""
+    if as_json:
+        write_json(data())
+    else:
+        from simulator.cli.terminal import show
+
+        show(text(), plain=plain, **({} if width is None else {"width": width}))
+    also_as_page(kind, data, drawing)
 
 
 def write_json(answer: object) -> None:

@@ -18,10 +18,10 @@ from simulator.cli import place_tensors
 from simulator.cli.export import head_of, job_of
 from simulator.cli.options import (
     FILE,
-    also_as_page,
     answer_options,
     page_path,
     placement_option,
+    print_answer,
     print_status,
     set_option,
     study_options,
@@ -29,7 +29,6 @@ from simulator.cli.options import (
 )
 from simulator.cli.place_tensors import tensor_options
 from simulator.cli.predict import plan_file_options, plan_options, study_of
-from simulator.cli.terminal import show
 from simulator.cli.watch import watch_option
 from simulator.formats.study import Study
 
@@ -78,7 +77,7 @@ def command(
     """Place, confirm, print, write."""
     from simulator.cli.launch_kit import check_kit, kit_files, placed, table_of
     from simulator.studies.place import place
-    from simulator.studies.place.text import WIDTH, as_data, as_json_text, render
+    from simulator.studies.place.text import WIDTH, as_data, render
 
     of_tensors = {name: flags.pop(name) for name in place_tensors.NAMES}
     if of_tensors["tensors"] is not None:
@@ -101,11 +100,15 @@ def command(
     with _progress() as show_progress:
         found = place(*inputs, across_nodes=across, deal_layers=layers, on_progress=show_progress)
     loaded = replace(loaded, plan=found.plan, cluster=found.cluster)
-    if as_json:
-        click.echo(as_json_text(found, loaded.inputs()), nl=False)
-    else:
-        show(render(found), plain=plain, width=WIDTH)
-    also_as_page("place", lambda: as_data(found, loaded.inputs()), lambda: _drawing(loaded, float(found.placed.step_s)))
+    print_answer(
+        "place",
+        lambda: as_data(found, loaded.inputs()),
+        lambda: render(found),
+        lambda: _drawing(loaded, float(found.placed.step_s)),
+        as_json=as_json,
+        plain=plain,
+        width=WIDTH,
+    )
     if out is not None:
         write_whole(out, table_of(loaded, job_of(loaded), host), "-o")
         print_status(f"written to {out}")

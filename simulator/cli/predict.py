@@ -27,6 +27,7 @@ from simulator.cli.options import (
     program_options,
     set_option,
     study_options,
+    write_json,
 )
 from simulator.cli.predict_recorded import recorded_options
 from simulator.cli.progress import playing
@@ -236,9 +237,7 @@ def command(
     parts = {"largest_batch": found, "lengths": padding, "rollout": iteration}
     keys = {name: one.report() for name, one in parts.items() if one is not None} | further.keys
     if as_json:
-        from simulator.formats.writers.json_report import to_json
-
-        click.echo(to_json(prediction, loaded.inputs(), keys), nl=False)
+        write_json(_report(prediction, loaded, keys))
     else:
         from simulator.cli.terminal import show_prediction
 

@@ -8,12 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import click
-
 from simulator.base.errors import Collected, Fault
 from simulator.base.schema import check_writable
 from simulator.cli.fabric import with_fabric
-from simulator.cli.options import also_as_page, page_requested, print_status
+from simulator.cli.options import also_as_page, page_requested, print_status, write_json
 from simulator.cli.programs import place_inputs, place_of, program_at
 from simulator.formats.drawing import FORMATS
 from simulator.formats.study import Study
@@ -75,9 +73,7 @@ def answer(
     found = predicted() if in_full else cached(program, study, tokens_per_step, predicted)
     found = replace(found, sources=(*study.sources, *found.sources))
     if as_json:
-        from simulator.formats.writers.json_report import to_json
-
-        click.echo(to_json(found, place_inputs(program, study)), nl=False)
+        write_json(_report(found, program, study))
     else:
         from simulator.cli.terminal import show_prediction
 

@@ -12,9 +12,11 @@ from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.schema import check_writable
 from simulator.base.units import format_bytes
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import also_as_page, print_status, write_json
+from simulator.cli.options import print_answer, print_status
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from simulator.predict.recorded import ReplayedStep, WhatIf
     from simulator.work.recorded.recording import Recording
 
@@ -64,16 +66,9 @@ def answer(
     changes = _what_if(flags, settings)
     recordings = read_recordings(program, flags["step"], lambda read: print_status(f"read {format_bytes(read)}"))
     found = replay_recording(_timed(recordings, changes), changes)
-    if as_json:
-        from simulator.formats.writers.recorded_text import as_json as data
-
-        write_json(data(found))
-    else:
-        from simulator.cli.terminal import show
-        from simulator.formats.writers.recorded_text import render
-
-        show(render(found), plain=plain)
-    also_as_page("recorded", lambda: _report(found), lambda: _drawing(found))
+    print_answer(
+        "recorded", lambda: _report(found), lambda: _text(found), lambda: _drawing(found), as_json=as_json, plain=plain
+    )
     if files["--trace"] is not None:
         from simulator.formats.writers.chrome_trace import write_timeline
 
@@ -103,6 +98,12 @@ def _report(found: ReplayedStep) -> Mapping[str, Any]:
     from simulator.formats.writers.recorded_text import as_json as data
 
     return data(found)
+
+
+def _text(found: ReplayedStep) -> RenderableType:
+    from simulator.formats.writers.recorded_text import render
+
+    return render(found)
 
 
 def _drawing(found: ReplayedStep) -> Mapping[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +14,7 @@ from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import also_as_page, html_option, quantity, write_json
+from simulator.cli.options import html_option, print_answer, quantity
 from simulator.formats.readers.snapshot import read_snapshot
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.allocator.blocks import LARGE_SEGMENT_BYTES, MIB
@@ -33,6 +34,9 @@ from simulator.studies.replay import (
     replay,
     varied,
 )
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _HELP = """Play a CUDA memory snapshot through shardwise's allocator and compare every address, segment and counter.
 
@@ -82,14 +86,7 @@ def command(snapshot: Path | None, *, study: Path | None, as_json: bool, plain: 
 
 def _exact(snapshot: Path, device: int | None, *, as_json: bool, plain: bool) -> int:
     report = replay(read_snapshot(snapshot, device))
-    if as_json:
-        write_json(_exact_data(report))
-    else:
-        from simulator.cli.terminal import show
-        from simulator.formats.writers.replay_text import exact_text
-
-        show(exact_text(report), plain=plain)
-    also_as_page("replay", lambda: _exact_data(report))
+    print_answer("replay", lambda: _exact_data(report), lambda: _exact_text(report), as_json=as_json, plain=plain)
     return ExitCode.OK if report.is_exact else DIFFERS
 
 
@@ -143,15 +140,21 @@ def _what_if(
         "costs": costs.source,
         "notes": list(sequence.notes),
     }
-    if as_json:
-        write_json(data)
-    else:
-        from simulator.cli.terminal import show
-        from simulator.formats.writers.replay_text import policies_text
-
-        show(policies_text(sequence, demanded, scores, costs.source), plain=plain, width=_WIDTH)
-    also_as_page("policies", lambda: data)
+    text = partial(_policies_text, sequence, demanded, scores, costs.source)
+    print_answer("policies", lambda: data, text, as_json=as_json, plain=plain, width=_WIDTH)
     return min((score.fit for score in scores), key=lambda fit: fit.rank).exit_code
+
+
+def _exact_text(report: ReplayReport) -> RenderableType:
+    from simulator.formats.writers.replay_text import exact_text
+
+    return exact_text(report)
+
+
+def _policies_text(*answer: Any) -> RenderableType:  # noqa: ANN401  of `policies_text`
+    from simulator.formats.writers.replay_text import policies_text
+
+    return policies_text(*answer)
 
 
 def _exact_data(report: ReplayReport) -> dict[str, Any]:

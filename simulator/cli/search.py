@@ -16,10 +16,15 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import format_seconds
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, also_as_page, answer_options, price_options, print_status, write_json
+from simulator.cli.options import (
+    FILE,
+    answer_options,
+    price_options,
+    print_answer,
+    print_status,
+)
 from simulator.cli.progress import StatusLine, ended_as_interrupted
 from simulator.cli.search_front import refuse_without_front, run_front
-from simulator.cli.terminal import show
 from simulator.formats.study import calibration_named
 from simulator.formats.study.overrides import literal
 from simulator.formats.study.provenance import model_notes
@@ -38,7 +43,6 @@ from simulator.studies.search import (
     Objective,
     Processes,
     Progress,
-    SearchReport,
     SearchStudy,
     Serial,
     Space,
@@ -124,8 +128,7 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
             if stop.report is None:
                 return ExitCode.INTERRUPTED
             report, interrupted = stop.report, True
-    _print(report, as_json=as_json, plain=plain)
-    also_as_page("search", report.as_json)
+    print_answer("search", report.as_json, lambda: render(report), as_json=as_json, plain=plain, width=WIDTH)
     if exported is not None:
         export(report, exported)
         print_status(f"written to {exported}")
@@ -150,13 +153,6 @@ def _kit(options: dict[str, Any]) -> Path | None:
 
         check_folder(kit)
     return kit
-
-
-def _print(report: SearchReport, *, as_json: bool, plain: bool) -> None:
-    if as_json:
-        write_json(report.as_json())
-    else:
-        show(render(report), plain=plain, width=WIDTH)
 
 
 def _engine(study: SearchStudy, options: dict[str, Any]) -> Engine:

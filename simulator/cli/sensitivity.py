@@ -18,18 +18,16 @@ from simulator.cli.finite import FiniteRange
 from simulator.cli.goodput import read_run
 from simulator.cli.options import (
     FILE,
-    also_as_page,
     answer_options,
     loaded_prices,
     of_all_studies,
     price_options,
+    print_answer,
     tokens_option,
-    write_json,
 )
 from simulator.cli.progress import StatusLine
 from simulator.cli.sensitivity_failures import swept
 from simulator.cli.sensitivity_study import FIGURES, Figure, SensitivityStudy, identity
-from simulator.cli.terminal import show
 from simulator.studies.goodput import LongRun
 from simulator.studies.search import Journal
 from simulator.studies.sensitivity import Range, render
@@ -96,17 +94,14 @@ def command(
     if failures:
         _alone(studies, {**options, "--what-if": variants, "--journal": journal})
         failed = swept(files[0], flags, settings, left, _ProgressLine())
-        write_json(failed.as_json()) if as_json else show(render_failures(failed), plain=plain, width=WIDTH)
-        also_as_page("failures", failed.as_json)
+        print_answer(
+            "failures", failed.as_json, lambda: render_failures(failed), width=WIDTH, as_json=as_json, plain=plain
+        )
         return ExitCode.OK
     study = _study(alternatives, flags, options)
     with Journal(journal, identity(study)) if journal is not None else nullcontext() as store:
         answer = study.answer(store, jobs, _ProgressLine())
-    if as_json:
-        write_json(answer.as_json())
-    else:
-        show(render(answer), plain=plain, width=WIDTH)
-    also_as_page("sensitivity", answer.as_json)
+    print_answer("sensitivity", answer.as_json, lambda: render(answer), width=WIDTH, as_json=as_json, plain=plain)
     return ExitCode.OK
 
 

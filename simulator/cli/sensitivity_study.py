@@ -14,7 +14,6 @@ from typing import Final, Literal
 import numpy as np
 
 from simulator.base.errors import Fault, InputError
-from simulator.base.sums import summed
 from simulator.cli.compare import other_prices, subject_of
 from simulator.cli.programs import checkpoint_of, is_program, place_of, program_at
 from simulator.cli.sensitivity_points import Alternative, Known, OnProgress, Settings
@@ -27,7 +26,7 @@ from simulator.studies.goodput import LongRun, expected_run_s
 from simulator.studies.goodput.failures import DAY_S, JobSize
 from simulator.studies.search import Journal, PlanOutcome
 from simulator.studies.search.study import software_version
-from simulator.studies.sensitivity import Design, Ends, Error, Evaluated, Input, Range, Sensitivity, analysed
+from simulator.studies.sensitivity import Design, Ends, Error, Evaluated, Input, Range, Sensitivity, analysed, together
 from simulator.work.checkpoint import Checkpoint, Saving, loading_s, saving
 
 Figure = Literal["time", "cost", "run-days", "run-cost"]
@@ -166,9 +165,7 @@ class SensitivityStudy:
         if outcome.step_s is None:
             return math.inf
         moved = [(one, u) for one, u in zip(inputs, row, strict=True) if u is not None]
-        step_s = outcome.step_s * math.exp(
-            summed(one.log_factor(number, u) for one, u in moved if isinstance(one, Error))
-        )
+        step_s = outcome.step_s * math.exp(together(((one, u) for one, u in moved if isinstance(one, Error)), number))
         if self.figure == "time":
             return step_s / outcome.tokens_per_step * 1e6
         if self.figure == "cost":

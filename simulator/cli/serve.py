@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from simulator.base.errors import InputError
 from simulator.base.units import format_number, format_seconds
 from simulator.cli.options import (
-    also_as_page,
     answer_options,
     loaded_prices,
     price_options,
+    print_answer,
     print_status,
     set_option,
     study_options,
@@ -30,6 +30,9 @@ from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_
 from simulator.predict import Source
 from simulator.studies.serving import InferencePlan, Serving, serve, token_costs
 from simulator.studies.serving import highest_rate as sought
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _HELP = """Serve a model under an inference plan to a stream of requests, on a simulated clock.
 
@@ -143,16 +146,7 @@ def command(
             note = "no request ended in the measured time, so none has a cost; --requests plays more of them"
             print_status(f"shardwise: {note}")
     serving = replace(serving, sources=(*loaded.sources, *serving.sources))
-    if as_json:
-        from simulator.formats.writers.serving_json import to_json
-
-        click.echo(to_json(serving, loaded.inputs()), nl=False)
-    else:
-        from simulator.cli.terminal import show
-        from simulator.formats.writers.serving_text import render
-
-        show(render(serving), plain=plain)
-    also_as_page("serve", lambda: _report(serving, loaded))
+    print_answer("serve", lambda: _report(serving, loaded), lambda: _text(serving), as_json=as_json, plain=plain)
     if exported is not None and serving.fits:
         write_files(files, exported)
     return serving.memory.fit.exit_code
@@ -163,6 +157,12 @@ def _report(serving: Serving, study: ServingStudy) -> Mapping[str, Any]:
     from simulator.formats.writers.serving_json import report
 
     return report(serving, study.inputs())
+
+
+def _text(serving: Serving) -> RenderableType:
+    from simulator.formats.writers.serving_text import render
+
+    return render(serving)
 
 
 def _served(study: ServingStudy, *, interval: bool) -> Serving:

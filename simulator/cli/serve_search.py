@@ -14,16 +14,15 @@ import click
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_seconds, parse_seconds
-from simulator.cli.options import FILE, also_as_page, loaded_prices, quantity, write_files, write_json
+from simulator.cli.options import FILE, loaded_prices, print_answer, quantity, write_files
 from simulator.cli.progress import StatusLine, ended_as_interrupted
-from simulator.cli.terminal import show
 from simulator.formats.study.overrides import literal
 
 if TYPE_CHECKING:
     from simulator.formats.study.serving import ServingStudy
     from simulator.studies.search.driver import Progress
     from simulator.studies.serving import InferencePlan
-    from simulator.studies.serving_search import ServingSearch, ServingSearchReport
+    from simulator.studies.serving_search import ServingSearch
 
 OF_SEARCH: Mapping[str, str] = {  # of --search alone
     "gpus_needed": "--gpus-needed",
@@ -137,8 +136,9 @@ def run_search(loaded: ServingStudy, options: Mapping[str, Any], *, as_json: boo
             report = search_serving(study, jobs=jobs, notes=notes, prices=prices, tell=_progress_line())
         except SearchInterrupted as stop:
             report, interrupted = stop.report, True
-    _print(report, as_json=as_json, plain=plain)
-    also_as_page("serve-search", report.as_json)
+    from simulator.studies.serving_search.text import WIDTH, render
+
+    print_answer("serve-search", report.as_json, lambda: render(report), as_json=as_json, plain=plain, width=WIDTH)
     if exported is not None and report.best is not None:
         write_files(launch_of(loaded, exported, report.best.answer.plan), exported)
     if interrupted:
@@ -192,15 +192,6 @@ def _fix(text: str) -> tuple[str, tuple[Any, ...], list[Fault]]:
 
     found = tuple(literal(part.strip()) for part in values.split(","))
     return name, found, fix_faults(name, found, place)
-
-
-def _print(report: ServingSearchReport, *, as_json: bool, plain: bool) -> None:
-    if as_json:
-        write_json(report.as_json())
-    else:
-        from simulator.studies.serving_search.text import WIDTH, render
-
-        show(render(report), plain=plain, width=WIDTH)
 
 
 def _progress_line() -> Callable[[Progress], None]:

@@ -27,11 +27,12 @@ from simulator.spec.calibration.collective_curves import DOUBLING_SIGMA
 from simulator.spec.calibration.intervals import Part, intervals
 from simulator.spec.calibration.learned import CoefficientName, Learned
 from simulator.spec.calibration.narrow import BLOCKS_SIGMA, FP4_SIGMA, ROWS_SIGMA
+from simulator.spec.cluster import Cluster
 from simulator.spec.software.stack import Stack
 from simulator.work.collectives import sigma as collective_sigma
 from simulator.work.offload import SIGMA as TRANSFER_SIGMA
 
-_LINKS = "communication"
+LINKS = "communication"
 # What carries a collective, each with curves, and errors, of its own
 CARRIERS: Final[Mapping[str, Part]] = {
     "node links": "links",
@@ -59,7 +60,7 @@ OF_ALL_STEPS = math.sqrt(0.5)
 _UNNAMED = {
     "attention": 0.35,
     "gemm": 0.05,
-    _LINKS: 0.25,
+    LINKS: 0.25,
     HOST: 0.0,
     "bubble": 0.05,
     "stragglers": 0.0,
@@ -79,9 +80,9 @@ _UNTIMED = math.log(2) / Z90
 # One sigma of the logarithm of a host's time: published costs of an eager operator lie at 5 to 15 us, hosts of one GPU generation
 # within that (../docs/background/host.md); 5 to 15 taken for 90 % of them.
 HOST_SIGMA = math.log(3) / (2 * Z90)
-# What a host does beside the operators that are counted only adds to its time: logs, timers, checks, loaders, other threads. A factor
-# of two taken for the end of the 90 %, and OVERHEAD_SIGMA a step
-_UNCOUNTED = math.log(2) / Z90
+# What a host does beside the operators that are counted only adds to its time: logs, timers, checks, loaders, other threads. As much
+# again taken for the end of the 90 %, and OVERHEAD_SIGMA a step
+_UNCOUNTED = 1.0
 
 
 def reaches(own: float, parts: Mapping[str, float]) -> tuple[float, float]:
@@ -143,11 +144,11 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
     if stack.fitted.experts_sigma and lowering.model.experts is not None:
         found |= _experts(stack)
     for category, weight in shares(played.breakdown, played.step_s).items():
-        if category not in (HOST, _LINKS, *TRANSFER_SIGMA):
+        if category not in (HOST, LINKS, *TRANSFER_SIGMA):
             found[category] = weight * _kernel_sigma(lowering, category)
     found |= _links(lowering, played)
     if lowering.calibration.kind != "ideal":
-        found |= _host(played)
+        found |= host_parts(played)
         found |= _untimed(lowering, played)
         if stack.known != "described":
             found |= _unnamed(played, unknown=stack.known == "unknown", experts=lowering.model.experts is not None)
@@ -204,8 +205,8 @@ def priors(lowering: Lowering, played: SimulatedStep) -> dict[CoefficientName, f
         "elementwise": math.hypot(calibration.sigma("elementwise"), streams),
         "operators": HOST_SIGMA,
         "collectives": HOST_SIGMA,
-        "node_links": math.hypot(near, more[_LINKS]),
-        "network": math.hypot(far, more[_LINKS]),
+        "node_links": math.hypot(near, more[LINKS]),
+        "network": math.hypot(far, more[LINKS]),
         "growth": DOUBLING_SIGMA,
         "latency": LATENCY_SIGMA,
         "overlap": UNKNOWN_OVERLAP_SIGMA if unknown else OVERLAP_SIGMA,
@@ -244,12 +245,12 @@ def _untimed(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
     busy = summed(
         weight
         for category, weight in shares(played.breakdown, played.step_s).items()
-        if category not in (_LINKS, HOST, *TRANSFER_SIGMA)
+        if category not in (LINKS, HOST, *TRANSFER_SIGMA)
     )
     return {UNTIMED: _UNTIMED * busy * timed[True] / summed(timed.values())}
 
 
-def _host(played: SimulatedStep) -> dict[str, float]:
+def host_parts(played: SimulatedStep) -> dict[str, float]:
     """What a slower or faster host makes of the step.
 
     Where the step waits for it, by that share. Where it runs ahead of the device, only once launching the step would take longer than
@@ -259,7 +260,7 @@ def _host(played: SimulatedStep) -> dict[str, float]:
     step_s, slow = played.step_s, math.exp(Z90 * HOST_SIGMA)
     host_s = _host_share(played) * step_s
     sure, late = _ends(host_s * (1 - 1 / slow), max(step_s + host_s * (slow - 1), slow * played.issuing_s), step_s)
-    more = math.hypot(host_s / step_s * _UNCOUNTED, OVERHEAD_SIGMA / step_s)
+    more = math.hypot(*(math.log1p(more_s / step_s) for more_s in (host_s * _UNCOUNTED, Z90 * OVERHEAD_SIGMA))) / Z90
     return {HOST: sure, SLOWER + HOST: late, UNCOUNTED: more}
 
 
@@ -295,7 +296,7 @@ def _carried(lowering: Lowering, played: SimulatedStep) -> dict[tuple[str, str],
     """(kind, what carries it) -> (its part of the kind's time, of that of all collectives, one sigma). Copies carry themselves."""
     sums = defaultdict[tuple[str, str], list[float]](lambda: [0.0, 0.0])
     for one in sent(lowering, played):
-        here = sums[one.kind, _carrier(lowering, one)]
+        here = sums[one.kind, carrier(one.kind, lowering.cluster, spans_domain=one.shape.spans_domain)]
         here[0] += one.seconds
         here[1] += (one.seconds - one.awaited_s) * _sigma(lowering, one) + one.awaited_s * HOST_SIGMA
     total = defaultdict[str, float](float)
@@ -307,10 +308,11 @@ def _carried(lowering: Lowering, played: SimulatedStep) -> dict[tuple[str, str],
     return found | copies
 
 
-def _carrier(lowering: Lowering, one: Sent) -> str:
-    if one.shape.spans_domain:
-        return "exchanges between nodes" if one.kind == "all_to_all" else "network"
-    return "PCIe" if lowering.cluster.intra.shape == "pcie" else "node links"
+def carrier(kind: str, cluster: Cluster, *, spans_domain: bool) -> str:
+    """What carries a collective of this kind, inside of a domain or beyond."""
+    if spans_domain:
+        return "exchanges between nodes" if kind == "all_to_all" else "network"
+    return "PCIe" if cluster.intra.shape == "pcie" else "node links"
 
 
 def _sigma(lowering: Lowering, one: Sent) -> float:
@@ -350,6 +352,6 @@ def shares(breakdown: Mapping[str, float], step_s: float) -> dict[str, float]:
     for name, seconds in breakdown.items():
         waiting = name.startswith("exposed") or name == "interference"
         kind = name.removeprefix("exposed:")
-        category = kind if kind in TRANSFER_SIGMA else _LINKS if waiting else name
+        category = kind if kind in TRANSFER_SIGMA else LINKS if waiting else name
         found[category] = found.get(category, 0.0) + seconds / step_s
     return found

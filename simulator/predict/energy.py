@@ -314,11 +314,8 @@ def _sigma(parts: list[Drawn], prediction: Prediction, energy: Energy, *, known:
 def _sources(energy: Energy, device: Device, calibration: Calibration) -> Iterator[Source]:
     law = "kernels by use of tensor cores under the cap: the calibration's power law, of an H200's clock and power"
     prior = f"no power law: products at the cap, streams at {STREAM_DRAW} of it as on an H200"
-    yield Source(
-        what="power of kernels",
-        kind="fitted" if calibration.power else "assumed",
-        detail=law if calibration.power else prior,
-    )
+    kind, detail = ("fitted", law) if calibration.power else ("assumed", prior)
+    yield Source(what="power of kernels", kind=kind, detail=detail)
     yield Source(what="power cap", kind="datasheet", detail=f"{device.power_w:g} W, {device.name}")
     given = {name for name in energy.model_fields_set if getattr(energy, name) is not None}
     for topic, field, detail in (
@@ -330,7 +327,5 @@ def _sources(energy: Energy, device: Device, calibration: Calibration) -> Iterat
         ),
         ("power of hosts", "host_w", f"{HOST_SHARE:g} of the GPUs' caps: a prior, ± 50 %"),
     ):
-        kind = "given" if field in given else "assumed"
-        yield Source(
-            what=topic, kind=kind, detail=f"{getattr(energy, field):g} (energy.{field})" if kind == "given" else detail
-        )
+        stated = f"{getattr(energy, field):g} (energy.{field})" if field in given else ""
+        yield Source(what=topic, kind="given" if stated else "assumed", detail=stated or detail)

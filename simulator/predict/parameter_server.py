@@ -247,6 +247,10 @@ class _Clocks:
         while self._events:
             at, worker, clock, event = heapq.heappop(self._events)
             handle[event](at, worker, clock)
+        return self._steady_state()
+
+    def _steady_state(self) -> Queued:
+        """Means over whole rounds of the workers, without the first ones."""
         n, c = self._n, self._c
         last = n * max(2, self._steady // n)  # whole rounds of the workers
         first = min(last - n, n + int(_WARM_UP * last) // n * n)

@@ -22,11 +22,12 @@ from simulator.memory.use import MemoryUse, history_use, memory_trace
 from simulator.parallel.mesh import Mesh
 from simulator.play.engine import run
 from simulator.play.lower.script import script_program
-from simulator.predict.confidence import Z90, shares
-from simulator.predict.play import SimulatedStep, bounds, launched_s
+from simulator.predict.confidence import LINKS, carrier, host_parts, reaches, seen, shares
+from simulator.predict.play import SimulatedStep, bounds, issuing_s, launched_s
 from simulator.predict.prediction import KindUse, Prediction, Source
 from simulator.predict.program_remedies import advised
 from simulator.predict.program_sources import input_sources, listed, sources_of
+from simulator.predict.slopes import HOST
 from simulator.predict.verdict import cause_of, compute_s, pool_sources, waiting_s, with_stalls
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
@@ -45,7 +46,6 @@ from simulator.work.trace import MemoryTrace, Timeline
 
 STACK = "torch-2.11-eager"  # what an eager program's host takes, unless somebody names another
 UNPRICED_SIGMA = math.log(2)  # of kernels that bytes alone price: assumed, a factor of two either way is one sigma
-_COMMUNICATION = "communication"
 
 
 def predict_program(  # noqa: PLR0913  what a prediction hangs on
@@ -140,7 +140,7 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
         timeline=played.timeline,
         memory_trace=trace_of(),
         spread=spread,
-        stack_sigma=stack.fitted.sigma,
+        stack_sigma=seen("stack", stack.fitted.sigma),
         kinds=() if only_fitting else _kinds(column, played, uses, device),
     )
 
@@ -164,9 +164,9 @@ def _reach(
     peak_flop_per_s: float,
 ) -> tuple[float, float]:
     """Ends of the 90 % interval, not below the largest rank's FLOP at the device's peak."""
-    reach = Z90 * math.sqrt(stack.fitted.sigma**2 + sum(one**2 for one in spread.values()))
+    down, up = reaches(seen("stack", stack.fitted.sigma), spread)
     floor_s = max(one.flop for one in scripts) / peak_flop_per_s
-    return max(step_s * math.exp(-reach), min(step_s, floor_s)), step_s * math.exp(reach)
+    return max(step_s * math.exp(-down), min(step_s, floor_s)), step_s * math.exp(up)
 
 
 def _programs(
@@ -219,6 +219,7 @@ def played_programs(target: str, programs: Sequence[Program]) -> SimulatedStep:
         program=program,
         num_played=1,
         host_s=max(map(launched_s, programs)),
+        issuing_s=max(map(issuing_s, programs)),
     )
 
 
@@ -355,22 +356,22 @@ def _spread(
     curves: LinkCurves,
 ) -> dict[str, float]:
     """What each category's error makes of the step: one sigma, relative to it; operators that no rule knows widen it."""
-    worst = {
+    calls = {
         (one.kind, one.role): one.size_bytes for one in script.step if isinstance(one, Communicate) and one.size_bytes
     }
-    links = max(
-        (
-            collective_sigma(kind, size, mesh.group_shape(role), mesh.cluster, curves, nccl=stack.software())
-            for (kind, role), size in worst.items()
-        ),
-        default=0.0,
-    )
-    found = {
-        name: share * (links if name == _COMMUNICATION else calibration.sigma(name))
-        for name, share in shares(played.breakdown, played.step_s).items()
-    }
+    links = [
+        (collective_sigma(kind, size, shape, mesh.cluster, curves, nccl=stack.software()), kind, shape.spans_domain)
+        for (kind, role), size in calls.items()
+        for shape in (mesh.group_shape(role),)
+    ]
+    worst, kind, spans = max(links, default=(0.0, "", False))
+    parts, step_s = shares(played.breakdown, played.step_s), played.step_s
+    found = {name: part * calibration.sigma(name) for name, part in parts.items() if name not in (HOST, LINKS)}
+    found |= {carrier(kind, mesh.cluster, spans_domain=spans): worst * parts.get(LINKS, 0.0)}
+    found |= host_parts(played) if calibration.kind != "ideal" else {}
+    found = {name: seen(name, one) for name, one in found.items() if one}
     unknown_s = _unpriced_s(played, script)
-    return found | ({"operators without a rule": UNPRICED_SIGMA * unknown_s / played.step_s} if unknown_s else {})
+    return found | ({"operators without a rule": UNPRICED_SIGMA * unknown_s / step_s} if unknown_s else {})
 
 
 def _unpriced_s(played: SimulatedStep, script: CapturedScript) -> float:

@@ -112,16 +112,21 @@ def _fitting(changes: Iterable[_Tried], found: Prediction) -> Iterator[Remedy]:
         except InputError:
             continue
         if one is not None:
-            yield Remedy(
-                change=change,
-                plan={},
-                environment=environment,
-                num_devices=one.num_devices,
-                tokens_per_step=found.tokens_per_step,
-                step_s=one.step_s,
-                cost=one.step_s / found.step_s,
-                peak_allocated_bytes=one.memory.peak_allocated_bytes,
-                peak_reserved_bytes=one.memory.peak_reserved_bytes,
-                used_bytes=one.memory.used_bytes,
-                changes_numerics=False,
-            )
+            yield _remedy(change, environment, one, found)
+
+
+def _remedy(change: str, environment: str, one: Prediction, found: Prediction) -> Remedy:
+    """A change of which `one` is the prediction, beside the program as it is."""
+    return Remedy(
+        change=change,
+        plan={},
+        environment=environment,
+        num_devices=one.num_devices,
+        tokens_per_step=found.tokens_per_step,
+        step_s=one.step_s,
+        cost=one.step_s / found.step_s,
+        peak_allocated_bytes=one.memory.peak_allocated_bytes,
+        peak_reserved_bytes=one.memory.peak_reserved_bytes,
+        used_bytes=one.memory.used_bytes,
+        changes_numerics=False,
+    )

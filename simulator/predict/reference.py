@@ -56,6 +56,15 @@ def reference_bytes(model: Model, plan: Plan, kind: Kind) -> int:
     return -(-model.num_parameters // shards) * DTYPE_BYTES[plan.compute_dtype]
 
 
+def predict_base(
+    model: Model, plan: Plan, cluster: Cluster, calibration: Calibration | None = None, stack: Stack | None = None
+) -> Prediction:
+    """A plan whose adapters are off: as if the embedding alone had one, which no product reads."""
+    method = "qlora" if plan.peft.method == "qlora" else "lora"
+    off = plan.copy_with(peft=method, lora_targets=("embedding",), lora_dropout=0.0, mixed_units=False)
+    return predict(model, off, cluster, calibration, stack)
+
+
 def with_reference(
     prediction: Prediction,
     model: Model,
@@ -71,10 +80,7 @@ def with_reference(
 
     forwards: of each micro-batch. KTO has three: the reference's, and both models' on mismatched answers.
     """
-    without_reference = prediction
-    if kind == "base":  # the adapters' own kernels are off: as if norms alone were trained
-        still = {"peft": "none", "freeze_modules": ("all", "embedding", "lm_head"), "base_weights": plan.peft.stored}
-        without_reference = predict(model, plan.copy_with(**still), cluster, calibration, stack)
+    without_reference = predict_base(model, plan, cluster, calibration, stack) if kind == "base" else prediction
     further_s = forwards * forward_s(without_reference) * plan.num_micro_batches
     size, memory = reference_bytes(model, plan, kind), prediction.memory
     longer = (prediction.step_s + further_s) / prediction.step_s

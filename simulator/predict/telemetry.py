@@ -308,10 +308,6 @@ class _Reading:
     def _moments(self) -> Mapping[str, list[tuple[float, float, float]]]:
         """Part -> (begin, end, amount per second) of everything that uses it. Inside folded compute evenly over it."""
         found: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
-        inside: dict[str, float] = {}
-        for kind, role, size_bytes, count in self._work.exchanges:
-            _add(inside, self._collective(kind, role, size_bytes), count)
-        whole_s = self._work.compute_s
         for span in self._spans:
             op, begin, end = self._ops.get(span.id), float(span.start_s), float(span.end_s)
             if op is None:  # waiting for data
@@ -319,20 +315,27 @@ class _Reading:
             if isinstance(op, Collective):
                 begin, amounts = float(span.joined_s or begin), self._loads(op)
             else:
-                amounts = self._computed(span)
-                _add(amounts, inside, float(span.nominal_s) / whole_s)
-                amounts["sm"] = end - begin
+                amounts = self._computed(span) | {"sm": end - begin}
             for name, amount in amounts.items():
                 if amount and end > begin:
                     found[name].append((begin, end, amount / (end - begin)))
         return found
 
     def _computed(self, span: Span) -> dict[str, float]:
-        """FLOP and bytes of a span, by what its categories do a second."""
+        """FLOP and bytes of a span, by what its categories do a second, and its share of the collectives inside of compute."""
         found: dict[str, float] = {}
         for category, part_s in span.parts:
             one = self._work.by_category[category]
             _add(found, {"tensor": one.flop, "hbm": one.hbm_bytes}, float(part_s) / one.seconds if part_s else 0.0)
+        _add(found, self._inside, float(span.nominal_s) / self._work.compute_s)
+        return found
+
+    @cached_property
+    def _inside(self) -> dict[str, float]:
+        """Amounts of the collectives inside of compute."""
+        found: dict[str, float] = {}
+        for kind, role, size_bytes, count in self._work.exchanges:
+            _add(found, self._collective(kind, role, size_bytes), count)
         return found
 
     def _requests(self) -> Iterator[tuple[float, float, float]]:

@@ -242,14 +242,10 @@ def _nearer_experts(lowering: Lowering, share: float) -> str:
         return (
             f"{percent}: groups of {group} straddle NVLink domains of {domain}; jobs on {used} GPUs of each keep inside"
         )
-    near = max(
-        n for n in range(1, plan.ep + 1) if (plan.ep % n == 0 and domain % (n * plan.experts.etp) == 0) or n == 1
-    )
-    deep = (
-        ""
-        if plan.experts.dispatcher == "deep_ep"
-        else ', or dispatcher = "deep_ep", which sends a token once to each node'
-    )
+    inside = (n for n in range(2, plan.ep + 1) if plan.ep % n == 0 and domain % (n * plan.experts.etp) == 0)
+    near = max(inside, default=1)
+    other = ', or dispatcher = "deep_ep", which sends a token once to each node'
+    deep = "" if plan.experts.dispatcher == "deep_ep" else other
     return f"{percent}, past the NVLink of {domain} GPUs: ep = {near} stays inside it{deep}"
 
 

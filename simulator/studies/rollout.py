@@ -2,7 +2,7 @@
 
 One iteration of GRPO: every prompt gets some answers, all at once; the policy's and a reference's log-probabilities of them; the
 steps that train on them; the new weights for the engine. With a critic (PPO) a second model of the same size is run and trained
-beside the policy. Rewards come from a function and take no time. Answers to one prompt share no cache.
+beside the policy. Rewards come from a function and take no time, or from a model as large as the policy, one forward. Answers to one prompt share no cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simulator.base.schema import Strict, read_toml
 from simulator.parallel.mesh import GroupShape
 from simulator.predict import Prediction
 from simulator.predict.lengths import padding_of
-from simulator.predict.reference import check_reference, forward_s, reference_bytes
+from simulator.predict.reference import check_reference, forward_s, predict_base, reference_bytes
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -45,6 +45,9 @@ class Rollout(Strict):
     seed: int = Field(ge=0, le=2**63, default=0, description="of the lengths")
     epochs: int = Field(ge=1, le=100, default=1, description="how often the answers are trained on")
     reference: Literal["none", "model", "base"] = Field(default="none", description="as `--reference`")
+    reward: Literal["none", "model"] = Field(
+        default="none", description="a model scores the answers, as large as the policy"
+    )
     critic: bool = Field(default=False, description="PPO: a value model as large as the policy")
     engine: Literal["sleeps", "stays", "apart"] = Field(
         default="sleeps",
@@ -72,6 +75,7 @@ class Iteration:
     generate_s: float
     log_probs_s: float
     reference_s: float
+    reward_s: float
     train_s: float
     sync_s: float
     overlaps: bool
@@ -82,7 +86,7 @@ class Iteration:
     @property
     def iteration_s(self) -> float:
         """All of it, one after another; generating beside the rest where that is ahead."""
-        rest = self.log_probs_s + self.reference_s + self.train_s
+        rest = self.log_probs_s + self.reference_s + self.reward_s + self.train_s
         return (max(self.generate_s, rest) if self.overlaps else self.generate_s + rest) + self.sync_s
 
     @property
@@ -136,12 +140,29 @@ def iteration_of(
         output_tokens=sum(one.output_tokens for one in requests),
         generate_s=serving.latencies.latency.max_s,
         log_probs_s=once * (models if steps > 1 else models - 1),
-        reference_s=once if rollout.reference != "none" else 0.0,
+        reference_s=once * _of_reference(rollout, prediction, model, plan, cluster, calibration, stack),
+        reward_s=once if rollout.reward == "model" else 0.0,
         train_s=models * steps * padded.step_s,
         sync_s=_sync_s(rollout, model, plan, cluster),
         overlaps=rollout.ahead,
         **_bytes(rollout, prediction, serving, model, plan),
     )
+
+
+def _of_reference(
+    rollout: Rollout,
+    prediction: Prediction,
+    model: Model,
+    plan: Plan,
+    cluster: Cluster,
+    calibration: Calibration | None,
+    stack: Stack | None,
+) -> float:
+    """A reference's forward over the policy's: that of the base runs without adapters."""
+    if rollout.reference != "base":
+        return float(rollout.reference == "model")
+    bare = predict_base(model, plan, cluster, calibration, stack)
+    return forward_s(bare) / forward_s(prediction)
 
 
 def _faults(rollout: Rollout, plan: Plan, longest: int) -> Iterator[Fault]:
@@ -186,13 +207,9 @@ def _sync_s(rollout: Rollout, model: Model, plan: Plan, cluster: Cluster) -> flo
 
 
 def _bytes(rollout: Rollout, prediction: Prediction, serving: Serving, model: Model, plan: Plan) -> dict[str, int]:
-    """A GPU's memory during generation and during training; if separate, of the training GPUs."""
+    """What a GPU holds while it answers and while it trains; apart: of the training's GPUs."""
     memory, value_model = prediction.memory, prediction.memory.resident_bytes if rollout.critic else 0
-    beside = (
-        0
-        if rollout.reference == "none"
-        else reference_bytes(model, plan, "model" if rollout.reference == "model" else "base")
-    )
+    beside = reference_bytes(model, plan, "model") * ((rollout.reference == "model") + (rollout.reward == "model"))
     states, training = memory.resident_bytes + value_model + beside, memory.used_bytes + value_model + beside
     engine = serving.memory.used_bytes
     return {

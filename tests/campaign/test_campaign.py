@@ -98,7 +98,7 @@ def test_a_case_is_the_same_every_time() -> None:
 
 
 # What escapes a stranger's words itself; and the two places that write a terminal's own codes
-_ESCAPING = {"printable", "printable_lines", "to_text", "to_json", "as_json_text", "json_text", "dumps"}
+_ESCAPING = {"printable", "printable_lines", "to_text", "to_json", "json_text", "dumps"}
 _OWN_CODES = {"progress.py", "place.py", "command.py"}
 
 

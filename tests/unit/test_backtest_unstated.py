@@ -189,7 +189,7 @@ def test_layers_that_stages_cannot_share_evenly() -> None:
 @pytest.mark.parametrize(
     ("framework", "flash", "stack"),
     [
-        ("Megatron-LM", "n", "megatron-2021"),
+        ("Megatron-LM", "n", "megatron-2022"),
         ("Megatron-LM", "y", "megatron-core-2025"),
         ("Megatron-LM", None, "megatron-core-2025"),
         ("Megatron-LM 2025", "n", "megatron-core-2025"),

@@ -59,7 +59,7 @@ def test_nics_beside_gpus_that_are_gone_go_too() -> None:
         (("cluster.gpus_per_node=4",), True),
         (("cluster.fabric.speed=2",), True),
         (("link.intra=nvlink5",), True),
-        (("link.inter.bytes_per_s=x0.5",), False),
+        (("link.inter.bytes_per_s=x0.5",), True),
         (("cluster.inter.nic_bytes_per_s=100Gb/s",), False),
         (("cluster.inter.rdma=false",), False),
         (("cluster.fabric.oversubscription=2",), False),

@@ -11,7 +11,7 @@ import pytest
 
 from simulator import Cluster, Model, Plan, predict
 from simulator.base.errors import InputError, ModelError, PlanError
-from simulator.base.kernels import Gemm
+from simulator.base.kernels import Gemm, Stream
 from simulator.cli import main
 from simulator.formats.readers.adapter_config import read_adapter_config
 from simulator.formats.readers.peft_words import matched
@@ -358,6 +358,23 @@ def test_what_adapts_some_of_a_joint_product_is_kept_where_it_is_copied(targets:
         for way in ("copied", "operators")
     )
     assert copied - beside == 512 * columns * 2
+
+
+def test_chunks_of_the_head_hold_256_rows_of_logits_and_widen_the_weight_for_each() -> None:
+    """trl/trainer/sft_trainer.py: _chunk, without a gradient of a frozen head."""
+    stack = Stack.load("transformers-2024").copy_with(loss="chunked")
+    head, whole = (
+        build_blocks(LLAMA, stack, plan).head for plan in (lora(seq_len=1000), Plan(**{**ALONE, "seq_len": 1000}))
+    )
+    (op,) = (one for one in head.ops if one.name == "chunked_cross_entropy")
+    weight, chunk = LLAMA.vocab_size * LLAMA.d_model, 4 * 256 * LLAMA.vocab_size
+    assert op.forward_temporary_bytes == (4 + 2) * weight  # both copies, before there are logits
+    assert 2 * weight + 4 * chunk < op.backward_temporary_bytes == 6 * weight
+    assert [k.numel for k in op.forward if isinstance(k, Stream) and k.op in ("widen", "cast")][:2] == [4 * weight] * 2
+    products = {(k.m, k.n, k.k, k.batch) for k in op.backward if isinstance(k, Gemm)}
+    assert products == {(256, LLAMA.vocab_size, LLAMA.d_model, 4), (256, LLAMA.d_model, LLAMA.vocab_size, 4)}
+    assert whole.backward_flop - head.backward_flop == 2 * 4 * 256 * weight
+    assert head.saved_bytes < 3 * 1000 * LLAMA.d_model * 4  # no logits
 
 
 def test_gradients_go_where_the_optimizer_steps_in_the_backward() -> None:

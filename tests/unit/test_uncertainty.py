@@ -247,3 +247,21 @@ def test_loops_over_experts_are_less_known_than_grouped_products() -> None:
     assert "release of torch-2.6-eager" not in loops
     # a factor of 1.4, half of what is unknown of programs that nobody described, at the ends of the 90 %
     assert math.exp(Z90 * loops["eager experts"] / intervals().factor("eager experts")) == pytest.approx(math.sqrt(2))
+
+
+def test_messages_are_as_sure_as_what_carries_them() -> None:
+    """Exchanges of experts are known by themselves where they go between nodes; inside of one they are on the links of all others."""
+    model, cluster = Model.load("qwen3-30b-a3b"), Cluster.load("dgx-h100-8", 4)
+    found = {}
+    for ep in (8, 32):
+        fields = {
+            "dp_shard": 32,
+            "ep": ep,
+            "zero": 1,
+            "data_parallel": "megatron",
+            "seq_len": 4096,
+            "micro_batch_size": 1,
+        }
+        found[ep] = predict(model, Plan.model_validate(fields | {"stack": "megatron-core-2025"}), cluster).uncertainty
+    carried = {ep: {"node links", "network", "exchanges between nodes"} & parts.keys() for ep, parts in found.items()}
+    assert carried == {8: {"node links", "network"}, 32: {"network", "exchanges between nodes"}}

@@ -85,11 +85,14 @@ def loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Clu
 
 
 def _doubted(cluster: Cluster, stated: list[Override]) -> list[Override]:
-    """Another network than the one that was seen to be as its data sheet says is known by its sheet alone, unless it is said not to be."""
+    """Another network than the one that was seen to be as its data sheet says is known by its sheet alone, unless it is said not to be.
+
+    A multiple of what the known one is asks what if.
+    """
     network = [one for one in stated if one.path[0] in ("inter", "fabric")]
     if not cluster.fabric.confirmed or any(one.path[-1] in ("confirmed", "fabric") for one in network):
         return []
-    other = [one for one in network if one.path[0] == "inter" or one.path[1] in _NETWORK]
+    other = [one for one in network if one.factor is None and (one.path[0] == "inter" or one.path[1] in _NETWORK)]
     return [
         replace(one, path=("fabric", "confirmed"), text="false", flag=f"{one.flag}={one.text}, so confirmed")
         for one in other[:1]

@@ -230,6 +230,7 @@ def _iteration(found: Iteration) -> Table:
         ("answers", found.generate_s, f"{found.sequences:,} of them, {found.output_tokens:,} tokens"),
         ("log-probabilities", found.log_probs_s, "of the policy before the first step, and of a critic"),
         ("reference", found.reference_s, ""),
+        ("rewards", found.reward_s, ""),
         ("training", found.train_s, counted(found.steps, "step")),
         ("new weights", found.sync_s, "to the engine"),
     )

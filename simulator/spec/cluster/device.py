@@ -29,6 +29,10 @@ _DRESS = re.compile(
 _MEMORY = re.compile(r"\b(\d{1,6}) ?(?:gib|gb|g)\b")
 _POWER = re.compile(r"\b(\d{1,6}) ?w\b")
 _SERIES = re.compile(r"\b(g?rtx|gtx|quadro)(?=\d)")  # written together with what comes behind it
+_NO_GPU = re.compile(
+    r"\btpu|\bv[2-6][ep]\b|gaudi|habana|\bhpu\b|trainium|\btrn[12]|inferentia|\binf[12]\.|ascend|\b910[abc]?\b|cerebras|\bipu\b",
+    re.IGNORECASE,
+)
 _TOLERANCE = 0.08  # marketing counts GB or GiB, with or without what ECC and the driver keep
 
 
@@ -106,6 +110,9 @@ class Device(Strict):
             return f"{name}:{profile}"
         found = _by_alias().get(_key(alias)) or _by_words(alias)
         if found is None:
+            if _NO_GPU.search(alias):
+                problem = f"{alias!r} is no GPU: accelerators of other kinds are not modelled"
+                raise ClusterError.at("device", problem, "a GPU of NVIDIA or AMD, or a device's .toml with its numbers")
             known = {*device_names(), *(a for aliases in _aliases().values() for a in aliases)}
             raise ClusterError.at(
                 "device",

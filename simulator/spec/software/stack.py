@@ -19,7 +19,7 @@ from simulator.base.schema import read_toml, unknown_name
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.model.experts import StoredExperts
-from simulator.spec.software.described import Described, Nature, named_in
+from simulator.spec.software.described import Described, Nature, named_in, torch_in
 from simulator.spec.software.engine import Engine
 from simulator.spec.software.flat_names import FLAT_NAMES
 from simulator.spec.software.nccl import Nccl
@@ -237,7 +237,7 @@ class Stack(Nested):
         entries = _entries()
         older = [] if tiled else [entry for name, entry in entries if cls.load(name).attention.kernel == "math"]
         found = named_in(text, [entry for _, entry in entries], older)
-        generic = [entry for _, entry in entries if not entry.software]
+        generic = [e for _, e in entries if not e.software and e.tiled in (None, tiled) and e.holds(torch_in(text))]
         word = compiled or (str(found[0].defaults.get("compile", "n")) if found else "ny"[nature == "compiled"])
         meant = [entry for entry in generic if entry.fused == (nature == "fused" and word != "y")]
         fitting = next((entry for entry in (*found, *meant) if entry.compiles(word)), meant[0])

@@ -11,10 +11,12 @@ from dataclasses import fields, replace
 from itertools import product
 from typing import Any, Final
 
+from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.software.described import Described, Nature, named_in
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.models import with_sizes
+from simulator.studies.backtest.notes import shows_fused, worded
 from simulator.studies.backtest.rows import RunRow
 from simulator.studies.backtest.unstated import VOCABULARIES, adapted, adapters_of, routed
 
@@ -30,7 +32,9 @@ _COLUMNS: Final = {f.name for f in fields(RunRow)}
 def described(row: RunRow) -> tuple[str, Described]:
     """The stack of a row, by its column or by its framework's name, and that stack file's description of the framework."""
     if not row.stack:
-        return Stack.described_as(row.framework, row.compile, _nature(row), tiled=row.flash_attn != "n")
+        row = worded(row)
+        nature = _nature(row)
+        return Stack.described_as(row.framework, row.compile, nature, tiled=_tiled(row, nature))
     entries = Stack.load(row.stack).describes
     return row.stack, next(iter((*named_in(row.framework, entries), *entries)), Described())
 
@@ -42,10 +46,22 @@ def _nature(row: RunRow) -> Nature:
     tensors or stages are split in Megatron's way, but where parameters are sharded over replicas too, as torch's own are.
     """
     narrow, fsdp = row.precision.startswith(("fp8", "nvfp4")), row.zero_or_fsdp.startswith(("fsdp", "hsdp"))
+    if shows_fused(row):
+        return "fused"
     if narrow:
         return "compiled" if fsdp else "fused"
     split = (row.tp or 1) * (row.pp or 1) > 1
     return "fused" if split and not fsdp and row.zero_or_fsdp not in ("zero2", "zero3") else "eager"
+
+
+def _tiled(row: RunRow, nature: Nature) -> bool:
+    """Whether attention is tiled: as stated, or, where hand-written layers run, by what such layers could do at their time.
+
+    Kernels of Transformer Engine's kind begin with Ampere; and models were split in fp16 on GPUs with bf16 before there were any.
+    """
+    if row.flash_attn or nature != "fused" or not row.gpu:
+        return row.flash_attn != "n"
+    return row.precision != "fp16" and Device.load(row.gpu).half == "bf16"
 
 
 def filled_rows(row: RunRow) -> tuple[RunRow, ...]:
@@ -53,6 +69,7 @@ def filled_rows(row: RunRow) -> tuple[RunRow, ...]:
 
     What has one answer, a documented default, is filled in all of them.
     """
+    row = worded(row)
     software = described(row)[1]
     defaults = software.defaults
     row = routed(_dealt(_cut(counted(with_sizes(_with_defaults(row, defaults))), software)))
@@ -161,7 +178,12 @@ def _with_batch(row: RunRow, defaults: Mapping[str, Any]) -> RunRow:
 
 def counted(row: RunRow) -> RunRow:
     """The row with blank counts, and a blank precision, that its other columns leave no choice for."""
-    return _with_precision(_with_degrees(row))
+    return _with_precision(_with_degrees(_with_gpu(row)))
+
+
+def _with_gpu(row: RunRow) -> RunRow:
+    """The GPU of the machine that it names."""
+    return replace(row, gpu=Cluster.load(row.machine).device.name) if row.machine and not row.gpu else row
 
 
 def _with_degrees(row: RunRow) -> RunRow:

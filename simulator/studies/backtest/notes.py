@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from simulator.base.errors import ArgumentError
 from simulator.spec.plan.peft import PeftPlan
-from simulator.studies.backtest.rows import RunRow
+from simulator.spec.software.described import torch_in
+from simulator.studies.backtest.rows import RunRow, YesNo
 
 Settings = Mapping[str, Any]
 # Clauses that speak of the table or of what it leaves out, not of this run
@@ -38,6 +40,10 @@ _MODULES: Final = {"o": "out", "c_proj": "out down", "w1": "gate", "w2": "up", "
 # Megatron-Bridge) and which stands first
 _EVERYWHERE: Final[Settings] = {"plan.lora_rank": 64, "plan.lora_targets": ("all",), "plan.lora_dropout": 0.05}
 _ADAPTED: Final = (_EVERYWHERE, {"plan.lora_rank": 8, "plan.lora_targets": ("q", "v")})
+# Compilers, tiled attention and Transformer Engine's layers by their usual names
+_COMPILED: Final = re.compile(r"\btorch[._ ]?compiled?\b|\binductor\b", re.IGNORECASE)
+_FLASH: Final = re.compile(r"\bflash[-_ ]?att(?:ention|n)|\bFA-?[23]\b", re.IGNORECASE)
+_FUSED: Final = re.compile(r"\btransformer[-_ ]?engine\b|\bTE ?v?\d", re.IGNORECASE)
 # (what is written, what it means): FSDP's CPUOffload keeps parameters, gradients and moments in host memory; torch's asynchronous
 # tensor parallelism sends through symmetric memory; dropping tokens caps experts at their mean; configurations of models say whether
 # the LM head is the embedding
@@ -53,6 +59,27 @@ _TECHNIQUES: Final[tuple[tuple[re.Pattern[str], Settings], ...]] = (
      {"model.tied_embeddings": False}),
     (re.compile(r"\btoken[- ]?drop(?:ping)?\b", re.IGNORECASE), {"plan.expert_capacity_factor": 1.0}),
 )  # fmt: skip
+
+
+def worded(row: RunRow) -> RunRow:
+    """The row with `compile` and `flash_attn` as its framework's name and notes say them, where the columns are blank.
+
+    PyTorch has a tiled attention kernel of its own since 2.0.
+    """
+    text, release = f"{row.framework}; {note_text(row)}", torch_in(row.framework)
+    flash = _state_of(_FLASH, text) or ("n" if release and release < (2,) else None)
+    return replace(row, compile=row.compile or _state_of(_COMPILED, text), flash_attn=row.flash_attn or flash)
+
+
+def shows_fused(row: RunRow) -> bool:
+    """The framework's name or the notes name layers of hand-written kernels."""
+    return states(_FUSED, f"{row.framework}; {note_text(row)}") is not None
+
+
+def _state_of(pattern: re.Pattern[str], text: str) -> YesNo | None:
+    if states(pattern, text):
+        return "y"
+    return "n" if pattern.search(text) else None
 
 
 def note_text(row: RunRow) -> str:

@@ -17,13 +17,14 @@ from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.hosts import usual_host
 from simulator.spec.cluster.measured import Bandwidth
 from simulator.spec.model import Model
+from simulator.spec.model.files import unknown_model
 from simulator.spec.plan import Plan
 from simulator.spec.software.described import Described, named_in
 from simulator.spec.software.stack import AttentionBackend, Stack
 from simulator.studies.backtest.beyond import inexpressible
 from simulator.studies.backtest.blanks import described, filled_rows
 from simulator.studies.backtest.merge import merged
-from simulator.studies.backtest.models import model_of
+from simulator.studies.backtest.models import model_of, preset_of
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import FlopConvention, RunRow
 
@@ -93,7 +94,8 @@ def _blanks(row: RunRow) -> Iterator[tuple[str, str]]:
     needed = [*_NEEDED, *(["top_k"] if (row.n_experts or 1) > 1 else [])]
     blank = [c for c in needed if getattr(row, c) in (None, "")]
     if blank:
-        yield f"{', '.join(blank)} blank", "no rule fills it"
+        unknown = str(unknown_model(row.model_name)) if row.model_name and preset_of(row) is None else ""
+        yield f"{', '.join(blank)} blank", unknown or "no rule fills it"
     if not row.gpu:
         yield "gpu blank", "no rule fills it"
     degrees = {"tp": row.tp or 1, "pp": row.pp or 1, "cp": row.cp or 1}

@@ -11,7 +11,7 @@ from typing import Literal
 
 from simulator.base.errors import Fault
 
-Metric = Literal["step_time_s", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s", "model_tflops_per_gpu"]
+Metric = Literal["step_time_s", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s", "model_tflops_per_gpu", "mfu"]
 MemoryMetric = Literal[
     "peak_allocated_gib",
     "peak_active_gib",

@@ -67,7 +67,7 @@ def also(row: RunRow, stack: Stack) -> Iterator[RunRow]:
 
 def counted_otherwise(row: RunRow, model: Model, gpus: int) -> float:
     """Measured seconds if TFLOP/s of a run that recomputes all count that too, over the seconds if they do not; else 1."""
-    if row.metric != "model_tflops_per_gpu" or row.act_ckpt != "full" or row.flop_convention:
+    if row.metric not in ("model_tflops_per_gpu", "mfu") or row.act_ckpt != "full" or row.flop_convention:
         return 1.0
     usual, hardware = (step_seconds(row, gpus, one, model) for one in ("full_attention", "hardware_2021"))
     return hardware / usual if usual and hardware else 1.0

@@ -252,16 +252,18 @@ def _scattered(target: Array, known: Array, correlation: Array, before: float) -
         off = ((own - math.log(before) - _OWN[0]) / _OWN[1], (shared - math.log(before) - _SHARED[0]) / _SHARED[1])
         return float(fits + off[0] ** 2 + off[1] ** 2)
 
-    logs, weights = np.array([math.log(before) + _OWN[0], math.log(before) + _SHARED[0]]), np.ones(len(target))
-    found = Scatter(math.exp(logs[0]), math.exp(logs[1]), correlation, weights)
-    for _ in range(_WEIGHINGS if len(target) > 1 else 1):
-        logs = minimize(cost, logs, args=(weights,), method="Nelder-Mead", options={"maxiter": 200}).x
-        found = Scatter(math.exp(logs[0]), math.exp(logs[1]), correlation, weights)
+    found = Scatter(math.exp(_OWN[0]) * before, math.exp(_SHARED[0]) * before, correlation, np.ones(len(target)))
+    for _ in range(_WEIGHINGS):
+        start = [math.log(found.own), math.log(found.shared)]
+        own, shared = minimize(cost, start, args=(found.weights,), method="Nelder-Mead", options={"maxiter": 200}).x
+        found = replace(found, own=math.exp(own), shared=math.exp(shared))
+        if len(target) == 1:  # nothing else says anything of it
+            break
         inverse = _inverse(known + found.covariance)
         variances = np.maximum(found.own**2, 1 / np.diag(inverse) - found.added)
         odd = (inverse @ target / np.diag(inverse)) ** 2 / variances  # squared, in sigmas of what the others say
-        weights = np.minimum(1.0, (FREEDOM + 1) / (FREEDOM + odd))
-    return found if len(target) == 1 else replace(found, weights=weights)
+        found = replace(found, weights=np.minimum(1.0, (FREEDOM + 1) / (FREEDOM + odd)))
+    return found
 
 
 def _predicts(found: Posterior, unmoved: Posterior) -> bool:

@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simulator.base.errors import json_text
 from simulator.base.units import counted, format_rate, format_seconds
 from simulator.parallel.pipeline import stage_layers
 from simulator.predict import Prediction
@@ -128,13 +127,8 @@ def _layers(found: Placement) -> list[int]:
     return [sum(map(len, chunks)) for chunks in counts]
 
 
-def as_json_text(found: Placement, inputs: dict[str, Any]) -> str:
-    """The answer as JSON (docs/reference/json-output.md), ending in a newline."""
-    return json_text(as_data(found, inputs)) + "\n"
-
-
 def as_data(found: Placement, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The same as plain data."""
+    """The answer as plain data (docs/reference/json-output.md)."""
     return {"schema_version": SCHEMA, "inputs": inputs, **_plain(found)}
 
 

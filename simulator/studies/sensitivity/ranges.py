@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final, Self
 
 from simulator.base.errors import InputError
+from simulator.base.sums import summed
 
 _END: Final = re.compile(r"(x?)(\d{1,15}(?:\.\d{1,12})?)\s*([A-Za-z/]*)")
 _EDGE: Final = 1e-9  # of the unit interval: an error has no end
@@ -84,14 +87,28 @@ class Error:
 
     def log_factor(self, alternative: int, share: float) -> float:
         """What it adds to the logarithm of an alternative's step at a share of its distribution."""
-        z = _NORMAL.inv_cdf(min(max(share, _EDGE), 1 - _EDGE))
-        return self.sigmas[alternative] * (max(0.0, z) if self.upward else z)
+        return self.sigmas[alternative] * _NORMAL.inv_cdf(min(max(share, _EDGE), 1 - _EDGE))
 
     @property
     def words(self) -> str:
         low, high = (f"{each:.1%}" for each in (min(self.sigmas), max(self.sigmas)))
         sign, span = "+" if self.upward else "±", low if low == high else f"{low} to {high}"
         return f"{sign} {span} of the step"
+
+
+def together(errors: Iterable[tuple[Error, float]], alternative: int) -> float:
+    """What errors at their shares add to the logarithm of an alternative's step.
+
+    Half of all sums lie on either side of the middle. Those below it are as narrow as the errors are that go both ways.
+    """
+    moved = tuple(errors)
+    whole = summed(one.log_factor(alternative, share) for one, share in moved)
+    if whole >= 0:
+        return whole
+    up, both = (
+        summed(e.sigmas[alternative] ** 2 for e, _ in moved if e.upward in kinds) for kinds in ((True, False), (False,))
+    )
+    return whole * math.sqrt(both / up)
 
 
 Input = Range | Error

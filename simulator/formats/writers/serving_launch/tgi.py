@@ -36,7 +36,7 @@ def _no_option(plan: InferencePlan) -> list[Fault]:
         ("pp", plan.pp > 1, "1"),
         ("prefill_dp", plan.prefill_dp > 0, "0"),
         ("experts", plan.experts == "dealt", "split"),
-        ("speculative", plan.speculative in ("mtp", "eagle"), "ngram"),
+        ("speculative", plan.speculative == "mtp", "ngram"),
         ("lora_rank", plan.lora_rank > 0, "0, and the launcher's own --lora-adapters"),
     )
     return [
