@@ -16,9 +16,9 @@ from simulator.formats.readers.runs_table import BadRow, RunRow
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies import backtest
+from simulator.studies.backtest.blanks import filled_rows
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.resolve import Run, resolve
-from simulator.studies.backtest.ways import ways_of
 
 CELLS = {
     "id": "a",
@@ -346,9 +346,9 @@ def test_a_field_has_one_spelling_and_one_column(tmp_path: Path) -> None:
 
 def test_what_documents_leave_open_is_filled_in_every_way(tmp_path: Path) -> None:
     row = read(tmp_path, framework="MaxText", act_ckpt="")
-    assert [way.act_ckpt for way in ways_of(row)] == ["selective", "full"]
+    assert [way.act_ckpt for way in filled_rows(row)] == ["selective", "full"]
     blank = replace(row, framework="somebody's", zero_or_fsdp="")
-    assert [(way.zero_or_fsdp, way.act_ckpt) for way in ways_of(blank)] == [
+    assert [(way.zero_or_fsdp, way.act_ckpt) for way in filled_rows(blank)] == [
         ("ddp", "none"), ("ddp", "full"), ("fsdp_full", "none"), ("fsdp_full", "full"),
     ]  # fmt: skip
 

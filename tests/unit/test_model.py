@@ -425,6 +425,9 @@ def test_every_preset_is_meant_by_its_own_name() -> None:
         ("Qwen2.5-Coder-7B", "qwen2.5-7b"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
         ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama3.1-70b"),  # Llama's and Qwen's weights, trained further
+        ("unsloth/DeepSeek-R1-Distill-Qwen-14B-unsloth-bnb-4bit", "qwen2.5-14b"),
+        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", "qwen3-8b"),
         ("bigscience/bloom", "bloom-176b"),
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "llama3.1-8b"),
         ("lmsys/vicuna-13b-v1.5", "llama2-13b"),

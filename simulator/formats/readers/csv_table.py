@@ -81,7 +81,7 @@ def header_names(file: Path) -> list[str]:
     return [] if first is None or isinstance(first.cells, str) else [name.strip() for name in first.cells]
 
 
-def until_hopeless(records: Iterable[Record], faults: Sequence[Fault]) -> Iterator[Record]:
+def until_too_many_faults(records: Iterable[Record], faults: Sequence[Fault]) -> Iterator[Record]:
     """The records, until so many of them had faults that more would not be read."""
     return itertools.takewhile(lambda _: len(faults) < _MOST_FAULTS, records)
 
@@ -123,7 +123,7 @@ def read_rows(
     id_column: str,
     unique: bool = True,
 ) -> Iterator[RowT | BadRow]:
-    """A table's records in order, each as row(line=…, **cells); others are a BadRow, and the rest goes on.
+    """A table's records in order, each as row(line=…, **cells); unreadable ones become a BadRow.
 
     path: a .csv, or the same compressed with gzip. parsers: of every column. never_blank: columns of which every record has
     a value. unique: a record that repeats an earlier one's id is a BadRow. Raises TableError if the file cannot be read, is
@@ -168,7 +168,7 @@ class WholeTable(Generic[RowT]):
         found: list[RowT] = []
         faults: list[Fault] = []
         with open_table(file, tuple(self.parsers), self.required) as (header, records):
-            for record in until_hopeless(records, faults):
+            for record in until_too_many_faults(records, faults):
                 row = parse_record(record, header, self.parsers, "")
                 faults += row.faults if isinstance(row, BadRow) else self._add(row, record.line, found)
                 if len(found) > self.most:
@@ -355,6 +355,18 @@ def number_cell(cell: str) -> float | None:
     if not (math.isfinite(value) and value > 0):
         raise CellError(f"{shown(cell)} is not a finite number above 0", "a decimal number, or blank if unknown")
     return value
+
+
+def pattern_cell(pattern: str, convert: Callable[[str], object], noun: str, remedy: str) -> Parser:
+    """A parser of what matches the pattern; None where blank."""
+    matches = re.compile(pattern).fullmatch
+
+    def parse(cell: str) -> object:
+        if cell and not matches(cell):
+            raise CellError(f"{shown(cell)} is not {noun}", remedy)
+        return convert(cell) if cell else None
+
+    return parse
 
 
 def one_of(*words: str, blank: object = "") -> Parser:

@@ -43,7 +43,7 @@ def read_measured(path: str | Path) -> Table:
 
 
 def _few(rows: Iterable[RowT], name: str) -> tuple[RowT, ...]:
-    """All of them. Raises TableError where there are more than anybody has measured: reading alone would take minutes."""
+    """All records. Raises TableError above the limit on their number."""
     found = tuple(islice(rows, _MOST_ROWS + 1))
     if len(found) > _MOST_ROWS:
         raise TableError.at(name, f"has more than {_MOST_ROWS:,} rows", "several tables")

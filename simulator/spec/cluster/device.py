@@ -171,20 +171,20 @@ class _Spelling:
 def _spelled(text: str) -> _Spelling:
     plain = _SERIES.sub(r"\1 ", re.sub(r"[_\-(),@]+", " ", text.casefold()))
     memory, power = _MEMORY.search(plain), _POWER.search(plain)
-    bare = _DRESS.sub(" ", _POWER.sub(" ", _MEMORY.sub(" ", plain)))
-    words = frozenset(re.sub(r"^sxm\d$", "sxm", word) for word in bare.split())
+    name = _DRESS.sub(" ", _POWER.sub(" ", _MEMORY.sub(" ", plain)))
+    words = frozenset(re.sub(r"^sxm\d$", "sxm", word) for word in name.split())
     return _Spelling(words, int(memory[1]) if memory else None, int(power[1]) if power else None)
 
 
 def _by_words(text: str) -> str | None:
     """The one device with these words in any order; None if there are several or none."""
-    asked = _spelled(text)
+    spelling = _spelled(text)
     found = {
         name
         for name, aliases in _aliases().items()
-        if any(asked.means(_spelled(alias), name) for alias in (name, *aliases))
+        if any(spelling.means(_spelled(alias), name) for alias in (name, *aliases))
     }
-    return found.pop() if len(found) == 1 and asked.words else None
+    return found.pop() if len(found) == 1 and spelling.words else None
 
 
 def _key(spelling: str) -> str:

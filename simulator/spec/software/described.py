@@ -99,7 +99,7 @@ def named_in(text: str, entries: Iterable[Described], likely: Sequence[Described
 
 @lru_cache(maxsize=2**14)
 def _mentions(text: str, names: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
-    """Where the names stand in the text. Kept, as the rows of a table name the same software."""
+    """The positions of the names in the text. Cached, as the rows of a table name the same software."""
     found = (_name(name).search(text) for name in names)
     return tuple(one.span() for one in found if one)
 

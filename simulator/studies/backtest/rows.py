@@ -256,7 +256,7 @@ class CollectiveRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table as a reader hands it over. unread: its columns that nobody knows, each with the nearest that are known."""
+    """A table from a reader. unread: its unknown columns, each with the closest known ones."""
 
     name: str
     kind: Literal["runs", "memory", "collectives", "serving"]

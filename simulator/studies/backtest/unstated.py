@@ -36,14 +36,14 @@ def untrained(row: RunRow) -> float:
 
 
 def routed(row: RunRow) -> RunRow:
-    """The row with its word for untrained routing as a number."""
+    """The row with its text for untrained routing as a number."""
     word = row.of("plan").get("expert_imbalance") == UNTRAINED
     return _with(row, {"plan.expert_imbalance": untrained(row)}) if word else row
 
 
 def adapted(row: RunRow) -> tuple[RunRow, ...]:
     """The row once a way that its notes may be meant where its columns say nothing of adapters, and with what else they say was done."""
-    return tuple(_with(row, {**way, **techniques(row)}) for way in trained(row))
+    return tuple(_with(row, {**fields, **techniques(row)}) for fields in trained(row))
 
 
 def adapters_of(row: RunRow) -> str:
