@@ -41,7 +41,7 @@ _MODULES: Final = {"o": "out", "c_proj": "out down", "w1": "gate", "w2": "up", "
 _EVERYWHERE: Final[Settings] = {"plan.lora_rank": 64, "plan.lora_targets": ("all",), "plan.lora_dropout": 0.05}
 _ADAPTED: Final = (_EVERYWHERE, {"plan.lora_rank": 8, "plan.lora_targets": ("q", "v")})
 # Compilers, tiled attention and Transformer Engine's layers by their usual names
-_COMPILED: Final = re.compile(r"\btorch[._ ]?compiled?\b|\binductor\b", re.IGNORECASE)
+_COMPILED: Final = re.compile(r"(?:\btorch[._ ])?\bcompiled?\b(?![- ](?:time|caches?)\b)|\binductor\b", re.IGNORECASE)
 _FLASH: Final = re.compile(r"\bflash[-_ ]?att(?:ention|n)|\bFA-?[23]\b", re.IGNORECASE)
 _FUSED: Final = re.compile(r"\btransformer[-_ ]?engine\b|\bTE ?v?\d", re.IGNORECASE)
 # (what is written, what it means): FSDP's CPUOffload keeps parameters, gradients and moments in host memory; torch's asynchronous
