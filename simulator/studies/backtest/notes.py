@@ -53,6 +53,7 @@ _TECHNIQUES: Final[tuple[tuple[re.Pattern[str], Settings], ...]] = (
      {"plan.offload.parameters": "host", "plan.offload.optimizer": "host"}),
     (re.compile(r"\boptim\w*(?: states?)?[- _]offload", re.IGNORECASE), {"plan.offload.optimizer": "host"}),
     (re.compile(r"\basync(?:hronous)?[- ]?tp\b", re.IGNORECASE), {"stack.tp_overlap": "symmetric_memory"}),
+    (re.compile(r"\bulysses\b", re.IGNORECASE), {"plan.cp_exchange": "all_to_all"}),
     (re.compile(r"\bno comm(?:unication)? overlap\b", re.IGNORECASE), {"stack.overlap": False, "stack.tp_overlap": "none"}),
     (re.compile(r"\btied?[-_ ](?:word[-_ ])?embeddings?\b", re.IGNORECASE), {"model.tied_embeddings": True}),
     (re.compile(r"\btie_word_embeddings ?[=:] ?false\b|\buntied?[-_ ](?:word[-_ ])?embeddings?\b", re.IGNORECASE),
