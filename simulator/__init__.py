@@ -32,27 +32,10 @@ if TYPE_CHECKING:
     from simulator.work.captured.cost import KernelCost, kernel_cost
 
 __all__ = [
-    "Calibration",
-    "Cluster",
-    "Device",
-    "Fit",
-    "InferencePlan",
-    "InputError",
-    "KernelCost",
-    "Model",
-    "Plan",
-    "Prediction",
-    "Slo",
-    "Stack",
-    "Workload",
-    "bounds",
-    "kernel_cost",
-    "predict",
-    "predict_program",
-    "search",
-    "search_serving",
-    "serve",
-]
+    "Calibration", "Cluster", "Device", "Fit", "InferencePlan", "InputError", "KernelCost", "Model", "Plan",
+    "Prediction", "Slo", "Stack", "Workload", "bounds", "kernel_cost", "predict", "predict_program", "search",
+    "search_serving", "serve",
+]  # fmt: skip
 
 
 def _implementations() -> None:

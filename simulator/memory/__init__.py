@@ -20,21 +20,7 @@ from simulator.memory.use import MemoryUse, device_history, memory_uses, simulat
 from simulator.work.script.implementation import Library
 
 __all__ = [
-    "History",
-    "Library",
-    "MemoryUse",
-    "Pressure",
-    "activation_bytes",
-    "capacity_bytes",
-    "device_history",
-    "label",
-    "memory_uses",
-    "moment_of",
-    "outside_torch_bytes",
-    "simulate_memory",
-    "step_events",
-    "step_live_bytes",
-    "step_reserved_bytes",
-    "window_bytes",
-    "write_history",
-]
+    "History", "Library", "MemoryUse", "Pressure", "activation_bytes", "capacity_bytes", "device_history", "label",
+    "memory_uses", "moment_of", "outside_torch_bytes", "simulate_memory", "step_events", "step_live_bytes",
+    "step_reserved_bytes", "window_bytes", "write_history",
+]  # fmt: skip

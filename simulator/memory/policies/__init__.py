@@ -18,16 +18,9 @@ from simulator.memory.policies.fixed import BLOCK_BYTES, FixedPool
 from simulator.memory.policies.slab import SlabPool
 
 __all__ = [
-    "ACTIVATION",
-    "BLOCK_BYTES",
-    "PERSISTENT",
-    "POLICIES",
-    "TEMPORARY",
-    "Pool",
-    "PoolInputs",
-    "buffer_bytes",
+    "ACTIVATION", "BLOCK_BYTES", "PERSISTENT", "POLICIES", "TEMPORARY", "Pool", "PoolInputs", "buffer_bytes",
     "make_pool",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,20 +25,9 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 
 __all__ = [
-    "RULES",
-    "Case",
-    "Rule",
-    "Software",
-    "broken",
-    "check",
-    "check_split",
-    "faults",
-    "first_fault",
-    "runnable",
-    "software_of",
-    "unplayable",
-    "unused",
-]
+    "RULES", "Case", "Rule", "Software", "broken", "check", "check_split", "faults", "first_fault", "runnable",
+    "software_of", "unplayable", "unused",
+]  # fmt: skip
 
 Rules = tuple[Rule[Any], ...]
 _PLAYED: Rules = tuple(rule for rule in RULES if rule.reads == "played")

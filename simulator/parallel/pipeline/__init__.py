@@ -14,19 +14,6 @@ from simulator.parallel.schedule_traits import num_positions, splits_backward
 from simulator.spec.plan.schedules import SCHEDULES, Schedule, Split
 
 __all__ = [
-    "SCHEDULES",
-    "Action",
-    "Schedule",
-    "Split",
-    "held_at_first_backward",
-    "in_flight",
-    "micro_batches",
-    "neighbours",
-    "num_positions",
-    "order",
-    "peak_in_flight",
-    "position",
-    "splits_backward",
-    "stage_layers",
-    "turns",
-]
+    "SCHEDULES", "Action", "Schedule", "Split", "held_at_first_backward", "in_flight", "micro_batches", "neighbours",
+    "num_positions", "order", "peak_in_flight", "position", "splits_backward", "stage_layers", "turns",
+]  # fmt: skip

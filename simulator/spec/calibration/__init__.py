@@ -5,16 +5,6 @@ from simulator.spec.calibration.document import Calibration, calibration_names
 from simulator.spec.calibration.records import DriverCall, Interference, MemoryOverheads, Overheads, Provenance
 
 __all__ = [
-    "AttentionCurve",
-    "Calibration",
-    "DriverCall",
-    "GemmCurve",
-    "Interference",
-    "MemoryOverheads",
-    "Overheads",
-    "Power",
-    "Provenance",
-    "Quality",
-    "StreamCurve",
-    "calibration_names",
-]
+    "AttentionCurve", "Calibration", "DriverCall", "GemmCurve", "Interference", "MemoryOverheads", "Overheads", "Power",
+    "Provenance", "Quality", "StreamCurve", "calibration_names",
+]  # fmt: skip

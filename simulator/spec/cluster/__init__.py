@@ -5,18 +5,6 @@ from simulator.spec.cluster.cluster import Cluster, cluster_names
 from simulator.spec.cluster.parts import Edge, Fabric, FabricLevel, Host, Inter, Intra, NicPlace, Pcie
 
 __all__ = [
-    "Cluster",
-    "Edge",
-    "Fabric",
-    "FabricLevel",
-    "Host",
-    "Inter",
-    "Intra",
-    "NicPlace",
-    "Pcie",
-    "cluster_names",
-    "fat_tree",
-    "from_edges",
-    "island",
-    "rail",
-]
+    "Cluster", "Edge", "Fabric", "FabricLevel", "Host", "Inter", "Intra", "NicPlace", "Pcie", "cluster_names",
+    "fat_tree", "from_edges", "island", "rail",
+]  # fmt: skip

@@ -17,14 +17,6 @@ from simulator.spec.model.layer_kinds import (
 from simulator.spec.model.model import Model, preset_with_shape
 
 __all__ = [
-    "FORWARD_SUFFIX",
-    "LOWEST_SUFFIX",
-    "BodyKind",
-    "LayerKind",
-    "Model",
-    "ModelPart",
-    "Parameter",
-    "marked",
-    "number_of",
-    "preset_with_shape",
-]
+    "FORWARD_SUFFIX", "LOWEST_SUFFIX", "BodyKind", "LayerKind", "Model", "ModelPart", "Parameter", "marked",
+    "number_of", "preset_with_shape",
+]  # fmt: skip

@@ -16,21 +16,7 @@ from simulator.spec.plan.records import (
 )
 
 __all__ = [
-    "AXES",
-    "NOTHING_OFFLOADED",
-    "CudaGraph",
-    "DataParallel",
-    "DdpPlan",
-    "DeepSpeedPlan",
-    "ExpertsPlan",
-    "Fp8Recipe",
-    "FsdpPlan",
-    "Offload",
-    "OptimizerPlan",
-    "PeftPlan",
-    "PipelinePlan",
-    "Plan",
-    "PrecisionPlan",
-    "RecomputeModule",
+    "AXES", "NOTHING_OFFLOADED", "CudaGraph", "DataParallel", "DdpPlan", "DeepSpeedPlan", "ExpertsPlan", "Fp8Recipe",
+    "FsdpPlan", "Offload", "OptimizerPlan", "PeftPlan", "PipelinePlan", "Plan", "PrecisionPlan", "RecomputeModule",
     "RecomputePlan",
-]
+]  # fmt: skip

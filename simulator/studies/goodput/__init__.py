@@ -14,15 +14,6 @@ from simulator.studies.goodput.run import LongRun
 from simulator.studies.goodput.timeline import Conditions, play
 
 __all__ = [
-    "Cause",
-    "Conditions",
-    "Failures",
-    "Goodput",
-    "LongRun",
-    "daly_s",
-    "expected_run_s",
-    "expected_s",
-    "goodput",
-    "play",
-    "young_s",
-]
+    "Cause", "Conditions", "Failures", "Goodput", "LongRun", "daly_s", "expected_run_s", "expected_s", "goodput",
+    "play", "young_s",
+]  # fmt: skip

@@ -8,22 +8,6 @@ from simulator.studies.replay.recording import RecordedBlock, RecordedSegment, R
 from simulator.studies.replay.sequence import of_recording, varied
 
 __all__ = [
-    "Demand",
-    "DriverCosts",
-    "RecordedBlock",
-    "RecordedSegment",
-    "Recording",
-    "ReplayReport",
-    "Score",
-    "Sequence",
-    "Tally",
-    "compare",
-    "demand",
-    "memory_trace",
-    "of_history",
-    "of_recording",
-    "play",
-    "repeated",
-    "replay",
-    "varied",
-]
+    "Demand", "DriverCosts", "RecordedBlock", "RecordedSegment", "Recording", "ReplayReport", "Score", "Sequence",
+    "Tally", "compare", "demand", "memory_trace", "of_history", "of_recording", "play", "repeated", "replay", "varied",
+]  # fmt: skip

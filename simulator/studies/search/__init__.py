@@ -21,26 +21,7 @@ from simulator.studies.search.study import OBJECTIVES, Objective, SearchStudy
 from simulator.studies.search.text import render
 
 __all__ = [
-    "OBJECTIVES",
-    "USUAL",
-    "Dask",
-    "Engine",
-    "Front",
-    "Interrupted",
-    "Journal",
-    "Objective",
-    "PlanOutcome",
-    "Processes",
-    "Progress",
-    "Row",
-    "SearchReport",
-    "SearchStudy",
-    "Serial",
-    "Space",
-    "front",
-    "render",
-    "render_front",
-    "search",
-    "search_stacks",
-    "usual_stacks",
-]
+    "OBJECTIVES", "USUAL", "Dask", "Engine", "Front", "Interrupted", "Journal", "Objective", "PlanOutcome", "Processes",
+    "Progress", "Row", "SearchReport", "SearchStudy", "Serial", "Space", "front", "render", "render_front", "search",
+    "search_stacks", "usual_stacks",
+]  # fmt: skip

@@ -205,9 +205,8 @@ def _has_workers(client: Any) -> bool:  # noqa: ANN401  of an extra
 
 
 def _gone(why: str) -> SearchBrokenError:
-    problem = f"the scheduler or all its workers are gone: {why}"
     remedy = "start them, and run the same command again: with --journal it goes on where it was"
-    return SearchBrokenError(Fault(place="--scheduler", problem=problem, remedy=remedy))
+    return SearchBrokenError(Fault("--scheduler", f"the scheduler or all its workers are gone: {why}", remedy))
 
 
 def _versions(client: Any) -> set[str]:  # noqa: ANN401  of an extra

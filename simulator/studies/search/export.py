@@ -78,5 +78,4 @@ def _parquet(report: SearchReport, path: Path) -> bytes:
 
 
 def _without_pyarrow(path: Path) -> Fault:
-    remedy = "pip install 'shardwise[parquet]', or export to .csv or .json"
-    return Fault(place=str(path), problem="Parquet needs pyarrow", remedy=remedy)
+    return Fault(str(path), "Parquet needs pyarrow", "pip install 'shardwise[parquet]', or export to .csv or .json")

@@ -19,29 +19,7 @@ from simulator.studies.serving.token_costs import token_costs
 from simulator.studies.serving.workload import Choice, Lognormal, Request, Uniform, Workload
 
 __all__ = [
-    "Batch",
-    "Choice",
-    "Chunk",
-    "Deployment",
-    "InferencePlan",
-    "Latencies",
-    "Limit",
-    "Load",
-    "Lognormal",
-    "Request",
-    "Serving",
-    "Slo",
-    "Spread",
-    "StepCosts",
-    "Uniform",
-    "Workload",
-    "check",
-    "decode_step",
-    "engine_of",
-    "highest_rate",
-    "serve",
-    "serving_memory",
-    "token_costs",
-    "usual_values",
-    "with_defaults",
-]
+    "Batch", "Choice", "Chunk", "Deployment", "InferencePlan", "Latencies", "Limit", "Load", "Lognormal", "Request",
+    "Serving", "Slo", "Spread", "StepCosts", "Uniform", "Workload", "check", "decode_step", "engine_of", "highest_rate",
+    "serve", "serving_memory", "token_costs", "usual_values", "with_defaults",
+]  # fmt: skip

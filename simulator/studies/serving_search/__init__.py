@@ -16,16 +16,6 @@ from simulator.studies.serving_search.study import (
 )
 
 __all__ = [
-    "DEGREES",
-    "DISAGGREGATED",
-    "Answer",
-    "Disaggregated",
-    "Notes",
-    "Row",
-    "SearchInterrupted",
-    "ServingSearch",
-    "ServingSearchReport",
-    "degrees_given",
-    "fix_faults",
-    "search_serving",
-]
+    "DEGREES", "DISAGGREGATED", "Answer", "Disaggregated", "Notes", "Row", "SearchInterrupted", "ServingSearch",
+    "ServingSearchReport", "degrees_given", "fix_faults", "search_serving",
+]  # fmt: skip

@@ -6,13 +6,5 @@ from simulator.studies.tensors.transfers import Transfer, schedule_transfers
 from simulator.work.offload.tiered import POLICIES, Tensor, Tiered, tiered
 
 __all__ = [
-    "POLICIES",
-    "Assignment",
-    "Node",
-    "Tensor",
-    "Tiered",
-    "Transfer",
-    "assign_shards",
-    "schedule_transfers",
-    "tiered",
-]
+    "POLICIES", "Assignment", "Node", "Tensor", "Tiered", "Transfer", "assign_shards", "schedule_transfers", "tiered",
+]  # fmt: skip

@@ -18,23 +18,7 @@ from simulator.work.collectives.host_traffic import host_traffic
 from simulator.work.collectives.volumes import KINDS, minimum, volume
 
 __all__ = [
-    "KINDS",
-    "Choice",
-    "LinkCurves",
-    "Links",
-    "calibrated",
-    "choose",
-    "collective_cost",
-    "collective_s",
-    "copies",
-    "default_curves",
-    "host_traffic",
-    "interference",
-    "link_capacities",
-    "minimum",
-    "rank_wait_s",
-    "renamed",
-    "sigma",
-    "source",
-    "volume",
-]
+    "KINDS", "Choice", "LinkCurves", "Links", "calibrated", "choose", "collective_cost", "collective_s", "copies",
+    "default_curves", "host_traffic", "interference", "link_capacities", "minimum", "rank_wait_s", "renamed", "sigma",
+    "source", "volume",
+]  # fmt: skip

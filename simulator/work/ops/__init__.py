@@ -14,15 +14,6 @@ from simulator.work.ops.optimizer import optimizer_kernels
 from simulator.work.ops.recompute import cached_tensors, recompute_ops
 
 __all__ = [
-    "Block",
-    "Category",
-    "Exchange",
-    "ModelBlocks",
-    "Op",
-    "build_blocks",
-    "cached_tensors",
-    "num_launches",
-    "optimizer_kernels",
-    "recompute_ops",
-    "uses_autocast",
-]
+    "Block", "Category", "Exchange", "ModelBlocks", "Op", "build_blocks", "cached_tensors", "num_launches",
+    "optimizer_kernels", "recompute_ops", "uses_autocast",
+]  # fmt: skip

@@ -184,7 +184,7 @@ def _yaml(launch: Launch, name: str, place: str, form: str) -> tuple[dict[str, A
         remedy = f"put it there; or --plan {Path(name).name}"
         if form in _COPY and not Path(name).suffix:
             remedy = f"`{_COPY[form].format(name)}` writes it: put it beside this file, and name it in the command"
-        launch.faults.append(Fault(place=place, problem=f"{name} is not beside this file", remedy=remedy))
+        launch.faults.append(Fault(place, f"{name} is not beside this file", remedy))
         return {}, name
     try:
         data = settings_of(form, text_of(path), str(path), {})
@@ -263,9 +263,7 @@ def _file_of(launch: Launch, loose: list[Word], form: str, named: Option | None 
             if not name
             else "the file of its settings hangs on what only a run knows"
         )
-        launch.faults.append(
-            Fault(place=place, problem=what, remedy="its path in the command; --define NAME=VALUE sets a variable")
-        )
+        launch.faults.append(Fault(place, what, "its path in the command; --define NAME=VALUE sets a variable"))
         return
     data, path = _yaml(launch, name, place, form)
     launch.data = {**launch.data, **data}
@@ -326,9 +324,7 @@ def _litgpt(launch: Launch, loose: list[Word], options: dict[str, Option]) -> No
     part = launch.command.part
     if "adapter" in part:
         place = f"{launch.file}:{launch.command.line}"
-        launch.faults.append(
-            Fault(place=place, problem=f"litgpt {part} is not modelled", remedy="finetune_lora or finetune_full")
-        )
+        launch.faults.append(Fault(place, f"litgpt {part} is not modelled", "finetune_lora or finetune_full"))
     if (config := options.pop("config", None)) is not None:
         _file_of(launch, [], "litgpt", config)
     if part != "finetune_full":

@@ -18,23 +18,6 @@ from simulator.spec.cluster.host.structure import (
 from simulator.spec.cluster.host.tree import NodeTree, Switch
 
 __all__ = [
-    "Cable",
-    "Finding",
-    "Gpu",
-    "Host",
-    "Island",
-    "Nic",
-    "NodeTree",
-    "Path",
-    "PcieLink",
-    "Switch",
-    "cuts",
-    "domains",
-    "findings",
-    "gpu_paths",
-    "idle_nics",
-    "islands",
-    "nearest_nics",
-    "pcie_groups",
-    "rated",
-]
+    "Cable", "Finding", "Gpu", "Host", "Island", "Nic", "NodeTree", "Path", "PcieLink", "Switch", "cuts", "domains",
+    "findings", "gpu_paths", "idle_nics", "islands", "nearest_nics", "pcie_groups", "rated",
+]  # fmt: skip
