@@ -27,7 +27,7 @@ _LONGEST, _HEAD, _TAIL = 1000, 600, 200
 
 
 def printable(text: str) -> str:
-    """Somebody else's words for a terminal: what it would obey is spelled out, and a wall of text is cut in the middle."""
+    """Foreign text made safe for a terminal: control characters are escaped, and long text is cut in the middle."""
     if len(text) > _LONGEST:
         text = f"{text[:_HEAD]} … ({len(text):,} characters) … {text[-_TAIL:]}"
     if text.isprintable():
@@ -85,6 +85,9 @@ class InputError(ShardwiseError):
 
     noun = "input"
 
+    def __init_subclass__(cls, noun: str = "") -> None:
+        cls.noun = noun or cls.noun
+
     def __init__(self, faults: Iterable[Fault] | Fault, ready: str = "") -> None:
         self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else tuple(faults)
         self.ready = ready
@@ -104,7 +107,7 @@ class InputError(ShardwiseError):
 
 
 class Collected:
-    """`with Collected(faults):` bad input in there adds its faults to the list, and what is behind goes on."""
+    """`with Collected(faults):` an InputError raised inside adds its faults to the list, and execution continues."""
 
     def __init__(self, faults: list[Fault]) -> None:
         self._faults = faults
@@ -119,46 +122,32 @@ class Collected:
         return True
 
 
-class ArgumentError(InputError, TypeError, ValueError):
+class ArgumentError(InputError, TypeError, ValueError, noun="arguments"):
     """A call from Python has unknown arguments, or arguments of the wrong type."""
 
-    noun = "arguments"
 
-
-class ModelError(InputError):
+class ModelError(InputError, noun="model"):
     """The model cannot be built."""
 
-    noun = "model"
 
-
-class ClusterError(InputError):
+class ClusterError(InputError, noun="cluster"):
     """The cluster cannot be built."""
 
-    noun = "cluster"
 
-
-class PlanError(InputError):
+class PlanError(InputError, noun="plan"):
     """The plan is illegal. (A plan that does not fit in memory is an answer, not an error.)"""
 
-    noun = "plan"
 
-
-class StackError(InputError):
+class StackError(InputError, noun="stack"):
     """The software stack cannot be read."""
 
-    noun = "stack"
 
-
-class CalibrationError(InputError):
+class CalibrationError(InputError, noun="calibration"):
     """A number is missing from the calibration, or its file is malformed."""
 
-    noun = "calibration"
 
-
-class TableError(InputError):
+class TableError(InputError, noun="table"):
     """A table of measurements cannot be read at all (single bad rows are reported, not raised)."""
-
-    noun = "table"
 
 
 class EngineError(ShardwiseError):

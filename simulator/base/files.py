@@ -28,7 +28,7 @@ def ordinary(path: Path, most_bytes: int | None = None) -> Path:
 
 
 def write_whole(path: Path, data: str | bytes, flag: str = "") -> None:
-    """Write the file, text as UTF-8. What stood there stays where that fails; InputError then says why, at `flag`."""
+    """Write the file atomically, text as UTF-8. On failure the old file stays and InputError is raised, placed at `flag`."""
     content = data.encode() if isinstance(data, str) else data
     try:
         if path.exists() and not path.is_file():  # a pipe or a terminal has nothing to lose

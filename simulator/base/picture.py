@@ -1,4 +1,4 @@
-"""A picture that is drawn when somebody looks: in a notebook, or as a file."""
+"""A picture that is drawn on demand: in a notebook, or as a file."""
 
 from __future__ import annotations
 

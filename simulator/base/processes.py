@@ -53,8 +53,8 @@ def claim(folder: Path) -> int:
     return owned_file(folder / _OWNER, 0o600)
 
 
-class Crew:
-    """Such a pool, and a new one where it broke."""
+class WorkerPool:
+    """A pool of processes that is replaced when it breaks."""
 
     def __init__(self, jobs: int, begin: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()) -> None:
         self._new = partial(pool, jobs, begin, arguments)
@@ -92,8 +92,8 @@ def mapped(run: Callable[[ItemT], FoundT], items: Sequence[ItemT], jobs: int, ch
     if jobs <= 1 or len(items) <= chunk:
         yield from map(run, items)
         return
-    with Crew(jobs) as crew:
-        yield from crew.mapped(run, items, chunk)
+    with WorkerPool(jobs) as workers:
+        yield from workers.mapped(run, items, chunk)
 
 
 def _each(run: Callable[[ItemT], FoundT], items: Sequence[ItemT]) -> list[FoundT]:

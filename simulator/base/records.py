@@ -84,9 +84,9 @@ class Nested(Strict):
         What `model_dump(mode="json", exclude_defaults=True)` gives, several times as fast: a search asks for it of each plan.
         """
         found: dict[str, Any] = {}
-        held = self.__dict__
+        values = self.__dict__
         for name, default, inside in self._usual:
-            value = held[name]
+            value = values[name]
             if value is default or value == default:
                 continue
             if not inside:
@@ -183,7 +183,7 @@ class Nested(Strict):
 
     @classmethod
     def in_records(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Flat plain data as a file has it now: records after what is in none; a main field alone stands for its record."""
+        """Nested data in a file's current format: plain fields first, then records; a record with only its main field is written as that field."""
         given = Counter(cls._moved[name][0] for name in data if name in cls._moved)
         flat = {name for name in data if name not in cls._moved or (cls.is_main(name) and given[name] == 1)}
         found = {name: value for name, value in data.items() if name in flat}

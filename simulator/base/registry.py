@@ -7,7 +7,7 @@ from typing import Any, Final
 
 
 class Registry:
-    """Values by name, in the order of their registration. They are loaded when somebody first asks."""
+    """Values by name, in the order of their registration, loaded on first use."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}

@@ -301,8 +301,7 @@ def unreadable(path: Path, exc: OSError | UnicodeDecodeError) -> Fault:
         near = close_names(path.name, beside, cutoff=_LIKE_A_FILE)
         remedy = did_you_mean([str(path.parent / one) for one in near])
         return Fault(place=str(path), problem=f"cannot be read: {exc.strerror or exc}", remedy=remedy)
-    problem = f"cannot be read: byte {exc.start} is not UTF-8"
-    return Fault(place=str(path), problem=problem, remedy="save it as UTF-8")
+    return Fault(place=str(path), problem=f"cannot be read: byte {exc.start} is not UTF-8", remedy="save it as UTF-8")
 
 
 def _refuse_non_finite(data: object, place: str, error: type[InputError]) -> None:

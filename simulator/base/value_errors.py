@@ -45,7 +45,7 @@ _PLAIN: Final[Mapping[object, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Beside `str` in a field's type: one of names that are known only when somebody asks."""
+    """Annotation of a `str` field: the allowed names, loaded lazily."""
 
     names: Callable[[], Sequence[str]]
 
@@ -64,7 +64,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a field holds, in the few words of a fault: `Annotated[str, Expected("a table's file")]`."""
+    """What a field expects, as short text for faults: `Annotated[str, Expected("a table's file")]`."""
 
     text: str
 

@@ -45,8 +45,8 @@ def with_fabric(cluster: Cluster, given: Sequence[str]) -> Cluster:
             found += reader(text)
     if faults:
         raise InputError(faults)
-    kept = [one.model_dump(exclude_none=True) for one in cluster.fabric.measured]
-    return cluster.with_measured([*kept, *found], "--fabric")
+    measured = [one.model_dump(exclude_none=True) for one in cluster.fabric.measured]
+    return cluster.with_measured([*measured, *found], "--fabric")
 
 
 def _numbers(text: str) -> list[dict[str, Any]]:

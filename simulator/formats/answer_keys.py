@@ -80,7 +80,7 @@ def drawn_meaning(key: str) -> Meaning | None:
 
 
 def _above(kind: str, key: str) -> Meaning | None:
-    """What a key stands in, where it has no words of its own."""
+    """The enclosing key, for a key without an entry of its own."""
     above = key.rpartition("/")[0]
     found = meaning_of(kind, above) if above else None
     return None if found is None else Meaning(**{**_fields(found), "own": False})
@@ -124,7 +124,7 @@ def _type(key: str) -> str:
 
 
 def _field(key: str) -> Meaning | None:
-    """Of a field of a study: what its own description says."""
+    """The meaning of a study's field, from its description."""
     for place, record in _RECORDS.items():
         name = key.removeprefix(place)
         if name != key:

@@ -93,8 +93,8 @@ def export_plan(job: Job, form: str, head: dict[str, str | int] | None = None) -
     draft = _read_back(text, form, job)
     plan = job.plan
     default = Plan()
-    asked = {name for name in _BESIDE[form] if plan.value(name) != default.value(name)} | set(draft.assumed)
-    beside = {name: plan.value(name) for name in Plan.flat_fields() if name in asked and name not in draft.fields}
+    stated = {name for name in _BESIDE[form] if plan.value(name) != default.value(name)} | set(draft.assumed)
+    beside = {name: plan.value(name) for name in Plan.flat_fields() if name in stated and name not in draft.fields}
     faults = list(_faults(job, draft, beside, form))
     if faults:
         raise PlanError(faults)
@@ -251,7 +251,7 @@ def _effective_pipeline(plan: Plan, model: Model) -> dict[str, Any]:
     if plan.pp == 1:
         return {**off, "schedule": None, "virtual_stages": 1}
     try:
-        held = stage_layers(
+        layer_counts = stage_layers(
             model.num_layers, plan.pp, plan.pipeline.virtual_stages, split=plan.split, schedule=plan.pipeline_schedule
         )
     except PlanError:
@@ -259,7 +259,7 @@ def _effective_pipeline(plan: Plan, model: Model) -> dict[str, Any]:
     return {
         **off,
         "schedule": plan.pipeline_schedule,
-        "stage_layers": [[len(part) for part in stage] for stage in held],
+        "stage_layers": [[len(part) for part in stage] for stage in layer_counts],
     }
 
 

@@ -72,10 +72,10 @@ def memory_of(lowering: Lowering, *, quick: bool = False) -> StepMemory:
     quick: the peaks alone, and what is reserved does not matter where live tensors alone do not fit.
     """
     if lowering.rank_classes is not None:
-        held = memory_by_device(lowering)
-        name, one = worst_fit(held)
-        cause = f"{name}: {one.cause}" if len(held) > 1 else one.cause
-        return replace(one, cause=cause, by_device=held)
+        by_device = memory_by_device(lowering)
+        name, one = worst_fit(by_device)
+        cause = f"{name}: {one.cause}" if len(by_device) > 1 else one.cause
+        return replace(one, cause=cause, by_device=by_device)
     if (pool := lowering.pool_tiers) is not None:
         memory, trace = pool.of_memory()
     else:
@@ -85,12 +85,14 @@ def memory_of(lowering: Lowering, *, quick: bool = False) -> StepMemory:
     return StepMemory(memory=memory, trace=trace, cause=cause_of(memory))
 
 
-def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, advise: bool = False) -> Prediction:
+def prediction_of(
+    lowering: Lowering, step_memory: StepMemory, *, fold: bool = True, advise: bool = False
+) -> Prediction:
     """The prediction of a lowered plan whose memory is known."""
     model, plan, cluster = lowering.model, lowering.plan, lowering.cluster
-    memory = held.memory
+    memory = step_memory.memory
     alone = play(lowering, fold=fold)
-    played = with_stalls(alone, memory, lowering.calibrations.get(held.device, lowering.calibration))
+    played = with_stalls(alone, memory, lowering.calibrations.get(step_memory.device, lowering.calibration))
     played = with_paging(played, memory, lowering)
     looks = advise and memory.fit is not Fit.FITS and lowering.rank_classes is None
     found = _remedies(lowering, played.step_s, memory) if looks else None
@@ -115,16 +117,16 @@ def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, ad
         breakdown=dict(played.breakdown),
         communication=dict(played.communication),
         memory=memory,
-        cause=held.cause,
+        cause=step_memory.cause,
         suggestion=suggest(lowering, played, memory, found),
         extrapolated=extrapolated(lowering),
         sources=(*sources(lowering), *pool_sources(memory, lowering.calibration)),
         timeline=played.timeline,
-        memory_trace=held.trace,
+        memory_trace=step_memory.trace,
         remedies=found or (),
         spread=parts,
         stack_sigma=own,
-        kinds=kind_uses(lowering, played, held.by_device),
+        kinds=kind_uses(lowering, played, step_memory.by_device),
         network=network_share(lowering, float(alone.step_s), fold=fold) if advise else None,
         num_played=played.num_played,
     )
@@ -157,5 +159,5 @@ def _imbalance_sigma(lowering: Lowering, step_s: float, *, fold: bool) -> float:
         return 0.0
     more = plan.experts.imbalance * (1 + plan.experts.imbalance_sigma)
     busier = plan.copy_with(expert_imbalance=more)
-    inputs = (lowering.whole, lowering.asked, lowering.calibration, lowering.curves)
+    inputs = (lowering.full_cluster, lowering.given_stack, lowering.calibration, lowering.curves)
     return float(play(lower(lowering.model, busier, *inputs), fold=fold).step_s / step_s - 1)

@@ -75,7 +75,7 @@ def read_lengths(text: str) -> tuple[int, ...]:
         except ValueError:
             median, sigma = 0.0, -1.0
         if not (1 <= median <= 1e9 and 0 <= sigma <= 5):
-            raise InputError(Fault(place="--lengths", problem=f"{text!r} is no distribution", remedy=_EXAMPLE))
+            raise InputError.at("--lengths", f"{text!r} is no distribution", _EXAMPLE)
         normal = NormalDist()
         points = (normal.inv_cdf((index + 0.5) / _QUANTILES) for index in range(_QUANTILES))
         return tuple(max(1, min(round(exp(log(median) + sigma * point)), 2**30)) for point in points)
@@ -142,9 +142,9 @@ def _curve(plan: Plan, least: int, step_s: Callable[[Plan], float]) -> list[tupl
     """(length, step) where all sequences are as long, up to the plan's own length."""
     multiple = 2 * plan.cp * plan.tp
     found = sorted({min(plan.seq_len, ceil(share * plan.seq_len / multiple) * multiple) for share in _SHARES})
-    kept = [length for index, length in enumerate(found) if index + 1 == len(found) or found[index + 1] > least]
-    bare = plan.copy_with(document_len=None)
-    return [(length, step_s(bare.copy_with(seq_len=length))) for length in kept]
+    lengths = [length for index, length in enumerate(found) if index + 1 == len(found) or found[index + 1] > least]
+    unpacked = plan.copy_with(document_len=None)
+    return [(length, step_s(unpacked.copy_with(seq_len=length))) for length in lengths]
 
 
 def _between(points: Sequence[tuple[int, float]]) -> Callable[[int], float]:

@@ -149,7 +149,7 @@ class _Tally:
 
 
 def _links(cluster: Cluster) -> Iterator[NodeLink]:
-    """Both directions of a port are alike under collectives, so ports of a switch and NICs are told once."""
+    """Collectives load both directions of a port equally, so ports of a switch and NICs are listed once."""
     wiring = Wiring.of(cluster)
     if cluster.intra.shape == "switch":
         for gpu in range(cluster.gpus_per_node):

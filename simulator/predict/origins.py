@@ -40,21 +40,17 @@ def sources(lowering: Lowering) -> tuple[Source, ...]:
     tier = lowering.transfers.tier if lowering.transfers else None
     detail = f"{tier.name}: topologies/tiers" if tier and tier.name else "given"
     below = [Source(what="tiers", kind="datasheet", detail=detail)] if tier else []
+    model = f"{lowering.model.name}, {lowering.model.num_parameters:,} parameters"
+    software, known = f"{stack.name}{fitted}{_KNOWN[stack.known]}", "calibrated" if fitted else "assumed"
     return (
         *below,
         *_exceptions(lowering),
         *_assumptions(lowering),
-        Source(
-            what="model", kind="given", detail=f"{lowering.model.name}, {lowering.model.num_parameters:,} parameters"
-        ),
+        Source(what="model", kind="given", detail=model),
         Source(what="device", kind="datasheet", detail=device.name),
         Source(what="kernels", kind=calibration.kind, detail=_kernels_from(lowering)),
         Source(what="links", kind=_links_kind(lowering), detail=_links_detail(lowering)),
-        Source(
-            what="stack",
-            kind="calibrated" if fitted else "assumed",
-            detail=f"{stack.name}{fitted}{_KNOWN[stack.known]}",
-        ),
+        Source(what="stack", kind=known, detail=software),
     )
 
 
@@ -79,9 +75,9 @@ def _padding(lowering: Lowering) -> list[Source]:
     if factor < _PADDED:
         return []
     dealt = {"experts"} if plan.ep > 1 else {"experts", "rows_with_ep"}
-    whole = shard.experts is not None and shard.experts.cut_by in dealt
-    what, avoided = ("experts", "cutting rows") if whole else ("rows", "ep")
-    detail = f"{factor:.1f} x: shards hold whole {what}; dp_replicate or {avoided} avoids it"
+    by_expert = shard.experts is not None and shard.experts.cut_by in dealt
+    divided, avoided = ("experts", "cutting rows") if by_expert else ("rows", "ep")
+    detail = f"{factor:.1f} x: shards hold whole {divided}; dp_replicate or {avoided} avoids it"
     return [Source(what="padded shards", kind="assumed", detail=detail)]
 
 

@@ -53,7 +53,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindUse:
-    """What the GPUs of one kind do in a step, on a cluster whose GPUs differ. kind: in words, what differs.
+    """Time and memory of the GPUs of one kind, on a cluster with different GPUs. kind: the difference, as text.
 
     compute_s: of the busiest of them, with all that slows it; waiting_s: for others, a pipeline's bubble among it; the
     rest is communication and the host. memory, cause: of the fullest of them.

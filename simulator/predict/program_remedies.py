@@ -70,8 +70,8 @@ def _of_the_program(
     for every, which in ((2, "every second one"), (1, "each")):
         changed = checkpointed(capture, every)
         if changed is not None:
-            what = f"checkpoint {which} of its repeated modules (torch.utils.checkpoint)"
-            yield what, "", partial(predict, changed)
+            change = f"checkpoint {which} of its repeated modules (torch.utils.checkpoint)"
+            yield change, "", partial(predict, changed)
     tier = cluster.host_tier
     if tier is None:
         return
@@ -79,13 +79,13 @@ def _of_the_program(
     rates = [min(rate, tier.memory_bytes_per_s / ranks) for rate in (tier.d2h_bytes_per_s, tier.h2d_bytes_per_s)]
     changed, size = offloaded(capture, *rates), offloaded_bytes(capture)
     if changed is not None and ranks * size <= tier.memory_bytes:
-        what = f"keep what its repeated modules save in host memory ({format_bytes(size)} a rank)"
-        yield what, "", partial(predict, changed)
+        change = f"keep what its repeated modules save in host memory ({format_bytes(size)} a rank)"
+        yield change, "", partial(predict, changed)
     update, changed = update_of(capture), optimizer_in_host(capture, tier, ranks)
     size = sum(update[1:]) if update else 0
     if changed is not None and ranks * size <= tier.memory_bytes:
-        what = f"keep the optimizer and its state in host memory ({format_bytes(size)} a rank)"
-        yield what, "", partial(predict, changed)
+        change = f"keep the optimizer and its state in host memory ({format_bytes(size)} a rank)"
+        yield change, "", partial(predict, changed)
 
 
 def _larger_gpus(found: Prediction, capture: Capture, cluster: Cluster, predict: Predict) -> Iterator[_Tried]:
@@ -111,16 +111,21 @@ def _fitting(changes: Iterable[_Tried], found: Prediction) -> Iterator[Remedy]:
         except InputError:
             continue
         if one is not None:
-            yield Remedy(
-                change=change,
-                plan={},
-                environment=environment,
-                num_devices=one.num_devices,
-                tokens_per_step=found.tokens_per_step,
-                step_s=one.step_s,
-                cost=one.step_s / found.step_s,
-                peak_allocated_bytes=one.memory.peak_allocated_bytes,
-                peak_reserved_bytes=one.memory.peak_reserved_bytes,
-                used_bytes=one.memory.used_bytes,
-                changes_numerics=False,
-            )
+            yield _remedy(change, environment, one, found)
+
+
+def _remedy(change: str, environment: str, one: Prediction, found: Prediction) -> Remedy:
+    """A change of which `one` is the prediction, beside the program as it is."""
+    return Remedy(
+        change=change,
+        plan={},
+        environment=environment,
+        num_devices=one.num_devices,
+        tokens_per_step=found.tokens_per_step,
+        step_s=one.step_s,
+        cost=one.step_s / found.step_s,
+        peak_allocated_bytes=one.memory.peak_allocated_bytes,
+        peak_reserved_bytes=one.memory.peak_reserved_bytes,
+        used_bytes=one.memory.used_bytes,
+        changes_numerics=False,
+    )

@@ -31,9 +31,9 @@ def sources_of(capture: Capture, scripts: Mapping[int, CapturedScript]) -> list[
         answers |= Counter(one.answers)
     for each in scripts.values():
         unpriced, unmodelled = unpriced + each.unpriced, unmodelled + each.unmodelled
-    for what, times in sorted(answers.items()):
+    for question, times in sorted(answers.items()):
         found.append(
-            Source(what="answered", kind="assumed", detail=f"{what}{f' ({times} times)' if times > 1 else ''}")
+            Source(what="answered", kind="assumed", detail=f"{question}{f' ({times} times)' if times > 1 else ''}")
         )
     for counts, how in (unpriced, "priced by its bytes"), (unmodelled, "no cost model: takes no time here"):
         for name, count in sorted(counts.items()):

@@ -132,7 +132,7 @@ class Chain(NamedTuple):
 
 
 class Ops(Sequence[ProgramOp]):
-    """The ops of a program that has chains, which are taken apart when somebody asks for an op."""
+    """The ops of a program with chains; a chain is expanded when one of its ops is accessed."""
 
     def __init__(self, runs: Sequence[Chain | ProgramOp]) -> None:
         self.runs = runs

@@ -102,7 +102,7 @@ class Timeline:
 
     @cached_property
     def _computing(self) -> dict[str | None, list[Interval]]:
-        """By program, when the compute stream is occupied, as far as somebody asked."""
+        """Busy intervals of the compute stream by program, cached."""
         return {}
 
     def breakdown(self, program: str | None = None) -> dict[str, Number]:

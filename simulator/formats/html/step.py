@@ -70,7 +70,7 @@ def _memory(prediction: Prediction, history: History | None) -> dict[str, Any] |
     width = -(-len(samples) // MOST_MOMENTS)
     stretches = [range(start, min(start + width, len(samples))) for start in range(0, len(samples), width)]
     shown = live_bytes(history, MOST_MOMENTS) if history is not None else None
-    whole = shown is not None and _agrees(shown, prediction)
+    complete = shown is not None and _agrees(shown, prediction)
     at = [max(each, key=lambda one: samples[one].allocated_bytes) for each in stretches]
     labels = list(dict.fromkeys(samples[one].label for one in at))
     places = {label: index for index, label in enumerate(labels)}
@@ -81,8 +81,8 @@ def _memory(prediction: Prediction, history: History | None) -> dict[str, Any] |
         "label": [places[samples[one].label] for one in at],
         "allocated": [samples[one].allocated_bytes for one in at],
         "reserved": [max(samples[one].reserved_bytes for one in each) for each in stretches],
-        "categories": shown.by_category if shown is not None and whole else {},
-        "phases": [[moment, *phase] for moment, phase in shown.phases] if shown is not None and whole else [],
+        "categories": shown.by_category if shown is not None and complete else {},
+        "phases": [[moment, *phase] for moment, phase in shown.phases] if shown is not None and complete else [],
         "outside": prediction.memory.outside_torch_bytes,
         "capacity": prediction.memory.capacity_bytes,
     }

@@ -40,7 +40,7 @@ _AGAIN: Final = "capture the program again"
 
 
 def kind_of(path: Path) -> Literal["packed", "script", "other"]:
-    """What a file that may be a program holds: something gzipped, as a capture is, Python, or something else, as a study is.
+    """The kind of a file: gzipped (a capture), Python source, or other (a study).
 
     A study with a mistake must never run as Python, of which `name = word` is: so that a file is a script without being
     called one, it has to import or define something. What cannot be read is what its name says.
@@ -92,7 +92,7 @@ def write_capture(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON holds
-    """What the file's JSON says. Raises InputError with every fault."""
+    """Build a Capture from the file's JSON. Raises InputError with every fault."""
     if not isinstance(data, dict) or data.get("format") != "shardwise capture":
         raise InputError.at(place, "no capture", "shardwise capture writes one")
     if data.get("version") not in (1, VERSION):
@@ -149,7 +149,7 @@ def _check_signatures(found: list[Any], place: str) -> None:
 
 
 def _tensors(value: list[Any]) -> Iterator[list[Any]]:
-    """What stands for tensors in the arguments and results of an operator."""
+    """Decode the tensors in the arguments and results of an operator."""
     left = [value]
     while left:
         one = left.pop()

@@ -34,6 +34,13 @@ _MAX_LINE_CHARS = 2**20
 _MAX_RECORD_LINES = 64
 
 
+class Spelling(NamedTuple):
+    """A header's names as ours, and what would be right instead of one that says too little."""
+
+    own: Callable[[Sequence[str]], list[str]]
+    advice: Callable[[str], str | None] = lambda _: None
+
+
 class Record(NamedTuple):
     """The cells of one record, or what is wrong with it. `line` is the physical line where it starts."""
 
@@ -43,11 +50,16 @@ class Record(NamedTuple):
 
 @contextmanager
 def open_table(
-    file: Path, columns: Sequence[str], required: Sequence[str], *, others: bool = False
+    file: Path,
+    columns: Sequence[str],
+    required: Sequence[str],
+    *,
+    others: bool = False,
+    spelled: Spelling | None = None,
 ) -> Iterator[tuple[list[str], Iterator[Record]]]:
     """The header's names and the records that follow; blank lines are left out. A .csv, or the same in gzip.
 
-    others: unknown columns are allowed. Raises TableError if the file cannot be read, is empty, or has a
+    others: unknown columns are allowed. spelled: their names as ours. Raises TableError if the file cannot be read, is empty, or has a
     header that lacks a required column, repeats one or has an unknown one.
     """
     with _open(file) as stream:
@@ -55,7 +67,7 @@ def open_table(
         first = next(records, None)
         if first is None:
             raise TableError.at(str(file), "is empty", "a header line, and lines with its columns")
-        header = _header(file, first.cells, columns, required, others=others)
+        header = _header(file, first.cells, columns, required, spelled or Spelling(list), others=others)
         yield header, (record for record in records if record.cells != [])
 
 
@@ -69,7 +81,7 @@ def header_names(file: Path) -> list[str]:
     return [] if first is None or isinstance(first.cells, str) else [name.strip() for name in first.cells]
 
 
-def until_hopeless(records: Iterable[Record], faults: Sequence[Fault]) -> Iterator[Record]:
+def until_too_many_faults(records: Iterable[Record], faults: Sequence[Fault]) -> Iterator[Record]:
     """The records, until so many of them had faults that more would not be read."""
     return itertools.takewhile(lambda _: len(faults) < _MOST_FAULTS, records)
 
@@ -111,7 +123,7 @@ def read_rows(
     id_column: str,
     unique: bool = True,
 ) -> Iterator[RowT | BadRow]:
-    """A table's records in order, each as row(line=…, **cells); others are a BadRow, and the rest goes on.
+    """A table's records in order, each as row(line=…, **cells); unreadable ones become a BadRow.
 
     path: a .csv, or the same compressed with gzip. parsers: of every column. never_blank: columns of which every record has
     a value. unique: a record that repeats an earlier one's id is a BadRow. Raises TableError if the file cannot be read, is
@@ -156,7 +168,7 @@ class WholeTable(Generic[RowT]):
         found: list[RowT] = []
         faults: list[Fault] = []
         with open_table(file, tuple(self.parsers), self.required) as (header, records):
-            for record in until_hopeless(records, faults):
+            for record in until_too_many_faults(records, faults):
                 row = parse_record(record, header, self.parsers, "")
                 faults += row.faults if isinstance(row, BadRow) else self._add(row, record.line, found)
                 if len(found) > self.most:
@@ -263,7 +275,13 @@ def _split(text: str) -> list[str] | str:
 
 
 def _header(
-    file: Path, cells: list[str] | str, columns: Sequence[str], required: Sequence[str], *, others: bool
+    file: Path,
+    cells: list[str] | str,
+    columns: Sequence[str],
+    required: Sequence[str],
+    spelled: Spelling,
+    *,
+    others: bool,
 ) -> list[str]:
     """The column names, checked all at once."""
     place = f"{file}: header"
@@ -273,10 +291,10 @@ def _header(
         c == "\0" or "\udc80" <= c <= "\udcff" for cell in cells for c in cell
     ):  # as bytes that do not decode are read
         raise TableError.at(place, "is not UTF-8 text", "save the table as UTF-8")
-    names = [c.strip() for c in cells]
+    names = spelled.own([c.strip() for c in cells])
     missing = [n for n in required if n not in names]
     faults = [
-        Fault(place=place, problem=f"unknown column {n!r}", remedy=nearest(n[:60], columns))
+        Fault(place=place, problem=f"unknown column {n!r}", remedy=spelled.advice(n) or nearest(n[:60], columns))
         for n in dict.fromkeys(names)
         if n not in columns and (missing or not others)  # one of them may be the missing one, misspelt
     ]
@@ -287,7 +305,9 @@ def _header(
     ]
     faults += [Fault(place=place, problem=f"column {n!r} is missing") for n in missing]
     if not set(names) & set(columns):
-        faults = [Fault(place=place, problem="the first line names no known column", remedy=", ".join(required))]
+        signs = [sign for sign in (";", "\t", "|") if sign in names[0]]
+        remedy = f"commas between columns, not {signs[0]!r}" if signs else ", ".join(required)
+        faults = [Fault(place=place, problem="the first line names no known column", remedy=remedy)]
     if faults:
         raise TableError(faults)
     return names
@@ -335,6 +355,18 @@ def number_cell(cell: str) -> float | None:
     if not (math.isfinite(value) and value > 0):
         raise CellError(f"{shown(cell)} is not a finite number above 0", "a decimal number, or blank if unknown")
     return value
+
+
+def pattern_cell(pattern: str, convert: Callable[[str], object], noun: str, remedy: str) -> Parser:
+    """A parser of what matches the pattern; None where blank."""
+    matches = re.compile(pattern).fullmatch
+
+    def parse(cell: str) -> object:
+        if cell and not matches(cell):
+            raise CellError(f"{shown(cell)} is not {noun}", remedy)
+        return convert(cell) if cell else None
+
+    return parse
 
 
 def one_of(*words: str, blank: object = "") -> Parser:

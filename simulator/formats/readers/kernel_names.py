@@ -32,14 +32,14 @@ def category_of(name: str) -> str:
     return next((category for category, pattern in _CATEGORIES if pattern.search(name)), "elementwise")
 
 
-def collective_of(name: str, asked: str = "") -> str | None:
+def collective_of(name: str, recorded_name: str = "") -> str | None:
     """The kind of collective that a kernel of a communication library is; None for other kernels.
 
     asked: what the program called, where the trace says so: all-to-all runs as NCCL's SendRecv.
     """
     if not _LIBRARIES.match(name):
         return None
-    for text in (asked, name):
+    for text in (recorded_name, name):
         for kind, pattern in _COLLECTIVES:
             if pattern.search(text):
                 return kind

@@ -265,7 +265,7 @@ def _memory_trace(events: Events, step: TracedStep | None) -> MemoryTrace | None
 
 
 def about(head: Mapping[str, Any]) -> dict[str, Any]:
-    """What the head of the file says about the job (simple values only)."""
+    """Scalar metadata of the job from the head of the file."""
     about: dict[str, Any] = {}
     devices = head.get("deviceProperties")
     if isinstance(devices, list):

@@ -67,7 +67,7 @@ class _Table:
             if len(self.faults) >= _MOST_FAULTS:
                 self.faults.append(Fault(place=f"{self.path}:{number}", problem="the lines behind it were not read"))
                 return
-        self.faults += self._whole()
+        self.faults += self._incomplete()
 
     def _lines(self) -> list[list[str]]:
         try:
@@ -124,7 +124,7 @@ class _Table:
             )
         return known, None
 
-    def _whole(self) -> Iterator[Fault]:
+    def _incomplete(self) -> Iterator[Fault]:
         """Ranks without a line, GPUs of several ranks and of none."""
         place, per_node = str(self.path), self.cluster.gpus_per_node
         if lacking := [rank for rank in range(self.cluster.num_devices) if rank not in self.rank_mapping]:
@@ -133,9 +133,9 @@ class _Table:
         for rank, gpu in sorted(self.rank_mapping.items()):
             ranks.setdefault(gpu, []).append(rank)
         ranks.pop(-1, None)
-        for gpu, held in sorted(ranks.items()):
-            if len(held) > 1:
-                problem = f"GPU {gpu % per_node} of node {gpu // per_node} has ranks {_listed(held)}"
+        for gpu, on_gpu in sorted(ranks.items()):
+            if len(on_gpu) > 1:
+                problem = f"GPU {gpu % per_node} of node {gpu // per_node} has ranks {_listed(on_gpu)}"
                 yield Fault(place=place, problem=problem, remedy="each GPU once")
         left = [gpu for gpu in range(self.cluster.num_devices) if gpu not in ranks]
         if left:

@@ -38,7 +38,7 @@ Progress = Callable[[int], None]
 
 
 def is_recording(path: Path) -> bool:
-    """Whether a file (or folder of them) is to be read as a recording, by what its beginning says; else by its name."""
+    """Whether a file or folder is a recording: by its first bytes, else by its name."""
     if path.is_dir() or path.name.endswith(chakra.SUFFIX) or is_nsight(path):
         return True
     head = _head(path)
@@ -98,9 +98,8 @@ def read_recording(path: Path, step: int | None = None, progress: Progress | Non
         return _of_device(path, events, head, step)
     if events.operators:
         return host_recording(path, events, head, step)
-    problem = f"none of its {events.num_seen:,} events is a kernel or an operator"
     remedy = "torch.profiler with ProfilerActivity.CPU and CUDA, exported by export_chrome_trace"
-    raise InputError.at(str(path), problem, remedy)
+    raise InputError.at(str(path), f"none of its {events.num_seen:,} events is a kernel or an operator", remedy)
 
 
 # -- what ran on a device

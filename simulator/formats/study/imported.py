@@ -20,21 +20,20 @@ from simulator.spec.model import Model
 PART: Final = ("gpus_per_node", "nvlink_domain_size")  # of a cluster that a job takes a part of
 
 
-def read_draft(asked: PlanFile, given: Collection[str]) -> Draft:
+def read_draft(file: PlanFile, given: Collection[str]) -> Draft:
     """The file's plan as far as it goes. given: what the command line states: Plan's fields, the model. Raises PlanError."""
-    if asked.form is not None and asked.form not in PLAN_FORMATS:
-        problem = f"{asked.form!r} is not a format"
-        remedy = nearest(asked.form, PLAN_FORMATS) or f"one of {', '.join(PLAN_FORMATS)}"
-        raise PlanError.at("--plan-format", problem, remedy)
+    if file.form is not None and file.form not in PLAN_FORMATS:
+        remedy = nearest(file.form, PLAN_FORMATS) or f"one of {', '.join(PLAN_FORMATS)}"
+        raise PlanError.at("--plan-format", f"{file.form!r} is not a format", remedy)
     variables, faults = {}, []
-    for text in asked.define:
+    for text in file.define:
         name, equals, value = text.partition("=")
         if not equals or not name:
             faults.append(Fault(place=f"--define {text}", problem="has no value", remedy="--define NAME=VALUE"))
         variables[name] = value
     if faults:
         raise PlanError(faults)
-    return read_plan(asked.path, asked.form, given, variables)
+    return read_plan(file.path, file.form, given, variables)
 
 
 def model_and_cluster(draft: Draft, flags: Mapping[str, str], *, keep: bool) -> dict[str, Any]:

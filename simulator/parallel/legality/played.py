@@ -15,14 +15,14 @@ from simulator.spec.plan.optimizers import OPTIMIZERS
 MAX_CPU_RANKS: Final = 4
 
 
-def _model_rule(where: str, what: str, there: Callable[[Played], bool]) -> PlayRule:
+def _model_rule(where: str, feature: str, there: Callable[[Played], bool]) -> PlayRule:
     """What the modules that are played do not have."""
     return PlayRule(
         where=where,
         at=lambda played: f"model {played.model.name}",
         fields=("seq_len",) if where == "global_every" else (),
         holds=lambda played: not there(played),
-        equation=f"{what} is not played",
+        equation=f"{feature} is not played",
         remedy="not needed for an answer: `shardwise predict` takes this model",
     )
 
@@ -62,7 +62,7 @@ _MODEL: Final = (
 
 
 def _in_mesh_order(plan: Plan) -> bool:
-    """The axes above 1 stand in the order of torch's device mesh."""
+    """The axes above 1 are in the order of torch's device mesh."""
     given = [axis for axis in plan.axis_order if getattr(plan, axis) > 1]
     return given == [axis for axis in AXES if getattr(plan, axis) > 1]
 

@@ -101,14 +101,14 @@ class Builder(Folder):
         """The compute op appended last."""
         return self._last_compute
 
-    def remember(self, what: str, unit: str, index: int, op: int | None) -> None:
+    def remember(self, action: str, unit: str, index: int, op: int | None) -> None:
         """`op` is what happened to a unit in a micro-batch."""
         if op is not None:
-            self._found[what, unit, index] = op
+            self._found[action, unit, index] = op
 
-    def found(self, what: str, unit: str, index: int) -> int | None:
+    def found(self, action: str, unit: str, index: int) -> int | None:
         """The op remembered, if any."""
-        return self._found.get((what, unit, index))
+        return self._found.get((action, unit, index))
 
     def transfer(self, label: str, kind: str, amount: int, *after: int | None) -> int | None:
         """Append a transfer between tiers of `amount` bytes (on the CPU: elements) to its kind's own stream.
@@ -141,7 +141,7 @@ class Builder(Folder):
 
     @property
     def reads_loss(self) -> bool:
-        """The host waits for a micro-batch's loss before it goes on."""
+        """The host waits for a micro-batch's loss."""
         return self._fabric.stack.host.reads_loss
 
     @property
@@ -277,14 +277,14 @@ class Builder(Folder):
         """
         kind = pair, size_bytes, lane, tensors, in_turn
         if (found := self._messages.get(kind)) is None:  # thousands of messages have one cost, and one object is enough
-            way = f"{min(pair)} and {max(pair)}" if in_turn else f"{pair[0]} to {pair[1]}{lane}"
-            found = self._messages[kind] = f"nccl:pp {way}", self._peers.message(pair, size_bytes, tensors)
+            link = f"{min(pair)} and {max(pair)}" if in_turn else f"{pair[0]} to {pair[1]}{lane}"
+            found = self._messages[kind] = f"nccl:pp {link}", self._peers.message(pair, size_bytes, tensors)
         return self._joint(label, found[0], "send_recv", message, 2, found[1], size_bytes, *after)
 
     def all_reduce_stages(
         self, label: str, message: str, size_bytes: int, stages: tuple[int, ...], *after: int | None
     ) -> int:
-        """Append this stage's part of an all-reduce among the ranks that stand at the same place in `stages`."""
+        """Append this stage's part of an all-reduce among ranks at the same position in `stages`."""
         fabric = self._fabric
         shape = fabric.mesh.pair_shape(stages[0], stages[-1]) if len(stages) == 2 else fabric.mesh.group_shape("pp")
         cluster = fabric.on(self._peers.pair(stages))

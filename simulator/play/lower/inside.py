@@ -13,7 +13,7 @@ from simulator.play.lower.work import Work
 Exchanges = Counter[tuple[str, str, int]]  # (kind, role, bytes) -> how many
 
 
-class TellingBuilder(Builder):
+class RecordingBuilder(Builder):
     """Builds the same program. inside: of each compute op with any, its collectives."""
 
     def __init__(self, *inputs: Any) -> None:  # noqa: ANN401  as Builder has them

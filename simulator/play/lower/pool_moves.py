@@ -70,9 +70,9 @@ class Mover:
         if self.moves.ahead:
             gate = self._ends[-2:-1]
         found: list[int] = []
-        ways = sorted({(was, tier) for _, was, tier in changes}, key=lambda way: (way[1] == 0, way))
-        for was, tier in ways:  # what leaves first
-            keys = [key for key, *way in changes if tuple(way) == (was, tier)]
+        moves = sorted({(was, tier) for _, was, tier in changes}, key=lambda move: (move[1] == 0, move))
+        for was, tier in moves:  # what leaves first
+            keys = [key for key, *move in changes if tuple(move) == (was, tier)]
             after = [*gate, *found, *(self._used[key] for key in keys if key in self._used)]
             if kinds := self._way(was, tier):
                 found.append(self._move(keys, kinds, after, f"{'evict' if tier else 'fetch'} for {label}"))

@@ -1,4 +1,4 @@
-"""Recorded scripts as programs: measured times on the recording's own streams. Nothing is priced here, and no link is loaded."""
+"""Recorded scripts as programs: measured times on the recording's own streams, without a cost model or link loads."""
 
 from __future__ import annotations
 
@@ -79,15 +79,15 @@ class _Lowering:
         *,
         waits: bool = False,
     ) -> None:
-        kept = tuple((category, seconds) for category, seconds in parts if seconds)
+        nonzero = tuple((category, seconds) for category, seconds in parts if seconds)
         self._ops.append(
             Compute(
                 id=len(self._ops),
                 stream=stream,
                 after=after,
                 label=label,
-                duration_s=sum(seconds for _, seconds in kept),
-                parts=kept,
+                duration_s=sum(seconds for _, seconds in nonzero),
+                parts=nonzero,
                 host_s=host_s,
                 blocking=waits,
             )

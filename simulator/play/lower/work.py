@@ -151,12 +151,12 @@ def _makes_weights(op: Op, kernel: Kernel) -> bool:
 def without_weights(ops: Iterable[Op]) -> Iterator[Op]:
     """Backwards without the products of the weights' gradients; their collectives keep their places."""
     for op in ops:
-        kept = tuple(kernel for kernel in op.backward if not _makes_weights(op, kernel))
-        last = len(kept)
+        kernels = tuple(kernel for kernel in op.backward if not _makes_weights(op, kernel))
+        last = len(kernels)
         moved = tuple(
             replace(e, at=min(e.at, last), beside=min(e.beside, last - min(e.at, last))) for e in op.backward_exchanges
         )
-        yield replace(op, backward=kept, backward_exchanges=moved)
+        yield replace(op, backward=kernels, backward_exchanges=moved)
 
 
 def only_weights(ops: Iterable[Op]) -> Iterator[Op]:

@@ -84,7 +84,7 @@ class Deviation(Strict):
 
     @property
     def words(self) -> str:
-        """The nodes or GPUs, and what differs, in words."""
+        """The nodes or GPUs and their difference, as text."""
         who = f"nodes {self.nodes}" + (f" GPUs {self.gpus}" if self.gpus is not None else "")
         stated = {name: getattr(self, name) for name in _STATES if getattr(self, name) is not None}
         return f"{who}: " + ", ".join(f"{name} = {_shown(name, value)}" for name, value in stated.items())
@@ -118,7 +118,7 @@ class GpuKind:
         return f"{self.device} with {format_bytes(self.free_bytes)} free" if self.free_bytes else self.device
 
     def unlike(self, usual: GpuKind) -> str:
-        """What differs from the usual kind, in words; "all others" for the usual one itself."""
+        """The difference from the usual kind, as text; "all others" for the usual one."""
         differing = [name for name in _OF_A_KIND if getattr(self, name) != getattr(usual, name)]
         return ", ".join(f"{name} = {_shown(name, getattr(self, name))}" for name in differing) or "all others"
 
@@ -252,8 +252,8 @@ def _reach(one: Mapping[str, object], data: Mapping[str, object], where: str) ->
             if dash and int(last) < int(first):
                 yield Fault(place=f"{where}.{name}", problem=f"{part.strip()} ends before it begins")
             elif int(last or first) >= total:
-                what = "node" if name == "nodes" else "GPU of a node"
-                problem = f"{part.strip()} is beyond the last {what}, {total - 1}"
+                noun = "node" if name == "nodes" else "GPU of a node"
+                problem = f"{part.strip()} is beyond the last {noun}, {total - 1}"
                 yield Fault(place=f"{where}.{name}", problem=problem, remedy=f"0 to {total - 1}" if total > 1 else "0")
 
 

@@ -1,4 +1,4 @@
-"""The usual machine of a GPU, for tables that state a GPU and little else. The rules stand in the cluster file's docs."""
+"""The typical machine of a GPU, for tables that state little more than the GPU. The rules are in the cluster file's docs."""
 
 from __future__ import annotations
 
@@ -144,8 +144,8 @@ def _intra(intra: Mapping[str, Any], kind: str | None, gpus: int, usual: int) ->
         shape = "pcie" if kind.startswith("pcie") else "switch"
         return {**intra, "kind": kind, "shape": shape, "bytes_per_s": _ONE_WAY[kind], "edges": ()}
     if intra["edges"]:
-        kept = tuple(edge for edge in intra["edges"] if max(edge["src"], edge["dst"]) < gpus)
-        return {**intra, "edges": kept} if kept else {**intra, "shape": "mesh", "edges": ()}
+        edges = tuple(edge for edge in intra["edges"] if max(edge["src"], edge["dst"]) < gpus)
+        return {**intra, "edges": edges} if edges else {**intra, "shape": "mesh", "edges": ()}
     if intra["shape"] == "mesh" and gpus > 1:  # a pair's cable stays what it is
         return {**intra, "bytes_per_s": intra["bytes_per_s"] * (gpus - 1) / (usual - 1)}
     return dict(intra)

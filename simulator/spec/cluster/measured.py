@@ -1,4 +1,4 @@
-"""What a network really gives: bus bandwidths that somebody measured, by collective, node count and message size.
+"""Measured bus bandwidths of a network, by collective, node count and message size.
 
 Bus bandwidth is nccl-tests' (doc/PERFORMANCE.md): a call of S bytes over n ranks takes factor(n) × S over it, with sizes as
 nccl-tests counts them. docs/reference/cluster-file.md has the forms in which a file may say it.

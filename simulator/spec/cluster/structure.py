@@ -59,8 +59,7 @@ def _edge_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
         if src == dst:
             yield Fault(place=where, problem=f"joins GPU {src} to itself", remedy="src ≠ dst")
         if gpus is not None and max(src, dst) >= gpus:
-            problem = f"names GPU {max(src, dst)}; there are {gpus}"
-            yield Fault(place=where, problem=problem, remedy=f"0 to {gpus - 1}")
+            yield Fault(place=where, problem=f"names GPU {max(src, dst)}; there are {gpus}", remedy=f"0 to {gpus - 1}")
         directions = {(src, dst)} | ({(dst, src)} if edge.get("both_ways", True) else set())
         if directions & seen:
             yield Fault(place=where, problem=f"joins {src} and {dst} a second time", remedy="one edge with the sum")

@@ -159,7 +159,7 @@ def _assumed(row: CollectiveRow, network: tuple[str, bool] | None, cluster: Clus
 
 @cache
 def _software(version: str, algorithm: str, protocol: str, notes: str, *, logged: bool) -> Nccl:
-    """NCCL as the columns and the notes set it up. What a log says is not what was asked for."""
+    """NCCL as the columns and the notes configure it; what a log reports is a result, not a setting."""
     given = {name: value for name, value in _ASSIGNED.findall(notes) if value.lower() != _UNSET}
     for pattern, settings in _SETTINGS:
         if re.search(pattern, notes):

@@ -1,4 +1,4 @@
-"""Judging: every row of a table predicted and held against its measurement. A row may fail; the table goes on."""
+"""Evaluation: every row of a table predicted and compared with its measurement. A failing row does not stop the table."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from simulator.base.processes import mapped
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.predict import Prediction, predict
 from simulator.studies.backtest import memory_rows
+from simulator.studies.backtest.blanks import filled_rows, filled_words, states_recompute
 from simulator.studies.backtest.measured import MEMORY_FIGURES, memory_bytes
 from simulator.studies.backtest.outcome import Progress, RefusedError, RowOutcome, gathered, judged
 from simulator.studies.backtest.report import BacktestReport, make_report
 from simulator.studies.backtest.resolve import Run, resolve
 from simulator.studies.backtest.rows import BadRow, CollectiveRow, MemoryRow, RunRow, ServingRow, Table
 from simulator.studies.backtest.unstated import also, beyond, counted_otherwise
-from simulator.studies.backtest.ways import as_words, states_recompute, ways_of
 from simulator.studies.backtest.work import measured_step_s, work_of
 from simulator.work.ops import build_blocks
 
@@ -84,7 +84,7 @@ class Variant:
 class Answer:
     """A row's prediction: the way to fill its blanks, all that may have run, whether it fits, and what that hangs on."""
 
-    way: Variant
+    variant: Variant
     spanned: tuple[Variant, ...]
     fits: bool | None
     hangs_on: str
@@ -92,19 +92,19 @@ class Answer:
 
 def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
     """What is predicted in the first way that fits, or in the last; the interval spans all that may have run."""
-    told = answer(row)
-    run, prediction = told.way.run, told.way.prediction
-    low_s, high_s = _interval(told.way, told.spanned)
+    found = answer(row)
+    run, prediction = found.variant.run, found.variant.prediction
+    low_s, high_s = _interval(found.variant, found.spanned)
     return replace(
         start,
         status="calibration" if row.id in run.stack.fitted.calibration_runs else "ok",
-        predicted_step_s=told.way.seconds(prediction.step_s),
+        predicted_step_s=found.variant.seconds(prediction.step_s),
         low_step_s=low_s,
         high_step_s=high_s,
         measured_step_s=measured_step_s(run),
         predicted_memory_bytes=memory_figure(run, prediction.memory),
-        fits=told.fits,
-        open=told.hangs_on,
+        fits=found.fits,
+        open=found.hangs_on,
         work=work_of(run),
         unmodelled=run.unmodelled,
     )
@@ -113,18 +113,21 @@ def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
 def answer(row: RunRow) -> Answer:
     """What is predicted for a row. Raises InputError or RefusedError."""
     variants = _variants(row)
-    fitting = [way for way in variants if way.prediction.fits]
-    way = (fitting or variants[-1:])[0]
+    fitting = [variant for variant in variants if variant.prediction.fits]
+    variant = (fitting or variants[-1:])[0]
     if len(variants) == 1:
-        fits, hangs_on, spanned = _verdict(way, stated=states_recompute(row))
+        fits, hangs_on, spanned = _verdict(variant, stated=states_recompute(row))
     else:
-        (fits, hangs_on), spanned = _open_verdict(way, variants, fitting), [*_may_have_run(variants, way)] or [way]
-    return Answer(way, (*spanned, *_played(also(way.run.row, way.run.stack))), fits, hangs_on)
+        (fits, hangs_on), spanned = (
+            _open_verdict(variant, variants, fitting),
+            [*_may_have_run(variants, variant)] or [variant],
+        )
+    return Answer(variant, (*spanned, *_played(also(variant.run.row, variant.run.stack))), fits, hangs_on)
 
 
-def _interval(way: Variant, spanned: Sequence[Variant]) -> tuple[float, float]:
+def _interval(variant: Variant, spanned: Sequence[Variant]) -> tuple[float, float]:
     """The 90 % interval of a row's step in seconds, by all the ways that may have run."""
-    run, middle = way.run, way.seconds(way.prediction.step_s)
+    run, middle = variant.run, variant.seconds(variant.prediction.step_s)
     low = min(each.seconds(each.prediction.low_s) for each in spanned)
     high = max(each.seconds(each.prediction.high_s) for each in spanned)
     if run.unmodelled:
@@ -136,7 +139,7 @@ def _interval(way: Variant, spanned: Sequence[Variant]) -> tuple[float, float]:
 def _variants(row: RunRow) -> list[Variant]:
     """Every way to fill the row that a plan can express. Raises what the first one does if there is none."""
     refused = list[Exception]()
-    found = list(_played(ways_of(row), refused))
+    found = list(_played(filled_rows(row), refused))
     if not found:
         raise refused[0]
     return found
@@ -161,40 +164,40 @@ def _nearly_fits(one: Variant) -> bool:
     return one.prediction.fits or memory.used_bytes <= _NEARLY * memory.capacity_bytes
 
 
-def _may_have_run(variants: Sequence[Variant], way: Variant) -> Iterator[Variant]:
+def _may_have_run(variants: Sequence[Variant], variant: Variant) -> Iterator[Variant]:
     """Ways that nearly fit, and those that differ from what is predicted in recomputation alone.
 
     Between the two lie others that a run can take: some layers recomputed, some tensors kept, as every framework offers.
     """
     for each in variants:
-        if _nearly_fits(each) or replace(each.run.row, act_ckpt=way.run.row.act_ckpt) == way.run.row:
+        if _nearly_fits(each) or replace(each.run.row, act_ckpt=variant.run.row.act_ckpt) == variant.run.row:
             yield each
 
 
-def _open_verdict(way: Variant, variants: Sequence[Variant], fitting: Sequence[Variant]) -> tuple[bool | None, str]:
+def _open_verdict(variant: Variant, variants: Sequence[Variant], fitting: Sequence[Variant]) -> tuple[bool | None, str]:
     """Whether a row that is open in several ways fits: in all, in none, or in some of them (None)."""
     rows = [each.run.row for each in variants]
-    taken = f"predicted with {as_words(way.run.row, rows)}, which the row does not state"
+    taken = f"predicted with {filled_words(variant.run.row, rows)}, which the row does not state"
     if not fitting:
         return False, taken
     more = f"; {len(fitting)} of {len(variants)} ways to fill it fit"
     return (True if len(fitting) == len(variants) else None), taken + more
 
 
-def _verdict(way: Variant, *, stated: bool) -> tuple[bool | None, str, list[Variant]]:
+def _verdict(variant: Variant, *, stated: bool) -> tuple[bool | None, str, list[Variant]]:
     """Whether it fits, what that hangs on, and ways that may have run.
 
     Where a row does not say what was recomputed, all that could be may be.
     """
-    run, prediction = way.run, way.prediction
+    run, prediction = variant.run, variant.prediction
     if prediction.fits or stated or run.plan.recompute.mode == "full":
-        return prediction.fits, "", [way]
+        return prediction.fits, "", [variant]
     plan = run.plan.copy_with(recompute="full")
     least = predict(run.model, plan, run.cluster, stack=run.stack)
     if not least.fits:
-        return False, "", [way]
+        return False, "", [variant]
     hangs_on = f"recomputation is not stated: too much with {run.plan.recompute.mode}, fits with full"
-    return None, hangs_on, [way, Variant(replace(run, plan=plan), least)]
+    return None, hangs_on, [variant, Variant(replace(run, plan=plan), least)]
 
 
 def memory_figure(run: Run, fullest: MemoryUse) -> int:

@@ -94,9 +94,9 @@ def _inexpressible(row: MemoryRow) -> Iterator[tuple[str, str]]:
         yield "autocast over sharded parameters", f"amp = {row.amp}"
     if not sharded and row.amp == "none" and row.store_dtype != row.param_dtype:
         yield "whole parameters in two dtypes", f"store_dtype = {row.store_dtype}, param_dtype = {row.param_dtype}"
-    wanted = _attention(row)
-    if row.attn not in ("", wanted):
-        yield "another attention kernel", f"attn = {row.attn}, on {row.device} in {_compute(row)} it is {wanted}"
+    kernel = _attention(row)
+    if row.attn not in ("", kernel):
+        yield "another attention kernel", f"attn = {row.attn}, on {row.device} in {_compute(row)} it is {kernel}"
 
 
 def _attention(row: MemoryRow) -> str:

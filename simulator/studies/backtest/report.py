@@ -68,7 +68,7 @@ def _row(outcome: RowOutcome) -> dict[str, Any]:
 def make_report(
     table: str, outcomes: Sequence[RowOutcome], *, interrupted: bool = False, unread: Sequence[str] = ()
 ) -> BacktestReport:
-    """Group and score. Groups stand in the order of (source, GPU, precision); bad rows belong to none."""
+    """Group and score. Groups are sorted by (source, GPU, precision); bad rows are in none."""
     grouped: dict[GroupKey, list[RowOutcome]] = {}
     for outcome in outcomes:
         if outcome.status != "bad":

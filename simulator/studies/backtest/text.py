@@ -91,7 +91,7 @@ def _counted(title: str, counts: Counter[str]) -> Iterator[str]:
 
 
 def unread(report: BacktestReport) -> Iterator[str]:
-    """Columns, and words of rows, that nobody knows: they are left out, the rest of the table stands."""
+    """Unknown columns, and unknown words of rows; both are ignored."""
     for column in report.unread:
         yield f"Column not read: {column}"
     counts = Counter(word for outcome in report.outcomes for word in outcome.unread)

@@ -97,12 +97,12 @@ def follow(
         fitting = [
             one for nodes, one in sizes.items() if nodes <= offer.nodes and offer.price_per_gpu_hour <= most_price
         ]
-        wanted = max(fitting, key=lambda one: one.tokens_per_s, default=None)
-        if wanted != size:
+        best = max(fitting, key=lambda one: one.tokens_per_s, default=None)
+        if best != size:
             if size is not None:
                 down_s = _leave(found, size, taken=offer.nodes < size.nodes, saved=notice_s >= size.written_s > 0)
-            down_s += wanted.restart_s if wanted is not None and found.seconds["training"] else 0.0
-            size = wanted
+            down_s += best.restart_s if best is not None and found.seconds["training"] else 0.0
+            size = best
         down_s = _stay(found, size, offer.price_per_gpu_hour, length_s, down_s, tokens)
         if found.days is not None:
             break

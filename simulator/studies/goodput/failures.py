@@ -78,7 +78,7 @@ PRESETS: Final = {"llama3": _llama3, "none": tuple[Cause]}
 
 
 class Failures(Strict):
-    """`[run.failures]`: a preset's causes, and causes of one's own beside them."""
+    """`[run.failures]`: a preset's causes, and user-defined ones."""
 
     preset: str = Field(
         default="llama3",

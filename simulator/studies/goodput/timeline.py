@@ -89,7 +89,7 @@ class _Draws:
 
 
 def expected_interruptions(conditions: Conditions) -> float:
-    """How often one run is interrupted, about: as often as it is trained anew, times the restarts each time needs.
+    """Approximate number of interruptions of one run: repeats of training, times the restarts of each.
 
     Of exponential failures, e^(R/M) restarts of length R are begun for one that is not interrupted, and work is done
     M (e^(τ/M) − 1)/τ times until it is saved, M of those that strike without notice (Daly 2006, section 3).

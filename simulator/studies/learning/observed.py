@@ -21,11 +21,11 @@ from simulator.spec.calibration.collective_curves import LinkCurves, default_cur
 from simulator.spec.calibration.learned import NAMES, Values, on_links, on_stack, speeds
 from simulator.spec.calibration.likeness import Point, point_of
 from simulator.spec.software.stack import Stack
+from simulator.studies.backtest.blanks import filled_rows
 from simulator.studies.backtest.measured import NoStepTimeError
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.resolve import Run, resolve, with_attention
 from simulator.studies.backtest.rows import RunRow
-from simulator.studies.backtest.ways import ways_of
 from simulator.studies.backtest.work import measured_step_s
 
 Array = NDArray[np.float64]
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A run that can be predicted again under other coefficients, and the seconds that it took (0: nobody measured it)."""
+    """A run that can be predicted again under other coefficients, and its measured seconds (0: not measured)."""
 
     run: Run
     measured_s: float
@@ -129,12 +129,12 @@ def _observed(row: RunRow) -> Observed:
     """The row in the first way to fill its blanks that fits the device. Raises RefusedError, or InputError."""
     first: InputError | RefusedError | None = None
     last: Observed | None = None
-    ways = ways_of(row)
-    for way in ways:
+    rows = filled_rows(row)
+    for filled in rows:
         try:
-            run = resolve(way)
+            run = resolve(filled)
             last = as_run(run, measured_step_s(run) or 0.0)
-            if len(ways) == 1 or last.fits:
+            if len(rows) == 1 or last.fits:
                 break
         except (InputError, RefusedError) as exc:
             first = first or exc
@@ -146,7 +146,7 @@ def _observed(row: RunRow) -> Observed:
 
 
 def on_one_stack(runs: Sequence[Observed]) -> list[Observed]:
-    """Runs of software that nobody described, on the generic stack that most of them get: one program is one stack.
+    """Runs of undescribed software, all on the generic stack that most of them have: one program is one stack.
 
     Compiled runs and others are two. A plan that the stack cannot run keeps its own.
     """

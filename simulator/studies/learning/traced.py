@@ -42,12 +42,12 @@ class Traced(Observed):
 
     @override
     def taken(self, lowering: Lowering, played: SimulatedStep) -> Step:
-        """The category alone: its slope is 1, and that of everything alike."""
-        whole = step_of(lowering, played, self.run.time_factor)
+        """The category alone: its slope and that of all time are 1."""
+        full_step = step_of(lowering, played, self.run.time_factor)
         names = ("software", self.category)
         slopes = np.array([float(name in names) for name in NAMES])
         seconds = predicted(played.breakdown)[self.category] * self.run.time_factor
-        return Step(seconds, slopes, whole.prior, math.hypot(_SCATTER, whole.scatter), whole.described)
+        return Step(seconds, slopes, full_step.prior, math.hypot(_SCATTER, full_step.scatter), full_step.described)
 
 
 def traced(runs: list[Observed], traces: Mapping[str, Recording]) -> Iterator[Traced]:

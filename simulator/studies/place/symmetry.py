@@ -24,12 +24,12 @@ def equal_gpus(cluster: Cluster) -> tuple[int, ...]:
     """For each GPU of a node, the first GPU that is equivalent to it."""
     found: list[int] = []
     for gpu in range(cluster.gpus_per_node):
-        first = (other for other in dict.fromkeys(found) if _are_twins(cluster, other, gpu))
+        first = (other for other in dict.fromkeys(found) if _are_interchangeable(cluster, other, gpu))
         found.append(next(first, gpu))
     return tuple(found)
 
 
-def _are_twins(cluster: Cluster, a: int, b: int) -> bool:
+def _are_interchangeable(cluster: Cluster, a: int, b: int) -> bool:
     wiring = Wiring.of(cluster)
     if wiring.socket(a) != wiring.socket(b) or wiring.switch(a) != wiring.switch(b):
         return False

@@ -16,15 +16,15 @@ WIDTH = 150
 
 def enough_text(found: Front, days: float) -> str:
     """How many GPUs end the run in time."""
-    size, sure = found.enough(days)
+    size, certain = found.enough(days)
     if size is None:
         return f"No size that was searched ends the run in {days:g} days: --nodes with larger ones."
     text = (
         f"{_size(size)} end the run in {days:g} days: {size.run_days:,.1f} days, {size.high_days:,.1f} at the upper end"
     )
-    if sure is size:
+    if certain is size:
         return f"{text}."
-    return f"{text}; {_size(sure)} surely do." if sure else f"{text}; no size that was searched surely does."
+    return f"{text}; {_size(certain)} surely do." if certain else f"{text}; no size that was searched surely does."
 
 
 def _size(row: FrontRow) -> str:

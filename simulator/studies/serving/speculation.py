@@ -33,7 +33,7 @@ def held_besides(model: Model, plan: InferencePlan, shard: StageShard) -> tuple[
     if plan.speculative == "draft" and plan.draft_model is not None:
         (draft,) = stage_shards(Model.load(plan.draft_model), draft_plan(plan))
         return weight_bytes(draft, plan), kv_bytes_per_token(draft, plan)
-    if plan.speculative == "mtp":
+    if plan.guesses_by_a_layer:
         # one layer as the last, and the product that joins the last state with the new token's embedding; tables are shared
         layer = shard.part.model_copy(update={"num_layers": 1, "chunks": (shard.layers[-1:],)})
         narrow = sum(prod(shape) for _, shape in layer.parameter_shapes(layer.layer_kinds[-1]))
@@ -44,11 +44,11 @@ def held_besides(model: Model, plan: InferencePlan, shard: StageShard) -> tuple[
 
 
 def speculation_faults(plan: InferencePlan, model: Model) -> list[Fault]:
-    """What a plan says of guesses that does not go together."""
+    """Faults of a plan's speculative decoding."""
     given = {name for name in ("draft_tokens", "acceptance", "draft_model") if name in plan.model_fields_set}
     if plan.speculative == "none":
         given -= {name for name in given if getattr(plan, name) in (None, InferencePlan.model_fields[name].default)}
-        remedy = 'speculative = "draft", "mtp" or "ngram", or leave it out'
+        remedy = 'speculative = "draft", "eagle", "mtp" or "ngram", or leave it out'
         return [
             Fault(place=f"inference: {name}", problem=f"{getattr(plan, name)!r}, and nothing is guessed", remedy=remedy)
             for name in sorted(given)
@@ -64,7 +64,7 @@ def speculation_faults(plan: InferencePlan, model: Model) -> list[Fault]:
         faults.append(Fault(place="inference: speculative", problem=problem, remedy="pp = 1"))
     if plan.speculative == "mtp" and not model.mtp_layers:
         problem = f"{model.name} has no module of multi-token prediction"
-        faults.append(Fault(place="inference: speculative", problem=problem, remedy='"draft" or "ngram"'))
+        faults.append(Fault(place="inference: speculative", problem=problem, remedy='"draft", "eagle" or "ngram"'))
     return [*faults, *_draft_faults(plan, model)]
 
 

@@ -134,7 +134,7 @@ class ServingSearch:
 
 
 def degrees_given(plan: InferencePlan) -> dict[str, tuple[Any, ...]]:
-    """Degrees that somebody set in the plan: a search keeps them."""
+    """Degrees set in the plan, which a search keeps."""
     return {name: (getattr(plan, name),) for name in DEGREES if name in plan.model_fields_set}
 
 

@@ -136,9 +136,9 @@ def _optimizer(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
     """A fused update reads parameters, gradients and states, and writes all but the gradients."""
     large = [one for one in tensors(p) if one.numel > 1]
     count = max(1, sum(one.numel > 1 for one in tensors(p[0])))
-    read, kept = (sum(one.num_bytes for one in each) for each in (large, (*large[:count], *large[2 * count :])))
+    read, written = (sum(one.num_bytes for one in each) for each in (large, (*large[:count], *large[2 * count :])))
     launches = -(-count // _TENSORS_PER_LAUNCH)
-    kernel = Stream(op="optimizer", read_bytes=read, write_bytes=kept, launches=launches)
+    kernel = Stream(op="optimizer", read_bytes=read, write_bytes=written, launches=launches)
     return Priced(category="optimizer", kernels=(kernel,))
 
 
@@ -153,8 +153,8 @@ def _copy(p: Args, named: Args, made: list[CapturedTensor]) -> Priced:
         return Priced(category="copies", kernels=())
     if not source.on_gpu or not made:
         pinned = bool(dict(named).get("non_blocking", into and p[2:3] == (True,)))
-        way: Literal["h2d", "d2h", "pageable"] = "pageable" if not pinned else "d2h" if source.on_gpu else "h2d"
-        copied = (Stated(num_bytes=source.num_bytes, over=way),) if source.num_bytes else ()
+        link: Literal["h2d", "d2h", "pageable"] = "pageable" if not pinned else "d2h" if source.on_gpu else "h2d"
+        copied = (Stated(num_bytes=source.num_bytes, over=link),) if source.num_bytes else ()
         return Priced(category="offload", kernels=copied, waits=not pinned)
     target = made[0]
     op: StreamOp = "copy"
@@ -174,10 +174,10 @@ def _join(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
 
 def _put_back(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     """The gradient of a part: zeros as large as the whole, and the part copied in (torch 2.13, native/TensorShape.cpp)."""
-    part, whole, dim = p[0], made[0], p[2]
-    op: StreamOp = "strided" if prod(whole.shape[:dim]) > 1 or not part.is_dense else "copy"
-    copied = _of(op, part.num_bytes, part.numel * whole.item_bytes, part.numel)
-    kernels = (_of("memset", 0, whole.num_bytes, 0), copied)
+    part, target, dim = p[0], made[0], p[2]
+    op: StreamOp = "strided" if prod(target.shape[:dim]) > 1 or not part.is_dense else "copy"
+    copied = _of(op, part.num_bytes, part.numel * target.item_bytes, part.numel)
+    kernels = (_of("memset", 0, target.num_bytes, 0), copied)
     return Priced(category="elementwise", kernels=tuple(one for one in kernels if one.num_bytes))
 
 

@@ -22,7 +22,7 @@ Way = tuple[int, int, int]  # sender, receiver, number of the group
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Captured ranks that exchange messages, ascending; each stands for `num_ranks` of the job."""
+    """Captured ranks that exchange messages, ascending; each represents `num_ranks` of the job."""
 
     captures: tuple[Capture, ...]
     num_ranks: int
@@ -90,9 +90,9 @@ def _message_faults(captures: Sequence[Capture]) -> Iterator[Fault]:
     for one in captures:
         for event in _steady(one):
             if event[0] == Kind.MESSAGE and event[4] in there:
-                _, _, way, group, peer, size, *_ = event
-                ends = (peer, one.rank) if way else (one.rank, peer)
-                (received if way else sent)[*ends, group].append(size)
+                _, _, pair, group, peer, size, *_ = event
+                ends = (peer, one.rank) if pair else (one.rank, peer)
+                (received if pair else sent)[*ends, group].append(size)
     for both in sorted(sent.keys() | received.keys()):
         for number, (out, back) in enumerate(zip_longest(sent[both], received[both])):
             if out != back:
@@ -180,11 +180,11 @@ class Meetings:
         self._counts[group,] += 1
         return f"group {group}, {self._counts[group,]}", self._members[group]
 
-    def message(self, way: int, group: int, peer: int) -> tuple[str, str] | None:
+    def message(self, pair: int, group: int, peer: int) -> tuple[str, str] | None:
         """What the next message to or from a rank is called, and its role; None where that rank is not captured."""
         if peer not in self._there:
             return None
-        both = (peer, self._rank) if way else (self._rank, peer)
+        both = (peer, self._rank) if pair else (self._rank, peer)
         self._counts[*both, group] += 1
         return (
             f"{both[0]} to {both[1]} in {group}, {self._counts[*both, group]}",

@@ -74,9 +74,9 @@ def stepped_numels(model: Model, plan: Plan) -> list[int]:
 def _largest_part(numels: list[int], ranks: int) -> list[int]:
     """ZeRO-1 of torch gives whole parameters away, largest first, to the rank that has least; the fullest rank's part."""
     parts: list[list[int]] = [[] for _ in range(ranks)]
-    held = [0] * ranks
+    sizes = [0] * ranks
     for numel in sorted(numels, reverse=True):
-        rank = held.index(min(held))
+        rank = sizes.index(min(sizes))
         parts[rank].append(numel)
-        held[rank] += numel
-    return parts[held.index(max(held))]
+        sizes[rank] += numel
+    return parts[sizes.index(max(sizes))]

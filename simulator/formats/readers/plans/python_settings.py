@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from simulator.base.errors import Fault, PlanError
+from simulator.base.errors import PlanError
 
 _MATHS: Final = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv,
@@ -30,7 +30,7 @@ def python_settings(text: str, file: str) -> tuple[dict[str, Any], dict[str, dic
             if isinstance(call, ast.Call):
                 calls.setdefault(ast.unparse(call.func).rpartition(".")[2], {}).update(_arguments(call, known))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:
-        raise PlanError(Fault(place=file, problem=f"not Python: {str(exc)[:80] or type(exc).__name__}")) from None
+        raise PlanError.at(file, f"not Python: {str(exc)[:80] or type(exc).__name__}") from None
     return known, calls
 
 

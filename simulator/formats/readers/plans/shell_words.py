@@ -76,27 +76,27 @@ def fields(chars: Chars) -> list[Chars]:
 
 
 def words_of(chars: Chars, unknown: Sequence[Unknown]) -> list[Word]:
-    """The words of an expansion; `unknown` is what the marks in it stand for."""
+    """The words of an expansion; `unknown`: what each placeholder in it means."""
     return [_word(part, unknown) for part in fields(chars)]
 
 
 def _word(chars: Chars, unknown: Sequence[Unknown]) -> Word:
     seen = tuple(unknown[index] for c, _ in chars if 0 <= (index := ord(c) - MARK) < len(unknown))
     line = next((line for c, line in chars if c != "\x01"), chars[0][1])
-    return Word("".join(bare(c) for c, _ in chars if c != "\x01"), line, seen)
+    return Word("".join(unprotected(c) for c, _ in chars if c != "\x01"), line, seen)
 
 
 _BLANKS: Final = {" ": "\uf700", "\t": "\uf701", "\n": "\uf702", "\r": "\uf703"}
-_BACK: Final = {kept: blank for blank, kept in _BLANKS.items()}
+_BACK: Final = {mark: blank for blank, mark in _BLANKS.items()}
 
 
-def kept(char: str) -> str:
-    """A blank that a quote protects from splitting."""
+def protected(char: str) -> str:
+    """A private character in place of a blank that a quote protects from splitting."""
     return _BLANKS.get(char, char)
 
 
-def bare(char: str) -> str:
-    """The blank that a kept one stands for."""
+def unprotected(char: str) -> str:
+    """The blank of a protected one; other characters unchanged."""
     return _BACK.get(char, char)
 
 

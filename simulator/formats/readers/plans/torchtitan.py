@@ -223,10 +223,10 @@ def _stage_layers(
     if weighed // parts < max(*less, 1):
         problem = f"{parts} parts are too many for {model.num_layers} layers and the ends' {less[0]} and {less[1]}"
         return Fault(place=place, problem=problem, remedy=f"{weighed // max(*less, 1)} parts at most")
-    held = [weighed // parts + (part < weighed % parts) for part in range(parts)]
-    held[0] -= less[0]
-    held[-1] -= less[1]
-    return tuple(held)
+    counts = [weighed // parts + (part < weighed % parts) for part in range(parts)]
+    counts[0] -= less[0]
+    counts[-1] -= less[1]
+    return tuple(counts)
 
 
 def _gathers(r: Reading, fields: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ class TunerRule:
     def matches(self, kind: str, size_bytes: int, num_nodes: int, num_ranks: int) -> bool:
         """A lone call (one pipelined operation) of buffers that are not registered."""
         mine = ((self.nodes, num_nodes), (self.ranks, num_ranks), (self.pipe_ops, 1), (self.registered, 0))
-        fits = all(asked in (_ANY, own) for asked, own in mine)
+        fits = all(stated in (_ANY, own) for stated, own in mine)
         return kind == self.kind and self.min_bytes <= size_bytes <= self.max_bytes and fits
 
 

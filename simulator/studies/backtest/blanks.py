@@ -11,10 +11,12 @@ from dataclasses import fields, replace
 from itertools import product
 from typing import Any, Final
 
+from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.software.described import Described, Nature, named_in
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.models import with_sizes
+from simulator.studies.backtest.notes import shows_fused, worded
 from simulator.studies.backtest.rows import RunRow
 from simulator.studies.backtest.unstated import VOCABULARIES, adapted, adapters_of, routed
 
@@ -28,50 +30,65 @@ _COLUMNS: Final = {f.name for f in fields(RunRow)}
 
 
 def described(row: RunRow) -> tuple[str, Described]:
-    """The stack of a row, by its own column or by its framework's name, and what that stack's file says of the framework."""
+    """The stack of a row, by its column or by its framework's name, and that stack file's description of the framework."""
     if not row.stack:
-        return Stack.described_as(row.framework, row.compile, _nature(row), tiled=row.flash_attn != "n")
+        row = worded(row)
+        nature = _nature(row)
+        return Stack.described_as(row.framework, row.compile, nature, tiled=_tiled(row, nature))
     entries = Stack.load(row.stack).describes
     return row.stack, next(iter((*named_in(row.framework, entries), *entries)), Described())
 
 
 def _nature(row: RunRow) -> Nature:
-    """Whose kernels software runs that no file names, by what the row says of the run.
+    """The kernels of software that no stack file names, guessed from the row.
 
     Products in fp8 or fp4 are Transformer Engine's, but under FSDP torchao's, which are made for torch.compile. Models split over
     tensors or stages are split in Megatron's way, but where parameters are sharded over replicas too, as torch's own are.
     """
     narrow, fsdp = row.precision.startswith(("fp8", "nvfp4")), row.zero_or_fsdp.startswith(("fsdp", "hsdp"))
+    if shows_fused(row):
+        return "fused"
     if narrow:
         return "compiled" if fsdp else "fused"
     split = (row.tp or 1) * (row.pp or 1) > 1
     return "fused" if split and not fsdp and row.zero_or_fsdp not in ("zero2", "zero3") else "eager"
 
 
-def ways_of(row: RunRow) -> tuple[RunRow, ...]:
+def _tiled(row: RunRow, nature: Nature) -> bool:
+    """Whether attention is tiled: as stated, or, where hand-written layers run, by what such layers could do at their time.
+
+    Kernels of Transformer Engine's kind begin with Ampere; and models were split in fp16 on GPUs with bf16 before there were any.
+    """
+    if row.flash_attn or nature != "fused" or not row.gpu:
+        return row.flash_attn != "n"
+    return row.precision != "fp16" and Device.load(row.gpu).half == "bf16"
+
+
+def filled_rows(row: RunRow) -> tuple[RunRow, ...]:
     """The row with its blanks filled, once a way: less sharded and less recomputed first. Never empty.
 
     What has one answer, a documented default, is filled in all of them.
     """
+    row = worded(row)
     software = described(row)[1]
     defaults = software.defaults
     row = routed(_dealt(_cut(counted(with_sizes(_with_defaults(row, defaults))), software)))
     vocabularies = (row.vocab,) if row.vocab or row.model else VOCABULARIES
-    ways = product(
+    choices = product(
         adapted(row), _micro_batches(row), _shardings(row, defaults), _recomputations(row, defaults), vocabularies
     )
     return tuple(
         _with_batch(replace(one, micro_batch=size, zero_or_fsdp=word, act_ckpt=again, vocab=vocab), defaults)
-        for one, size, word, again, vocab in ways
+        for one, size, word, again, vocab in choices
     )
 
 
-def as_words(way: RunRow, ways: Sequence[RunRow]) -> str:
+def filled_words(filled: RunRow, variants: Sequence[RunRow]) -> str:
     """How a way fills the columns that the ways differ in: `zero_or_fsdp ddp, act_ckpt full`."""
-    open_columns = [name for name in _OPEN if len({getattr(each, name) for each in ways}) > 1]
-    words = [f"{name} {getattr(way, name)}" for name in open_columns]
-    adapters = {each: adapters_of(each) for each in ways}
-    return ", ".join([*words, adapters[way]] if len({*adapters.values()}) > 1 else words)
+    open_columns = [name for name in _OPEN if len({getattr(each, name) for each in variants}) > 1]
+    words = [f"{name} {getattr(filled, name)}" for name in open_columns]
+    adapters = {each: adapters_of(each) for each in variants}
+    return ", ".join([*words, adapters[filled]] if len({*adapters.values()}) > 1 else words)
 
 
 def states_recompute(row: RunRow) -> bool:
@@ -128,9 +145,9 @@ def _micro_batches(row: RunRow) -> Iterator[int | None]:
     if row.num_micro_batches:
         yield -(-share // row.num_micro_batches)
         return
-    whole = (row.pp or 1) == 1 and share <= max(_LATER_MICRO_BATCHES)
+    undivided = (row.pp or 1) == 1 and share <= max(_LATER_MICRO_BATCHES)
     sizes = [size for size in (1, *_LATER_MICRO_BATCHES) if share % size == 0 and size <= share]
-    yield from dict.fromkeys([share, 1] if whole else sizes)
+    yield from dict.fromkeys([share, 1] if undivided else sizes)
 
 
 def _shardings(row: RunRow, defaults: Mapping[str, Any]) -> Sequence[str]:
@@ -161,7 +178,12 @@ def _with_batch(row: RunRow, defaults: Mapping[str, Any]) -> RunRow:
 
 def counted(row: RunRow) -> RunRow:
     """The row with blank counts, and a blank precision, that its other columns leave no choice for."""
-    return _with_precision(_with_degrees(row))
+    return _with_precision(_with_degrees(_with_gpu(row)))
+
+
+def _with_gpu(row: RunRow) -> RunRow:
+    """The GPU of the machine that it names."""
+    return replace(row, gpu=Cluster.load(row.machine).device.name) if row.machine and not row.gpu else row
 
 
 def _with_degrees(row: RunRow) -> RunRow:
