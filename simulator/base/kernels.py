@@ -83,7 +83,7 @@ class Gemm:
     @property
     def tile_rows(self) -> int:
         """Rows that its kernels compute at least, where the device has instructions for as many."""
-        return 64
+        return 16 if self.grouped else 64  # BLOCK_SIZE_M for few tokens (fused_moe.py of vLLM and SGLang)
 
     @property
     def num_bytes(self) -> int:

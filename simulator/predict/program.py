@@ -189,7 +189,7 @@ def _programs(
 def lowered_programs(
     capture: Capture, cluster: Cluster, stack: Stack, calibration: Calibration, curves: LinkCurves
 ) -> list[Program]:
-    """What the engine plays."""
+    """The programs that the engine simulates."""
     column, *_ = columns(capture)
     scripts = {one.rank: captured_script(one, column) for one in column.captures}
     return _programs(scripts, column, _plan(capture), cluster, stack, calibration, curves)
@@ -295,7 +295,7 @@ def _memory_use(
 
 
 def _kinds(column: Column, played: SimulatedStep, uses: Mapping[int, MemoryUse], device: Device) -> tuple[KindUse, ...]:
-    """What ranks of each kind do and hold, where there are several kinds."""
+    """Time and memory of each kind of rank, if there are several."""
     if len(column.ranks) == 1:
         return ()
     parts = {rank: _breakdown(played.timeline, f"rank{rank}") for rank in column.ranks}
@@ -314,7 +314,7 @@ def _kinds(column: Column, played: SimulatedStep, uses: Mapping[int, MemoryUse],
 
 
 def _beside(column: Column, others: Sequence[Column], uses: Mapping[int, MemoryUse]) -> list[Source]:
-    """Ranks that are not played, since they do what others do: whether they do, and what they hold."""
+    """Ranks that are not simulated because they equal others: their differences and memory."""
     found = []
     for other in others:
         differs = unlike(column, other)
@@ -366,7 +366,7 @@ def _spread(
     mesh: Mesh,
     curves: LinkCurves,
 ) -> dict[str, float]:
-    """What each category's error makes of the step: one sigma, relative to it; operators that no rule knows widen it."""
+    """The effect of each category's error on the step: one sigma, relative; unknown operators widen it."""
     calls = {
         (one.kind, one.role): one.size_bytes for one in script.step if isinstance(one, Communicate) and one.size_bytes
     }
@@ -398,7 +398,7 @@ def _unpriced_s(played: SimulatedStep, script: CapturedScript) -> float:
 
 
 def _extrapolated(scripts: Iterable[CapturedScript], calibration: Calibration, stack: Stack) -> tuple[str, ...]:
-    """What lies outside the range that the calibration measured."""
+    """Kernels outside the range that the calibration measured."""
     kernels = dict.fromkeys(_kernels(scripts))
     notes = (calibration.extrapolated(kernel, stack.attention) for kernel in kernels)
     return tuple(dict.fromkeys(note for note in notes if note))

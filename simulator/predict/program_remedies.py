@@ -1,4 +1,4 @@
-"""What would make a captured program fit: changes that its capture can be rewritten for, each predicted in full.
+"""Remedies of a captured program: changes for which its capture can be rewritten, each predicted in full.
 
 A program's model and plan are its own, so what can be changed from outside is little: the allocator's settings, checkpoints
 around its repeated modules, what they save or the optimizer kept in host memory, and larger GPUs.
@@ -89,7 +89,7 @@ def _of_the_program(
 
 
 def _larger_gpus(found: Prediction, capture: Capture, cluster: Cluster, predict: Predict) -> Iterator[_Tried]:
-    """As many GPUs with more memory: presets that have enough, least first, of equal ones those of the same family."""
+    """The same number of GPUs with more memory: sufficient presets, least first, of equal ones those of the same family."""
     needed = found.memory.high_reserved_bytes + found.memory.outside_torch_bytes
     larger = [
         one
@@ -104,7 +104,7 @@ def _larger_gpus(found: Prediction, capture: Capture, cluster: Cluster, predict:
 
 
 def _fitting(changes: Iterable[_Tried], found: Prediction) -> Iterator[Remedy]:
-    """Those under which the program surely fits."""
+    """The changes under which the program surely fits."""
     for change, environment, predict in changes:
         try:
             one = predict()
