@@ -282,15 +282,15 @@ def _memory_use(
     groups = sum(len(group) > 1 and one.rank in group for group in one.groups)
     outside = outside_torch_bytes(device, plan, groups, stack=stack)
     key = (workspace_bytes(device), plan.memory.model_dump_json(), settings)
-    if quick and key in script.held:
+    if quick and key in script.memory_uses:
         room = capacity_bytes(device, plan, outside)
-        use = replace(script.held[key], outside_torch_bytes=outside, capacity_bytes=room, pressure=None)
+        use = replace(script.memory_uses[key], outside_torch_bytes=outside, capacity_bytes=room, pressure=None)
         return use, partial(MemoryTrace, samples=(), peak_index=0, by_category=use.by_category)
     history = _history(script, device, plan.memory)
     live = step_live_bytes(history)
     use, reserved = history_use(history, live, plan, device, outside, settings, quick=quick)
     if not quick and settings is not None:
-        script.held[key] = use
+        script.memory_uses[key] = use
     return use, partial(memory_trace, history, live, reserved, use, quick=quick)
 
 

@@ -146,13 +146,13 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         made = [one for one in results if one.device.type == "cuda"]
         if _is_view(func):
             log.handled(VIEW, log.phase)
-        self._told(func, args, kwargs, found, read, made)
+        self._recorded(func, args, kwargs, found, read, made)
         found = values.follow(func, *given, found, read, results)
         self._routing.follow(func, args, read, results)
         truths.follow(func, args, made, log.answer)
         return found
 
-    def _told(
+    def _recorded(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any, read: list[Any], made: list[Any]
     ) -> None:
         """Write an operator down, and follow what it made on the GPU. On the CPU an optimizer's are the step's, too."""
@@ -226,11 +226,13 @@ def _on_tensor_cores(func: Any) -> bool:
     return func in _PRODUCTS and bool(torch.backends.cuda.matmul.allow_tf32)
 
 
-def _as_tf32(told: Any) -> Any:
+def _as_tf32(signature: Any) -> Any:
     """What `described` says, its fp32 tensors as such."""
-    if not isinstance(told, tuple):
-        return told
-    return (*told[:1], "tf32", *told[2:]) if told[:2] == ("T", "fp32") else tuple(map(_as_tf32, told))
+    if not isinstance(signature, tuple):
+        return signature
+    return (
+        (*signature[:1], "tf32", *signature[2:]) if signature[:2] == ("T", "fp32") else tuple(map(_as_tf32, signature))
+    )
 
 
 def _is_view(func: Any) -> bool:

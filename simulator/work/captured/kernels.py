@@ -153,8 +153,8 @@ def _copy(p: Args, named: Args, made: list[CapturedTensor]) -> Priced:
         return Priced(category="copies", kernels=())
     if not source.on_gpu or not made:
         pinned = bool(dict(named).get("non_blocking", into and p[2:3] == (True,)))
-        way: Literal["h2d", "d2h", "pageable"] = "pageable" if not pinned else "d2h" if source.on_gpu else "h2d"
-        copied = (Stated(num_bytes=source.num_bytes, over=way),) if source.num_bytes else ()
+        link: Literal["h2d", "d2h", "pageable"] = "pageable" if not pinned else "d2h" if source.on_gpu else "h2d"
+        copied = (Stated(num_bytes=source.num_bytes, over=link),) if source.num_bytes else ()
         return Priced(category="offload", kernels=copied, waits=not pinned)
     target = made[0]
     op: StreamOp = "copy"

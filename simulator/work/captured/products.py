@@ -110,7 +110,7 @@ def convolution_backward(p: Args, _n: Args, _made: list[CapturedTensor]) -> Pric
     mask = p[-1] if isinstance(p[-1], tuple) else (True, True, False)
     groups = next((one for one in reversed(p) if isinstance(one, int) and not isinstance(one, bool)), 1)
     one = _implicit(p[1], p[2], p[0], groups)
-    return Priced(category="gemm", kernels=(one,) * sum(bool(asked) for asked in mask[:2]))
+    return Priced(category="gemm", kernels=(one,) * sum(bool(needed) for needed in mask[:2]))
 
 
 # -- attention
@@ -131,7 +131,7 @@ def attention(first: int, causal: int, direction: Literal["forward", "backward"]
     """An operator whose queries, keys and values are the arguments from `first` on, and its is_causal the `causal`-th."""
 
     def rule(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
-        told = dict(named).get("is_causal", p[causal] if len(p) > causal else False)
-        return _attends(*p[first : first + 3], causal=bool(told), direction=direction)
+        causal_flag = dict(named).get("is_causal", p[causal] if len(p) > causal else False)
+        return _attends(*p[first : first + 3], causal=bool(causal_flag), direction=direction)
 
     return rule

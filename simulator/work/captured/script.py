@@ -34,7 +34,7 @@ class CapturedScript:
 
     before: storages since the program began. unpriced: operators that no rule knows -> how often. flop: of this rank's
     kernels. unmodelled: collectives that no cost model knows -> how often. kernels: of each operator once, in order of
-    their first launch; launches: of all of them. held: what a prediction of its memory rests on -> what it found.
+    their first launch; launches: of all of them. memory_uses: by workspaces and pool.
     """
 
     before: list[Instruction]
@@ -44,7 +44,7 @@ class CapturedScript:
     flop: int = 0
     kernels: list[tuple[Kernel, ...]] = field(default_factory=list)
     launches: int = 0
-    held: dict[Any, Any] = field(default_factory=dict)
+    memory_uses: dict[Any, Any] = field(default_factory=dict)
 
 
 def captured_script(
