@@ -133,36 +133,22 @@ def iteration_of(
         raise InputError.at(f"{_PLACE}: inference", "the engine does not fit in memory", "more tp")
     padded = padding_of(lengths, model, plan, cluster, calibration, stack)
     once = forward_s(prediction) * plan.num_micro_batches * padded.step_s / prediction.step_s * steps / rollout.epochs
-    models = 2 if rollout.critic else 1
+    models, of_reference = 2 if rollout.critic else 1, float(rollout.reference == "model")
+    if rollout.reference == "base":  # without adapters
+        of_reference = forward_s(predict_base(model, plan, cluster, calibration, stack)) / forward_s(prediction)
     return Iteration(
         sequences=sequences,
         steps=steps,
         output_tokens=sum(one.output_tokens for one in requests),
         generate_s=serving.latencies.latency.max_s,
         log_probs_s=once * (models if steps > 1 else models - 1),
-        reference_s=once * _of_reference(rollout, prediction, model, plan, cluster, calibration, stack),
+        reference_s=once * of_reference,
         reward_s=once if rollout.reward == "model" else 0.0,
         train_s=models * steps * padded.step_s,
         sync_s=_sync_s(rollout, model, plan, cluster),
         overlaps=rollout.ahead,
         **_bytes(rollout, prediction, serving, model, plan),
     )
-
-
-def _of_reference(
-    rollout: Rollout,
-    prediction: Prediction,
-    model: Model,
-    plan: Plan,
-    cluster: Cluster,
-    calibration: Calibration | None,
-    stack: Stack | None,
-) -> float:
-    """A reference's forward over the policy's: that of the base runs without adapters."""
-    if rollout.reference != "base":
-        return float(rollout.reference == "model")
-    bare = predict_base(model, plan, cluster, calibration, stack)
-    return forward_s(bare) / forward_s(prediction)
 
 
 def _faults(rollout: Rollout, plan: Plan, longest: int) -> Iterator[Fault]:

@@ -102,23 +102,12 @@ def _chunked(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
     one = Gemm(m=rows, n=v, k=d, dtype=dtype, batch=count, launches=count)
     f, chunk = 4 * t * v, 4 * rows * v
     wide = (conversion(t * v, dtype, "fp32", count),) if dtype != "fp32" else ()
-    metrics = (
-        stream("reduce", f, 8 * t, count),
-        stream("elementwise", f, f, count),
-        stream("elementwise", 2 * f, f, count),
-    )
-    made = (
-        *widened,
-        *narrowed,
-        one,
-        *wide,
-        stream("softmax", (2 if 4 * v <= SHORT_ROW_BYTES else 3) * f, f, count),
-        *metrics,
-    )
+    softmax = stream("softmax", (2 if 4 * v <= SHORT_ROW_BYTES else 3) * f, f, count)
+    hits, *entropy = (stream("reduce", f, 8 * t, count), *(stream("elementwise", n * f, f, count) for n in (1, 2)))
+    made = (*widened, *narrowed, one, *wide, softmax, hits, *entropy)
     back: tuple[Kernel, ...] = (*made, stream("softmax", 3 * f, f, count), replace(one, n=d, k=v, layout="nn"))
-    read = (
-        DTYPE_BYTES[dtype] * v * d if narrowed else 0
-    )  # what the product keeps; the wide copy goes once it is narrowed
+    # What the product keeps; the wide copy goes once it is narrowed
+    read = DTYPE_BYTES[dtype] * v * d if narrowed else 0
     copies = read + (4 * v * d if widened else 0)
     if trains:
         sums = stream("elementwise", 2 * 4 * v * d * count, 4 * v * d * count, count)
