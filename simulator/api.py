@@ -204,7 +204,7 @@ def search_serving(  # noqa: PLR0913  an option of the command line each
     faults = [f for name, values in given.items() for f in fix_faults(name, values, f"search_serving(fix=): {name}")]
     if disaggregated not in DISAGGREGATED:
         place, remedy = "search_serving(disaggregated=)", f"one of {', '.join(DISAGGREGATED)}"
-        faults.append(Fault(place=place, problem=f"is {disaggregated!r}", remedy=remedy))
+        faults.append(Fault(place, f"is {disaggregated!r}", remedy))
     if faults:
         raise ArgumentError(faults)
     study = ServingSearch(
@@ -240,12 +240,11 @@ def _faults(name: str, values: Sequence[Any]) -> Sequence[Fault]:
     place = f"search(fix=): {name}"
     if name in DERIVED:
         remedy = "fix dp_replicate or micro_batch_size; global_batch and seq_len give the rest"
-        return [Fault(place=place, problem="follows from the others", remedy=remedy)]
+        return [Fault(place, "follows from the others", remedy)]
     if name not in Plan.flat_fields():
-        return [Fault(place=place, problem="is not a field of a plan", remedy=nearest(name, Plan.flat_fields()))]
+        return [Fault(place, "is not a field of a plan", nearest(name, Plan.flat_fields()))]
     if name == "offload":
-        remedy = f"one of {', '.join(OFFLOADS)}"
-        return [Fault(place=place, problem=str(each), remedy=remedy) for each in values if each not in OFFLOADS]
+        return [Fault(place, str(each), f"one of {', '.join(OFFLOADS)}") for each in values if each not in OFFLOADS]
     found: list[Fault] = []
     for value in values:
         try:

@@ -1,4 +1,4 @@
-"""What can go wrong, as types. Every error a user can cause derives from one root and lists *all* its faults.
+"""The error types. Every error a user can cause derives from one root and lists *all* its faults.
 
 ShardwiseError
 ├── InputError            a file, a flag or a table is wrong; carries every fault with its place   (exit code 3)
@@ -45,7 +45,7 @@ _BUT_COLORS = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\
 
 
 def without_commands(text: str, *, color: bool) -> str:
-    """What a terminal would obey spelled out, colours apart if there are some."""
+    """Escape a terminal's control characters, except colours if there are any."""
     return (_BUT_COLORS if color else _COMMANDS).sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -58,9 +58,9 @@ def json_text(answer: object, *, indent: int | None = 2) -> str:
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong: where it stands, what it is, and what would be right (empty if unknown).
+    """One fault: its place, the problem, and what would be right (empty if unknown).
 
     flags: of the command line, with values, that would mend it: of them a ready command is made.
     """

@@ -14,7 +14,7 @@ class Registry:
         self._load: Callable[[], object] | None = None
 
     def loads_by(self, load: Callable[[], object]) -> None:
-        """What registers the values; called once, at the first question."""
+        """Set the function that registers the values; called once, on first use."""
         self._load = load
 
     def register(self, name: str, value: object) -> None:

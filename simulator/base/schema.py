@@ -98,7 +98,7 @@ def faults_of(
 
 
 def _either(one: Fault, other: Fault) -> Fault:
-    """One fault of a value that two types refuse: it must be what either takes."""
+    """One fault of a value that both types of a union refuse, which names both."""
     expected, it_is, given = one.problem.partition("; it is ")
     takes = other.problem.partition(it_is)[0].removeprefix("must be ")
     return replace(one, problem=f"{expected} or {takes}{it_is}{given}") if it_is else one

@@ -97,7 +97,7 @@ def _short(text: str) -> str:
 
 
 def _meaning(unit: str) -> str:
-    """What a misplaced unit means, to show the mix-up."""
+    """The meaning of a unit of the wrong kind, for the error message."""
     if unit in _BITS:
         return f" ({unit} counts bits; B is a byte)"
     for dimension in (SIZE, RATE, TIME, SPEED):

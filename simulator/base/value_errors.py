@@ -155,7 +155,7 @@ def _close(value: object, words: Iterable[object]) -> str:
 
 
 def close_names(name: str, known: Iterable[str], most: int = 3, cutoff: float = 0.6) -> list[str]:
-    """The known names nearest to what was written, best first; case, `-`, `_`, `.` and blanks do not count.
+    """The known names closest to a name, best first; case, `-`, `_`, `.` and blanks are ignored.
 
     cutoff: least share of letters in common (difflib's ratio). A name of the same letters, or in which a word begins with the whole text, is nearer.
     """

@@ -198,11 +198,7 @@ def check(samples: tuple[Path, ...], **options: Any) -> int:  # noqa: ANN401  on
 @command.command("fleet", help=_FLEET_HELP)
 @click.argument("samples", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="SAMPLES...")
 @click.option(
-    "--threshold",
-    type=FiniteRange(0.001, 10),
-    default=0.05,
-    show_default=True,
-    help="Smaller differences are none.",
+    "--threshold", type=FiniteRange(0.001, 10), default=0.05, show_default=True, help="Smaller differences are none."
 )
 @click.option("--plot", type=FILE, metavar="FILE", help="Also draw the nodes beside each other: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `worse`, `nodes`.")
@@ -285,7 +281,5 @@ def _recordings(traces: tuple[str, ...]) -> dict[str, Recording]:
 
 def _needs_torch() -> None:
     if find_spec("torch") is None:
-        fault = Fault(
-            place="environment", problem="PyTorch is not installed", remedy="pip install 'shardwise[validate]'"
-        )
+        fault = Fault("environment", "PyTorch is not installed", "pip install 'shardwise[validate]'")
         raise InputError(fault)

@@ -100,9 +100,7 @@ class Exploration:
         study = self.study()
         if self.count > MOST_POINTS:
             problem = f"{self.count:,} combinations"
-            faults[Fault(place="--vary", problem=problem, remedy=f"at most {MOST_POINTS:,}: fewer values or axes")] = (
-                None
-            )
+            faults[Fault("--vary", problem, f"at most {MOST_POINTS:,}: fewer values or axes")] = None
         for axis in self.axes:
             for value in axis.values:
                 faults |= dict.fromkeys(self._faults_of(axis, value))

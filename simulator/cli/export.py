@@ -119,12 +119,10 @@ def _chakra_files(study: Study, *, all_ranks: bool) -> dict[str, bytes]:
     faults = []
     if lowering.rank_classes is not None:
         problem = "its GPUs differ, and a trace has one class of ranks a stage"
-        faults.append(Fault(place=f"cluster {study.cluster.name}", problem=problem, remedy="equal GPUs"))
+        faults.append(Fault(f"cluster {study.cluster.name}", problem, "equal GPUs"))
     if all_ranks and mesh.num_ranks > MOST_TRACES:
         problem = f"would write {mesh.num_ranks:,} files"
-        faults.append(
-            Fault(place="--all-ranks", problem=problem, remedy=f"at most {MOST_TRACES:,} ranks, or one a class")
-        )
+        faults.append(Fault("--all-ranks", problem, f"at most {MOST_TRACES:,} ranks, or one a class"))
     if faults:
         raise InputError(faults)
     programs = lowering.programs(study.plan.num_micro_batches)

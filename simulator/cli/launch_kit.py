@@ -19,11 +19,7 @@ from simulator.spec.cluster.host import Host
 
 
 def kit_files(
-    study: Study,
-    job: Job,
-    head: dict[str, str | int],
-    hosts: str | None,
-    host: Host | None,
+    study: Study, job: Job, head: dict[str, str | int], hosts: str | None, host: Host | None
 ) -> dict[str, str]:
     """Name -> text. Raises InputError with every fault of hosts, topology and plan."""
     names = expand(hosts, "--hosts") if hosts is not None else ()

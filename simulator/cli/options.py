@@ -233,9 +233,7 @@ def page_requested() -> bool:
 
 
 def also_as_page(
-    kind: str,
-    answer: Callable[[], Mapping[str, Any]],
-    drawing: Callable[[], Mapping[str, Any] | None] = lambda: None,
+    kind: str, answer: Callable[[], Mapping[str, Any]], drawing: Callable[[], Mapping[str, Any] | None] = lambda: None
 ) -> None:
     """Write the page of --html, if given. answer: the JSON document. drawing: further data for its figures."""
     path = page_path()

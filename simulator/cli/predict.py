@@ -177,10 +177,7 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 @click.option("--trace", type=FILE, metavar="OUT.json.gz", help="Also write a Chrome trace, for Perfetto.")
 @click.option("--memory", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw the step's memory by category.")
 @click.option(
-    "--links",
-    type=FILE,
-    metavar="OUT.png|OUT.svg",
-    help="Also draw a node's links and what the step puts on them.",
+    "--links", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw a node's links and what the step puts on them."
 )
 @click.option(
     "--snapshot",

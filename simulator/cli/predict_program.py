@@ -34,10 +34,9 @@ class Files:
         found: list[Fault] = []
         if self.links is not None:
             problem = "the links of a captured program are not drawn"
-            found.append(Fault(place=f"--links {self.links}", problem=problem, remedy="--trace shows its collectives"))
+            found.append(Fault(f"--links {self.links}", problem, "--trace shows its collectives"))
         if self.memory is not None and self.memory.suffix not in FORMATS:
-            remedy = f"ending in {' or '.join(FORMATS)}"
-            found.append(Fault(place=f"--memory {self.memory}", problem="no picture format", remedy=remedy))
+            found.append(Fault(f"--memory {self.memory}", "no picture format", f"ending in {' or '.join(FORMATS)}"))
         for flag, path in (("--trace", self.trace), ("--memory", self.memory), ("--snapshot", self.snapshot)):
             if path is not None:
                 with Collected(found):

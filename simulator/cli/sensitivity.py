@@ -128,17 +128,17 @@ def _study(
     for one in ranges:
         if one.only is not None and one.only >= len(alternatives):
             remedy = f"A to {chr(ord('A') + len(alternatives) - 1)}"
-            faults.append(Fault(place=f"--vary {one.key}", problem="there is no such alternative", remedy=remedy))
+            faults.append(Fault(f"--vary {one.key}", "there is no such alternative", remedy))
     prices = None
     with Collected(faults):
         prices = loaded_prices(options)
     run = _run(alternatives[0][1], options, faults)
     figure: Figure = options["figure"] or ("cost" if prices else "time")
     if figure in ("cost", "run-cost") and options["prices"] is None:
-        faults.append(Fault(place=f"--by {figure}", problem="costs need prices", remedy="--prices PRICES.toml"))
+        faults.append(Fault(f"--by {figure}", "costs need prices", "--prices PRICES.toml"))
     if figure.startswith("run") and run is None and not faults:
         remedy = "--run-tokens 15T, or [run] in the first study"
-        faults.append(Fault(place=f"--by {figure}", problem="the length of the run is not given", remedy=remedy))
+        faults.append(Fault(f"--by {figure}", "the length of the run is not given", remedy))
     if faults:
         raise InputError(faults)
     return SensitivityStudy(
@@ -158,29 +158,22 @@ def _range_faults(ranges: Sequence[Range], options: dict[str, Any]) -> list[Faul
     faults = []
     keys = [one.key for one in ranges]
     if not options["ranges"] and options["no_errors"]:
-        faults.append(Fault(place="--vary", problem="nothing varies", remedy="--vary KEY=LOW..HIGH"))
+        faults.append(Fault("--vary", "nothing varies", "--vary KEY=LOW..HIGH"))
     twice = sorted({key for key in keys if keys.count(key) > 1})
-    faults += [Fault(place=f"--vary {key}", problem="varies twice", remedy="keep one") for key in twice]
+    faults += [Fault(f"--vary {key}", "varies twice", "keep one") for key in twice]
     if options["samples"] & (options["samples"] - 1):
         near = 2 ** (options["samples"].bit_length() - 1)
-        faults.append(Fault(place="--samples", problem="is not a power of two", remedy=f"{near} or {2 * near}"))
+        faults.append(Fault("--samples", "is not a power of two", f"{near} or {2 * near}"))
     for one in ranges:
         if one.leaf.startswith("price.") and options["prices"] is None:
-            faults.append(
-                Fault(place=f"--vary {one.key}", problem="there are no prices", remedy="--prices PRICES.toml")
-            )
+            faults.append(Fault(f"--vary {one.key}", "there are no prices", "--prices PRICES.toml"))
         if one.leaf.startswith("run.") and not str(options["figure"]).startswith("run"):
-            remedy = "--by run-days or run-cost"
-            faults.append(Fault(place=f"--vary {one.key}", problem="does not change a step", remedy=remedy))
+            faults.append(Fault(f"--vary {one.key}", "does not change a step", "--by run-days or run-cost"))
         if one.leaf.startswith("checkpoint."):
             problem = "what a checkpoint costs is taken as it is"
-            faults.append(
-                Fault(place=f"--vary {one.key}", problem=problem, remedy="shardwise goodput, with each value")
-            )
+            faults.append(Fault(f"--vary {one.key}", problem, "shardwise goodput, with each value"))
         if one.leaf == "run.mtbf" and not one.prefix:
-            faults.append(
-                Fault(place="--vary run.mtbf", problem="must be given as a multiple", remedy="run.mtbf=x0.5..x2")
-            )
+            faults.append(Fault("--vary run.mtbf", "must be given as a multiple", "run.mtbf=x0.5..x2"))
     return faults
 
 
@@ -190,7 +183,7 @@ def _run(first: Path | None, options: dict[str, Any], faults: list[Fault]) -> Lo
     if not str(options["figure"]).startswith("run"):
         if tokens is not None:
             problem, remedy = "only counts for a whole run", "--by run-days or run-cost"
-            faults.append(Fault(place="--run-tokens", problem=problem, remedy=remedy))
+            faults.append(Fault("--run-tokens", problem, remedy))
         return None
     try:
         return read_run(first, {"tokens": tokens} if tokens is not None else {})

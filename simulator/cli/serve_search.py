@@ -82,14 +82,14 @@ def rate_of_users(
     seconds = 0.0
     if users is None or between is None:
         place, other = ("--every", "--users 1000") if users is None else ("--users", "--every 60s")
-        faults.append(Fault(place=place, problem="says half of a rate", remedy=other))
+        faults.append(Fault(place, "says half of a rate", other))
     elif between is not None:
         with Collected(faults):
             seconds = quantity("--every", parse_seconds, between)
             if seconds <= 0:
                 raise InputError.at("--every", f"must be above zero; it is {between}")
     faults += [
-        Fault(place="--users", problem=f"gives the rate, and so does {flag}", remedy="one of them")
+        Fault("--users", f"gives the rate, and so does {flag}", "one of them")
         for key, flag in (("workload.rate", "--rate"), ("workload.trace", "--trace"))
         if key in given
     ]
@@ -100,10 +100,10 @@ def option_faults(options: Mapping[str, Any], *, interval: bool, highest_rate: b
     """Options that need --search or exclude it, and wrong values of --fix."""
     if options["searched"]:
         alone = (("--interval", interval), ("--highest-rate", highest_rate))
-        of_one = [Fault(place=flag, problem="is of one plan", remedy="no --search") for flag, given in alone if given]
+        of_one = [Fault(flag, "is of one plan", "no --search") for flag, given in alone if given]
         return of_one + [fault for text in options["fixes"] for fault in _fix(text)[2]]
     return [
-        Fault(place=flag, problem="belongs to --search", remedy="--search, or leave it out")
+        Fault(flag, "belongs to --search", "--search, or leave it out")
         for name, flag in OF_SEARCH.items()
         if options[name] not in (None, False, ())
     ]
@@ -156,7 +156,7 @@ def study_of(loaded: ServingStudy, options: Mapping[str, Any]) -> ServingSearch:
         name, values, _ = _fix(text)
         if name in fixed:
             problem = f"is given twice: {', '.join(map(str, fixed[name]))} too"
-            faults.append(Fault(place=f"--fix {name}", problem=problem, remedy="one of them"))
+            faults.append(Fault(f"--fix {name}", problem, "one of them"))
         fixed[name] = values
     try:
         study = ServingSearch(
@@ -186,8 +186,7 @@ def _fix(text: str) -> tuple[str, tuple[Any, ...], list[Fault]]:
     name, equals, values = (part.strip() for part in text.partition("="))
     name, place = name.replace("-", "_"), f"--fix {name}"
     if not equals or not values:
-        remedy = "--fix field=value, or several with commas"
-        return name, (), [Fault(place=place, problem="has no value", remedy=remedy)]
+        return name, (), [Fault(place, "has no value", "--fix field=value, or several with commas")]
     from simulator.studies.serving_search import fix_faults
 
     found = tuple(literal(part.strip()) for part in values.split(","))

@@ -40,7 +40,7 @@ def _plain(noun: type[BaseModel], title: str) -> dict[str, Any]:
 
 
 def _cleaned(schema: Any) -> Any:  # noqa: ANN401  any part of a schema
-    """A schema without titles and null; of defaults, those that read in TOML as they stand."""
+    """A schema without titles and null, and with only those defaults that are valid in TOML."""
     if isinstance(schema, list):
         return [_cleaned(one) for one in schema]
     if not isinstance(schema, dict):

@@ -74,7 +74,7 @@ def run(programs: Sequence[Program]) -> Timeline:
 
 
 def _play(env: Environment, players: Sequence[_Player], num_ops: int) -> None:
-    """To the end. Where there is a listener, it is half of the work, behind making the programs."""
+    """Run the simulation to its end. A progress listener counts it as the second half of the work."""
     if not progress.has_listener():
         env.run()
         return

@@ -26,17 +26,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.parameters import model_flop
 
-__all__ = [
-    "Z90",
-    "MemoryUse",
-    "Prediction",
-    "Remedy",
-    "Source",
-    "bounds",
-    "memory_of",
-    "predict",
-    "prediction_of",
-]
+__all__ = ["Z90", "MemoryUse", "Prediction", "Remedy", "Source", "bounds", "memory_of", "predict", "prediction_of"]
 
 
 @checked
@@ -67,7 +57,7 @@ def predict(
 
 
 def memory_of(lowering: Lowering, *, quick: bool = False) -> StepMemory:
-    """The memory of a lowered plan, and the verdict on it: half a prediction, and all of it where nothing fits.
+    """The memory of a lowered plan, and whether it fits; all of the prediction if it does not.
 
     quick: the peaks alone, and what is reserved does not matter where live tensors alone do not fit.
     """
@@ -133,7 +123,7 @@ def prediction_of(
 
 
 def _remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Remedy, ...]:
-    """What would make the plan fit."""
+    """Changes that make the plan fit."""
     from simulator.predict.remedy_search import remedies
 
     return remedies(lowering, step_s, memory)
@@ -153,7 +143,7 @@ def _replayed(lowering: Lowering, step_s: float, alone_s: float, *, fold: bool) 
 
 
 def _imbalance_sigma(lowering: Lowering, step_s: float, *, fold: bool) -> float:
-    """What one sigma more rows on the busiest rank of experts add to the step, relative to it."""
+    """The relative effect on the step of one sigma more rows on the busiest rank of experts."""
     plan = lowering.plan
     if plan.experts.imbalance_sigma == 0 or lowering.model.experts is None:
         return 0.0

@@ -78,7 +78,7 @@ def _word(value: object) -> str:
 
 
 def changes(plan: Plan, cluster: Cluster, stack: Stack) -> Iterator[Change]:
-    """Single changes, those that usually cost least first."""
+    """Single changes, the usually cheapest first."""
     yield from _tuning(plan)
     if plan.peft.method != "none" and stack.kernels.loss in _WHOLE_LOGITS:  # Liger's kernel, a flag of trainers
         yield Change(kind="loss", stack={"loss": "fused_linear"})
@@ -119,7 +119,7 @@ def _tuning(plan: Plan) -> Iterator[Change]:
 
 
 def degrees_on(plan: Plan, num_devices: int) -> dict[str, int]:
-    """The plan's data-parallel degrees on so many devices, groups of shards as they are; the other degrees stay."""
+    """The plan's data-parallel degrees on that many devices, with unchanged shard groups and other degrees."""
     ranks = num_devices // (plan.tp * plan.cp * plan.pp)
     if plan.dp_replicate > 1:
         return {"dp_replicate": ranks // plan.dp_shard, "dp_shard": plan.dp_shard}

@@ -1,4 +1,4 @@
-"""How sure a prediction is: the parts of its interval, and what they add up to."""
+"""The uncertainty of a prediction: the parts of its interval, and their sum."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def upward(name: str) -> bool:
 
 
 def own_sigma(lowering: Lowering) -> float:
-    """What kernels, links and host leave unexplained: the stack's own, or how the user's own steps scattered."""
+    """The uncertainty that kernels, links and host do not explain: the stack's, or the scatter of the user's own steps."""
     learned = lowering.calibration.learned
     return seen("stack", lowering.stack.fitted.sigma) if learned is None else learned.scatter * learned.reach / Z90
 
@@ -114,7 +114,7 @@ def seen(name: str, one: float) -> float:
 
 
 def kind_of(name: str) -> Part | None:
-    """What kind of part one is; None: of no kind that runs judged."""
+    """The kind of a part; None: a kind that no runs judged."""
     name = name.removeprefix(SLOWER)
     kind, _, _ = name.partition(" of ")
     if name in (SHEET, "imbalance"):
@@ -134,7 +134,7 @@ def kind_of(name: str) -> Part | None:
 
 
 def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
-    """What each category's error makes of the step: one sigma, relative to the step. The stack's own is not among them.
+    """The effect of each category's error on the step: one sigma, relative. The stack's own is not included.
 
     A release of the software does to a mixture of experts what it does: to all its plans alike.
     """
@@ -188,7 +188,7 @@ def _learned_spread(lowering: Lowering, played: SimulatedStep, learned: Learned)
 
 
 def priors(lowering: Lowering, played: SimulatedStep) -> dict[CoefficientName, float]:
-    """One sigma of each coefficient before a step was measured: what the interval of a prediction is made of."""
+    """One sigma of each coefficient before any step was measured: the parts of a prediction's interval."""
     stack, calibration = lowering.stack, lowering.calibration
     named, unknown = stack.known == "described", stack.known == "unknown"
     more = dict.fromkeys(_UNNAMED, 0.0) if named else _UNNAMED
@@ -220,7 +220,7 @@ def priors(lowering: Lowering, played: SimulatedStep) -> dict[CoefficientName, f
 
 
 def _unnamed(played: SimulatedStep, *, unknown: bool, experts: bool) -> dict[str, float]:
-    """What other software could make of the step, one sigma: by the nature of its parts."""
+    """The relative effect of other software on the step, one sigma: by the nature of its parts."""
     found = dict[str, float]()
     for category, weight in shares(played.breakdown, played.step_s).items():
         name = category if category in _UNNAMED else "elementwise"
@@ -234,7 +234,7 @@ def _unnamed(played: SimulatedStep, *, unknown: bool, experts: bool) -> dict[str
 
 
 def _untimed(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
-    """What kernels that no calibration timed make of the step, by their share of the time of all kernels."""
+    """The effect of kernels without calibration, by their share of the time of all kernels."""
     if not lowering.blocks.untimed:
         return {}
     timed = {False: 0.0, True: 0.0}
@@ -251,7 +251,7 @@ def _untimed(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
 
 
 def host_parts(played: SimulatedStep) -> dict[str, float]:
-    """What a slower or faster host makes of the step.
+    """The effect of a slower or faster host on the step.
 
     Where the step waits for it, by that share. Where it runs ahead of the device, only once launching the step would take longer than
     the step: what a host at the end of the 90 % adds. A host that waits for the device on the way (collectives that block, reads of the

@@ -95,7 +95,7 @@ def difference(step: Timed, other: Timed) -> Difference:
 
 
 def _variance(category: str, one: float, another: float, step: Timed, other: Timed) -> float:
-    """What is left of a category's two contributions."""
+    """The variance of the difference of a category's two contributions."""
     category = category.removeprefix(SLOWER)
     same = step.traffic == other.traffic if category in _SENT else step.kernels == other.kernels
     return (one - another) ** 2 if same or category.startswith(_COMMON) else one**2 + another**2

@@ -1,4 +1,4 @@
-"""What a step draws: watts by class of work, joules a token, kWh and CO2 of a run, and what a lower power cap would do.
+"""Energy of a step: watts by class of work, joules a token, kWh and CO2 of a run, and the effect of a lower power cap.
 
 Kernels draw by their use u of the tensor cores, ref · y · (u + d (1 − u)), with d and the law of the clock from the
 calibration's `Power`: under the cap the driver raises the clock until the mean of the kernels is the cap (y = x), or the
@@ -45,7 +45,7 @@ JOULES_PER_KWH: Final = 3.6e6
 
 
 class Energy(Strict):
-    """`[energy]`: what is known of power beside the device's own cap."""
+    """`[energy]`: power data besides the device's own cap."""
 
     host_w: float | None = Field(
         ge=0, default=None, description="what a node draws beside its GPUs; not set: 0.45 of its GPUs' caps, a prior"
@@ -97,7 +97,7 @@ class EnergyUse:
 
     @property
     def step_joules(self) -> float:
-        """GPUs and hosts, and what the building adds."""
+        """Joules of GPUs and hosts, times the building's PUE."""
         return self.energy.pue * summed(part.joules for part in self.parts)
 
     @property
@@ -177,7 +177,7 @@ def energy_of(
     calibration: Calibration | None = None,
     stack: Stack | None = None,
 ) -> EnergyUse:
-    """What a predicted step draws, and at each cap. Raises InputError with every cap that cannot be tried."""
+    """The energy of a predicted step, and at each cap. Raises InputError with every impossible cap."""
     calibration = calibration or Calibration.for_device(cluster.device)
     faults = list(_cap_faults(energy, cluster.device, calibration))
     if faults:

@@ -1,4 +1,4 @@
-"""Data whose sequences differ in length: what padding them costs, and what packing them would bring.
+"""Data with sequences of different lengths: the cost of padding, and the gain of packing.
 
 A padded batch is as long as its longest sequence, and FSDP's ranks wait for one another in every micro-batch. A step of
 micro-batches of lengths L is the mean of the steps of equal ones, for what is constant in them is in each. No numbers are
@@ -32,7 +32,7 @@ _EXAMPLE: Final = "lognormal:400,0.8 (median, sigma of the logarithm), or a file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padding:
-    """What a plan's steps take with data of these lengths, cut at its seq_len.
+    """A plan's steps with data of these lengths, cut at its seq_len.
 
     padded_len: mean of the batches' lengths. tokens: of the data, in a step. packed_*: whole sequences of the plan's length made
     of documents, each of which attends to itself; document_len: the sum of their squares over their sum.

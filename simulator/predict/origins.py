@@ -1,4 +1,4 @@
-"""Where a prediction's inputs come from, what it assumes, and what lies outside of what was measured."""
+"""Sources of a prediction's inputs, its assumptions, and extrapolations beyond the calibration."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _padding(lowering: Lowering) -> list[Source]:
 
 
 def _assumptions(lowering: Lowering) -> list[Source]:
-    """What holds only from some step on, and what sharding adds to the parameters."""
+    """Assumptions that hold only from some step on, and padding of shards."""
     plan, found = lowering.plan, _padding(lowering)
     if plan.ddp.comm_hook.kind == "powersgd":
         detail = f"a step after the first {plan.ddp.comm_hook.start_step:,}, in which gradients travel whole"
@@ -99,7 +99,7 @@ def _assumptions(lowering: Lowering) -> list[Source]:
 
 
 def _links_detail(lowering: Lowering) -> str:
-    """What calibrated the links, and which of the stack's NCCL variables no model hears."""
+    """The calibration source of the links, and NCCL variables of the stack that are not modelled."""
     nccl = lowering.fabric.nccl
     unheard = nccl.environment.unmodelled
     detail = links_source(lowering.cluster, lowering.curves, nccl=nccl)

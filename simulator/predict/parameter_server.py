@@ -92,7 +92,7 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """What the workers and servers do in the steady state. wait_s: of a push, in the servers' queue of updates, mean.
+    """Workers and servers in the steady state. wait_s: mean wait of a push in the servers' queue of updates.
 
     stale: updates of others that come between a worker's pull and its own update, mean and most; ahead: clocks, most.
     """
@@ -168,19 +168,15 @@ def _faults(servers: Servers, plan: Plan, cluster: Cluster) -> Iterator[Fault]:
     degrees = {name: getattr(plan, name) for name in ("dp_shard", "cp", "tp", "pp", "ep", "sync_every_steps")}
     for name, size in degrees.items():
         if size > 1:
-            yield Fault(
-                place=f"servers: {name}", problem=f"workers hold the whole model, and {name} = {size}", remedy="1"
-            )
+            yield Fault(f"servers: {name}", f"workers hold the whole model, and {name} = {size}", "1")
     if servers.overlap and not servers.bounded:
         problem = "workers that neither wait for their own pull nor for others would never learn"
-        yield Fault(
-            place="servers.overlap", problem=problem, remedy="bounded = true with a staleness, or overlap = false"
-        )
+        yield Fault("servers.overlap", problem, "bounded = true with a staleness, or overlap = false")
     if plan.dp_replicate == 1:
-        yield Fault(place="servers: dp_replicate", problem="there is one worker", remedy="2 or more")
+        yield Fault("servers: dp_replicate", "there is one worker", "2 or more")
     if plan.zero or not plan.traits.whole_modules:
         problem = f"the servers hold the states, and {plan.implementation} with zero = {plan.zero} shards them"
-        yield Fault(place="servers: zero", problem=problem, remedy='zero = 0, data_parallel = "ddp"')
+        yield Fault("servers: zero", problem, 'zero = 0, data_parallel = "ddp"')
     if (
         plan.offload.any
         or plan.peft.any
@@ -188,12 +184,12 @@ def _faults(servers: Servers, plan: Plan, cluster: Cluster) -> Iterator[Fault]:
         or OPTIMIZERS[plan.optimizer.kind].matrices
     ):
         problem = "offload, adapters, hooks and optimizers of whole matrices are not modelled with servers"
-        yield Fault(place="servers: plan", problem=problem, remedy="leave them out")
+        yield Fault("servers: plan", problem, "leave them out")
     if cluster.inter is None and not (servers.server_bytes_per_s and servers.worker_bytes_per_s):
         problem = f"no network joins {cluster.name} to servers"
-        yield Fault(place="servers", problem=problem, remedy="server_bytes_per_s and worker_bytes_per_s, or [inter]")
+        yield Fault("servers", problem, "server_bytes_per_s and worker_bytes_per_s, or [inter]")
     if cluster.host_tier is None and servers.update_numel_per_s is None:
-        yield Fault(place="servers.update_numel_per_s", problem=f"{cluster.name} has no [host] to take it from")
+        yield Fault("servers.update_numel_per_s", f"{cluster.name} has no [host] to take it from")
 
 
 def _cycle(servers: Servers, compute_s: float, numel: int, cluster: Cluster) -> Cycle:

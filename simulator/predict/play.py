@@ -270,7 +270,7 @@ def issuing_s(program: Program) -> float:
 
 
 def _work_s(program: Program) -> float:
-    """Its kernels alone, so that what tells two classes apart is the same for any number of micro-batches."""
+    """The time of its kernels alone, so that classes differ independently of the number of micro-batches."""
     return float(f"{float(summed(op.duration_s for op in program.ops if isinstance(op, Compute))):.9g}")
 
 

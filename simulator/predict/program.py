@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from simulator.base.errors import EngineError, InputError
@@ -16,7 +17,7 @@ from simulator.base.kernels import Attention, Gemm, Kernel
 from simulator.base.units import format_bytes
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.history import History, script_history, step_live_bytes
-from simulator.memory.outside import outside_torch_bytes, workspace_bytes
+from simulator.memory.outside import capacity_bytes, outside_torch_bytes, workspace_bytes
 from simulator.memory.pools import asks_for_pool, compressed
 from simulator.memory.use import MemoryUse, history_use, memory_trace
 from simulator.parallel.mesh import Mesh
@@ -188,7 +189,7 @@ def _programs(
 def lowered_programs(
     capture: Capture, cluster: Cluster, stack: Stack, calibration: Calibration, curves: LinkCurves
 ) -> list[Program]:
-    """What the engine plays."""
+    """The programs that the engine simulates."""
     column, *_ = columns(capture)
     scripts = {one.rank: captured_script(one, column) for one in column.captures}
     return _programs(scripts, column, _plan(capture), cluster, stack, calibration, curves)
@@ -274,17 +275,27 @@ def _memory_use(
     *,
     quick: bool,
 ) -> tuple[MemoryUse, partial[MemoryTrace]]:
-    """Memory of a captured rank, and what makes its course; settings: None where the plan names the pool. quick: as `history_memory` has it."""
-    history = _history(script, device, plan.memory)
+    """Memory of a captured rank, and what makes its course; settings: None where the plan names the pool. quick: as `history_memory` has it.
+
+    On another device with equal workspaces the allocator does the same as long as it does not end.
+    """
     groups = sum(len(group) > 1 and one.rank in group for group in one.groups)
     outside = outside_torch_bytes(device, plan, groups, stack=stack)
+    key = (workspace_bytes(device), plan.memory.model_dump_json(), settings)
+    if quick and key in script.held:
+        room = capacity_bytes(device, plan, outside)
+        use = replace(script.held[key], outside_torch_bytes=outside, capacity_bytes=room, pressure=None)
+        return use, partial(MemoryTrace, samples=(), peak_index=0, by_category=use.by_category)
+    history = _history(script, device, plan.memory)
     live = step_live_bytes(history)
     use, reserved = history_use(history, live, plan, device, outside, settings, quick=quick)
+    if not quick and settings is not None:
+        script.held[key] = use
     return use, partial(memory_trace, history, live, reserved, use, quick=quick)
 
 
 def _kinds(column: Column, played: SimulatedStep, uses: Mapping[int, MemoryUse], device: Device) -> tuple[KindUse, ...]:
-    """What ranks of each kind do and hold, where there are several kinds."""
+    """Time and memory of each kind of rank, if there are several."""
     if len(column.ranks) == 1:
         return ()
     parts = {rank: _breakdown(played.timeline, f"rank{rank}") for rank in column.ranks}
@@ -303,7 +314,7 @@ def _kinds(column: Column, played: SimulatedStep, uses: Mapping[int, MemoryUse],
 
 
 def _beside(column: Column, others: Sequence[Column], uses: Mapping[int, MemoryUse]) -> list[Source]:
-    """Ranks that are not played, since they do what others do: whether they do, and what they hold."""
+    """Ranks that are not simulated because they equal others: their differences and memory."""
     found = []
     for other in others:
         differs = unlike(column, other)
@@ -355,7 +366,7 @@ def _spread(
     mesh: Mesh,
     curves: LinkCurves,
 ) -> dict[str, float]:
-    """What each category's error makes of the step: one sigma, relative to it; operators that no rule knows widen it."""
+    """The effect of each category's error on the step: one sigma, relative; unknown operators widen it."""
     calls = {
         (one.kind, one.role): one.size_bytes for one in script.step if isinstance(one, Communicate) and one.size_bytes
     }
@@ -387,7 +398,7 @@ def _unpriced_s(played: SimulatedStep, script: CapturedScript) -> float:
 
 
 def _extrapolated(scripts: Iterable[CapturedScript], calibration: Calibration, stack: Stack) -> tuple[str, ...]:
-    """What lies outside the range that the calibration measured."""
+    """Kernels outside the range that the calibration measured."""
     kernels = dict.fromkeys(_kernels(scripts))
     notes = (calibration.extrapolated(kernel, stack.attention) for kernel in kernels)
     return tuple(dict.fromkeys(note for note in notes if note))

@@ -20,7 +20,7 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def sources_of(capture: Capture, scripts: Mapping[int, CapturedScript]) -> list[Source]:
-    """What is known of the program, and what had to be answered for it."""
+    """Facts of the program, and the answers that it was given for unknown values."""
     launched = sum(each.launches for each in scripts.values())
     ranks = tuple(scripts)
     who = f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)} of {capture.world_size:,}"

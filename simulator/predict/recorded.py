@@ -18,16 +18,7 @@ from simulator.base.units import counted, format_seconds
 from simulator.play.engine import run
 from simulator.play.lower.recorded import recorded_programs
 from simulator.predict.prediction import Source
-from simulator.predict.repriced import (
-    AS_IT_WAS,
-    DeviceRatio,
-    Fabric,
-    How,
-    Tally,
-    collective_ratio,
-    sized,
-    volume_ratio,
-)
+from simulator.predict.repriced import AS_IT_WAS, DeviceRatio, Fabric, How, Tally, collective_ratio, sized, volume_ratio
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
@@ -142,7 +133,7 @@ class _Played:
 
 
 class _Changes:
-    """What is asked, applied to one script after another, and told."""
+    """The requested changes, applied to one script after another, with notes."""
 
     def __init__(self, ranks: Ranks, what_if: WhatIf) -> None:
         self._what_if, self._first = what_if, ranks.recordings[0]
@@ -175,7 +166,7 @@ class _Changes:
         return what_if.hidden(step) if self._what_if.communication == "hidden" else step
 
     def check(self) -> None:
-        """Raise InputError for what was asked and is not in it."""
+        """Raise InputError for changes that the recording has no ops for."""
         faults = [
             Fault(place=f"--faster {text}", problem="matches no kernel's name and no category", remedy=self._known())
             for text, count in self._found.items()

@@ -49,7 +49,7 @@ def check_reference(kind: str, plan: Plan) -> Kind:
 
 
 def reference_bytes(model: Model, plan: Plan, kind: Kind) -> int:
-    """What the reference's weights take of a GPU."""
+    """Bytes of the reference's weights on a GPU."""
     if kind == "base":
         return 0
     shards = plan.tp * (plan.dp_shard * plan.cp if plan.zero == 3 else 1)

@@ -1,4 +1,4 @@
-"""What would make a plan fit: candidate changes are predicted, and those that fit are listed, cheapest first.
+"""Remedies: candidate changes are predicted, and those that fit are listed, cheapest first.
 
 Changes are first estimated on short models: memory of 4 and 8 layers (2 and 4 of each pipeline stage) is carried on in a
 line to the layers that the model has, and time ranks them. The cheapest of those that seem to fit are then predicted in full, and only what that
@@ -15,14 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from simulator.base.errors import InputError
 from simulator.base.fit import Fit
-from simulator.memory import (
-    MemoryUse,
-    memory_uses,
-    outside_torch_bytes,
-    step_live_bytes,
-    window_bytes,
-    write_history,
-)
+from simulator.memory import MemoryUse, memory_uses, outside_torch_bytes, step_live_bytes, window_bytes, write_history
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.outside import workspace_bytes
 from simulator.memory.pools import asks_for_pool
@@ -102,7 +95,7 @@ class _Candidate:
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    """The inputs that stay, what single changes did, and the effort that is left."""
+    """The fixed inputs, the effects of single changes, and the remaining effort."""
 
     model: Model
     calibration: Calibration
@@ -184,7 +177,7 @@ class _Search:
 
 
 def device_s_per_token(plan: Plan, step_s: float) -> float:
-    """What a step costs, whatever its size and the number of its devices."""
+    """Device-seconds per token of a step."""
     return step_s * plan.num_devices / plan.tokens_per_step
 
 
@@ -263,7 +256,7 @@ def _child(search: _Search, parent: _Candidate, change: Change) -> _Candidate | 
 
 
 def _estimated(search: _Search, candidates: list[_Candidate]) -> Iterator[_Candidate]:
-    """The candidates with estimates of their own; what the inputs refuse is left out."""
+    """The candidates with their estimates, without those that the inputs refuse."""
     for candidate in candidates:
         if search.estimated_layers <= 0:
             return

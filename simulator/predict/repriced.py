@@ -56,7 +56,7 @@ class Tally:
 
 
 class DeviceRatio:
-    """What ops take on a device, over what they took on the recorded one."""
+    """Time ratios of ops between a device and the recorded one."""
 
     def __init__(self, old: Device, new: Device, calibration: Calibration | None) -> None:
         self._old, self._new = old, new
@@ -164,7 +164,7 @@ def sized(cluster: Cluster, world: int, place: str) -> Cluster:
 def collective_ratio(
     op: RecordedOp, old: Fabric, new: Fabric, resized: Callable[[tuple[int, ...]], tuple[int, ...]]
 ) -> How:
-    """(factor, way) of a collective whose group becomes `resized`."""
+    """(factor, method) of a collective whose group becomes `resized`."""
     carried = op.carried
     assert carried is not None
     if carried.size_bytes is None or not carried.size_bytes or len(carried.ranks) < 2:
@@ -209,7 +209,7 @@ def with_collective_times(one: Recording, cluster: Cluster, curves: LinkCurves) 
 
 
 def volume_ratio(kind: str, before: int, after: int) -> How:
-    """(factor, way) where no fabric is known: what a rank sends of a ring, (n - 1)/n of the tensor, twice for an all-reduce."""
+    """(factor, method) without a known fabric: a ring's volume per rank, (n - 1)/n of the tensor, twice for an all-reduce."""
     if kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") or before < 2:
         return 1.0, AS_IT_WAS
     return ((after - 1) / after) / ((before - 1) / before), BY_VOLUME

@@ -100,7 +100,7 @@ class Sent:
 
 
 def sent(lowering: Lowering, played: SimulatedStep) -> Iterator[Sent]:
-    """What a step sends, those calls among it that lie inside a block; no copies to and from hosts."""
+    """A step's collectives, including those inside blocks, without copies to and from hosts."""
     program = played.program
     ops = {(op.kind, op.stream, op.size_bytes): op for op in program.ops if isinstance(op, Collective)}
     counts = Counter((op.kind, op.stream, op.size_bytes) for op in program.ops if isinstance(op, Collective))

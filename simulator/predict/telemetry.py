@@ -1,4 +1,4 @@
-"""What a step does to each part of the machine: bytes and busy time against what the part can do, and when.
+"""Utilisation of each part of the machine in a step: bytes and busy time against capacity, over time.
 
 A counter belongs to one rank, or to its node where all ranks of a node share the part (host memory, drives). Bytes are
 those that must move: a kernel reads and writes each operand once, a collective sends what its algorithm sends. Rates are
@@ -166,7 +166,7 @@ def telemetry(
     *,
     jitter: float = 0.0,
 ) -> Telemetry:
-    """The counters of a predicted step. The inputs are those of `predict`, which raises what can be wrong with them."""
+    """The counters of a predicted step. Inputs and errors are those of `predict`."""
     calibration, stack = calibration or Calibration.for_device(cluster.device), stack or Stack.of(plan)
     lowering = lower(model, plan, cluster, stack, calibration, calibration.links or default_curves())
     works = rank_works(lowering)
@@ -276,7 +276,7 @@ class _Reading:
         return found | {counter: float(op.cost.link_bytes.get(name, 0)) for name, counter in _TIERS.items()}
 
     def _collective(self, kind: str, role: str, size_bytes: int) -> Mapping[str, float]:
-        """What one rank sends in a collective. It reads from HBM what it sends, and writes as much that it receives."""
+        """Amounts of one rank in a collective. It reads from HBM what it sends, and writes what it receives."""
         key = kind, role, size_bytes
         if key not in self._traffic:
             self._traffic[key] = self._sent(kind, self._shape(role), size_bytes)

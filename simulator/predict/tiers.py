@@ -1,4 +1,4 @@
-"""What a plan takes below HBM, against what a node has."""
+"""Memory of a plan below HBM, against a node's capacity."""
 
 from __future__ import annotations
 

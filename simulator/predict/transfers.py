@@ -1,4 +1,4 @@
-"""The schedule of a step's transfers: what moves when, by when it must be there, and when its room is free again."""
+"""The schedule of a step's transfers: time, deadline, and when the memory is free again."""
 
 from __future__ import annotations
 

@@ -170,20 +170,14 @@ def _faults(rollout: Rollout, plan: Plan, longest: int) -> Iterator[Fault]:
     total = rollout.prompts * rollout.samples * rollout.epochs
     if total % plan.global_batch_size:
         problem = f"{total} sequences are not whole steps of {plan.global_batch_size}"
-        yield Fault(
-            place=f"{_PLACE}: prompts",
-            problem=problem,
-            remedy=f"a global batch of {gcd(total, plan.global_batch_size)}",
-        )
+        yield Fault(f"{_PLACE}: prompts", problem, f"a global batch of {gcd(total, plan.global_batch_size)}")
     if longest > plan.seq_len:
         problem = f"a prompt with its answer has {longest} tokens, the plan's sequences {plan.seq_len}"
-        yield Fault(place=f"{_PLACE}: output_tokens", problem=problem, remedy=f"seq_len = {longest}, or shorter ones")
+        yield Fault(f"{_PLACE}: output_tokens", problem, f"seq_len = {longest}, or shorter ones")
     if (rollout.cluster is not None) != (rollout.engine == "apart"):
-        yield Fault(
-            place=f"{_PLACE}: cluster", problem="is that of an engine apart", remedy='engine = "apart" with a cluster'
-        )
+        yield Fault(f"{_PLACE}: cluster", "is that of an engine apart", 'engine = "apart" with a cluster')
     if rollout.ahead and rollout.engine != "apart":
-        yield Fault(place=f"{_PLACE}: ahead", problem="the GPUs either answer or train", remedy='engine = "apart"')
+        yield Fault(f"{_PLACE}: ahead", "the GPUs either answer or train", 'engine = "apart"')
     try:
         check_reference("model" if rollout.reference == "none" else rollout.reference, plan)
     except InputError as exc:
@@ -207,13 +201,13 @@ def _sync_s(rollout: Rollout, model: Model, plan: Plan, cluster: Cluster) -> flo
 
 
 def _bytes(rollout: Rollout, prediction: Prediction, serving: Serving, model: Model, plan: Plan) -> dict[str, int]:
-    """What a GPU holds while it answers and while it trains; apart: of the training's GPUs."""
+    """A GPU's memory during generation and during training; if separate, of the training GPUs."""
     memory, value_model = prediction.memory, prediction.memory.resident_bytes if rollout.critic else 0
     beside = reference_bytes(model, plan, "model") * ((rollout.reference == "model") + (rollout.reward == "model"))
     states, training = memory.resident_bytes + value_model + beside, memory.used_bytes + value_model + beside
     engine = serving.memory.used_bytes
     return {
-        "generating_bytes": engine if rollout.engine == "apart" else engine + states,
+        "generating_bytes": states + (engine if rollout.engine != "apart" else 0),
         "training_bytes": training + (engine if rollout.engine == "stays" else 0),
         "capacity_bytes": memory.capacity_bytes,
     }

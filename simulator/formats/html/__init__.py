@@ -50,11 +50,7 @@ def write_page(path: Path, kind: str, answer: Mapping[str, Any], drawing: Mappin
     write_whole(path, page(kind, answer, drawing), "--html")
 
 
-def page(
-    kind: str,
-    answer: Mapping[str, Any],
-    drawing: Mapping[str, Any] | None = None,
-) -> str:
+def page(kind: str, answer: Mapping[str, Any], drawing: Mapping[str, Any] | None = None) -> str:
     """The page of an answer. kind: of templates/KIND.html. answer: as `--json` prints it. drawing: what pictures need beside it."""
     script = _script((*_SCRIPTS, *_FURTHER.get(kind, ()), "main"))
     parts = _Parts(kind, script, _static("page.css"), _embedded(drawing or {}), {**_UNDRAWN, **(drawing or {})})
@@ -121,7 +117,7 @@ def _hash(text: str) -> str:
 
 
 def _within(answer: Mapping[str, Any], most: int) -> tuple[dict[str, Any], str]:
-    """The answer as JSON has it, its longest list cut where it has more than so many bytes, and how much of that is shown."""
+    """The answer as JSON, with its longest list cut at a limit of bytes, and how much of that is shown."""
     document: dict[str, Any] = json.loads(json.dumps(answer))
     sizes = {name: len(_embedded(value).encode()) for name, value in document.items()}
     lists = [name for name, value in document.items() if isinstance(value, list)]

@@ -208,7 +208,7 @@ def _fault(path: Path, node: _Node, problem: str) -> Fault:
 def _ops(
     path: Path, operations: list[_Node], known: Mapping[int, _Node], groups: Groups
 ) -> tuple[list[RecordedOp], bool]:
-    """The ops, each behind what it waits for; whether they say their own exact times."""
+    """The ops in order of their dependencies, and whether they have our own exact times."""
     waits = {node.id: _dependencies(node, known) for node in operations}
     order, stuck = in_order(waits)
     if stuck:
@@ -224,7 +224,7 @@ def _ops(
 
 
 def _dependencies(node: _Node, known: Mapping[int, _Node]) -> list[int]:
-    """What a node waits for; in place of nodes that are left out, what those wait for."""
+    """A node's dependencies; skipped nodes are replaced by their own dependencies."""
     found: dict[int, None] = {}
     seen, ahead = {node.id}, list(node.waits)
     while ahead:

@@ -1,4 +1,4 @@
-"""What a kernel is, by its name: its category, and of a communication library's kernels the kind of collective."""
+"""A kernel's category by its name, and the kind of collective of a communication library's kernel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LIBRARIES = re.compile(r"^(gloo:|nccl)", re.IGNORECASE)
 
 
 def category_of(name: str) -> str:
-    """A kernel's category; what has no name of its own is elementwise."""
+    """A kernel's category; unknown names are elementwise."""
     return next((category for category, pattern in _CATEGORIES if pattern.search(name)), "elementwise")
 
 

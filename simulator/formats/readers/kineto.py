@@ -86,7 +86,7 @@ def read_kineto(path: Path, step: int | None = None, progress: Callable[[int], N
 
 
 def read_events(path: Path, events: Events, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
-    """Give every event of a file to `events`; what stands beside them is returned. Raises InputError."""
+    """Pass every event of a file to `events`; returns the file's other values. Raises InputError."""
     if is_nsight(path):
         return read_nsight(path, events)
     try:

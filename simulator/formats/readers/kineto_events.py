@@ -1,4 +1,4 @@
-"""What is kept of a profiler's trace while it is read: columns of numbers, and a few special events."""
+"""The in-memory form of a profiler's trace: columns of numbers, and a few special events."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class Selection:
 
 
 def limit(path: Path) -> None:
-    """What this process may take; systems without such limits read without them."""
+    """Limit this process' memory and time, on systems that can."""
     try:
         import resource
     except ImportError:

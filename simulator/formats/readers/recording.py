@@ -77,10 +77,9 @@ def _same_rank(found: Sequence[Recording], path: Path) -> Iterator[Fault]:
     for one in found if len(found) > 1 else ():
         if one.rank is None:
             problem, remedy = "does not say which rank it is of", "traces whose distributedInfo has a rank, or one file"
-            yield Fault(place=f"{path / one.name}", problem=problem, remedy=remedy)
+            yield Fault(f"{path / one.name}", problem, remedy)
         elif one.rank in seen:
-            problem = f"is of rank {one.rank}, as {seen[one.rank]} is"
-            yield Fault(place=f"{path / one.name}", problem=problem, remedy="a file a rank")
+            yield Fault(f"{path / one.name}", f"is of rank {one.rank}, as {seen[one.rank]} is", "a file a rank")
         seen.setdefault(one.rank, one.name)
 
 
@@ -193,7 +192,7 @@ class _Ops:
         )  # fmt: skip
 
     def _carried(self, i: int) -> Carried | None:
-        """The collective that a kernel is, by its own arguments, or those of the call on the host."""
+        """The collective of a kernel, by its arguments, or by those of the call on the host."""
         events = self._events
         described = events.collectives.get(i)
         described = (

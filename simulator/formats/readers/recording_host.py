@@ -67,7 +67,7 @@ def _operators(events: HostEvents, inside: list[HostOp], main: int, first: float
 
 
 def _gloo(events: HostEvents, head: Mapping[str, Any], first: float, last: float) -> Iterator[RecordedOp]:
-    """Gloo's collectives. Kind and size are those of the operator that asked for each: they run in the order of asking."""
+    """Gloo's collectives. Kind and size are those of the operator that issued each: they run in the order of issue."""
     operators = deque(sorted((one for one in events.operators if kind_of(one.name)), key=lambda one: one.start))
     ranks, name = _only_group(head)
     lanes: dict[int, int] = {}

@@ -86,7 +86,7 @@ def _plain(path: Path) -> dict[str, Any]:
         raise InputError.at(str(path), problem, "nothing was executed; a snapshot of this size needs less") from None
     if "faults" in answer:
         faults = [
-            Fault(place=f"{path}: {place}" if place else str(path), problem=problem, remedy=remedy)
+            Fault(f"{path}: {place}" if place else str(path), problem, remedy)
             for place, problem, remedy in answer["faults"]
         ]
         raise InputError(faults)
@@ -210,8 +210,7 @@ def _settings(
         faults.append(("garbage_collection_threshold", "from 0 to 1"))
     if faults:
         raise InputError(
-            Fault(place=f"{path}: allocator_settings.{key}", problem=f"is {str(data[key])[:40]!r}", remedy=remedy)
-            for key, remedy in faults
+            Fault(f"{path}: allocator_settings.{key}", f"is {str(data[key])[:40]!r}", remedy) for key, remedy in faults
         )
     settings = AllocatorSettings(
         expandable_segments=expandable or data.get("expandable_segments") is True,

@@ -29,7 +29,7 @@ def read_draft(file: PlanFile, given: Collection[str]) -> Draft:
     for text in file.define:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            faults.append(Fault(place=f"--define {text}", problem="has no value", remedy="--define NAME=VALUE"))
+            faults.append(Fault(f"--define {text}", "has no value", "--define NAME=VALUE"))
         variables[name] = value
     if faults:
         raise PlanError(faults)
@@ -62,7 +62,7 @@ def with_draft(
             fault.place == place for fault in draft.faults
         ):  # else what stands there cannot be read, and is reported
             cure = (("--model", str(DEFAULT["model"])),)
-            faults.append(Fault(place=place, problem=problem, remedy="--model NAME or FILE", flags=cure))
+            faults.append(Fault(place, problem, "--model NAME or FILE", flags=cure))
     plan: dict[str, Any] = {}
     found = draft.faults
     if cluster is not None:
@@ -105,9 +105,7 @@ def part_of(draft: Draft, cluster: Cluster, given: Mapping[str, Any]) -> tuple[i
     place = draft.places.get("num_devices", draft.file)
     problem = f"the job's {stated} GPUs are not whole nodes of {cluster.name}, which has {each} each"
     nodes = -(-stated // each)
-    raise ClusterError(
-        Fault(place=place, problem=problem, remedy="--nodes N, or another --cluster", flags=(("--nodes", f"{nodes}"),))
-    )
+    raise ClusterError(Fault(place, problem, "--nodes N, or another --cluster", flags=(("--nodes", f"{nodes}"),)))
 
 
 def stack_overrides(draft: Draft, overrides: Sequence[Override], given: Mapping[str, Any]) -> list[Override]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from simulator.parallel.legality.rule import Pipeline, PipelineRule
@@ -55,35 +56,28 @@ def _sum(line: Pipeline) -> str:
     return f"{summed} = {sum(counts)}, the model has {line.num_layers} layers"
 
 
+_stage_layers_rule = partial(PipelineRule, where="stage_layers", applies=_explicit)
 _OF_EACH: Final = (
-    PipelineRule(
-        where="stage_layers",
+    _stage_layers_rule(
         fields=("split",),
-        applies=_explicit,
         holds=lambda line: line.split.first is None and line.split.last is None and not line.split.ends_as_layers,
         equation="the layers of each stage are given; settings of the first stage, the last stage, embedding or head contradict them",
         remedy="leave stage_layers out, or those settings",
     ),
-    PipelineRule(
-        where="stage_layers",
+    _stage_layers_rule(
         fields=("split", "pp", "virtual_stages", "pipeline_schedule"),
-        applies=_explicit,
         holds=lambda line: len(_given(line)) == _positions(line),
         equation=lambda line: f"{len(_given(line))} numbers for {_positions(line)} virtual stages",
         remedy=lambda line: f"give {_positions(line)} numbers: pp × virtual_stages",
     ),
-    PipelineRule(
-        where="stage_layers",
+    _stage_layers_rule(
         fields=("split",),
-        applies=_explicit,
         holds=lambda line: all(count >= 0 for count in _given(line)),
         equation=lambda line: f"{min(_given(line))} layers in a stage",
         remedy="give each stage 0 layers or more",
     ),
-    PipelineRule(
-        where="stage_layers",
+    _stage_layers_rule(
         fields=("split",),
-        applies=_explicit,
         holds=lambda line: sum(_given(line)) == line.num_layers,
         equation=_sum,
         remedy=lambda line: f"give numbers whose sum is {line.num_layers}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from simulator.parallel.legality.degrees import nearest_divisor
@@ -227,19 +228,16 @@ def _divides(name: str) -> PlayRule:
     )
 
 
+_tp_rule = partial(PlayRule, where="tp", applies=_split)
 _SPLIT: Final = (
-    PlayRule(
-        where="tp",
+    _tp_rule(
         fields=("tp", "implementation", "dp_replicate", "dp_shard"),
-        applies=_split,
         holds=lambda played: not played.plan.traits.whole_modules or played.plan.num_data_parallel <= 1,
         equation="torch's DDP of split parameters is experimental: it rebuilds them in every forward",
         remedy="tp = 1, or zero = 3",
     ),
-    PlayRule(
-        where="tp",
+    _tp_rule(
         fields=("tp",),
-        applies=_split,
         holds=lambda played: not played.model.fused_qkv,
         equation="a joined QKV projection is not split by torch's styles",
         remedy="tp = 1",

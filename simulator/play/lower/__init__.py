@@ -91,7 +91,7 @@ class Lowering:
 
     @cached_property
     def fabric(self) -> MeshFabric:
-        """What its collectives run on."""
+        """The links and groups of its collectives."""
         ideal = self.calibration.kind == "ideal"
         return MeshFabric(
             cluster=self.cluster,
@@ -134,7 +134,7 @@ class Lowering:
 
     @property
     def _roles(self) -> tuple[str, ...]:
-        """What ranks meet for, pipelines aside."""
+        """The roles of the plan's collectives, without pipelines."""
         units = (unit for stage in self.stages for chunk in stage.chunks for unit in chunk.units)
         hops = tuple(hop.role for unit in units for hop in unit.hops)
         staged = ("shard_near", "shard_far") if self.plan.deepspeed.hierarchical_gather else ()
@@ -142,7 +142,7 @@ class Lowering:
 
     @cached_property
     def rank_classes(self) -> RankClasses | None:
-        """Who plays what where GPUs differ; None where all are equal."""
+        """The classes of ranks if GPUs differ; None if all are equal."""
         if self.kinds is None:
             return None
         even = MeshFabric(
@@ -163,16 +163,18 @@ class Lowering:
 
     @property
     def transfers(self) -> Transfers | None:
-        """What moves between tiers cost; None where nothing does."""
+        """The cost of transfers between tiers; None without offload."""
         tier, plan = self.cluster.host_tier, self.plan
         if self.pool_tiers is not None:
             return self.pool_tiers.transfers if self.pool_tiers.spills else None
         if tier is None or not plan.offload.any:
             return None
-        return self.transfers_under(plan.offload, tier, _lent_bytes_per_s(self.cluster, plan))
+        cluster = self.cluster  # whose nodes' idle GPUs lend each rank a part of their ports, one way
+        lent_bytes_per_s = cluster.idle_gpus * cluster.intra.bytes_per_s / min(cluster.gpus_per_node, plan.num_devices)
+        return self.transfers_under(plan.offload, tier, lent_bytes_per_s)
 
     def transfers_under(self, offload: Offload, tier: HostTier, lent_bytes_per_s: float) -> Transfers:
-        """The prices of what moves in this way. lent_bytes_per_s: a rank's part of the ports of idle GPUs."""
+        """The cost of transfers under this offload. lent_bytes_per_s: a rank's part of the ports of idle GPUs."""
         plan = self.plan
         return Transfers(
             tier=tier,
@@ -187,7 +189,7 @@ class Lowering:
 
     @cached_property
     def pool_tiers(self) -> PoolTiers | None:
-        """The pool where it has tiers below HBM."""
+        """The memory pool, if it has tiers below HBM."""
         return PoolTiers.of(self) if self.plan.memory.tiered else None
 
     @property
@@ -243,12 +245,7 @@ class Lowering:
 
 
 def lower(
-    model: Model,
-    plan: Plan,
-    cluster: Cluster,
-    stack: Stack,
-    calibration: Calibration,
-    curves: LinkCurves,
+    model: Model, plan: Plan, cluster: Cluster, stack: Stack, calibration: Calibration, curves: LinkCurves
 ) -> Lowering:
     """Check that the inputs fit together and price every phase.
 
@@ -309,7 +306,7 @@ def _as_hosted(stack: Stack, plan: Plan, cluster: Cluster) -> Stack:
 
 
 def _of_its_kind(calibration: Calibration, device: Device) -> Calibration:
-    """Another device's calibration: ideal or of its data sheet where that was asked for, else its own."""
+    """Another device's calibration: ideal or from its data sheet if the first one's is, else its own."""
     if calibration.kind == "ideal":
         return calibration
     return Calibration.datasheet(device) if calibration.kind == "datasheet" else Calibration.for_device(device)
@@ -323,8 +320,3 @@ def _switches(cluster: Cluster) -> dict[str, Any]:
     reached = min(tier.h2d_bytes_per_s, tier.d2h_bytes_per_s) / link.bytes_per_s
     uplink = (cluster.pcie.switch_bytes_per_s or link.bytes_per_s) * reached
     return {"switches": cluster.pcie.switches, "uplink_bytes_per_s": uplink}
-
-
-def _lent_bytes_per_s(cluster: Cluster, plan: Plan) -> float:
-    """A rank's part of the ports of its node's idle GPUs, one way."""
-    return cluster.idle_gpus * cluster.intra.bytes_per_s / min(cluster.gpus_per_node, plan.num_devices)

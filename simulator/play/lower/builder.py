@@ -60,12 +60,12 @@ class Builder(Folder):
         return ready
 
     def far_part(self, size_bytes: int) -> int:
-        """What ranks at one place of each node gather among them of a shard group's `size_bytes`."""
+        """Bytes of a shard group's `size_bytes` that ranks at one position of each node gather among them."""
         return size_bytes // self._fabric.near_ranks
 
     @property
     def agrees(self) -> bool:
-        """Replicas agree at the end of this step, where they take steps alone."""
+        """Whether replicas that take local steps synchronise at the end of this step."""
         return self._fabric.agrees
 
     def hold(self, op: int | None) -> None:
@@ -84,7 +84,7 @@ class Builder(Folder):
         return self._append(Call(**named, cost=price[0], slows=price[1], host_s=host_s, waits=waits), *after)
 
     def _joined(self, after: tuple[int | None, ...], *, join: bool = True) -> tuple[int, ...]:
-        """What compute waits for: what is held too (join), and without overlap the last collective."""
+        """Dependencies of compute: with join also the held ones, and without overlap the last collective."""
         if join:
             after, self._held = (*after, *self._held), []
         if not self._fabric.stack.overlap.communication:
@@ -102,7 +102,7 @@ class Builder(Folder):
         return self._last_compute
 
     def remember(self, action: str, unit: str, index: int, op: int | None) -> None:
-        """`op` is what happened to a unit in a micro-batch."""
+        """Record the op of an action on a unit in a micro-batch."""
         if op is not None:
             self._found[action, unit, index] = op
 
@@ -318,7 +318,7 @@ class Builder(Folder):
         return self._add(op)
 
     def program(self) -> Program:
-        """What was built so far."""
+        """The program built so far."""
         links = self._peers.links()
         if self._fabric.transfers is not None:
             links |= self._fabric.transfers.links(self._rank)

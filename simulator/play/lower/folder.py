@@ -17,7 +17,7 @@ SLOW, STRAGGLERS, WAITING = "slow_gpu", "stragglers", "slow_peer"
 
 
 class Folder:
-    """Folds what one program does. It knows its ranks' pace and what its collectives cost."""
+    """Folds work of one program, with its ranks' pace and the cost of its collectives."""
 
     def __init__(self, fabric: MeshFabric, peers: Peers) -> None:
         self._fabric, self._peers = fabric, peers
@@ -98,7 +98,7 @@ class Folder:
         return Work(parts=(*work.parts, *added), host_s=work.host_s) if added else work
 
     def _with_peers(self, work: Work) -> Work:
-        """The same on all ranks of a block: where one of them is slower than this one, this one waits."""
+        """The same on all ranks of a block: this rank waits for slower ones."""
         work, rank_classes = self._paced(work), self._fabric.rank_classes
         if rank_classes is None or self._peers.at is None or self._peers.lag == 0:
             return work

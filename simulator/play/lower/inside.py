@@ -1,4 +1,4 @@
-"""What of a program's collectives lies inside its compute ops: those of blocks, which folding has joined with the kernels."""
+"""Collectives inside compute ops: those of blocks, which folding joined with the kernels."""
 
 from __future__ import annotations
 

@@ -66,14 +66,12 @@ def _folded(build: Builder, pieces: _PhasePieces | None) -> tuple[Work, Work, Wo
     return before, between, after
 
 
-def _sends_rows(exchange: Exchange) -> bool:
-    return exchange.axis == "ep" and exchange.kind == "all_to_all"
-
-
 def _phase_pieces(phase: Phase) -> _PhasePieces | None:
     """None where the phase has not the two exchanges of a layer with experts."""
     segments = phase.segments
-    at = [i for i, segment in enumerate(segments) if any(_sends_rows(e) for e in segment.exchanges)]
+    at = [
+        i for i, segment in enumerate(segments) if ("ep", "all_to_all") in ((e.axis, e.kind) for e in segment.exchanges)
+    ]
     if len(at) != 2:
         return None
     first, second = at

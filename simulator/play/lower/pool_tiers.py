@@ -1,4 +1,4 @@
-"""A pool over several tiers in a step: what leaves HBM where a moment needs more than there is, and comes back when it is used.
+"""A pool over several tiers in a step: tensors leave HBM when a moment needs more than there is, and return when used.
 
 Tensors are what a unit keeps: its parameters, gradients and optimizer states, and what it saves of a micro-batch. Ops use them in the
 order in which they are launched, the optimizer unit by unit; what else a moment holds has to be in HBM, and they have the room beside
@@ -178,7 +178,7 @@ class PoolTiers:
         return self.sizes.get(key) or self.sizes.get((key[0], key[1], -2), 0)
 
     def _played(self, uses: Sequence[Use]) -> Residency:
-        """Step after step the same uses; what a step makes, it frees behind its last use."""
+        """Play equal steps; tensors made in a step are freed after their last use."""
         return _Steps(self, uses).played()
 
 
@@ -251,7 +251,7 @@ class _Steps:
     def _placed(
         self, stack: Sequence[int], place: Mapping[int, int], mine: Mapping[int, float], room: int
     ) -> dict[int, int]:
-        """Tensor -> tier. What is down stays there until it is used."""
+        """Tensor -> tier. Tensors below HBM stay there until used."""
         rooms = (max(0, room), *(one.num_bytes for one in self._pool.tiers[1:]))
         lowest = filled(self._bytes, rooms, stack)
         return {one: tier if one in mine else max(tier, place.get(one, 0)) for one, tier in lowest.items()}
@@ -323,7 +323,7 @@ def _tiers(lowering: Lowering) -> tuple[Tier, ...]:
 
 
 def _moves(lowering: Lowering) -> Moves:
-    """What a move costs beside its bytes. The rounds of page faults are in the rate of their link."""
+    """The cost of a move besides its bytes. Rounds of page faults are in the rate of their link."""
     host, memory = lowering.cluster.host_tier, lowering.plan.memory
     assert host is not None  # a rule asks for it
     unit_s = 0.0 if memory.policy == "unified" and not memory.prefetch else host.copy_latency_s

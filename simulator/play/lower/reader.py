@@ -100,7 +100,7 @@ class StageReader:
         self._end_row()
 
     def _between(self, one: Instruction) -> None:
-        """What stands between passes, and behind them."""
+        """Instructions between passes, and after them."""
         match one:
             case Receive(action):
                 receive(self._build, self._stage, action)
@@ -146,7 +146,7 @@ class StageReader:
         return self._build.compute(str(one.action), work, early=step.turns)
 
     def _together(self, forward: Pass, backward: Pass) -> None:
-        """Both wait for what either receives, and what they make leaves at the end; in turn where they have traffic."""
+        """Both wait for each other's messages, and send at the end; one after another if they have traffic."""
         both = (forward, backward)
         assert forward.action is not None
         assert backward.action is not None

@@ -13,12 +13,9 @@ GAP = "gaps"  # category of what passes before an op with nothing that it is kno
 
 def recorded_programs(scripts: Sequence[RecordedScript], joined: frozenset[str] = frozenset()) -> list[Program]:
     """A program a rank. joined: roles whose collectives the ranks of all scripts that have any meet in, in order."""
-    members = {role: sum(any(_is_of(one, role) for one in script.step) for script in scripts) for role in joined}
+    roles = [{one.role for one in script.step if isinstance(one, Communicate)} for script in scripts]
+    members = {role: sum(role in each for each in roles) for role in joined}
     return [_Lowering(script, members).program() for script in scripts]
-
-
-def _is_of(one: Launch | Communicate, role: str) -> bool:
-    return isinstance(one, Communicate) and one.role == role
 
 
 class _Lowering:

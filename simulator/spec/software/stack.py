@@ -68,14 +68,7 @@ _COEFFICIENTS = (
     "step_overhead_s",
     "experts_sigma",
 )
-_HOST_TIMES = (
-    "host_launch_s",
-    "host_module_s",
-    *_INTERPRETER,
-    "host_kernel_s",
-    "host_collective_s",
-    "host_unit_s",
-)
+_HOST_TIMES = ("host_launch_s", "host_module_s", *_INTERPRETER, "host_kernel_s", "host_collective_s", "host_unit_s")
 _MAX_CALIBRATION_RUNS = 6
 # Products inside whole eager steps of one H200 ran within 1 % of what the power cap leaves them there, colder caches and
 # all (experiments/fit_stacks.py, torch-2.11-eager). The prior for every stack that nobody calibrated.

@@ -1,4 +1,4 @@
-"""What a row's name or notes say of it that no model or plan of today has a word for."""
+"""Features in a row's name or notes that models and plans here cannot express."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OFFLOAD: Final = re.compile("offload", re.IGNORECASE)
 
 
 def inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
-    """(kind, detail) of what a model or plan of today has no word for."""
+    """(kind, detail) of each feature that a model or plan here cannot express."""
     yield from beyond_models(row)
     if (row.ep or 1) > 1 and (row.n_experts or 1) == 1:
         yield "expert parallelism without experts", f"ep = {row.ep}"
@@ -39,7 +39,7 @@ def inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
 
 
 def beyond_models(row: RunRow) -> Iterator[tuple[str, str]]:
-    """(kind, detail) of what the row's model has that a model of today has not."""
+    """(kind, detail) of each feature of the row's model that models here do not have."""
     name = re.sub(r"[\s_/]+", "-", row.model_name.casefold())
     for pattern, mechanism in _NOT_ATTENTION:
         if re.search(pattern, name):

@@ -1,4 +1,4 @@
-"""What a row leaves blank: by its columns, by its software's documents, or every way that a run could have had.
+"""Blank cells of a row, filled from its other columns, from its software's documented defaults, or with every possible value.
 
 A row is predicted in the first of those ways that fits the device: nobody recomputes or shards more than a run needs.
 Its interval spans all that fit.
@@ -65,7 +65,7 @@ def _tiled(row: RunRow, nature: Nature) -> bool:
 
 
 def filled_rows(row: RunRow) -> tuple[RunRow, ...]:
-    """The row with its blanks filled, once a way: less sharded and less recomputed first. Never empty.
+    """The row with its blanks filled, one row per combination: less sharded and less recomputed first. Never empty.
 
     What has one answer, a documented default, is filled in all of them.
     """
@@ -84,7 +84,7 @@ def filled_rows(row: RunRow) -> tuple[RunRow, ...]:
 
 
 def filled_words(filled: RunRow, variants: Sequence[RunRow]) -> str:
-    """How a way fills the columns that the ways differ in: `zero_or_fsdp ddp, act_ckpt full`."""
+    """The values of a filled row in the columns that differ between variants: `zero_or_fsdp ddp, act_ckpt full`."""
     open_columns = [name for name in _OPEN if len({getattr(each, name) for each in variants}) > 1]
     words = [f"{name} {getattr(filled, name)}" for name in open_columns]
     adapters = {each: adapters_of(each) for each in variants}
@@ -92,12 +92,12 @@ def filled_words(filled: RunRow, variants: Sequence[RunRow]) -> str:
 
 
 def states_recompute(row: RunRow) -> bool:
-    """The table itself says what was recomputed."""
+    """Whether the table states what was recomputed."""
     return bool(row.act_ckpt) or "recompute" in row.of("plan")
 
 
 def _with_defaults(row: RunRow, defaults: Mapping[str, Any]) -> RunRow:
-    """Blank columns, and keys of the plan, by the software's documents, where these leave one answer."""
+    """Fill blank columns and plan keys with the software's documented defaults, where there is only one."""
     single = {name: value for name, value in defaults.items() if not isinstance(value, list)}
     columns = {
         name: value
@@ -110,7 +110,7 @@ def _with_defaults(row: RunRow, defaults: Mapping[str, Any]) -> RunRow:
 
 
 def _cut(row: RunRow, software: Described) -> RunRow:
-    """A pipeline's micro-batches by the software's default, where the row states no more than a rank's whole batch."""
+    """Split a pipeline's batch by the software's default number of micro-batches, if the row states only a rank's batch."""
     if software.pipeline == "stated" or (row.pp or 1) == 1 or row.num_micro_batches or not row.global_batch:
         return row
     share, rest = divmod(row.global_batch, _ranks(row))
@@ -121,7 +121,7 @@ def _cut(row: RunRow, software: Described) -> RunRow:
 
 
 def _dealt(row: RunRow) -> RunRow:
-    """Where chunks of a pipeline cannot share the layers evenly, fewer in the last, which has the head: recipes state it so."""
+    """If a pipeline's chunks cannot share the layers evenly, the last one, which has the head, gets fewer, as recipes do."""
     chunks, layers, stated = (row.pp or 1) * (row.vpp or 1), row.n_layers or 0, row.of("plan").keys()
     most = -(-layers // chunks)
     last = layers - most * (chunks - 1)
@@ -137,7 +137,7 @@ def _ranks(row: RunRow) -> int:
 
 
 def _micro_batches(row: RunRow) -> Iterator[int | None]:
-    """A rank's whole share first, as who accumulates nothing; in a pipeline, or where that is more than a few, from 1 on."""
+    """Possible micro-batch sizes: a rank's whole share first (no accumulation); in a pipeline, or if that is large, from 1 on."""
     if row.micro_batch or not row.global_batch:
         yield row.micro_batch
         return
@@ -160,7 +160,7 @@ def _recomputations(row: RunRow, defaults: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _answers(column: str, row: RunRow, defaults: Mapping[str, Any]) -> Sequence[str]:
-    """What a blank column may mean."""
+    """Possible values of a blank column."""
     if stated := getattr(row, column):
         return (stated,)
     default = defaults.get(column, _UNSAID[column])
@@ -168,7 +168,7 @@ def _answers(column: str, row: RunRow, defaults: Mapping[str, Any]) -> Sequence[
 
 
 def _with_batch(row: RunRow, defaults: Mapping[str, Any]) -> RunRow:
-    """The software's global batch where none is stated; else one without accumulation, where no pipeline needs it."""
+    """The software's default global batch if none is stated; else one without accumulation, unless a pipeline needs it."""
     default = defaults.get("global_batch")
     if row.global_batch or not row.micro_batch or ((row.pp or 1) > 1 and default is None):
         return row
@@ -177,7 +177,7 @@ def _with_batch(row: RunRow, defaults: Mapping[str, Any]) -> RunRow:
 
 
 def counted(row: RunRow) -> RunRow:
-    """The row with blank counts, and a blank precision, that its other columns leave no choice for."""
+    """The row with blank counts and precision that follow from its other columns."""
     return _with_precision(_with_degrees(_with_gpu(row)))
 
 
@@ -187,7 +187,7 @@ def _with_gpu(row: RunRow) -> RunRow:
 
 
 def _with_degrees(row: RunRow) -> RunRow:
-    """GPUs from the degrees; `dp` without what its framework counts inside it.
+    """The number of GPUs from the degrees; `dp` without the axes that its framework counts inside it.
 
     Some count cp's ranks among dp's, DeepSpeed and others ep's beside them, some all GPUs of one stage.
     """
@@ -201,5 +201,5 @@ def _with_degrees(row: RunRow) -> RunRow:
 
 
 def _with_precision(row: RunRow) -> RunRow:
-    """A blank precision is the mixed one that the row's GPU has units for."""
+    """A blank precision is mixed 16-bit, bf16 or fp16 by the row's GPU."""
     return replace(row, precision=row.precision or (Device.load(row.gpu).half if row.gpu else "bf16"))

@@ -1,4 +1,4 @@
-"""A row of a table of collectives -> the machine, the group and the choice that NCCL was left, by written rules.
+"""A row of a table of collectives -> machine, group and NCCL settings, by written rules.
 
 The rules look at the columns and at words of the notes that say what the machine or its software was.
 docs/reference/collectives-table.md states them.
@@ -91,7 +91,7 @@ class CollectiveRun:
 
 
 def degraded(row: CollectiveRow) -> str:
-    """Why the run was broken in reality, by its column or its notes; "" for all others."""
+    """Why the measured run was degraded, by its column or its notes; "" if it was not."""
     return row.degraded or ("its source reports it as degraded" if _DEGRADED.search(row.notes) else "")
 
 
@@ -184,7 +184,7 @@ def _cluster(
     network: tuple[str, bool] | None,
     bytes_per_s: float | None,
 ) -> Cluster:
-    """The GPU's usual machine with what the row states put in."""
+    """The GPU's usual machine with the row's stated values."""
     data = _dump(_preset(device, intra_link))
     if "bridge pairs" in intra_link:
         data |= _bridged(device, data)

@@ -128,7 +128,7 @@ def run(table: Table, *, progress: Progress | None = None) -> CollectivesReport:
 
 
 def evaluate_row(row: CollectiveRow | BadRow) -> CollectiveOutcome:
-    """What becomes of one row. Never raises, whatever the row: an unexpected exception is the outcome `failed`."""
+    """The outcome of one row. Never raises: an unexpected exception is the outcome `failed`."""
     if isinstance(row, BadRow):
         return CollectiveOutcome(line=row.line, status="bad", reason="; ".join(map(str, row.faults)))
     start = CollectiveOutcome(

@@ -41,7 +41,7 @@ def _evaluated(rows: Sequence[Row], jobs: int) -> Iterator[RowOutcome]:
 
 
 def evaluate_row(row: Row) -> RowOutcome:
-    """What becomes of one row. Never raises, whatever the row: an unexpected exception is the outcome `failed`."""
+    """The outcome of one row. Never raises: an unexpected exception is the outcome `failed`."""
     if isinstance(row, CollectiveRow | ServingRow):
         raise TypeError("rows of collectives and of servers have studies of their own")
     if isinstance(row, BadRow):
@@ -70,7 +70,7 @@ def _started(row: RunRow) -> RowOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A row with its blanks filled in one way, and what is predicted for it."""
+    """A row with its blanks filled, and its prediction."""
 
     run: Run
     prediction: Prediction
@@ -82,7 +82,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A row's prediction: the way to fill its blanks, all that may have run, whether it fits, and what that hangs on."""
+    """A row's prediction: the chosen variant, all variants that may have run, whether it fits, and what that depends on."""
 
     variant: Variant
     spanned: tuple[Variant, ...]
@@ -91,7 +91,7 @@ class Answer:
 
 
 def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
-    """What is predicted in the first way that fits, or in the last; the interval spans all that may have run."""
+    """The prediction of the first variant that fits, or of the last; the interval spans all that may have run."""
     found = answer(row)
     run, prediction = found.variant.run, found.variant.prediction
     low_s, high_s = _interval(found.variant, found.spanned)
@@ -111,7 +111,7 @@ def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
 
 
 def answer(row: RunRow) -> Answer:
-    """What is predicted for a row. Raises InputError or RefusedError."""
+    """The prediction of a row. Raises InputError or RefusedError."""
     variants = _variants(row)
     fitting = [variant for variant in variants if variant.prediction.fits]
     variant = (fitting or variants[-1:])[0]
@@ -126,7 +126,7 @@ def answer(row: RunRow) -> Answer:
 
 
 def _interval(variant: Variant, spanned: Sequence[Variant]) -> tuple[float, float]:
-    """The 90 % interval of a row's step in seconds, by all the ways that may have run."""
+    """The 90 % interval of a row's step in seconds, over all variants that may have run."""
     run, middle = variant.run, variant.seconds(variant.prediction.step_s)
     low = min(each.seconds(each.prediction.low_s) for each in spanned)
     high = max(each.seconds(each.prediction.high_s) for each in spanned)
@@ -137,7 +137,7 @@ def _interval(variant: Variant, spanned: Sequence[Variant]) -> tuple[float, floa
 
 
 def _variants(row: RunRow) -> list[Variant]:
-    """Every way to fill the row that a plan can express. Raises what the first one does if there is none."""
+    """Every variant of the row that a plan can express. Raises the first one's error if there is none."""
     refused = list[Exception]()
     found = list(_played(filled_rows(row), refused))
     if not found:
@@ -146,7 +146,7 @@ def _variants(row: RunRow) -> list[Variant]:
 
 
 def _played(rows: Iterable[RunRow], refused: list[Exception] | None = None) -> Iterator[Variant]:
-    """Those that a plan can express, predicted; why others cannot goes into `refused`."""
+    """Predictions of the variants that a plan can express; errors of the others go into `refused`."""
     for each in rows:
         try:
             run = resolve(each)
@@ -159,13 +159,13 @@ def _played(rows: Iterable[RunRow], refused: list[Exception] | None = None) -> I
 
 
 def _nearly_fits(one: Variant) -> bool:
-    """It may have run: a peak of software that leaves things open is not known to a few percent."""
+    """Whether it may have run: peaks of incompletely described software are uncertain by a few percent."""
     memory = one.prediction.memory
     return one.prediction.fits or memory.used_bytes <= _NEARLY * memory.capacity_bytes
 
 
 def _may_have_run(variants: Sequence[Variant], variant: Variant) -> Iterator[Variant]:
-    """Ways that nearly fit, and those that differ from what is predicted in recomputation alone.
+    """Variants that nearly fit, and those that differ from the prediction only in recomputation.
 
     Between the two lie others that a run can take: some layers recomputed, some tensors kept, as every framework offers.
     """
@@ -175,7 +175,7 @@ def _may_have_run(variants: Sequence[Variant], variant: Variant) -> Iterator[Var
 
 
 def _open_verdict(variant: Variant, variants: Sequence[Variant], fitting: Sequence[Variant]) -> tuple[bool | None, str]:
-    """Whether a row that is open in several ways fits: in all, in none, or in some of them (None)."""
+    """Whether a row with several variants fits: in all (True), in none (False), or in some (None)."""
     rows = [each.run.row for each in variants]
     taken = f"predicted with {filled_words(variant.run.row, rows)}, which the row does not state"
     if not fitting:
@@ -185,7 +185,7 @@ def _open_verdict(variant: Variant, variants: Sequence[Variant], fitting: Sequen
 
 
 def _verdict(variant: Variant, *, stated: bool) -> tuple[bool | None, str, list[Variant]]:
-    """Whether it fits, what that hangs on, and ways that may have run.
+    """Whether it fits, what that depends on, and variants that may have run.
 
     Where a row does not say what was recomputed, all that could be may be.
     """
@@ -201,15 +201,13 @@ def _verdict(variant: Variant, *, stated: bool) -> tuple[bool | None, str, list[
 
 
 def memory_figure(run: Run, fullest: MemoryUse) -> int:
-    """The figure that the row's memory metric measures, on the GPU that it measured; else what the fullest one holds in all."""
+    """The figure of the row's memory metric, on the measured GPU; otherwise all memory of the fullest GPU."""
     row = run.row
     figure = MEMORY_FIGURES[row.mem_metric][0] if row.mem_metric in MEMORY_FIGURES else "used"
     memory = _of_last_stage(run) if row.mem_metric_detail == "last rank" and run.plan.pp > 1 else fullest
-    return {
-        "allocated": memory.peak_allocated_bytes,
-        "reserved": memory.reserved_bytes,
-        "used": memory.used_bytes,
-    }[figure]
+    return {"allocated": memory.peak_allocated_bytes, "reserved": memory.reserved_bytes, "used": memory.used_bytes}[
+        figure
+    ]
 
 
 def _of_last_stage(run: Run) -> MemoryUse:

@@ -1,4 +1,4 @@
-"""What a row's name and notes say of it in the field's own words, where no column does: adapters, offload, 16-bit weights."""
+"""Settings stated only in a row's name and notes: adapters, offload, 16-bit weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MODULES: Final = {"o": "out", "c_proj": "out down", "w1": "gate", "w2": "up", "
 _EVERYWHERE: Final[Settings] = {"plan.lora_rank": 64, "plan.lora_targets": ("all",), "plan.lora_dropout": 0.05}
 _ADAPTED: Final = (_EVERYWHERE, {"plan.lora_rank": 8, "plan.lora_targets": ("q", "v")})
 # Compilers, tiled attention and Transformer Engine's layers by their usual names
-_COMPILED: Final = re.compile(r"\btorch[._ ]?compiled?\b|\binductor\b", re.IGNORECASE)
+_COMPILED: Final = re.compile(r"(?:\btorch[._ ])?\bcompiled?\b(?![- ](?:time|caches?)\b)|\binductor\b", re.IGNORECASE)
 _FLASH: Final = re.compile(r"\bflash[-_ ]?att(?:ention|n)|\bFA-?[23]\b", re.IGNORECASE)
 _FUSED: Final = re.compile(r"\btransformer[-_ ]?engine\b|\bTE ?v?\d", re.IGNORECASE)
 # (what is written, what it means): FSDP's CPUOffload keeps parameters, gradients and moments in host memory; torch's asynchronous
@@ -53,6 +53,7 @@ _TECHNIQUES: Final[tuple[tuple[re.Pattern[str], Settings], ...]] = (
      {"plan.offload.parameters": "host", "plan.offload.optimizer": "host"}),
     (re.compile(r"\boptim\w*(?: states?)?[- _]offload", re.IGNORECASE), {"plan.offload.optimizer": "host"}),
     (re.compile(r"\basync(?:hronous)?[- ]?tp\b", re.IGNORECASE), {"stack.tp_overlap": "symmetric_memory"}),
+    (re.compile(r"\bulysses\b", re.IGNORECASE), {"plan.cp_exchange": "all_to_all"}),
     (re.compile(r"\bno comm(?:unication)? overlap\b", re.IGNORECASE), {"stack.overlap": False, "stack.tp_overlap": "none"}),
     (re.compile(r"\btied?[-_ ](?:word[-_ ])?embeddings?\b", re.IGNORECASE), {"model.tied_embeddings": True}),
     (re.compile(r"\btie_word_embeddings ?[=:] ?false\b|\buntied?[-_ ](?:word[-_ ])?embeddings?\b", re.IGNORECASE),
@@ -88,7 +89,7 @@ def note_text(row: RunRow) -> str:
 
 
 def states(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """The first place where the text says so and does not deny it."""
+    """The first match of the pattern that is not negated."""
     places = pattern.finditer(text)
     return next((m for m in places if not (_DENIED.search(text[: m.start()]) or _SET_OFF.match(text, m.end()))), None)
 

@@ -1,4 +1,4 @@
-"""Outcome: what became of one row of the table."""
+"""Outcome of one row of the table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RefusedError(Exception):
 
 
 class Judged(Protocol):
-    """What all outcomes say."""
+    """Fields common to all outcomes."""
 
     @property
     def line(self) -> int: ...
@@ -37,7 +37,7 @@ O = TypeVar("O", bound=Judged)  # noqa: E741  an outcome
 
 
 def judged(start: Any, judge: Callable[[], O]) -> O:  # noqa: ANN401  replace() knows no protocol
-    """What `judge` makes of a row, or why it does not: an unexpected exception leaves the status of `start`, `failed`."""
+    """The outcome of `judge`, or the reason of its failure: an unexpected exception keeps the status of `start`, `failed`."""
     try:
         return judge()
     except RefusedError as exc:
@@ -50,7 +50,7 @@ def judged(start: Any, judge: Callable[[], O]) -> O:  # noqa: ANN401  replace() 
 
 
 def gathered(outcomes: Iterable[O], total: int, progress: Progress | None) -> tuple[list[O], bool]:
-    """The outcomes one by one, and whether Ctrl-C ended them early: those done so far stand."""
+    """The outcomes, and whether Ctrl-C ended them early: those done so far are kept."""
     found: list[O] = []
     try:
         for outcome in outcomes:

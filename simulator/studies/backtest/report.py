@@ -16,7 +16,7 @@ GroupKey = tuple[str, str, str]  # source, GPU, precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The rows of one source, GPU and precision: what became of them, and the scores of those that count.
+    """The rows of one source, GPU and precision: counts by status, and scores of the rows that count.
 
     rows: status -> rows. refused: kind of reason -> rows. duplicates: rows that repeat an earlier one, not scored.
     """

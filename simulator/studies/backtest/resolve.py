@@ -1,4 +1,4 @@
-"""A row -> the inputs of a prediction, by its stated columns; what they cannot express is refused by name."""
+"""A row -> the inputs of a prediction, by its stated columns; inexpressible rows are refused with the reason."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Run:
 
 
 def resolve(row: RunRow) -> Run:
-    """Model, plan, cluster and stack of a row, in the first way to fill its blanks, by docs/reference/runs-table.md.
+    """Model, plan, cluster and stack of a row's first variant, by docs/reference/runs-table.md.
 
     Raises RefusedError with every reason found, or PlanError, ModelError, ClusterError where the inputs refuse.
     """
@@ -90,7 +90,7 @@ def resolve(row: RunRow) -> Run:
 
 
 def _blanks(row: RunRow) -> Iterator[tuple[str, str]]:
-    """Columns that nothing else fills, and degrees that contradict each other."""
+    """Faults: blank columns that nothing fills, and contradictory degrees."""
     needed = [*_NEEDED, *(["top_k"] if (row.n_experts or 1) > 1 else [])]
     blank = [c for c in needed if getattr(row, c) in (None, "")]
     if blank:
@@ -130,7 +130,7 @@ def _of_a_rack(cluster: Cluster, row: RunRow) -> int:
 
 
 def as_measured(cluster: Cluster, row: RunRow) -> Cluster:
-    """The cluster with what the job's own nodes were measured to give: one of them, and all of them."""
+    """The cluster with the bandwidths measured on the job's own nodes: of one node, and of all."""
     stated: dict[str, Any] = row.of("fabric")
     common = {"size_bytes": stated[size]} if (size := "size_bytes") in stated else {}
     groups = {"intra": (1, cluster.gpus_per_node), "inter": (cluster.num_nodes, cluster.num_nodes)}

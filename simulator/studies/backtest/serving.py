@@ -116,7 +116,7 @@ def _evaluated(rows: Sequence[ServingRow | BadRow], jobs: int) -> Iterator[Servi
 
 
 def evaluate_row(row: ServingRow | BadRow) -> ServingOutcome:
-    """What becomes of one row. Never raises, whatever the row: an unexpected exception is the outcome `failed`."""
+    """The outcome of one row. Never raises: an unexpected exception is the outcome `failed`."""
     if isinstance(row, BadRow):
         return ServingOutcome(id=row.id, line=row.line, status="bad", reason="; ".join(map(str, row.faults)))
     start = ServingOutcome(

@@ -157,7 +157,7 @@ def metric_of(row: ServingRow) -> RequestedMetric:
 
 
 def load_of(row: ServingRow) -> Load:
-    """What arrives when."""
+    """The load: arrivals and lengths of requests."""
     if row.input_tokens is None or row.output_tokens is None:
         raise RefusedError(("lengths", "input_tokens or output_tokens is blank"))
     text, alone = row.concurrency_or_rate.strip(), "static" in row.metric
@@ -187,7 +187,7 @@ def load_of(row: ServingRow) -> Load:
 
 
 def _client(row: ServingRow) -> ClientLoad:
-    """What the program sends that measured a row, where one is named that a file describes."""
+    """The requests of the benchmark client that a row names, if a file describes it."""
     client = client_of(row.client or f"{row.engine} {row.notes}")
     return client.load if client else ClientLoad()
 
@@ -199,7 +199,7 @@ def _counted(notes: str) -> int | None:
 
 
 def stack_of(row: ServingRow) -> Stack:
-    """The one that the row names, or the one that describes its engine and version."""
+    """The stack that the row names, or the one that describes its engine and version."""
     if row.stack:
         return Stack.load(row.stack)
     return engine_of(f"{row.engine} {row.engine_version}")
@@ -248,7 +248,7 @@ def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, on: tuple[Device
 
 
 def _launched(plan: InferencePlan, stack: Stack, load: Load) -> InferencePlan | None:
-    """As a benchmark of so many users launches the engine; None where that is how it is launched anyway."""
+    """The plan as benchmarks with that many users launch the engine; None if it is the default launch."""
     engine, users = stack.engine, ceil(load.users / plan.dp)
     if engine is None or load.alone or not users:
         return None
@@ -262,7 +262,7 @@ def _launched(plan: InferencePlan, stack: Stack, load: Load) -> InferencePlan | 
 
 @cache
 def _model(name: str, tokens: int) -> Model:
-    """With as many positions as what ran: rotary ones are stretched for longer sequences."""
+    """The model with enough positions for the load: rotary ones are extended for longer sequences."""
     presets = presets_of(name)
     if not presets:
         raise RefusedError(("model", f"{name!r} is no model of topologies/models"))

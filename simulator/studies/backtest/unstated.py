@@ -1,4 +1,4 @@
-"""What tables hardly ever state and a step hangs on: how tokens fall on experts and travel, what adapters are, whose FLOP were counted.
+"""Facts that a step depends on and tables rarely state: expert load and dispatch, adapters, counted FLOP.
 
 `also` and `counted_otherwise` are what may have been besides: a prediction stands without them, its interval reaches to them.
 """
@@ -42,7 +42,7 @@ def routed(row: RunRow) -> RunRow:
 
 
 def adapted(row: RunRow) -> tuple[RunRow, ...]:
-    """The row once a way that its notes may be meant where its columns say nothing of adapters, and with what else they say was done."""
+    """The row in each possible reading of its notes, if its columns do not state adapters, with other settings from the notes."""
     return tuple(_with(row, {**fields, **techniques(row)}) for fields in trained(row))
 
 
@@ -54,7 +54,7 @@ def adapters_of(row: RunRow) -> str:
 
 
 def also(row: RunRow, stack: Stack) -> Iterator[RunRow]:
-    """The row as it may have been run too: exchanges of experts, and their routing, that it does not state."""
+    """Further variants of the row: expert exchanges and routing that it does not state."""
     stated = row.of("plan")
     if (row.n_experts or 1) == 1:
         return

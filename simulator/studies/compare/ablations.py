@@ -48,7 +48,7 @@ _BELOW: Final = frozenset(  # links to and of what lies below HBM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What the step would be without a limit. gain: the share of the step that goes; gain_bytes: memory that goes."""
+    """The step without a limit. gain: the share of the step that is saved; gain_bytes: saved memory."""
 
     name: str
     meaning: str

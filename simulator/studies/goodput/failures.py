@@ -20,7 +20,7 @@ Per = Literal["gpu", "nic", "host", "job"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSize:
-    """What of a job can fail."""
+    """Numbers of components of a job that can fail."""
 
     gpus: int
     nics: int

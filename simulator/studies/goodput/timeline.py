@@ -139,11 +139,11 @@ class _Run:
         return up_s, None if up_s == inf else self._draws.cause(self._c.causes, self._rate)
 
     def _is_saved(self, cause: Cause | None) -> bool:
-        """There is time for a checkpoint before it strikes."""
+        """Whether its notice leaves time for a checkpoint."""
         return cause is None or cause.notice_s >= self._c.written_s > 0
 
     def _train(self, up_s: float, slow_after_s: float, pace: float, *, saves: bool) -> bool:
-        """Train until the interruption; whether the run ended before it. What is not saved then is lost.
+        """Train until the interruption; returns whether the run ended before it. Unsaved work is lost.
 
         pace: times as long as everything takes from slow_after_s on.
         """

@@ -23,7 +23,7 @@ MOST_RUNS = 64
 
 
 def learn(rows: Iterable[RunRow | BadRow], name: str, traces: Mapping[str, Recording] | None = None) -> LearningReport:
-    """What the rows teach. traces: of one rank's step, by the id of its row.
+    """Coefficients learned from the rows. traces: of one rank's step, by the id of its row.
 
     Raises InputError where no row can teach, with the reason of each, where they are too many, or where a trace cannot.
     """
@@ -39,11 +39,8 @@ def learn(rows: Iterable[RunRow | BadRow], name: str, traces: Mapping[str, Recor
     found, refused = observed(row for row in rows if isinstance(row, RunRow))
     if not found:
         raise InputError(
-            [
-                Fault(place=one.id, problem=one.reason, remedy="see docs/reference/runs-table.md")
-                for one in (*bad, *refused)
-            ]
-            or Fault(place="runs", problem="the table has no rows", remedy="a row for each measured run")
+            [Fault(one.id, one.reason, "see docs/reference/runs-table.md") for one in (*bad, *refused)]
+            or Fault("runs", "the table has no rows", "a row for each measured run")
         )
     runs = on_one_stack(found)
     return learning_report([*runs, *traced(runs, traces or {})], [*bad, *refused], name)

@@ -1,4 +1,4 @@
-"""What to measure next: the plan whose time would narrow the intervals of all plans at hand most.
+"""What to measure next: the plan whose time would narrow the intervals of all given plans most.
 
 A measured step of slopes j takes (jᵗ Σ t)² / (τ² + jᵗ Σ j) off the variance of a step of slopes t, whatever it will turn out to be.
 """
@@ -24,7 +24,7 @@ _BASES: Final = 3  # runs whose plans are varied: the surest, the middle and the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextRun:
-    """A run to measure: like which measured one, and what differs.
+    """A run to measure: a measured one with changes.
 
     half: of its interval, in log time. mean_before, mean_after: the same of all plans at hand. teaches: the coefficient that it
     narrows most, from one sigma to the other.

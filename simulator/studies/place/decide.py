@@ -226,7 +226,8 @@ def _gains(trials: Trials, start: Choice, best: Choice, calls: tuple[Call, ...])
 
 def _group_paths(trials: Trials, choice: Choice, calls: tuple[Call, ...]) -> dict[str, GroupPath]:
     """By axis; the calls are those of the plan as given, so that routes are compared and not plans."""
-    pricer = PlacementPricer(trials.lowering(Choice(choice.plan, ())), calls, _all_seats(choice, trials.cluster))
+    seats = choice.rank_mapping or tuple(range(trials.cluster.gpus_per_node))
+    pricer = PlacementPricer(trials.lowering(Choice(choice.plan, ())), calls, seats)
     prices = pricer.evaluated(range(pricer.num_places)).prices_s
     found: dict[str, GroupPath] = {}
     for call, price in zip(calls, prices, strict=True):
@@ -243,10 +244,6 @@ def _group_paths(trials: Trials, choice: Choice, calls: tuple[Call, ...]) -> dic
             )
         found[name] = path
     return found
-
-
-def _all_seats(choice: Choice, cluster: Cluster) -> tuple[int, ...]:
-    return choice.rank_mapping or tuple(range(cluster.gpus_per_node))
 
 
 def _name(where: Where) -> str:

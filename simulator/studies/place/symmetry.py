@@ -140,8 +140,7 @@ def distinct(classes: Sequence[int], lines: Lines) -> Iterator[tuple[int, ...]]:
             yield _gpus(classes, chosen)
             return
         lowest = max(
-            chosen[before[here]] if before.get(here, total) < here else -1,
-            chosen[0] if here in layer and here else -1,
+            chosen[before[here]] if before.get(here, total) < here else -1, chosen[0] if here in layer and here else -1
         )
         for one in sorted(left):
             if left[one] and one >= lowest:

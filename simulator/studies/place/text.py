@@ -166,9 +166,4 @@ def _step(step_s: float, verdict: str) -> dict[str, Any]:
 
 
 def _path_json(path: GroupPath) -> dict[str, Any]:
-    return {
-        "price_s": path.price_s,
-        "link": path.link,
-        "bytes_per_s": path.bytes_per_s,
-        "num_nodes": path.num_nodes,
-    }
+    return {"price_s": path.price_s, "link": path.link, "bytes_per_s": path.bytes_per_s, "num_nodes": path.num_nodes}

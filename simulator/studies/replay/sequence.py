@@ -10,16 +10,8 @@ from simulator.memory.allocator.blocks import SMALL_BYTES
 from simulator.memory.policies import ACTIVATION, PERSISTENT, TEMPORARY
 from simulator.memory.requests import ALLOC, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, Request, Sequence, repeated
 from simulator.studies.replay.initial_state import InitialState
-from simulator.studies.replay.recording import (
-    ALLOC as RECORDED_ALLOC,
-)
-from simulator.studies.replay.recording import (
-    FREE_COMPLETED,
-    FREE_REQUESTED,
-    SEGMENT_FREE,
-    SEGMENT_UNMAP,
-    Recording,
-)
+from simulator.studies.replay.recording import ALLOC as RECORDED_ALLOC
+from simulator.studies.replay.recording import FREE_COMPLETED, FREE_REQUESTED, SEGMENT_FREE, SEGMENT_UNMAP, Recording
 
 SHORT = 64  # a block freed within so many requests is a temporary; recordings do not say what a block is for
 

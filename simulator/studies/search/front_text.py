@@ -76,11 +76,5 @@ def _cells(row: FrontRow, *, with_run: bool) -> list[str]:
     times = [format_seconds(o.step_s), format_interval(o.low_s, o.high_s, between=" - ")]
     money = f"{row.billion_tokens or 0:,.4g}" + (" ≈" if row.within_noise else "")
     run = [f"{row.run_days or 0:,.1f}", f"{row.run or 0:,.0f}"] if with_run else []
-    cells = [
-        f"{row.nodes:,}",
-        f"{o.num_devices:,}",
-        *times,
-        f"{best.tokens_per_s:,.0f}",
-        money,
-    ]
+    cells = [f"{row.nodes:,}", f"{o.num_devices:,}", *times, f"{best.tokens_per_s:,.0f}", money]
     return ["*" if row.on_front else "", *cells, *run, words(best)]

@@ -204,7 +204,7 @@ def _pool_faults(plan: InferencePlan, model: Model, cluster: Cluster) -> list[Fa
     if pool is None:
         degrees = [name for name in ("prefill_tp", "prefill_pp") if getattr(plan, name) > 1]
         problem, remedy = "there are no engines for prompts alone", "prefill_dp = 1 or more, or leave it out"
-        return [Fault(place=f"inference: {name}", problem=problem, remedy=remedy) for name in degrees]
+        return [Fault(f"inference: {name}", problem, remedy) for name in degrees]
     alone = pool.model_copy(update={"dp": 1, "expert_imbalance": 1.0, "replicate": ()})
     found = [*_split_faults(alone, model), *_group_faults(alone, cluster)]
     return [
@@ -241,22 +241,21 @@ def _wide_faults(plan: InferencePlan, model: Model) -> list[Fault]:
     place, faults = "inference: attention_dp", []
     if model.experts is None or plan.experts != "dealt":
         problem = "parts sequences among GPUs that share nothing but experts, and none are dealt"
-        faults.append(Fault(place=place, problem=problem, remedy='experts = "dealt" of a mixture, or dp for engines'))
+        faults.append(Fault(place, problem, 'experts = "dealt" of a mixture, or dp for engines'))
     elif model.experts.num_experts % plan.tp:
         problem = f"tp = {plan.tp} does not divide the model's {model.experts.num_experts} experts"
-        faults.append(Fault(place="inference: tp", problem=problem, remedy="a divisor of them"))
+        faults.append(Fault("inference: tp", problem, "a divisor of them"))
     if plan.tp == 1:
-        faults.append(Fault(place=place, problem="tp = 1: one GPU has all sequences", remedy="tp = 2 or more"))
+        faults.append(Fault(place, "tp = 1: one GPU has all sequences", "tp = 2 or more"))
     for key, given in (
         ("pp", plan.pp > 1),
         ("prefill_dp", plan.prefill_dp > 0),
         ("speculative", plan.speculative != "none"),
     ):
         if given:
-            faults.append(Fault(place=place, problem=f"together with {key} is not modelled", remedy=f"leave {key} out"))
+            faults.append(Fault(place, f"together with {key} is not modelled", f"leave {key} out"))
     if plan.replicate:
-        problem = "every GPU holds all but experts whole anyway"
-        faults.append(Fault(place="inference: replicate", problem=problem, remedy="leave it out"))
+        faults.append(Fault("inference: replicate", "every GPU holds all but experts whole anyway", "leave it out"))
     return faults
 
 
@@ -271,25 +270,23 @@ def _split_faults(plan: InferencePlan, model: Model) -> list[Fault]:
         wrong.append(f"{kv} key-value heads (nor is it a multiple of them)")
     if wrong:
         problem = f"tp = {tp} does not divide the model's {', '.join(wrong)}"
-        faults.append(Fault(place="inference: tp", problem=problem, remedy=f"tp = {nearest}"))
+        faults.append(Fault("inference: tp", problem, f"tp = {nearest}"))
     if dealt and model.experts is None:
-        problem = f"{model.name} has no experts to deal"
-        faults.append(Fault(place="inference: experts", problem=problem, remedy='experts = "split"'))
+        faults.append(Fault("inference: experts", f"{model.name} has no experts to deal", 'experts = "split"'))
     if plan.expert_imbalance > 1 and not dealt:
         problem = "slices of experts are as busy on every GPU"
-        faults.append(Fault(place="inference: expert_imbalance", problem=problem, remedy='1, or experts = "dealt"'))
+        faults.append(Fault("inference: expert_imbalance", problem, '1, or experts = "dealt"'))
     if {plan.weights, plan.dtype} == {"bf16", "fp16"}:
-        problem = f"{plan.dtype}, and weights = {plan.weights}"
-        faults.append(Fault(place="inference: dtype", problem=problem, remedy="leave it out"))
+        faults.append(Fault("inference: dtype", f"{plan.dtype}, and weights = {plan.weights}", "leave it out"))
     if plan.weights == "mxfp4" and model.experts is None:
         problem = f"mxfp4 is of experts alone, and {model.name} has none"
-        faults.append(Fault(place="inference: weights", problem=problem, remedy='weights = "nvfp4" or "int4"'))
+        faults.append(Fault("inference: weights", problem, 'weights = "nvfp4" or "int4"'))
     if plan.pp > model.num_layers:
         problem = f"pp = {plan.pp} stages for {model.num_layers} layers"
-        faults.append(Fault(place="inference: pp", problem=problem, remedy=f"pp = {model.num_layers} at most"))
+        faults.append(Fault("inference: pp", problem, f"pp = {model.num_layers} at most"))
     if plan.tp == 1 and plan.replicate:
         problem = "replicates what tp = 1 does not split"
-        faults.append(Fault(place="inference: replicate", problem=problem, remedy="tp = 2 or more, or nothing"))
+        faults.append(Fault("inference: replicate", problem, "tp = 2 or more, or nothing"))
     return faults
 
 
@@ -304,20 +301,20 @@ def _place_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
         remedy = f"dp = {fits}, or " if fits else ""
         faults.append(
             Fault(
-                place="inference: degrees",
-                problem=f"{need}, the cluster has {cluster.num_devices} devices ({cluster.num_nodes} × {gpus})",
-                remedy=f"{remedy}nodes = {-(-plan.num_devices // gpus)}",
+                "inference: degrees",
+                f"{need}, the cluster has {cluster.num_devices} devices ({cluster.num_nodes} × {gpus})",
+                f"{remedy}nodes = {-(-plan.num_devices // gpus)}",
             )
         )
     tier = cluster.host_tier
     if plan.host_cache and tier is None:
         problem = f"{cluster.name} states no link between GPUs and host memory"
-        faults.append(Fault(place="inference: host_cache", problem=problem, remedy="a cluster with [host], or 0"))
+        faults.append(Fault("inference: host_cache", problem, "a cluster with [host], or 0"))
     elif tier is not None and plan.host_cache * min(gpus, plan.num_devices) > tier.memory_bytes:
         problem = (
             f"{format_bytes(plan.host_cache)} for each GPU of a node, whose memory is {format_bytes(tier.memory_bytes)}"
         )
-        faults.append(Fault(place="inference: host_cache", problem=problem, remedy="less"))
+        faults.append(Fault("inference: host_cache", problem, "less"))
     return [*faults, *_store_faults(plan, cluster), *_group_faults(plan, cluster)]
 
 
@@ -326,13 +323,13 @@ def _store_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
     faults = []
     if store != "gpu" and not plan.prefix_caching:
         problem = f"{store}, and prefix_caching = false: nothing is reused"
-        faults.append(Fault(place=place, problem=problem, remedy='prefix_caching = true, or prefix_store = "gpu"'))
+        faults.append(Fault(place, problem, 'prefix_caching = true, or prefix_store = "gpu"'))
     if store != "gpu" and not store_bytes_per_s(plan, cluster):
         missing, table = (
             ("no link between GPUs and host memory", "host") if store == "host" else ("no network", "inter")
         )
         problem = f"{store}, and {cluster.name} states {missing}"
-        faults.append(Fault(place=place, problem=problem, remedy=f'a cluster with [{table}], or "gpu"'))
+        faults.append(Fault(place, problem, f'a cluster with [{table}], or "gpu"'))
     return faults
 
 
@@ -349,8 +346,7 @@ def _group_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
     if not ((plan.tp <= gpus and gpus % plan.tp) or (plan.tp > gpus and plan.tp % gpus)):
         return []
     near = max(n for n in range(1, min(plan.tp, gpus) + 1) if gpus % n == 0)
-    problem = f"groups of tp = {plan.tp} do not fill nodes of {gpus} GPUs evenly"
-    return [Fault(place="inference: tp", problem=problem, remedy=f"tp = {near}")]
+    return [Fault("inference: tp", f"groups of tp = {plan.tp} do not fill nodes of {gpus} GPUs evenly", f"tp = {near}")]
 
 
 def _length_faults(plan: InferencePlan, model: Model) -> list[Fault]:
@@ -358,18 +354,16 @@ def _length_faults(plan: InferencePlan, model: Model) -> list[Fault]:
     longest, batched = plan.model_len(model), plan.batched_tokens(model)
     if longest > model.max_positions:
         problem = f"{longest} tokens, and {model.name} was made for {model.max_positions} positions"
-        faults.append(
-            Fault(place="inference: max_model_len", problem=problem, remedy=f"max_model_len = {model.max_positions}")
-        )
+        faults.append(Fault("inference: max_model_len", problem, f"max_model_len = {model.max_positions}"))
     if plan.block_size > longest:
         problem = f"blocks of {plan.block_size} tokens, and no sequence has more than {longest}"
-        faults.append(Fault(place="inference: block_size", problem=problem, remedy="block_size = 16, or its like"))
+        faults.append(Fault("inference: block_size", problem, "block_size = 16, or its like"))
     if not plan.chunked_prefill and batched < longest:
         problem = f"{batched} tokens a step, and a whole prompt may have max_model_len = {longest}"
         remedy = f"max_batched_tokens = {longest}, or chunked_prefill = true"
-        faults.append(Fault(place="inference: max_batched_tokens", problem=problem, remedy=remedy))
+        faults.append(Fault("inference: max_batched_tokens", problem, remedy))
     if batched < plan.max_sequences:
         problem = f"{batched} tokens a step for max_sequences = {plan.max_sequences}, one token each"
         remedy = f"max_batched_tokens = {plan.max_sequences} or more, or max_sequences = {batched}"
-        faults.append(Fault(place="inference: max_batched_tokens", problem=problem, remedy=remedy))
+        faults.append(Fault("inference: max_batched_tokens", problem, remedy))
     return faults

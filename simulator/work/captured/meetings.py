@@ -98,9 +98,7 @@ def _message_faults(captures: Sequence[Capture]) -> Iterator[Fault]:
             if out != back:
                 problem = f"rank {both[0]} {_does('sends', out)}, and rank {both[1]} {_does('receives', back)}"
                 place = f"message {number} from rank {both[0]} to rank {both[1]}"
-                yield Fault(
-                    place=place, problem=problem, remedy="as many sends as receives, in one order, of equal size"
-                )
+                yield Fault(place, problem, "as many sends as receives, in one order, of equal size")
                 break
 
 
@@ -123,9 +121,9 @@ def _collective_faults(captures: Sequence[Capture]) -> Iterator[Fault]:
             for index, (a, b) in enumerate(zip_longest(mine, of_rank.get(rank, []))):
                 if a != b:
                     yield Fault(
-                        place=f"collective {index} of ranks {first} and {rank} in a group of {len(captures[0].groups[number])}",
-                        problem=f"rank {first} calls {_named(a)}, and rank {rank} {_named(b)}",
-                        remedy="the same calls on all ranks of a group",
+                        f"collective {index} of ranks {first} and {rank} in a group of {len(captures[0].groups[number])}",
+                        f"rank {first} calls {_named(a)}, and rank {rank} {_named(b)}",
+                        "the same calls on all ranks of a group",
                     )
                     break
 

@@ -92,11 +92,7 @@ class Links:
 
     @classmethod
     def of(
-        cls,
-        cluster: Cluster,
-        shape: GroupShape | None = None,
-        kind: str = "all_reduce",
-        nccl: Nccl | None = None,
+        cls, cluster: Cluster, shape: GroupShape | None = None, kind: str = "all_reduce", nccl: Nccl | None = None
     ) -> Links:
         """The links of `cluster` as `kind` in a group sees them; without a group, as one GPU does.
 

@@ -40,12 +40,7 @@ from simulator.work.collectives.follow import Follow, Parts, follow_of
 from simulator.work.collectives.latency import latency_s, port_weight
 from simulator.work.collectives.measured_fabric import measured_fabric, stated_for
 from simulator.work.collectives.ports import ports_of
-from simulator.work.collectives.proxy_messages import (
-    crowd,
-    fabric_of,
-    group_of,
-    messages_of,
-)
+from simulator.work.collectives.proxy_messages import crowd, fabric_of, group_of, messages_of
 from simulator.work.collectives.settings import (
     buffer_weight,
     channel_weight,

@@ -17,16 +17,7 @@ from simulator.base.errors import PlanError
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv"]
 Algorithm = Literal[
-    "ring",
-    "tree",
-    "collnetdirect",
-    "collnetchain",
-    "nvls",
-    "nvlstree",
-    "pat",
-    "hierarchical",
-    "p2p",
-    "send",
+    "ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat", "hierarchical", "p2p", "send"
 ]
 KINDS: tuple[Kind, ...] = (
     "all_reduce",

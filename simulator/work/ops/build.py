@@ -260,14 +260,7 @@ def _mtp_pass(g: Graph, s: OpContext, x: Value, number: int) -> Value:
     lookup = stream("embedding_forward", size, size)
     scatter = (stream("memset", 0, table), stream("embedding_backward", size, size, 6))
     added = stream("elementwise", 2 * table, table)
-    g.op(
-        "mtp.embedding",
-        "embedding",
-        inputs=(),
-        outputs=(next_tokens,),
-        forward=(lookup,),
-        backward=(*scatter, added),
-    )
+    g.op("mtp.embedding", "embedding", inputs=(), outputs=(next_tokens,), forward=(lookup,), backward=(*scatter, added))
     parts = [norm(g, s, "mtp.stream_norm", x, d), norm(g, s, "mtp.embedding_norm", next_tokens, d)]
     both = g.value("mtp.both", 2 * x.numel, x.dtype)
     joins = (stream("join", 2 * size, 2 * size, numel=both.numel),)

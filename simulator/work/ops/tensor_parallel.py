@@ -159,12 +159,7 @@ def leave(g: Graph, s: OpContext, name: str, x: Value) -> Value:
     if not s.sequence_parallel:
         summed = (exchange("all_reduce", x.num_bytes),)
         g.op(
-            name,
-            "elementwise",
-            inputs=(x,),
-            aliases=(x,),
-            forward_exchanges=summed,
-            forward_temporary_bytes=temporary,
+            name, "elementwise", inputs=(x,), aliases=(x,), forward_exchanges=summed, forward_temporary_bytes=temporary
         )
         return x
     out = g.value(name, x.numel // s.plan.tp, x.dtype)

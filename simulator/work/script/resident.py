@@ -14,11 +14,7 @@ from simulator.work.script.sharding import pieces, shard_ranks
 
 
 def torch_resident(
-    stored: Sequence[int],
-    stepped: Sequence[int],
-    buckets: list[int],
-    plan: Plan,
-    states: list[int] | None = None,
+    stored: Sequence[int], stepped: Sequence[int], buckets: list[int], plan: Plan, states: list[int] | None = None
 ) -> dict[str, list[int]]:
     """Of torch's own implementations: parameters in the master dtype, and the state of those that the rank steps.
 

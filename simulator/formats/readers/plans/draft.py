@@ -91,7 +91,7 @@ class Draft:
         return max(1, self.global_batch_size // each) * _inner(fields)
 
     def report(self) -> dict[str, Any]:
-        """What was read and what was not, as plain data."""
+        """The settings that were read and that were not, as plain data."""
         return {
             "format": self.format,
             "software": self.software,

@@ -237,7 +237,7 @@ _UNFUSED: Final = (
 
 
 def read_stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str]:
-    """The software's preset, and what the arguments say of it otherwise."""
+    """The software's preset, with changes from the arguments."""
     local = r.choice("--transformer-impl", ("local", "transformer_engine")) == "local"
     flash, backend = bool(r.flag("--use-flash-attn")), r.text("--attention-backend")
     dropouts = [r.number(name) for name in ("--attention-dropout", "--hidden-dropout")]

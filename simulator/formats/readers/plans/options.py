@@ -1,4 +1,4 @@
-"""What each format's settings do, where no field of Plan takes them: a table a format, beside this module."""
+"""The effect of settings without a field of Plan: one table per format, beside this module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Python file's settings, read and never run: what it assigns, and the arguments of the calls that it makes."""
+"""Settings of a Python file, which is parsed and never run: its assignments, and the arguments of its calls."""
 
 from __future__ import annotations
 

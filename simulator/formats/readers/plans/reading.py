@@ -1,4 +1,4 @@
-"""What a reader of a foreign format does with each setting: used, without effect, overruled, not modelled, or unknown.
+"""The treatment of each setting of a foreign format: used, without effect, overruled, not modelled, or unknown.
 
 Nothing is dropped: what no reader asks for is sorted by the format's tables, and what those do not hold is unknown.
 """
@@ -38,7 +38,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting and what became of it. note: what it became, or what a prediction misses without it."""
+    """One setting and its treatment. note: its result, or what a prediction misses without it."""
 
     name: str
     value: str
@@ -74,7 +74,7 @@ class Reading:
         return entry is not None and entry.value is not None
 
     def place(self, name: str) -> str:
-        """Where the setting stands; where it would stand, if it does not."""
+        """The place of the setting, or where it would be."""
         return self.entries[name].place if name in self.entries else f"{self.file}: {name}"
 
     def fault(self, name: str, problem: str, remedy: str = "", flags: tuple[tuple[str, str], ...] = ()) -> None:
@@ -156,7 +156,7 @@ class Reading:
         return found
 
     def note(self, name: str, text: str) -> None:
-        """Note what the setting became."""
+        """Note the setting's result."""
         if name in self.entries:
             self._mark(self.entries[name], "used", text)
 

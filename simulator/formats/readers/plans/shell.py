@@ -90,7 +90,7 @@ class Shell(Blocks):
         return Word(sign, self.line)
 
     def _join(self) -> None:
-        """What ends a command; && and || decide on the next one."""
+        """Handle a command's separator; && and || decide on the next one."""
         char = self.next()
         self.gate = True
         if char in "&|" and self.peek() == char:
@@ -338,7 +338,7 @@ class Shell(Blocks):
         return True
 
     def _name(self, name: str, value: Chars) -> None:
-        """What is unknown and has no name of its own is called by the variable that holds it."""
+        """Name an unnamed unknown by the variable that holds it."""
         marks = [ord(c) - MARK for c, _ in value if c != "\x01"]
         if len(marks) == 1 and 0 <= marks[0] < len(self.unknown) and not self.unknown[marks[0]].name:
             self.unknown[marks[0]] = replace(self.unknown[marks[0]], name=name)

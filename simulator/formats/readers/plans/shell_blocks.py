@@ -17,7 +17,7 @@ OPEN: Final = {"if": "fi", "while": "done", "until": "done", "for": "done", "sel
 
 @dataclass
 class Shared:
-    """What a script, the shells in it and the files it takes in know together.
+    """State shared by a script, its subshells and the files that it sources.
 
     functions: body, line, and how often called. steps, characters: turns of loops and calls so far, and what they read.
     bodies: here-documents. missing: sourced files that are not there. literals: what the script compares a variable
@@ -51,7 +51,7 @@ class Blocks(Expansion):
         self.shared = Shared()
 
     def live(self) -> bool | None:
-        """Whether the command that stands here runs; None: only a run knows."""
+        """Whether the current command runs; None: unknown."""
         found = both(self.outer, self.gate)
         for block in self.blocks:
             found = both(found, True if block.testing else block.live)
@@ -102,7 +102,7 @@ class Blocks(Expansion):
         self.note(conditions)
 
     def note(self, conditions: Conditions) -> None:
-        """What conditions compare variables with, and which they take as unset."""
+        """Note the values that conditions compare variables with, and variables assumed unset."""
         for name, value in conditions.tested:
             if name and value not in self.shared.literals.setdefault(name, []):
                 self.shared.literals[name].append(value)

@@ -107,7 +107,7 @@ class Expansion:
         self.arguments = {**rest, **numbered, "@": words, "*": words, "#": _as_elements(str(len(words)))}
 
     def output(self, text: str) -> Chars | None:
-        """What a command prints, None where only a run knows."""
+        """The output of a command; None if unknown."""
         del text
         return None
 
@@ -264,7 +264,7 @@ class Expansion:
         return self.mark(f"${{{expression}}}", "command")
 
     def _altered(self, name: str, sign: str, word: Chars, expression: str) -> Chars:
-        """A value with its default, its alternative, or without what a pattern matches."""
+        """A value with its default or alternative, or with a matched pattern removed."""
         elements = self._elements(name)
         value = None if elements is None else [c for part in elements for c in part]
         is_set = value is not None and not (sign[0] == ":" and all(c == "\x01" for c, _ in value))
@@ -301,11 +301,11 @@ class Expansion:
         return self.arguments.get(name, self.defined.get(name, self.variables.get(name)))
 
     def holds(self, name: str) -> bool:
-        """The script, or what is defined beside it, sets this variable."""
+        """Whether the script, or `define`, sets this variable."""
         return self._elements(name) is not None
 
     def value(self, name: str, *, quoted: bool) -> Chars:
-        """What a variable expands to."""
+        """The expansion of a variable."""
         elements = self._elements(name)
         if elements is None:
             kind = "arguments" if name in "@*" else "variable"

@@ -1,4 +1,4 @@
-"""Words of a shell after expansion: which blanks split, what is not known, and the value of an arithmetic expression."""
+"""Words of a shell after expansion: splitting at blanks, unknown parts, and arithmetic expressions."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Unknown:
 
     @property
     def variable(self) -> str:
-        """What `--define` calls it; empty: it has no name."""
+        """Its name for `--define`; empty: it has none."""
         own = self.what.split()[0].lstrip("$") if self.kind in ("variable", "condition") else ""
         return own if own.isidentifier() or (own.isdecimal() and not self.name) else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word of a command after expansion. unknown: what in it is not known."""
+    """One word of a command after expansion. unknown: its unknown parts."""
 
     text: str
     line: int

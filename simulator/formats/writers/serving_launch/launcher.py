@@ -48,15 +48,13 @@ class Launcher:
         faults, (can_mix, mixes) = self.no_option(plan), self.mixing
         if not can_mix(plan):
             problem = f"chunked_prefill = {str(plan.chunked_prefill).lower()} with mixed_steps = {str(plan.mixed).lower()}: {mixes}"
-            remedy = "leave it to the engine's default"
-            faults.append(Fault(place="inference: mixed_steps", problem=problem, remedy=remedy))
+            faults.append(Fault("inference: mixed_steps", problem, "leave it to the engine's default"))
         if plan.cache_of != self.cache_of and self.cache_of:
             problem = f"{plan.cache_of}: the engine's own share of memory is one of `{self.cache_of}`"
-            faults.append(Fault(place="inference: cache_of", problem=problem, remedy=f'cache_of = "{self.cache_of}"'))
+            faults.append(Fault("inference: cache_of", problem, f'cache_of = "{self.cache_of}"'))
         if plan.speculative in ("draft", "eagle"):
             problem = "a draft model is a checkpoint of its own, which these files do not name"
-            remedy = "mtp, ngram, or the engine's own flags"
-            faults.append(Fault(place="inference: speculative", problem=problem, remedy=remedy))
+            faults.append(Fault("inference: speculative", problem, "mtp, ngram, or the engine's own flags"))
         return faults
 
     def notes(self, pool: Pool) -> list[str]:

@@ -127,9 +127,7 @@ def _unknown_family(config: Mapping[str, Any], place: str) -> Fault:
     else:
         hint += f"no known family has its keys; {_nearest_size(config)}"
     return Fault(
-        place=f"{place}: model_type",
-        problem=problem,
-        remedy=f"{hint}; docs/reference/model-families.md lists all {len(family_names())}",
+        f"{place}: model_type", problem, f"{hint}; docs/reference/model-families.md lists all {len(family_names())}"
     )
 
 
