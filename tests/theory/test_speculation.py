@@ -14,7 +14,7 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving import Batch, Chunk, InferencePlan, StepCosts, check
+from simulator.studies.serving import Batch, Chunk, InferencePlan, StepCosts, Workload, check, serve
 from simulator.studies.serving.decoding import batch_of
 from simulator.studies.serving.kernels import NarrowWeights, stored_as
 from simulator.studies.serving.memory import serving_memory
@@ -119,6 +119,9 @@ def test_mxfp4_is_of_experts_alone() -> None:
     assert attention == (one,)
     assert isinstance(experts, NarrowWeights)
     assert experts.weight_bits == 4.25
+    model = Model.load("gpt-oss-120b")
+    told = serve(model, InferencePlan(window_cache=True), CLUSTER, Workload(num_requests=3).requests()).remedies
+    assert {"weights": "mxfp4"} in [remedy.plan for remedy in told]
     with pytest.raises(PlanError, match="mxfp4 is of experts alone"):
         check(InferencePlan(weights="mxfp4"), MODEL, CLUSTER)
 

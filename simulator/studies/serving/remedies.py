@@ -80,7 +80,7 @@ def _changes(model: Model, plan: InferencePlan, device: Device, memory: ServingM
         yield {"pp": 2 * plan.pp, "dp": 1}
     if DTYPE_BYTES[plan.kv_dtype] > 1:
         yield {"kv_cache": "fp8"}
-    for weights in ("fp8", "int8", "int4"):
+    for weights in ("fp8", "int8", *(("mxfp4",) if model.experts else ()), "int4"):
         narrower = weights == "int4" or plan.weights in ("bf16", "fp16")
         if narrower and weights != plan.weights and (weights != "fp8" or device.peak("fp8") > 0):
             yield {"weights": weights}
