@@ -40,35 +40,30 @@ from simulator.spec.software.traits import TRAITS, StackTraits
 
 __all__ = ["IN_STEP", "NARROW_MODULE", "AttentionBackend", "Stack"]
 
-_INTERPRETER = (
-    "host_layer_s",
-    "host_dtensor_s",
-    "host_redistribute_s",
-    "host_view_s",
-    "host_node_s",
-    "host_dispatch_s",
-    "host_wrap_s",
-    "host_layout_s",
-    "host_hook_s",
-    "host_parameter_s",
-    "host_message_s",
+_CALLS = (
+    "layer",
+    "dtensor",
+    "redistribute",
+    "view",
+    "node",
+    "dispatch",
+    "wrap",
+    "layout",
+    "hook",
+    "parameter",
+    "message",
 )
-# Numbers that were measured or fitted: a file that sets one must say where it comes from.
-_COEFFICIENTS = (
-    "host_launch_s",
-    "host_module_s",
-    *_INTERPRETER,
-    "host_kernel_s",
-    "host_collective_s",
+_INTERPRETER = tuple(f"host_{call}_s" for call in _CALLS)
+_HOST_TIMES = ("host_launch_s", "host_module_s", *_INTERPRETER, "host_kernel_s", "host_collective_s", "host_unit_s")
+_FITTED = (
     "collective_wait_s",
-    "host_unit_s",
     "gemm_factor",
     "elementwise_factor",
     "grouped_factor",
     "step_overhead_s",
     "experts_sigma",
 )
-_HOST_TIMES = ("host_launch_s", "host_module_s", *_INTERPRETER, "host_kernel_s", "host_collective_s", "host_unit_s")
+_COEFFICIENTS = (*_HOST_TIMES, *_FITTED)  # measured or fitted: a file that sets one must say where it comes from
 _MAX_CALIBRATION_RUNS = 6
 # Products inside whole eager steps of one H200 ran within 1 % of what the power cap leaves them there, colder caches and
 # all (experiments/fit_stacks.py, torch-2.11-eager). The prior for every stack that nobody calibrated.
