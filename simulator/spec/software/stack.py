@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from simulator.base.errors import InputError, StackError
 from simulator.base.presets import TOPOLOGIES
-from simulator.base.records import Nested
+from simulator.base.records import Nested, named
 from simulator.base.schema import read_toml, unknown_name
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
@@ -40,20 +40,8 @@ from simulator.spec.software.traits import TRAITS, StackTraits
 
 __all__ = ["IN_STEP", "NARROW_MODULE", "AttentionBackend", "Stack"]
 
-_CALLS = (
-    "layer",
-    "dtensor",
-    "redistribute",
-    "view",
-    "node",
-    "dispatch",
-    "wrap",
-    "layout",
-    "hook",
-    "parameter",
-    "message",
-)
-_INTERPRETER = tuple(f"host_{call}_s" for call in _CALLS)
+_CALLS = "layer_s dtensor_s redistribute_s view_s node_s dispatch_s wrap_s layout_s hook_s parameter_s message_s"
+_INTERPRETER = tuple(named(_CALLS, "host", "host_"))
 _HOST_TIMES = ("host_launch_s", "host_module_s", *_INTERPRETER, "host_kernel_s", "host_collective_s", "host_unit_s")
 _FITTED = (
     "collective_wait_s",
