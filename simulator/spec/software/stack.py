@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from simulator.base.errors import InputError, StackError
 from simulator.base.presets import TOPOLOGIES
-from simulator.base.records import Nested
+from simulator.base.records import Nested, named
 from simulator.base.schema import read_toml, unknown_name
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
@@ -40,35 +40,18 @@ from simulator.spec.software.traits import TRAITS, StackTraits
 
 __all__ = ["IN_STEP", "NARROW_MODULE", "AttentionBackend", "Stack"]
 
-_INTERPRETER = (
-    "host_layer_s",
-    "host_dtensor_s",
-    "host_redistribute_s",
-    "host_view_s",
-    "host_node_s",
-    "host_dispatch_s",
-    "host_wrap_s",
-    "host_layout_s",
-    "host_hook_s",
-    "host_parameter_s",
-    "host_message_s",
-)
-# Numbers that were measured or fitted: a file that sets one must say where it comes from.
-_COEFFICIENTS = (
-    "host_launch_s",
-    "host_module_s",
-    *_INTERPRETER,
-    "host_kernel_s",
-    "host_collective_s",
+_CALLS = "layer_s dtensor_s redistribute_s view_s node_s dispatch_s wrap_s layout_s hook_s parameter_s message_s"
+_INTERPRETER = tuple(named(_CALLS, "host", "host_"))
+_HOST_TIMES = ("host_launch_s", "host_module_s", *_INTERPRETER, "host_kernel_s", "host_collective_s", "host_unit_s")
+_FITTED = (
     "collective_wait_s",
-    "host_unit_s",
     "gemm_factor",
     "elementwise_factor",
     "grouped_factor",
     "step_overhead_s",
     "experts_sigma",
 )
-_HOST_TIMES = ("host_launch_s", "host_module_s", *_INTERPRETER, "host_kernel_s", "host_collective_s", "host_unit_s")
+_COEFFICIENTS = (*_HOST_TIMES, *_FITTED)  # measured or fitted: a file that sets one must say where it comes from
 _MAX_CALIBRATION_RUNS = 6
 # Products inside whole eager steps of one H200 ran within 1 % of what the power cap leaves them there, colder caches and
 # all (experiments/fit_stacks.py, torch-2.11-eager). The prior for every stack that nobody calibrated.
