@@ -37,11 +37,11 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.beyond import beyond_models
+from simulator.studies.backtest.blanks import described
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.resolve import as_measured, with_attention
 from simulator.studies.backtest.rows import RunRow
 from simulator.studies.backtest.unstated import untrained
-from simulator.studies.backtest.ways import described
 
 _GROUPS = re.compile(r"zero1_intragroup([0-9]+)")
 _OFFLOAD = re.compile(
@@ -51,7 +51,7 @@ _STATES_OFFLOAD = re.compile(
     r"(optimi[sz]er|cpu|zero|param(eter)?s?)[ _-]?offload|offload_(optimizer|param)", re.IGNORECASE
 )
 _PARAMETERS_OFFLOAD = re.compile(r"param(eter)?s?[ _-]?offload|offload_param|zero3_offload|infinity", re.IGNORECASE)
-_SWAPPED_HEADS = re.compile(r"cp_comm_type=a2a\b(?!\+)")
+_SWAPPED_HEADS = re.compile(r"cp_comm_type=a2a\b(?!\+)|\bulysses\b", re.IGNORECASE)
 _EVERY_SECOND_BLOCK = re.compile(r"AC=selective layer")
 _REDUCE_DTYPES = {"mixed_precision=PURE": "bf16", "fp32 grad accumulation": "fp32"}
 _STATE_SPACE = re.compile(r"--hybrid-layer-pattern|--mamba-|\bmamba", re.IGNORECASE)

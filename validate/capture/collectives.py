@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import distributed as dist
@@ -102,14 +103,14 @@ class Collectives:
 
     def waited(self, work: object) -> None:
         """The current stream waits for a collective or a message."""
-        held = Recorder.works.pop(id(work), None)
-        if held is not None:
-            for number in held.numbers:
+        work_record = Recorder.works.pop(id(work), None)
+        if work_record is not None:
+            for number in work_record.numbers:
                 Recorder.write(Kind.WAIT_WORK, Recorder.stack[-1].number, number)
-            for arrive in held.arrive:
+            for arrive in work_record.arrive:
                 arrive()
 
-    def _message(self, original: Callable[..., Any], way: int) -> Callable[..., Any]:
+    def _message(self, original: Callable[..., Any], direction: int) -> Callable[..., Any]:
         """ProcessGroup.send or .recv, whose peer is a rank in the group."""
 
         @wraps(original)
@@ -121,12 +122,12 @@ class Collectives:
             self._channel.want(other)
             numbers, arrive = [], []
             for tensor in tensors:
-                if way == _SEND:
+                if direction == _SEND:
                     self._channel.publish(other, ranks, values.content(tensor))
                 else:
                     arrive += self._received(tensor, other, ranks)
                 if tensor.device.type == "cuda":
-                    numbers.append(self._written(way, ranks, other, tensor.numel() * tensor.element_size()))
+                    numbers.append(self._written(direction, ranks, other, tensor.numel() * tensor.element_size()))
             work = _over()
             pending = Pending(work, tuple(numbers), tuple(tensors), tuple(arrive))
             if self._batch is not None:
@@ -136,12 +137,12 @@ class Collectives:
 
         return call
 
-    def _written(self, way: int, ranks: tuple[int, ...], other: int, size: int) -> int:
+    def _written(self, direction: int, ranks: tuple[int, ...], other: int, size: int) -> int:
         """A message on the current stream: its number."""
         number = self.numbered()
         batch = -1 if self._batch is None else self._batch.number
         stream = Recorder.stack[-1].number
-        Recorder.write(Kind.MESSAGE, number, way, self._log.group(ranks), other, size, stream, batch)
+        Recorder.write(Kind.MESSAGE, number, direction, self._log.group(ranks), other, size, stream, batch)
         return number
 
     def _received(self, tensor: torch.Tensor, other: int, ranks: tuple[int, ...]) -> list[Callable[[], None]]:
@@ -249,14 +250,6 @@ class Collectives:
             if number is not None:
                 Recorder.write(Kind.WAIT_WORK, Recorder.stack[-1].number, number)
 
-    def at_end(self, number: int) -> None:
-        """A collective that the default stream waits for behind the backward (DDP)."""
-
-        def wait() -> None:
-            Recorder.write(Kind.WAIT_WORK, Recorder.stack[-1].number, number)
-
-        torch.autograd.Variable._execution_engine.queue_callback(wait)
-
     def _wrapped(self, original: Callable[..., Any], kind: str, out: int, sent: int) -> Callable[..., Any]:
         @wraps(original)
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -276,7 +269,7 @@ class Collectives:
                 waits=not _is_async(args),
             )
             work = _over()
-            pending = Pending(work, (number,))
+            pending = Pending(work, (number,), results=tuple(map(ref, results)))
             if self._batch is not None:
                 self._batch.members.append(pending)
             Recorder.works[id(work)] = pending

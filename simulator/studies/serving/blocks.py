@@ -170,11 +170,11 @@ def head_block(shard: StageShard, plan: InferencePlan, stack: Stack, rows: int) 
 
 def _gathered(g: Graph, part: Value, tp: int) -> Value:
     """The logits of the whole vocabulary on every rank; gathered ranks lie behind each other, so a copy puts them in order."""
-    whole = g.value("gathered", part.numel * tp, part.dtype)
-    exchange = Exchange(kind="all_gather", axis="tp", num_bytes=whole.num_bytes)
-    copy = stream("copy", whole.num_bytes, whole.num_bytes)
-    g.op("gathered", "loss", inputs=(part,), outputs=(whole,), forward=(copy,), forward_exchanges=(exchange,))
-    return whole
+    gathered = g.value("gathered", part.numel * tp, part.dtype)
+    exchange = Exchange(kind="all_gather", axis="tp", num_bytes=gathered.num_bytes)
+    copy = stream("copy", gathered.num_bytes, gathered.num_bytes)
+    g.op("gathered", "loss", inputs=(part,), outputs=(gathered,), forward=(copy,), forward_exchanges=(exchange,))
+    return gathered
 
 
 def _sampled(g: Graph, logits: Value, rows: int) -> Value:
