@@ -16,6 +16,7 @@ from simulator.memory.tape import CATEGORIES, DONE, FREE, FREE_LATER, TAG, Event
 from simulator.memory.tapes import layer_tape, record_tapes
 from simulator.memory.writer import Mark, Writer
 from simulator.parallel.model_shard import shard_of
+from simulator.parallel.schedule_traits import filling
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
@@ -121,14 +122,14 @@ def write_history(  # noqa: PLR0913  what a history hangs on
     """A step that creates the optimizer's state (if `steps` is 2), then a steady one.
 
     The first decides how later blocks lie: its peak is reserved before the optimizer's state exists. Two micro-batches
-    stand for any number: what a second one finds, the third finds too; of a pipeline, as many as fill it twice. lead: passes of a
+    stand for any number: what a second one finds, the third finds too; of a pipeline, as many as `filling` says. lead: passes of a
     layer by which the host runs ahead of the device.
     """
     shard, buffers = shard_of(stack.stored(model), plan, stage), implementation_of(plan).buffers(plan, library)
     step = StepWriter(shard, plan, stack, blocks, buffers, stage, lead)
     early = plan.traits.master_copy  # their optimizers make their state when they are built
     step.persistent(workspaces, optimizer_state=early or steps == 1)
-    count = min(plan.num_micro_batches, 2 * plan.pp)
+    count = filling(plan.pipeline_schedule, plan.pp, plan.num_micro_batches)
     if steps == 2:
         step.step(count, first=not early)
     steady = len(step.writer.events)

@@ -7,17 +7,18 @@ order within is PyTorch's own, read from its sources and from recorded steps (ex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.memory.gradients import dummy_gradients, redistributed_bytes, reentrant_input_bytes, whole_table_numel
+from simulator.memory.in_flight import InFlight, outside
 from simulator.memory.messages import Messages
 from simulator.memory.offloading import Evictor
 from simulator.memory.outside import grouped_workspaces
-from simulator.memory.stage_parts import StagePart, parts_of
-from simulator.memory.tape import GRADIENT, INPUT, Tape
-from simulator.memory.tapes import Tapes, gradient_dtype, layer_tape, record_tapes
+from simulator.memory.stage_parts import parts_of
+from simulator.memory.tape import INPUT, Tape
+from simulator.memory.tapes import gradient_dtype, layer_tape, record_tapes
 from simulator.memory.writer import Writer
 from simulator.parallel.model_shard import body_names
 from simulator.spec.model import Model
@@ -43,30 +44,6 @@ from simulator.work.script.instructions import (
 from simulator.work.script.storage import ROOT, Storages
 
 
-@dataclass(slots=True, kw_only=True)
-class _InFlight:
-    """A micro-batch between its forward and its backward.
-
-    saved: (tape, base, input slot) of each unit that it passed. value: slot of what the last one made, an activation
-    or a gradient. coming: units whose evicted activations were sent for. own: gradients of the unit that ran last; head: those of the head. ones, loss: of the loss.
-    sent: slot of what the next stage got, where it is kept.
-    """
-
-    index: int
-    part: StagePart
-    tapes: Tapes
-    evictor: Evictor | None
-    value: int = 0
-    saved: dict[int, tuple[Tape, int, int]] = field(default_factory=dict)
-    own: list[tuple[int, int]] = field(default_factory=list)
-    head: list[tuple[int, int]] = field(default_factory=list)
-    coming: list[int] = field(default_factory=list)
-    ones: int = 0
-    loss: int = 0
-    sent: int | None = None
-    adds: bool = False
-
-
 class StepWriter:
     """Writes steps: `persistent` once, then `step` as often as one likes."""
 
@@ -84,7 +61,7 @@ class StepWriter:
         self.model, self.plan, self._stack, self.stage = model, plan, stack, stage
         self._parts = parts_of(model)
         self._names, self._kinds = body_names(model), model.body
-        self._messages = Messages(self.writer, plan, blocks.layer.input_bytes)
+        self._messages = Messages(self.writer, plan, blocks.layer.input_bytes, stage)
         self.buffers = buffers(self.writer, model, plan)
         self._parameter_bytes = DTYPE_BYTES[gradient_dtype(plan, stack)]
         self.buffers.whole_table_numel = whole_table_numel(model, blocks)
@@ -96,7 +73,7 @@ class StepWriter:
         self._sums_tied = not (uses_autocast(stack, plan) or stack.traits.gradient_buffer)
         self._inputs, self._workspaces, self._made = 0, list[int](), set[tuple[int, int]]()
         self._dummies = dummy_gradients(blocks, plan) if stack.kernels.weight_gradients == "accumulated" else {}
-        self._in_flight: dict[tuple[int, int], _InFlight] = {}
+        self._in_flight: dict[tuple[int, int], InFlight] = {}
         self._graded = set[int]()  # chunks that have gradients, to which a later micro-batch adds its own
 
     def persistent(self, workspaces: Sequence[int] = (), *, optimizer_state: bool) -> None:
@@ -123,6 +100,7 @@ class StepWriter:
         """One optimizer step. `first`: it creates the optimizer's state."""
         chunks = [part.chunk for part in self._parts]
         script = step_script(self.plan, self._stack, chunks, num_micro_batches, self.stage)
+        self._messages.begin(chunks, self.plan.num_micro_batches - num_micro_batches)
         self.read(script, num_micro_batches, first=first)
 
     def read(self, script: Iterable[Instruction], num_micro_batches: int = 1, *, first: bool = False) -> None:
@@ -179,15 +157,16 @@ class StepWriter:
         """A pass, halting before each layer and before what comes last."""
         if one.direction == "forward":
             return self._forward(one)
-        return (
-            self._backward(one) if one.direction != "inputs" else iter(())
-        )  # gradients of weights come with their own
+        state = self._in_flight[one.micro_batch, one.chunk]
+        if one.direction == "backward" or not state.splits:  # gradients of weights come with their own
+            return iter(()) if one.direction == "inputs" else self._backward(one)
+        return self._of_inputs(one, state) if one.direction == "inputs" else self._of_weights(one, state)
 
     def _forward(self, one: Pass) -> Iterator[None]:
         """Up to the loss, or to what the next stage receives."""
         part, plan = self._parts[one.chunk], self.plan
         evicts = plan.offload.activations != "none"
-        state = _InFlight(
+        state = InFlight(
             index=one.micro_batch,
             part=part,
             tapes=self._tapes,
@@ -208,16 +187,12 @@ class StepWriter:
             self._units(state, one, groups.pop(0))
         else:
             self.buffers.end_forward()
-            state.sent = self._messages.went(state.value)
+            state.sent = self._messages.went(state.value, one)
 
     def _backward(self, one: Pass) -> Iterator[None]:
         """From the loss, or from the gradient that the stage receives."""
         state = self._in_flight.pop((one.micro_batch, one.chunk))
-        if one.chunk in self._graded and self.buffers.keeps_gradients and self.buffers.gradients:
-            state.tapes, state.adds = self._adding, self.model.tied_embeddings and state.part.chunk.embedding
-            if state.adds:  # to a tied matrix's gradient when both ends have theirs
-                state.tapes = replace(self._adding, head=self._tapes.head, embedding=self._tapes.embedding)
-        self._graded.add(one.chunk)
+        self._choose_tapes(one, state)
         chunk, groups, buffers = state.part.chunk, list(one.units), list[int]()
         if chunk.head:
             self._units(state, one, groups.pop(0))
@@ -230,26 +205,72 @@ class StepWriter:
             yield
             self._units(state, one, group)
         sent = [] if chunk.embedding else [state.value]
-        self._messages.over([] if state.sent is None else [state.sent], sent)
+        self._messages.over([] if state.sent is None else [state.sent], sent, one)
         self.writer.free(*buffers)
         if chunk.head:
             self.writer.free(state.ones, state.loss, *self._logits(state))
         self.buffers.end_backward()
 
+    def _of_inputs(self, one: Pass, state: InFlight) -> Iterator[None]:
+        """The gradients of a stage's inputs, and of nothing else."""
+        yield
+        if self._workspaces:
+            self._product()
+        head = state.part.chunk.head
+        gradient = state.value = self.writer.alloc(4, "loss") if head else self._messages.came("temporaries")
+        for number, (tape, base, given) in reversed(state.saved.items()):
+            assert tape.halves is not None
+            self.writer.at("backward", state.index, self._unit(state, number)[1], "inputs")
+            self.writer.play(tape.halves.inputs, base, given, gradient)
+            state.gradients[number] = gradient
+            gradient = outside(tape.halves.gradient, base, given, gradient)
+        for number, (tape, base, given) in state.saved.items():
+            assert tape.halves is not None
+            self.writer.play(tape.halves.after_inputs, base, given, state.gradients[number])
+        if head:
+            self.writer.free(state.loss, *self._logits(state))
+        self._messages.over([] if state.sent is None else [state.sent], [gradient], one)
+
+    def _of_weights(self, one: Pass, state: InFlight) -> Iterator[None]:
+        """The gradients of a stage's weights, from its first unit to its last."""
+        yield
+        del self._in_flight[one.micro_batch, one.chunk]
+        self._choose_tapes(one, state)
+        for number, (_, base, given) in state.saved.items():
+            unit, name, tape = self._unit(state, number)
+            assert tape.halves is not None
+            self.writer.at("backward", state.index, name, "weights")
+            self.writer.play(tape.halves.weights, base, given, state.gradients[number])
+            state.own = [(base + slot, numel) for slot, numel in tape.halves.parameter_gradients]
+            self._gradient(state, one, unit, name)
+        for number, (tape, base, given) in state.saved.items():
+            assert tape.halves is not None
+            self.writer.play(tape.halves.after_weights, base, given, state.gradients[number])
+        self.writer.free(state.value)
+        self.buffers.end_backward()
+
+    def _choose_tapes(self, one: Pass, state: InFlight) -> None:
+        """A chunk's first gradients are kept, later ones added to them."""
+        if one.chunk in self._graded and self.buffers.adds_in_place:
+            state.tapes, state.adds = self._adding, self.model.tied_embeddings and state.part.chunk.embedding
+            if state.adds:  # to a tied matrix's gradient when both ends have theirs
+                state.tapes = replace(self._adding, head=self._tapes.head, embedding=self._tapes.embedding)
+        self._graded.add(one.chunk)
+
     @staticmethod
-    def _logits(state: _InFlight) -> list[int]:
+    def _logits(state: InFlight) -> list[int]:
         """What the model returned, where a schedule holds it (torch/distributed/pipelining/stage.py: fwd_cache)."""
         tape, base, _ = state.saved[max(state.saved)]
         return [] if tape.result == INPUT else [base + tape.result]
 
-    def _first_ahead(self, state: _InFlight, groups: Sequence[Sequence[UnitInstruction]]) -> list[int]:
+    def _first_ahead(self, state: InFlight, groups: Sequence[Sequence[UnitInstruction]]) -> list[int]:
         """What is gathered beside the root of a stage without the head: the first layers of the backward."""
         first = next((one for one in groups[0] if isinstance(one, Unshard)), None) if groups else None
         return [] if first is None else [state.part.unit(number) for number, _ in first.gathers[:-1]]
 
     # -- units
 
-    def _units(self, state: _InFlight, one: Pass, group: Sequence[UnitInstruction]) -> None:
+    def _units(self, state: InFlight, one: Pass, group: Sequence[UnitInstruction]) -> None:
         for instruction in group:
             number = instruction.unit
             unit, name, tape = self._unit(state, number)
@@ -273,7 +294,7 @@ class StepWriter:
                 case _:
                     pass
 
-    def _unit(self, state: _InFlight, number: int) -> tuple[int, str, Tape]:
+    def _unit(self, state: InFlight, number: int) -> tuple[int, str, Tape]:
         part, tapes = state.part, state.tapes
         if part.chunk.is_embedding(number):
             return ROOT, "embedding", tapes.embedding
@@ -283,7 +304,7 @@ class StepWriter:
         received = self._messages.buffered and not part.chunk.head and layer == part.layers[-1]
         return layer, self._names[layer], layer_tape(tapes, self.plan, self._kinds[layer], layer, received=received)
 
-    def _restore(self, state: _InFlight, number: int, units: list[int]) -> None:
+    def _restore(self, state: InFlight, number: int, units: list[int]) -> None:
         """What the head sends for arrives behind its own backward: nothing of the head's has left."""
         assert state.evictor is not None
         state.coming += units
@@ -291,7 +312,7 @@ class StepWriter:
             state.evictor.restore(state.coming)
             state.coming = []
 
-    def _unshard(self, state: _InFlight, one: Pass, instruction: Unshard, unit: int, name: str, tape: Tape) -> None:
+    def _unshard(self, state: InFlight, one: Pass, instruction: Unshard, unit: int, name: str, tape: Tape) -> None:
         """The hook before a unit; in the forward, behind what the unit makes before its hooks run."""
         ahead = [state.part.unit(number) for number, _ in instruction.gathers if number != instruction.unit]
         if one.direction == "forward":
@@ -312,14 +333,14 @@ class StepWriter:
             self.buffers.before_backward(unit, ahead)
             self._backward_begins(self._kinds[unit])
 
-    def _run_forward(self, state: _InFlight, number: int, tape: Tape) -> None:
+    def _run_forward(self, state: InFlight, number: int, tape: Tape) -> None:
         """Of the head up to its loss."""
         _, base, given = state.saved[number]
         head = state.part.chunk.is_head(number)
         self.writer.play(tape.forward, base, given, 0, start=tape.early, end=tape.cut if head else None)
         state.value = base + tape.output if tape.output >= 0 else given
 
-    def _run(self, state: _InFlight, number: int, unit: int, phase: str) -> None:
+    def _run(self, state: InFlight, number: int, unit: int, phase: str) -> None:
         """The loss, or a unit's backward."""
         writer, (_, base, given) = self.writer, state.saved[number]
         _, _, tape = self._unit(state, number)
@@ -335,14 +356,15 @@ class StepWriter:
         state.own = [(base + slot, numel) for slot, numel in tape.parameter_gradients]
         if state.part.chunk.is_head(number):
             writer.play(tape.backward, base, given, state.ones, start=state.tapes.head_gemm)
-            state.value = _outside(tape.gradient, base, given, state.ones)
+            state.value = outside(tape.gradient, base, given, state.ones)
             return
         writer.play(tape.backward, base, given, state.value)
-        state.value = _outside(tape.gradient, base, given, state.value)
+        state.value = outside(tape.gradient, base, given, state.value)
         if unit == ROOT and self.model.tied_embeddings:
-            state.own = self._added_to_head(state)
+            table = self.model.vocab_size * self.model.d_model
+            state.add_to_head(self.writer, table, self.plan.tp, self._parameter_bytes, sums=self._sums_tied)
 
-    def _gradient(self, state: _InFlight, one: Pass, unit: int, name: str) -> None:
+    def _gradient(self, state: InFlight, one: Pass, unit: int, name: str) -> None:
         """The root's gradients are reduced together, with the embedding's where that is here."""
         if name == "head":
             state.head = state.own
@@ -355,27 +377,6 @@ class StepWriter:
             self.writer.free(*[slot for slot, _ in own])
             own = []
         self.buffers.after_backward(unit, own, sync=one.syncs)
-
-    def _added_to_head(self, state: _InFlight) -> list[tuple[int, int]]:
-        """A tied matrix has one gradient: the embedding's is added to the head's, and goes.
-
-        DTensor's is the whole table's: the rank's part of it and the sum are tensors of their own. So is the sum where no cast
-        stands between the head's product and the matrix: its gradient is then the transposed view of another tensor, which
-        autograd does not add to in place (torch 2.13, input_buffer.cpp, can_accumulate_inplace).
-        """
-        gradients, table = state.own, self.model.vocab_size * self.model.d_model
-        tied = (table, table * self.plan.tp)
-        if self._sums_tied and any(numel == table for _, numel in gradients):
-            total = self.writer.alloc(table * self._parameter_bytes, "gradients")
-            self.writer.free(*[slot for slot, numel in state.head if numel == table])
-            state.head = [(total if numel == table else slot, numel) for slot, numel in state.head]
-        for slot, numel in gradients:
-            if numel > table and numel == tied[1]:
-                size = table * self._parameter_bytes
-                self.writer.free(*[self.writer.alloc(size, "temporaries") for _ in range(2)])
-            if numel in tied:
-                self.writer.free(slot)
-        return [(slot, numel) for slot, numel in gradients if numel not in tied]
 
     def _base(self, tape: Tape) -> int:
         base = self.writer.num_slots
@@ -392,8 +393,3 @@ class StepWriter:
     def _product(self) -> None:
         if self._workspaces:
             self.writer.alloc(self._workspaces.pop(0), "workspaces")
-
-
-def _outside(slot: int, base: int, given: int, gradient: int) -> int:
-    """A tape's slot as a slot of the step."""
-    return base + slot if slot >= 0 else {INPUT: given, GRADIENT: gradient}[slot]

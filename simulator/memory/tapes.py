@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.base.kernels import DTYPE_BYTES
-from simulator.memory.tape import ParameterGradients, Tape, record
+from simulator.memory.recording import record
+from simulator.memory.tape import ParameterGradients, Tape
+from simulator.parallel.schedule_traits import splits_backward
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import Block, ModelBlocks, Op, cached_tensors, recompute_ops, uses_autocast
@@ -54,12 +56,13 @@ def record_tapes(
     constant = plan.traits.shards_rows
     # torch's stage keeps what it has made to the end of its backward, and what it got in a buffer
     staged = plan.pp > 1 and plan.traits.uses_torch_pipelines
-    head = tape(blocks.head, ends_forward=True, keeps_result=staged)
+    splits = staged and splits_backward(plan.pipeline_schedule)
+    head = tape(blocks.head, ends_forward=True, keeps_result=staged, splits=splits)
     gemms = [op.name for op in blocks.head.ops if op.category == "gemm"]
     begins = {name: index for index, name in head.backward.marks}
 
     def layer(block: Block, repeated: tuple[Op, ...] = (), cached: frozenset[str] = frozenset(), *, held: bool) -> Tape:
-        return tape(block, repeated, cached, keep_constants=constant, gradient_held=held)
+        return tape(block, repeated, cached, keep_constants=constant, gradient_held=held, splits=splits)
 
     def layers(*, held: bool) -> tuple[dict[str, Tape], dict[str, Tape]]:
         plain = {block.name: layer(block, held=held) for block in blocks.body}

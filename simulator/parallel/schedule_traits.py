@@ -35,6 +35,18 @@ def played_of(schedule: Schedule, num_stages: int, count: int) -> tuple[int, int
     return more, count - more * period, period
 
 
+def filling(schedule: Schedule, num_stages: int, count: int) -> int:
+    """Of `count` micro-batches how many have all storages of a step at once: those of gpipe all do, others fill a pipeline twice.
+
+    With gradients of their own before the last forward: in two directions it takes one filling more.
+    """
+    if num_stages == 1:
+        return min(count, 2)
+    if schedule == "gpipe":
+        return count
+    return min(count, (3 if schedule.startswith("dualpipe") else 2) * num_stages)
+
+
 def num_positions(schedule: Schedule, num_stages: int, num_chunks: int = 1) -> int:
     """How many chunks a micro-batch passes through."""
     return num_stages if schedule == "dualpipe" else num_stages * num_chunks

@@ -117,13 +117,23 @@ def test_chunks_of_a_stage_interleave() -> None:
     model = TINY.model_copy(update={"num_layers": 4})
     record, task = played(model, zero=0, pp=2, num_micro_batches=4, virtual_stages=2)
     predicted = borders(model, task.plan, CPU, granularity_bytes=1, library="gloo")
-    assert record["memory"]["peak_bytes"] == pytest.approx(predicted.peak_bytes, rel=0.02)
+    assert record["memory"]["peak_bytes"] == pytest.approx(predicted.peak_bytes, rel=0, abs=COUNTERS)
 
 
 FAKE = Stack.load("torch-2.13-fake-cpu")
 FOUR = TINY.model_copy(update={"num_layers": 4})
+GPT: dict[str, Any] = {
+    "num_kv_heads": 4, "positions": "learned", "max_positions": 512, "norm": "layer", "mlp": "gelu_tanh",
+    "qkv_bias": True, "out_bias": True, "mlp_bias": True, "fused_qkv": True,
+}  # fmt: skip
+MODELS: dict[str, Model] = {
+    "llama": FOUR,
+    "large vocabulary": FOUR.model_copy(update={"vocab_size": 2048}),
+    "normed heads": FOUR.model_copy(update={"qk_norm": True}),
+    "gpt": Model.model_validate({**FOUR.model_dump(), **GPT}),
+}
 SCALARS = 24  # bytes a layer and micro-batch: losses, counters
-SCHEDULES = {
+SCHEDULES: dict[str, dict[str, Any]] = {
     "gpipe": {"pp": 2, "num_micro_batches": 4, "schedule": "gpipe"},
     "1f1b": {"pp": 4, "num_micro_batches": 8, "schedule": "1f1b"},
     "1f1b, replicas, bf16": {"pp": 2, "num_micro_batches": 4, "dp_replicate": 2, "precision": "bf16"},
@@ -137,34 +147,94 @@ SCHEDULES = {
         "sync_every_micro_batch": False,
         "reshard_after_forward": False,
     },
+    "1f1b, fsdp2, fp32": {
+        "pp": 2,
+        "num_micro_batches": 4,
+        "zero": 3,
+        "dp_shard": 2,
+        "sync_every_micro_batch": False,
+        "reshard_after_forward": False,
+    },
     "interleaved": {"pp": 2, "num_micro_batches": 4, "virtual_stages": 2, "schedule": "interleaved"},
+    "zb_h1": {"pp": 4, "num_micro_batches": 8, "schedule": "zb_h1"},
+    "zb_h1, bf16": {"pp": 2, "num_micro_batches": 4, "schedule": "zb_h1", "precision": "bf16"},
+    "dualpipe_v": {"pp": 2, "num_micro_batches": 4, "virtual_stages": 2, "schedule": "dualpipe_v"},
+}
+# of these more micro-batches than fill the pipeline twice: what a step leaves of each stays to its end
+LONGER: dict[str, dict[str, Any]] = {
+    "gpipe": {"num_micro_batches": 6, "schedule": "gpipe"},
+    "interleaved": {"num_micro_batches": 8, "virtual_stages": 2, "schedule": "interleaved"},
+    "zb_h1": {"num_micro_batches": 8, "schedule": "zb_h1"},
+    "dualpipe_v": {"num_micro_batches": 9, "virtual_stages": 2, "schedule": "dualpipe_v"},
 }
 
 
 @ON_DEMAND
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_stage_holds_on_fake_tensors_what_is_predicted(name: str) -> None:
-    asked = plan(**{"zero": 0, **SCHEDULES[name]})
+    every_stage_is_predicted(FOUR, plan(**{"zero": 0, **SCHEDULES[name]}))
+
+
+@ON_DEMAND
+@pytest.mark.parametrize("name", LONGER)
+def test_what_micro_batches_leave_stays_to_the_end_of_the_step(name: str) -> None:
+    every_stage_is_predicted(FOUR, plan(zero=0, pp=2, **LONGER[name]))
+
+
+@ON_DEMAND
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+@pytest.mark.parametrize("model", MODELS)
+def test_halves_of_backwards_hold_what_is_predicted_of_every_model(model: str, schedule: str) -> None:
+    every_stage_is_predicted(MODELS[model], plan(zero=0, pp=2, num_micro_batches=4, schedule=schedule))
+
+
+@ON_DEMAND
+def test_halves_of_a_checkpoints_backward_run_it_again_for_every_weight() -> None:
+    """What each time stays makes this the fullest way to run a step; a stack of its tensors is let go in another order."""
+    options: dict[str, Any] = {"zero": 0, "pp": 2, "num_micro_batches": 4, "schedule": "zb_h1"}
+    asked = plan(**options, recompute="full")
+    tracked, kept = (fake.play(FOUR, one, FAKE, rank=1).peak.total_bytes for one in (asked, plan(**options)))
+    predicted = borders(FOUR, asked, FAKE, granularity_bytes=1, stage=1)
+    assert predicted.peak_bytes == pytest.approx(tracked, rel=0.01)
+    assert tracked > 1.4 * kept
+
+
+def every_stage_is_predicted(model: Model, asked: Plan) -> None:
     for stage in range(asked.pp):
-        tracked = fake.play(FOUR, asked, FAKE, rank=stage * (asked.num_devices // asked.pp))
-        predicted = borders(FOUR, asked, FAKE, granularity_bytes=1, stage=stage)
-        bound = SCALARS * asked.num_micro_batches * FOUR.num_layers // asked.pp
+        tracked = fake.play(model, asked, FAKE, rank=stage * (asked.num_devices // asked.pp))
+        predicted = borders(model, asked, FAKE, granularity_bytes=1, stage=stage)
+        index = (
+            8 * asked.seq_len * (model.positions == "learned")
+        )  # of rows of the table, which the prediction leaves out
+        bound = (SCALARS * model.num_layers // asked.pp + index) * asked.num_micro_batches
         assert predicted.start_bytes == tracked.start.total_bytes
+        assert predicted.after_backward_bytes == tracked.after_backward.total_bytes
         assert abs(predicted.after_forward_bytes - tracked.after_forward.total_bytes) <= bound
         assert abs(predicted.peak_bytes - tracked.peak.total_bytes) <= bound
 
 
 @ON_DEMAND
 @pytest.mark.usefixtures("warm_ranks")
-def test_a_stage_alone_holds_what_is_predicted() -> None:
+@pytest.mark.parametrize(
+    ("rank", "options"),
+    [
+        (3, {"pp": 4, "dp_replicate": 2, "num_micro_batches": 8}),
+        (1, {"pp": 2, "num_micro_batches": 6, "schedule": "zb_h1"}),
+        (1, {"pp": 2, "num_micro_batches": 6, "schedule": "dualpipe_v", "virtual_stages": 2}),
+        (0, {"pp": 2, "num_micro_batches": 6, "schedule": "gpipe"}),
+    ],
+)
+def test_a_stage_alone_holds_what_is_predicted(rank: int, options: dict[str, Any]) -> None:
     """The allocator's events of real tensors, and nobody at the other end of the messages."""
-    asked = plan(zero=0, pp=4, dp_replicate=2, num_micro_batches=8)
-    task = Task(mode="solo", device="cpu", model=FOUR, plan=asked, stack=CPU, rank=3, num_steps=1, num_warm_up=1)
+    asked = plan(zero=0, **options)
+    task = Task(mode="solo", device="cpu", model=FOUR, plan=asked, stack=CPU, rank=rank, num_steps=1, num_warm_up=1)
     record = play(task)
     assert record["verdict"] == "ok", record["trouble"]
     rows = {row["name"]: row for row in compare_run(record)["memory"]}
-    assert all(abs(row["error"]) <= COUNTERS for row in rows.values()), rows
-    assert rows["peak_bytes"]["predicted"] == borders(FOUR, asked, CPU, granularity_bytes=1, stage=1).peak_bytes
+    random_states = SCALARS * asked.num_micro_batches * FOUR.num_layers // asked.pp
+    assert all(abs(row["error"]) <= max(COUNTERS, random_states) for row in rows.values()), rows
+    stage = rank * asked.pp // asked.num_devices
+    assert rows["peak_bytes"]["predicted"] == borders(FOUR, asked, CPU, granularity_bytes=1, stage=stage).peak_bytes
 
 
 @ON_DEMAND
@@ -206,6 +276,7 @@ def test_phases_are_counted_between_their_marks() -> None:
     ("model", "changes", "place", "mode"),
     [
         (TINY, {"pp": 2, "zero": 0, "num_micro_batches": 4, "schedule": "dualpipe", "virtual_stages": 2}, "plan: schedule", "cpu"),
+        (TINY, {"pp": 2, "zero": 0, "dp_replicate": 2, "num_micro_batches": 4, "schedule": "zb_h1"}, "plan: schedule", "fake"),
         (TINY, {"pp": 2, "num_micro_batches": 2}, "plan: sync_every_micro_batch", "cpu"),
         (TINY.model_copy(update={"tied_embeddings": True}), {"pp": 2, "zero": 0}, "plan: pp", "cpu"),
         (TINY.model_copy(update={"positions": "alibi"}), {"cp": 2}, "plan: cp", "cpu"),

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Final
 
 from simulator.parallel.legality.rule import Played, PlayRule
+from simulator.parallel.schedule_traits import splits_backward
 from simulator.spec.plan import NOTHING_OFFLOADED
 
 
@@ -51,6 +52,24 @@ SPREAD: Final = (
         holds=lambda played: played.plan.pipeline_schedule != "dualpipe",
         equation="torch has no dualpipe, whose ranks hold two stages' parameters each",
         remedy='schedule = "dualpipe_v"',
+    ),
+    PlayRule(
+        where="schedule",
+        fields=("pipeline_schedule", "pp", "dp_replicate", "dp_shard"),
+        applies=lambda played: _pipelined(played) and splits_backward(played.plan.pipeline_schedule),
+        holds=lambda played: played.plan.traits.shards_rows or played.plan.dp_replicate * played.plan.dp_shard == 1,
+        equation=lambda played: (
+            f"torch's {played.plan.pipeline_schedule} finds gradients of weights past DDP's hooks, so that replicas never sum them"
+        ),
+        remedy='schedule = "1f1b", or one replica',
+    ),
+    PlayRule(
+        where="recompute",
+        fields=("recompute", "pipeline_schedule", "pp"),
+        applies=lambda played: _pipelined(played) and splits_backward(played.plan.pipeline_schedule),
+        holds=lambda played: played.plan.recompute.mode != "selective",
+        equation="torch goes back only once through what selective checkpointing kept, and halves of backwards go twice",
+        remedy='recompute = "none", or schedule = "1f1b"',
     ),
     _pipeline_rule(
         fields=("pp",),

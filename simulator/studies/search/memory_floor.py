@@ -20,6 +20,7 @@ from simulator.memory.saved import Saved, saved_of
 from simulator.memory.tape import Tape
 from simulator.parallel.model_shard import ModelShard, whole_body
 from simulator.parallel.pipeline import peak_in_flight
+from simulator.parallel.schedule_traits import filling
 from simulator.spec.plan import Plan
 from simulator.spec.plan.order import MAX_SIZE
 from simulator.studies.search.blocks import BlockShapes, Shape
@@ -130,9 +131,9 @@ class MemoryFloor:
     def _while_alive(self, plan: Plan, stage: int, held: StageMemory, saved: Saved) -> int:
         """What forwards in flight hold on a stage, and the most that comes besides.
 
-        Two micro-batches a stage stand for any number, as in `memory`.
+        As many micro-batches as in `memory` stand for any number.
         """
-        flights = self._in_flight(plan, stage, held, min(plan.num_micro_batches, 2 * plan.pp))
+        flights = self._in_flight(plan, stage, held, filling(plan.pipeline_schedule, plan.pp, plan.num_micro_batches))
         flying = min(_size(plan, flight, saved) for flight in flights)
         most = max(_of_head(plan, held, saved), _rising(plan, held, saved), _reducing(plan, held, saved))
         # of an interleaved schedule, once all chunks have run, FSDP2 keeps what it gathered

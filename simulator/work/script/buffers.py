@@ -32,6 +32,11 @@ class Buffers:
         self.stream_bytes = 0  # of a unit's input, where checkpoints are re-entrant
         self.redistributed_bytes = 0  # gradients that the optimizer first brings into their parameters' layout
 
+    @property
+    def adds_in_place(self) -> bool:
+        """Gradients are there, and later ones are added to each as they come."""
+        return self.keeps_gradients and bool(self.gradients)
+
     def begin(self) -> None:
         """Before the first micro-batch."""
 

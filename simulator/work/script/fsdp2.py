@@ -43,7 +43,13 @@ class Fsdp2Buffers(ShardedBuffers):
         self._summed: list[int] = []  # what replicas all-reduced, where it is not the gradient itself
         self._smaller: dict[int, int] = {}  # unit -> its copy resharded to a smaller group
         # torch's pipelines gather once a step (torch 2.13, pipelining/stage.py: set_reshard_after_backward)
+        self._stay_gradients = self.compute == self.reduced  # (to_accumulated_grad_if_needed)
         self._stays = plan.pp > 1 and plan.traits.uses_torch_pipelines
+
+    @property
+    @override
+    def adds_in_place(self) -> bool:
+        return self._stay_gradients and bool(self.kept)
 
     def _gather(self, unit: int) -> None:
         if unit in self._buffers or unit in self.parameters or unit not in self.units:
@@ -131,7 +137,10 @@ class Fsdp2Buffers(ShardedBuffers):
         if not sync:
             if not self._stays:
                 self.storages.free(*self.parameters.pop(unit))
-            self.accumulate(unit, gradients, self.reduced)
+            if self._stay_gradients:
+                self.kept.setdefault(unit, list(gradients))
+            else:
+                self.accumulate(unit, gradients, self.reduced)
             return
         slots = [self._own_part(slot, numel) for slot, numel in self.take_kept(unit, gradients)]
         self.storages.free(*self.parameters.pop(unit))

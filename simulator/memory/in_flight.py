@@ -1,0 +1,67 @@
+"""InFlight: what a micro-batch holds between its forward and its backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from simulator.memory.offloading import Evictor
+from simulator.memory.stage_parts import StagePart
+from simulator.memory.tape import GRADIENT, INPUT, Tape
+from simulator.memory.tapes import Tapes
+from simulator.memory.writer import Writer
+
+
+@dataclass(slots=True, kw_only=True)
+class InFlight:
+    """A micro-batch between its forward and its backward.
+
+    saved: (tape, base, input slot) of each unit that it passed; gradients: slots of their outputs' gradients, where a
+    backward is split. value: slot of what the last one made, an activation
+    or a gradient. coming: units whose evicted activations were sent for. own: gradients of the unit that ran last; head: those of the head. ones, loss: of the loss.
+    sent: slot of what the next stage got, where it is kept.
+    """
+
+    index: int
+    part: StagePart
+    tapes: Tapes
+    evictor: Evictor | None
+    value: int = 0
+    saved: dict[int, tuple[Tape, int, int]] = field(default_factory=dict)
+    gradients: dict[int, int] = field(default_factory=dict)
+    own: list[tuple[int, int]] = field(default_factory=list)
+    head: list[tuple[int, int]] = field(default_factory=list)
+    coming: list[int] = field(default_factory=list)
+    ones: int = 0
+    loss: int = 0
+    sent: int | None = None
+    adds: bool = False
+
+    @property
+    def splits(self) -> bool:
+        """Its backward may come in halves: not of the stage that has the embedding, whose inputs have no gradients."""
+        whole = self.part.chunk.embedding or self.evictor is not None
+        return not whole and all(tape.halves for tape, _, _ in self.saved.values())
+
+    def add_to_head(self, writer: Writer, table: int, parts: int, element_bytes: int, *, sums: bool) -> None:
+        """A tied matrix of `table` elements has one gradient: the embedding's is added to the head's, and goes.
+
+        DTensor's is the whole table's, of `parts`: the rank's part of it and the sum are tensors of their own. So is the sum where no
+        cast stands between the head's product and the matrix (`sums`): its gradient is then the transposed view of another
+        tensor, which autograd does not add to in place (torch 2.13, input_buffer.cpp, can_accumulate_inplace).
+        """
+        size, tied = table * element_bytes, (table, table * parts)
+        if sums and any(numel == table for _, numel in self.own):
+            total = writer.alloc(size, "gradients")
+            writer.free(*[slot for slot, numel in self.head if numel == table])
+            self.head = [(total if numel == table else slot, numel) for slot, numel in self.head]
+        for slot, numel in self.own:
+            if numel > table and numel == tied[1]:
+                writer.free(*[writer.alloc(size, "temporaries") for _ in range(2)])
+            if numel in tied:
+                writer.free(slot)
+        self.own = [(slot, numel) for slot, numel in self.own if numel not in tied]
+
+
+def outside(slot: int, base: int, given: int, gradient: int) -> int:
+    """A tape's slot as a slot of the step."""
+    return base + slot if slot >= 0 else {INPUT: given, GRADIENT: gradient}[slot]
