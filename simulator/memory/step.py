@@ -49,7 +49,7 @@ class _InFlight:
 
     saved: (tape, base, input slot) of each unit that it passed. value: slot of what the last one made, an activation
     or a gradient. coming: units whose evicted activations were sent for. own: gradients of the unit that ran last; head: those of the head. ones, loss: of the loss.
-    sent: slot of what the next stage got, where it is kept.
+    sent: slot of what the next stage got, where it is kept. units: of the chunk, as `StepWriter._unit` has them.
     """
 
     index: int
@@ -65,10 +65,11 @@ class _InFlight:
     loss: int = 0
     sent: int | None = None
     adds: bool = False
+    units: dict[int, tuple[int, str, Tape]] = field(default_factory=dict)
 
 
 class StepWriter:
-    """Writes steps: `persistent` once, then `step` as often as one likes."""
+    """Writes steps: `persistent` once, then `read` as often as one likes."""
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class StepWriter:
         self._parts = parts_of(model)
         self._names, self._kinds = body_names(model), model.body
         self._messages = Messages(self.writer, plan, blocks.layer.input_bytes)
+        self._resident = resident_tensors(model, plan)
         self.buffers = buffers(self.writer, model, plan)
         self._parameter_bytes = DTYPE_BYTES[gradient_dtype(plan, stack)]
         self.buffers.whole_table_numel = whole_table_numel(model, blocks)
@@ -105,10 +107,9 @@ class StepWriter:
         workspaces: of the libraries' handles, taken by a thread's first product: the forward's, then the backward's.
         """
         self.writer.at("start", 0, "", "persistent state")
-        for category, sizes in resident_tensors(self.model, self.plan).items():
+        for category, sizes in self._resident.items():
             if category != "optimizer_state" or optimizer_state:
-                for size in sizes:
-                    self.writer.alloc(size, category)
+                self.writer.alloc_each(sizes, category)
         tokens = self.plan.micro_batch_size * self.plan.seq_len // self.plan.cp
         tokens *= self._messages.micro_batches_here
         self._inputs = self.writer.alloc(tokens * 8, "inputs")
@@ -119,14 +120,12 @@ class StepWriter:
             for size in grouped_workspaces(self._stack, workspaces):
                 self.writer.alloc(size, "workspaces")
 
-    def step(self, num_micro_batches: int, *, first: bool = False) -> None:
-        """One optimizer step. `first`: it creates the optimizer's state."""
-        chunks = [part.chunk for part in self._parts]
-        script = step_script(self.plan, self._stack, chunks, num_micro_batches, self.stage)
-        self.read(script, num_micro_batches, first=first)
+    def script(self, num_micro_batches: int) -> list[Instruction]:
+        """One optimizer step."""
+        return list(step_script(self.plan, self._stack, [p.chunk for p in self._parts], num_micro_batches, self.stage))
 
     def read(self, script: Iterable[Instruction], num_micro_batches: int = 1, *, first: bool = False) -> None:
-        """A script's step. Collectives have buffers of their own, outside of it."""
+        """A script's step. Collectives have buffers of their own, outside of it. first: it creates the optimizer's state."""
         self.buffers.begin()
         self._graded.clear()
         for one in script:
@@ -148,8 +147,7 @@ class StepWriter:
         self.writer.catch_up()
 
     def _state(self) -> None:
-        for size in resident_tensors(self.model, self.plan)["optimizer_state"]:
-            self.writer.alloc(size, "optimizer_state")
+        self.writer.alloc_each(self._resident["optimizer_state"], "optimizer_state")
 
     # -- passes
 
@@ -214,6 +212,7 @@ class StepWriter:
         """From the loss, or from the gradient that the stage receives."""
         state = self._in_flight.pop((one.micro_batch, one.chunk))
         if one.chunk in self._graded and self.buffers.keeps_gradients and self.buffers.gradients:
+            state.units = {}
             state.tapes, state.adds = self._adding, self.model.tied_embeddings and state.part.chunk.embedding
             if state.adds:  # to a tied matrix's gradient when both ends have theirs
                 state.tapes = replace(self._adding, head=self._tapes.head, embedding=self._tapes.embedding)
@@ -252,14 +251,16 @@ class StepWriter:
     def _units(self, state: _InFlight, one: Pass, group: Sequence[UnitInstruction]) -> None:
         for instruction in group:
             number = instruction.unit
-            unit, name, tape = self._unit(state, number)
+            if number not in state.units:
+                state.units[number] = self._unit(state, number)
+            unit, name, tape = state.units[number]
             match instruction:
                 case Unshard():
                     self._unshard(state, one, instruction, unit, name, tape)
                 case Run(_, "forward"):
                     self._run_forward(state, number, tape)
                 case Run(_, phase):
-                    self._run(state, number, unit, phase)
+                    self._run(state, number, unit, phase, tape)
                 case Evict():
                     assert state.evictor is not None
                     state.evictor.forward(number, tape, state.saved[number][1])
@@ -274,6 +275,7 @@ class StepWriter:
                     pass
 
     def _unit(self, state: _InFlight, number: int) -> tuple[int, str, Tape]:
+        """A unit of the chunk as the buffers number it, its name, and its tape."""
         part, tapes = state.part, state.tapes
         if part.chunk.is_embedding(number):
             return ROOT, "embedding", tapes.embedding
@@ -319,10 +321,9 @@ class StepWriter:
         self.writer.play(tape.forward, base, given, 0, start=tape.early, end=tape.cut if head else None)
         state.value = base + tape.output if tape.output >= 0 else given
 
-    def _run(self, state: _InFlight, number: int, unit: int, phase: str) -> None:
+    def _run(self, state: _InFlight, number: int, unit: int, phase: str, tape: Tape) -> None:
         """The loss, or a unit's backward."""
         writer, (_, base, given) = self.writer, state.saved[number]
-        _, _, tape = self._unit(state, number)
         if phase == "loss":
             state.loss = state.value
             writer.play(tape.forward, base, given, 0, start=tape.cut)
