@@ -37,11 +37,11 @@ def fit_attention(
     return curves if device.gpu == b200.gpu else _beside_b200(device, b200, curves, table, report)
 
 
-def _say(report: Report, what: str, found: Fitted) -> None:
+def _print(report: Report, topic: str, found: Fitted) -> None:
     z = 100 * np.abs(found.residuals)
     values = " ".join(f"{k} {v:.3g}" for k, v in found.values.items())
     report.lines.append(
-        f"attention {what}: n {len(z)} median {np.median(z):.1f} % p90 {np.quantile(z, 0.9):.1f} %; {values}"
+        f"attention {topic}: n {len(z)} median {np.median(z):.1f} % p90 {np.quantile(z, 0.9):.1f} %; {values}"
     )
 
 
@@ -51,7 +51,7 @@ def _h200(device: Subject, own: Samples, report: Report) -> Curves:
     for _, direction in DIRECTIONS:
         x = calls([r for r in own if r["kind"] == f"attention_{direction}" and not r.get("sustained")])
         found = fit_calls(device, x, direction)
-        _say(report, f"cudnn {direction}", found)
+        _print(report, f"cudnn {direction}", found)
         # calls above 5 ms ran at the power cap (`sustained`); inside a step, the clock says what every call loses
         values = found.values | {"e256": found.values["e128"], "sustained": 1.0}
         note = "torch 2.11 scaled_dot_product_attention; too fast for flash-attention 2, so cuDNN's kernel"
@@ -104,7 +104,7 @@ def _h100(device: Subject, table: list[_tables.Row], h200: Curves, report: Repor
         if direction == "backward":  # head_dim 64 was measured at 512 to 2048 tokens only: too short for the ramp
             x = x.where(np.asarray(x.head_dim == 128))
         found = fit_calls(device, x, direction, sustained=1.0)
-        _say(report, f"flash3 {direction}", found)
+        _print(report, f"flash3 {direction}", found)
         values = dict(found.values)
         if direction == "backward":
             forward = _pick(tuple(curves), "flash3", "forward").e_max
@@ -122,18 +122,18 @@ def _compare(device: Subject, table: list[_tables.Row], report: Report) -> None:
     x = calls(named(table, "fwd", "H100-SXM", software="kernel=fa3"))
     x = x.where(np.asarray(np.isin(x.head_dim, (64, 128, 256))))
     serving = fit_calls(device, x, "forward", wrapper=True, sustained=1.0)
-    _say(report, "flash3 forward, serving sweep, for comparison", serving)
+    _print(report, "flash3 forward, serving sweep, for comparison", serving)
 
 
 def _flash2_hopper(device: Subject, table: list[_tables.Row], report: Report) -> list[AttentionCurve]:
     """FA2 on Hopper: forward from figures; backward measured at head_dim 64, others by the forward's ratio."""
     x = calls(named(table, "fwd", "H100", software="FA2", source="FA3 paper"))
     forward = fit_calls(device, x, "forward", sustained=1.0)
-    _say(report, "flash2 forward", forward)
+    _print(report, "flash2 forward", forward)
     rows = [*named(table, "bwd", "H100", software="FA2"), *named(table, "bwd", "H100", software="ABI-stable")]
     y = calls(rows)
     backward = fit_calls(device, y, "backward", sustained=1.0)
-    _say(report, "flash2 backward", backward)
+    _print(report, "flash2 backward", backward)
     v, f = backward.values, forward.values
     # measured without a mask; the causal value is below it by the forward's own factor
     causal = v["e64"] / f["noncausal"]
@@ -153,7 +153,7 @@ def _triton(table: list[_tables.Row], report: Report) -> list[AttentionCurve]:
     for short, direction in DIRECTIONS:
         x = calls(_tables.select(table, direction=short, source="PR 1917"))
         one = fit_calls(a100, x, direction, sustained=1.0)
-        _say(report, f"flash1_triton {direction} (A100)", one)
+        _print(report, f"flash1_triton {direction} (A100)", one)
         q = quality(one, x, "GPU inferred to be an A100; head_dim 128 assumed like 64")
         values = one.values | {"e128": one.values["e64"]}
         found.append(curve(("flash1_triton",), direction, a100, values, q, power_limited=1.0))
@@ -164,7 +164,7 @@ def _a100(device: Subject, table: list[_tables.Row], h100: Curves, report: Repor
     """FA2: the serving sweep forward; backward by SimuMax's matched pairs on A100-PCIe; head_dim 64 by Hopper's ratio."""
     x = calls(named(table, "fwd", "A100-SXM", software="SGLang"))
     found = fit_calls(device, x, "forward", wrapper=True, sustained=1.0)
-    _say(report, "flash2 forward", found)
+    _print(report, "flash2 forward", found)
     ratio = _backward_ratio(table)
     small = _pick(h100, "flash2", "forward").e_max
     curves: list[AttentionCurve] = []
@@ -198,10 +198,10 @@ def _b200(device: Subject, table: list[_tables.Row], h100: Curves, report: Repor
     Calls above 5 ms ran at the power cap (`sustained`, which tells the clock there: b200_loops): curves are of bursts.
     """
     serving = _b200_sweep(device, table)
-    _say(report, "serving forward", serving)
+    _print(report, "serving forward", serving)
     curves = []
     for direction, (x, found) in b200_loops(device, table).items():
-        _say(report, f"cudnn {direction}", found)
+        _print(report, f"cudnn {direction}", found)
         small = serving.values["e64"] / serving.values["e128"]
         relative = _pick(h100, "flash3", direction)
         own = {"e64": found.values["e128"] * small, "noncausal": relative.noncausal, "t0": relative.t0_s * 1e6}

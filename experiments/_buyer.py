@@ -218,10 +218,10 @@ def _by_source(scored: Sequence[RowOutcome]) -> Iterator[str]:
 
 def _by_the_others(source: str) -> tuple[str, str]:
     """What factors fitted without the source make of it: (share that holds, half-width)."""
-    told = intervals().sample.get(source)
-    if told is None:
+    sample = intervals().sample.get(source)
+    if sample is None:
         return "–", "–"
-    return percent(told["holds"]), f"± {100 * math.expm1(told['half']):.0f} %"
+    return percent(sample["holds"]), f"± {100 * math.expm1(sample['half']):.0f} %"
 
 
 def _grouped(outcomes: Iterable[RowOutcome], key: object) -> Iterator[tuple[str, Timed]]:
@@ -252,9 +252,9 @@ def _undescribed(scored: Sequence[RowOutcome], rows: Mapping[str, RunRow]) -> It
         (source, found, timed(known[o.id] for o in with_time.values() if o.source == source))
         for source, found in _grouped(with_time.values(), lambda o: o.source)
     ]
-    whole = timed(with_time.values())
-    if whole is not None:
-        every.append(("all", whole, timed(known[name] for name in with_time)))
+    everything = timed(with_time.values())
+    if everything is not None:
+        every.append(("all", everything, timed(known[name] for name in with_time)))
     for source, found, described in every:
         beside = described.cells("median", "half") if described else ["–", "–"]
         yield f"| {source} | {' | '.join([*found.cells('n', 'median', 'p90', 'holds', 'half'), *beside])} |"

@@ -64,14 +64,14 @@ def rows(folder: Path) -> tuple[Fit, list[Row]]:
 
 def _row(fit: Fit, run: Run) -> Row:
     assert fit.cluster is not None
-    said = predict(run.model, run.plan, fit.cluster, fit.calibration, fit.stack)
+    prediction = predict(run.model, run.plan, fit.cluster, fit.calibration, fit.stack)
     time, memory = run.record["time"], run.record["memory"]
     peak = borders(run.model, run.plan, run.stack, granularity_bytes=1, library="gloo").peak_bytes
     reference = fit.calibration.provenance.reference_s
     low, high = np.quantile(time["times_s"], (0.1, 0.9))
     return Row(
         what=run.what.removesuffix(", fp32"),
-        predicted_s=said.step_s,
+        predicted_s=prediction.step_s,
         measured_s=time["median_s"],
         spread_s=max(1e-9, float(high - low)),
         pace=time["reference_s"] / reference if reference and "reference_s" in time else None,

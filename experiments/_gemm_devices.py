@@ -76,12 +76,12 @@ def fit_gemms(
     return curves, report
 
 
-def _line(what: str, sweep: GemmFit) -> str:
+def _line(topic: str, sweep: GemmFit) -> str:
     z = sweep.large_test
     p50, p90, bias = 100 * np.median(np.abs(z)), 100 * np.quantile(np.abs(z), 0.9), 100 * np.median(z)
     every = np.abs(sweep.test)
     return (
-        f"{what}: n {len(z)} median {p50:.1f} % p90 {p90:.1f} % bias {bias:+.1f} %; "
+        f"{topic}: n {len(z)} median {p50:.1f} % p90 {p90:.1f} % bias {bias:+.1f} %; "
         f"all m >= 64: n {len(every)} median {100 * np.median(every):.1f} % p90 {100 * np.quantile(every, 0.9):.1f} %"
     )
 
@@ -175,10 +175,10 @@ def _loops(
     return with_sum.values["factor"]
 
 
-def _loop_line(what: str, found: Fitted) -> str:
+def _loop_line(topic: str, found: Fitted) -> str:
     z = 100 * np.abs(found.residuals)
     free = ", ".join(f"{name} {found.values[name]:.3f} +- {error:.3f}" for name, error in found.errors.items())
-    return f"{what}: n {len(z)} {free} residual median {np.median(z):.1f} % max {z.max():.1f} %"
+    return f"{topic}: n {len(z)} {free} residual median {np.median(z):.1f} % max {z.max():.1f} %"
 
 
 def _misaligned_like(device: Subject, values: Mapping[str, float], relative: GemmCurve) -> float:
@@ -266,9 +266,9 @@ def _fp8(
     return GemmCurve.model_validate(bf16.model_dump() | own)
 
 
-def _fp8_speed(device: Subject, shape: Mapping[str, float], rows: Products, report: Report, what: str) -> float:
+def _fp8_speed(device: Subject, shape: Mapping[str, float], rows: Products, report: Report, topic: str) -> float:
     found = fit_factor(device, shape, rows, free="e_sust", peak=device.device.peak("fp8"), element=1)
-    report.lines.append(_loop_line(f"fp8 {what}", found))
+    report.lines.append(_loop_line(f"fp8 {topic}", found))
     return found.values["e_sust"]
 
 

@@ -154,15 +154,15 @@ def _kernels(lowering: Lowering) -> Iterator[tuple[str, Kernel, int]]:
 
 def _name(op: Op, kernel: Kernel, *, forward: bool) -> str:
     """The op that a kernel of the bill belongs to, as `_NAMES` calls them."""
-    way = "forward" if forward else "backward"
+    direction = "forward" if forward else "backward"
     if isinstance(kernel, Gemm):
         return f"product {op.name} {kernel.layout}"
     if isinstance(kernel, Attention):
-        return f"attention {way}"
+        return f"attention {direction}"
     if not isinstance(kernel, Stream):
         raise TypeError(f"{op.name}: no span is known to be of a {type(kernel).__name__}")
     if op.name == "activation":
-        return f"SwiGLU {way}"
+        return f"SwiGLU {direction}"
     if kernel.op == "elementwise" and op.name in ("product", "nll"):
         return {"product": "SwiGLU products", "nll": "pick"}[op.name]
     if kernel.op == "widen":

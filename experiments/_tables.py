@@ -140,17 +140,17 @@ def collect(folder: Path) -> None:
     SUBSET.mkdir(parents=True, exist_ok=True)
     for table, wanted in WANTED.items():
         with gzip.open(folder / f"{table}.csv.gz", "rt", encoding="utf-8", newline="") as file:
-            kept = [row for row in csv.DictReader(file) if wanted(row)]
-        kept += list(_additions(table))
-        (SUBSET / f"{table}.csv.gz").write_bytes(_packed(kept))
+            rows = [row for row in csv.DictReader(file) if wanted(row)]
+        rows += list(_additions(table))
+        (SUBSET / f"{table}.csv.gz").write_bytes(_packed(rows))
 
 
-def _packed(kept: list[Row]) -> bytes:
+def _packed(rows: list[Row]) -> bytes:
     text = io.StringIO(newline="")
-    columns = [name for name in kept[0] if name not in DROPPED_COLUMNS]
+    columns = [name for name in rows[0] if name not in DROPPED_COLUMNS]
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(kept)
+    writer.writerows(rows)
     return gzip.compress(text.getvalue().encode(), mtime=0)
 
 

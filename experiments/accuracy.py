@@ -93,8 +93,8 @@ def _sampled(table: Table, most: int | None) -> Table:
     """The table with at most so many runs of each source, in its order."""
     if most is None:
         return table
-    kept = {row.id for row in chosen((row for row in table.rows if isinstance(row, RunRow)), most)}
-    return replace(table, rows=tuple(row for row in table.rows if isinstance(row, RunRow) and row.id in kept))
+    ids = {row.id for row in chosen((row for row in table.rows if isinstance(row, RunRow)), most)}
+    return replace(table, rows=tuple(row for row in table.rows if isinstance(row, RunRow) and row.id in ids))
 
 
 def pages(

@@ -92,8 +92,8 @@ def _number(cell: str) -> float | None:
 
 
 def _toml(kind: str, row: Mapping[str, object]) -> str:
-    told = {name: value for name, value in row.items() if value is not None}
-    cells = "".join(f"{name} = {_quoted(value)}\n" for name, value in told.items())
+    values = {name: value for name, value in row.items() if value is not None}
+    cells = "".join(f"{name} = {_quoted(value)}\n" for name, value in values.items())
     return f"\n[[{kind}]]\n{cells}"
 
 

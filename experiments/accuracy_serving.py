@@ -161,8 +161,8 @@ def page(report: dict[str, Any], date: str, table: Path = TABLE) -> Iterator[str
     yield HEAD.format(date=date, calibration=_calibration(rows), counts=f"{len(rows)} rows: {counts}.")
     yield "## At a glance\n\n**Bold** misses its target.\n"
     yield "| question | n | median | p90 | target | bias | rank | in 90 % |\n|---|--:|--:|--:|--:|--:|--:|--:|"
-    for name, asked, target in QUESTIONS:
-        yield _line(name, [row for row in rows if row["scored"] and asked(row)], target)
+    for name, question, target in QUESTIONS:
+        yield _line(name, [row for row in rows if row["scored"] and question(row)], target)
     yield "\n## By source\n"
     yield from _groups(report["groups"])
     yield _grids(rows, table)
@@ -191,8 +191,8 @@ def _line(name: str, rows: Sequence[Row], target: tuple[float, float] | None) ->
     rank = spearman([row["predicted"] for row in rows], [row["measured"] for row in rows])
     inside = sum(row["low"] <= row["measured"] <= row["high"] for row in rows) / max(1, len(rows))
     wanted = " / ".join(f"{100 * aim:.0f} %" for aim in target) if target else "–"
-    told = "–" if rank is None else f"{rank:.2f}"
-    return f"| {name} | {score.n} | {cells[0]} | {cells[1]} | {wanted} | {percent(score.bias, signed=True)} | {told} | {percent(inside)} |"
+    rank_text = "–" if rank is None else f"{rank:.2f}"
+    return f"| {name} | {score.n} | {cells[0]} | {cells[1]} | {wanted} | {percent(score.bias, signed=True)} | {rank_text} | {percent(inside)} |"
 
 
 def _groups(groups: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -52,13 +52,13 @@ def one(target: Path) -> None:
     streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
     live: list[tuple[Any, int]] = []
     for _ in range(3000):
-        what = draw.random()
-        if what < 0.52:
+        chance = draw.random()
+        if chance < 0.52:
             size = draw.choice((draw.randrange(1, 4096), draw.randrange(1, 2 * MIB), draw.randrange(MIB, 96 * MIB)))
             stream = int(draw.random() < 0.3)
             with torch.cuda.stream(streams[stream]):
                 live.append((torch.empty(size, dtype=torch.uint8, device="cuda"), stream))
-        elif what < 0.98 and live:
+        elif chance < 0.98 and live:
             tensor, stream = live.pop(draw.randrange(len(live)))
             if draw.random() < 0.2:
                 other = streams[1 - stream]

@@ -176,24 +176,24 @@ def line(config: dict[str, Any], path: str) -> str:
         f'mixed_precision = "{config["mixed_precision"]}"' if isinstance(config.get("mixed_precision"), str) else "",
     ]
     for table, keys in KEPT.items():
-        held = config.get(table)
-        if not isinstance(held, dict):
+        settings = config.get(table)
+        if not isinstance(settings, dict):
             continue
         for key in keys:
-            value = held.get(key)
-            if value is not None and value is not UNKNOWN and value != {} and not usual(key, value, held):
+            value = settings.get(key)
+            if value is not None and value is not UNKNOWN and value != {} and not usual(key, value, settings):
                 parts.append(f"{table}.{key} = {written(value)}")
     return "{ " + ", ".join(filter(None, parts)) + " }"
 
 
-def usual(key: str, value: object, held: dict[str, Any]) -> bool:
+def usual(key: str, value: object, settings: dict[str, Any]) -> bool:
     """What the ConfigContainer has without being told, or what another setting switches off."""
     if key.startswith("cuda_graph"):
-        return held.get("cuda_graph_impl") in (None, "none")
+        return settings.get("cuda_graph_impl") in (None, "none")
     if key.endswith("_dtype"):
-        return not held.get("use_precision_aware_optimizer")
+        return not settings.get("use_precision_aware_optimizer")
     if key == "moe_flex_dispatcher_backend":
-        return held.get("moe_token_dispatcher_type") != "flex"
+        return settings.get("moe_token_dispatcher_type") != "flex"
     return (key.endswith("_size") and value == 1 and "batch" not in key) or (
         value is False and key in ("sequence_parallel", "use_megatron_fsdp", "use_precision_aware_optimizer")
     )

@@ -108,9 +108,9 @@ def _of_plan(one: dict[str, Any], *, fitted: bool) -> Case:
     if kind == "hsdp":
         flags += ["--shards", str(one["shards"])]
     sizes = one["model"], one["seq"], one["mb"], one["accum"]
-    told = [flag for flag in flags if flag == "--keep-gathered"] + ["--compile"] * one["compile"]
+    options = [flag for flag in flags if flag == "--keep-gathered"] + ["--compile"] * one["compile"]
     return Case(
-        name=_name(*sizes[:3], one["world"], kind, one["ac"], told, sizes[3]) + ", expandable" * bool(one["conf"]),
+        name=_name(*sizes[:3], one["world"], kind, one["ac"], options, sizes[3]) + ", expandable" * bool(one["conf"]),
         options=_options(*sizes, kind, one["ac"], one["opt"], flags, compiled=one["compile"]),
         ranks=one["world"],
         step_s=one["step_s"],
@@ -239,8 +239,8 @@ def _table(found: Sequence[tuple[Case, Prediction]]) -> Iterator[str]:
                 errors[name].append(abs(value))
         cells = " | ".join(f"{100 * value:+.2f} %" for value in misses.values())
         yield f"| {case.name}{' (fitted on)' if case.fitted else ''} | {case.step_s:.4f} s | {cells} |"
-    told = [f"{100 * statistics.median(e):.2f} % (worst {100 * max(e):.2f} %)" for e in errors.values()]
-    yield f"| median of the absolute error | | {' | '.join(told)} |"
+    texts = [f"{100 * statistics.median(e):.2f} % (worst {100 * max(e):.2f} %)" for e in errors.values()]
+    yield f"| median of the absolute error | | {' | '.join(texts)} |"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -250,18 +250,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="names of plans that match")
     parser.add_argument("--parts", action="store_true", help="where each step goes")
     parser.add_argument("--write", action="store_true", help="into docs/guides/capture.md")
-    asked = parser.parse_args(argv)
-    asked.captures.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args(argv)
+    options.captures.mkdir(parents=True, exist_ok=True)
     found = []
     for case in cases():
-        if re.search(asked.only, case.name):
-            one = predicted(case, asked.captures)
+        if re.search(options.only, case.name):
+            one = predicted(case, options.captures)
             found.append((case, one))
             print(f"{case.name}: {step_s(one) / case.step_s - 1:+.2%}", file=sys.stderr, flush=True)
-            if asked.parts:
+            if options.parts:
                 print({name: round(1e3 * s, 1) for name, s in one.breakdown.items()}, file=sys.stderr)
     text = "\n".join(table(found)).rstrip()
-    if asked.write:
+    if options.write:
         page = PAGE.read_text(encoding="utf-8")
         before, after = page.split(BEGIN)[0], page.split(END)[1]
         PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")

@@ -99,8 +99,8 @@ def found(row: RunRow, folder: Path) -> Found:
     others = {"described": evaluate_row(row), "plain": evaluate_row(replace(row, stack=STACKS[row.compile == "y"]))}
     measured_s = others["described"].measured_step_s
     if measured_s is None or any(each.step_error is None or each.memory_error is None for each in others.values()):
-        told = "; ".join(str(each.reason) for each in others.values() if each.reason)
-        raise SystemExit(f"{row.id}: {told or 'nothing measured'}")
+        reasons = "; ".join(str(each.reason) for each in others.values() if each.reason)
+        raise SystemExit(f"{row.id}: {reasons or 'nothing measured'}")
     measured_bytes = others["described"].measured_memory_bytes or 1
     peak = max(one.memory.peak_allocated_bytes, most_alive(capture))
     return Found(
@@ -128,7 +128,7 @@ def most_alive(capture: Capture) -> int:
 
 def table(every: Sequence[Found]) -> Iterator[str]:
     """Markdown: a line a run, then what each road's errors come to."""
-    heads = [f"{what}, {road}" for what in ("step", "peak") for road in ROADS]
+    heads = [f"{figure}, {road}" for figure in ("step", "peak") for road in ROADS]
     yield f"| run | measured step | {' | '.join(heads)} |"
     yield f"|---|--:|{'--:|' * len(heads)}"
     for one in every:
@@ -139,12 +139,14 @@ def table(every: Sequence[Found]) -> Iterator[str]:
     yield "|---|--:|---|---|--:|--:|--:|--:|"
     for compiled, group in groupby(sorted(every, key=lambda one: one.compiled), key=lambda one: one.compiled):
         of_kind = list(group)
-        for what in ("step", "peak"):
+        for figure in ("step", "peak"):
             for road in ROADS:
-                yield _summary("compiled" if compiled else "eager", what, road, [getattr(one, what) for one in of_kind])
+                yield _summary(
+                    "compiled" if compiled else "eager", figure, road, [getattr(one, figure) for one in of_kind]
+                )
 
 
-def _summary(kind: str, what: str, road: str, errors: Sequence[dict[str, float]]) -> str:
+def _summary(kind: str, figure: str, road: str, errors: Sequence[dict[str, float]]) -> str:
     """A road's errors of one kind of run. p90: of ten, the largest but one, by linear interpolation."""
     sizes = sorted(abs(one[road]) for one in errors)
     place = 0.9 * (len(sizes) - 1)
@@ -152,9 +154,9 @@ def _summary(kind: str, what: str, road: str, errors: Sequence[dict[str, float]]
     p90 = below + (place - int(place)) * (sizes[min(int(place) + 1, len(sizes) - 1)] - below)
     nearer = sum(abs(one[road]) < abs(one["described"]) for one in errors)
     bias = statistics.median(one[road] for one in errors)
-    told = "–" if road == "described" else f"{nearer} of {len(errors)}"
+    nearer_text = "–" if road == "described" else f"{nearer} of {len(errors)}"
     figures = f"{100 * statistics.median(sizes):.1f} % | {100 * p90:.1f} % | {100 * bias:+.1f} %"
-    return f"| {kind} | {len(errors)} | {what} | {road} | {figures} | {told} |"
+    return f"| {kind} | {len(errors)} | {figure} | {road} | {figures} | {nearer_text} |"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -163,16 +165,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--captures", type=Path, required=True, help="a folder to keep captures in")
     parser.add_argument("--only", default="", help="ids of runs that match")
     parser.add_argument("--write", action="store_true", help="into docs/guides/capture.md")
-    asked = parser.parse_args(argv)
-    asked.captures.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args(argv)
+    options.captures.mkdir(parents=True, exist_ok=True)
     rows = [row for row in read_measured(TABLE).rows if isinstance(row, RunRow) and row.source == SOURCE]
     every = []
     for row in rows:
-        if re.search(asked.only, row.id):
-            every.append(found(row, asked.captures))
+        if re.search(options.only, row.id):
+            every.append(found(row, options.captures))
             print(f"{row.id}: {every[-1].step} {every[-1].peak}", file=sys.stderr, flush=True)
     text = "\n".join(table(every))
-    if asked.write:
+    if options.write:
         page = PAGE.read_text(encoding="utf-8")
         before, after = page.split(BEGIN)[0], page.split(END)[1]
         PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")

@@ -32,10 +32,10 @@ from simulator.base.errors import InputError, PlanError
 from simulator.formats.readers.run_settings import column_of
 from simulator.formats.readers.runs_table import COLUMNS, REQUIRED, RunRow, read_runs
 from simulator.spec.plan import Plan
+from simulator.studies.backtest.blanks import states_recompute
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.resolve import Run, resolve
 from simulator.studies.backtest.rows import FlopConvention
-from simulator.studies.backtest.ways import states_recompute
 
 HERE = Path(__file__).resolve().parent
 RAW, PLAIN = HERE / "measured" / "runs.csv.gz", HERE / "measured" / "runs-plain.csv.gz"

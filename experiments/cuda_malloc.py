@@ -25,8 +25,8 @@ REPS = 7
 def take(mib: int, calls: int) -> tuple[float, list[torch.Tensor]]:
     """Seconds of `calls` requests of `mib` MiB, and what they gave."""
     begin = time.perf_counter()
-    held = [torch.empty(mib * MIB, dtype=torch.uint8, device="cuda") for _ in range(calls)]
-    return time.perf_counter() - begin, held
+    tensors = [torch.empty(mib * MIB, dtype=torch.uint8, device="cuda") for _ in range(calls)]
+    return time.perf_counter() - begin, tensors
 
 
 def give_back() -> float:
@@ -42,9 +42,9 @@ def segments(mib: int, calls: int) -> tuple[list[float], list[float]]:
     taken, given = [], []
     for _ in range(REPS):
         give_back()
-        seconds, held = take(mib, calls)
+        seconds, tensors = take(mib, calls)
         taken.append(seconds)
-        held.clear()
+        tensors.clear()
         given.append(give_back())
     return taken, given
 

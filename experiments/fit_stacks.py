@@ -276,12 +276,12 @@ def report(
     measured = np.array([run.measured_s for run in runs])
     values, errors = fit(coefficients, [_of(stack, run.predicted_s) for run in runs], measured)
     after = [run.predicted_s(changed(stack, values)) / run.measured_s - 1 for run in runs]
-    _say(name, values, errors, ids, after)
+    _print(name, values, errors, ids, after)
     if write:
         _write(name, values, errors, ids, sigma)
 
 
-def _say(
+def _print(
     name: str, values: dict[str, float], errors: dict[str, float], ids: Sequence[str], after: Sequence[float]
 ) -> None:
     print(name)
@@ -356,11 +356,11 @@ def hosts(runs: Sequence[Run], *, write: bool) -> None:
     values, errors = fit(HOSTS, [run.under for run in chosen], measured, HOST_NOISE)
     ids = [run.run.row.id for run in chosen]
     after = [run.under(values) / run.measured_s - 1 for run in chosen]
-    _say(f"{HOST_STACK}: hosts", values, errors, ids, after)
+    _print(f"{HOST_STACK}: hosts", values, errors, ids, after)
     if not write:
         return
-    kept = {name: value for name, value in values.items() if name != STEP and name not in SLOWER}
-    _write(HOST_STACK, kept, errors, ids, None)
+    host_values = {name: value for name, value in values.items() if name != STEP and name not in SLOWER}
+    _write(HOST_STACK, host_values, errors, ids, None)
     for factor, devices in SLOWER.items():
         for device in devices:
             path = STACKS.parent / "devices" / f"{device}.toml"
@@ -440,7 +440,7 @@ def solo_stack(*, write: bool) -> float:
     values, errors = fit((wide,), [_of(stack, plan.predicted_s) for plan in chosen], measured)
     ids = [plan.name for plan in chosen]
     misses = {p.name: p.predicted_s(changed(stack, values)) / p.measured_s - 1 for p in plans}
-    _say(stack.name, values, errors, list(misses), list(misses.values()))
+    _print(stack.name, values, errors, list(misses), list(misses.values()))
     unseen = [miss for name, miss in misses.items() if name not in ids]
     left = math.sqrt(sum(miss**2 for miss in unseen) / len(unseen))
     sigma = round(math.hypot(left, NOISE, SPEED_SPREAD), 3)

@@ -48,9 +48,9 @@ def main() -> None:
         ratio = _ratio(model, (ndr, hdr), (rows[0], rows[1]))
         sizes.append(nodes)
         found.append(ratio)
-        told = "" if ratio.distinguishable else ", not distinguishable at 90 %"
+        note = "" if ratio.distinguishable else ", not distinguishable at 90 %"
         print(
-            f"{nodes:4d} nodes: NDR may cost {ratio.ratio - 1:6.1%} more ({ratio.low - 1:.1%} to {ratio.high - 1:.1%}){told}"
+            f"{nodes:4d} nodes: NDR may cost {ratio.ratio - 1:6.1%} more ({ratio.low - 1:.1%} to {ratio.high - 1:.1%}){note}"
         )
         print(f"            NDR: {words(rows[0])}\n            HDR: {words(rows[1])}")
     if found:

@@ -104,8 +104,13 @@ def layer_us(kind: str) -> tuple[float, float]:
         parts = {"attention": ("q", "k", "v", "out"), "mlp": ("gate", "up", "down")}
         plan = {f"{part}.{n}": rows if n in _ROWS else ColwiseParallel() for part, ns in parts.items() for n in ns}
         if tokens:
-            whole = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-            plan |= {"norms.0": SequenceParallel(), "norms.1": SequenceParallel(), "attention": whole, "mlp": whole}
+            gathered = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+            plan |= {
+                "norms.0": SequenceParallel(),
+                "norms.1": SequenceParallel(),
+                "attention": gathered,
+                "mlp": gathered,
+            }
         parallelize_module(block, mesh, plan)
     model = nn.Sequential(*blocks)
     x = torch.randn(1, 8 // RANKS if tokens else 8, WIDTH, requires_grad=True)
@@ -160,14 +165,14 @@ def layouts() -> Iterator[tuple[str, float, float]]:
         gradient, forward = call().detach(), cpu_us(call, 50)
         return forward, cpu_us(lambda: torch.autograd.grad(call(), of, gradient), 50) - forward
 
-    whole, rows, sums = made(Replicate()), made(Shard(0)), made(Partial())
+    gathered, rows, sums = made(Replicate()), made(Shard(0)), made(Partial())
     plain = rows.detach()
     yield "operator of two DTensors, not recorded", cpu_us(lambda: plain * plain), 0.0
     yield "from_local", *both(lambda: DTensor.from_local(part, mesh, [Shard(0)], run_check=False), part)
     yield "to_local", *both(rows.to_local, rows)
-    yield "redistribute, rows to whole", *both(lambda: rows.redistribute(mesh, whole.placements), rows)
+    yield "redistribute, rows to whole", *both(lambda: rows.redistribute(mesh, gathered.placements), rows)
     yield "redistribute, sums to rows", *both(lambda: sums.redistribute(mesh, rows.placements), sums)
-    yield "redistribute, sums to whole", *both(lambda: sums.redistribute(mesh, whole.placements), sums)
+    yield "redistribute, sums to whole", *both(lambda: sums.redistribute(mesh, gathered.placements), sums)
 
 
 class _Layer(nn.Module):

@@ -4,10 +4,11 @@
     python experiments/intervals.py --records FILE [--part 1/2]     # keeps each run's record in FILE, and takes from it what is there
 
 Of each source at most so many published runs are predicted, drawn by the SHA-256 of their ids: with their stacks, and some as if
-nobody had described them. The factors of the parts are the most probable ones where |log(measured / predicted)| scatters as
-Student's t with their sigma: heavy tails, since a few sources stand for many. Each source counts once, whatever its runs; all
+nobody had described them. The factors of the parts are the most probable ones where log(measured / predicted) scatters as
+Student's t with their sigma, above zero with that of the upper end: heavy tails, since a few sources stand for many; half of all
+runs are taken to lie on either side. Each source counts once, whatever its runs; all
 together count as many as there are groups of a source's runs on one GPU in one precision. Each factor starts at 1, within a factor
-of two. Then all are multiplied by what 90 % of the sources' weight needs (split conformal), over a normal distribution's 1.645.
+of two, and nearer where the part itself was measured. Then all are multiplied by what 90 % of the sources' weight needs (split conformal), over a normal distribution's 1.645.
 Runs with options that no prediction holds, and those that calibrated a stack, take no part. The factor of undescribed software
 follows from the undescribed runs, with all others as they are.
 
@@ -34,7 +35,7 @@ from unnamed_software import chosen, undescribed
 from simulator.base.errors import InputError
 from simulator.formats.readers.runs_table import RunRow, read_runs
 from simulator.predict import Z90
-from simulator.predict.confidence import kind_of
+from simulator.predict.confidence import kind_of, upward
 from simulator.spec.calibration.intervals import FILE, PARTS, intervals
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.evaluate import answer
@@ -46,7 +47,9 @@ Array = NDArray[np.float64]
 TABLES = tuple(Path(__file__).resolve().parent / "measured" / f"{name}-plain.csv.gz" for name in ("runs", "runs-2"))
 ROWS, UNDESCRIBED = 24, 5
 FREEDOM: Final = 4.0  # of Student's t
-PRIOR: Final = math.log(2)  # one sigma of a factor's logarithm
+# One sigma of a factor's logarithm: a factor of two, but of releases, which experiments/release_spread.py has measured: 42 rows in 15
+# groups leave 27 degrees of freedom, and the logarithm of a standard deviation from n of them has one sigma of 1 / sqrt(2 n)
+PRIOR: Final = np.array([1 / math.sqrt(2 * 27) if part == "experts" else math.log(2) for part in PARTS])
 SHARE: Final = 0.9
 SOFTWARE: Final = PARTS.index("software")
 
@@ -55,14 +58,16 @@ SOFTWARE: Final = PARTS.index("software")
 class Judged:
     """A run.
 
-    squares: sigma² of each of PARTS as they are known beforehand; others: of parts that no run judges. error: log of measured over
-    the nearest of the ways that may have run; half: half the distance of these ways (log time).
+    squares: sigma² of each of PARTS as they are known beforehand; late: the same of the upper end alone. others: of parts that no
+    run judges, at either end. error: log of measured over the nearest of the ways that may have run; half: half the distance of
+    these ways (log time).
     """
 
     source: str
     group: str
     squares: tuple[float, ...]
-    others: float
+    late: tuple[float, ...]
+    others: tuple[float, float]
     error: float
     half: float
 
@@ -70,26 +75,26 @@ class Judged:
 def judged(row: RunRow, *, described: bool) -> Judged | None:
     """The run predicted; None where nothing can be compared."""
     try:
-        told = answer(row if described else undescribed(row))
-        measured_s = measured_step_s(told.way.run)
+        answered = answer(row if described else undescribed(row))
+        measured_s = measured_step_s(answered.variant.run)
     except (InputError, RefusedError):
         return None
-    run, prediction = told.way.run, told.way.prediction
+    run, prediction = answered.variant.run, answered.variant.prediction
     if not measured_s or run.unmodelled:
         return None
-    squares, others, known = dict.fromkeys(PARTS, 0.0), 0.0, intervals()
+    known = intervals()
+    ends = [dict.fromkeys((*PARTS, None), 0.0) for _ in range(2)]
     for name, one in (prediction.spread | {"stack": prediction.stack_sigma}).items():
         kind = kind_of(name)
-        if kind is None:
-            others += one**2
-        else:
-            squares[kind] += (one / known.factor(kind)) ** 2
-    middles = [each.seconds(each.prediction.step_s) for each in (told.way, *told.spanned)]
+        ends[upward(name)][kind] += (one / known.factor(kind)) ** 2
+    others = (ends[0].pop(None), ends[1].pop(None))
+    middles = [each.seconds(each.prediction.step_s) for each in (answered.variant, *answered.spanned)]
     longer = counted_otherwise(run.row, run.model, run.plan.num_devices)
     low_s, high_s = min(middles) / max(longer, 1.0), max(middles) / min(longer, 1.0)
     error = math.log(measured_s / min(max(measured_s, low_s), high_s))
     group = f"{row.source} {row.gpu} {row.precision}"
-    return Judged(row.source, group, tuple(squares.values()), others, error, math.log(high_s / low_s) / 2)
+    squares, late = (tuple(end.values()) for end in ends)
+    return Judged(row.source, group, squares, late, others, error, math.log(high_s / low_s) / 2)
 
 
 def predicted(most: int, records: Path | None, part: str) -> tuple[list[Judged], list[Judged]]:
@@ -122,8 +127,10 @@ def _kept(records: Path | None) -> dict[str, Judged | None]:
     if records is None or not records.exists():
         return {}
     lines = map(json.loads, records.read_text(encoding="utf-8").splitlines())
+    lists = ("squares", "late", "others")
     return {
-        one["key"]: one["run"] and Judged(**one["run"] | {"squares": tuple(one["run"]["squares"])}) for one in lines
+        one["key"]: one["run"] and Judged(**one["run"] | {key: tuple(one["run"][key]) for key in lists})
+        for one in lines
     }
 
 
@@ -139,26 +146,41 @@ def weights(runs: Sequence[Judged]) -> Array:
     return np.array([1 / count[one.source] for one in runs])
 
 
-def sigmas(runs: Sequence[Judged], factors: Array) -> Array:
-    """One sigma of each run by these factors."""
-    squares = np.array([one.squares for one in runs])
-    found: Array = np.sqrt(squares @ factors**2 + np.array([one.others for one in runs]))
+def sigmas(runs: Sequence[Judged], factors: Array) -> tuple[Array, Array]:
+    """One sigma of each run by these factors, below and above what was predicted."""
+    squares, late = (
+        np.array(each) @ factors**2 for each in ([one.squares for one in runs], [one.late for one in runs])
+    )
+    others = np.array([one.others for one in runs]).T
+    below = squares + others[0]
+    return np.sqrt(below), np.sqrt(below + late + others[1])
+
+
+def own(runs: Sequence[Judged], factors: Array) -> Array:
+    """That of the side that each run's error lies on."""
+    below, above = sigmas(runs, factors)
+    return np.where(np.array([one.error for one in runs]) > 0, above, below)
+
+
+def off(runs: Sequence[Judged], factors: Array) -> Array:
+    """The runs' errors in sigmas of their side, in size."""
+    found: Array = np.abs([one.error for one in runs]) / own(runs, factors)
     return found
 
 
 def fitted(runs: Sequence[Judged]) -> Array:
     """The factors of PARTS, that of undescribed software at 1."""
-    shares, errors = weights(runs) / weights(runs).sum(), np.array([one.error for one in runs])
+    shares = weights(runs) / weights(runs).sum()
     groups = len({one.group for one in runs})
 
     def cost(logs: Array) -> float:
-        spread = sigmas(runs, np.exp(logs))
-        density = np.log(spread) + 0.5 * (FREEDOM + 1) * np.log1p((errors / spread) ** 2 / FREEDOM)
+        factors = np.exp(logs)
+        density = np.log(own(runs, factors)) + 0.5 * (FREEDOM + 1) * np.log1p(off(runs, factors) ** 2 / FREEDOM)
         return float(groups * (shares * density).sum() + 0.5 * ((logs / PRIOR) ** 2).sum())
 
     found = np.exp(minimize(cost, np.zeros(len(PARTS)), method="L-BFGS-B").x)
     found[SOFTWARE] = 1.0
-    return found * quantile(np.abs(errors) / sigmas(runs, found), weights(runs)) / Z90
+    return found * quantile(off(runs, found), weights(runs)) / Z90
 
 
 def quantile(sizes: Array, weight: Array, more: float = 0.0) -> float:
@@ -174,13 +196,13 @@ def software(runs: Sequence[Judged], factors: Array) -> float:
 
     Such software is a source that nobody has seen: one more than there are (split conformal).
     """
-    errors, weight = np.abs([one.error for one in runs]), weights(runs)
+    weight = weights(runs)
     low, high = 0.0, 8.0
     for _ in range(40):
         middle = (low + high) / 2
         tried = factors.copy()
         tried[SOFTWARE] = middle
-        if quantile(errors / sigmas(runs, tried), weight, more=1.0) > Z90:
+        if quantile(off(runs, tried), weight, more=1.0) > Z90:
             low = middle
         else:
             high = middle
@@ -199,8 +221,8 @@ def document(described: Sequence[Judged], others: Sequence[Judged]) -> dict[str,
         unnamed, theirs = split(others, source)
         if unnamed:
             by_others[SOFTWARE] = software(theirs, by_others)
-            told = {"runs": len(unnamed)} | held(unnamed, by_others)
-            sample[source] |= {f"undescribed_{name}": value for name, value in told.items()}
+            document_of_all = {"runs": len(unnamed)} | held(unnamed, by_others)
+            sample[source] |= {f"undescribed_{name}": value for name, value in document_of_all.items()}
     return {
         "source": f"python experiments/intervals.py --rows {ROWS}: published runs, each source once",
         "factors": {name: round(float(one), 3) for name, one in zip(PARTS, factors, strict=True)},
@@ -215,8 +237,8 @@ def split(runs: Sequence[Judged], source: str) -> tuple[list[Judged], list[Judge
 
 def held(runs: Sequence[Judged], factors: Array) -> dict[str, float]:
     """Share inside, and the half-width in the middle."""
-    reach = Z90 * sigmas(runs, factors)
-    inside = np.abs([one.error for one in runs]) <= reach
+    inside = off(runs, factors) <= Z90
+    reach = Z90 * sum(sigmas(runs, factors)) / 2
     half = float(np.median(reach + np.array([one.half for one in runs])))
     return {"holds": round(float(inside.mean()), 3), "half": round(half, 3)}
 
@@ -236,10 +258,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     by_source = defaultdict(list)
     for one in described:
         by_source[one.source].append(one)
-    for source, told in found["sample"].items():
+    for source, sample in found["sample"].items():
         before = held(by_source[source], plain)
-        print(f"{source[:40]:40} {told['runs']:4} holds {before['holds']:.2f} -> {told['holds']:.2f}  half {before['half']:.2f} -> {told['half']:.2f}"
-              f"   undescribed {told.get('undescribed_holds', math.nan):.2f} half {told.get('undescribed_half', math.nan):.2f}")  # fmt: skip
+        print(f"{source[:40]:40} {sample['runs']:4} holds {before['holds']:.2f} -> {sample['holds']:.2f}  half {before['half']:.2f} -> {sample['half']:.2f}"
+              f"   undescribed {sample.get('undescribed_holds', math.nan):.2f} half {sample.get('undescribed_half', math.nan):.2f}")  # fmt: skip
     print(found["factors"])
     FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0

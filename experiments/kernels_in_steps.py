@@ -19,8 +19,8 @@ from _tables import SEEN
 
 def show(title: str, ops: Ops) -> None:
     """The table of one plan, or of several together."""
-    whole, ours = sum(s for s, _ in ops.values()), sum(bill.seconds for _, bill in ops.values())
-    print(f"{title}: {1e3 * whole:.1f} ms measured, {1e3 * ours:.1f} predicted ({100 * (ours / whole - 1):+.1f} %)")
+    total, ours = sum(s for s, _ in ops.values()), sum(bill.seconds for _, bill in ops.values())
+    print(f"{title}: {1e3 * total:.1f} ms measured, {1e3 * ours:.1f} predicted ({100 * (ours / total - 1):+.1f} %)")
     for name, (seconds, bill) in sorted(ops.items(), key=lambda item: -item[1][0]):
         error = f"{100 * (bill.seconds / seconds - 1):+7.1f} %" if seconds and bill.seconds else "      – "
         speed = f"{1e-12 * bill.amount / seconds:7.2f} T/s" if seconds else ""
@@ -37,20 +37,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="plans whose name matches")
     parser.add_argument("--each", action="store_true", help="a table a plan")
-    asked = parser.parse_args()
-    for title, plans in _split(joined(asked.only)).items():
+    options = parser.parse_args()
+    for title, plans in _split(joined(options.only)).items():
         total: Ops = {}
         for label, ops in plans.items():
-            if asked.each:
+            if options.each:
                 show(label, ops)
             for name, (seconds, bill) in ops.items():
                 old_s, old = total.get(name, (0.0, Bill()))
                 total[name] = old_s + seconds, old + bill
         if plans:
             show(title, total)
-            whole = sum(seconds for seconds, _ in total.values())
+            total_s = sum(seconds for seconds, _ in total.values())
             print(
-                f"  missed op by op and plan by plan: {100 * sum(map(misplaced, plans.values())) / whole:.1f} % of the time"
+                f"  missed op by op and plan by plan: {100 * sum(map(misplaced, plans.values())) / total_s:.1f} % of the time"
             )
 
 

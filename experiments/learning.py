@@ -138,9 +138,9 @@ def _before(run: Observed) -> tuple[float, float]:
 def _after(run: Observed, learned: Posterior) -> tuple[float, float]:
     taught = learned.as_file("learned", ("runs",)).at(run.point)
     step = run.step(taught.values, nodes=learned.nodes)
-    kept = [NAMES.index(name) for name in learned.names]
-    j, known = step.slopes[kept], np.zeros(len(NAMES))
-    known[kept] = learned.prior
+    indices = [NAMES.index(name) for name in learned.names]
+    j, known = step.slopes[indices], np.zeros(len(NAMES))
+    known[indices] = learned.prior
     left = taught.sigma(dict(zip(learned.names, j, strict=True))) ** 2
     left += float((np.maximum(0, step.prior**2 - known**2) * step.slopes**2).sum())
     return math.log(step.seconds / run.measured_s), learned.reach * math.hypot(learned.scatter, math.sqrt(left))
@@ -196,11 +196,11 @@ def _counted(found: Sequence[Judged]) -> str:
     """How many lines meet what they should."""
     medians = [(float(np.median(np.abs(one.before))), float(np.median(np.abs(one.after)))) for one in found]
     far, near = ([pair for pair in medians if (pair[0] > FAR) is above] for above in (True, False))
-    held = [float(np.mean(np.abs(one.after) <= one.wide_after)) for one in found]
+    shares = [float(np.mean(np.abs(one.after) <= one.wide_after)) for one in found]
     return (
         f"Of {len(far)} lines above 6 %, {sum(b <= a * 2 / 3 for a, b in far)} fell by a third and {sum(b < a for a, b in far)} fell; of the "
         f"{len(near)} others, {sum(b > 1.1 * a for a, b in near)} rose by more than a tenth. Intervals hold 85 to 95 % in "
-        f"{sum(0.85 <= h <= 0.95 for h in held)} of {len(held)}, more in {sum(h > 0.95 for h in held)}, less in {sum(h < 0.85 for h in held)}."
+        f"{sum(0.85 <= h <= 0.95 for h in shares)} of {len(shares)}, more in {sum(h > 0.95 for h in shares)}, less in {sum(h < 0.85 for h in shares)}."
     )
 
 
@@ -212,11 +212,11 @@ def _cells(one: Judged) -> Iterator[str]:
     before, after = np.abs(one.before), np.abs(one.after)
     median, then = float(np.median(before)), float(np.median(after))
     missed = then > median * 2 / 3 if median > FAR else then > 1.1 * median
-    held = float(np.mean(after <= one.wide_after))
+    share = float(np.mean(after <= one.wide_after))
     yield from (one.source, _software(one), str(len(before)), f"{median:.1%}", _bold(f"{then:.1%}", missed=missed))
     yield from (f"{np.quantile(before, 0.9):.1%}", f"{np.quantile(after, 0.9):.1%}")
     yield f"{np.mean(before <= one.wide_before):.0%}"
-    yield _bold(f"{held:.0%}", missed=not 0.85 <= held <= 0.95)
+    yield _bold(f"{share:.0%}", missed=not 0.85 <= share <= 0.95)
     yield from (f"± {np.median(one.wide_before):.0%}", f"± {np.median(one.wide_after):.0%}")
 
 

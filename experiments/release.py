@@ -85,12 +85,12 @@ def _faults(first: Path, second: Path) -> Iterator[str]:
         yield "the wheel's bytes differ from one build to the next"
     if first.stat().st_size > MOST_BYTES:
         yield f"the wheel has {first.stat().st_size:,} bytes, more than {MOST_BYTES:,}"
-    held = {name for name in zipfile.ZipFile(first).namelist() if ".dist-info/" not in name}
+    names = {name for name in zipfile.ZipFile(first).namelist() if ".dist-info/" not in name}
     due = {name for name in tracked() if name.partition("/")[0] in PACKAGES and not name.endswith(".md")} | {
         "shardwise.py"
     }
-    yield from (f"the wheel lacks {name} (package-data of pyproject.toml)" for name in sorted(due - held))
-    yield from (f"the wheel holds {name}, which the project does not" for name in sorted(held - due))
+    yield from (f"the wheel lacks {name} (package-data of pyproject.toml)" for name in sorted(due - names))
+    yield from (f"the wheel holds {name}, which the project does not" for name in sorted(names - due))
 
 
 def lock(_: Path) -> None:

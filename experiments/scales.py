@@ -72,10 +72,10 @@ def text(cells: Sequence[Cell]) -> str:
     every = np.concatenate([cell.errors for cell in cells])
     sizes = np.abs(every)
     median, bias = float(np.median(sizes)), float(np.median(every))
-    told = (
+    head = (
         f"{every.size}: {percent(median)} / {percent(float(np.percentile(sizes, 90)))} ({percent(bias, signed=True)})"
     )
-    return f"**{told}**" if median > _MEDIAN or abs(bias) > _BIAS else told
+    return f"**{head}**" if median > _MEDIAN or abs(bias) > _BIAS else head
 
 
 def fewer_nodes(samples: Sequence[Sample], every: list[Cell]) -> Iterator[str]:

@@ -31,7 +31,7 @@ def main() -> None:
     options = arguments.parse_args()
     random = Random(options.seed)  # noqa: S311  moments, no secrets
     begun = time.monotonic()
-    whole = subprocess.run(SEARCH, capture_output=True, check=True).stdout  # noqa: S603  the project's own
+    undisturbed = subprocess.run(SEARCH, capture_output=True, check=True).stdout  # noqa: S603  the project's own
     longest_s = 1.2 * (time.monotonic() - begun)  # moments over all of a search, on this machine as it is now
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "search.db"
@@ -50,21 +50,21 @@ def main() -> None:
                 print(f"kill {len(found)}: {len(now)} candidates kept", file=sys.stderr, flush=True)
                 continue
             tables += 1
-            _must_equal(table, whole, f"after {len(found)} kills")
+            _must_equal(table, undisturbed, f"after {len(found)} kills")
             for file in Path(folder).glob("search.db*"):  # begin anew, so that there is something left to kill
                 file.unlink()
             known = {}
         command = (*SEARCH, "--journal", str(journal))
         table = subprocess.run(command, capture_output=True, check=True).stdout  # noqa: S603  the project's own
-        _must_equal(table, whole, "at the end")
+        _must_equal(table, undisturbed, "at the end")
     print(
         f"{options.kills} kills at up to {longest_s:.0f} s, {sum(n > 0 for n in found)} of them with candidates in the "
         f"journal; {tables + 1} searches came to their end: each with the same bytes, nothing acknowledged lost"
     )
 
 
-def _must_equal(table: bytes, whole: bytes, when: str) -> None:
-    if table != whole:
+def _must_equal(table: bytes, undisturbed: bytes, when: str) -> None:
+    if table != undisturbed:
         sys.exit(f"ANOTHER TABLE {when}")
 
 

@@ -80,16 +80,16 @@ def main() -> None:
     options.add_argument("outdir", type=Path)
     options.add_argument("--minutes", type=float, default=8)
     options.add_argument("--only", default="")
-    asked = options.parse_args()
-    asked.outdir.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + 60 * asked.minutes
+    arguments = options.parse_args()
+    arguments.outdir.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + 60 * arguments.minutes
     for given in CASES:
-        if re.search(asked.only, label(given)):
+        if re.search(arguments.only, label(given)):
             left = end - time.monotonic()
             if left < 20:
                 print("out of time before", label(given), flush=True)
                 break
-            play(given, asked.outdir, min(left, 100))
+            play(given, arguments.outdir, min(left, 100))
 
 
 def _cluster(plan: Plan) -> dict[str, Any]:

@@ -55,9 +55,9 @@ class Found:
 
 def played(plan: InferencePlan, cluster: Cluster, rate: float, requests: int) -> Serving:
     """The same requests at another rate."""
-    asked = Workload(rate=rate, num_requests=requests, prompt_tokens=PROMPTS, output_tokens=ANSWERS, seed=SEED)
+    workload = Workload(rate=rate, num_requests=requests, prompt_tokens=PROMPTS, output_tokens=ANSWERS, seed=SEED)
     known = with_defaults(plan, Stack.of(plan), cluster.device)
-    return serve(Model.load(MODEL), known, cluster, asked.requests(), slo=SLO)
+    return serve(Model.load(MODEL), known, cluster, workload.requests(), slo=SLO)
 
 
 def search(plan: InferencePlan, cluster: Cluster, requests: int) -> Found | None:
@@ -75,9 +75,9 @@ def report(name: str, found: Found | None) -> str:
         return f"{name:28} does not fit"
     memory, step, load = found.half.memory, found.half.decode_steps[0], found.half.load
     exclusive = memory.weight_bytes - memory.embedding_bytes - memory.head_bytes
-    whole = memory.weight_bytes / memory.model_fraction
+    capacity = memory.weight_bytes / memory.model_fraction
     cells = (
-        f"{memory.model_fraction:6.1%} held, {exclusive / whole:6.1%} in layers",
+        f"{memory.model_fraction:6.1%} held, {exclusive / capacity:6.1%} in layers",
         f"cache {memory.kv_tokens:7,} tokens ({format_bytes(memory.kv_bytes)})",
         f"step of one {format_seconds(step.step_s)} ({format_seconds(step.parts['collectives'])} in collectives)",
         f"capacity {load.capacity_per_s:5.2f}/s",
@@ -97,9 +97,9 @@ def draw(curves: dict[str, list[tuple[float, float, float]]], out: Path) -> None
         rates, first, each = zip(*points, strict=True)
         left.plot(rates, first, marker="o", label=name)
         right.plot(rates, each, marker="o", label=name)
-    for axes, limit, what in ((left, SLO.ttft_s, "time to first token"), (right, SLO.tpot_s, "time per output token")):
+    for axes, limit, title in ((left, SLO.ttft_s, "time to first token"), (right, SLO.tpot_s, "time per output token")):
         axes.axhline(limit, color="black", linestyle="--", linewidth=1)
-        axes.set(xlabel="requests/s", ylabel=f"p99 {what}, s", yscale="log")
+        axes.set(xlabel="requests/s", ylabel=f"p99 {title}, s", yscale="log")
     left.legend()
     figure.suptitle(f"{MODEL}, two A100-40 on NVLink")
     figure.savefig(out, dpi=120)

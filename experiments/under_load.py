@@ -71,12 +71,12 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--busy", type=int, default=2 * (os.cpu_count() or 1))
     parser.add_argument("--minutes", type=float, default=0.15, help="of each calibration")
-    asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     found = []
-    with load(asked.busy):
-        for number in range(1, asked.runs + 1):
-            found.append(taken(asked.folder, number, asked.minutes))
+    with load(options.busy):
+        for number in range(1, options.runs + 1):
+            found.append(taken(options.folder, number, options.minutes))
             print(json.dumps(found[-1]), flush=True)
     named = sum(one["outcome"] != "taken" for one in found)
     print(f"{named} of {len(found)} refused or flagged")

@@ -97,8 +97,8 @@ def search(  # noqa: PLR0913  an option of the command line each
         fits_only=fits_only,
         layouts=not every,
     )
-    kept = Journal(Path(journal), study.identity) if journal is not None else nullcontext()
-    with kept as notes, Processes(study, jobs) if jobs > 1 else Serial(study) as engine:
+    store = Journal(Path(journal), study.identity) if journal is not None else nullcontext()
+    with store as notes, Processes(study, jobs) if jobs > 1 else Serial(study) as engine:
         return search_stacks(study, engine, notes)
 
 
@@ -124,7 +124,7 @@ def predict_program(
     path = Path(program)
     if kind_of(path) == "script":
         remedy = f"shardwise capture {path} -o {path.stem}.capture.gz, and predict that file"
-        raise InputError(Fault(place=str(path), problem="a script is run by the command line only", remedy=remedy))
+        raise InputError.at(str(path), "a script is run by the command line only", remedy)
     found = [read_capture(path), *([read_capture(Path(scale_with))] if scale_with is not None else [])]
     fits = [one for one in found if one.world_size == cluster.num_devices]
     return predicted_program(
@@ -166,7 +166,7 @@ def serve(
         stack,
         slo=slo,
         warmup=workload.warmup,
-        users=workload.concurrency,
+        users=workload.users(),
         interval=interval,
     )
 
@@ -198,13 +198,13 @@ def search_serving(  # noqa: PLR0913  an option of the command line each
     own: "yes", "no" or "both" ways. every: every plan that meets the limits. jobs, journal: as `search` takes them.
     Raises ArgumentError, PlanError where no layout is legal, or InputError; SearchInterrupted, with what is known, on Ctrl-C.
     """
-    asked = plan or InferencePlan()
-    base = with_defaults(asked, stack or Stack.of(asked), cluster.device, model)
+    base = plan or InferencePlan()
+    base = with_defaults(base, stack or Stack.of(base), cluster.device, model)
     given = {name: tuple(v) if isinstance(v, list | tuple) else (v,) for name, v in (fix or {}).items()}
     faults = [f for name, values in given.items() for f in fix_faults(name, values, f"search_serving(fix=): {name}")]
     if disaggregated not in DISAGGREGATED:
         place, remedy = "search_serving(disaggregated=)", f"one of {', '.join(DISAGGREGATED)}"
-        faults.append(Fault(place=place, problem=f"is {disaggregated!r}", remedy=remedy))
+        faults.append(Fault(place, f"is {disaggregated!r}", remedy))
     if faults:
         raise ArgumentError(faults)
     study = ServingSearch(
@@ -215,15 +215,15 @@ def search_serving(  # noqa: PLR0913  an option of the command line each
         slo=slo,
         stack=stack or Stack.of(base),
         calibration=calibration,
-        fixed=degrees_given(asked) | given,
+        fixed=degrees_given(base) | given,
         max_gpus=max_gpus,
         any_nodes=gpus_needed,
         disaggregated=disaggregated,
         top=top,
         every=every,
     )
-    kept = Notes(Path(journal), study.identity) if journal is not None else nullcontext()
-    with kept as notes:
+    store = Notes(Path(journal), study.identity) if journal is not None else nullcontext()
+    with store as notes:
         return find_plans(study, jobs=jobs, notes=notes, prices=prices)
 
 
@@ -240,12 +240,11 @@ def _faults(name: str, values: Sequence[Any]) -> Sequence[Fault]:
     place = f"search(fix=): {name}"
     if name in DERIVED:
         remedy = "fix dp_replicate or micro_batch_size; global_batch and seq_len give the rest"
-        return [Fault(place=place, problem="follows from the others", remedy=remedy)]
+        return [Fault(place, "follows from the others", remedy)]
     if name not in Plan.flat_fields():
-        return [Fault(place=place, problem="is not a field of a plan", remedy=nearest(name, Plan.flat_fields()))]
+        return [Fault(place, "is not a field of a plan", nearest(name, Plan.flat_fields()))]
     if name == "offload":
-        remedy = f"one of {', '.join(OFFLOADS)}"
-        return [Fault(place=place, problem=str(each), remedy=remedy) for each in values if each not in OFFLOADS]
+        return [Fault(place, str(each), f"one of {', '.join(OFFLOADS)}") for each in values if each not in OFFLOADS]
     found: list[Fault] = []
     for value in values:
         try:

@@ -13,7 +13,7 @@ from simulator.base.errors import CalibrationError, Fault, InputError, printable
 from simulator.base.exit_codes import ExitCode
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.document import SUFFIX
-from simulator.spec.calibration.kept import VARIABLE, place
+from simulator.spec.calibration.stored import VARIABLE, place
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from validate.launch import Launch, threads_each, usable_cores
@@ -61,19 +61,19 @@ def run(  # noqa: PLR0913  one a flag
         command=shlex.join(["shardwise", *sys.argv[1:]]),
         only=only,
     )
-    say = _say if launch.rank == 0 else _say_nothing  # what rank 0 says is true of all
-    say(f"{count} {_DEVICES[kind]}, {minutes:g} minutes, samples to {out}")
+    print_line = _print if launch.rank == 0 else _print_nothing  # what rank 0 says is true of all
+    print_line(f"{count} {_DEVICES[kind]}, {minutes:g} minutes, samples to {out}")
     started_s = time.monotonic()
-    outcome = measure(job, say)
+    outcome = measure(job, print_line)
     spent = (time.monotonic() - started_s) / 60
     if outcome.verdict == "complete" and spent > 1.05 * minutes:
         least = sum(FEWEST[phase] for phase in only or phases_of(kind, count) if phase in FEWEST)
-        say(
+        print_line(
             f"took {spent:.2g} minutes, not {minutes:g}: {least} items are measured whatever the time, and ranks have to start"
         )
     for problem in outcome.problems:
-        say(f"not measured: {problem}")
-    say(f"{outcome.verdict}: {outcome.num_samples} samples, {outcome.num_failures} failures in {out}")
+        print_line(f"not measured: {problem}")
+    print_line(f"{outcome.verdict}: {outcome.num_samples} samples, {outcome.num_failures} failures in {out}")
     return {"complete": ExitCode.OK, "interrupted": ExitCode.INTERRUPTED}.get(outcome.verdict, PARTIAL)
 
 
@@ -98,8 +98,8 @@ def burn_in(
     )  # fmt: skip
     first = not Launch.of_environment().rank
     if first:
-        _say(f"{count} {_DEVICES[kind]}, {minutes:g} minutes")
-    found = burn(job, _say)
+        _print(f"{count} {_DEVICES[kind]}, {minutes:g} minutes")
+    found = burn(job, _print)
     return found if first else None
 
 
@@ -119,13 +119,13 @@ def _where(device: str | None, ranks: int | None, threads: int | None) -> tuple[
     )
 
 
-def _ranks(asked: int | None, gpus: int) -> int:
+def _ranks(requested: int | None, gpus: int) -> int:
     launch = Launch.of_environment()
     if launch.outside:
         return launch.size
-    if asked and gpus and asked > gpus:
-        raise InputError(Fault(place="--ranks", problem=f"{asked} ranks on {gpus} GPUs", remedy=f"at most {gpus}"))
-    return asked or gpus or min(CPU_RANKS, usable_cores())
+    if requested and gpus and requested > gpus:
+        raise InputError(Fault(place="--ranks", problem=f"{requested} ranks on {gpus} GPUs", remedy=f"at most {gpus}"))
+    return requested or gpus or min(CPU_RANKS, usable_cores())
 
 
 def _own_file(out: Path) -> Path:
@@ -160,7 +160,7 @@ def fit(
         raise InputError(Fault(place="--keep, --noisy", problem="are for samples", remedy="files of calibrate run"))
     lines = published.fit_tables(inputs, out) if kinds == {"table"} else published.fit_logs(inputs, out, cluster)
     for line in lines:
-        _say(line)
+        _print(line)
     return ExitCode.OK
 
 
@@ -171,9 +171,9 @@ def _fit_samples(
 
     found = read_samples(inputs)
     for fault in found.faults[:_SHOWN]:
-        _say(f"left out: {fault}")
+        _print(f"left out: {fault}")
     if len(found.faults) > _SHOWN:
-        _say(f"left out: {len(found.faults) - _SHOWN} more")
+        _print(f"left out: {len(found.faults) - _SHOWN} more")
     name = out.name.removesuffix(SUFFIX).removesuffix(".json") or "machine"
     result, calibration = fitted(found, name, device, cluster)
     calibration = _graded(calibration, found, noisy=noisy)
@@ -203,13 +203,15 @@ def _graded(calibration: Calibration, found: SampleFile, *, noisy: bool) -> Cali
     """With its grade among the notes of its origin. Raises CalibrationError for one that measured something else too."""
     from validate.fit.grade import grade
 
-    told = grade(found, calibration)
-    _say(str(told))
-    if told.letter == "F" and not noisy:
+    grades = grade(found, calibration)
+    _print(str(grades))
+    if grades.letter == "F" and not noisy:
         remedy = "measure again with nothing else running, or --noisy"
-        raise CalibrationError(Fault(place=", ".join(found.sha256), problem=f"too noisy to fit: {told}", remedy=remedy))
+        raise CalibrationError(
+            Fault(place=", ".join(found.sha256), problem=f"too noisy to fit: {grades}", remedy=remedy)
+        )
     provenance = calibration.provenance
-    noted = provenance.model_copy(update={"notes": (*provenance.notes, str(told))})
+    noted = provenance.model_copy(update={"notes": (*provenance.notes, str(grades))})
     return calibration.model_copy(update={"provenance": noted})
 
 
@@ -219,9 +221,9 @@ def fitted(found: SampleFile, name: str, device: str | None, cluster: str | None
 
     result = fit_machine(found, name, Device.load(device) if device else None)
     for line in (*result.report.lines, *(f"dropped: {d}" for d in result.report.dropped)):
-        _say(line)
+        _print(line)
     for line in result.report.refused:
-        _say(f"refused: {line}")
+        _print(f"refused: {line}")
     if result.cluster is None and found.of("collective"):
         return result, _with_links(result.calibration, found, cluster)
     return result, result.calibration
@@ -232,17 +234,17 @@ def _with_links(calibration: Calibration, found: SampleFile, cluster: str | None
     from validate.fit.published import links_of
 
     if cluster is None:
-        _say("refused: collectives: the samples do not say what the links are (--cluster NAME|FILE)")
+        _print("refused: collectives: the samples do not say what the links are (--cluster NAME|FILE)")
         return calibration
     links, lines = links_of(found, Cluster.load(cluster), found.machine.text("date"))
     for line in lines:
-        _say(line)
+        _print(line)
     return calibration.model_copy(update={"links": links})
 
 
-def _say_nothing(_: str) -> None:
+def _print_nothing(_: str) -> None:
     pass
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)  # noqa: T201  progress

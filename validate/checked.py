@@ -32,7 +32,7 @@ WORSE: Final = 1  # exit code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckAsked:
+class CheckOptions:
     """files: of this run, one or one a rank. baseline: earlier files. history: a folder of them; keep: add these to it."""
 
     files: Sequence[Path]
@@ -47,36 +47,36 @@ class CheckAsked:
     page: Callable[[dict[str, Any]], None] = lambda _: None  # given what --json prints
 
 
-def run_check(asked: CheckAsked) -> int:
+def run_check(options: CheckOptions) -> int:
     """Judge, print, write; exit code 0 or 1. Raises InputError for files that cannot be compared."""
-    for path, flag in ((asked.junit, "--junit"), (asked.prometheus, "--prometheus")):
+    for path, flag in ((options.junit, "--junit"), (options.prometheus, "--prometheus")):
         if path is not None:
             check_writable(path, flag)
-    if asked.history is not None and not asked.keep and not asked.history.is_dir():
-        fault = Fault(place=f"--history {asked.history}", problem="there is no such folder", remedy="--keep makes it")
+    if options.history is not None and not options.keep and not options.history.is_dir():
+        fault = Fault(place=f"--history {options.history}", problem="there is no such folder", remedy="--keep makes it")
         raise InputError(fault)
-    new = _read(asked.files)
-    earlier = [_read([path]) for path in asked.baseline] + list(_history(asked.history))
+    new = _read(options.files)
+    earlier = [_read([path]) for path in options.baseline] + list(_history(options.history))
     earlier.sort(key=lambda one: one.machine.text("date"))
     for one in earlier:
         _comparable(new, one)
-    if asked.plot is not None:
-        check_picture(asked.plot, "--plot")
-    found = check(new, earlier, asked.threshold)
-    if asked.plot is not None:
-        draw_history(asked.plot, [*earlier, new], found)
+    if options.plot is not None:
+        check_picture(options.plot, "--plot")
+    found = check(new, earlier, options.threshold)
+    if options.plot is not None:
+        draw_history(options.plot, [*earlier, new], found)
     facts = changed_facts(new.machine.facts, earlier[-1].machine.facts) if earlier else []
-    if asked.junit is not None:
-        write_whole(asked.junit, junit(found), "--junit")
-    if asked.prometheus is not None:
-        write_whole(asked.prometheus, prometheus(found, new), "--prometheus")
+    if options.junit is not None:
+        write_whole(options.junit, junit(found), "--junit")
+    if options.prometheus is not None:
+        write_whole(options.prometheus, prometheus(found, new), "--prometheus")
     bad = any(one.bad for one in found)
-    if asked.keep and asked.history is not None:
-        _keep(asked.files, asked.history, new)
-    told = {"schema_version": 1, "worse": bad, "changed": facts, "findings": [one.as_json() for one in found]}
-    told |= {"clocks": clocks(new)} if clocks(new) else {}
-    _print(json_text(told) if asked.as_json else text(found, facts))
-    asked.page(told)
+    if options.keep and options.history is not None:
+        _keep(options.files, options.history, new)
+    answer = {"schema_version": 1, "worse": bad, "changed": facts, "findings": [one.as_json() for one in found]}
+    answer |= {"clocks": clocks(new)} if clocks(new) else {}
+    _print(json_text(answer) if options.as_json else text(found, facts))
+    options.page(answer)
     return WORSE if bad else 0
 
 
@@ -94,8 +94,8 @@ def run_fleet(paths: Sequence[Path], *, threshold: float, plot: Path | None, as_
     if plot is not None:
         draw_fleet(plot, nodes)
     bad = any(node.worst is not None for node in nodes)
-    told = {"schema_version": 1, "worse": bad, "nodes": [node.as_json() for node in nodes]}
-    _print(json_text(told) if as_json else fleet_text(nodes))
+    answer = {"schema_version": 1, "worse": bad, "nodes": [node.as_json() for node in nodes]}
+    _print(json_text(answer) if as_json else fleet_text(nodes))
     return WORSE if bad else 0
 
 
@@ -146,8 +146,8 @@ def run_diff(old: Path, new: Path, studies: Sequence[Path], *, cluster: str | No
     rows, facts = _changes(*sides) if all(side.samples is not None for side in sides) else ([], [])
     steps = [_steps(path, *sides) for path in studies]
     if as_json:
-        told = {"schema_version": 1, "changed": facts, "parts": rows, "studies": steps}
-        _print(json_text(told))
+        answer = {"schema_version": 1, "changed": facts, "parts": rows, "studies": steps}
+        _print(json_text(answer))
         return 0
     lines = [*(f"changed: {line}" for line in facts), *(_row(row) for row in rows if row["beyond_noise"])]
     if sides[0].samples is not None:
@@ -224,8 +224,8 @@ def _steps(path: Path, old: Side, new: Side) -> dict[str, Any]:
 def _predicted(study: Study, side: Side) -> Prediction:
     if side.samples is not None and side.cluster_name is None and side.samples.machine.text("architecture") != "cpu":
         side = replace(side, cluster_name=_name_of(study.cluster))
-    calibration, asked = side.calibration(study)
-    return predict(asked.model, asked.plan, asked.cluster, calibration, asked.stack)
+    calibration, loaded = side.calibration(study)
+    return predict(loaded.model, loaded.plan, loaded.cluster, calibration, loaded.stack)
 
 
 def _name_of(cluster: Cluster) -> str:

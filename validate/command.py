@@ -35,57 +35,59 @@ def run(study: Path | None, options: Options) -> int:
     """Play the plan or the program, print the record, keep it. The exit code says how it went."""
     if options["program"] is not None:
         return _run_program(study, options)
-    asked, out = _asked(study, options), options["out"]
+    loaded, out = _study(study, options), options["out"]
     if out is not None:
         check_writable(out, "-o")
-    task = _task(asked, options)
+    task = _task(loaded, options)
     record = run_plan.play(
         task,
         run_plan.deadlines(options["minutes"], task, options["patience"]),
         patience=options["patience"],
         files=_stem(out) if out is not None else None,
-        study={"cluster": asked.cluster.model_dump(mode="json"), "calibration": _calibration(study)},
+        study={"cluster": loaded.cluster.model_dump(mode="json"), "calibration": _calibration(study)},
         progress=_progress(),
     )
     if options["mode"] == "full" and (rank := Launch.of_environment().rank):
         if record["trouble"] and record["trouble"]["rank"] in (0, rank):  # rank 0, which tells it, may be gone
             click.echo(printable_lines("\n".join(run_text(record).splitlines()[:2])), err=True)
-        return _status(record["verdict"], kept=True)
-    kept = _keep(out, record)
-    if options["as_json"] or not kept:
+        return _status(record["verdict"], is_written=True)
+    is_written = _keep(out, record)
+    if options["as_json"] or not is_written:
         click.echo(json_text(record, indent=None))
     else:
         click.echo(printable_lines(run_text(record)))
-    return _status(record["verdict"], kept=kept)
+    return _status(record["verdict"], is_written=is_written)
 
 
 def _run_program(study: Path | None, options: Options) -> int:
     """A program of the user's own instead of a plan."""
     from validate.capture.played import PlayedProgram, play_program
 
-    told = {
+    options_given = {
         "STUDY.toml": study,
         "--model": options["model"],
         "--set": options["settings"] or None,
         "--record": options["record"] or None,
         "--rank": options["rank"],
     }
-    wrong = [name for name, value in told.items() if value is not None]
+    wrong = [name for name, value in options_given.items() if value is not None]
     if wrong:
         raise click.UsageError(f"{', '.join(wrong)}: a --program has its own model and plan")
     out = options["out"]
     if out is not None:
         check_writable(out, "-o")
-    asked = PlayedProgram(
+    request = PlayedProgram(
         target=options["program"], arguments=options["arguments"], ranks=options["ranks"], device=options["device"] or _found_device(),
         warm_up=options["warm_up"], steps=options["steps"], threads=options["threads"] or 1, minutes=options["minutes"],
         capture=options["capture"], cluster=Cluster.load(options["cluster"] or "hgx-h100-8"),
         command=shlex.join(["shardwise", *sys.argv[1:]]),
     )  # fmt: skip
-    record = play_program(asked, files=_stem(out) if out is not None else None, progress=_progress())
-    kept = _keep(out, record)
-    click.echo(json_text(record, indent=None) if options["as_json"] or not kept else printable_lines(run_text(record)))
-    return _status(record["verdict"], kept=kept)
+    record = play_program(request, files=_stem(out) if out is not None else None, progress=_progress())
+    is_written = _keep(out, record)
+    click.echo(
+        json_text(record, indent=None) if options["as_json"] or not is_written else printable_lines(run_text(record))
+    )
+    return _status(record["verdict"], is_written=is_written)
 
 
 def _found_device() -> str:
@@ -93,12 +95,12 @@ def _found_device() -> str:
     return "cuda" if count_gpus() else "cpu"
 
 
-def _asked(study: Path | None, options: Options) -> Study:
+def _study(study: Path | None, options: Options) -> Study:
     flags = {name: options[name] for name in ("model", "cluster", "nodes") if options[name] is not None}
-    asked = read_study(study, flags, {}, options["settings"])
-    for note in asked.notes:
+    loaded = read_study(study, flags, {}, options["settings"])
+    for note in loaded.notes:
         click.echo(printable(f"shardwise: {note}"), err=True)
-    return asked
+    return loaded
 
 
 def _calibration(study: Path | None) -> str | None:
@@ -109,7 +111,7 @@ def _calibration(study: Path | None) -> str | None:
     return str((study.parent / name).resolve()) if name.endswith(".json") else name
 
 
-def _task(asked: Study, options: Options) -> Task:
+def _task(loaded: Study, options: Options) -> Task:
     mode: Mode = options["mode"]
     usual = {"full": "cuda", "solo": "cuda", "cpu": "cpu", "fake": "cpu"}[mode]
     if options["device"] not in (None, usual) and mode == "cpu":
@@ -117,17 +119,17 @@ def _task(asked: Study, options: Options) -> Task:
     if options["rank"] is not None and mode not in ("solo", "fake"):
         raise click.UsageError(f"--mode {mode} plays every rank; --rank is for solo and fake")
     usual_device: Literal["cuda", "cpu"] = "cuda" if (options["device"] or usual) == "cuda" else "cpu"
-    plan = _with_installed_stack(asked, mode, usual_device)
+    plan = _with_installed_stack(loaded, mode, usual_device)
     return Task(
         mode=mode,
-        model=asked.model,
+        model=loaded.model,
         plan=plan,
-        stack=asked.stack or Stack.of(plan),
+        stack=loaded.stack or Stack.of(plan),
         device=usual_device,
         rank=options["rank"] or 0,
         num_steps=options["steps"],
         num_warm_up=options["warm_up"],
-        threads=options["threads"] or (threads_each(_ranks_here(asked, mode)) if usual_device == "cuda" else 1),
+        threads=options["threads"] or (threads_each(_ranks_here(loaded, mode)) if usual_device == "cuda" else 1),
         memory_fraction=options["memory_fraction"],
         profile=not options["no_profile"],
         record=options["record"],
@@ -135,21 +137,21 @@ def _task(asked: Study, options: Options) -> Task:
     )
 
 
-def _with_installed_stack(asked: Study, mode: Mode, device: str) -> Plan:
+def _with_installed_stack(loaded: Study, mode: Mode, device: str) -> Plan:
     """The plan with the stack of the torch that will run it, where it names none."""
-    if asked.stack is not None or "stack" in asked.plan.model_fields_set:
-        return asked.plan
-    engine = engine_of(asked.plan)
+    if loaded.stack is not None or "stack" in loaded.plan.model_fields_set:
+        return loaded.plan
+    engine = engine_of(loaded.plan)
     if engine is not None and engine.stacks and engine.installed:
-        what, installed = engine.package, engine.installed
+        package, installed = engine.package, engine.installed
         name = nearest_stack(installed, "local-cpu" if device == "cpu" else "local", engine.stacks)
     else:
-        what, installed = "torch", version("torch")
+        package, installed = "torch", version("torch")
         name = nearest_stack(installed, f"fake-{device}" if mode == "fake" else "cpu" if device == "cpu" else "eager")
     click.echo(
-        printable(f"shardwise: stack {name}, the nearest to {what} {installed} here; the plan names none"), err=True
+        printable(f"shardwise: stack {name}, the nearest to {package} {installed} here; the plan names none"), err=True
     )
-    return asked.plan.copy_with(stack=name)
+    return loaded.plan.copy_with(stack=name)
 
 
 def nearest_stack(installed: str, kind: str, whose: str = "torch") -> str:
@@ -161,10 +163,10 @@ def nearest_stack(installed: str, kind: str, whose: str = "torch") -> str:
     return f"{whose}-{major}.{minor}-{kind}"
 
 
-def _ranks_here(asked: Study, mode: Mode) -> int:
+def _ranks_here(loaded: Study, mode: Mode) -> int:
     """Ranks that share this machine's cores."""
     launch = Launch.of_environment()
-    return 1 if mode != "full" else launch.local_size if launch.outside else asked.plan.num_devices
+    return 1 if mode != "full" else launch.local_size if launch.outside else loaded.plan.num_devices
 
 
 def _progress() -> Callable[[int, str], None]:
@@ -196,10 +198,10 @@ def _keep(out: Path | None, record: dict[str, Any]) -> bool:
     return True
 
 
-def _status(verdict: str, *, kept: bool) -> int:
+def _status(verdict: str, *, is_written: bool) -> int:
     if verdict == "interrupted":
         return ExitCode.INTERRUPTED
-    return ExitCode.OK if verdict == "ok" and kept else ExitCode.RUN_FAILED
+    return ExitCode.OK if verdict == "ok" and is_written else ExitCode.RUN_FAILED
 
 
 def _must_exist(cluster: str | None, calibration: str | None) -> None:

@@ -23,13 +23,13 @@ class Routed(nn.Module):  # type: ignore[misc]
 
     group: dist.ProcessGroup | None = None
 
-    def __init__(self, model: Model, held: int, dtype: torch.dtype, activation: Any) -> None:  # noqa: ANN401
+    def __init__(self, model: Model, num_experts: int, dtype: torch.dtype, activation: Any) -> None:  # noqa: ANN401
         super().__init__()
         experts = _of(model)
         d, f = model.d_model, experts.d_ff
         if model.gated:
-            self.gate = _Matrices(held, f, d, dtype)
-        self.up, self.down = _Matrices(held, f, d, dtype), _Matrices(held, d, f, dtype)
+            self.gate = _Matrices(num_experts, f, d, dtype)
+        self.up, self.down = _Matrices(num_experts, f, d, dtype), _Matrices(num_experts, d, f, dtype)
         self.gated, self.activation = model.gated, activation
         self.num_experts, self.top_k = experts.num_experts, experts.top_k
 
@@ -91,9 +91,9 @@ class Router(nn.Linear):  # type: ignore[misc]
 class _Matrices(nn.Module):  # type: ignore[misc]
     """A matrix of each expert: [E, rows, K] -> [E, rows, N]."""
 
-    def __init__(self, held: int, n: int, k: int, dtype: torch.dtype) -> None:
+    def __init__(self, num_experts: int, n: int, k: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(held, n, k, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(num_experts, n, k, dtype=dtype))
 
     def forward(self, rows: Tensor) -> Tensor:
         return torch.bmm(rows, self.weight.transpose(1, 2))

@@ -18,11 +18,11 @@ _SLOW_S: Final = 0.02
 
 def meet(phase: str, descriptor: int) -> None:
     """Fail, if this rank is told to in this phase. descriptor: where the rank reports."""
-    told = os.environ.get(NAME)
-    for one in told.split(";") if told else ():
-        rank, where, what = one.split(",")
+    faults = os.environ.get(NAME)
+    for one in faults.split(";") if faults else ():
+        rank, where, action = one.split(",")
         if rank.strip() == os.environ.get("RANK", "0") and phase == where:
-            FAULTS[what](descriptor)
+            FAULTS[action](descriptor)
 
 
 _corrupt: list[int] = []

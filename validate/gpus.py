@@ -43,9 +43,9 @@ class Gpu:
 
 def own_gpus(environment: Mapping[str, str] | None = None) -> list[Gpu]:
     """The GPUs that CUDA shows to this process, in its order; empty where no driver answers."""
-    told = os.environ if environment is None else environment
+    variables = os.environ if environment is None else environment
     there = [Gpu(int(row[0]), row[1]) for row in ask("index,uuid") if len(row) == 2 and row[0].isdigit()]
-    visible = told.get("CUDA_VISIBLE_DEVICES")
+    visible = variables.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not there:
         return there
     found: list[Gpu] = []
@@ -164,10 +164,10 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def ask(fields: str, what: str = "gpu", *, gpu: Gpu | None = None) -> list[list[str]]:
+def ask(fields: str, target: str = "gpu", *, gpu: Gpu | None = None) -> list[list[str]]:
     """Rows of a query to nvidia-smi; none where it does not answer."""
     chosen = [f"--id={gpu.uuid}"] if gpu is not None else []
-    text = run_quietly(["nvidia-smi", *chosen, f"--query-{what}={fields}", "--format=csv,noheader,nounits"])
+    text = run_quietly(["nvidia-smi", *chosen, f"--query-{target}={fields}", "--format=csv,noheader,nounits"])
     return [[part.strip() for part in line.split(",")] for line in text.splitlines() if line.strip()]
 
 

@@ -21,12 +21,12 @@ from validate.run_plan import SCHEMA_VERSION, Record, append, times
 
 def compare(trace: KinetoTrace, study: Path, snapshot: Path | None, out: Path | None) -> dict[str, Any]:
     """Predict the study and compare; keep the run in `out`. Raises InputError."""
-    asked = read_study(study, {}, {}, ())
+    loaded = read_study(study, {}, {}, ())
     memory = _peaks(trace, snapshot)
-    record = run_record(trace, asked, memory)
+    record = run_record(trace, loaded, memory)
     found = compare_run(record)
     if memory is not None:
-        found["memory"] = [line.as_json() for line in _memory_lines(asked, memory)]
+        found["memory"] = [line.as_json() for line in _memory_lines(loaded, memory)]
     if out is not None:
         try:
             append(out, record)
@@ -35,10 +35,10 @@ def compare(trace: KinetoTrace, study: Path, snapshot: Path | None, out: Path | 
     return found
 
 
-def run_record(trace: KinetoTrace, asked: Study, memory: dict[str, int] | None) -> Record:
+def run_record(trace: KinetoTrace, study: Study, memory: dict[str, int] | None) -> Record:
     """The traced step as `validate run` would have written it; phases of a step are not in a trace."""
     durations = [step.duration_s for step in trace.steps] or [float(trace.timeline.step_s)]
-    stack = asked.stack or Stack.of(asked.plan)
+    stack = study.stack or Stack.of(study.plan)
     return {
         "kind": "run",
         "schema_version": SCHEMA_VERSION,
@@ -48,11 +48,11 @@ def run_record(trace: KinetoTrace, asked: Study, memory: dict[str, int] | None) 
         "verdict": "ok",
         "partial": False,
         "trouble": None,
-        "model": asked.model.model_dump(mode="json"),
-        "plan": asked.plan.model_dump(mode="json"),
+        "model": study.model.model_dump(mode="json"),
+        "plan": study.plan.model_dump(mode="json"),
         "stack": stack.model_dump(mode="json", exclude_unset=True),
-        "study": {"cluster": asked.cluster.model_dump(mode="json"), "calibration": asked.inputs()["calibration"]},
-        "num_ranks": asked.plan.num_devices,
+        "study": {"cluster": study.cluster.model_dump(mode="json"), "calibration": study.inputs()["calibration"]},
+        "num_ranks": study.plan.num_devices,
         "machine": None,
         "time": times([durations], {}),
         "memory": memory,
@@ -92,8 +92,8 @@ def _peaks(trace: KinetoTrace, snapshot: Path | None) -> dict[str, int] | None:
     }
 
 
-def _memory_lines(asked: Study, memory: dict[str, int]) -> list[Line]:
-    use = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack).memory
+def _memory_lines(study: Study, memory: dict[str, int]) -> list[Line]:
+    use = predict(study.model, study.plan, study.cluster, study.calibration, study.stack).memory
     spread = (use.high_reserved_bytes - use.low_reserved_bytes) / (2 * Z90)
     return [
         Line(name="allocated_bytes", predicted=use.peak_allocated_bytes, measured=memory["peak_allocated_bytes"]),

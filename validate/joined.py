@@ -61,14 +61,14 @@ def versions() -> dict[str, str]:
 def _agree(peers: Peers, refusal: InputError | None, facts: Mapping[str, str]) -> None:
     """Raise InputError on every rank if one refuses, is missing, or has other versions than most."""
     own = [] if refusal is None else [(fault.place, fault.problem, fault.remedy) for fault in refusal.faults]
-    said = peers.gather("begin", {"host": peers.place.host, "facts": dict(facts), "faults": own})
-    faults = [*_missing(peers, said), *_mixed(said)]
-    told = Counter(tuple(fault) for one in said.values() for fault in one["faults"])
-    everybody = [fault for fault, count in told.items() if count == len(said)]
+    answers = peers.gather("begin", {"host": peers.place.host, "facts": dict(facts), "faults": own})
+    faults = [*_missing(peers, answers), *_mixed(answers)]
+    fault_counts = Counter(tuple(fault) for one in answers.values() for fault in one["faults"])
+    everybody = [fault for fault, count in fault_counts.items() if count == len(answers)]
     faults += [Fault(place=place, problem=problem, remedy=remedy) for place, problem, remedy in everybody]
     faults += [
         Fault(place=f"{_who(rank, one)}: {place}", problem=problem, remedy=remedy)
-        for rank, one in said.items()
+        for rank, one in answers.items()
         for place, problem, remedy in one["faults"]
         if (place, problem, remedy) not in everybody
     ]
@@ -78,27 +78,27 @@ def _agree(peers: Peers, refusal: InputError | None, facts: Mapping[str, str]) -
         raise InputError(faults)
 
 
-def _who(rank: int, said: Mapping[str, Any]) -> str:
-    return f"rank {rank} on {said['host']}"
+def _who(rank: int, answers: Mapping[str, Any]) -> str:
+    return f"rank {rank} on {answers['host']}"
 
 
-def _missing(peers: Peers, said: Mapping[int, Any]) -> Iterator[Fault]:
+def _missing(peers: Peers, answers: Mapping[int, Any]) -> Iterator[Fault]:
     """Ranks that never came, or were lost while the others waited."""
     lost = {one.rank: f"on {one.host}: {one.detail}" for one in peers.troubles}
     for rank in range(peers.place.size):
-        if rank not in said:
+        if rank not in answers:
             problem = lost.get(rank, f"not there after {peers.patience_s:g} s")
             remedy = "every rank runs the same command; --patience waits longer"
             yield Fault(place=f"rank {rank}", problem=problem, remedy=remedy)
 
 
-def _mixed(said: Mapping[int, Any]) -> Iterator[Fault]:
+def _mixed(answers: Mapping[int, Any]) -> Iterator[Fault]:
     """Ranks whose versions are not those of most."""
-    for name in dict.fromkeys(name for one in said.values() for name in one["facts"]):
-        values = Counter(one["facts"].get(name, "none") for one in said.values())
+    for name in dict.fromkeys(name for one in answers.values() for name in one["facts"]):
+        values = Counter(one["facts"].get(name, "none") for one in answers.values())
         usual = values.most_common(1)[0][0]
-        for rank, one in said.items():
+        for rank, one in answers.items():
             value = one["facts"].get(name, "none")
             if value != usual:
-                problem = f"has {name} {value}, and {values[usual]} of {len(said)} ranks have {usual}"
+                problem = f"has {name} {value}, and {values[usual]} of {len(answers)} ranks have {usual}"
                 yield Fault(place=_who(rank, one), problem=problem, remedy="the same software and study on every node")

@@ -60,8 +60,10 @@ class Launch:
         """What torch's rendezvous reads, where a launcher did not set it itself."""
         if not self.outside or not self.address:
             return {}
-        told = dict(zip(_TORCHRUN, map(str, (self.rank, self.size, self.local_rank, self.local_size)), strict=True))
-        return {**told, "MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)}
+        variables = dict(
+            zip(_TORCHRUN, map(str, (self.rank, self.size, self.local_rank, self.local_size)), strict=True)
+        )
+        return {**variables, "MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)}
 
     @property
     def gloo_interface(self) -> dict[str, str]:
@@ -79,16 +81,16 @@ class Launch:
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
         """What torchrun's or srun's variables say. Raises InputError where they contradict each other."""
-        told = os.environ if environment is None else environment
-        if "RANK" in told and "WORLD_SIZE" in told:
-            usual = {"LOCAL_RANK": told["RANK"], "LOCAL_WORLD_SIZE": told["WORLD_SIZE"]}
-            text = {name: told.get(name, usual.get(name, "")) for name in _TORCHRUN}
-            return cls._of(text, "torchrun", told.get("MASTER_ADDR", ""), told.get("MASTER_PORT", "0"))
-        if "SLURM_STEP_ID" in told and told.get("SLURM_STEP_NUM_TASKS", "1") != "1":
-            text = {name: told.get(name, "") for name in _SRUN}
-            text[_SRUN[3]] = _tasks_here(text[_SRUN[3]], told.get("SLURM_NODEID", "0"))
-            address = told.get("MASTER_ADDR") or first_host(told.get("SLURM_STEP_NODELIST", ""))
-            return cls._of(text, "srun", address, told.get("MASTER_PORT") or _srun_port(told))
+        variables = os.environ if environment is None else environment
+        if "RANK" in variables and "WORLD_SIZE" in variables:
+            usual = {"LOCAL_RANK": variables["RANK"], "LOCAL_WORLD_SIZE": variables["WORLD_SIZE"]}
+            text = {name: variables.get(name, usual.get(name, "")) for name in _TORCHRUN}
+            return cls._of(text, "torchrun", variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "0"))
+        if "SLURM_STEP_ID" in variables and variables.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+            text = {name: variables.get(name, "") for name in _SRUN}
+            text[_SRUN[3]] = _tasks_here(text[_SRUN[3]], variables.get("SLURM_NODEID", "0"))
+            address = variables.get("MASTER_ADDR") or first_host(variables.get("SLURM_STEP_NODELIST", ""))
+            return cls._of(text, "srun", address, variables.get("MASTER_PORT") or _srun_port(variables))
         return cls(outside=False)
 
     @classmethod
@@ -123,9 +125,9 @@ def usable_cores() -> int:
 
 def threads_each(local_ranks: int) -> int:
     """Threads of each of so many ranks of this machine. SLURM says what a task has; else the cores are shared evenly."""
-    told = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if told.isdigit() and int(told) and "SLURM_STEP_ID" in os.environ and "RANK" not in os.environ:
-        return int(told)
+    cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if cpus.isdigit() and int(cpus) and "SLURM_STEP_ID" in os.environ and "RANK" not in os.environ:
+        return int(cpus)
     return max(1, usable_cores() // local_ranks)
 
 
@@ -146,9 +148,9 @@ def first_host(nodes: str) -> str:
     return f"{found[1]}{found[2] or ''}{found[3] or ''}" if found else ""
 
 
-def _srun_port(told: Mapping[str, str]) -> str:
+def _srun_port(variables: Mapping[str, str]) -> str:
     """Every task of a step comes to the same port by itself."""
-    numbers = [int(told[name]) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID") if told.get(name, "").isdigit()]
+    numbers = [int(variables[name]) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID") if variables.get(name, "").isdigit()]
     return str(_PORTS[0] + sum(number * factor for number, factor in zip(numbers, (1, 7919), strict=False)) % _PORTS[1])
 
 
@@ -166,9 +168,9 @@ def interface_to(address: str) -> str | None:
 
 
 def _address_of(interface: str) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         except OSError:
             return None
     return socket.inet_ntoa(answer[20:24])

@@ -65,7 +65,7 @@ def lined_up(
         rows=dict(sorted(rows.items())),
         captured_only=dict(sorted(missing.items())),
         recorded_only=_left(recorded, [recorded.operators[place] for place in places]),
-        collectives=(tuple(capture.names[e[2]] for e in events if e[0] == Kind.COLLECTIVE), recorded.asked),
+        collectives=(tuple(capture.names[e[2]] for e in events if e[0] == Kind.COLLECTIVE), recorded.issued),
         on_host=recorded.on_host,
     )
 

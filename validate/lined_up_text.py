@@ -20,8 +20,8 @@ def text_of(one: LinedUp, capture: str, trace: str) -> str:
 
 
 def _rows(one: LinedUp) -> Iterator[str]:
-    said = "measured, on the CPU" if one.on_host else "measured"
-    yield f"  {'operator':<44}{'matched':>8}{'predicted':>12}{said:>22}"
+    heading = "measured, on the CPU" if one.on_host else "measured"
+    yield f"  {'operator':<44}{'matched':>8}{'predicted':>12}{heading:>22}"
     for name, (count, predicted_s, measured_s) in sorted(one.rows.items(), key=lambda row: -row[1][1]):
         yield f"  {name:<44}{count:>8,}{format_seconds(predicted_s):>12}{format_seconds(measured_s):>22}"
 

@@ -112,10 +112,10 @@ def own_gpu(number: int) -> Gpu | None:
 
 def settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Variables that change what is measured, by name; secrets are in none of them."""
-    told = os.environ if environment is None else environment
+    variables = os.environ if environment is None else environment
     return {
-        name: told[name]
-        for name in sorted(told)
+        name: variables[name]
+        for name in sorted(variables)
         if name.startswith(_SETTINGS) or name in _SETTING_NAMES or name in _ALLOCATOR
     }
 
@@ -132,8 +132,8 @@ def nics(root: Path = Path("/sys/class")) -> list[str]:
         device = port.parent.parent
         facts = (_read(port / "link_layer"), _read(port / "rate"), _read(port / "state").partition(": ")[2])
         firmware = _read(device / "fw_ver")
-        told = ", ".join(filter(None, (*facts, f"firmware {firmware}" if firmware else "")))
-        found.append(f"{device.name} port {port.name}: {told}")
+        details = ", ".join(filter(None, (*facts, f"firmware {firmware}" if firmware else "")))
+        found.append(f"{device.name} port {port.name}: {details}")
     for card in sorted(root.glob("net/*/device")):
         speed, driver = _read(card.parent / "speed"), (card / "driver").resolve().name
         if _read(card.parent / "operstate") == "up":

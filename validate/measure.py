@@ -30,7 +30,7 @@ _LEAST_S: Final = 3.0  # a budget shorter than this measures one item a phase
 _LEAST_SHARE: Final = 0.75  # of what is left: measured even where starting took more than the rest
 _END_S: Final = 4.0  # of the budget, kept for the last item and for ending
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class MeasureOutcome:
     problems: list[str] = field(default_factory=list)
 
 
-def measure(job: Job, say: Say = lambda _: None) -> MeasureOutcome:
+def measure(job: Job, print_line: PrintLine = lambda _: None) -> MeasureOutcome:
     """Run every phase; a phase that fails is named, kept out, and the rest goes on.
 
     Raises InputError before it starts, or where the file to resume turns out to be another machine's.
@@ -74,7 +74,7 @@ def measure(job: Job, say: Say = lambda _: None) -> MeasureOutcome:
     outcome = MeasureOutcome()
     try:
         with joined(refusal, patience=job.patience) as peers, job.out.open("ab", buffering=0) as file:
-            _play(job, done, _Writer(job.out, file, outcome, machine, say), outcome, peers)
+            _play(job, done, _Writer(job.out, file, outcome, machine, print_line), outcome, peers)
     except OSError as exc:
         outcome.verdict = "partial"
         outcome.problems.append(f"{job.out}: {exc.strerror}")
@@ -95,7 +95,7 @@ def _play(job: Job, done: tuple[str, ...], writer: _Writer, outcome: MeasureOutc
         late = time.monotonic() > end_s + LATE_S
         if peers is not None:
             verdict = peers.settle(f"attempt {attempt}", verdict)
-            late = any(said["late"] for said in peers.gather(f"late {attempt}", {"late": late}).values())
+            late = any(answer["late"] for answer in peers.gather(f"late {attempt}", {"late": late}).values())
             peers.forget()
         phases, attempt = _after(verdict, phases, outcome, writer), attempt + 1
         if phases and late:
@@ -128,10 +128,10 @@ def _resumed(job: Job) -> tuple[tuple[str, ...], str]:
         return (), ""
     with job.out.open("rb+") as file:
         data = file.read()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            file.truncate(whole)
-    if b'"time_s"' not in data[:whole]:
+        complete_bytes = data.rfind(b"\n") + 1
+        if complete_bytes < len(data):
+            file.truncate(complete_bytes)
+    if b'"time_s"' not in data[:complete_bytes]:
         return (), ""
     found = read_samples([job.out])
     ranks: dict[str, set[int]] = {}
@@ -163,8 +163,16 @@ def _after(verdict: Verdict, phases: tuple[str, ...], outcome: MeasureOutcome, w
 class _Writer:
     """Appends whole lines; counts what they are; refuses another machine's."""
 
-    def __init__(self, path: Path, file: IO[bytes], outcome: MeasureOutcome, machine: str, say: Say) -> None:
-        self._path, self._file, self._outcome, self._machine, self._say = path, file, outcome, machine, say
+    def __init__(
+        self, path: Path, file: IO[bytes], outcome: MeasureOutcome, machine: str, print_line: PrintLine
+    ) -> None:
+        self._path, self._file, self._outcome, self._machine, self._print_line = (
+            path,
+            file,
+            outcome,
+            machine,
+            print_line,
+        )
         self._early: list[
             str
         ] = []  # lines of ranks that were quicker than the first one: the machine stands above them
@@ -187,13 +195,13 @@ class _Writer:
         kind, text = row.get("kind"), json.dumps(row, allow_nan=False) + "\n"
         if kind == "machine" and index == 0:
             self._check(machine_id(row))
-            self._say(
+            self._print_line(
                 f"at most {row['memory_cap_bytes'] / 1e9:.1f} GB of memory a rank"
             ) if "memory_cap_bytes" in row else None
             self.line(text)
         begins = kind == "section" and row.get("state", "begins") == "begins"
         if begins and index == 0:
-            self._say(f"{row['name']}: {row['seconds']:.0f} s")
+            self._print_line(f"{row['name']}: {row['seconds']:.0f} s")
         if kind != "machine" and not (begins and index):
             self._early.append(text)
         while self._machine and self._early:

@@ -111,12 +111,14 @@ def _parts(model: Model, plan: Plan, stage: int) -> list[Part | None]:
     if plan.pp == 1:
         return [None]
     schedule, count = plan.pipeline_schedule, plan.pipeline.virtual_stages
-    held = stage_layers(model.num_layers, plan.pp, count, split=dealt(model, plan), schedule=schedule)[stage]
+    layers_of_chunks = stage_layers(model.num_layers, plan.pp, count, split=dealt(model, plan), schedule=schedule)[
+        stage
+    ]
     last = num_positions(schedule, plan.pp, count) - 1
     places = [position(schedule, plan.pp, stage, chunk) for chunk in range(count)]
     return [
         Part(layers=tuple(layers), embedding=place == 0, head=place == last)
-        for layers, place in zip(held, places, strict=True)
+        for layers, place in zip(layers_of_chunks, places, strict=True)
     ]
 
 
@@ -169,10 +171,10 @@ def _mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
     sharded = plan.traits.shards_rows
     sizes = {"pp": plan.pp, "dp_replicate": plan.dp_replicate, "dp_shard": plan.dp_shard, "tp": plan.tp}
     sizes["dp_shard" if plan.zero > 0 else "dp_replicate"] *= plan.cp
-    kept = {name: size for name, size in sizes.items() if size > 1 or (sharded and name == "dp_shard")}
-    if not sharded and len(kept) < 2 and plan.tp * plan.pp == 1:
+    axes = {name: size for name, size in sizes.items() if size > 1 or (sharded and name == "dp_shard")}
+    if not sharded and len(axes) < 2 and plan.tp * plan.pp == 1:
         return None
-    return init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+    return init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
 
 # --- checkpoints
@@ -192,10 +194,10 @@ def _checkpoint_blocks(module: Decoder, plan: Plan) -> None:
 
 def _selective_contexts() -> Any:  # noqa: ANN401  torch's own pair of contexts
     """Outputs of products, of attention and of reduce-scatters are kept; everything else runs again."""
-    kept = kept_by_selective_checkpoints()
+    saved_ops = kept_by_selective_checkpoints()
 
     def policy(_context: object, op: object, *_: object, **__: object) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if op in saved_ops else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
 
@@ -233,8 +235,8 @@ def _shard_experts(block: Block, plan: Plan, wrap: Callable[..., Any], device_ty
     shards = plan.num_expert_ranks // plan.ep
     sizes = (plan.pp, plan.dp_replicate, shards, plan.ep)
     mesh = init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "ep"))
-    held, cut_by = block.experts.up.weight.shape[0], block.style.stack.kernels.expert_shards
-    rows = cuts_rows(cut_by, shards=shards, experts=held, ep=plan.ep)
+    num_experts, cut_by = block.experts.up.weight.shape[0], block.style.stack.kernels.expert_shards
+    rows = cuts_rows(cut_by, shards=shards, experts=num_experts, ep=plan.ep)
     mesh = mesh["dp_replicate", "dp_shard"] if plan.dp_replicate > 1 else mesh["dp_shard"]
     wrap(block.experts, mesh=mesh, shard_placement_fn=(lambda _: Shard(1)) if rows else None)
     block.experts.set_gradient_divide_factor(float(plan.num_data_parallel * plan.cp))

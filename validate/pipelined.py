@@ -88,8 +88,8 @@ class PipelinedStep(TrainingStep):
     def _stage(self, chunk: int, number: int, group: dist.ProcessGroup) -> Any:  # noqa: ANN401  torch's stage
         """A stage that says when it begins a pass."""
         count, network = self.plan.pp * self.plan.pipeline.virtual_stages, self.built.networks[chunk]
-        told = self.alone or self.plan.traits.whole_modules
-        shapes = self._shapes(self.built.chunks[chunk].part) if told else {}
+        whole_module = self.alone or self.plan.traits.whole_modules
+        shapes = self._shapes(self.built.chunks[chunk].part) if whole_module else {}
         kind = lone_stage() if self.alone else PipelineStage
         stage = kind(network, number, count, self.device, group=group, **shapes)
         for name, phase in _PASSES.items():

@@ -73,11 +73,11 @@ def items(path: Path = FILE) -> list[Item]:
 
 def _tupled(row: dict[str, object]) -> dict[str, object]:
     """TOML has lists where the record has tuples."""
-    told = dict(row)
+    values = dict(row)
     for name in ("architectures", "commands", "libraries"):
-        if isinstance(value := told.get(name), list):
-            told[name] = tuple(tuple(one) if isinstance(one, list) else one for one in value)
-    return told
+        if isinstance(value := values.get(name), list):
+            values[name] = tuple(tuple(one) if isinstance(one, list) else one for one in value)
+    return values
 
 
 def runnable(queue: Sequence[Item], there: Gpus) -> list[Item]:
@@ -97,7 +97,7 @@ def run_queue(
     minutes: float,
     there: Gpus,
     play: Callable[[Sequence[str]], int] | None = None,
-    say: Callable[[str], None] = print,
+    print_line: Callable[[str], None] = print,
 ) -> int:
     """Measure until everything is done or the minutes are over; what has been done before in `folder` is not done again.
 
@@ -108,7 +108,7 @@ def run_queue(
     left: list[int] = []
     for item in runnable(items(), there):
         if missing := [name for name in item.libraries if find_spec(name) is None]:
-            say(f"item {item.number} needs {', '.join(missing)}: install it, and the same command measures it")
+            print_line(f"item {item.number} needs {', '.join(missing)}: install it, and the same command measures it")
             continue
         for index, command in enumerate(item.commands):
             done = folder / f"{item.number}-{index + 1}.done"
@@ -118,18 +118,18 @@ def run_queue(
             if allowed < min(_LEAST_MINUTES, item.minutes):
                 left.append(item.number)
                 break
-            say(f"item {item.number}: {item.what}")
-            told = {"minutes": f"{allowed:.3g}", "folder": str(folder), "gpus": str(there.count)}
-            status = play([part.format(**told) for part in command])
+            print_line(f"item {item.number}: {item.what}")
+            placeholders = {"minutes": f"{allowed:.3g}", "folder": str(folder), "gpus": str(there.count)}
+            status = play([part.format(**placeholders) for part in command])
             if status == ExitCode.INTERRUPTED:
                 return status
             if status != ExitCode.OK:
-                say(f"item {item.number}: exit code {status}")
+                print_line(f"item {item.number}: exit code {status}")
                 left.append(item.number)
             else:
                 done.write_text(json.dumps({"gpu": there.name, "command": list(command)}) + "\n", encoding="utf-8")
     if left:
-        say(f"left: items {', '.join(map(str, dict.fromkeys(left)))}; the same command goes on")
+        print_line(f"left: items {', '.join(map(str, dict.fromkeys(left)))}; the same command goes on")
     return PARTIAL if left else ExitCode.OK
 
 

@@ -32,11 +32,11 @@ class RecordedOperator(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedOperators:
-    """operators: all, in the order in which they began. kernels: what ran, by the moment of its launch. asked: collectives."""
+    """operators: all, in the order in which they began. kernels: what ran, by the moment of its launch. issued: collectives."""
 
     operators: tuple[RecordedOperator, ...]
     kernels: tuple[RecordedOperator, ...]
-    asked: tuple[str, ...]
+    issued: tuple[str, ...]
     on_host: bool
 
 
@@ -58,7 +58,7 @@ def read_operators(path: Path, step: int | None = None) -> RecordedOperators:
     return RecordedOperators(
         operators=tuple(found),
         kernels=tuple(_work(inside) if on_host else launched.kernels(begin, end)),
-        asked=tuple(_asked(inside)),
+        issued=tuple(_issued(inside)),
         on_host=on_host,
     )
 
@@ -78,7 +78,7 @@ def _work(inside: list[HostOp]) -> Iterator[RecordedOperator]:
             yield RecordedOperator(one.name, (), one.thread, one.start, one.end, (one.end - one.start) * 1e-6)
 
 
-def _asked(inside: list[HostOp]) -> Iterator[str]:
+def _issued(inside: list[HostOp]) -> Iterator[str]:
     """Kinds of collectives, in order."""
     return (kind for one in inside if (kind := kind_of(one.name)))
 

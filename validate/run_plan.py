@@ -87,8 +87,8 @@ def play(
         if peers is not None:
             outcome = _agreed(peers, outcome)
         outcome = _in_a_launched_job(task, outcome)
-        kept = _keep_files(scratch, files, outcome)
-    return record(task, outcome, files=kept, study=study)
+        files_kept = _keep_files(scratch, files, outcome)
+    return record(task, outcome, files=files_kept, study=study)
 
 
 def _joined(task: Task, patience: float) -> contextlib.AbstractContextManager[Peers | None]:
@@ -102,16 +102,16 @@ def _joined(task: Task, patience: float) -> contextlib.AbstractContextManager[Pe
         if refusal is not None:
             raise refusal
         return contextlib.nullcontext()
-    asked = task.model_copy(update={"command": ""}).model_dump_json()
-    return joined(refusal, {"study": hashlib.sha256(asked.encode()).hexdigest()[:12]}, patience)
+    task_json = task.model_copy(update={"command": ""}).model_dump_json()
+    return joined(refusal, {"study": hashlib.sha256(task_json.encode()).hexdigest()[:12]}, patience)
 
 
 def _agreed(peers: Peers, outcome: SupervisedOutcome) -> SupervisedOutcome:
     """All ranks' verdict, with the last words of the rank whose trouble it was."""
     words = "\n".join(outcome.stderr.get(0, "").strip().splitlines()[-5:])
     verdict = peers.settle("end", outcome.verdict)
-    said = peers.gather("words", {"stderr": words}, 5.0) if not verdict.ok else {}
-    stderr = {rank: one["stderr"] for rank, one in said.items()}
+    answers = peers.gather("words", {"stderr": words}, 5.0) if not verdict.ok else {}
+    stderr = {rank: one["stderr"] for rank, one in answers.items()}
     return replace(outcome, verdict=verdict, stderr=stderr)
 
 
@@ -120,8 +120,8 @@ def check(task: Task) -> None:
     if task.rank >= task.plan.num_devices:
         problem = f"{task.rank} is none of the plan's {task.plan.num_devices} ranks"
         raise InputError(Fault(place="--rank", problem=problem, remedy=f"0 to {task.plan.num_devices - 1}"))
-    asked = task.model, task.plan, task.stack, task.mode
-    if faults := [*unplayable(*asked), *engine_faults(*asked)]:
+    inputs = task.model, task.plan, task.stack, task.mode
+    if faults := [*unplayable(*inputs), *engine_faults(*inputs)]:
         raise PlanError(faults)
     if older := [*release_faults(task.plan, installed())]:
         raise InputError(older)
@@ -142,11 +142,11 @@ def _room_faults(task: Task, launch: Launch) -> list[Fault]:
             return []
         problem = f"the launcher started {launch.size} ranks, and the plan has {needed}"
         return [Fault(place="WORLD_SIZE", problem=problem, remedy="as many ranks as the plan's degrees multiply to")]
-    there, what = (count_gpus(), "GPUs that torch sees") if task.device == "cuda" else (MAX_CPU_RANKS, "processes here")
+    there, noun = (count_gpus(), "GPUs that torch sees") if task.device == "cuda" else (MAX_CPU_RANKS, "processes here")
     if needed <= there:
         return []
     several = "start it under torchrun on as many as the plan has" if there else "--mode fake needs no GPU"
-    return [Fault(place=f"--mode {task.mode}", problem=f"needs {needed} of {there} {what}", remedy=several)]
+    return [Fault(place=f"--mode {task.mode}", problem=f"needs {needed} of {there} {noun}", remedy=several)]
 
 
 # --- starting ranks
@@ -171,8 +171,8 @@ def _in_a_launched_job(task: Task, outcome: SupervisedOutcome) -> SupervisedOutc
     if not _is_launched(task) or verdict.ok:
         return outcome
     if verdict.kind == "interrupted" and verdict.detail == "SIGTERM":
-        told = "the launcher ended this rank: another one failed, or somebody stopped the job"
-        return replace(outcome, verdict=replace(verdict, kind="peer_lost", detail=told))
+        detail = "the launcher ended this rank: another one failed, or somebody stopped the job"
+        return replace(outcome, verdict=replace(verdict, kind="peer_lost", detail=detail))
     return outcome
 
 
@@ -202,7 +202,7 @@ def _environments(task: Task, scratch: Path) -> list[dict[str, str]]:
 
 def _keep_files(scratch: Path, stem: Path | None, outcome: SupervisedOutcome) -> dict[str, str]:
     """Copy what ranks left in their folder to beside the record, under the stem's name."""
-    kept: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name, beside in FILES.items():
         if stem is None or not outcome.verdict.ok or not (scratch / name).is_file():
             continue
@@ -211,10 +211,10 @@ def _keep_files(scratch: Path, stem: Path | None, outcome: SupervisedOutcome) ->
             shutil.copyfile(scratch / name, target)
         except OSError as exc:
             target.unlink(missing_ok=True)
-            kept[f"{name} (lost)"] = str(exc.strerror)
+            names[f"{name} (lost)"] = str(exc.strerror)
             continue
-        kept[name] = target.name
-    return kept
+        names[name] = target.name
+    return names
 
 
 # --- the record
@@ -228,13 +228,13 @@ def record(
     study: Mapping[str, Any] | None = None,
 ) -> Record:
     """One line of the results file. `partial`: not every rank reached the end, and what stands here is what was known."""
-    told = [{**outcome.partials.get(r, {}), **outcome.results.get(r, {})} for r in range(_num_local(task))]
-    first = told[0] if told else {}
-    told = (
-        first.get("by_rank") or told
+    results = [{**outcome.partials.get(r, {}), **outcome.results.get(r, {})} for r in range(_num_local(task))]
+    first = results[0] if results else {}
+    results = (
+        first.get("by_rank") or results
     )  # under a launcher every rank has a parent of its own, and the ranks tell rank 0
-    told = [{"own_s": own_s(part.get("profile")), **part} for part in told]
-    slow = slow_ranks(told) if task.mode in ("full", "cpu") else []
+    results = [{"own_s": own_s(part.get("profile")), **part} for part in results]
+    slow = slow_ranks(results) if task.mode in ("full", "cpu") else []
     verdict = outcome.verdict
     return {
         "kind": "run",
@@ -261,12 +261,12 @@ def record(
         "allocator_settings": allocator_settings() if task.device == "cuda" else "",
         "machine": first.get("machine"),
         "time": times(
-            [part.get("step_times_s", []) for part in told],
+            [part.get("step_times_s", []) for part in results],
             first.get("phase_times_s", {}),
-            [part.get("reference_times_s", []) for part in told],
+            [part.get("reference_times_s", []) for part in results],
         ),
         "memory": first.get("memory") or None,
-        "memory_by_rank": [_peak(part) for part in told] if len(told) > 1 else None,
+        "memory_by_rank": [_peak(part) for part in results] if len(results) > 1 else None,
         "memory_by_stage": first.get("memory_by_stage"),
         "slow_ranks": slow,
         "profile": first.get("profile"),

@@ -143,14 +143,14 @@ class SampleFile:
 
 def machine_id(facts: Mapping[str, Any]) -> str:
     """Twelve hex digits of what makes samples comparable: device, versions, host, threads and ranks."""
-    told = json.dumps({name: facts.get(name) for name in _IDENTITY}, sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()[:12]
+    identity = json.dumps({name: facts.get(name) for name in _IDENTITY}, sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:12]
 
 
 def sample_key(kind: str, shape: Mapping[str, Any]) -> str:
     """What was measured, without when, where and how long it took."""
-    told = {k: v for k, v in shape.items() if k not in _MEASURED and (k != "sustained" or v)}
-    return json.dumps([kind, told], sort_keys=True)
+    settings = {k: v for k, v in shape.items() if k not in _MEASURED and (k != "sustained" or v)}
+    return json.dumps([kind, settings], sort_keys=True)
 
 
 def sample_line(kind: str, **fields: object) -> str:
@@ -269,10 +269,10 @@ class _Reader:
         (main, _), *others = counts.most_common()
         for other, count in others:
             lines = [s.line for s in self.samples if s.machine == other]
-            what = self.machines[other].text("device") if other in self.machines else "unknown"
+            device = self.machines[other].text("device") if other in self.machines else "unknown"
             self.fault(
                 f"lines {min(lines)} to {max(lines)}",
-                f"{count} samples of another machine ({other}, {what or 'unnamed'}); left out",
+                f"{count} samples of another machine ({other}, {device or 'unnamed'}); left out",
                 "fit each machine's file by itself",
             )
         machine = self.machines.get(main) or Machine(id=main, line=0, facts={})

@@ -24,11 +24,11 @@ def write_side_by_side(out: Path, records: Sequence[Mapping[str, Any]], folder: 
     spans: list[Span] = []
     longest, count = 0.0, 0
     for number, record in enumerate(records, 1):
-        for what, timeline in _rows(record, folder, **where):
-            name = f"run {number}: {what}" if len(records) > 1 else what
+        for title, timeline in _rows(record, folder, **where):
+            name = f"run {number}: {title}" if len(records) > 1 else title
             begin = min((float(span.start_s) for span in timeline.spans), default=0.0)
             spans += [_from(begin, span, f"{name} {span.program}") for span in timeline.spans]
-            longest, count = max(longest, float(timeline.step_s)), count + (what == "measured")
+            longest, count = max(longest, float(timeline.step_s)), count + (title == "measured")
     if not count:
         problem = "no run has a file of spans beside it whose step can be predicted"
         raise InputError(Fault(place="--trace", problem=problem, remedy="validate run -o FILE, without --no-profile"))

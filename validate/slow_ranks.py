@@ -18,10 +18,10 @@ def own_s(profile: Mapping[str, Any] | None) -> float | None:
 
 def slow_ranks(by_rank: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Ranks whose own part is longer than the others' median by more than half: rank, host, ratio; the slowest first."""
-    told = {index: one["own_s"] for index, one in enumerate(by_rank) if one.get("own_s") is not None}
+    own_times = {index: one["own_s"] for index, one in enumerate(by_rank) if one.get("own_s") is not None}
     found = []
-    for rank, seconds in told.items():
-        others = [other for who, other in told.items() if who != rank]
+    for rank, seconds in own_times.items():
+        others = [other for who, other in own_times.items() if who != rank]
         if others and seconds > SLOW * (usual := statistics.median(others)) > 0:
             host = by_rank[rank].get("host", "")
             found.append({"rank": rank, "host": host, "own_s": seconds, "ratio": seconds / usual})

@@ -28,11 +28,11 @@ def timeline(
     compute: streams that are the compute stream. optimizer: host ranges whose work is the optimizer's, whatever its name.
     A profiler does not show when the last member of a collective arrived: `joined_s` is its own start.
     """
-    kept = sorted(_outermost(events), key=lambda event: (event.start_s, event.end_s, event.name))
-    if not kept:
+    outermost = sorted(_outermost(events), key=lambda event: (event.start_s, event.end_s, event.name))
+    if not outermost:
         return Timeline(spans=(), step_s=0.0)
-    origin = kept[0].start_s
-    spans = tuple(_span(i, event, program, origin, compute, optimizer) for i, event in enumerate(kept))
+    origin = outermost[0].start_s
+    spans = tuple(_span(i, event, program, origin, compute, optimizer) for i, event in enumerate(outermost))
     return Timeline(spans=spans, step_s=max(span.end_s for span in spans))
 
 
@@ -41,17 +41,17 @@ def _outermost(events: Iterable[Event]) -> list[Event]:
     by_stream: dict[str, list[Event]] = {}
     for event in events:
         by_stream.setdefault(event.stream, []).append(event)
-    kept: list[Event] = []
+    outermost: list[Event] = []
     for stream in by_stream.values():
         end = float("-inf")
         for event in sorted(stream, key=lambda e: (e.start_s, -e.end_s)):
             if event.start_s >= end:
-                kept.append(event)
+                outermost.append(event)
                 end = event.end_s
             elif event.end_s > end and collective_of(event.name):
-                kept.append(Event(name=event.name, stream=event.stream, start_s=end, end_s=event.end_s))
+                outermost.append(Event(name=event.name, stream=event.stream, start_s=end, end_s=event.end_s))
                 end = event.end_s
-    return kept
+    return outermost
 
 
 def _span(

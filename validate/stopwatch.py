@@ -73,9 +73,9 @@ class Session:
         """What every rank's file has: a rank that skipped a collective alone would leave the others waiting for it."""
         if self.control is None:
             return keys
-        told: list[Any] = [None] * self.num_ranks
-        self.torch.distributed.all_gather_object(told, list(keys), group=self.control)
-        return sorted(set.intersection(*map(set, told)))
+        gathered: list[Any] = [None] * self.num_ranks
+        self.torch.distributed.all_gather_object(gathered, list(keys), group=self.control)
+        return sorted(set.intersection(*map(set, gathered)))
 
     @property
     def gpu(self) -> bool:

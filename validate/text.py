@@ -56,8 +56,8 @@ def _memory(memory: Mapping[str, Any]) -> list[str]:
         if key in memory:
             where = f"  in {memory['peak_phase']}" if key == "peak_bytes" and "peak_phase" in memory else ""
             lines.append(f"{name:<16}{format_bytes(memory[key]):>12}{where}")
-    held = memory.get("tracked", memory).get("by_category", {}).get("peak", {})
-    owners = sorted(held.items(), key=lambda item: -item[1])
+    by_category = memory.get("tracked", memory).get("by_category", {}).get("peak", {})
+    owners = sorted(by_category.items(), key=lambda item: -item[1])
     return [*lines, *[f"  {name:<22}{format_bytes(size):>12}" for name, size in owners]]
 
 
@@ -68,11 +68,11 @@ def comparison_text(found: Mapping[str, Any]) -> str:
         if found.get(key):
             lines.append(f"  {title:<28}{'predicted':>12}{'measured':>12}{'E':>12}{'E/D':>10}{'u_val':>11}")
             lines += [_row(row) for row in found[key]]
-    for what in ("time", "memory"):
-        why = found["explains"].get(what)
+    for topic in ("time", "memory"):
+        why = found["explains"].get(topic)
         if why:
             part = _name(why["part"])
-            lines.append(f"  most of the error in {what}: {part} ({100 * why['share']:.0f} % of the parts' errors)")
+            lines.append(f"  most of the error in {topic}: {part} ({100 * why['share']:.0f} % of the parts' errors)")
     return "\n".join([*lines, *[f"  note: {note}" for note in found["notes"]]])
 
 

@@ -35,22 +35,22 @@ SEEN: Final[dict[str, tuple[str, str]]] = {
 
 
 @contextlib.contextmanager
-def _of(what: str) -> Iterator[None]:
+def _of(name: str) -> Iterator[None]:
     """Raises ModuleNotFoundError with the versions where torch has it not."""
     try:
         yield
     except (ImportError, AttributeError) as exc:
-        raise ModuleNotFoundError(missing(what, torch.__version__, str(exc))) from None
+        raise ModuleNotFoundError(missing(name, torch.__version__, str(exc))) from None
 
 
-def missing(what: str, installed: str, why: str) -> str:
+def missing(name: str, installed: str, why: str) -> str:
     """What to say of a torch that has not got something."""
-    oldest, newest = SEEN[what]
+    oldest, newest = SEEN[name]
     seen = f"torch {oldest}" if oldest == newest else f"torch {oldest} to {newest}"
     own = tuple(int(part) for part in re.findall(r"\d+", installed)[:2])
     newer = own > tuple(int(part) for part in newest.split("."))
     remedy = f"install torch {newest}" if newer else f"install torch {oldest} or newer"
-    return f"torch {installed} has {what} otherwise than {seen}, where it was seen ({why}); {remedy}"
+    return f"torch {installed} has {name} otherwise than {seen}, where it was seen ({why}); {remedy}"
 
 
 with _of("fake tensors"):

@@ -116,10 +116,10 @@ class _Phases:
         for device, snapshot in self._curr_mem_snap.items():
             if device.type == self.device_type:
                 self._add(moment, snapshot)
-        held = min(self.buckets(), moment.by_category.get("activations", 0))
-        if held:
-            moment.by_category["activations"] -= held
-            moment.by_category["buckets"] = held
+        bucket_bytes = min(self.buckets(), moment.by_category.get("activations", 0))
+        if bucket_bytes:
+            moment.by_category["activations"] -= bucket_bytes
+            moment.by_category["buckets"] = bucket_bytes
         moment.by_category = {name: size for name, size in sorted(moment.by_category.items()) if size}
         return moment
 

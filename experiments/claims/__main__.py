@@ -49,8 +49,8 @@ def _answers(claims: list[Claim], chosen: list[str] | None, jobs: int, *, ask: b
     """Those of all claims' commands: asked now, or kept where not all are asked."""
     wanted = asked(claims)
     own = asked([claim for claim in claims if not chosen or claim.id in chosen]) if ask else {}
-    kept: Answers = json.loads(ANSWERS.read_text(encoding="utf-8")) if ANSWERS.exists() and own != wanted else {}
-    known = kept | run_all({command: paths for command, paths in wanted.items() if command in own}, jobs)
+    stored: Answers = json.loads(ANSWERS.read_text(encoding="utf-8")) if ANSWERS.exists() and own != wanted else {}
+    known = stored | run_all({command: paths for command, paths in wanted.items() if command in own}, jobs)
     return {command: known[command] for command in wanted if command in known}
 
 

@@ -34,9 +34,9 @@ def picture(title: str, figures: Sequence[Figure], numbers: Sequence[Number]) ->
     for index, (figure, number) in enumerate(zip(figures, numbers, strict=True)):
         lines += _row(TOP + ROW * index, figure, number, x, (bottom, top))
     lines.append(f'<line x1="{x(0):.1f}" y1="{TOP}" x2="{x(0):.1f}" y2="{height - 28}" stroke="{INK}"/>')
-    said = "band: what is claimed; line: 90 % interval" if limits else "line: 90 % interval"
+    legend = "band: what is claimed; line: 90 % interval" if limits else "line: 90 % interval"
     unit = figures[0].unit if UNITS[figures[0].unit] != 1 or figures[0].unit else "count"
-    lines.append(f'<text x="{LEFT}" y="{height - 8}" {FONT} fill="{RULE}">{escape(unit)}; {said}</text>')
+    lines.append(f'<text x="{LEFT}" y="{height - 8}" {FONT} fill="{RULE}">{escape(unit)}; {legend}</text>')
     return "\n".join([*lines, "</svg>\n"])
 
 

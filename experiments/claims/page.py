@@ -26,10 +26,10 @@ Predictions are of the model in this repository; [accuracy](accuracy.md) says ho
 def page(settled: Sequence[Settled]) -> str:
     """The whole page."""
     counts = Counter(one.verdict for one in settled)
-    told = ", ".join(f"{counts[verdict]} {_plural(verdict, counts[verdict])}" for verdict in Verdict)
+    counts_text = ", ".join(f"{counts[verdict]} {_plural(verdict, counts[verdict])}" for verdict in Verdict)
     names = list(DOCUMENTS.values())
     lines = [HEAD.format(documents=", ".join(names[:-1]) + f" and {names[-1]}", about=ABOUT)]
-    lines += [f"Of {len(settled)} claims, {told}.\n\n"]
+    lines += [f"Of {len(settled)} claims, {counts_text}.\n\n"]
     lines += ["| claim | said | found | verdict |\n| --- | --- | --- | --- |\n", *map(_line, settled), "\n"]
     for document, name in DOCUMENTS.items():
         lines.append(f"## {name[0].upper()}{name[1:]}\n\n")
@@ -97,8 +97,8 @@ def section(one: Settled) -> str:
 
 
 def _sentence(text: str) -> str:
-    said = text.strip()
-    return said[0].upper() + said[1:]
+    sentence = text.strip()
+    return sentence[0].upper() + sentence[1:]
 
 
 def _code(commands: Iterable[str]) -> list[str]:
@@ -109,9 +109,9 @@ def _code(commands: Iterable[str]) -> list[str]:
 def _row(one: Settled, figure: Figure) -> str:
     number = one.numbers[figure.name]
     outcome = {True: "met", False: "missed", None: "open"}[met(figure, number)] if figure.decides else ""
-    says = f"{figure.says}, if {figure.condition}" if figure.condition else figure.says
+    statement = f"{figure.says}, if {figure.condition}" if figure.condition else figure.says
     hand = shown(evaluate(figure.hand, one.numbers).value, figure.unit) if figure.hand else ""
-    return f"| {says} | {with_interval(number, figure.unit)} | {_claimed(figure)} | {hand} | {outcome} |\n"
+    return f"| {statement} | {with_interval(number, figure.unit)} | {_claimed(figure)} | {hand} | {outcome} |\n"
 
 
 def _claimed(figure: Figure) -> str:

@@ -83,7 +83,7 @@ def _verdict(claim: Claim, found: Mapping[str, bool | None], known: Mapping[str,
         return Verdict.OPEN, claim.undecidable
     missed = [figure for figure in own if found[figure.name] is False]
     if missed:
-        said = (f"{figure.says}: {with_interval(known[figure.name], figure.unit)}" for figure in missed)
-        return Verdict.FAILS, "; ".join(said)
+        statements = (f"{figure.says}: {with_interval(known[figure.name], figure.unit)}" for figure in missed)
+        return Verdict.FAILS, "; ".join(statements)
     crossed = ", ".join(figure.says for figure in own if found[figure.name] is None)
     return Verdict.OPEN, f"the interval reaches across what is claimed: {crossed}"

@@ -131,36 +131,36 @@ def products_kept() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-def built(asked: argparse.Namespace) -> nn.Module:
+def built(options: argparse.Namespace) -> nn.Module:
     with torch.device("meta"):
-        model = Llama(asked.model, asked.seq_len, repeat=asked.repeat_kv)
-    if asked.recompute != "none":
-        more = {"context_fn": products_kept} if asked.recompute == "selective" else {}
+        model = Llama(options.model, options.seq_len, repeat=options.repeat_kv)
+    if options.recompute != "none":
+        more = {"context_fn": products_kept} if options.recompute == "selective" else {}
         for index, block in enumerate(model.layers):
             model.layers[index] = checkpoint_wrapper(
                 block, checkpoint_impl=CheckpointImpl.NO_REENTRANT, preserve_rng_state=False, **more
             )
-    if asked.compile:
+    if options.compile:
         for block in model.layers:
             block.compile()
-    if asked.parallel in ("fsdp", "hsdp"):
-        shard(model, asked)
+    if options.parallel in ("fsdp", "hsdp"):
+        shard(model, options)
     model.to_empty(device="cuda")
-    if MODELS[asked.model][-1] and asked.parallel not in ("fsdp", "hsdp"):
+    if MODELS[options.model][-1] and options.parallel not in ("fsdp", "hsdp"):
         model.head.weight = model.embedding.weight
-    if asked.parallel == "ddp":
+    if options.parallel == "ddp":
         return DistributedDataParallel(model, init_sync=False, broadcast_buffers=False)
     return model
 
 
-def shard(model: Llama, asked: argparse.Namespace) -> None:
+def shard(model: Llama, options: argparse.Namespace) -> None:
     world = distributed.get_world_size()
-    size = (world // asked.shards, asked.shards) if asked.parallel == "hsdp" else (world,)
+    size = (world // options.shards, options.shards) if options.parallel == "hsdp" else (world,)
     mesh = init_device_mesh("cuda", size, mesh_dim_names=("replicas", "shards")[-len(size) :])
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.layers:
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not asked.keep_gathered)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False if asked.keep_gathered else None)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not options.keep_gathered)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False if options.keep_gathered else None)
 
 
 def synchronised(model: nn.Module, *, last: bool) -> Any:
@@ -191,25 +191,25 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    asked = arguments()
-    if asked.parallel != "single":
+    options = arguments()
+    if options.parallel != "single":
         distributed.init_process_group("nccl")
-    model = built(asked)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **{asked.optimizer: True})
-    shape = (asked.batch, asked.seq_len)
-    vocabulary = MODELS[asked.model][6]
+    model = built(options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **{options.optimizer: True})
+    shape = (options.batch, options.seq_len)
+    vocabulary = MODELS[options.model][6]
     ids, labels = (torch.randint(0, vocabulary, shape, device="cuda") for _ in range(2))
-    mixed = asked.parallel in ("single", "ddp")
-    criterion = torch.compile(loss_of) if asked.compile and not asked.eager_loss else loss_of
+    mixed = options.parallel in ("single", "ddp")
+    criterion = torch.compile(loss_of) if options.compile and not options.eager_loss else loss_of
     while True:
-        for index in range(asked.accumulate):
-            with synchronised(model, last=not asked.sync_last or index == asked.accumulate - 1):
+        for index in range(options.accumulate):
+            with synchronised(model, last=not options.sync_last or index == options.accumulate - 1):
                 with torch.autocast("cuda", torch.bfloat16) if mixed else contextlib.nullcontext():
                     logits = model(ids)
                 loss = criterion(logits, labels)
                 del logits
-                if asked.accumulate > 1:
-                    loss = loss / asked.accumulate
+                if options.accumulate > 1:
+                    loss = loss / options.accumulate
                 loss.backward()
                 del loss
         optimizer.step()

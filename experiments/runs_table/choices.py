@@ -31,17 +31,17 @@ def choices(row: RunRow, rule: FrameworkRule) -> tuple[RunRow, ...]:
     if rule.layer_a_stage and row.vpp is None and row.n_layers and (row.pp or 1) > 1:
         row = replace(row, vpp=-(-row.n_layers // (row.pp or 1)))
     row = _in_parts(row, rule)
-    ways = product(_micro_batches(row), _shardings(row, rule), _recomputations(row, rule))
+    options = product(_micro_batches(row), _shardings(row, rule), _recomputations(row, rule))
     return tuple(
         _with_batch(replace(row, micro_batch=size, zero_or_fsdp=word, act_ckpt=again), rule.global_batch)
-        for size, word, again in ways
+        for size, word, again in options
     )
 
 
-def described(way: RunRow, ways: Sequence[RunRow]) -> str:
+def described(filled: RunRow, variants: Sequence[RunRow]) -> str:
     """How a way fills the columns that the ways differ in: `zero_or_fsdp ddp, act_ckpt full`."""
-    open_columns = [name for name in _OPEN if len({getattr(each, name) for each in ways}) > 1]
-    return ", ".join(f"{name} {getattr(way, name)}" for name in open_columns)
+    open_columns = [name for name in _OPEN if len({getattr(each, name) for each in variants}) > 1]
+    return ", ".join(f"{name} {getattr(filled, name)}" for name in open_columns)
 
 
 def _ranks(row: RunRow) -> int:
@@ -55,11 +55,11 @@ def _in_parts(row: RunRow, rule: FrameworkRule) -> RunRow:
         return row
     if row.vpp is None and _INTERLEAVED.search(row.notes):
         row = replace(row, vpp=2)  # the least, and torchtitan's own
-    whole = row.micro_batch or 1
-    if rule.parts is None or row.global_batch != whole * _ranks(row):
+    size = row.micro_batch or 1
+    if rule.parts is None or row.global_batch != size * _ranks(row):
         return row
-    parts = row.pp if rule.parts == "stages" and whole % (row.pp or 1) == 0 else whole
-    return replace(row, micro_batch=whole // (parts or 1))
+    parts = row.pp if rule.parts == "stages" and size % (row.pp or 1) == 0 else size
+    return replace(row, micro_batch=size // (parts or 1))
 
 
 def _micro_batches(row: RunRow) -> Iterator[int | None]:
@@ -68,9 +68,9 @@ def _micro_batches(row: RunRow) -> Iterator[int | None]:
         yield row.micro_batch
         return
     share = -(-row.global_batch // _ranks(row))
-    whole = (row.pp or 1) == 1 and share <= max(_LATER_MICRO_BATCHES)
+    undivided = (row.pp or 1) == 1 and share <= max(_LATER_MICRO_BATCHES)
     sizes = [size for size in (1, *_LATER_MICRO_BATCHES) if share % size == 0 and size <= share]
-    yield from dict.fromkeys([share, 1] if whole else sizes)
+    yield from dict.fromkeys([share, 1] if undivided else sizes)
 
 
 def _shardings(row: RunRow, rule: FrameworkRule) -> Iterator[str]:

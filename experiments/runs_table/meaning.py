@@ -37,11 +37,11 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.beyond import beyond_models
+from simulator.studies.backtest.blanks import described
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.resolve import as_measured, with_attention
 from simulator.studies.backtest.rows import RunRow
 from simulator.studies.backtest.unstated import untrained
-from simulator.studies.backtest.ways import described
 
 _GROUPS = re.compile(r"zero1_intragroup([0-9]+)")
 _OFFLOAD = re.compile(

@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from simulator.studies.backtest.blanks import counted
 from simulator.studies.backtest.rows import RunRow
-from simulator.studies.backtest.ways import counted
 
 _SIZE: Final = re.compile(r"(?<![\d.a-z])(\d+(?:\.\d+)?)([bt])(?![a-z\d])", re.IGNORECASE)
 _UNITS: Final = {"b": 10**9, "t": 10**12}

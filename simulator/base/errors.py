@@ -1,4 +1,4 @@
-"""What can go wrong, as types. Every error a user can cause derives from one root and lists *all* its faults.
+"""The error types. Every error a user can cause derives from one root and lists *all* its faults.
 
 ShardwiseError
 ├── InputError            a file, a flag or a table is wrong; carries every fault with its place   (exit code 3)
@@ -27,7 +27,7 @@ _LONGEST, _HEAD, _TAIL = 1000, 600, 200
 
 
 def printable(text: str) -> str:
-    """Somebody else's words for a terminal: what it would obey is spelled out, and a wall of text is cut in the middle."""
+    """Foreign text made safe for a terminal: control characters are escaped, and long text is cut in the middle."""
     if len(text) > _LONGEST:
         text = f"{text[:_HEAD]} … ({len(text):,} characters) … {text[-_TAIL:]}"
     if text.isprintable():
@@ -45,7 +45,7 @@ _BUT_COLORS = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\
 
 
 def without_commands(text: str, *, color: bool) -> str:
-    """What a terminal would obey spelled out, colours apart if there are some."""
+    """Escape a terminal's control characters, except colours if there are any."""
     return (_BUT_COLORS if color else _COMMANDS).sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -58,9 +58,9 @@ def json_text(answer: object, *, indent: int | None = 2) -> str:
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong: where it stands, what it is, and what would be right (empty if unknown).
+    """One fault: its place, the problem, and what would be right (empty if unknown).
 
     flags: of the command line, with values, that would mend it: of them a ready command is made.
     """
@@ -85,6 +85,9 @@ class InputError(ShardwiseError):
 
     noun = "input"
 
+    def __init_subclass__(cls, noun: str = "") -> None:
+        cls.noun = noun or cls.noun
+
     def __init__(self, faults: Iterable[Fault] | Fault, ready: str = "") -> None:
         self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else tuple(faults)
         self.ready = ready
@@ -104,7 +107,7 @@ class InputError(ShardwiseError):
 
 
 class Collected:
-    """`with Collected(faults):` bad input in there adds its faults to the list, and what is behind goes on."""
+    """`with Collected(faults):` an InputError raised inside adds its faults to the list, and execution continues."""
 
     def __init__(self, faults: list[Fault]) -> None:
         self._faults = faults
@@ -119,46 +122,32 @@ class Collected:
         return True
 
 
-class ArgumentError(InputError, TypeError, ValueError):
+class ArgumentError(InputError, TypeError, ValueError, noun="arguments"):
     """A call from Python has unknown arguments, or arguments of the wrong type."""
 
-    noun = "arguments"
 
-
-class ModelError(InputError):
+class ModelError(InputError, noun="model"):
     """The model cannot be built."""
 
-    noun = "model"
 
-
-class ClusterError(InputError):
+class ClusterError(InputError, noun="cluster"):
     """The cluster cannot be built."""
 
-    noun = "cluster"
 
-
-class PlanError(InputError):
+class PlanError(InputError, noun="plan"):
     """The plan is illegal. (A plan that does not fit in memory is an answer, not an error.)"""
 
-    noun = "plan"
 
-
-class StackError(InputError):
+class StackError(InputError, noun="stack"):
     """The software stack cannot be read."""
 
-    noun = "stack"
 
-
-class CalibrationError(InputError):
+class CalibrationError(InputError, noun="calibration"):
     """A number is missing from the calibration, or its file is malformed."""
 
-    noun = "calibration"
 
-
-class TableError(InputError):
+class TableError(InputError, noun="table"):
     """A table of measurements cannot be read at all (single bad rows are reported, not raised)."""
-
-    noun = "table"
 
 
 class EngineError(ShardwiseError):

@@ -16,7 +16,7 @@ _BESIDE: Final = ".unfinished"
 
 
 def ordinary(path: Path, most_bytes: int | None = None) -> Path:
-    """The path, if it is a file of at most so many bytes. Raises OSError: a pipe may never end, and a device never does."""
+    """The path, if it is a regular file of at most that many bytes. Raises OSError, as pipes and devices may never end."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -28,7 +28,7 @@ def ordinary(path: Path, most_bytes: int | None = None) -> Path:
 
 
 def write_whole(path: Path, data: str | bytes, flag: str = "") -> None:
-    """Write the file, text as UTF-8. What stood there stays where that fails; InputError then says why, at `flag`."""
+    """Write the file atomically, text as UTF-8. On failure the old file stays and InputError is raised, placed at `flag`."""
     content = data.encode() if isinstance(data, str) else data
     try:
         if path.exists() and not path.is_file():  # a pipe or a terminal has nothing to lose
@@ -51,7 +51,7 @@ def write_whole(path: Path, data: str | bytes, flag: str = "") -> None:
 
 
 def _remove_abandoned(target: Path) -> None:
-    """What a process that was killed while it wrote has left beside the target."""
+    """Remove unfinished files that killed processes left beside the target."""
     for one in target.parent.iterdir():
         if one.name.startswith(f".{target.name}.") and one.name.endswith(_BESIDE) and abandoned(one):
             one.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from simulator.base.exit_codes import ExitCode
 
 
 class Fit(StrEnum):
-    """The verdict on memory. The text is what people and programs read; in order, the best first.
+    """The verdict on memory. The values are printed and written to JSON; the best first.
 
     FITS: even the upper end of the memory's 90 % interval fits, so the allocator never has to retry.
     TIGHT: the best estimate fits, but either only after the caching allocator gave its cache back and tried again, which

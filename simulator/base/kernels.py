@@ -81,6 +81,11 @@ class Gemm:
         return 2 * self.m * self.n * self.k * self.batch
 
     @property
+    def tile_rows(self) -> int:
+        """Rows that its kernels compute at least, where the device has instructions for as many."""
+        return 64
+
+    @property
     def num_bytes(self) -> int:
         """Bytes read and written once each, outputs in bf16 for narrower inputs."""
         read = self.m * self.k + self.k * self.n

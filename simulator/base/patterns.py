@@ -14,7 +14,7 @@ _MOST_REPETITIONS: Final = 5  # a name of 60 letters then takes some hundredths 
 
 
 def compiled(pattern: str, before: str = "") -> re.Pattern[str] | None:
-    """The pattern, with what is to stand before it; None: it is none, or could take for ever to try."""
+    """The compiled pattern after a prefix; None if it is invalid or could take exponential time."""
     many = len(_REPETITION.findall(pattern)) > _MOST_REPETITIONS
     if many or len(pattern) > _MOST_LETTERS or _REPEATED_GROUP.search(pattern):
         return None

@@ -1,4 +1,4 @@
-"""A picture that is drawn when somebody looks: in a notebook, or as a file."""
+"""A picture that is drawn on demand: in a notebook, or as a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What a plot of a prediction is. draw: writes the file of a path, in the format that its ending names."""
+    """A plot of a prediction. draw: writes the file of a path, in the format of its suffix."""
 
     draw: Callable[[Path], None]
 
@@ -26,5 +26,5 @@ class Picture:
             return path.read_text(encoding="utf-8")
 
     def _repr_svg_(self) -> str:
-        """What notebooks show."""
+        """SVG for notebooks."""
         return self.svg()

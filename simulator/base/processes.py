@@ -1,4 +1,4 @@
-"""Processes that work for this one: they leave Ctrl-C to it, end with it, and what one takes with it when it dies runs again."""
+"""Worker processes: they leave Ctrl-C to the parent, end with it, and the work of one that dies is repeated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHUNK: Final = 8  # items that one process takes at once
 
 
 def pool(jobs: int, begin: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()) -> ProcessPoolExecutor:
-    """So many processes, forked from one that has loaded nothing of ours. begin(*arguments) is called first in each.
+    """A pool of processes, forked from one that has not imported this package. begin(*arguments) is called first in each.
 
     Where temporary folders are too deep for the server's socket, each starts from nothing: a second later, and the same.
     """
@@ -53,8 +53,8 @@ def claim(folder: Path) -> int:
     return owned_file(folder / _OWNER, 0o600)
 
 
-class Crew:
-    """Such a pool, and a new one where it broke."""
+class WorkerPool:
+    """A pool of processes that is replaced when it breaks."""
 
     def __init__(self, jobs: int, begin: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()) -> None:
         self._new = partial(pool, jobs, begin, arguments)
@@ -92,8 +92,8 @@ def mapped(run: Callable[[ItemT], FoundT], items: Sequence[ItemT], jobs: int, ch
     if jobs <= 1 or len(items) <= chunk:
         yield from map(run, items)
         return
-    with Crew(jobs) as crew:
-        yield from crew.mapped(run, items, chunk)
+    with WorkerPool(jobs) as workers:
+        yield from workers.mapped(run, items, chunk)
 
 
 def _each(run: Callable[[ItemT], FoundT], items: Sequence[ItemT]) -> list[FoundT]:

@@ -18,7 +18,7 @@ from simulator.base.schema import Strict
 
 
 class Nested(Strict):
-    """Base of what has its fields in records.
+    """Base of models whose fields are grouped in records.
 
     flat_names: flat name -> where the field is, of every field, in the order of reports: {"tp": "tp", "schedule":
     "pipeline.schedule"}. A flat name that is a record's name too is the record's main field: `precision = "fp8"`.
@@ -84,9 +84,9 @@ class Nested(Strict):
         What `model_dump(mode="json", exclude_defaults=True)` gives, several times as fast: a search asks for it of each plan.
         """
         found: dict[str, Any] = {}
-        held = self.__dict__
+        values = self.__dict__
         for name, default, inside in self._usual:
-            value = held[name]
+            value = values[name]
             if value is default or value == default:
                 continue
             if not inside:
@@ -123,7 +123,7 @@ class Nested(Strict):
 
     @property
     def flat_fields_set(self) -> frozenset[str]:
-        """Flat names of what was given, not left at its default."""
+        """Flat names of the fields that were set explicitly."""
         found: set[str] = set()
         for name in self.model_fields_set:
             inner = getattr(self, name)
@@ -183,7 +183,7 @@ class Nested(Strict):
 
     @classmethod
     def in_records(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Flat plain data as a file has it now: records after what is in none; a main field alone stands for its record."""
+        """Nested data in a file's current format: plain fields first, then records; a record with only its main field is written as that field."""
         given = Counter(cls._moved[name][0] for name in data if name in cls._moved)
         flat = {name for name in data if name not in cls._moved or (cls.is_main(name) and given[name] == 1)}
         found = {name: value for name, value in data.items() if name in flat}
@@ -200,7 +200,7 @@ class Nested(Strict):
 
     @classmethod
     def spelled(cls, name: str, data: Mapping[str, Any]) -> str:
-        """A flat name as a written table has it: with its record, where that is what it has."""
+        """A flat name as a table spells it: with its record, if it has one."""
         record, field = cls._moved.get(name, (name, ""))
         table = data.get(record)
         return f"{record}.{field}" if field and isinstance(table, dict) and field in table else name
@@ -218,7 +218,7 @@ class Nested(Strict):
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401  any field's
-    """A value as JSON has it; of a record, what is not at its default."""
+    """A value as JSON; of a record, the fields that are not at their default."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_defaults=True)
     return list(value) if isinstance(value, tuple) else value

@@ -7,14 +7,14 @@ from typing import Any, Final
 
 
 class Registry:
-    """Values by name, in the order of their registration. They are loaded when somebody first asks."""
+    """Values by name, in the order of their registration, loaded on first use."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._load: Callable[[], object] | None = None
 
     def loads_by(self, load: Callable[[], object]) -> None:
-        """What registers the values; called once, at the first question."""
+        """Set the function that registers the values; called once, on first use."""
         self._load = load
 
     def register(self, name: str, value: object) -> None:

@@ -98,7 +98,7 @@ def faults_of(
 
 
 def _either(one: Fault, other: Fault) -> Fault:
-    """One fault of a value that two types refuse: it must be what either takes."""
+    """One fault of a value that both types of a union refuse, which names both."""
     expected, it_is, given = one.problem.partition("; it is ")
     takes = other.problem.partition(it_is)[0].removeprefix("must be ")
     return replace(one, problem=f"{expected} or {takes}{it_is}{given}") if it_is else one
@@ -301,8 +301,7 @@ def unreadable(path: Path, exc: OSError | UnicodeDecodeError) -> Fault:
         near = close_names(path.name, beside, cutoff=_LIKE_A_FILE)
         remedy = did_you_mean([str(path.parent / one) for one in near])
         return Fault(place=str(path), problem=f"cannot be read: {exc.strerror or exc}", remedy=remedy)
-    problem = f"cannot be read: byte {exc.start} is not UTF-8"
-    return Fault(place=str(path), problem=problem, remedy="save it as UTF-8")
+    return Fault(place=str(path), problem=f"cannot be read: byte {exc.start} is not UTF-8", remedy="save it as UTF-8")
 
 
 def _refuse_non_finite(data: object, place: str, error: type[InputError]) -> None:

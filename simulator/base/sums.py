@@ -1,4 +1,4 @@
-"""Sums that come out the same to the last bit whatever Python runs.
+"""Sums that are equal to the last bit under every Python version.
 
 Since 3.12 the builtin `sum` carries the rounding errors of floats along (github:python/cpython, gh-100425), and 3.11 does not: the
 same study then printed another last digit.

@@ -97,7 +97,7 @@ def _short(text: str) -> str:
 
 
 def _meaning(unit: str) -> str:
-    """What a misplaced unit means, to show the mix-up."""
+    """The meaning of a unit of the wrong kind, for the error message."""
     if unit in _BITS:
         return f" ({unit} counts bits; B is a byte)"
     for dimension in (SIZE, RATE, TIME, SPEED):
@@ -136,8 +136,8 @@ def _validator(parse: Callable[[str], float], dimension: Dimension, base: str) -
     def convert(value: object, info: ValidationInfo) -> object:
         if isinstance(value, str):
             return parse(value)
-        bare = isinstance(value, int | float) and not isinstance(value, bool)
-        if bare and (info.context or {}).get("from_file"):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and (info.context or {}).get("from_file"):
             remedy = f"write '{value}{base}', or for example {dimension.example!r}"
             raise UnitError(f"must be {dimension.noun} with its unit; it is {value}", remedy)
         return value
@@ -212,7 +212,7 @@ NOTHING_NEAR: Final = "nothing near it was measured"
 def format_interval(
     low: float, high: float, form: Callable[[float], str] = format_seconds, *, prefix: str = "", between: str = " to "
 ) -> str:
-    """An interval in words; of a wide one, why. In a table's cell (no prefix) there is room for one of both."""
+    """An interval as text, with the reason if it is wide. A table's cell (no prefix) has room for only one of the two."""
     ends = f"{prefix}{form(low)}{between}{form(high)}"
     if high <= WIDE * low:
         return ends

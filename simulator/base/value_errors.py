@@ -45,7 +45,7 @@ _PLAIN: Final[Mapping[object, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Beside `str` in a field's type: one of names that are known only when somebody asks."""
+    """Annotation of a `str` field: the allowed names, loaded lazily."""
 
     names: Callable[[], Sequence[str]]
 
@@ -64,7 +64,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a field holds, in the few words of a fault: `Annotated[str, Expected("a table's file")]`."""
+    """What a field expects, as short text for faults: `Annotated[str, Expected("a table's file")]`."""
 
     text: str
 
@@ -155,7 +155,7 @@ def _close(value: object, words: Iterable[object]) -> str:
 
 
 def close_names(name: str, known: Iterable[str], most: int = 3, cutoff: float = 0.6) -> list[str]:
-    """The known names nearest to what was written, best first; case, `-`, `_`, `.` and blanks do not count.
+    """The known names closest to a name, best first; case, `-`, `_`, `.` and blanks are ignored.
 
     cutoff: least share of letters in common (difflib's ratio). A name of the same letters, or in which a word begins with the whole text, is nearer.
     """

@@ -101,7 +101,7 @@ def _command(verb: str) -> click.Command | None:  # noqa: C901, PLR0912  one cas
 
 
 class Verbs(click.Group):
-    """A group that loads a verb when it is asked for it."""
+    """A group of commands that imports a command's module on first use."""
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -124,7 +124,7 @@ def shardwise() -> None:
 
 
 def _with_nearest(exc: click.ClickException) -> click.ClickException:
-    """Return click's error; of an unknown option or command with the nearest ones by our own measure."""
+    """Return click's error; for an unknown option or command it names the closest known ones."""
     from simulator.base.value_errors import close_names, did_you_mean
 
     context = exc.ctx if isinstance(exc, click.UsageError) else None
@@ -141,7 +141,7 @@ def _with_nearest(exc: click.ClickException) -> click.ClickException:
 
 
 def _complain(text: str) -> None:
-    """Say it on stderr, if anybody can hear it there."""
+    """Print a message on stderr, unless stderr is closed."""
     with contextlib.suppress(OSError):
         click.echo(f"shardwise: {text}", err=True)
 
@@ -181,7 +181,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _refused(exc: Exception) -> int:
-    """The exit code of what a command raised, printed on stderr. Raises it again where it is a defect of ours."""
+    """Print an error that a command raised and return its exit code. Re-raises errors that are defects of this program."""
     from simulator.base.errors import InputError, printable
 
     match exc:

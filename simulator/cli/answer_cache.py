@@ -39,7 +39,7 @@ _NOT_CACHED: Final = ("timeline", "memory_trace")
 
 
 def cached(program: Path, place: Study, tokens_per_step: int | None, predict: Callable[[], Prediction]) -> Prediction:
-    """The cached answer, without timeline and course of memory; else a new one, which is cached if it took long."""
+    """The cached answer, without timeline and memory history; otherwise a new one, cached if it took long."""
     folder = os.environ.get("SHARDWISE_CACHE")
     if not folder or not program.is_file() or kind_of(program) != "packed":  # a script may import what changes
         return predict()
@@ -64,7 +64,7 @@ def _name(program: Path, place: Study, tokens_per_step: int | None) -> str:
 
 
 def _release() -> list[tuple[str, int, int]]:
-    """Every file that an answer may follow from, by size and time."""
+    """Size and modification time of every file that an answer may depend on."""
     code = Path(__file__).resolve().parents[1]
     found = (
         one for root in (code, TOPOLOGIES) for one in sorted(root.rglob("*")) if one.suffix in (".py", ".toml", ".json")

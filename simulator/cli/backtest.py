@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from simulator.base.exit_codes import ExitCode
-from simulator.cli.options import also_as_page, html_option, write_json
+from simulator.cli.options import html_option, print_answer
 from simulator.formats.readers.measured_table import read_measured
 from simulator.studies.backtest import AnyReport, BacktestReport, render, run
 
@@ -27,15 +27,10 @@ collectives-table.md and serving-table.md."""
 @html_option
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 def command(file: Path, *, as_json: bool, plain: bool, jobs: int) -> int:
-    """Predict, print, and say by the exit code whether it went to the end."""
+    """Predict and print; the exit code says whether all rows were predicted."""
     report = _judged(file, jobs)
-    if as_json:
-        write_json(report.as_json())
-    else:
-        from simulator.cli.terminal import show
-
-        show(render(report), plain=plain, width=_WIDTH)
-    also_as_page("backtest" if isinstance(report, BacktestReport) else "answer", report.as_json)
+    kind = "backtest" if isinstance(report, BacktestReport) else "answer"
+    print_answer(kind, report.as_json, lambda: render(report), width=_WIDTH, as_json=as_json, plain=plain)
     return ExitCode.INTERRUPTED if report.interrupted else ExitCode.OK
 
 

@@ -113,14 +113,14 @@ def run(  # noqa: PLR0913  one a flag
     patience: float,
     memory_fraction: float,
 ) -> int:
-    """Measure."""
+    """Run the benchmarks and write their samples."""
     _needs_torch()
     if queue:
         from validate.queued import Gpus, run_queue
 
         if device == "cpu" or ranks or threads or tiny or only:
             raise click.UsageError("--queue chooses device, ranks and shapes itself")
-        return run_queue(out.with_suffix(""), minutes, Gpus.here(), say=print_status)
+        return run_queue(out.with_suffix(""), minutes, Gpus.here(), print_line=print_status)
     from validate import calibrate
 
     return calibrate.run(
@@ -138,12 +138,12 @@ def run(  # noqa: PLR0913  one a flag
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `sound`, `wrong`, `trouble`, `ranks`, `machine`.")
 @patience_option
 @memory_fraction_option
-def burn_in(*, as_json: bool, **asked: Any) -> int:  # noqa: ANN401  one type an option
-    """Repeat."""
+def burn_in(*, as_json: bool, **options: Any) -> int:  # noqa: ANN401  one type an option
+    """Repeat computations with known results and report wrong ones."""
     _needs_torch()
     from validate import calibrate
 
-    found = calibrate.burn_in(**asked)
+    found = calibrate.burn_in(**options)
     if found is None:
         return ExitCode.OK
     if as_json:
@@ -165,7 +165,7 @@ def burn_in(*, as_json: bool, **asked: Any) -> int:  # noqa: ANN401  one type an
 def fit(
     *, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str | None, noisy: bool, keep: bool
 ) -> int:
-    """Fit."""
+    """Fit a calibration and write it."""
     from validate import calibrate
 
     return calibrate.fit(inputs=inputs, out=out, device=device, cluster=cluster, noisy=noisy, keep=keep)
@@ -185,29 +185,25 @@ def fit(
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `worse`, `changed`, `findings`, `clocks`.")
 @html_option
 def check(samples: tuple[Path, ...], **options: Any) -> int:  # noqa: ANN401  one type an option
-    """Judge."""
-    from validate.checked import CheckAsked, run_check
+    """Compare this machine with earlier samples."""
+    from validate.checked import CheckOptions, run_check
 
     if options["keep"] and options["history"] is None:
         raise click.UsageError("--keep adds to a --history FOLDER")
     return run_check(
-        CheckAsked(files=samples, page=lambda answer: also_as_page("calibrate-check", lambda: answer), **options)
+        CheckOptions(files=samples, page=lambda answer: also_as_page("calibrate-check", lambda: answer), **options)
     )
 
 
 @command.command("fleet", help=_FLEET_HELP)
 @click.argument("samples", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="SAMPLES...")
 @click.option(
-    "--threshold",
-    type=FiniteRange(0.001, 10),
-    default=0.05,
-    show_default=True,
-    help="Smaller differences are none.",
+    "--threshold", type=FiniteRange(0.001, 10), default=0.05, show_default=True, help="Smaller differences are none."
 )
 @click.option("--plot", type=FILE, metavar="FILE", help="Also draw the nodes beside each other: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `worse`, `nodes`.")
 def fleet(*, samples: tuple[Path, ...], threshold: float, plot: Path | None, as_json: bool) -> int:
-    """Report."""
+    """Report nodes that are slower than the others."""
     from validate.checked import run_fleet
 
     return run_fleet(samples, threshold=threshold, plot=plot, as_json=as_json)
@@ -222,7 +218,7 @@ def fleet(*, samples: tuple[Path, ...], threshold: float, plot: Path | None, as_
 @click.option("--cluster", metavar="NAME|FILE", help="The cluster that collectives on GPUs are of. [the study's]")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `changed`, `parts`, `studies`.")
 def diff(*, old: Path, new: Path, studies: tuple[Path, ...], cluster: str | None, as_json: bool) -> int:
-    """Compare."""
+    """Print the differences between two runs or calibrations."""
     from validate.checked import run_diff
 
     return run_diff(old, new, studies, cluster=cluster, as_json=as_json)
@@ -245,7 +241,7 @@ def diff(*, old: Path, new: Path, studies: tuple[Path, ...], cluster: str | None
 )
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `coefficients`, `runs`, `next`.")
 def learn(*, runs: Path, out: Path, traces: tuple[str, ...], stack_file: Path | None, as_json: bool) -> int:
-    """Learn, say what was learned, and write it."""
+    """Fit coefficients to measured steps, print and write them."""
     from simulator.formats.readers.runs_table import read_runs
     from simulator.spec.calibration.learned import LEARNED_SUFFIX
     from simulator.studies.learning import learn as learn_from
@@ -285,7 +281,5 @@ def _recordings(traces: tuple[str, ...]) -> dict[str, Recording]:
 
 def _needs_torch() -> None:
     if find_spec("torch") is None:
-        fault = Fault(
-            place="environment", problem="PyTorch is not installed", remedy="pip install 'shardwise[validate]'"
-        )
+        fault = Fault("environment", "PyTorch is not installed", "pip install 'shardwise[validate]'")
         raise InputError(fault)

@@ -52,7 +52,7 @@ Exit codes: 0 written, 2 usage, 3 bad input or a program that fails, 130 interru
 @click.option("--micro-batch-size", type=click.IntRange(1), default=1, show_default=True, help="With --recipe.")
 @click.option("-o", "--out", type=FILE, required=True, metavar="OUT.capture.gz", help="The file to write.")
 def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: Any) -> int:  # noqa: ANN401
-    """Capture, write, say what was captured."""
+    """Capture a step, write it, and print a summary."""
     check_writable(out, "-o")
     from simulator.formats.readers.capture import write_capture
     from simulator.spec.cluster import Cluster
@@ -71,8 +71,8 @@ def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: An
     who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(one['rank']) for one in ranks)}"
     print_text(f"{out}: {count:,} events of a step on {who} of {data['world_size']:,}")
     answers = [answer for one in ranks for answer in one["answers"].items()]
-    for what, times in dict(sorted(answers, key=lambda one: one[1])).items():
-        print_status(f"shardwise: answered {what}{f' ({times} times)' if times > 1 else ''}")
+    for question, times in dict(sorted(answers, key=lambda one: one[1])).items():
+        print_status(f"shardwise: answered {question}{f' ({times} times)' if times > 1 else ''}")
     return 0
 
 

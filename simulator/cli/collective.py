@@ -8,14 +8,13 @@ from statistics import median
 
 import click
 
-from simulator.base.errors import ClusterError, Fault, InputError, PlanError
+from simulator.base.errors import ClusterError, InputError, PlanError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import parse_bytes
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, also_as_page, html_option, print_status, quantity, write_json
-from simulator.cli.terminal import show
+from simulator.cli.options import FILE, html_option, print_answer, print_status, quantity
 from simulator.formats.drawing import check_picture
 from simulator.formats.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
 from simulator.parallel.mesh import GroupShape
@@ -92,18 +91,9 @@ def command(  # noqa: PLR0913  one an option
     if picture is not None:
         check_picture(picture, "--plot")
     if compare and (group is not None or per_node is not None):
-        fault = Fault(
-            place="--compare",
-            problem="cannot be combined with --group or --per-node",
-            remedy="the log says who took part",
-        )
-        raise InputError(fault)
+        raise InputError.at("--compare", "cannot be combined with --group or --per-node", "the log says who took part")
     measured = _measured(compare, kind) if compare else None
-    if measured is None:
-        machine = Cluster.load(cluster, nodes)
-        shape = group_shape(machine, group) if per_node is None else side_by_side(machine, per_node, group)
-    else:
-        machine, shape = _as_logged(Cluster.load(cluster, nodes or measured.num_nodes), measured)
+    machine, shape = _machine(cluster, nodes, group, per_node, measured)
     machine = with_fabric(machine, fabric)
     curves, software = _curves(calibration), _software(nccl, env, tuner, stack)
     for name in software.environment.unmodelled:
@@ -128,20 +118,26 @@ def command(  # noqa: PLR0913  one an option
         unmodelled=software.environment.unmodelled,
         cards=nic_paths(machine, shape, kind, software),
     )
-    if as_json:
-        write_json(to_data(sweep))
-    else:
-        show(render(sweep), plain=plain)
-    also_as_page("collective", lambda: to_data(sweep))
+    print_answer("collective", lambda: to_data(sweep), lambda: render(sweep), as_json=as_json, plain=plain)
     if picture is not None:
         plot(sweep, picture)
         print_status(f"drawn in {picture}")
     return ExitCode.OK
 
 
+def _machine(
+    cluster: str, nodes: int | None, group: int | None, per_node: int | None, measured: Measured | None
+) -> tuple[Cluster, GroupShape]:
+    """The cluster and the group: as the options say, or as the log was measured."""
+    if measured is not None:
+        return _as_logged(Cluster.load(cluster, nodes or measured.num_nodes), measured)
+    machine = Cluster.load(cluster, nodes)
+    return machine, group_shape(machine, group) if per_node is None else side_by_side(machine, per_node, group)
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A log's collective: who took part, and seconds by size, in order; the median where a size stands several times."""
+    """A collective from a log: its ranks, and seconds by size in increasing order (median of repeated sizes)."""
 
     num_ranks: int
     num_nodes: int
@@ -149,7 +145,7 @@ class Measured:
 
 
 def _measured(paths: tuple[Path, ...], kind: str) -> Measured:
-    """What the logs say of `kind`. Raises CalibrationError or InputError: nothing of it, or several groups."""
+    """The logs' measurements of `kind`. Raises CalibrationError or InputError if there are none, or several groups."""
     from validate.fit.nccl_tests import read_logs
 
     read = read_logs(list(paths))
@@ -188,7 +184,7 @@ def _as_logged(cluster: Cluster, measured: Measured) -> tuple[Cluster, GroupShap
 
 
 def _software(version: str, env: tuple[str, ...], tuner: Path | None, stack: str | None) -> Nccl:
-    """NCCL as the stack, the version and the variables say; all faults at once."""
+    """NCCL's settings from the stack, the version and the environment. Raises InputError with every fault."""
     base = Stack.load(stack) if stack else None
     variables = {**(base.nccl.env if base else {}), **assignments(env, "--env")}
     if tuner is not None:
@@ -204,7 +200,7 @@ def _bytes(flag: str, text: str) -> int:
 
 
 def _curves(calibration: str | None) -> LinkCurves | None:
-    """The links of a calibration; None for those shipped."""
+    """The link curves of a calibration file; None: use the built-in curves."""
     if calibration == "ideal":
         return LinkCurves.ideal()
     return Calibration.load(calibration).links if calibration else None
@@ -233,7 +229,7 @@ def sizes_of(text: str, factor: float) -> tuple[int, ...]:
 
 
 def group_shape(cluster: Cluster, num_ranks: int | None) -> GroupShape:
-    """The first `num_ranks` ranks in one group, all if None; the other ranks of its nodes rest. Raises ClusterError."""
+    """The first `num_ranks` ranks in one group, all if None; other ranks are idle. Raises ClusterError."""
     ranks = cluster.num_devices if num_ranks is None else num_ranks
     if not 2 <= ranks <= cluster.num_devices:
         problem = f"a group of {ranks} on {cluster.num_devices} GPUs"

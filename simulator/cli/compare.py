@@ -13,20 +13,18 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.units import parse_count
 from simulator.cli.options import (
     FILE,
-    also_as_page,
     answer_options,
     loaded_prices,
     of_all_studies,
     placement_option,
     price_options,
+    print_answer,
     print_notes,
     print_status,
     quantity,
     tokens_option,
-    write_json,
 )
 from simulator.cli.programs import is_program, subject_at
-from simulator.cli.terminal import show
 from simulator.cli.watch import watch_option
 from simulator.formats.drawing import check_picture
 from simulator.formats.study import read_study
@@ -94,9 +92,9 @@ def command(
     with Collected(faults):
         listed = loaded_prices(options)
     subjects: list[Subject] = []
-    asked = [(name_of(file), file, settings) for file in files]
-    asked += [(variant, files[0], (*settings, *split_settings(variant))) for variant in variants]
-    for name, file, changes in asked:
+    columns = [(name_of(file), file, settings) for file in files]
+    columns += [(variant, files[0], (*settings, *split_settings(variant))) for variant in variants]
+    for name, file, changes in columns:
         try:
             subjects.append(subject_of(name, file, given, changes, listed))
         except InputError as exc:
@@ -105,11 +103,7 @@ def command(
     if faults:
         raise InputError(faults)
     comparison = compare(subjects, ablate=not no_ablations, run_tokens=tokens, count=options["telemetry"])
-    if as_json:
-        write_json(comparison.as_json())
-    else:
-        show(render(comparison), plain=plain, width=WIDTH)
-    also_as_page("compare", comparison.as_json)
+    print_answer("compare", comparison.as_json, lambda: render(comparison), width=WIDTH, as_json=as_json, plain=plain)
     if plot is not None:
         _draw(plot, comparison)
     return ExitCode.OK
@@ -144,12 +138,12 @@ def _draw(plot: Path, comparison: Comparison) -> None:
 
 
 def name_of(file: Path | None) -> str:
-    """What a study is called."""
+    """The display name of a study."""
     return "the default" if file is None else file.stem.removesuffix(".capture")
 
 
 def split_settings(variant: str) -> list[str]:
-    """Settings of a variant: a comma parts two of them where a key follows it, and no bracket is open."""
+    """Settings of a variant, split at commas that are outside of brackets and followed by a key."""
     parts: list[str] = []
     for part in variant.split(","):
         inside = parts and (parts[-1].count("[") > parts[-1].count("]") or parts[-1].count("{") > parts[-1].count("}"))

@@ -56,7 +56,7 @@ def _folder(package: str) -> Path | None:
 
 
 def _scattered(folders: dict[str, Path | None]) -> list[str]:
-    """Our packages lie side by side; one that loads from elsewhere is somebody else's."""
+    """Our packages are in one folder; one loaded from elsewhere belongs to another distribution."""
     home = TOPOLOGIES.parent
     problems = []
     for name, folder in folders.items():

@@ -18,20 +18,18 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.fit import Fit
 from simulator.base.schema import read_json
 from simulator.base.units import counted, format_bytes, format_seconds
-from simulator.cli.explore_points import FIGURES, Axis, Exploration, Kept, Record, explored
+from simulator.cli.explore_points import FIGURES, Axis, Exploration, PointJournal, Record, explored
 from simulator.cli.options import (
     FILE,
-    also_as_page,
     answer_options,
     loaded_prices,
     price_options,
+    print_answer,
     print_notes,
     set_option,
     study_options,
-    write_json,
 )
 from simulator.cli.progress import StatusLine, ended_as_interrupted
-from simulator.cli.terminal import show
 from simulator.formats.writers import layout
 
 SCHEMA: Final = 1
@@ -73,25 +71,24 @@ def command(
             raise click.UsageError("--vary and --set: the plans of a search are what they are")
         answer = of_export(study)
     else:
-        asked = _asked(study, varied, settings, options)
-        found = asked.check()
+        exploration = _exploration(study, varied, settings, options)
+        found = exploration.check()
         print_notes(found)
         try:
-            with ended_as_interrupted(), Kept(journal, asked.identity) if journal else nullcontext() as kept:
-                records = explored(asked, kept, jobs or len(os.sched_getaffinity(0)), _progress_line())
+            with (
+                ended_as_interrupted(),
+                PointJournal(journal, exploration.identity) if journal else nullcontext() as store,
+            ):
+                records = explored(exploration, store, jobs or len(os.sched_getaffinity(0)), _progress_line())
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED
-        answer = answer_of(records, asked.axes, asked.points, found.inputs(), command_of(asked))
-    if as_json:
-        write_json(answer)
-    else:
-        show(_text(answer), plain=plain)
-    also_as_page("explore", lambda: answer)
+        answer = answer_of(records, exploration.axes, exploration.points, found.inputs(), command_of(exploration))
+    print_answer("explore", lambda: answer, lambda: _text(answer), as_json=as_json, plain=plain)
     runs = {one for one in answer["columns"]["verdict"] if one in ("fits", "tight")}
     return ExitCode.OK if runs else ExitCode.DOES_NOT_FIT
 
 
-def _asked(
+def _exploration(
     study: Path | None, varied: Sequence[str], settings: tuple[str, ...], options: Mapping[str, Any]
 ) -> Exploration:
     """Raises InputError with every fault of the axes and prices."""
@@ -115,11 +112,17 @@ def _asked(
     return Exploration(file=study, flags=flags, settings=settings, axes=tuple(axes), prices=prices)
 
 
-def command_of(asked: Exploration) -> list[str]:
-    """The words that predict the study as it stands; what varies is put behind them."""
-    flags = [word for name, text in asked.flags.items() for word in (f"--{name}", text)]
-    settings = [word for one in asked.settings for word in ("--set", one)]
-    return ["shardwise", "predict", *([str(asked.file)] if asked.file is not None else []), *flags, *settings]
+def command_of(exploration: Exploration) -> list[str]:
+    """The command line that predicts the unchanged study; the axes' settings are appended to it."""
+    flags = [word for name, text in exploration.flags.items() for word in (f"--{name}", text)]
+    settings = [word for one in exploration.settings for word in ("--set", one)]
+    return [
+        "shardwise",
+        "predict",
+        *([str(exploration.file)] if exploration.file is not None else []),
+        *flags,
+        *settings,
+    ]
 
 
 def answer_of(
@@ -129,7 +132,7 @@ def answer_of(
     inputs: Mapping[str, Any],
     words: Sequence[str],
 ) -> dict[str, Any]:
-    """The answer, a list a column: thousands of points stay small. at: of each axis the index of the point's value."""
+    """The answer as one list per column, to stay small. at: index of the point's value on each axis."""
     places = {axis.key: {f"{axis.key}={value}": i for i, value in enumerate(axis.values)} for axis in axes}
     reasons = list(dict.fromkeys(one["why"] for one in records if "why" in one))
     figures = [name for name in FIGURES if any(name in one for one in records)]
@@ -151,20 +154,20 @@ def answer_of(
 
 
 def of_export(file: Path) -> dict[str, Any]:
-    """The same of the plans that a search exported as JSON: what differs between them are the axes. Raises InputError."""
+    """The same for plans exported by a search as JSON; the fields that differ are the axes. Raises InputError."""
     if file.suffix in _TABLES:
         raise InputError.at(
             str(file), "holds the plans alone, and not what was searched", "search --export plans.json, which has both"
         )
     data = read_json(file, InputError)
     try:
-        plans, asked = data["plans"], data["inputs"]
+        plans, inputs = data["plans"], data["inputs"]
         settings = [
             {**{f"plan.{k}": _word(v) for k, v in one["plan"].items()}, "nodes": str(one["nodes"])} for one in plans
         ]
-        records = [{"verdict": str(Fit(one["verdict"])), **_figures_of(one, asked)} for one in plans]
-        words = ["shardwise", "predict", "--model", str(asked["model"]), "--cluster", str(asked["cluster"])]
-        words += ["--set", f"plan.seq_len={int(asked['seq_len'])}"]
+        records = [{"verdict": str(Fit(one["verdict"])), **_figures_of(one, inputs)} for one in plans]
+        words = ["shardwise", "predict", "--model", str(inputs["model"]), "--cluster", str(inputs["cluster"])]
+        words += ["--set", f"plan.seq_len={int(inputs['seq_len'])}"]
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as exc:
         problem, remedy = f"is no export of a search: {type(exc).__name__}", "search --export plans.json"
         raise InputError.at(str(file), problem, remedy) from None
@@ -185,8 +188,8 @@ def _word(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _figures_of(row: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, float]:
-    tokens = float(asked["global_batch"]) * float(asked["seq_len"])
+def _figures_of(row: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, float]:
+    tokens = float(inputs["global_batch"]) * float(inputs["seq_len"])
     rates = {name: float(row[name]) for name in ("step_s", "low_s", "high_s", "tokens_per_s", "mfu")}
     whole = {name: int(row[name]) for name in ("used_bytes", "capacity_bytes", "num_devices")}
     if not all(0 < one < float("inf") for one in (*rates.values(), *whole.values())):

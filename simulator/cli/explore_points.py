@@ -73,7 +73,7 @@ class Exploration:
 
     @property
     def count(self) -> int:
-        """Of the combinations."""
+        """Number of combinations."""
         return math.prod(len(axis.values) for axis in self.axes)
 
     @property
@@ -97,23 +97,21 @@ class Exploration:
     def check(self) -> Study:
         """The study as it stands. Raises InputError with every fault of it, and of each axis' values alone."""
         faults: dict[Fault, None] = {}
-        asked = self.study()
+        study = self.study()
         if self.count > MOST_POINTS:
             problem = f"{self.count:,} combinations"
-            faults[Fault(place="--vary", problem=problem, remedy=f"at most {MOST_POINTS:,}: fewer values or axes")] = (
-                None
-            )
+            faults[Fault("--vary", problem, f"at most {MOST_POINTS:,}: fewer values or axes")] = None
         for axis in self.axes:
             for value in axis.values:
                 faults |= dict.fromkeys(self._faults_of(axis, value))
         if self.prices is not None:
-            self.prices.of(asked.cluster)
+            self.prices.of(study.cluster)
         if faults:
             raise InputError(faults)
-        return asked
+        return study
 
     def _faults_of(self, axis: Axis, value: str) -> Iterator[Fault]:
-        """What is wrong with a value whatever the others are; that a plan is not legal with it is an answer."""
+        """Faults of a value on its own. A plan that is illegal with it is not a fault but a result."""
         try:
             self.study((f"{axis.key}={value}",))
         except InputError as exc:
@@ -124,51 +122,53 @@ class Exploration:
     @property
     def identity(self) -> str:
         """A hash of everything that a record depends on, but for the point."""
-        asked = self.study()
-        nouns = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack, self.prices)
+        study = self.study()
+        nouns = (study.model, study.plan, study.cluster, study.calibration, study.stack, self.prices)
         inputs = [None if one is None else one.model_dump(mode="json") for one in nouns]
         text = json.dumps([software_version(), "explore", inputs], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-class Kept(Journal):
-    """Records by point, as a search keeps its outcomes."""
+class PointJournal(Journal):
+    """A journal of records by point."""
 
     def records(self) -> dict[str, Record]:
-        """All that is known. Raises InputError where a row cannot be read."""
+        """All records by point. Raises InputError if a row cannot be read."""
         figures: dict[str, Any] = dict.fromkeys(FIGURES, (float | None, None))
         row = TypeAdapter(create_model("Row", verdict=(_Verdict, ...), why=(str, ""), **figures))
         return self._read(lambda text: checked(row, text))
 
     def keep(self, key: str, record: Record) -> None:
-        """When this returns, it is on disk."""
+        """Append a record; it is on disk when this returns."""
         self._write(key, json.dumps(record, ensure_ascii=False))
 
 
-def explored(asked: Exploration, kept: Kept | None, jobs: int, on_progress: Callable[[int, int], None]) -> list[Record]:
-    """A record of each point, in their order; what a journal knows is not predicted again."""
-    points = asked.points
-    known = kept.records() if kept is not None else {}
+def explored(
+    exploration: Exploration, store: PointJournal | None, jobs: int, on_progress: Callable[[int, int], None]
+) -> list[Record]:
+    """One record per point, in order; points in the journal are not predicted again."""
+    points = exploration.points
+    known = store.records() if store is not None else {}
     missing = [point for point in points if json.dumps(point) not in known]
-    found = mapped(_evaluated, [(asked, point) for point in missing], jobs, chunk=8)
+    found = mapped(_evaluated, [(exploration, point) for point in missing], jobs, chunk=8)
     for done, (point, record) in enumerate(zip(missing, found, strict=True), start=1):
-        if kept is not None:
-            kept.keep(json.dumps(point), record)
+        if store is not None:
+            store.keep(json.dumps(point), record)
         known[json.dumps(point)] = record
         on_progress(done, len(missing))
     return [known[json.dumps(point)] for point in points]
 
 
 def _evaluated(task: tuple[Exploration, Point]) -> Record:
-    asked, point = task
+    exploration, point = task
     try:
-        study = asked.study(point)
+        study = exploration.study(point)
         prediction = predict(study.model, study.plan, study.cluster, study.calibration, study.stack)
     except InputError as exc:
         return {"verdict": ILLEGAL, "why": str(exc.faults[0])}
     record = record_of(prediction)
-    if asked.prices is not None:
-        hourly = min(price.gpu_hour for price in asked.prices.of(study.cluster))
+    if exploration.prices is not None:
+        hourly = min(price.gpu_hour for price in exploration.prices.of(study.cluster))
         tokens = prediction.tokens_per_step / 1e9
         record["billion_tokens"] = _rounded(hourly * prediction.num_devices * prediction.step_s / 3600 / tokens)
     return record

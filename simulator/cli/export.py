@@ -60,25 +60,25 @@ def command(  # noqa: PLR0913  one an option
     as_json: bool,
     **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
 ) -> int:
-    """Read, write, compare."""
-    asked = study_of(study, flags, settings)
+    """Export a plan in another framework's format and check it by reading it back."""
+    loaded = study_of(study, flags, settings)
     if form != CHAKRA and all_ranks:
         raise click.UsageError("--all-ranks is of --to chakra")
     if form == CHAKRA:
         if out is None or as_json:
             raise click.UsageError("traces are a folder: -o DIR, without --json")
-        write_files(_chakra_files(asked, all_ranks=all_ranks), out, "Chakra trace")
+        write_files(_chakra_files(loaded, all_ranks=all_ranks), out, "Chakra trace")
         return ExitCode.OK
     if form == KIT:
         if out is None or as_json:
             raise click.UsageError("a launch kit is a folder: -o DIR, without --json")
-        return _write_kit(asked, out, hosts, topology, Path(placement) if placement is not None else None)
+        return _write_kit(loaded, out, hosts, topology, Path(placement) if placement is not None else None)
     if hosts is not None or topology is not None or placement is not None:
         raise click.UsageError("--hosts, --topology and --placement are the launch kit's: --to launch-kit")
-    written = export_plan(job_of(asked), form, head_of(asked))
+    written = export_plan(job_of(loaded), form, head_of(loaded))
     for name, value in written.beside.items():
         print_status(f"shardwise: not in the file, for the training script: {name} = {_as_text(value)}")
-    if asked.cluster.seats:
+    if loaded.cluster.seats:
         print_status("shardwise: not in the file: the GPU of each rank; --to launch-kit writes it")
     text = json.dumps(_report(written), indent=2, ensure_ascii=False) + "\n" if as_json else written.text
     if out is None:
@@ -89,22 +89,22 @@ def command(  # noqa: PLR0913  one an option
     return ExitCode.OK
 
 
-def job_of(asked: Study) -> Job:
-    """The study as a launch sees it."""
-    stack = asked.stack or Stack.of(asked.plan)
-    return Job(plan=asked.plan, model=asked.model, stack=stack, gpus_per_node=asked.cluster.gpus_per_node)
+def job_of(study: Study) -> Job:
+    """The parts of a study that a launch needs."""
+    stack = study.stack or Stack.of(study.plan)
+    return Job(plan=study.plan, model=study.model, stack=stack, gpus_per_node=study.cluster.gpus_per_node)
 
 
-def _write_kit(asked: Study, folder: Path, hosts: str | None, topology: str | None, placement: Path | None) -> int:
+def _write_kit(study: Study, folder: Path, hosts: str | None, topology: str | None, placement: Path | None) -> int:
     """Every file of a launch kit, into a folder that is new or empty."""
     from simulator.cli.launch_kit import kit_files, placed
 
-    host, asked = placed(asked, topology, placement)
-    write_files(kit_files(asked, job_of(asked), head_of(asked), hosts, host), folder)
+    host, study = placed(study, topology, placement)
+    write_files(kit_files(study, job_of(study), head_of(study), hosts, host), folder)
     return ExitCode.OK
 
 
-def _chakra_files(asked: Study, *, all_ranks: bool) -> dict[str, bytes]:
+def _chakra_files(study: Study, *, all_ranks: bool) -> dict[str, bytes]:
     """The predicted step as execution traces."""
     from simulator.formats.writers.chakra import trace_files
     from simulator.play.engine import run
@@ -112,34 +112,32 @@ def _chakra_files(asked: Study, *, all_ranks: bool) -> dict[str, bytes]:
     from simulator.spec.calibration import Calibration
     from simulator.spec.calibration.collective_curves import default_curves
 
-    stack = asked.stack or Stack.of(asked.plan)
-    calibration = asked.calibration or Calibration.for_device(asked.cluster.device)
-    lowering = lower(asked.model, asked.plan, asked.cluster, stack, calibration, calibration.links or default_curves())
+    stack = study.stack or Stack.of(study.plan)
+    calibration = study.calibration or Calibration.for_device(study.cluster.device)
+    lowering = lower(study.model, study.plan, study.cluster, stack, calibration, calibration.links or default_curves())
     mesh = lowering.mesh
     faults = []
     if lowering.rank_classes is not None:
         problem = "its GPUs differ, and a trace has one class of ranks a stage"
-        faults.append(Fault(place=f"cluster {asked.cluster.name}", problem=problem, remedy="equal GPUs"))
+        faults.append(Fault(f"cluster {study.cluster.name}", problem, "equal GPUs"))
     if all_ranks and mesh.num_ranks > MOST_TRACES:
         problem = f"would write {mesh.num_ranks:,} files"
-        faults.append(
-            Fault(place="--all-ranks", problem=problem, remedy=f"at most {MOST_TRACES:,} ranks, or one a class")
-        )
+        faults.append(Fault("--all-ranks", problem, f"at most {MOST_TRACES:,} ranks, or one a class"))
     if faults:
         raise InputError(faults)
-    programs = lowering.programs(asked.plan.num_micro_batches)
+    programs = lowering.programs(study.plan.num_micro_batches)
     timeline = run(programs)
-    stages = [mesh.rank({"pp": stage}) for stage in range(asked.plan.pp)]
+    stages = [mesh.rank({"pp": stage}) for stage in range(study.plan.pp)]
     ranks = range(mesh.num_ranks) if all_ranks else stages
-    inside = lowering.exchanges_inside(asked.plan.num_micro_batches)
+    inside = lowering.exchanges_inside(study.plan.num_micro_batches)
     spans = {one.name: timeline.of(one.name) for one in programs}
-    return trace_files(lowering.fabric, programs, inside, spans, ranks, asked.model.name)
+    return trace_files(lowering.fabric, programs, inside, spans, ranks, study.model.name)
 
 
-def head_of(asked: Study) -> dict[str, str | int]:
+def head_of(study: Study) -> dict[str, str | int]:
     """Names for our own file: of the preset that has this shape, of the cluster, its nodes."""
-    nodes: dict[str, str | int] = {"cluster": asked.cluster.name, "nodes": asked.cluster.num_nodes}
-    model = next((name for name in preset_names() if name == asked.model.name and Model.load(name) == asked.model), "")
+    nodes: dict[str, str | int] = {"cluster": study.cluster.name, "nodes": study.cluster.num_nodes}
+    model = next((name for name in preset_names() if name == study.model.name and Model.load(name) == study.model), "")
     return {**({"model": model} if model else {}), **nodes}
 
 

@@ -1,4 +1,4 @@
-"""What `predict` also answers of a step where it is asked: keys of the JSON, sections of the text, counters of the trace."""
+"""Optional parts of a prediction: keys of the JSON, sections of the text, counters of the trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = ("telemetry", "step_jitter", "energy")
 
 
 def extra_options(function: Callable[..., int]) -> Callable[..., int]:
-    """The flags that ask."""
+    """Flags of the optional parts."""
     for option in reversed(
         (
             click.option("--telemetry", is_flag=True, help="Also how busy each link, memory and processor is; in --trace as counters, with the gaps named."),
@@ -39,7 +39,7 @@ def extra_options(function: Callable[..., int]) -> Callable[..., int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What was asked for besides the step."""
+    """Optional parts of the answer."""
 
     telemetry: Telemetry | None = None
     energy: EnergyUse | None = None
@@ -86,33 +86,33 @@ class Extras:
         return found
 
 
-def with_data_of(asked: Study, prediction: Prediction) -> tuple[Prediction, DataStall | None]:
+def with_data_of(study: Study, prediction: Prediction) -> tuple[Prediction, DataStall | None]:
     """The prediction with what loading its data adds, where the study has a [data] table."""
-    if asked.data is None:
+    if study.data is None:
         return prediction, None
     from simulator.predict.data_loading import stall_of, with_data
 
-    found = stall_of(asked.data, prediction.step_s, asked.plan, asked.cluster)
+    found = stall_of(study.data, prediction.step_s, study.plan, study.cluster)
     return with_data(prediction, found), found
 
 
-def extras_of(flags: dict[str, Any], asked: Study, prediction: Prediction, stall: DataStall | None = None) -> Extras:
-    """What the flags ask of a prediction."""
-    inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+def extras_of(flags: dict[str, Any], study: Study, prediction: Prediction, stall: DataStall | None = None) -> Extras:
+    """The optional parts of a prediction that the flags request."""
+    inputs = (study.model, study.plan, study.cluster, study.calibration, study.stack)
     counters = drawn = asynchronous = phases = None
     if flags["telemetry"]:
         from simulator.predict.telemetry import telemetry
 
         counters = telemetry(prediction, *inputs, jitter=flags["step_jitter"] or 0.0)
-    if flags["energy"] or asked.energy is not None:
+    if flags["energy"] or study.energy is not None:
         from simulator.predict.energy import Energy, energy_of
 
-        drawn = energy_of(asked.energy or Energy(), prediction, *inputs)
-    if asked.servers is not None:
+        drawn = energy_of(study.energy or Energy(), prediction, *inputs)
+    if study.servers is not None:
         from simulator.predict.parameter_server import served
 
-        asynchronous = served(asked.servers, prediction.tokens_per_s, *inputs)
-    if asked.plan.deepspeed.one_bit.any and asked.plan.deepspeed.one_bit.run_steps:
+        asynchronous = served(study.servers, prediction.tokens_per_s, *inputs)
+    if study.plan.deepspeed.one_bit.any and study.plan.deepspeed.one_bit.run_steps:
         from simulator.predict.phases import phases_of
 
         phases = phases_of(prediction, *inputs)
@@ -120,7 +120,7 @@ def extras_of(flags: dict[str, Any], asked: Study, prediction: Prediction, stall
 
 
 def taken(flags: dict[str, Any]) -> dict[str, Any]:
-    """These flags, taken out of a command's. Raises UsageError where one is of no use alone."""
+    """Remove these flags from a command's and return them. Raises UsageError if one needs another."""
     found = {name: flags.pop(name) for name in NAMES}
     if found["step_jitter"] is not None and not found["telemetry"]:
         raise click.UsageError("--step-jitter needs --telemetry")

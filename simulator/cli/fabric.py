@@ -45,8 +45,8 @@ def with_fabric(cluster: Cluster, given: Sequence[str]) -> Cluster:
             found += reader(text)
     if faults:
         raise InputError(faults)
-    kept = [one.model_dump(exclude_none=True) for one in cluster.fabric.measured]
-    return cluster.with_measured([*kept, *found], "--fabric")
+    measured = [one.model_dump(exclude_none=True) for one in cluster.fabric.measured]
+    return cluster.with_measured([*measured, *found], "--fabric")
 
 
 def _numbers(text: str) -> list[dict[str, Any]]:
@@ -54,9 +54,7 @@ def _numbers(text: str) -> list[dict[str, Any]]:
     place, kind = f"--fabric {name}", canonical(name.strip())
     faults, found = list[Fault](), list[dict[str, Any]]()
     if kind is None:
-        faults.append(
-            Fault(place=place, problem="no collective is called so", remedy=nearest(name, tuple(COLLECTIVES)))
-        )
+        faults.append(Fault(place, "no collective is called so", nearest(name, tuple(COLLECTIVES))))
     for number in numbers.split(","):
         match = _NUMBER.fullmatch(number.strip())
         try:
@@ -71,7 +69,7 @@ def _numbers(text: str) -> list[dict[str, Any]]:
             sized = {} if size is None else {"size_bytes": parse_bytes(size)}
             found.append({**one, **sized, **({} if gpus is None else {"gpus_per_node": int(gpus)})})
         except UnitError as exc:
-            faults.append(Fault(place=place, problem=exc.problem, remedy=exc.remedy))
+            faults.append(Fault(place, exc.problem, exc.remedy))
     if faults:
         raise InputError(faults)
     return found

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,10 +17,10 @@ from simulator.base.schema import read_toml
 from simulator.cli.extras import with_data_of
 from simulator.cli.goodput_spot import checked_offers, on_spot, spot_options
 from simulator.cli.options import (
-    also_as_page,
     answer_options,
     loaded_prices,
     price_options,
+    print_answer,
     print_status,
     program_options,
     set_option,
@@ -38,6 +39,9 @@ from simulator.studies.goodput import Goodput, LongRun, goodput
 from simulator.studies.goodput.elastic import Elastic, Offer
 from simulator.work.captured.capture import Capture
 from simulator.work.checkpoint import Checkpoint, Saving, loading_s, saving
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _HELP = """Play a long training run: the predicted step, until something fails, and again.
 
@@ -109,67 +113,60 @@ def command(
     run_flags = {name.removeprefix("run__"): text for name, text in run_given.items() if text is not None}
     spot, most_price = flags.pop("spot"), flags.pop("max_price")
     faults: list[Fault] = []
-    asked = run = listed = None
+    loaded = run = listed = None
     offers: tuple[Offer, ...] = ()
     of_run = [setting for setting in settings if setting.partition(".")[0].strip() == "run"]
     left = tuple(one for one in settings if one not in of_run)
     program, tokens, other = (flags.pop(name) for name in ("program", "tokens_per_step", "scale_with"))
-    if program is not None:
-        at = {**flags, "study": study if program else None}
-        with Collected(faults):
-            asked = place_of(at, left)
-    else:
-        alone = {"--tokens-per-step": tokens, "--scale-with": other}
-        if found := [flag for flag, value in alone.items() if value is not None]:
-            raise click.UsageError(f"{', '.join(found)}: only of a --program")
-        with Collected(faults):
-            asked = study_of(study, flags, left)
+    alone = {"--tokens-per-step": tokens, "--scale-with": other}
+    if program is None and (found := [flag for flag, value in alone.items() if value is not None]):
+        raise click.UsageError(f"{', '.join(found)}: only of a --program")
+    with Collected(faults):
+        loaded = study_of(study, flags, left) if program is None else place_of({**flags, "study": study}, left)
     with Collected(faults):
         run = read_run(study, run_flags, of_run)
     with Collected(faults):
-        listed = _prices_of({"prices": prices, "price_kind": price_kind}, asked)
+        listed = _prices_of({"prices": prices, "price_kind": price_kind}, loaded)
     with Collected(faults):
-        offers = checked_offers(spot, asked, most_price) or ()
-    if asked is None or run is None or faults:
+        offers = checked_offers(spot, loaded, most_price) or ()
+    if loaded is None or run is None or faults:
         raise InputError(dict.fromkeys(faults))
     if program is not None and offers:
         raise click.UsageError("--spot: a captured program has one size")
-    captured = None if program is None else with_tokens(program_at(program, asked, tokens, other), str(program))
-    prediction = _predicted(asked, captured)
+    captured = None if program is None else with_tokens(program_at(program, loaded, tokens, other), str(program))
+    prediction = _predicted(loaded, captured)
     if not prediction.fits:
         print_status(f"shardwise: a step does not fit: {prediction.cause}; `shardwise predict` has remedies")
         return prediction.verdict.exit_code
-    answer = _played(asked, captured, prediction, run, listed)
-    answer = replace(answer, sources=(*asked.sources, *prediction.sources, *answer.sources))
-    if captured is None and asked.energy is not None:
-        answer = replace(answer, energy=_energy(asked, prediction, answer))
-    elastic = _on_spot(offers, asked, answer, run, most_price) if offers else None
-    inputs = asked.inputs() if program is None else place_inputs(program, asked)
+    answer = _played(loaded, captured, prediction, run, listed)
+    answer = replace(answer, sources=(*loaded.sources, *prediction.sources, *answer.sources))
+    if captured is None and loaded.energy is not None:
+        answer = replace(answer, energy=_energy(loaded, prediction, answer))
+    elastic = _on_spot(offers, loaded, answer, run, most_price) if offers else None
+    inputs = loaded.inputs() if program is None else place_inputs(program, loaded)
     inputs |= {"run": run.model_dump(mode="json")}
-    if as_json:
-        from simulator.formats.writers.goodput_json import to_json
-
-        click.echo(to_json(answer, inputs, elastic), nl=False)
-    else:
-        from simulator.cli.terminal import show
-        from simulator.formats.writers.goodput_text import render
-
-        show(render(answer, elastic), plain=plain)
-    also_as_page("goodput", lambda: _report(answer, inputs, elastic))
+    report, text = partial(_report, answer, inputs, elastic), partial(_text, answer, elastic)
+    print_answer("goodput", report, text, as_json=as_json, plain=plain)
     return ExitCode.OK
 
 
-def _energy(asked: Study, prediction: Prediction, answer: Goodput) -> RunEnergy:
+def _text(answer: Goodput, elastic: Elastic | None) -> RenderableType:
+    from simulator.formats.writers.goodput_text import render
+
+    return render(answer, elastic)
+
+
+def _energy(study: Study, prediction: Prediction, answer: Goodput) -> RunEnergy:
     """Of the mean run. Raises InputError where a cap of the study's cannot be tried."""
     from simulator.predict.energy import Energy, energy_of, energy_of_run
 
-    inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
-    found = energy_of((asked.energy or Energy()).model_copy(update={"caps_w": ()}), prediction, *inputs)
-    return energy_of_run(found, asked.cluster.device, answer.steps, sum(part.seconds for part in answer.parts))
+    inputs = (study.model, study.plan, study.cluster, study.calibration, study.stack)
+    found = energy_of((study.energy or Energy()).model_copy(update={"caps_w": ()}), prediction, *inputs)
+    return energy_of_run(found, study.cluster.device, answer.steps, sum(part.seconds for part in answer.parts))
 
 
 def _on_spot(
-    offers: tuple[Offer, ...], asked: Study, answer: Goodput, run: LongRun, most_price: float | None
+    offers: tuple[Offer, ...], loaded: Study, answer: Goodput, run: LongRun, most_price: float | None
 ) -> Elastic:
     """The run on what is offered; its length in tokens stays where other sizes have other steps."""
     tokens = run.model_copy(update={"tokens": answer.tokens, "steps": None})
@@ -178,7 +175,7 @@ def _on_spot(
         prediction = _predicted(study, None)
         return _played(study, None, prediction, tokens, None) if prediction.fits else None
 
-    return on_spot(offers, asked, answer, most_price, run.spot_notice_s, at_size)
+    return on_spot(offers, loaded, answer, most_price, run.spot_notice_s, at_size)
 
 
 def _report(answer: Goodput, inputs: Mapping[str, Any], elastic: Elastic | None) -> Mapping[str, Any]:
@@ -188,11 +185,11 @@ def _report(answer: Goodput, inputs: Mapping[str, Any], elastic: Elastic | None)
     return report(answer, inputs, elastic)
 
 
-def _prices_of(options: Mapping[str, Any], asked: Study | None) -> Prices | None:
+def _prices_of(options: Mapping[str, Any], study: Study | None) -> Prices | None:
     """Raises InputError where the cluster has none."""
     listed = loaded_prices(options)
-    if asked is not None and listed is not None:
-        listed.of(asked.cluster)
+    if study is not None and listed is not None:
+        listed.of(study.cluster)
     return listed
 
 
@@ -224,30 +221,30 @@ def _relabelled(fault: Fault, name: str, places: Mapping[str, str]) -> Fault:
     return replace(fault, place=places.get(field, fault.place))
 
 
-def _predicted(asked: Study, captured: Capture | None) -> Prediction:
+def _predicted(study: Study, captured: Capture | None) -> Prediction:
     if captured is None:
-        prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
-        return with_data_of(asked, prediction)[0]
-    return predict_program(captured, asked.cluster, asked.calibration, asked.stack)
+        prediction = predict(study.model, study.plan, study.cluster, study.calibration, study.stack)
+        return with_data_of(study, prediction)[0]
+    return predict_program(captured, study.cluster, study.calibration, study.stack)
 
 
-def _checkpoint(asked: Study, captured: Capture | None) -> tuple[Saving, float]:
+def _checkpoint(study: Study, captured: Capture | None) -> tuple[Saving, float]:
     """One checkpoint, and the seconds to load it."""
     if captured is not None:
-        return checkpoint_of(captured, asked)
-    inputs = (asked.model, asked.plan, asked.cluster, asked.checkpoint or Checkpoint())
+        return checkpoint_of(captured, study)
+    inputs = (study.model, study.plan, study.cluster, study.checkpoint or Checkpoint())
     return saving(*inputs), loading_s(*inputs)
 
 
 def _played(
-    asked: Study, captured: Capture | None, prediction: Prediction, run: LongRun, prices: Prices | None
+    study: Study, captured: Capture | None, prediction: Prediction, run: LongRun, prices: Prices | None
 ) -> Goodput:
     """The answer, with a progress bar on stderr where that is a terminal."""
-    saved, load_s = _checkpoint(asked, captured)
+    saved, load_s = _checkpoint(study, captured)
     with click.progressbar(length=1, label="runs", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.length = total
             bar.update(done - bar.pos)
 
-        return goodput(prediction, run, saved, load_s, cluster=asked.cluster, prices=prices, progress=progress)
+        return goodput(prediction, run, saved, load_s, cluster=study.cluster, prices=prices, progress=progress)

@@ -32,14 +32,14 @@ def spot_options(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
-def checked_offers(spot: Path | None, asked: Study | None, most_price: float | None) -> tuple[Offer, ...]:
+def checked_offers(spot: Path | None, study: Study | None, most_price: float | None) -> tuple[Offer, ...]:
     """The offers; none without --spot. Raises InputError with every fault."""
     if spot is None:
         if most_price is not None:
             raise click.UsageError("--max-price needs --spot")
         return ()
     offers = read_offers(spot)
-    if asked is not None and (asked.cluster.exceptions or asked.cluster.num_nodes == 1):
+    if study is not None and (study.cluster.exceptions or study.cluster.num_nodes == 1):
         problem = "a job of one node, or of nodes that differ, has no other sizes"
         raise InputError.at("--spot", problem, "--nodes, several of one kind")
     return offers
@@ -47,21 +47,21 @@ def checked_offers(spot: Path | None, asked: Study | None, most_price: float | N
 
 def on_spot(
     offers: tuple[Offer, ...],
-    asked: Study,
+    study: Study,
     answer: Goodput,
     most_price: float | None,
     notice_s: float,
     at_size: Callable[[Study], Goodput | None],
 ) -> Elastic:
     """at_size: the run on other nodes; None where it does not fit there. Raises InputError where no size can run."""
-    most = asked.cluster.num_nodes
+    most = study.cluster.num_nodes
     wanted = sorted({min(offer.nodes, most) for offer in offers} - {0})
     if len(wanted) > _MOST_SIZES:
         problem = f"{len(wanted)} different numbers of nodes, each a run of its own"
         raise InputError.at("--spot", problem, f"at most {_MOST_SIZES}: round them down")
     sizes: dict[int, Size] = {}
     for nodes in wanted:
-        found = answer if nodes == most else _at(asked, nodes, at_size)
+        found = answer if nodes == most else _at(study, nodes, at_size)
         if found is not None:
             sizes[nodes] = Size.of(nodes, found)
     if not sizes:
@@ -69,11 +69,11 @@ def on_spot(
     return follow(offers, sizes, answer.tokens, most_price=most_price or inf, notice_s=notice_s)
 
 
-def _at(asked: Study, nodes: int, at_size: Callable[[Study], Goodput | None]) -> Goodput | None:
+def _at(study: Study, nodes: int, at_size: Callable[[Study], Goodput | None]) -> Goodput | None:
     """The run with the data-parallel ranks that so many nodes hold, the same batch a rank; None where there are none."""
-    cluster = asked.cluster.with_nodes(nodes)
-    degrees = degrees_on(asked.plan, cluster.num_devices)
+    cluster = study.cluster.with_nodes(nodes)
+    degrees = degrees_on(study.plan, cluster.num_devices)
     try:
-        return at_size(replace(asked, cluster=cluster, plan=asked.plan.copy_with(**degrees)))
+        return at_size(replace(study, cluster=cluster, plan=study.plan.copy_with(**degrees)))
     except (InputError, ValueError):
         return None

@@ -19,17 +19,13 @@ from simulator.spec.cluster.host import Host
 
 
 def kit_files(
-    asked: Study,
-    job: Job,
-    head: dict[str, str | int],
-    hosts: str | None,
-    host: Host | None,
+    study: Study, job: Job, head: dict[str, str | int], hosts: str | None, host: Host | None
 ) -> dict[str, str]:
     """Name -> text. Raises InputError with every fault of hosts, topology and plan."""
     names = expand(hosts, "--hosts") if hosts is not None else ()
-    check_split(job.plan, job.model, asked.cluster)
-    kit = make_kit(job, asked.cluster, hosts=names, host=host)
-    if asked.cluster.seats:
+    check_split(job.plan, job.model, study.cluster)
+    kit = make_kit(job, study.cluster, hosts=names, host=host)
+    if study.cluster.seats:
         head = {**head, "placement": "../ranks.tsv"}
     formats: dict[str, str] = {}
     refused: dict[str, list[str]] = {}
@@ -38,14 +34,14 @@ def kit_files(
             formats[form] = export_plan(job, form, head).text
         except InputError as exc:
             refused[form] = [str(fault) for fault in exc.faults]
-    schedule = transfer_schedule(job.model, job.plan, asked.cluster, asked.calibration, asked.stack)
+    schedule = transfer_schedule(job.model, job.plan, study.cluster, study.calibration, study.stack)
     return launch_kit(kit, formats, refused, schedule)
 
 
-def check_kit(asked: Study, job: Job, hosts: str | None, host: Host | None, folder: Path | None) -> None:
+def check_kit(study: Study, job: Job, hosts: str | None, host: Host | None, folder: Path | None) -> None:
     """Raise InputError with every fault that a kit would have, before hours are spent on what goes into it."""
-    check_split(job.plan, job.model, asked.cluster)
-    make_kit(job, asked.cluster, hosts=expand(hosts, "--hosts") if hosts is not None else (), host=host)
+    check_split(job.plan, job.model, study.cluster)
+    make_kit(job, study.cluster, hosts=expand(hosts, "--hosts") if hosts is not None else (), host=host)
     check_folder(folder)
 
 
@@ -65,18 +61,18 @@ def check_folder(folder: Path | None) -> None:
         raise InputError.at(str(folder), problem, "a new folder where you may write")
 
 
-def table_of(asked: Study, job: Job, host: Host | None) -> str:
+def table_of(study: Study, job: Job, host: Host | None) -> str:
     """The placement's table alone."""
-    return ranks_table(make_kit(job, asked.cluster, host=host))
+    return ranks_table(make_kit(job, study.cluster, host=host))
 
 
-def placed(asked: Study, topology: str | None, placement: Path | None) -> tuple[Host | None, Study]:
+def placed(study: Study, topology: str | None, placement: Path | None) -> tuple[Host | None, Study]:
     """The node that --topology describes, and the study with its ranks where --placement says."""
     host = host_of(topology)
     if placement is None:
-        return host, asked
-    seats = read_placement(placement, asked.cluster, host)
-    return host, replace(asked, cluster=asked.cluster.with_rank_mapping(seats))
+        return host, study
+    seats = read_placement(placement, study.cluster, host)
+    return host, replace(study, cluster=study.cluster.with_rank_mapping(seats))
 
 
 def host_of(source: str | None) -> Host | None:
@@ -85,7 +81,6 @@ def host_of(source: str | None) -> Host | None:
         return None
     found = read_source(source)
     if not isinstance(found, Host):
-        problem = "describes no single host with its GPUs"
         remedy = "an NCCL topology XML, or what `nvidia-smi topo -m` printed"
-        raise ClusterError.at(f"--topology {source}", problem, remedy)
+        raise ClusterError.at(f"--topology {source}", "describes no single host with its GPUs", remedy)
     return found

@@ -1,4 +1,4 @@
-"""Flags that several verbs have, said once."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from simulator.base.units import UnitError
 from simulator.cli.finite import FiniteRange
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from simulator.formats.study import Study
     from simulator.spec.prices import Prices
 
@@ -28,7 +30,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def completed(words: Iterable[object] = (), presets: str | None = None) -> Callable[..., list[CompletionItem]]:
-    """What a shell completes an option's value to: words, and with `presets` the names in that folder, or a file."""
+    """Shell completion of an option's value: words, and with `presets` the names in that folder, or a file."""
 
     def found(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
         files = [] if presets is None else TOPOLOGIES.joinpath(presets).glob("*.toml")
@@ -106,7 +108,7 @@ _LEFT_OUT = {  # table of a study -> commands that count it, what the others say
 
 
 def print_notes(study: Study) -> Study:
-    """Say on stderr which keys of a study's files have moved, and what the command leaves out: once, and in none of its workers."""
+    """Print on stderr, once and not in workers, which keys of a study's files have moved and what is ignored."""
     command = click.get_current_context(silent=True)
     printed: set[str] = command.meta.setdefault("simulator.notes", set()) if command else set(study.notes)
     left = [
@@ -195,7 +197,7 @@ def answer_options(function: _Command) -> _Command:
 
 
 def html_option(function: _Command) -> _Command:
-    """--html, which `also_as_page` looks for. That an answer has no page is said, where one was asked for."""
+    """--html, read by `also_as_page`. A command without a page prints a note if --html is given."""
 
     @functools.wraps(function)
     def with_page(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the command takes and returns
@@ -213,30 +215,28 @@ def html_option(function: _Command) -> _Command:
 
 
 def _page_at(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    """Keep where the page goes. Raises InputError where no file can be written."""
+    """Store the page's path. Raises InputError if it cannot be written."""
     if path is not None:
         check_writable(path, "--html")
         context.meta[_PAGE] = path
 
 
-def asked_page() -> Path | None:
-    """Where --html asks for a page."""
+def page_path() -> Path | None:
+    """The path that --html gives, if any."""
     path: Path | None = click.get_current_context().meta.pop(_PAGE, None)
     return path
 
 
-def page_asked() -> bool:
-    """--html asks for a page, which is still to be written."""
+def page_requested() -> bool:
+    """Whether --html is given and its page not yet written."""
     return _PAGE in click.get_current_context().meta
 
 
 def also_as_page(
-    kind: str,
-    answer: Callable[[], Mapping[str, Any]],
-    drawing: Callable[[], Mapping[str, Any] | None] = lambda: None,
+    kind: str, answer: Callable[[], Mapping[str, Any]], drawing: Callable[[], Mapping[str, Any] | None] = lambda: None
 ) -> None:
-    """Write the page that --html asked for, if it did. answer: what --json prints. drawing: what pictures need beside it."""
-    path = asked_page()
+    """Write the page of --html, if given. answer: the JSON document. drawing: further data for its figures."""
+    path = page_path()
     if path is not None:
         from simulator.formats.html import write_page
 
@@ -244,13 +244,33 @@ def also_as_page(
         print_status(f"page written to {path}")
 
 
+def print_answer(
+    kind: str,
+    data: Callable[[], Mapping[str, Any]],
+    text: Callable[[], RenderableType],
+    drawing: Callable[[], Mapping[str, Any] | None] = lambda: None,
+    *,
+    as_json: bool,
+    plain: bool,
+    width: int | None = None,
+) -> None:
+    """Print an answer as JSON or as text, then write the page of --html. data: the JSON document; width: of the text."""
+    if as_json:
+        write_json(data())
+    else:
+        from simulator.cli.terminal import show
+
+        show(text(), plain=plain, **({} if width is None else {"width": width}))
+    also_as_page(kind, data, drawing)
+
+
 def write_json(answer: object) -> None:
     """Print to stdout as JSON, readable; keys keep their order."""
     click.echo(json_text(answer))
 
 
-def write_files(files: Mapping[str, str | bytes], folder: Path, what: str = "launch kit") -> None:
-    """Into a folder that is new or empty. Raises InputError where that cannot be."""
+def write_files(files: Mapping[str, str | bytes], folder: Path, label: str = "launch kit") -> None:
+    """Write files into a new or empty folder. Raises InputError if that is not possible."""
     try:
         if folder.exists() and any(folder.iterdir()):
             raise InputError.at(str(folder), "is not empty", "a new folder")
@@ -262,14 +282,14 @@ def write_files(files: Mapping[str, str | bytes], folder: Path, what: str = "lau
                 file.chmod(0o755)
     except OSError as exc:
         raise InputError.at(str(folder), f"cannot be written: {exc.strerror}") from None
-    print_status(f"{what} of {len(files)} files written to {folder}")
+    print_status(f"{label} of {len(files)} files written to {folder}")
 
 
 def print_status(text: str) -> None:
-    """On stderr, in words that may hold a name that somebody gave."""
+    """Print a line on stderr; control characters of names in it are escaped."""
     click.echo(printable_lines(text), err=True)
 
 
 def print_text(text: str) -> None:
-    """On stdout, lines that may hold such a name."""
+    """Print lines on stdout; control characters of names in them are escaped."""
     click.echo(printable_lines(text))

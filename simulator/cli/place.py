@@ -18,10 +18,10 @@ from simulator.cli import place_tensors
 from simulator.cli.export import head_of, job_of
 from simulator.cli.options import (
     FILE,
-    also_as_page,
     answer_options,
-    asked_page,
+    page_path,
     placement_option,
+    print_answer,
     print_status,
     set_option,
     study_options,
@@ -29,7 +29,6 @@ from simulator.cli.options import (
 )
 from simulator.cli.place_tensors import tensor_options
 from simulator.cli.predict import plan_file_options, plan_options, study_of
-from simulator.cli.terminal import show
 from simulator.cli.watch import watch_option
 from simulator.formats.study import Study
 
@@ -78,11 +77,11 @@ def command(
     """Place, confirm, print, write."""
     from simulator.cli.launch_kit import check_kit, kit_files, placed, table_of
     from simulator.studies.place import place
-    from simulator.studies.place.text import WIDTH, as_data, as_json_text, render
+    from simulator.studies.place.text import WIDTH, as_data, render
 
     of_tensors = {name: flags.pop(name) for name in place_tensors.NAMES}
     if of_tensors["tensors"] is not None:
-        of_ranks = {"out": out, "launch-kit": kit, "html": asked_page(), **_of_ranks(flags)}
+        of_ranks = {"out": out, "launch-kit": kit, "html": page_path(), **_of_ranks(flags)}
         others = [f"--{name}" for name, value in of_ranks.items() if value]
         if others:
             raise click.UsageError(f"{', '.join(others)}: of ranks, not of --tensors")
@@ -93,31 +92,35 @@ def command(
     if hosts is not None and kit is None:
         raise click.UsageError("--hosts is the launch kit's: --launch-kit DIR")
     table = flags.pop("placement") if topology is not None else None  # whose bus ids are that node's
-    host, asked = placed(study_of(study, flags, settings), topology, Path(table) if table is not None else None)
-    check_kit(asked, job_of(asked), hosts, host, kit)
+    host, loaded = placed(study_of(study, flags, settings), topology, Path(table) if table is not None else None)
+    check_kit(loaded, job_of(loaded), hosts, host, kit)
     if out is not None:
         check_writable(out, "-o")
-    inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    inputs = (loaded.model, loaded.plan, loaded.cluster, loaded.calibration, loaded.stack)
     with _progress() as show_progress:
         found = place(*inputs, across_nodes=across, deal_layers=layers, on_progress=show_progress)
-    asked = replace(asked, plan=found.plan, cluster=found.cluster)
-    if as_json:
-        click.echo(as_json_text(found, asked.inputs()), nl=False)
-    else:
-        show(render(found), plain=plain, width=WIDTH)
-    also_as_page("place", lambda: as_data(found, asked.inputs()), lambda: _drawing(asked, float(found.placed.step_s)))
+    loaded = replace(loaded, plan=found.plan, cluster=found.cluster)
+    print_answer(
+        "place",
+        lambda: as_data(found, loaded.inputs()),
+        lambda: render(found),
+        lambda: _drawing(loaded, float(found.placed.step_s)),
+        as_json=as_json,
+        plain=plain,
+        width=WIDTH,
+    )
     if out is not None:
-        write_whole(out, table_of(asked, job_of(asked), host), "-o")
+        write_whole(out, table_of(loaded, job_of(loaded), host), "-o")
         print_status(f"written to {out}")
     if kit is not None:
-        write_files(kit_files(asked, job_of(asked), head_of(asked), hosts, host), kit)
+        write_files(kit_files(loaded, job_of(loaded), head_of(loaded), hosts, host), kit)
     return ExitCode.OK
 
 
-def _drawing(asked: Study, step_s: float) -> Mapping[str, Any]:
+def _drawing(study: Study, step_s: float) -> Mapping[str, Any]:
     from simulator.formats.html.step import placed_drawing
 
-    return placed_drawing(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack, step_s)
+    return placed_drawing(study.model, study.plan, study.cluster, study.calibration, study.stack, step_s)
 
 
 def _of_ranks(flags: dict[str, Any]) -> dict[str, Any]:
@@ -132,9 +135,9 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
     """A line on stderr where that is a terminal: what was done how often; gone at the end."""
     live = sys.stderr.isatty()
 
-    def show_progress(what: str, count: int) -> None:
+    def show_progress(phase: str, count: int) -> None:
         if live:
-            click.echo(f"\r\x1b[2K{count:,} placements {what}", nl=False, err=True)
+            click.echo(f"\r\x1b[2K{count:,} placements {phase}", nl=False, err=True)
 
     try:
         yield show_progress

@@ -41,22 +41,22 @@ def tensor_options(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
-def answer(asked: Study, given: dict[str, Any], *, as_json: bool) -> int:
+def answer(study: Study, given: dict[str, Any], *, as_json: bool) -> int:
     """Place, print. Raises InputError with every fault of what is asked."""
     from simulator.studies.tensors import assign_shards, schedule_transfers, text, tiered
 
-    tensors, room = _inputs(asked, given)
+    tensors, room = _inputs(study, given)
     if given["evict"] is not None:
-        tiers, moves = _tiers(asked, room[0], given["moves"] or "copy")
+        tiers, moves = _tiers(study, room[0], given["moves"] or "copy")
         found = tiered([one for one in tensors if one.gpu == 0], tiers, given["evict"], moves)
         _show(text.tiered_data(found), text.tiered_text(found), as_json=as_json)
         return ExitCode.DOES_NOT_FIT if found.over_bytes else ExitCode.OK
-    node = Node.of(asked.cluster, room)
-    held = assign_shards(tensors, node)
-    transfers = schedule_transfers(tensors, node, held)
-    inputs = (tensors, node, held, transfers)
+    node = Node.of(study.cluster, room)
+    assigned = assign_shards(tensors, node)
+    transfers = schedule_transfers(tensors, node, assigned)
+    inputs = (tensors, node, assigned, transfers)
     _show(text.placed_data(*inputs), text.placed_text(*inputs), as_json=as_json)
-    return ExitCode.DOES_NOT_FIT if held.too_much else ExitCode.OK
+    return ExitCode.DOES_NOT_FIT if assigned.too_much else ExitCode.OK
 
 
 def _show(data: dict[str, Any], lines: Any, *, as_json: bool) -> None:  # noqa: ANN401  an iterator of lines
@@ -67,7 +67,7 @@ def _show(data: dict[str, Any], lines: Any, *, as_json: bool) -> None:  # noqa: 
     also_as_page("answer", lambda: data)
 
 
-def _inputs(asked: Study, given: dict[str, Any]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+def _inputs(study: Study, given: dict[str, Any]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """The tensors, and the bytes of each GPU for them."""
     faults: list[Fault] = []
     size: int | None = None
@@ -77,11 +77,11 @@ def _inputs(asked: Study, given: dict[str, Any]) -> tuple[tuple[Tensor, ...], tu
         size = quantity("--room", parse_bytes, given["room"]) if given["room"] is not None else None
     if faults:
         raise InputError(faults)
-    count, device = asked.cluster.gpus_per_node, asked.cluster.device
+    count, device = study.cluster.gpus_per_node, study.cluster.device
     if str(given["tensors"]) == OWN:
         from simulator.studies.tensors.own import own_tensors
 
-        own = own_tensors(_lowered(asked))
+        own = own_tensors(_lowered(study))
         return own.tensors, own.room if size is None else (size,) * count
     from simulator.formats.readers.tensors_table import read_tensors
 
@@ -89,29 +89,29 @@ def _inputs(asked: Study, given: dict[str, Any]) -> tuple[tuple[Tensor, ...], tu
     return read_tensors(Path(given["tensors"]), count), (room,) * count
 
 
-def _lowered(asked: Study) -> Any:  # noqa: ANN401  Lowering, which is loaded late
+def _lowered(study: Study) -> Any:  # noqa: ANN401  Lowering, which is loaded late
     from simulator.play.lower import lower
     from simulator.spec.calibration import Calibration
     from simulator.spec.calibration.collective_curves import default_curves
     from simulator.spec.software.stack import Stack
 
-    calibration = asked.calibration or Calibration.for_device(asked.cluster.device)
-    stack, curves = asked.stack or Stack.of(asked.plan), calibration.links or default_curves()
-    return lower(asked.model, asked.plan, asked.cluster, stack, calibration, curves)
+    calibration = study.calibration or Calibration.for_device(study.cluster.device)
+    stack, curves = study.stack or Stack.of(study.plan), calibration.links or default_curves()
+    return lower(study.model, study.plan, study.cluster, stack, calibration, curves)
 
 
-def _tiers(asked: Study, room: int, how: str) -> tuple[Any, Moves]:
+def _tiers(study: Study, room: int, how: str) -> tuple[Any, Moves]:
     """The memory hierarchy of one GPU, and what one move in it costs beside its bytes."""
     from simulator.memory.driver_costs import DriverCosts
     from simulator.work.offload.hierarchy import hierarchy
 
-    tiers = hierarchy(asked.cluster, min(asked.plan.num_devices, asked.cluster.gpus_per_node))
-    host = asked.cluster.host_tier
+    tiers = hierarchy(study.cluster, min(study.plan.num_devices, study.cluster.gpus_per_node))
+    host = study.cluster.host_tier
     assert host is not None  # hierarchy has refused a cluster without
     units = {
         "copy": Moves(unit_s=host.copy_latency_s),
         "prefetch": Moves(unit_s=host.copy_latency_s, ahead=True),
         "fault": Moves(unit_bytes=host.fault_bytes, unit_s=host.fault_latency_s),
-        "overcommit": Moves(unit_s=host.copy_latency_s + DriverCosts.of(asked.calibration).malloc.call_s),
+        "overcommit": Moves(unit_s=host.copy_latency_s + DriverCosts.of(study.calibration).malloc.call_s),
     }
     return (replace(tiers[0], num_bytes=room), *tiers[1:]), units[how]

@@ -27,6 +27,7 @@ from simulator.cli.options import (
     program_options,
     set_option,
     study_options,
+    write_json,
 )
 from simulator.cli.predict_recorded import recorded_options
 from simulator.cli.progress import playing
@@ -59,7 +60,7 @@ Exit codes: 0 it fits, 2 usage, 3 bad input, 4 it does not fit in memory."""
 
 
 def _metavar(annotation: object) -> str:
-    """What a flag takes, from the type of Plan's field: `none|full`, INTEGER."""
+    """A flag's metavar from the type of Plan's field: `none|full`, INTEGER."""
     choices = words_of(annotation)
     if choices:
         return "|".join(map(str, choices))
@@ -68,7 +69,7 @@ def _metavar(annotation: object) -> str:
 
 
 def _default(name: str, value: object) -> str:
-    """What --help says of a flag that is not given."""
+    """The default of a flag, for --help."""
     if name == "dp_shard":
         return "default: the devices that the other degrees leave"
     if isinstance(value, Strict):
@@ -113,7 +114,7 @@ def plan_file_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def study_of(study: Path | None, flags: dict[str, Any], settings: tuple[str, ...]) -> Study:
-    """The study under a command's flags: nouns, Plan's fields, a plan's file. What that file states without effect is printed on stderr.
+    """The study with a command's flags applied. Settings of a plan's file that have no effect are printed on stderr.
 
     Raises InputError with every fault of every input.
     """
@@ -121,13 +122,13 @@ def study_of(study: Path | None, flags: dict[str, Any], settings: tuple[str, ...
     given = {name: text for name, text in flags.items() if text is not None}
     plan_flags = {name: text for name, text in given.items() if name in Plan.flat_fields()}
     inputs = {name: text for name, text in given.items() if name not in plan_flags}
-    asked = print_notes(read_study(study, inputs, plan_flags, settings, imported))
-    if asked.draft is not None:
+    loaded = print_notes(read_study(study, inputs, plan_flags, settings, imported))
+    if loaded.draft is not None:
         from simulator.formats.study.imported import warnings
 
-        for line in warnings(asked.draft):
+        for line in warnings(loaded.draft):
             print_status(f"shardwise: {line}")
-    return asked
+    return loaded
 
 
 def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
@@ -176,10 +177,7 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 @click.option("--trace", type=FILE, metavar="OUT.json.gz", help="Also write a Chrome trace, for Perfetto.")
 @click.option("--memory", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw the step's memory by category.")
 @click.option(
-    "--links",
-    type=FILE,
-    metavar="OUT.png|OUT.svg",
-    help="Also draw a node's links and what the step puts on them.",
+    "--links", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw a node's links and what the step puts on them."
 )
 @click.option(
     "--snapshot",
@@ -223,44 +221,49 @@ def command(
             raise click.UsageError(f"{flag} needs --program")
     wrong = unread + _unwritable({"--trace": trace, "--snapshot": snapshot}, {"--memory": memory, "--links": links})
     wrong += _given_sizes(flags, settings) if largest else []
-    try:
-        asked = study_of(study, flags, settings)
-        asked = replace(asked, cluster=with_fabric(asked.cluster, fabric))
-    except InputError as exc:
-        raise InputError([*exc.faults, *wrong], exc.ready) from None
-    if wrong:
-        raise InputError(wrong)
+    loaded = _loaded(study, flags, settings, fabric, wrong)
     lengths = read_lengths(spec) if spec is not None else ()
-    beside = check_forwards(kind, asked.plan) if kind is not None else None
+    beside = check_forwards(kind, loaded.plan) if kind is not None else None
     rolled = _rollout(rollout) if rollout is not None else None
-    asked, found = _with_largest_batch(asked) if largest else (asked, None)
-    prediction, stall = with_data_of(asked, _predicted(asked, beside))
-    inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    loaded, found = _with_largest_batch(loaded) if largest else (loaded, None)
+    prediction, stall = with_data_of(loaded, _predicted(loaded, beside))
+    inputs = (loaded.model, loaded.plan, loaded.cluster, loaded.calibration, loaded.stack)
     padding = padding_of(lengths, *inputs) if lengths else None
     iteration = _iteration(rolled, prediction, *inputs) if rolled is not None else None
-    further = extras_of(extra_flags, asked, prediction, stall)
+    further = extras_of(extra_flags, loaded, prediction, stall)
     parts = {"largest_batch": found, "lengths": padding, "rollout": iteration}
     keys = {name: one.report() for name, one in parts.items() if one is not None} | further.keys
     if as_json:
-        from simulator.formats.writers.json_report import to_json
-
-        click.echo(to_json(prediction, asked.inputs(), keys), nl=False)
+        write_json(_report(prediction, loaded, keys))
     else:
         from simulator.cli.terminal import show_prediction
 
         show_prediction(prediction, padding, iteration, further.sections, plain=plain, brief=brief)
-    _write_files(asked, prediction, trace, links, further.telemetry)
-    if memory is not None or snapshot is not None:
-        _write_memory(asked, prediction, memory, snapshot)
-    also_as_page("predict", lambda: _report(prediction, asked, keys), lambda: _drawing(prediction, inputs))
+    _write_files(loaded, prediction, trace, links, further.telemetry)
+    _write_memory(loaded, prediction, memory, snapshot)
+    also_as_page("predict", lambda: _report(prediction, loaded, keys), lambda: _drawing(prediction, inputs))
     return prediction.verdict.exit_code
 
 
-def _report(prediction: Prediction, asked: Study, further: Mapping[str, Any]) -> Mapping[str, Any]:
+def _loaded(
+    study: Path | None, flags: dict[str, Any], settings: tuple[str, ...], fabric: tuple[str, ...], faults: list[Fault]
+) -> Study:
+    """The study with its measured fabric. Raises InputError with its faults and those found before."""
+    try:
+        loaded = study_of(study, flags, settings)
+        loaded = replace(loaded, cluster=with_fabric(loaded.cluster, fabric))
+    except InputError as exc:
+        raise InputError([*exc.faults, *faults], exc.ready) from None
+    if faults:
+        raise InputError(faults)
+    return loaded
+
+
+def _report(prediction: Prediction, study: Study, further: Mapping[str, Any]) -> Mapping[str, Any]:
     """What --json prints."""
     from simulator.formats.writers.json_report import report
 
-    return {**report(prediction, asked.inputs()), **further}
+    return {**report(prediction, study.inputs()), **further}
 
 
 def _drawing(prediction: Prediction, inputs: tuple[Any, ...]) -> Mapping[str, Any]:
@@ -275,23 +278,23 @@ def _rollout(file: Path) -> Rollout:
     return read_rollout(file)
 
 
-def _iteration(asked: Rollout, prediction: Prediction, *inputs: Any) -> Iteration:  # noqa: ANN401  predict's inputs
+def _iteration(rollout: Rollout, prediction: Prediction, *inputs: Any) -> Iteration:  # noqa: ANN401  predict's inputs
     from simulator.studies.rollout import iteration_of
 
-    return iteration_of(asked, prediction, *inputs)
+    return iteration_of(rollout, prediction, *inputs)
 
 
-def _predicted(asked: Study, beside: tuple[Kind, int] | None) -> Prediction:
-    """The prediction of what is asked, with a reference model and a checkpoint where these are asked for."""
-    inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
-    with playing(asked.plan, asked.cluster):
+def _predicted(study: Study, beside: tuple[Kind, int] | None) -> Prediction:
+    """The prediction of a study, with a reference model and a checkpoint if requested."""
+    inputs = (study.model, study.plan, study.cluster, study.calibration, study.stack)
+    with playing(study.plan, study.cluster):
         prediction = predict(*inputs, advise=True)
-    prediction = replace(prediction, sources=(*asked.sources, *prediction.sources))
+    prediction = replace(prediction, sources=(*study.sources, *prediction.sources))
     if beside is not None:
         prediction = with_reference(prediction, *inputs, kind=beside[0], forwards=beside[1])
-    if asked.checkpoint is None:
+    if study.checkpoint is None:
         return prediction
-    return replace(prediction, checkpoint=saving(asked.model, asked.plan, asked.cluster, asked.checkpoint))
+    return replace(prediction, checkpoint=saving(study.model, study.plan, study.cluster, study.checkpoint))
 
 
 def _program(
@@ -303,7 +306,7 @@ def _program(
     sizes: dict[str, Any],
     form: dict[str, bool],
 ) -> int:
-    """Of a --program: a recorded one by its own verb's half, a captured one by its own."""
+    """Predict a --program, which is a recorded trace or a captured program."""
     from simulator.formats.readers.recording import is_recording
 
     if is_recording(program):
@@ -320,20 +323,20 @@ def _program(
     return answer(program, flags, settings, files, sizes["tokens_per_step"], **form)
 
 
-def _with_largest_batch(asked: Study) -> tuple[Study, LargestBatch]:
-    """What is asked with the largest micro-batch that surely fits, or with 1; what was found is printed on stderr."""
+def _with_largest_batch(study: Study) -> tuple[Study, LargestBatch]:
+    """The study with the largest micro-batch that surely fits, or 1; the result is printed on stderr."""
     from simulator.predict.largest_batch import largest_batch
 
-    found = largest_batch(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    found = largest_batch(study.model, study.plan, study.cluster, study.calibration, study.stack)
     print_status(f"shardwise: {found.words}")
     size = f"micro_batch_size = {found.plan.micro_batch_size} (--largest-batch)"
     source = Source(what="plan", kind="given", detail=size)
-    kept = [one for one in asked.sources if one.what != "plan.micro_batch_size"]  # what a plan's file leaves open
-    return replace(asked, plan=found.plan, sources=(*kept, source)), found
+    sources = [one for one in study.sources if one.what != "plan.micro_batch_size"]  # what a plan's file leaves open
+    return replace(study, plan=found.plan, sources=(*sources, source)), found
 
 
 def _given_sizes(flags: Mapping[str, Any], settings: tuple[str, ...]) -> list[Fault]:
-    """A fault for each flag that gives the size of a micro-batch, where the largest one is asked for."""
+    """A fault for each flag that sets the micro-batch size although --largest-batch is given."""
     given = [f"--set {one}" for one in settings if one.partition("=")[0].strip() == "plan.micro_batch_size"]
     if flags["micro_batch_size"] is not None:
         given.insert(0, f"--micro-batch-size {flags['micro_batch_size']}")
@@ -342,7 +345,7 @@ def _given_sizes(flags: Mapping[str, Any], settings: tuple[str, ...]) -> list[Fa
 
 
 def _unwritable(files: Mapping[str, Path | None], pictures: Mapping[str, Path | None]) -> list[Fault]:
-    """What would go wrong with the files that were asked for, reported before the prediction."""
+    """Faults of the output files, reported before the prediction."""
     faults: list[Fault] = []
     for flag, path in {**files, **pictures}.items():
         if path is not None:
@@ -352,7 +355,7 @@ def _unwritable(files: Mapping[str, Path | None], pictures: Mapping[str, Path | 
 
 
 def _write_files(
-    asked: Study, prediction: Prediction, trace: Path | None, links: Path | None, counters: Telemetry | None
+    study: Study, prediction: Prediction, trace: Path | None, links: Path | None, counters: Telemetry | None
 ) -> None:
     """The step's timeline, and what it sends over a node's links."""
     if trace is not None:
@@ -364,17 +367,19 @@ def _write_files(
         from simulator.formats.writers.link_plot import write_link_plot
         from simulator.predict.link_loads import link_loads
 
-        loads = link_loads(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+        loads = link_loads(study.model, study.plan, study.cluster, study.calibration, study.stack)
         write_link_plot(links, loads, "--links")
         print_status(f"links drawn in {links}")
 
 
-def _write_memory(asked: Study, prediction: Prediction, picture: Path | None, snapshot: Path | None) -> None:
-    """The step's allocations once more, event by event, for the writers that show each."""
+def _write_memory(study: Study, prediction: Prediction, picture: Path | None, snapshot: Path | None) -> None:
+    """Replay the step's allocations event by event for the writers that need them."""
+    if picture is None and snapshot is None:
+        return
     from simulator.memory import device_history
 
-    stack = asked.stack or Stack.of(asked.plan)
-    history = device_history(asked.model, asked.plan, stack, asked.cluster.device)
+    stack = study.stack or Stack.of(study.plan)
+    history = device_history(study.model, study.plan, stack, study.cluster.device)
     if picture is not None:
         from simulator.formats.writers.memory_plot import write_memory_plot
 
@@ -384,7 +389,7 @@ def _write_memory(asked: Study, prediction: Prediction, picture: Path | None, sn
         from simulator.formats.writers.snapshot import write_snapshot
         from simulator.memory.pools import settings_of
 
-        write_snapshot(snapshot, history, settings_of(asked.plan))
-        if asked.plan.memory.policy not in ("caching", "expandable"):
+        write_snapshot(snapshot, history, settings_of(study.plan))
+        if study.plan.memory.policy not in ("caching", "expandable"):
             print_status("snapshot: the format is that of PyTorch's allocator, so it serves the requests there")
         print_status(f"snapshot written to {snapshot}: open it at https://pytorch.org/memory_viz")

@@ -8,12 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import click
-
 from simulator.base.errors import Collected, Fault
 from simulator.base.schema import check_writable
 from simulator.cli.fabric import with_fabric
-from simulator.cli.options import also_as_page, page_asked, print_status
+from simulator.cli.options import also_as_page, page_requested, print_status, write_json
 from simulator.cli.programs import place_inputs, place_of, program_at
 from simulator.formats.drawing import FORMATS
 from simulator.formats.study import Study
@@ -23,7 +21,7 @@ from simulator.work.captured.capture import Capture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """What else is to be written; None: not. scale_with: read, beside the program."""
+    """Output files; None: not written. scale_with: a second capture to read."""
 
     trace: Path | None
     memory: Path | None
@@ -32,14 +30,13 @@ class Files:
     scale_with: Path | None = None
 
     def faults(self) -> list[Fault]:
-        """What would go wrong with them, reported before the prediction."""
+        """Faults of the output files, reported before the prediction."""
         found: list[Fault] = []
         if self.links is not None:
             problem = "the links of a captured program are not drawn"
-            found.append(Fault(place=f"--links {self.links}", problem=problem, remedy="--trace shows its collectives"))
+            found.append(Fault(f"--links {self.links}", problem, "--trace shows its collectives"))
         if self.memory is not None and self.memory.suffix not in FORMATS:
-            remedy = f"ending in {' or '.join(FORMATS)}"
-            found.append(Fault(place=f"--memory {self.memory}", problem="no picture format", remedy=remedy))
+            found.append(Fault(f"--memory {self.memory}", "no picture format", f"ending in {' or '.join(FORMATS)}"))
         for flag, path in (("--trace", self.trace), ("--memory", self.memory), ("--snapshot", self.snapshot)):
             if path is not None:
                 with Collected(found):
@@ -63,47 +60,45 @@ def answer(
     from simulator.predict.program import predict_program
 
     given = {name: value for name, value in flags.items() if name != "fabric"}
-    asked = place_of(given, settings, files.faults(), pool=True)
-    asked = replace(asked, cluster=with_fabric(asked.cluster, flags.get("fabric", ())))
-    program_of = cache(lambda: program_at(program, asked, tokens_per_step, files.scale_with))
+    study = place_of(given, settings, files.faults(), pool=True)
+    study = replace(study, cluster=with_fabric(study.cluster, flags.get("fabric", ())))
+    program_of = cache(lambda: program_at(program, study, tokens_per_step, files.scale_with))
 
     def predicted() -> Prediction:
-        given = (program_of(), asked.cluster, asked.calibration, asked.stack)
-        return predict_program(*given, memory=asked.plan.memory, advise=True)
+        given = (program_of(), study.cluster, study.calibration, study.stack)
+        return predict_program(*given, memory=study.plan.memory, advise=True)
 
-    whole = page_asked() or files != Files(trace=None, memory=None, links=None, snapshot=None)
-    found = predicted() if whole else cached(program, asked, tokens_per_step, predicted)
-    found = replace(found, sources=(*asked.sources, *found.sources))
+    in_full = page_requested() or files != Files(trace=None, memory=None, links=None, snapshot=None)
+    found = predicted() if in_full else cached(program, study, tokens_per_step, predicted)
+    found = replace(found, sources=(*study.sources, *found.sources))
     if as_json:
-        from simulator.formats.writers.json_report import to_json
-
-        click.echo(to_json(found, place_inputs(program, asked)), nl=False)
+        write_json(_report(found, program, study))
     else:
         from simulator.cli.terminal import show_prediction
 
         show_prediction(found, plain=plain, brief=brief)
-    if whole:
-        _write(program_of(), asked, found, files)
-        also_as_page("predict", lambda: _report(found, program, asked), lambda: _drawing(program_of(), asked, found))
+    if in_full:
+        _write(program_of(), study, found, files)
+        also_as_page("predict", lambda: _report(found, program, study), lambda: _drawing(program_of(), study, found))
     return found.verdict.exit_code
 
 
-def _report(found: Prediction, program: Path, asked: Study) -> Mapping[str, Any]:
+def _report(found: Prediction, program: Path, study: Study) -> Mapping[str, Any]:
     """What --json prints."""
     from simulator.formats.writers.json_report import report
 
-    return report(found, place_inputs(program, asked))
+    return report(found, place_inputs(program, study))
 
 
-def _drawing(one: Capture, asked: Study, found: Prediction) -> Mapping[str, Any]:
+def _drawing(one: Capture, study: Study, found: Prediction) -> Mapping[str, Any]:
     from simulator.formats.html.step import program_drawing
     from simulator.predict.program import program_history
 
-    return program_drawing(found, program_history(one, asked.cluster, asked.plan.memory))
+    return program_drawing(found, program_history(one, study.cluster, study.plan.memory))
 
 
-def _write(one: Capture, asked: Study, found: Any, files: Files) -> None:  # noqa: ANN401  a Prediction
-    """The files beside the answer, which is out already."""
+def _write(one: Capture, study: Study, found: Any, files: Files) -> None:  # noqa: ANN401  a Prediction
+    """Write the output files after the answer is printed."""
     if files.trace is not None:
         from simulator.formats.writers.chrome_trace import write_chrome_trace
 
@@ -113,7 +108,7 @@ def _write(one: Capture, asked: Study, found: Any, files: Files) -> None:  # noq
         return
     from simulator.predict.program import program_history
 
-    history = program_history(one, asked.cluster, asked.plan.memory)
+    history = program_history(one, study.cluster, study.plan.memory)
     if files.memory is not None:
         from simulator.formats.writers.memory_plot import write_memory_plot
 
@@ -123,5 +118,5 @@ def _write(one: Capture, asked: Study, found: Any, files: Files) -> None:  # noq
         from simulator.formats.writers.snapshot import write_snapshot
         from simulator.memory.pools import settings_of
 
-        write_snapshot(files.snapshot, history, settings_of(asked.plan))
+        write_snapshot(files.snapshot, history, settings_of(study.plan))
         print_status(f"snapshot written to {files.snapshot}: open it at https://pytorch.org/memory_viz")

@@ -1,4 +1,4 @@
-"""`shardwise predict --program TRACE.json`: a recorded step played again, as it was and as it would be."""
+"""`shardwise predict --program TRACE.json`: a recorded step replayed, unchanged and with changes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.schema import check_writable
 from simulator.base.units import format_bytes
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import also_as_page, print_status, write_json
+from simulator.cli.options import print_answer, print_status
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from simulator.predict.recorded import ReplayedStep, WhatIf
     from simulator.work.recorded.recording import Recording
 
@@ -24,7 +26,7 @@ _OF_PLACE = ("cluster", "device")
 
 
 def recorded_options(function: Callable[..., int]) -> Callable[..., int]:
-    """What can be asked of a recorded trace."""
+    """Options of a recorded trace."""
     for option in reversed(
         (
             click.option("--step", type=click.IntRange(0), metavar="N", help="Of a recorded --program: ProfilerStep#N. [the median one]"),
@@ -41,7 +43,7 @@ def recorded_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def refuse(flags: Mapping[str, Any]) -> None:
-    """Raise UsageError where any of these is given of what is no recording."""
+    """Raise UsageError if any of these options is given although the program is not a recording."""
     found = [f"--{name.replace('_', '-')}" for name in NAMES if flags[name] not in (None, (), False)]
     if found:
         raise click.UsageError(f"{', '.join(found)}: only of a --program that is a profiler's trace")
@@ -61,19 +63,12 @@ def answer(
     from simulator.predict.recorded import replay_recording
 
     _check(flags, settings, files)
-    asked = _what_if(flags, settings)
+    changes = _what_if(flags, settings)
     recordings = read_recordings(program, flags["step"], lambda read: print_status(f"read {format_bytes(read)}"))
-    found = replay_recording(_timed(recordings, asked), asked)
-    if as_json:
-        from simulator.formats.writers.recorded_text import as_json as data
-
-        write_json(data(found))
-    else:
-        from simulator.cli.terminal import show
-        from simulator.formats.writers.recorded_text import render
-
-        show(render(found), plain=plain)
-    also_as_page("recorded", lambda: _report(found), lambda: _drawing(found))
+    found = replay_recording(_timed(recordings, changes), changes)
+    print_answer(
+        "recorded", lambda: _report(found), lambda: _text(found), lambda: _drawing(found), as_json=as_json, plain=plain
+    )
     if files["--trace"] is not None:
         from simulator.formats.writers.chrome_trace import write_timeline
 
@@ -82,9 +77,9 @@ def answer(
     return 0
 
 
-def _timed(recordings: Sequence[Recording], asked: WhatIf) -> Sequence[Recording]:
-    """With the times of collectives that an execution trace leaves open, where the cluster is named."""
-    cluster = asked.recorded_on
+def _timed(recordings: Sequence[Recording], changes: WhatIf) -> Sequence[Recording]:
+    """The recordings with modelled times for collectives that have none, if the cluster is named."""
+    cluster = changes.recorded_on
     if cluster is None:
         return recordings
     from simulator.predict.repriced import with_collective_times
@@ -103,6 +98,12 @@ def _report(found: ReplayedStep) -> Mapping[str, Any]:
     from simulator.formats.writers.recorded_text import as_json as data
 
     return data(found)
+
+
+def _text(found: ReplayedStep) -> RenderableType:
+    from simulator.formats.writers.recorded_text import render
+
+    return render(found)
 
 
 def _drawing(found: ReplayedStep) -> Mapping[str, Any]:
@@ -152,8 +153,8 @@ def _what_if(flags: Mapping[str, Any], settings: tuple[str, ...]) -> WhatIf:
     cluster = calibration = None
     if named is not None:
         inputs = {"cluster": named, **{name: flags[name] for name in ("nodes", "calibration") if flags[name]}}
-        asked = read_study(None, inputs, {}, settings)
-        cluster, calibration = asked.cluster, asked.calibration
+        study = read_study(None, inputs, {}, settings)
+        cluster, calibration = study.cluster, study.calibration
     return WhatIf(
         faster=faster, communication=flags["communication"], without_host=flags["graphed_host"], cluster=cluster,
         without_recompute=flags["recompute"] == "none",

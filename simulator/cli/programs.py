@@ -150,9 +150,8 @@ def subject_at(
 def with_tokens(program: Capture, place: str) -> Capture:
     """The program with the tokens that a step trains on. Raises InputError where their number is not stated."""
     if not program.tokens_per_step:
-        problem = "how many tokens its step trains on is not known"
         remedy = "--tokens-per-step N, of all ranks; shardwise capture takes it too, and keeps it in the file"
-        raise InputError.at(place, problem, remedy)
+        raise InputError.at(place, "how many tokens its step trains on is not known", remedy)
     return program
 
 

@@ -1,4 +1,4 @@
-"""How long work shows on stderr that it goes on."""
+"""Progress of long work on stderr."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StatusLine:
         click.echo(f"\r\x1b[2K{line}" if self._live else line, nl=last or not self._live, err=True)
 
     def clear(self) -> None:
-        """Leave a terminal's line empty."""
+        """Clear the terminal's line."""
         if self._live and self._shown_s:
             click.echo("\r\x1b[2K", nl=False, err=True)
 
@@ -46,7 +46,7 @@ _LONG: Final = 5_000  # passes of micro-batches: some seconds
 
 @contextmanager
 def playing(plan: Plan, cluster: Cluster) -> Iterator[None]:
-    """Shows how far the prediction of a step has come whose pipeline takes long to play."""
+    """Show the progress of simulating a long pipeline."""
     from simulator.play.progress import listened_by
     from simulator.predict.play import num_played, repeats_of
 
@@ -72,7 +72,7 @@ def playing(plan: Plan, cluster: Cluster) -> Iterator[None]:
 
 @contextmanager
 def ended_as_interrupted() -> Iterator[None]:
-    """A batch system that ends the job gets what is known by then, as Ctrl-C does."""
+    """Treat SIGTERM of a batch system like Ctrl-C: the results so far are printed."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

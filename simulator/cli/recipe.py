@@ -1,4 +1,4 @@
-"""--recipe and --gpus: a fine-tuning run as people name it, with what such runs usually set."""
+"""--recipe and --gpus: a fine-tuning run by its usual name, with the usual settings of such runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def recipe_options(function: _Command) -> _Command:
 
 
 def with_recipe(flags: dict[str, Any]) -> list[Fault]:
-    """Put what the two flags stand for into a command's flags, where it says nothing else; the faults of both."""
+    """Fill a command's unset flags from --recipe and --gpus; returns the faults of both."""
     recipe, gpus = flags.pop("recipe"), flags.pop("gpus")
     faults = []
     if gpus is not None:
@@ -63,7 +63,7 @@ def with_recipe(flags: dict[str, Any]) -> list[Fault]:
 
 
 def _filled(flags: dict[str, Any], recipe: Mapping[str, str], gpus: str | None, faults: list[Fault]) -> list[Fault]:
-    """Flags that are not given, as the recipe has them; nothing is sharded on one GPU."""
+    """Values of unset flags from the recipe; nothing is sharded on one GPU."""
     alone = {"zero": "0", "data_parallel": "ddp"} if gpus is not None and _ALONE.match(gpus) else {}
     for name, value in {**recipe, **alone}.items():
         if flags.get(name) is None:

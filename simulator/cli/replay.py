@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +14,7 @@ from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import also_as_page, html_option, quantity, write_json
+from simulator.cli.options import html_option, print_answer, quantity
 from simulator.formats.readers.snapshot import read_snapshot
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.allocator.blocks import LARGE_SEGMENT_BYTES, MIB
@@ -33,6 +34,9 @@ from simulator.studies.replay import (
     replay,
     varied,
 )
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _HELP = """Play a CUDA memory snapshot through shardwise's allocator and compare every address, segment and counter.
 
@@ -70,7 +74,7 @@ _SCHEMA = 1
 @click.option("--plain", is_flag=True, help="No colours, fixed width.")
 @html_option
 def command(snapshot: Path | None, *, study: Path | None, as_json: bool, plain: bool, **options: Any) -> int:  # noqa: ANN401
-    """Replay, print, and say by the exit code what came of it."""
+    """Replay and print; the exit code gives the outcome."""
     if (snapshot is None) == (study is None):
         raise click.UsageError("give either SNAPSHOT or --plan STUDY.toml")
     calibration = Calibration.load(options["calibration"]) if options["calibration"] else None
@@ -82,14 +86,7 @@ def command(snapshot: Path | None, *, study: Path | None, as_json: bool, plain: 
 
 def _exact(snapshot: Path, device: int | None, *, as_json: bool, plain: bool) -> int:
     report = replay(read_snapshot(snapshot, device))
-    if as_json:
-        write_json(_exact_data(report))
-    else:
-        from simulator.cli.terminal import show
-        from simulator.formats.writers.replay_text import exact_text
-
-        show(exact_text(report), plain=plain)
-    also_as_page("replay", lambda: _exact_data(report))
+    print_answer("replay", lambda: _exact_data(report), lambda: _exact_text(report), as_json=as_json, plain=plain)
     return ExitCode.OK if report.is_exact else DIFFERS
 
 
@@ -102,7 +99,7 @@ def _what_if(
     as_json: bool,
     plain: bool,
 ) -> int:
-    needs, asked_for = _needs(options), [NATIVE]
+    needs, policies_of_input = _needs(options), [NATIVE]
     if snapshot is not None:
         recording = read_snapshot(snapshot, options["device"])
         sequence = of_recording(recording)
@@ -113,7 +110,7 @@ def _what_if(
         needs = replace(needs, settings=_merged(pools.settings, options))
         if options["block_size"] is None:
             needs = replace(needs, block_bytes=pools.block_bytes)
-        asked_for = [pools.name]
+        policies_of_input = [pools.name]
     if options["vary_sizes"]:
         changed = varied(sequence, options["vary_sizes"], _STEPS)
         if changed is None:
@@ -123,10 +120,12 @@ def _what_if(
                 "record exactly one step",
             )
         sequence = changed
-    policies = list(POLICIES) if options["compare_policies"] else list(dict.fromkeys(options["policies"])) or asked_for
-    costs, asked = DriverCosts.of(calibration), demand(sequence)
+    policies = (
+        list(POLICIES) if options["compare_policies"] else list(dict.fromkeys(options["policies"])) or policies_of_input
+    )
+    costs, demanded = DriverCosts.of(calibration), demand(sequence)
     scores = compare(sequence, policies, needs, costs)
-    own_s = _own_s(options, asked)
+    own_s = _own_s(options, demanded)
     moves = _moves(study, scores)
     sequence = replace(sequence, notes=(*sequence.notes, *_notes_of(own_s, moves)))
     data = {
@@ -134,22 +133,28 @@ def _what_if(
         "name": sequence.name,
         "settings": asdict(needs.settings),
         "capacity_bytes": needs.capacity_bytes,
-        "demand": asdict(asked),
+        "demand": asdict(demanded),
         **({"own_allocator_s": own_s} if own_s else {}),
         **({"moves": moves} if moves is not None else {}),
         "policies": [_score_data(score) for score in scores],
         "costs": costs.source,
         "notes": list(sequence.notes),
     }
-    if as_json:
-        write_json(data)
-    else:
-        from simulator.cli.terminal import show
-        from simulator.formats.writers.replay_text import policies_text
-
-        show(policies_text(sequence, asked, scores, costs.source), plain=plain, width=_WIDTH)
-    also_as_page("policies", lambda: data)
+    text = partial(_policies_text, sequence, demanded, scores, costs.source)
+    print_answer("policies", lambda: data, text, as_json=as_json, plain=plain, width=_WIDTH)
     return min((score.fit for score in scores), key=lambda fit: fit.rank).exit_code
+
+
+def _exact_text(report: ReplayReport) -> RenderableType:
+    from simulator.formats.writers.replay_text import exact_text
+
+    return exact_text(report)
+
+
+def _policies_text(*answer: Any) -> RenderableType:  # noqa: ANN401  of `policies_text`
+    from simulator.formats.writers.replay_text import policies_text
+
+    return policies_text(*answer)
 
 
 def _exact_data(report: ReplayReport) -> dict[str, Any]:
@@ -162,10 +167,10 @@ def _score_data(score: Score) -> dict[str, Any]:
     return data if score.moved_bytes else {name: value for name, value in data.items() if name != "moved_bytes"}
 
 
-def _own_s(options: dict[str, Any], asked: Demand) -> float:
-    """What an allocator of one's own takes for a step's requests. Raises InputError with every time that is none."""
+def _own_s(options: dict[str, Any], demanded: Demand) -> float:
+    """Seconds that a user's allocator takes for a step's requests. Raises InputError for invalid times."""
     faults, found = list[Fault](), 0.0
-    for name, count in (("alloc_s", asked.num_allocations), ("free_s", asked.num_frees)):
+    for name, count in (("alloc_s", demanded.num_allocations), ("free_s", demanded.num_frees)):
         with Collected(faults):
             flag = f"--{name.replace('_', '-')}"
             found += count * (quantity(flag, parse_seconds, options[name]) if options[name] else 0.0)
@@ -175,7 +180,7 @@ def _own_s(options: dict[str, Any], asked: Demand) -> float:
 
 
 def _moves(study: Path | None, scores: Rows[Score]) -> dict[str, Any] | None:
-    """What moves beside the program, and the share of each link that it takes over the predicted step; None: nothing does.
+    """Transfers besides the program's own and the share of each link that they use during the predicted step; None: no transfers.
 
     Inside the GPU every byte is read and written; through a peer or the host it crosses the link each way once.
     """
@@ -187,9 +192,9 @@ def _moves(study: Path | None, scores: Rows[Score]) -> dict[str, Any] | None:
         from simulator.formats.study import read_study
         from simulator.predict import predict
 
-        asked = read_study(study, {}, {}, ())
-        step_s = float(predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack).step_s)
-        cluster, host = asked.cluster, asked.cluster.host_link
+        loaded = read_study(study, {}, {}, ())
+        step_s = float(predict(loaded.model, loaded.plan, loaded.cluster, loaded.calibration, loaded.stack).step_s)
+        cluster, host = loaded.cluster, loaded.cluster.host_link
         rates = {"hbm": cluster.device.memory_bytes_per_s / 2, cluster.intra.kind: cluster.intra.bytes_per_s}
         rates |= {host.kind: host.bytes_per_s} if host is not None else {}
         found |= {"step_s": step_s, "shares": {name: moved / float(rate) / step_s for name, rate in rates.items()}}
@@ -212,12 +217,12 @@ def _predicted(study: Path | None) -> tuple[Sequence, Calibration, Pools]:
     from simulator.memory import device_history
     from simulator.spec.software.stack import Stack
 
-    asked = print_notes(read_study(study, {}, {}, ()))
-    stack = asked.stack or Stack.of(asked.plan)
-    device = asked.cluster.device
-    history = device_history(asked.model, asked.plan, stack, device)
-    calibration = asked.calibration or Calibration.for_device(device)
-    return of_history(history, str(study)), calibration, Pools.of(asked.plan)
+    loaded = print_notes(read_study(study, {}, {}, ()))
+    stack = loaded.stack or Stack.of(loaded.plan)
+    device = loaded.cluster.device
+    history = device_history(loaded.model, loaded.plan, stack, device)
+    calibration = loaded.calibration or Calibration.for_device(device)
+    return of_history(history, str(study)), calibration, Pools.of(loaded.plan)
 
 
 def _needs(options: dict[str, Any]) -> PoolInputs:
@@ -248,7 +253,7 @@ def _size(flag: str, text: str, least: int, unit: int) -> int:
 
 
 def _merged(settings: AllocatorSettings, options: dict[str, Any]) -> AllocatorSettings:
-    """The settings with what was asked for instead."""
+    """The recording's allocator settings, overridden by the options."""
     changes: dict[str, Any] = {}
     if options["expandable_segments"]:
         changes["expandable_segments"] = True

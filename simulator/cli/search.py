@@ -16,10 +16,9 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import format_seconds
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, also_as_page, answer_options, price_options, print_status, write_json
+from simulator.cli.options import FILE, answer_options, price_options, print_answer, print_status
 from simulator.cli.progress import StatusLine, ended_as_interrupted
 from simulator.cli.search_front import refuse_without_front, run_front
-from simulator.cli.terminal import show
 from simulator.formats.study import calibration_named
 from simulator.formats.study.overrides import literal
 from simulator.formats.study.provenance import model_notes
@@ -38,7 +37,6 @@ from simulator.studies.search import (
     Objective,
     Processes,
     Progress,
-    SearchReport,
     SearchStudy,
     Serial,
     Space,
@@ -114,18 +112,17 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
         check_export(exported)
     interrupted = False
     with (
-        Journal(journal, study.identity) if journal is not None else nullcontext() as kept,
+        Journal(journal, study.identity) if journal is not None else nullcontext() as store,
         _engine(study, options) as engine,
         ended_as_interrupted(),
     ):
         try:
-            report = search_stacks(study, engine, kept, _ProgressLine())
+            report = search_stacks(study, engine, store, _ProgressLine())
         except Interrupted as stop:
             if stop.report is None:
                 return ExitCode.INTERRUPTED
             report, interrupted = stop.report, True
-    _print(report, as_json=as_json, plain=plain)
-    also_as_page("search", report.as_json)
+    print_answer("search", report.as_json, lambda: render(report), as_json=as_json, plain=plain, width=WIDTH)
     if exported is not None:
         export(report, exported)
         print_status(f"written to {exported}")
@@ -150,13 +147,6 @@ def _kit(options: dict[str, Any]) -> Path | None:
 
         check_folder(kit)
     return kit
-
-
-def _print(report: SearchReport, *, as_json: bool, plain: bool) -> None:
-    if as_json:
-        write_json(report.as_json())
-    else:
-        show(render(report), plain=plain, width=WIDTH)
 
 
 def _engine(study: SearchStudy, options: dict[str, Any]) -> Engine:
@@ -187,7 +177,7 @@ def _study(options: dict[str, Any]) -> SearchStudy:
         faults += wrong
         if name in fixed:
             remedy = f"one --fix {name} with all its values, separated by commas"
-            faults.append(Fault(place=f"--fix {name}", problem="is given twice", remedy=remedy))
+            faults.append(Fault(f"--fix {name}", "is given twice", remedy))
         fixed[name] = values
     faults += _choose_stacks(fixed, options["stack"])
     if faults or model is None or cluster is None:
@@ -217,12 +207,12 @@ def _choose_stacks(fixed: dict[str, tuple[object, ...]], text: str | None) -> li
         fixed["stack"] = usual_stacks(fixed)
         return []
     if text is not None and "stack" in fixed:
-        return [Fault(place="--stack", problem="contradicts --fix stack=...", remedy="one of the two")]
+        return [Fault("--stack", "contradicts --fix stack=...", "one of the two")]
     if text is not None:
         fixed["stack"] = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not fixed["stack"]:
         remedy = "a stack, several with commas, or no --stack for the usual four"
-        return [Fault(place="--stack", problem="names none", remedy=remedy)] if text is not None else []
+        return [Fault("--stack", "names none", remedy)] if text is not None else []
     return [fault for name in fixed["stack"] for fault in _stack_faults(str(name))]
 
 
@@ -235,7 +225,7 @@ def _stack_faults(name: str) -> Sequence[Fault]:
 
 
 def _clusters(cluster: Cluster, nodes: str | None, most: int | None) -> tuple[Cluster, ...]:
-    """The same nodes in the numbers asked for."""
+    """The cluster at each requested number of nodes."""
     if nodes is None and most is None:
         return (cluster,)
     if nodes is None:
@@ -255,25 +245,16 @@ def _fix(text: str) -> tuple[str, tuple[object, ...], list[Fault]]:
     name = name.replace("-", "_")
     place = f"--fix {name}"
     if not equals or not values:
-        return (
-            name,
-            (),
-            [Fault(place=place, problem="has no value", remedy="--fix field=value, or several with commas")],
-        )
+        return (name, (), [Fault(place, "has no value", "--fix field=value, or several with commas")])
     if name in DERIVED:
         remedy = "fix dp_replicate or micro_batch_size; --global-batch and --seq-len give the rest"
-        return name, (), [Fault(place=place, problem="follows from the others", remedy=remedy)]
+        return name, (), [Fault(place, "follows from the others", remedy)]
     if name not in Plan.flat_fields():
-        return (
-            name,
-            (),
-            [Fault(place=place, problem="is not a field of a plan", remedy=nearest(name, Plan.flat_fields()))],
-        )
+        return (name, (), [Fault(place, "is not a field of a plan", nearest(name, Plan.flat_fields()))])
     found = tuple(literal(part.strip()) for part in values.split(","))
     if name == "offload":
         wrong = [str(each) for each in found if each not in OFFLOADS]
-        remedy = f"one of {', '.join(OFFLOADS)}"
-        return name, found, [Fault(place=place, problem=each, remedy=remedy) for each in wrong]
+        return name, found, [Fault(place, each, f"one of {', '.join(OFFLOADS)}") for each in wrong]
     return name, found, [fault for value in found for fault in _value_faults(name, value, place)]
 
 
@@ -286,7 +267,7 @@ def _value_faults(name: str, value: object, place: str) -> Sequence[Fault]:
 
 
 class _ProgressLine:
-    """What is done, and since when; a rate would say nothing, as candidates differ a hundredfold."""
+    """Progress and elapsed time; no rate, as candidates differ a hundredfold in cost."""
 
     def __init__(self) -> None:
         self._line, self._since = StatusLine(), time.monotonic()

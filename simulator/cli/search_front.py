@@ -9,8 +9,7 @@ from typing import Any
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import counted, parse_count
-from simulator.cli.options import also_as_page, loaded_prices, print_status, quantity, write_json
-from simulator.cli.terminal import show
+from simulator.cli.options import loaded_prices, print_answer, print_status, quantity
 from simulator.formats.drawing import check_picture
 from simulator.formats.writers.front_plot import Point, write_front_plot
 from simulator.spec.prices import Prices
@@ -27,7 +26,7 @@ _OF_FRONT = {
 
 
 def refuse_without_front(options: dict[str, Any]) -> None:
-    """Raises InputError: these say nothing of a table of plans."""
+    """Raise InputError for options that need --front."""
     faults = [
         Fault(place=flag, problem="belongs to --front", remedy="--front, or leave it out")
         for name, flag in _OF_FRONT.items()
@@ -55,11 +54,14 @@ def run_front(
         )
     except Interrupted:
         return ExitCode.INTERRUPTED
-    if as_json:
-        write_json(found.as_json() | _enough(found, options["days"]))
-    else:
-        show(render_front(found, options["days"]), plain=plain, width=WIDTH)
-    also_as_page("front", lambda: found.as_json() | _enough(found, options["days"]))
+    print_answer(
+        "front",
+        lambda: found.as_json() | _enough(found, options["days"]),
+        lambda: render_front(found, options["days"]),
+        as_json=as_json,
+        plain=plain,
+        width=WIDTH,
+    )
     if options["plot"] is not None:
         write_front_plot(options["plot"], _points(found), "seconds a step", f"{found.currency} a billion tokens")
         print_status(f"written to {options['plot']}")
@@ -67,7 +69,7 @@ def run_front(
 
 
 def _enough(found: Front, days: float | None) -> dict[str, int | float | None]:
-    """The smallest sizes that end the run in time, in JSON's words."""
+    """The smallest sizes that finish the run in time, as JSON."""
     if days is None:
         return {}
     size, sure = found.enough(days)

@@ -18,18 +18,16 @@ from simulator.cli.finite import FiniteRange
 from simulator.cli.goodput import read_run
 from simulator.cli.options import (
     FILE,
-    also_as_page,
     answer_options,
     loaded_prices,
     of_all_studies,
     price_options,
+    print_answer,
     tokens_option,
-    write_json,
 )
 from simulator.cli.progress import StatusLine
 from simulator.cli.sensitivity_failures import swept
 from simulator.cli.sensitivity_study import FIGURES, Figure, SensitivityStudy, identity
-from simulator.cli.terminal import show
 from simulator.studies.goodput import LongRun
 from simulator.studies.search import Journal
 from simulator.studies.sensitivity import Range, render
@@ -86,32 +84,29 @@ def command(
     jobs: int | None,
     **options: Any,  # noqa: ANN401  one type an option
 ) -> int:
-    """Sample, predict, explain."""
+    """Sample the inputs, predict each point, and attribute the variance."""
     failures, left = options.pop("failures"), options.pop("left")
     files: list[Path | None] = [*studies] if studies else [None]
-    asked = [(name_of(file), file, settings) for file in files]
-    asked += [(variant, files[0], (*settings, *split_settings(variant))) for variant in variants]
+    alternatives = [(name_of(file), file, settings) for file in files]
+    alternatives += [(variant, files[0], (*settings, *split_settings(variant))) for variant in variants]
     names = ("model", "cluster", "nodes", "tokens_per_step")
     flags = {name: str(options[name]) for name in names if options[name] is not None}
     if failures:
         _alone(studies, {**options, "--what-if": variants, "--journal": journal})
         failed = swept(files[0], flags, settings, left, _ProgressLine())
-        write_json(failed.as_json()) if as_json else show(render_failures(failed), plain=plain, width=WIDTH)
-        also_as_page("failures", failed.as_json)
+        print_answer(
+            "failures", failed.as_json, lambda: render_failures(failed), width=WIDTH, as_json=as_json, plain=plain
+        )
         return ExitCode.OK
-    study = _study(asked, flags, options)
-    with Journal(journal, identity(study)) if journal is not None else nullcontext() as kept:
-        answer = study.answer(kept, jobs, _ProgressLine())
-    if as_json:
-        write_json(answer.as_json())
-    else:
-        show(render(answer), plain=plain, width=WIDTH)
-    also_as_page("sensitivity", answer.as_json)
+    study = _study(alternatives, flags, options)
+    with Journal(journal, identity(study)) if journal is not None else nullcontext() as store:
+        answer = study.answer(store, jobs, _ProgressLine())
+    print_answer("sensitivity", answer.as_json, lambda: render(answer), width=WIDTH, as_json=as_json, plain=plain)
     return ExitCode.OK
 
 
 def _alone(studies: Sequence[Path], options: dict[str, Any]) -> None:
-    """Raise UsageError where --failures stands beside what it does not take."""
+    """Raise UsageError for options that cannot be combined with --failures."""
     flags = {"ranges": "--vary", "figure": "--by", "tokens_per_step": "--tokens-per-step", "run_tokens": "--run-tokens"}
     flags |= {"prices": "--prices", "jobs": "--jobs", "no_errors": "--no-errors"}
     given = [flags.get(name, name) for name, value in options.items() if value and (name in flags or name[0] == "-")]
@@ -121,7 +116,7 @@ def _alone(studies: Sequence[Path], options: dict[str, Any]) -> None:
 
 
 def _study(
-    asked: Sequence[tuple[str, Path | None, tuple[str, ...]]], flags: dict[str, str], options: dict[str, Any]
+    alternatives: Sequence[tuple[str, Path | None, tuple[str, ...]]], flags: dict[str, str], options: dict[str, Any]
 ) -> SensitivityStudy:
     """Raises InputError with every fault."""
     faults: list[Fault] = []
@@ -131,23 +126,23 @@ def _study(
             ranges.append(Range.parse(text))
     faults += _range_faults(ranges, options)
     for one in ranges:
-        if one.only is not None and one.only >= len(asked):
-            remedy = f"A to {chr(ord('A') + len(asked) - 1)}"
-            faults.append(Fault(place=f"--vary {one.key}", problem="there is no such alternative", remedy=remedy))
+        if one.only is not None and one.only >= len(alternatives):
+            remedy = f"A to {chr(ord('A') + len(alternatives) - 1)}"
+            faults.append(Fault(f"--vary {one.key}", "there is no such alternative", remedy))
     prices = None
     with Collected(faults):
         prices = loaded_prices(options)
-    run = _run(asked[0][1], options, faults)
+    run = _run(alternatives[0][1], options, faults)
     figure: Figure = options["figure"] or ("cost" if prices else "time")
     if figure in ("cost", "run-cost") and options["prices"] is None:
-        faults.append(Fault(place=f"--by {figure}", problem="costs need prices", remedy="--prices PRICES.toml"))
+        faults.append(Fault(f"--by {figure}", "costs need prices", "--prices PRICES.toml"))
     if figure.startswith("run") and run is None and not faults:
         remedy = "--run-tokens 15T, or [run] in the first study"
-        faults.append(Fault(place=f"--by {figure}", problem="the length of the run is not given", remedy=remedy))
+        faults.append(Fault(f"--by {figure}", "the length of the run is not given", remedy))
     if faults:
         raise InputError(faults)
     return SensitivityStudy(
-        alternatives=tuple(asked),
+        alternatives=tuple(alternatives),
         flags=flags,
         ranges=tuple(ranges),
         figure=figure,
@@ -163,39 +158,32 @@ def _range_faults(ranges: Sequence[Range], options: dict[str, Any]) -> list[Faul
     faults = []
     keys = [one.key for one in ranges]
     if not options["ranges"] and options["no_errors"]:
-        faults.append(Fault(place="--vary", problem="nothing varies", remedy="--vary KEY=LOW..HIGH"))
+        faults.append(Fault("--vary", "nothing varies", "--vary KEY=LOW..HIGH"))
     twice = sorted({key for key in keys if keys.count(key) > 1})
-    faults += [Fault(place=f"--vary {key}", problem="varies twice", remedy="keep one") for key in twice]
+    faults += [Fault(f"--vary {key}", "varies twice", "keep one") for key in twice]
     if options["samples"] & (options["samples"] - 1):
         near = 2 ** (options["samples"].bit_length() - 1)
-        faults.append(Fault(place="--samples", problem="is not a power of two", remedy=f"{near} or {2 * near}"))
+        faults.append(Fault("--samples", "is not a power of two", f"{near} or {2 * near}"))
     for one in ranges:
         if one.leaf.startswith("price.") and options["prices"] is None:
-            faults.append(
-                Fault(place=f"--vary {one.key}", problem="there are no prices", remedy="--prices PRICES.toml")
-            )
+            faults.append(Fault(f"--vary {one.key}", "there are no prices", "--prices PRICES.toml"))
         if one.leaf.startswith("run.") and not str(options["figure"]).startswith("run"):
-            remedy = "--by run-days or run-cost"
-            faults.append(Fault(place=f"--vary {one.key}", problem="does not change a step", remedy=remedy))
+            faults.append(Fault(f"--vary {one.key}", "does not change a step", "--by run-days or run-cost"))
         if one.leaf.startswith("checkpoint."):
             problem = "what a checkpoint costs is taken as it is"
-            faults.append(
-                Fault(place=f"--vary {one.key}", problem=problem, remedy="shardwise goodput, with each value")
-            )
+            faults.append(Fault(f"--vary {one.key}", problem, "shardwise goodput, with each value"))
         if one.leaf == "run.mtbf" and not one.prefix:
-            faults.append(
-                Fault(place="--vary run.mtbf", problem="must be given as a multiple", remedy="run.mtbf=x0.5..x2")
-            )
+            faults.append(Fault("--vary run.mtbf", "must be given as a multiple", "run.mtbf=x0.5..x2"))
     return faults
 
 
 def _run(first: Path | None, options: dict[str, Any], faults: list[Fault]) -> LongRun | None:
-    """The run of the first study, or of --run-tokens; None where neither says one."""
+    """The long run of the first study, or of --run-tokens; None if neither is given."""
     tokens = options["run_tokens"]
     if not str(options["figure"]).startswith("run"):
         if tokens is not None:
             problem, remedy = "only counts for a whole run", "--by run-days or run-cost"
-            faults.append(Fault(place="--run-tokens", problem=problem, remedy=remedy))
+            faults.append(Fault("--run-tokens", problem, remedy))
         return None
     try:
         return read_run(first, {"tokens": tokens} if tokens is not None else {})
@@ -205,7 +193,7 @@ def _run(first: Path | None, options: dict[str, Any], faults: list[Fault]) -> Lo
 
 
 class _ProgressLine:
-    """What is done, the rate, and how long the rest will take."""
+    """Progress, rate and remaining time."""
 
     def __init__(self) -> None:
         self._line, self._since = StatusLine(), time.monotonic()

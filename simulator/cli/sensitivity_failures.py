@@ -1,4 +1,4 @@
-"""`shardwise sensitivity --failures`: one part after another slowed or lost, ranked by what it costs."""
+"""`shardwise sensitivity --failures`: each component slowed or lost in turn, ranked by the cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def swept(
     left: float,
     on_progress: Callable[[int, int], None],
 ) -> Failures:
-    """Play them all. Raises InputError where the study is wrong, or its cluster has exceptions of its own."""
+    """Simulate every failure. Raises InputError if the study is wrong or its cluster has exceptions of its own."""
     if is_program(file):
         problem = "a captured program has no plan that could be put on fewer nodes"
         raise InputError.at("--failures", problem, "a STUDY.toml")
@@ -46,7 +46,7 @@ def swept(
 def _hurt(
     failure: Failure, file: Path | None, flags: Mapping[str, str], settings: tuple[str, ...], base: float
 ) -> Hurt:
-    """A plan that the rest cannot run, or hold, stops; an exception that is not modelled is listed with its reason."""
+    """The step under a failure: it stops if the remaining GPUs cannot run or hold the plan; unmodelled failures give a reason."""
     nodes = {"nodes": str(failure.nodes)} if failure.nodes is not None else {}
     try:
         study = read_study(file, {**flags, **nodes}, {}, (*settings, *failure.settings))
@@ -67,6 +67,6 @@ def _lowered(study: Study) -> Lowering:
 def _step_s(study: Study, *, holds: bool = False) -> float:
     """Seconds of a step. holds: raise PlanError where it does not fit in memory."""
     lowering = _lowered(study)
-    if holds and not (held := memory_of(lowering, quick=True)).memory.fit.runs:
-        raise PlanError.at("memory", f"does not fit on the nodes that are left: {held.cause}")
+    if holds and not (usage := memory_of(lowering, quick=True)).memory.fit.runs:
+        raise PlanError.at("memory", f"does not fit on the nodes that are left: {usage.cause}")
     return step_seconds(lowering)

@@ -1,4 +1,4 @@
-"""Alternatives at points: each simulated once, on all cores, and kept in a journal before it counts."""
+"""Alternatives at points: each simulated once, on all cores, and written to a journal first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OnProgress = Callable[[int, int], None]  # predictions done, and in all
 
 
 class Known:
-    """Outcomes of alternatives under settings; those of a journal first."""
+    """Outcomes of alternatives under settings, including those read from a journal."""
 
     def __init__(
         self, alternatives: Sequence[Alternative], flags: dict[str, str], journal: Journal | None, jobs: int | None
@@ -27,18 +27,18 @@ class Known:
         self._alternatives, self._flags, self._journal = alternatives, flags, journal
         self._jobs = jobs or len(os.sched_getaffinity(0))
         self._found: dict[str, PlanOutcome] = dict(journal.outcomes()) if journal is not None else {}
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
 
     def __getitem__(self, one: tuple[int, Settings]) -> PlanOutcome:
         return self._found[_key(*one)]
 
     def __len__(self) -> int:
-        return len(self._asked)
+        return len(self._requested)
 
     def find(self, wanted: Sequence[tuple[int, Settings]], on_progress: OnProgress) -> None:
-        """Simulate what is not known. Raises InputError where a plan is not legal at some point."""
+        """Simulate the missing outcomes. Raises InputError if a plan is illegal at some point."""
         keys = dict.fromkeys(_key(*one) for one in wanted)
-        self._asked |= keys.keys()
+        self._requested |= keys.keys()
         missing = [key for key in keys if key not in self._found]
         tasks = [(key, self._alternatives[json.loads(key)[0]], self._flags) for key in missing]
         for done, outcome in enumerate(_simulated(tasks, self._jobs), start=1):

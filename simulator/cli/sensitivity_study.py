@@ -14,19 +14,19 @@ from typing import Final, Literal
 import numpy as np
 
 from simulator.base.errors import Fault, InputError
-from simulator.base.sums import summed
 from simulator.cli.compare import other_prices, subject_of
 from simulator.cli.programs import checkpoint_of, is_program, place_of, program_at
 from simulator.cli.sensitivity_points import Alternative, Known, OnProgress, Settings
 from simulator.formats.study import Study, read_study
 from simulator.formats.study.overrides import parse_overrides, patched
+from simulator.predict.confidence import upward
 from simulator.spec.prices import Prices
 from simulator.studies.compare import Subject
 from simulator.studies.goodput import LongRun, expected_run_s
 from simulator.studies.goodput.failures import DAY_S, JobSize
 from simulator.studies.search import Journal, PlanOutcome
 from simulator.studies.search.study import software_version
-from simulator.studies.sensitivity import Design, Ends, Error, Evaluated, Input, Range, Sensitivity, analysed
+from simulator.studies.sensitivity import Design, Ends, Error, Evaluated, Input, Range, Sensitivity, analysed, together
 from simulator.work.checkpoint import Checkpoint, Saving, loading_s, saving
 
 Figure = Literal["time", "cost", "run-days", "run-cost"]
@@ -94,7 +94,7 @@ class SensitivityStudy:
     def _settings(
         self, number: int, moved: Sequence[tuple[int, float]], *, without: tuple[str, ...] = ("run.",)
     ) -> Settings:
-        """Settings of an alternative where ranges stand at these shares; keys that begin with `without` are left out."""
+        """Settings of an alternative at these positions in its ranges, without keys that begin with `without`."""
         at = [(self.ranges[which], share) for which, share in moved]
         return tuple(
             f"{one.leaf}={one.text(share)}"
@@ -108,7 +108,7 @@ class SensitivityStudy:
         ]
 
     def answer(self, journal: Journal | None, jobs: int | None, on_progress: OnProgress) -> Sensitivity:
-        """Simulate what the points need, each once; then everything else is arithmetic."""
+        """Simulate each needed point once and compute the answer from them."""
         base = [(number, self._simulated(number, [])) for number in range(len(self.subjects))]
         known = Known(self.alternatives, self.flags, journal, jobs)
         known.find(base, on_progress)
@@ -135,23 +135,23 @@ class SensitivityStudy:
         return analysed([name for name, _, _ in self.alternatives], inputs, design, found, seed=self.seed)
 
     def _only(self, inputs: Sequence[Input], number: int, end: int) -> list[float | None]:
-        """One input at an end, the others as they are."""
+        """One input at an end of its range, the others unchanged."""
         row: list[float | None] = [None] * len(inputs)
         row[number] = float(end) if isinstance(inputs[number], Range) else _ERROR_ENDS[end]
         return row
 
     def _simulated(self, number: int, row: Sequence[float | None]) -> Settings:
-        """What of a point changes a simulation of an alternative."""
+        """The settings of a point that affect the simulation of an alternative."""
         return self._settings(number, self._moved(row), without=_NOT_SIMULATED)
 
     def _errors(self, outcomes: Sequence[PlanOutcome]) -> Iterator[Error]:
-        """A category's error moves all alternatives alike, each by its share; what no kernel explains those of one software."""
+        """Prediction errors: a category's error scales each alternative by that category's share; the unexplained error is shared per software."""
         if not self.errors:
             return
         for name in dict.fromkeys(name for one in outcomes for name in one.spread):
             sigmas = tuple(one.spread.get(name, 0.0) for one in outcomes)
             if max(sigmas) > _LITTLE:
-                yield Error(key=f"error of {name}", sigmas=sigmas)
+                yield Error(key=f"error of {name}", sigmas=sigmas, upward=upward(name))
         done: set[int] = set()
         for number, subject in enumerate(self.subjects):
             alike = {n for n, other in enumerate(self.subjects) if subject.same_software(other)}
@@ -161,13 +161,11 @@ class SensitivityStudy:
             done |= alike
 
     def _figure(self, outcome: PlanOutcome, number: int, row: Sequence[float | None], inputs: Sequence[Input]) -> float:
-        """What is compared, at a point whose simulation is known."""
+        """The compared figure at a point that was simulated."""
         if outcome.step_s is None:
             return math.inf
         moved = [(one, u) for one, u in zip(inputs, row, strict=True) if u is not None]
-        step_s = outcome.step_s * math.exp(
-            summed(one.log_factor(number, u) for one, u in moved if isinstance(one, Error))
-        )
+        step_s = outcome.step_s * math.exp(together(((one, u) for one, u in moved if isinstance(one, Error)), number))
         if self.figure == "time":
             return step_s / outcome.tokens_per_step * 1e6
         if self.figure == "cost":
@@ -180,7 +178,7 @@ class SensitivityStudy:
         )
 
     def _pays(self) -> list[str]:
-        """The price of each alternative in words; none where money is not compared."""
+        """The price of each alternative as text; empty if cost is not compared."""
         if self.figure not in ("cost", "run-cost"):
             return []
         found = []
@@ -234,7 +232,7 @@ class SensitivityStudy:
 
     @cached_property
     def _checkpoints(self) -> tuple[tuple[Saving, float], ...]:
-        """What a checkpoint of each alternative costs."""
+        """The cost of a checkpoint of each alternative."""
         found = []
         for _, file, settings in self.alternatives:
             left = [one for one in settings if not one.startswith("price.")]
@@ -242,8 +240,8 @@ class SensitivityStudy:
                 flags = {name: text for name, text in self.flags.items() if name != "tokens_per_step"}
                 found.append(checkpoint_of(program_at(file, place := place_of(flags, left)), place))
                 continue
-            asked: Study = read_study(file, self.flags, {}, left)
-            inputs = (asked.model, asked.plan, asked.cluster, asked.checkpoint or Checkpoint())
+            study: Study = read_study(file, self.flags, {}, left)
+            inputs = (study.model, study.plan, study.cluster, study.checkpoint or Checkpoint())
             found.append((saving(*inputs), loading_s(*inputs)))
         return tuple(found)
 

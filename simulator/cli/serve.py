@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from simulator.base.errors import InputError
 from simulator.base.units import format_number, format_seconds
 from simulator.cli.options import (
-    also_as_page,
     answer_options,
     loaded_prices,
     price_options,
+    print_answer,
     print_status,
     set_option,
     study_options,
@@ -30,6 +30,9 @@ from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_
 from simulator.predict import Source
 from simulator.studies.serving import InferencePlan, Serving, serve, token_costs
 from simulator.studies.serving import highest_rate as sought
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _HELP = """Serve a model under an inference plan to a stream of requests, on a simulated clock.
 
@@ -53,7 +56,10 @@ _WORKLOAD = {
     "output_tokens": ("INTEGER|TABLE", "Tokens of an answer, likewise. [128]"),
     "prefix_tokens": ("INTEGER", "Before every prompt, the same for all: a system prompt. [0]"),
     "turns": ("INTEGER", "Requests of a conversation, each behind all that was said before. [1]"),
-    "turn_gap_s": ("TIME", "Between two of them, in the mean. [30s]"),
+    "turn_gap_s": (
+        "TIME",
+        "Between two of them, in the mean; with --concurrency from an answer to its user's next request. [30s]",
+    ),
     "cache_hits": ("FRACTION", "Of the requests that find such beginnings in the cache. [1]"),
     "seed": ("INTEGER", "Of arrivals and lengths. [0]"),
     "trace": ("CSV", "Traced requests instead: arrival_s, prompt_tokens, output_tokens."),
@@ -121,53 +127,50 @@ def command(
     faults += option_faults(options, interval=interval, highest_rate=highest_rate)
     nouns = {k: v for k, v in given.items() if "__" not in k}
     try:
-        asked = read_serving_study(study, nouns, tables | rate, settings, searched=options["searched"])
+        loaded = read_serving_study(study, nouns, tables | rate, settings, searched=options["searched"])
     except InputError as exc:
         raise InputError([*exc.faults, *faults]) from None
     if faults:
         raise InputError(faults)
     if options["searched"]:
-        return run_search(asked, options, as_json=as_json, plain=plain)
+        return run_search(loaded, options, as_json=as_json, plain=plain)
     exported: Path | None = options["exported"]
-    files = {} if exported is None else launch_of(asked, exported)
+    files = {} if exported is None else launch_of(loaded, exported)
     listed = loaded_prices(options)
     if listed is not None:
-        listed.of(asked.cluster)  # an error now, not after all requests
-    serving = _highest(asked, interval=interval) if highest_rate else _served(asked, interval=interval)
+        listed.of(loaded.cluster)  # an error now, not after all requests
+    serving = _highest(loaded, interval=interval) if highest_rate else _served(loaded, interval=interval)
     if listed is not None and serving.load is not None:
-        serving = replace(serving, costs=token_costs(serving.load, serving.num_devices, asked.cluster, listed))
+        serving = replace(serving, costs=token_costs(serving.load, serving.num_devices, loaded.cluster, listed))
         if not serving.costs:
             note = "no request ended in the measured time, so none has a cost; --requests plays more of them"
             print_status(f"shardwise: {note}")
-    serving = replace(serving, sources=(*asked.sources, *serving.sources))
-    if as_json:
-        from simulator.formats.writers.serving_json import to_json
-
-        click.echo(to_json(serving, asked.inputs()), nl=False)
-    else:
-        from simulator.cli.terminal import show
-        from simulator.formats.writers.serving_text import render
-
-        show(render(serving), plain=plain)
-    also_as_page("serve", lambda: _report(serving, asked))
+    serving = replace(serving, sources=(*loaded.sources, *serving.sources))
+    print_answer("serve", lambda: _report(serving, loaded), lambda: _text(serving), as_json=as_json, plain=plain)
     if exported is not None and serving.fits:
         write_files(files, exported)
     return serving.memory.fit.exit_code
 
 
-def _report(serving: Serving, asked: ServingStudy) -> Mapping[str, Any]:
+def _report(serving: Serving, study: ServingStudy) -> Mapping[str, Any]:
     """What --json prints."""
     from simulator.formats.writers.serving_json import report
 
-    return report(serving, asked.inputs())
+    return report(serving, study.inputs())
 
 
-def _served(asked: ServingStudy, *, interval: bool) -> Serving:
+def _text(serving: Serving) -> RenderableType:
+    from simulator.formats.writers.serving_text import render
+
+    return render(serving)
+
+
+def _served(study: ServingStudy, *, interval: bool) -> Serving:
     """The answer, with its progress on stderr."""
-    wanted, played = asked.workload.num_requests, len(asked.requests)
-    if asked.workload.trace is None and played < wanted:
+    requested, played = study.workload.num_requests, len(study.requests)
+    if study.workload.trace is None and played < requested:
         print_status(
-            f"shardwise: the first {played:,} of {wanted:,} requests are played; more change no percentile beyond its noise"
+            f"shardwise: the first {played:,} of {requested:,} requests are played; more change no percentile beyond its noise"
         )
     line, since = StatusLine(), time.monotonic()
 
@@ -178,32 +181,32 @@ def _served(asked: ServingStudy, *, interval: bool) -> Serving:
         )
 
     return serve(
-        asked.model,
-        asked.plan,
-        asked.cluster,
-        asked.requests,
-        asked.calibration,
-        asked.stack,
-        slo=asked.slo,
-        warmup=asked.workload.warmup,
-        users=asked.workload.concurrency,
+        study.model,
+        study.plan,
+        study.cluster,
+        study.requests,
+        study.calibration,
+        study.stack,
+        slo=study.slo,
+        warmup=study.workload.warmup,
+        users=study.workload.users(),
         interval=interval,
         progress=progress,
     )
 
 
-def _highest(asked: ServingStudy, *, interval: bool) -> Serving:
+def _highest(loaded: ServingStudy, *, interval: bool) -> Serving:
     """The answer at the highest rate within the limits, or at the lowest that was tried."""
-    if not asked.slo.any or asked.workload.trace is not None or asked.workload.concurrency:
-        own = "a closed loop" if asked.workload.concurrency else "a trace"
-        problem = "needs a limit to stay within" if not asked.slo.any else f"{own} has its own arrivals"
-        remedy = "--slo-ttft, --slo-tpot or --slo-latency" if not asked.slo.any else "drawn requests"
+    if not loaded.slo.any or loaded.workload.trace is not None or loaded.workload.concurrency:
+        own = "a closed loop" if loaded.workload.concurrency else "a trace"
+        problem = "needs a limit to stay within" if not loaded.slo.any else f"{own} has its own arrivals"
+        remedy = "--slo-ttft, --slo-tpot or --slo-latency" if not loaded.slo.any else "drawn requests"
         raise InputError.at("--highest-rate", problem, remedy)
 
     def at(rate: float) -> ServingStudy:
-        workload = asked.workload.model_copy(update={"rate": rate})
+        workload = loaded.workload.model_copy(update={"rate": rate})
         found = Source(what="workload", kind="given", detail=f"rate = {rate:.6g} (--highest-rate)")
-        return replace(asked, workload=workload, requests=workload.requests(), sources=(*asked.sources, found))
+        return replace(loaded, workload=workload, requests=workload.requests(), sources=(*loaded.sources, found))
 
     def show_rate(rate: float, holds: bool) -> None:  # noqa: FBT001  what was tried
         print_status(f"{format_number(rate)} requests/s: {'within' if holds else 'above'}")
@@ -214,11 +217,11 @@ def _highest(asked: ServingStudy, *, interval: bool) -> Serving:
         tried.append(rate)
         return _served(at(rate), interval=False)
 
-    first = _served(asked if asked.workload.rate else at(1.0), interval=False)
+    first = _served(loaded if loaded.workload.rate else at(1.0), interval=False)
     if not first.fits:
         return first
     rate, _ = sought(play, first, show_rate)
     if not rate:
         print_status("no rate that was tried holds")
     study = at(rate or min(tried))
-    return replace(_served(study, interval=interval), sources=(*study.sources[len(asked.sources) :], *first.sources))
+    return replace(_served(study, interval=interval), sources=(*study.sources[len(loaded.sources) :], *first.sources))

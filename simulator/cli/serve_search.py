@@ -14,16 +14,15 @@ import click
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_seconds, parse_seconds
-from simulator.cli.options import FILE, also_as_page, loaded_prices, quantity, write_files, write_json
+from simulator.cli.options import FILE, loaded_prices, print_answer, quantity, write_files
 from simulator.cli.progress import StatusLine, ended_as_interrupted
-from simulator.cli.terminal import show
 from simulator.formats.study.overrides import literal
 
 if TYPE_CHECKING:
     from simulator.formats.study.serving import ServingStudy
     from simulator.studies.search.driver import Progress
     from simulator.studies.serving import InferencePlan
-    from simulator.studies.serving_search import ServingSearch, ServingSearchReport
+    from simulator.studies.serving_search import ServingSearch
 
 OF_SEARCH: Mapping[str, str] = {  # of --search alone
     "gpus_needed": "--gpus-needed",
@@ -41,7 +40,7 @@ _ONE_ENGINE: Mapping[str, int] = {"tp": 1, "pp": 1, "dp": 1, "prefill_tp": 1, "p
 
 
 def search_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Those of `serve` that ask for a search, with the words of `search`."""
+    """Options of `serve --search`, named as in `search`."""
     for option in reversed(
         (
             click.option(
@@ -76,21 +75,21 @@ def search_options(function: Callable[..., int]) -> Callable[..., int]:
 def rate_of_users(
     users: int | None, between: str | None, given: Mapping[str, str]
 ) -> tuple[dict[str, str], list[Fault]]:
-    """The rate as --rate would give it, and what is wrong with it."""
+    """The rate in --rate's format, and its faults."""
     if users is None and between is None:
         return {}, []
     faults: list[Fault] = []
     seconds = 0.0
     if users is None or between is None:
         place, other = ("--every", "--users 1000") if users is None else ("--users", "--every 60s")
-        faults.append(Fault(place=place, problem="says half of a rate", remedy=other))
+        faults.append(Fault(place, "says half of a rate", other))
     elif between is not None:
         with Collected(faults):
             seconds = quantity("--every", parse_seconds, between)
             if seconds <= 0:
                 raise InputError.at("--every", f"must be above zero; it is {between}")
     faults += [
-        Fault(place="--users", problem=f"gives the rate, and so does {flag}", remedy="one of them")
+        Fault("--users", f"gives the rate, and so does {flag}", "one of them")
         for key, flag in (("workload.rate", "--rate"), ("workload.trace", "--trace"))
         if key in given
     ]
@@ -101,31 +100,31 @@ def option_faults(options: Mapping[str, Any], *, interval: bool, highest_rate: b
     """Options that need --search or exclude it, and wrong values of --fix."""
     if options["searched"]:
         alone = (("--interval", interval), ("--highest-rate", highest_rate))
-        of_one = [Fault(place=flag, problem="is of one plan", remedy="no --search") for flag, given in alone if given]
+        of_one = [Fault(flag, "is of one plan", "no --search") for flag, given in alone if given]
         return of_one + [fault for text in options["fixes"] for fault in _fix(text)[2]]
     return [
-        Fault(place=flag, problem="belongs to --search", remedy="--search, or leave it out")
+        Fault(flag, "belongs to --search", "--search, or leave it out")
         for name, flag in OF_SEARCH.items()
         if options[name] not in (None, False, ())
     ]
 
 
-def launch_of(asked: ServingStudy, folder: Path, plan: InferencePlan | None = None) -> dict[str, str]:
+def launch_of(study: ServingStudy, folder: Path, plan: InferencePlan | None = None) -> dict[str, str]:
     """Files that start the study's plan, or another. Raises InputError where they cannot be written, before anything is played."""
     from simulator.formats.writers.serving_launch import launch_files
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError.at(f"--export {folder}", "is not empty", "a new folder")
-    return launch_files(plan or asked.plan, asked.model, asked.cluster, asked.stack)
+    return launch_files(plan or study.plan, study.model, study.cluster, study.stack)
 
 
-def run_search(asked: ServingStudy, options: Mapping[str, Any], *, as_json: bool, plain: bool) -> int:
-    """Search, print, and say by the exit code whether a plan meets the limits."""
+def run_search(loaded: ServingStudy, options: Mapping[str, Any], *, as_json: bool, plain: bool) -> int:
+    """Search and print; the exit code says whether a plan meets the limits."""
     from simulator.studies.serving_search import Notes, SearchInterrupted, search_serving
 
-    study, exported = study_of(asked, options), options["exported"]
+    study, exported = study_of(loaded, options), options["exported"]
     if exported is not None:
-        launch_of(asked, exported, asked.plan.model_copy(update=_ONE_ENGINE))
+        launch_of(loaded, exported, loaded.plan.model_copy(update=_ONE_ENGINE))
     prices = loaded_prices(options)
     if prices is not None:
         prices.of(study.cluster)  # an error now, not after the search
@@ -137,36 +136,37 @@ def run_search(asked: ServingStudy, options: Mapping[str, Any], *, as_json: bool
             report = search_serving(study, jobs=jobs, notes=notes, prices=prices, tell=_progress_line())
         except SearchInterrupted as stop:
             report, interrupted = stop.report, True
-    _print(report, as_json=as_json, plain=plain)
-    also_as_page("serve-search", report.as_json)
+    from simulator.studies.serving_search.text import WIDTH, render
+
+    print_answer("serve-search", report.as_json, lambda: render(report), as_json=as_json, plain=plain, width=WIDTH)
     if exported is not None and report.best is not None:
-        write_files(launch_of(asked, exported, report.best.answer.plan), exported)
+        write_files(launch_of(loaded, exported, report.best.answer.plan), exported)
     if interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.OK if report.best is not None else ExitCode.DOES_NOT_FIT
 
 
-def study_of(asked: ServingStudy, options: Mapping[str, Any]) -> ServingSearch:
+def study_of(loaded: ServingStudy, options: Mapping[str, Any]) -> ServingSearch:
     """The study of the command line, whose options have been judged. Raises InputError with every fault."""
     from simulator.studies.serving_search import ServingSearch, degrees_given
 
     faults: list[Fault] = []
-    fixed = degrees_given(asked.plan)
+    fixed = degrees_given(loaded.plan)
     for text in options["fixes"]:
         name, values, _ = _fix(text)
         if name in fixed:
             problem = f"is given twice: {', '.join(map(str, fixed[name]))} too"
-            faults.append(Fault(place=f"--fix {name}", problem=problem, remedy="one of them"))
+            faults.append(Fault(f"--fix {name}", problem, "one of them"))
         fixed[name] = values
     try:
         study = ServingSearch(
-            model=asked.model,
-            cluster=asked.cluster,
-            plan=asked.plan,
-            workload=asked.workload,
-            slo=asked.slo,
-            stack=asked.stack,
-            calibration=asked.calibration,
+            model=loaded.model,
+            cluster=loaded.cluster,
+            plan=loaded.plan,
+            workload=loaded.workload,
+            slo=loaded.slo,
+            stack=loaded.stack,
+            calibration=loaded.calibration,
             fixed=fixed,
             max_gpus=options["max_gpus"],
             any_nodes=options["gpus_needed"],
@@ -186,25 +186,15 @@ def _fix(text: str) -> tuple[str, tuple[Any, ...], list[Fault]]:
     name, equals, values = (part.strip() for part in text.partition("="))
     name, place = name.replace("-", "_"), f"--fix {name}"
     if not equals or not values:
-        remedy = "--fix field=value, or several with commas"
-        return name, (), [Fault(place=place, problem="has no value", remedy=remedy)]
+        return name, (), [Fault(place, "has no value", "--fix field=value, or several with commas")]
     from simulator.studies.serving_search import fix_faults
 
     found = tuple(literal(part.strip()) for part in values.split(","))
     return name, found, fix_faults(name, found, place)
 
 
-def _print(report: ServingSearchReport, *, as_json: bool, plain: bool) -> None:
-    if as_json:
-        write_json(report.as_json())
-    else:
-        from simulator.studies.serving_search.text import WIDTH, render
-
-        show(render(report), plain=plain, width=WIDTH)
-
-
 def _progress_line() -> Callable[[Progress], None]:
-    """What is done, and since when."""
+    """Progress and elapsed time."""
     line, since = StatusLine(), time.monotonic()
 
     def show_progress(progress: Progress) -> None:

@@ -41,7 +41,7 @@ def show_prediction(
     plain: bool,
     brief: bool,
 ) -> None:
-    """Print a prediction's whole report, or what of it fits one screen and, below, what was asked for besides."""
+    """Print a prediction's full report, or a one-screen summary followed by the optional parts."""
     if brief:
         sections = (layout.section(title, content) for title, content in further)
         show(Group(render_brief(p, padding, iteration), *sections), plain=plain, width=SCREEN_WIDTH)

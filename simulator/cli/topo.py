@@ -1,4 +1,4 @@
-"""`shardwise topo`: what a description of a host, a cluster or SLURM's tree says, and what looks wrong with it."""
+"""`shardwise topo`: print a description of a host, a cluster or SLURM's tree, and its suspicious points."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, also_as_page, html_option, print_status, write_json
-from simulator.cli.terminal import show
+from simulator.cli.options import FILE, html_option, print_answer, print_status
 from simulator.formats.drawing import check_picture
 from simulator.formats.readers.host_cluster import cluster_of
 from simulator.formats.readers.topology_source import host_of, read_source, with_device
@@ -100,11 +99,15 @@ def command(  # noqa: PLR0913  one an option
         answer, data = render_host(host, wrong), host_json(host, wrong)
         if isinstance(found, Cluster):
             answer, data = Group(answer, render_network(found)), data | {"network": network_json(found)}
-    if as_json:
-        write_json(data)
-    else:
-        show(answer, plain=plain, width=_WIDTH)
-    also_as_page("topo", lambda: data, lambda: _drawing(saved or found))
+    print_answer(
+        "topo",
+        lambda: data,
+        lambda: answer,
+        lambda: _drawing(saved or found),
+        width=_WIDTH,
+        as_json=as_json,
+        plain=plain,
+    )
     if save is not None and saved is not None:
         write_whole(save, cluster_toml(saved), "--save")
         nodes = "" if saved.num_nodes > 1 else " (--nodes N)"

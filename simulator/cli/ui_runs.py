@@ -1,4 +1,4 @@
-"""What the live page asks: a study's text predicted, its faults with their places, its report, and runs that are kept."""
+"""What the live page asks: a study's text predicted, its faults with their places, its report, and the runs that were saved."""
 
 from __future__ import annotations
 
@@ -109,25 +109,24 @@ class Runs:
         draft = self._folder / "what-if.draft.toml"
         write_whole(draft, text, "--folder")
         axes = tuple(Axis.parse(one) for one in varied)
-        asked = Exploration(file=draft, flags=self._files_named(text), settings=(), axes=axes)
-        if not axes or len({axis.key for axis in axes}) < len(axes) or asked.count > MOST_POINTS:
-            problem = f"{asked.count:,} combinations of {len(axes)} axes"
+        exploration = Exploration(file=draft, flags=self._files_named(text), settings=(), axes=axes)
+        if not axes or len({axis.key for axis in axes}) < len(axes) or exploration.count > MOST_POINTS:
             remedy = f"each axis once, at most {MOST_POINTS:,} combinations here: tp=1,2 nodes=1,2; shardwise explore has more"
-            raise InputError.at("what if", problem, remedy)
-        found = asked.check()
-        records = explored(asked, None, len(os.sched_getaffinity(0)), lambda *_: None)
-        return WhatIf(answer_of(records, axes, asked.points, found.inputs(), ["shardwise", "predict", name]))
+            raise InputError.at("what if", f"{exploration.count:,} combinations of {len(axes)} axes", remedy)
+        found = exploration.check()
+        records = explored(exploration, None, len(os.sched_getaffinity(0)), lambda *_: None)
+        return WhatIf(answer_of(records, axes, exploration.points, found.inputs(), ["shardwise", "predict", name]))
 
     def _predict(self, text: str) -> Predicted:
         draft = self._folder / "draft.toml"
         write_whole(draft, text, "--folder")
-        asked = read_study(draft, self._files_named(text), {}, ())
-        inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+        study = read_study(draft, self._files_named(text), {}, ())
+        inputs = (study.model, study.plan, study.cluster, study.calibration, study.stack)
         prediction = predict(*inputs)
-        return Predicted(asked, replace(prediction, sources=(*asked.sources, *prediction.sources)))
+        return Predicted(study, replace(prediction, sources=(*study.sources, *prediction.sources)))
 
     def _files_named(self, text: str) -> dict[str, str]:
-        """Nouns that name files beside the study, which the draft is not."""
+        """Inputs that name files relative to the study's folder, as absolute paths (the draft is elsewhere)."""
         try:
             data = parse_toml(text)
         except (ValueError, RecursionError):
@@ -158,7 +157,7 @@ class Runs:
         names = (_RUN.fullmatch(path.name) for path in self._folder.iterdir())
         return [int(match[1]) for match in names if match and int(match[1]) < MOST_RUNS]
 
-    def kept(self) -> list[dict[str, Any]]:
+    def saved(self) -> list[dict[str, Any]]:
         """The runs of the folder, newest first: name, text and the figures of a list."""
         found = []
         for number in sorted(self._numbers(), reverse=True)[:200]:
@@ -190,7 +189,7 @@ def _plain_fault(fault: Fault) -> dict[str, str]:
 
 
 def words() -> dict[str, Any]:
-    """What can be completed: keys of every table with what they mean and may be, names of presets."""
+    """Completions: keys of every table with meaning and allowed values, names of presets."""
     schema = study_schema()
     tables: dict[str, dict[str, Any]] = {}
     _fields("", schema, schema["definitions"], tables)

@@ -52,7 +52,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """With the token, which opens it once."""
+        """URL with the one-time token."""
         return f"http://{self.hosts[0]}/?token={self._token}"
 
     def let_in(self, token: str) -> str | None:
@@ -70,12 +70,12 @@ class Server(ThreadingHTTPServer):
         )
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         self.server_close()
 
     @override
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that leaves in the middle of an answer is nothing to tell."""
+        """Ignore a browser that disconnects during an answer."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -86,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "shardwise", ""
 
     def do_GET(self) -> None:
-        """The front page, reports, runs."""
+        """Serve the front page, reports and runs."""
         if not self._is_ours():
             return
         url = urlsplit(self.path)
@@ -101,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
         elif url.path == "/":
             self._answer(HTTPStatus.OK, "text/html", self.server.front)
         elif url.path == "/runs":
-            self._json(HTTPStatus.OK, self.server.runs.kept())
+            self._json(HTTPStatus.OK, self.server.runs.saved())
         elif url.path.startswith("/report/") and url.path.removeprefix("/report/").isdecimal() and len(url.path) < 20:
             found = self.server.runs.page(int(url.path.removeprefix("/report/")))
             if found is None:
@@ -112,24 +112,24 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
 
     def do_POST(self) -> None:
-        """Predict a text, explore it, or keep a run."""
+        """Predict a study, explore it, or save a run."""
         if not self._is_ours():
             return
         origins = tuple(f"http://{host}" for host in self.server.hosts)
         if not self.server.knows(self.headers.get("Cookie", "")) or self.headers.get("Origin") not in (None, *origins):
             self._refuse(HTTPStatus.FORBIDDEN, "Not from here.")
             return
-        asked = self._body()
-        if asked is None:
+        request = self._body()
+        if request is None:
             return
         try:
             if self.path == "/predict":
-                self._json(HTTPStatus.OK, self.server.runs.predicted(asked["text"]))
-            elif self.path == "/explore" and isinstance(asked.get("vary"), str):
-                self._json(HTTPStatus.OK, self.server.runs.explored(asked["text"], asked["vary"], self.server.name))
-            elif self.path == "/keep" and isinstance(asked.get("number"), int):
-                kept = self.server.runs.keep(asked["number"], asked["text"])
-                self._json(HTTPStatus.OK if kept else HTTPStatus.NOT_FOUND, kept or {"faults": []})
+                self._json(HTTPStatus.OK, self.server.runs.predicted(request["text"]))
+            elif self.path == "/explore" and isinstance(request.get("vary"), str):
+                self._json(HTTPStatus.OK, self.server.runs.explored(request["text"], request["vary"], self.server.name))
+            elif self.path == "/keep" and isinstance(request.get("number"), int):
+                saved = self.server.runs.keep(request["number"], request["text"])
+                self._json(HTTPStatus.OK if saved else HTTPStatus.NOT_FOUND, saved or {"faults": []})
             else:
                 self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
         except InputError as exc:  # the folder is full, or gone
@@ -153,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
         self._close("text/plain", b"")
 
     def _body(self) -> dict[str, Any] | None:
-        """The request's JSON with its `text`; None where it is none, which is then answered."""
+        """The request's JSON with its `text`; None if invalid, which has been answered with an error."""
         length = self.headers.get("Content-Length", "")
         if self.headers.get_content_type() != "application/json" or not length.isdecimal():
             self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "JSON is read here.")
@@ -161,15 +161,15 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"At most {MOST_BYTES:,} bytes.")
         else:
             try:
-                asked = json.loads(self.rfile.read(int(length)))
+                body = json.loads(self.rfile.read(int(length)))
             except (ValueError, RecursionError):
-                asked = None
-            if isinstance(asked, dict) and isinstance(asked.get("text"), str):
+                body = None
+            if isinstance(body, dict) and isinstance(body.get("text"), str):
                 try:
-                    asked["text"].encode()
+                    body["text"].encode()
                 except UnicodeEncodeError:  # half a surrogate pair
-                    asked["text"] = asked["text"].encode(errors="replace").decode()
-                return asked
+                    body["text"] = body["text"].encode(errors="replace").decode()
+                return body
             self._refuse(HTTPStatus.BAD_REQUEST, "A JSON object with a text is expected.")
         return None
 

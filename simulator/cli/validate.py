@@ -65,7 +65,7 @@ Exit codes: 0 done, 2 usage, 3 bad input, 5 the run failed, 130 interrupted."""
 @click.option("-o", "--out", type=FILE, metavar="RUNS.jsonl", help="Add the record to a file.")
 @click.option("--json", "as_json", is_flag=True, help="Write the record as JSON (docs/reference/validate.md).")
 def run(study: str | None, **options: Any) -> int:  # noqa: ANN401  one type an option
-    """Play, print, keep."""
+    """Run the plan, print the comparison, write the run's files."""
     if options["program"] is not None:  # what stands behind -- is the program's
         options["arguments"], study = (*([study] if study is not None else []), *options["arguments"]), None
     elif options["arguments"]:
@@ -93,7 +93,7 @@ Exit codes: 0 every fault was named, 2 usage, 3 bad input, 5 one was not."""
 @patience_option
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `scenarios`.")
 def rehearse(*, quick: bool, only: str, patience: float, as_json: bool) -> int:
-    """Rehearse."""
+    """Try the measuring programs on this machine."""
     if find_spec("torch") is None:
         raise InputError.at("torch", "is not installed", "pip install 'shardwise[validate]'")
     from validate.rehearse.command import rehearse as play

@@ -1,4 +1,4 @@
-"""`--watch`: an answer is given again whenever a file that it was made of changes."""
+"""`--watch`: repeat the command whenever one of its input files changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def watch_option(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def watched(studies: tuple[Path, ...]) -> int:
-    """The present command without --watch, and again after each change until Ctrl-C. The exit code is the last answer's.
+    """Run the command without --watch, and again after each change until Ctrl-C; returns the last exit code.
 
     Watched: the studies, files they name, and files that options name. Bad input is said, and the next change awaited.
     """
@@ -78,7 +78,7 @@ def _states(paths: set[Path]) -> dict[Path, tuple[int, int]]:
 
 
 def _named(study: Path) -> Iterator[Path]:
-    """Files that a study's texts may name, beside it."""
+    """Files that a study names, relative to its folder."""
     with suppress(OSError, ValueError):
         found: list[Any] = [tomllib.loads(study.read_text(encoding="utf-8"))]
         while found:

@@ -1,4 +1,4 @@
-"""What a search's best plan needs to start: its ranks placed, and the launch kit written."""
+"""The launch kit of a search's best plan, with its ranks placed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from simulator.studies.search import SearchReport
 
 
 def write_winner(report: SearchReport, folder: Path, options: Mapping[str, Any]) -> None:
-    """The kit of the best plan, on seats that its ranks are quicker on if there are any. options: hosts, topology.
+    """Write the launch kit of the best plan, with a faster rank order if there is one. options: hosts, topology.
 
     Raises InputError with every fault.
     """
     best, study = report.rows[0], report.study
     cluster, host = study.cluster(best.nodes), host_of(options["topology"])
     found = place(study.space.model, best.plan, cluster, study.calibration, study.stack)
-    asked = Study(
+    chosen = Study(
         model=study.space.model,
         plan=found.plan,
         cluster=found.cluster,
@@ -32,7 +32,7 @@ def write_winner(report: SearchReport, folder: Path, options: Mapping[str, Any])
         stack=study.stack,
         sources=(),
     )
-    write_files(kit_files(asked, job_of(asked), head_of(asked), options["hosts"], host), folder)
+    write_files(kit_files(chosen, job_of(chosen), head_of(chosen), options["hosts"], host), folder)
     if best.outcome.status is not Fit.FITS:
         print_status(f"the best plan is {best.outcome.status} in memory: `shardwise predict` says why")
     steps = (

@@ -1,4 +1,4 @@
-"""What each key of an answer means: answer_keys.toml, looked up by pages and by the reference of `--json`."""
+"""The meaning of each key of an answer: answer_keys.toml, used by pages and by the reference of `--json`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def drawn_meaning(key: str) -> Meaning | None:
 
 
 def _above(kind: str, key: str) -> Meaning | None:
-    """What a key stands in, where it has no words of its own."""
+    """The enclosing key, for a key without an entry of its own."""
     above = key.rpartition("/")[0]
     found = meaning_of(kind, above) if above else None
     return None if found is None else Meaning(**{**_fields(found), "own": False})
@@ -97,7 +97,7 @@ def _file() -> dict[str, Any]:
 
 @functools.cache
 def _patterns(kind: str) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """The keys with a `*`, those that say most first."""
+    """The keys with a `*`, the most specific first."""
     keys = [key for key in _file().get(kind, {}).get("keys", {}) if "*" in key]
     keys.sort(key=lambda key: -len(key.replace("*", "")))
     return tuple((re.compile(re.escape(key).replace(r"\*", "[^/]*")), key) for key in keys)
@@ -119,12 +119,12 @@ def _meaning(entry: str | Mapping[str, Any], key: str) -> Meaning:
 
 
 def _type(key: str) -> str:
-    """What a number is, by its name."""
+    """The type of a number, by its key's name."""
     return "int" if re.search(_INT, key) else "float" if re.search(_FLOAT, key) else "number"
 
 
 def _field(key: str) -> Meaning | None:
-    """Of a field of a study: what its own description says."""
+    """The meaning of a study's field, from its description."""
     for place, record in _RECORDS.items():
         name = key.removeprefix(place)
         if name != key:

@@ -40,7 +40,7 @@ def _plain(noun: type[BaseModel], title: str) -> dict[str, Any]:
 
 
 def _cleaned(schema: Any) -> Any:  # noqa: ANN401  any part of a schema
-    """A schema without titles and null; of defaults, those that read in TOML as they stand."""
+    """A schema without titles and null, and with only those defaults that are valid in TOML."""
     if isinstance(schema, list):
         return [_cleaned(one) for one in schema]
     if not isinstance(schema, dict):
@@ -51,8 +51,8 @@ def _cleaned(schema: Any) -> Any:  # noqa: ANN401  any part of a schema
         if key in schema:
             found[key] = {name: _cleaned(value) for name, value in schema[key].items()}
     if "anyOf" in found:
-        kept = [one for one in found.pop("anyOf") if one != {"type": "null"}]
-        found |= kept[0] if len(kept) == 1 else {"anyOf": kept}
+        alternatives = [one for one in found.pop("anyOf") if one != {"type": "null"}]
+        found |= alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}
     default = schema.get("default")
     if isinstance(default, bool | str) or (isinstance(default, int | float) and "format" not in found):
         found["default"] = default
@@ -62,7 +62,7 @@ def _cleaned(schema: Any) -> Any:  # noqa: ANN401  any part of a schema
 def _with_flat_keys(
     noun: type[Nested], schema: dict[str, Any], definitions: Mapping[str, Any], prefix: str
 ) -> dict[str, Any]:
-    """The keys that have moved into records are read where they were; a main field stands for its record."""
+    """Also accept keys at their old flat places, and a record given as its main field alone."""
     properties = dict(schema["properties"])
     for flat, place in noun.flat_names.items():
         record, _, field = place.partition(".")

@@ -93,8 +93,8 @@ def export_plan(job: Job, form: str, head: dict[str, str | int] | None = None) -
     draft = _read_back(text, form, job)
     plan = job.plan
     default = Plan()
-    asked = {name for name in _BESIDE[form] if plan.value(name) != default.value(name)} | set(draft.assumed)
-    beside = {name: plan.value(name) for name in Plan.flat_fields() if name in asked and name not in draft.fields}
+    stated = {name for name in _BESIDE[form] if plan.value(name) != default.value(name)} | set(draft.assumed)
+    beside = {name: plan.value(name) for name in Plan.flat_fields() if name in stated and name not in draft.fields}
     faults = list(_faults(job, draft, beside, form))
     if faults:
         raise PlanError(faults)
@@ -116,7 +116,7 @@ def _written(job: Job, form: str, head: dict[str, str | int]) -> str:
 
 
 def _flavor(model: Model) -> tuple[str, str]:
-    """The name that torchtitan has for a model's shape. Raises PlanError with those that it has."""
+    """The name of a model's shape in torchtitan. Raises PlanError with its known names."""
     flavors = [
         ((family, flavor), preset)
         for family, presets in table_of("torchtitan")["flavors"].items()
@@ -158,7 +158,7 @@ def _no_file(name: str) -> Mapping[str, Any]:
 
 
 def _faults(job: Job, draft: Draft, beside: Mapping[str, Any], form: str) -> Iterator[Fault]:
-    """Where the plan that the file states differs from the one that it was written from."""
+    """Faults where the plan read back from the file differs from the original."""
     if isinstance(draft.model, Model):
         yield from _model_faults(job.model, draft.model, form)
     try:
@@ -179,14 +179,14 @@ def _faults(job: Job, draft: Draft, beside: Mapping[str, Any], form: str) -> Ite
 
 
 def _refusals(plan: Plan, form: str) -> dict[str, Fault]:
-    """By field: what the format's framework is known not to run."""
+    """By field: settings that the format's framework cannot run."""
     software = next((each for each in FRAMEWORKS if each.name == form), None)
     found = runnable(plan, software, form) if software is not None else []
     return {fault.place.removeprefix(f"{form}: "): fault for fault in found}
 
 
 def _differences(job: Job, back: Plan, draft: Draft, form: str) -> dict[str, Fault]:
-    """By field: what of the plan was read back otherwise. What acts in one of them only follows from another difference."""
+    """By field: values that were read back differently. Fields with an effect in only one of the plans follow from another difference."""
     wanted, got = effective_fields(job.plan, job.model), effective_fields(back, job.model)
     found = {}
     for name in wanted.keys() & got.keys():
@@ -197,7 +197,7 @@ def _differences(job: Job, back: Plan, draft: Draft, form: str) -> dict[str, Fau
 
 
 def _devices(plan: Plan, draft: Draft) -> int:
-    """GPUs for as many replicas as the plan has, so that a different degree is reported as such."""
+    """The number of GPUs at which a different degree is reported as such."""
     return plan.num_data_parallel * prod(int(draft.fields.get(degree, 1)) for degree in ("tp", "cp", "pp"))
 
 
@@ -251,7 +251,7 @@ def _effective_pipeline(plan: Plan, model: Model) -> dict[str, Any]:
     if plan.pp == 1:
         return {**off, "schedule": None, "virtual_stages": 1}
     try:
-        held = stage_layers(
+        layer_counts = stage_layers(
             model.num_layers, plan.pp, plan.pipeline.virtual_stages, split=plan.split, schedule=plan.pipeline_schedule
         )
     except PlanError:
@@ -259,7 +259,7 @@ def _effective_pipeline(plan: Plan, model: Model) -> dict[str, Any]:
     return {
         **off,
         "schedule": plan.pipeline_schedule,
-        "stage_layers": [[len(part) for part in stage] for stage in held],
+        "stage_layers": [[len(part) for part in stage] for stage in layer_counts],
     }
 
 

@@ -115,7 +115,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 
 def _collection(schema: Mapping[str, Any]) -> str:
-    """A list, or a table with names of one's own."""
+    """A list, or a table with user-defined names."""
     if schema["type"] == "array":
         inner = _kind(schema.get("items", {}))
         return "list of tables" if inner == "a table" else f"list of {inner.replace('number', 'numbers')}"

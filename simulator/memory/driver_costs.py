@@ -34,8 +34,8 @@ class DriverCosts:
         overheads = calibration.overheads
         assert overheads.cuda_malloc is not None
         assert overheads.cuda_free is not None
-        told = overheads.sources.get("cuda_malloc", "")
-        source = f"{how}calibration {calibration.name}" + (f" ({told})" if told else "")
+        provenance = overheads.sources.get("cuda_malloc", "")
+        source = f"{how}calibration {calibration.name}" + (f" ({provenance})" if provenance else "")
         return cls(malloc=overheads.cuda_malloc, free=overheads.cuda_free, source=source)
 
     def seconds(self, call: str, num_bytes: int) -> float:

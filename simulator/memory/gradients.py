@@ -1,4 +1,4 @@
-"""Gradients that are not simply there once: those that DTensor lays out anew, and Megatron's dummies."""
+"""Gradients with extra copies: those that DTensor redistributes, and Megatron's dummy gradients."""
 
 from __future__ import annotations
 

@@ -307,6 +307,6 @@ def moment_of(history: History, index: int) -> tuple[str, int, str, str]:
 
 
 def label(moment: tuple[str, int, str, str]) -> str:
-    """A moment in words: "backward layer3 mb0: norm_1"."""
+    """A moment as text: "backward layer3 mb0: norm_1"."""
     phase, micro_batch, unit, op = moment
     return f"{phase} {unit} mb{micro_batch}: {op}" if unit else f"{phase}: {op}"

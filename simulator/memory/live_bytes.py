@@ -29,10 +29,10 @@ def live_bytes(history: History, num_points: int) -> LiveBytes:
     live = step_live_bytes(history)
     chosen = _highest(live, num_points)
     totals = _totals(history, [live.most[moment][1] for moment in chosen])
-    kept = [tag for tag in range(len(CATEGORIES)) if any(row[tag] for row in totals)]
+    tags = [tag for tag in range(len(CATEGORIES)) if any(row[tag] for row in totals)]
     return LiveBytes(
         at=chosen,
-        by_category={CATEGORIES[tag]: [row[tag] for row in totals] for tag in kept},
+        by_category={CATEGORIES[tag]: [row[tag] for row in totals] for tag in tags},
         phases=_phases(history, live),
         num_moments=len(live.most),
     )

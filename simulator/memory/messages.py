@@ -1,4 +1,4 @@
-"""What a pipeline stage holds of the messages that it gets and sends."""
+"""Buffers of the messages that a pipeline stage receives and sends."""
 
 from __future__ import annotations
 

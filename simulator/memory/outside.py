@@ -83,11 +83,11 @@ def capacity_bytes(device: Device, plan: Plan, outside_bytes: int) -> int:
 
     A memory fraction (`torch.cuda.set_per_process_memory_fraction`) limits the allocator alone.
     """
-    whole = device.usable_bytes - device.hypervisor_bytes
+    visible = device.usable_bytes - device.hypervisor_bytes
     fraction = min(plan.memory_fraction, plan.memory.conf.memory_fraction or 1.0)
     if fraction == 1.0:
-        return whole
-    return min(whole, int(fraction * whole) + outside_bytes)
+        return visible
+    return min(visible, int(fraction * visible) + outside_bytes)
 
 
 def grouped_workspaces(stack: Stack, workspaces: Sequence[int]) -> tuple[int, ...]:

@@ -51,17 +51,17 @@ def host_counter_bytes(model: Model, plan: Plan) -> int:
 
 
 def _phase_bytes(history: History, granularity_bytes: int, beside_bytes: int) -> PhaseBytes:
-    course = step_live_bytes(history, granularity_bytes)
+    moments = step_live_bytes(history, granularity_bytes)
     most = {"forward": 0, "backward": 0, "optimizer": 0}
     entered: dict[str, int] = {}
-    before = course.resident
-    for (live, index), ended in zip(course.most, course.ends, strict=True):
+    before = moments.resident
+    for (live, index), ended in zip(moments.most, moments.ends, strict=True):
         phase = moment_of(history, index)[0]
         most[phase] = max(most[phase], live)
         entered.setdefault(phase, before)
         before = ended
     return PhaseBytes(
-        start=course.resident + beside_bytes,
+        start=moments.resident + beside_bytes,
         after_fwd=entered["backward"] + beside_bytes,
         after_bwd=entered["optimizer"] + beside_bytes,
         peak_fwd=most["forward"] + beside_bytes,

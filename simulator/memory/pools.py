@@ -42,7 +42,7 @@ _GIVES: Final = ("segment_free", "segment_unmap")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolUse:
-    """What a steady step asks of the pool and of the driver.
+    """Requests to the pool and calls of the driver in a steady step.
 
     allocations, frees: requests. calls, call_bytes: by name of the driver's call. host_s: an own allocator's time for them.
     refill: what a step behind one at whose end the cache was given back calls besides, count and bytes by name; refill_every: so
@@ -108,8 +108,8 @@ class Pools:
 def asks_for_pool(plan: Plan) -> bool:
     """The plan says how requests are served; else PyTorch's allocator with its defaults serves them."""
     memory = plan.memory
-    asked = memory.alloc_conf or memory.own_time or memory.refill_every or memory.compress
-    return memory.policy != "caching" or bool(asked)
+    non_default = memory.alloc_conf or memory.own_time or memory.refill_every or memory.compress
+    return memory.policy != "caching" or bool(non_default)
 
 
 def settings_of(plan: Plan) -> AllocatorSettings:
@@ -129,12 +129,12 @@ def allocator_settings(conf: AllocConf, *, limited: bool) -> AllocatorSettings:
         "expandable_segments", "max_split_size_bytes", "max_non_split_rounding_bytes", "large_segment_bytes",
         "roundup_power2_divisions", "garbage_collection_threshold",
     )  # fmt: skip
-    said = {name: value for name in names if (value := getattr(conf, name)) is not None}
-    if not any(said.get("roundup_power2_divisions", ())):
-        said.pop("roundup_power2_divisions", None)
+    given = {name: value for name in names if (value := getattr(conf, name)) is not None}
+    if not any(given.get("roundup_power2_divisions", ())):
+        given.pop("roundup_power2_divisions", None)
     if not limited:
-        said.pop("garbage_collection_threshold", None)
-    return AllocatorSettings(**said)
+        given.pop("garbage_collection_threshold", None)
+    return AllocatorSettings(**given)
 
 
 class _Driver:
@@ -165,27 +165,27 @@ def play_pool(history: History, pools: Pools, plan: Plan, limit_bytes: int | Non
     The one before it has also taken what the optimizer's state, new since the first, left no room for.
     limit_bytes: what the driver can give it; None: no limit.
     """
-    game, needed = _Game(history, plan), 0
+    run, needed = _PoolRun(history, plan), 0
     try:
-        game.begin(pools, limit_bytes)
-        tally, reserved = game.step(game.sequence)
+        run.begin(pools, limit_bytes)
+        tally, reserved = run.step(run.sequence)
     except OutOfMemoryError as exc:
         tally, reserved, needed = _Tally(plan, history), [], exc.needed_bytes
-    peak, retries = game.driver.highest, game.num_retries - game.retries_before
+    peak, retries = run.driver.highest, run.num_retries - run.retries_before
     if reserved:
-        tally = game.settled() or tally
+        tally = run.settled() or tally
     return Played(
         use=tally.use(pools.policy, plan),
         reserved=reserved,
         peak_bytes=peak if reserved else needed,
-        highest_bytes=max(game.first_highest, peak),
-        refilled_bytes=game.driver.highest if tally.refill is not None else 0,
+        highest_bytes=max(run.first_highest, peak),
+        refilled_bytes=run.driver.highest if tally.refill is not None else 0,
         num_retries=retries,
         fails=not reserved,
     )
 
 
-class _Game:
+class _PoolRun:
     """A history on a pool, step by step."""
 
     pool: Pool[Any]
@@ -218,7 +218,7 @@ class _Game:
         return tally, reserved
 
     def settled(self) -> _Tally | None:
-        """What a step after the steady one asks, and one that begins with an empty cache; None: it does not repeat or fit."""
+        """Requests of a step after the steady one, and of one with an empty cache; None if the step does not repeat or fit."""
         if (again := repeated(self.sequence, 2)) is None:
             return None
         with suppress(OutOfMemoryError):
@@ -241,7 +241,7 @@ class _Game:
 
 
 class _Tally:
-    """Requests and calls of a steady step of all its micro-batches; the history has two at most that stand for them.
+    """Requests and calls of a steady step over all micro-batches; the history plays at most two of them.
 
     What the last of those does forward and backward, each that is left out does too.
     """
@@ -305,16 +305,18 @@ def compression(history: History, plan: Plan) -> tuple[int, float]:
     """
     ratios = {TAG[name]: ratio for name, ratio in plan.memory.compress.items() if ratio > 1}
     played = 1 + max((mark[2] for mark in history.marks), default=0)
-    more, found, kept = max(0, plan.num_micro_batches - played), 0.0, dict[int, float]()
+    more, found, kept_seconds = max(0, plan.num_micro_batches - played), 0.0, dict[int, float]()
     for index, (slot, size, _, tag) in enumerate(history.events):
         if size >= 0 and tag in ratios:
-            kept[slot] = size * ratios[tag]
+            kept_seconds[slot] = size * ratios[tag]
             if index >= history.steady:
                 phase, micro_batch, _, _ = moment_of(history, index)
-                found += kept[slot] * (1 + more * (phase in ("forward", "backward") and micro_batch == played - 1))
+                found += kept_seconds[slot] * (
+                    1 + more * (phase in ("forward", "backward") and micro_batch == played - 1)
+                )
         elif size < 0 and index < history.steady:
-            kept.pop(slot, None)
+            kept_seconds.pop(slot, None)
         if index == history.steady - 1:
-            found += summed(kept.values())
+            found += summed(kept_seconds.values())
     rate = plan.memory.compress_bytes_per_s
     return round(found), 2 * found / rate if rate else 0.0

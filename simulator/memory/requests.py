@@ -1,4 +1,4 @@
-"""What a program asks of its memory, free of addresses: one sequence of requests that every policy can play."""
+"""A program's memory requests without addresses: one sequence that every policy can play."""
 
 from __future__ import annotations
 
@@ -75,38 +75,40 @@ def repeated(sequence: Sequence, times: int) -> Sequence | None:
 
     Blocks stand for each other if they have equal bytes, stream and kind.
     """
-    looks: dict[int, tuple[int, int, int]] = {}
-    before = _live(sequence.requests[: sequence.steady], looks)
-    after = _live(sequence.step, looks, before)
-    if Counter(looks[number] for number in before) != Counter(looks[number] for number in after):
+    attributes: dict[int, tuple[int, int, int]] = {}
+    before = _live(sequence.requests[: sequence.steady], attributes)
+    after = _live(sequence.step, attributes, before)
+    if Counter(attributes[number] for number in before) != Counter(attributes[number] for number in after):
         return None
-    heirs: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    successors: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for number in after:
         if number not in before:
-            heirs[looks[number]].append(number)
-    heir = {number: number if number in after else heirs[looks[number]].pop(0) for number in before}
+            successors[attributes[number]].append(number)
+    successor = {number: number if number in after else successors[attributes[number]].pop(0) for number in before}
     requests = list(sequence.requests)
     steady = sequence.steady
-    offset = 1 + max(looks, default=0)
-    names = {number: number for number in looks}  # of the step before
+    offset = 1 + max(attributes, default=0)
+    names = {number: number for number in attributes}  # of the step before
     for copy in range(1, times):
         steady = len(requests)
         last = names
-        names = {number: last[heir[number]] if number in heir else number + copy * offset for number in looks}
+        names = {
+            number: last[successor[number]] if number in successor else number + copy * offset for number in attributes
+        }
         requests += [(r[0], names.get(r[1], 0), *r[2:]) for r in sequence.step]
     return replace(sequence, requests=tuple(requests), steady=steady)
 
 
 def _live(
-    requests: Iterable[Request], looks: dict[int, tuple[int, int, int]], before: Iterable[int] = ()
+    requests: Iterable[Request], attributes: dict[int, tuple[int, int, int]], before: Iterable[int] = ()
 ) -> dict[int, None]:
     """Ids of the blocks in use after `requests`, in order; how each looks is noted down."""
     live = dict.fromkeys(before)
-    for what, number, num_bytes, stream, kind in requests:
-        if what == ALLOC:
+    for action, number, num_bytes, stream, kind in requests:
+        if action == ALLOC:
             live[number] = None
-            looks[number] = (num_bytes, stream, kind)
-        elif what in (FREE, COMPLETE_FREE):
+            attributes[number] = (num_bytes, stream, kind)
+        elif action in (FREE, COMPLETE_FREE):
             del live[number]
     return live
 
@@ -115,17 +117,17 @@ def checkpoints(requests: Iterable[Request]) -> tuple[int, int]:
     """(stream, bytes) of a buffer for the activations of the stream that has most of them."""
     by_stream: Counter[int] = Counter()
     stream_of: dict[int, int] = {}
-    for what, number, num_bytes, stream, kind in requests:
-        if what == ALLOC and kind == ACTIVATION:
+    for action, number, num_bytes, stream, kind in requests:
+        if action == ALLOC and kind == ACTIVATION:
             by_stream[stream] += num_bytes
             stream_of[number] = stream
     if not by_stream:
         return 0, 0
     main = by_stream.most_common(1)[0][0]
     rows = (
-        (what == ALLOC, number, num_bytes)
-        for what, number, num_bytes, _, _ in requests
-        if stream_of.get(number) == main and what in (ALLOC, FREE, COMPLETE_FREE)
+        (action == ALLOC, number, num_bytes)
+        for action, number, num_bytes, _, _ in requests
+        if stream_of.get(number) == main and action in (ALLOC, FREE, COMPLETE_FREE)
     )
     return main, buffer_bytes(rows)
 
@@ -141,18 +143,18 @@ def play(
     handles: of what is in use before, by id.
     """
     handles = {} if handles is None else handles
-    for index, (what, number, num_bytes, stream, kind) in enumerate(requests):
-        if what == ALLOC:
+    for index, (action, number, num_bytes, stream, kind) in enumerate(requests):
+        if action == ALLOC:
             handles[number] = pool.malloc(num_bytes, stream, kind)
-        elif what == FREE:
+        elif action == FREE:
             handle = handles.pop(number)
             pool.request_free(handle)
             pool.complete_free(handle)
-        elif what == REQUEST_FREE:
+        elif action == REQUEST_FREE:
             pool.request_free(handles[number])
-        elif what == COMPLETE_FREE:
+        elif action == COMPLETE_FREE:
             pool.complete_free(handles.pop(number))
-        elif what == EMPTY_CACHE:
+        elif action == EMPTY_CACHE:
             pool.empty_cache()
         if watch is not None:
             watch(index)

@@ -30,9 +30,9 @@ def parts_of(model: Model) -> tuple[StagePart, ...]:
         layers = range(len(model.body))
         return (StagePart(Chunk(len(layers)), layers),)
     parts, begin = [], 0
-    for number, held in enumerate(model.body_chunks):
-        layers = range(begin, begin + len(held))
-        chunk = Chunk(len(held), model.embedding_chunk == number, model.head_chunk == number)
+    for number, num_layers in enumerate(model.body_chunks):
+        layers = range(begin, begin + len(num_layers))
+        chunk = Chunk(len(num_layers), model.embedding_chunk == number, model.head_chunk == number)
         parts.append(StagePart(chunk, layers))
         begin = layers.stop
     return tuple(parts)

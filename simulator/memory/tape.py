@@ -157,12 +157,12 @@ class _Writer:
 
     # --- forward
 
-    def forward(self, ops: Iterable[Op], kept: set[str]) -> None:
-        """Tensors live to their last use, or longer if `kept`. The block's output is the next block's to free."""
+    def forward(self, ops: Iterable[Op], saved: set[str]) -> None:
+        """Tensors live to their last use, or longer if `saved`. The block's output is the next block's to free."""
         ops = list(ops)
         last = {name: index for index, op in enumerate(ops) for name in op.inputs}
         final = {name for op in self.block.ops for name in op.inputs}
-        keep = kept | {self.block.output}
+        keep = saved | {self.block.output}
         products = [index for index, op in enumerate(ops) if op.category == "gemm"]
         leaves = products[-1] if products and self.ends_forward else len(ops) - 1
         unwound: list[str] = []  # still held by Python's frames where a recomputation stops early
@@ -198,8 +198,10 @@ class _Writer:
 
     # --- backward
 
-    def backward(self, parameter_bytes: int, held: set[str], gradients: ParameterGradients, result: set[str]) -> None:
-        """Ops reversed: gradients appear, saved tensors go (`held` ones at the end), gradients of one tensor are summed.
+    def backward(
+        self, parameter_bytes: int, until_end: set[str], gradients: ParameterGradients, result: set[str]
+    ) -> None:
+        """Ops reversed: gradients appear, saved tensors go (those of `until_end` at the end), gradients of one tensor are summed.
 
         result: what stays behind it.
         """
@@ -214,7 +216,7 @@ class _Writer:
             self._backward_op(op, parameter_bytes, gradients)
             for name in op.saved:
                 savers[name] -= 1
-                if savers[name] == 0 and name not in held:
+                if savers[name] == 0 and name not in until_end:
                     self._drop(name)
         for name in result:
             self.result = self.slots.pop(name, INPUT)
@@ -256,23 +258,23 @@ class _Writer:
 
     def _give(self, name: str, slot: int) -> None:
         """A gradient of `name` arrives: the first stays, another is added into it or, if it cannot be, to a new one."""
-        held = self._grads.get(name)
-        if held is None:
+        gradient = self._grads.get(name)
+        if gradient is None:
             self._grads[name] = slot
-        elif self._refs[held] == 1 and held not in self._products:
+        elif self._refs[gradient] == 1 and gradient not in self._products:
             self._unref(slot)
         elif self._refs[slot] == 1 and slot not in self._products:
             self._grads[name] = slot
-            self._unref(held)
+            self._unref(gradient)
         else:
-            total = self._alloc(max(self._bytes[held], self._bytes[slot]), TAG["temporaries"])
+            total = self._alloc(max(self._bytes[gradient], self._bytes[slot]), TAG["temporaries"])
             self._refs[total] = 1
             self._grads[name] = total
-            self._unref(held)
+            self._unref(gradient)
             self._unref(slot)
 
     def _finish(self) -> None:
-        """What nobody asked for is freed: gradients of constants, cached outputs a recomputation never reached."""
+        """Free what was never used: gradients of constants, cached outputs that no recomputation reached."""
         own = self._grads.pop(self.block.input, None)
         for slot in self._grads.values():
             self._unref(slot)

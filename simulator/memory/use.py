@@ -101,7 +101,7 @@ class MemoryUse:
         return self.reserved_bytes + self.outside_torch_bytes
 
     @property
-    def fits_bare(self) -> bool:
+    def live_tensors_fit(self) -> bool:
         """Live tensors alone fit: an allocator without any waste would do."""
         return self.peak_allocated_bytes + self.outside_torch_bytes <= self.capacity_bytes
 
@@ -176,7 +176,7 @@ def history_memory(
 ) -> tuple[MemoryUse, MemoryTrace]:
     """The same of a history, with so many bytes outside torch. Of the plan only its part of the device's memory counts."""
     use, reserved = history_use(history, live, plan, device, outside, settings, quick=quick)
-    return use, course(history, live, reserved, use, quick=quick)
+    return use, memory_trace(history, live, reserved, use, quick=quick)
 
 
 def history_use(
@@ -190,20 +190,20 @@ def history_use(
     quick: bool = False,
 ) -> tuple[MemoryUse, list[int]]:
     """The peaks of a history, and what is reserved at the end of each moment."""
-    hopeless = quick and live.peak[0] + outside > capacity_bytes(device, plan, outside)
-    if settings is None and asks_for_pool(plan) and not hopeless:
+    exceeds = quick and live.peak[0] + outside > capacity_bytes(device, plan, outside)
+    if settings is None and asks_for_pool(plan) and not exceeds:
         return _on_pool(history, live, plan, device, outside)
     calls = DriverCalls()
     allocator = CachingAllocator(settings, on_driver=calls)
-    reserved = [most for most, _ in live.most] if hopeless else _reserved(history, live, allocator, calls.clear)
+    reserved = [most for most, _ in live.most] if exceeds else _reserved(history, live, allocator, calls.clear)
     use = _use(history, live, max(reserved), plan, device, outside)
-    if use.fits_bare and use.fit is not Fit.FITS:
+    if use.live_tensors_fit and use.fit is not Fit.FITS:
         limit = use.capacity_bytes - use.outside_torch_bytes
         if _never_meets(allocator, limit):
-            found, held = calls.pressure(use.peak_reserved_bytes), reserved
+            found, reserved_then = calls.pressure(use.peak_reserved_bytes), reserved
         else:
-            found, held = under_pressure(history, limit, settings)
-        use, reserved = replace(use, pressure=found), held or reserved
+            found, reserved_then = under_pressure(history, limit, settings)
+        use, reserved = replace(use, pressure=found), reserved_then or reserved
     return use, reserved
 
 
@@ -214,27 +214,29 @@ def _on_pool(
     pools = Pools.of(plan)
     free = play_pool(history, pools, plan)
     size, seconds = compression(history, plan)
-    told = partial(replace, compressed_bytes=size, compress_s=seconds)
+    with_compression = partial(replace, compressed_bytes=size, compress_s=seconds)
     use = replace(
-        _use(history, live, max(*free.reserved, free.refilled_bytes), plan, device, outside), pool=told(free.use)
+        _use(history, live, max(*free.reserved, free.refilled_bytes), plan, device, outside),
+        pool=with_compression(free.use),
     )
     limit = use.capacity_bytes - use.outside_torch_bytes
-    if not use.fits_bare or (use.fit is Fit.FITS and not pools.looks_at_limit):
+    if not use.live_tensors_fit or (use.fit is Fit.FITS and not pools.looks_at_limit):
         return use, free.reserved
     bound = play_pool(history, pools, plan, limit) if free.highest_bytes > limit or pools.looks_at_limit else free
     found = pressure_of(bound.use.calls, bound.use.call_bytes, bound.peak_bytes, bound.num_retries, fails=bound.fails)
-    return replace(use, pressure=found, pool=told(bound.use)), bound.reserved or free.reserved
+    return replace(use, pressure=found, pool=with_compression(bound.use)), bound.reserved or free.reserved
 
 
-def course(history: History, live: StepLiveBytes, reserved: list[int], use: MemoryUse, *, quick: bool) -> MemoryTrace:
+def memory_trace(
+    history: History, live: StepLiveBytes, reserved: list[int], use: MemoryUse, *, quick: bool
+) -> MemoryTrace:
     """What is alive and reserved over the steady step; quick: without its moments."""
-    latest = (
-        {} if quick else {mark[0]: mark[1:] for mark in history.marks[bisect_left(history.begins, history.steady) :]}
-    )
+    steady = history.marks[bisect_left(history.begins, history.steady) :]
+    latest = {} if quick else {mark[0]: mark[1:] for mark in steady}
     moments = () if quick else zip(history.bounds[:-1], live.most, reserved, strict=True)
     samples = tuple(
-        MemorySample(label(latest.get(start) or moment_of(history, start)), highest, held)
-        for start, (highest, _), held in moments
+        MemorySample(label(latest.get(start) or moment_of(history, start)), highest, reserved_bytes)
+        for start, (highest, _), reserved_bytes in moments
     )
     peak_index = live.most.index(live.peak)
     return MemoryTrace(samples=samples, peak_index=peak_index, by_category=use.by_category)
@@ -243,8 +245,8 @@ def course(history: History, live: StepLiveBytes, reserved: list[int], use: Memo
 def _never_meets(allocator: CachingAllocator, limit_bytes: int) -> bool:
     """What was played without a limit goes the same way under this one: nothing in it looks at the limit."""
     settings = allocator.settings
-    looks = settings.expandable_segments or settings.garbage_collection_threshold > 0
-    return allocator.peak_reserved_bytes <= limit_bytes and not looks
+    depends_on_limit = settings.expandable_segments or settings.garbage_collection_threshold > 0
+    return allocator.peak_reserved_bytes <= limit_bytes and not depends_on_limit
 
 
 def memory_uses(
@@ -291,9 +293,9 @@ def _candidates(model: Model, plan: Plan, stages: Sequence[int] | None = None) -
         return [0]
     among = sorted(stages) if stages else list(range(plan.pp))
     first, middle, last = among[0], among[1:-1], among[-1]
-    held = {stage: shard_of(model, plan, stage).num_layers for stage in (first, *middle, last)}
-    longest = max(held.values())
-    inside = [stage for stage in middle if held[stage] == longest > held[first]]
+    layer_counts = {stage: shard_of(model, plan, stage).num_layers for stage in (first, *middle, last)}
+    longest = max(layer_counts.values())
+    inside = [stage for stage in middle if layer_counts[stage] == longest > layer_counts[first]]
     return list(dict.fromkeys([first, *inside[:1], last]))
 
 

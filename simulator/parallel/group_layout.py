@@ -37,14 +37,14 @@ def layout(cluster: Cluster, groups: Iterable[Sequence[int]]) -> Layout:
     size, nodes, apart = 0, defaultdict[int, list[tuple[int, ...]]](list), cluster.num_nodes
     widest, fullest, spans, off, rails = 1, 1, False, 0.0, Rails.of(cluster)
     for group in groups:
-        held = _by_node(cluster, group)
-        for node, gpus in held.items():
+        on_node = _by_node(cluster, group)
+        for node, gpus in on_node.items():
             nodes[node].append(gpus)
-        size, widest = max(size, len(group)), max(widest, len(held))
-        fullest = max(fullest, *map(len, held.values()))
-        apart = min((apart, *(b - a for a, b in pairwise(sorted(held)))))
+        size, widest = max(size, len(group)), max(widest, len(on_node))
+        fullest = max(fullest, *map(len, on_node.values()))
+        apart = min((apart, *(b - a for a, b in pairwise(sorted(on_node)))))
         spans = spans or _spans(cluster, group)
-        off = max(off, rails.missed(held))
+        off = max(off, rails.missed(on_node))
     return Layout(
         num_ranks=size,
         num_nodes=widest,
@@ -52,7 +52,7 @@ def layout(cluster: Cluster, groups: Iterable[Sequence[int]]) -> Layout:
         num_groups_per_node=max(map(len, nodes.values()), default=1),
         spans_domain=spans,
         node_stride=apart if widest > 1 else 1,
-        patterns=tuple(sorted({tuple(sorted(held)) for held in nodes.values()})),
+        patterns=tuple(sorted({tuple(sorted(on_node)) for on_node in nodes.values()})),
         off_rail=off,
     )
 
@@ -74,10 +74,10 @@ def pairs_layout(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> Layout:
         num_ranks=2,
         num_nodes=2,
         ranks_per_node=1,
-        num_groups_per_node=max(len(held) for side in sides for held in side.values()),
+        num_groups_per_node=max(len(members) for side in sides for members in side.values()),
         spans_domain=any(_domain(cluster, a) != _domain(cluster, b) for a, b in places),
         node_stride=max(1, min(abs(a // gpus - b // gpus) for a, b in apart)),
-        patterns=tuple(sorted({tuple(sorted(held)) for side in sides for held in side.values()})),
+        patterns=tuple(sorted({tuple(sorted(members)) for side in sides for members in side.values()})),
         off_rail=max(map(rails.missed, ends_of)),
     )
 
@@ -98,12 +98,12 @@ class Rails:
         wiring, places = Wiring.of(cluster), places_of(cluster)
         return cls(stated, tuple(nearest(wiring, places, gpu)[0] for gpu in range(cluster.gpus_per_node)))
 
-    def missed(self, held: Mapping[int, Sequence[int]]) -> float:
+    def missed(self, on_node: Mapping[int, Sequence[int]]) -> float:
         """Share of the traffic between a group's consecutive nodes that changes rails."""
-        nodes = sorted(held)
+        nodes = sorted(on_node)
         if self.of_node.keys().isdisjoint(nodes) or len(nodes) == 1:
             return 0.0
-        rails = [{rail for gpu in held[node] for rail in self.at(node, gpu)} for node in nodes]
+        rails = [{rail for gpu in on_node[node] for rail in self.at(node, gpu)} for node in nodes]
         hops = list(zip(rails, [*rails[1:], rails[0]], strict=True))
         return sum(1 - len(here & there) / len(here) for here, there in hops) / len(hops)
 
@@ -115,11 +115,11 @@ class Rails:
 
 def _by_node(cluster: Cluster, group: Sequence[int]) -> Mapping[int, tuple[int, ...]]:
     """Node -> the local GPUs of a group there, in the order of its ranks."""
-    held = defaultdict[int, tuple[int, ...]](tuple)
+    by_node = defaultdict[int, tuple[int, ...]](tuple)
     for rank in group:
         node, gpu = divmod(cluster.gpu_of(rank), cluster.gpus_per_node)
-        held[node] += (gpu,)
-    return held
+        by_node[node] += (gpu,)
+    return by_node
 
 
 def _spans(cluster: Cluster, group: Sequence[int]) -> bool:

@@ -78,15 +78,15 @@ class Lattice:
 
     def on_each(self, size: int) -> int | None:
         """Ranks of a group on each block of `size` consecutive ranks that it touches; None where blocks differ."""
-        held = 1
+        num_members = 1
         for count, stride in self.digits:
             if size % (count * stride) == 0:
-                held *= count
+                num_members *= count
             elif size % stride == 0 and count * stride % size == 0:
-                held *= size // stride
+                num_members *= size // stride
             elif stride % size:
                 return None
-        return held
+        return num_members
 
     def within(self, size: int) -> tuple[Digit, ...]:
         """The digits that vary inside a block of `size` consecutive ranks, as far as they do."""

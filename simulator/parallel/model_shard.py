@@ -99,11 +99,11 @@ def shard_of(model: Model, plan: Plan, stage: int = 0) -> Model:
     if isinstance(model, ModelShard) or (plan.tp * plan.pp * plan.ep == 1 and not layer_marks(model, plan)):
         return model
     schedule, pp, chunks = plan.pipeline_schedule, plan.pp, plan.pipeline.virtual_stages
-    held = stage_layers(model.num_layers, pp, chunks, split=dealt(model, plan), schedule=schedule)[stage]
+    layer_counts = stage_layers(model.num_layers, pp, chunks, split=dealt(model, plan), schedule=schedule)[stage]
     places = [position(schedule, pp, stage, chunk) for chunk in range(chunks)]
     last = num_positions(schedule, pp, chunks) - 1
     fields = {
-        "num_layers": sum(map(len, held)),
+        "num_layers": sum(map(len, layer_counts)),
         "num_heads": model.num_heads // plan.tp,
         "num_kv_heads": max(1, model.num_kv_heads // plan.tp),
         "ranks_per_kv_head": max(1, plan.tp // model.num_kv_heads),
@@ -113,7 +113,7 @@ def shard_of(model: Model, plan: Plan, stage: int = 0) -> Model:
         "mamba": None if model.mamba is None else _mamba(model.mamba, plan),
         "mtp_layers": model.mtp_layers if last in places else 0,
         "tied_embeddings": model.tied_embeddings and pp == 1,
-        "chunks": tuple(map(tuple, held)),
+        "chunks": tuple(map(tuple, layer_counts)),
         "embedding_chunk": places.index(0) if 0 in places else None,
         "marks": layer_marks(model, plan),
         "head_chunk": places.index(last) if last in places else None,
@@ -133,19 +133,21 @@ def bf16_layers(model: Model, plan: Plan) -> frozenset[int]:
 
 def layer_marks(model: Model, plan: Plan) -> dict[int, str]:
     """What makes layers unlike others of their kind, by number: what is trained of them, products in bf16."""
-    marks = _tuned(model, plan.peft, checkpointed=plan.recompute.mode != "none") if plan.peft.any else {}
+    marks = _tuned(model, plan) if plan.peft.any else {}
     return marks | {number: marks.get(number, "") + BF16_SUFFIX for number in bf16_layers(model, plan)}
 
 
-def _tuned(model: Model, peft: PeftPlan, *, checkpointed: bool) -> dict[int, str]:
+def _tuned(model: Model, plan: Plan) -> dict[int, str]:
     """Marks of layers: the first that is trained as this one is, and whether it lies below all that is trained.
 
     peft makes the embedding's output need gradients where activations are recomputed (peft_model.py:
     `_prepare_model_for_gradient_checkpointing`), so backwards go through all layers then.
     """
-    parts: tuple[ModelPart, ...] = ("embedding", *dict.fromkeys(model.layer_kinds))
+    parts: tuple[ModelPart, ...] = ("embedding", "head", *dict.fromkeys(model.layer_kinds))
     names = {part: [name for name, _ in model.parameter_shapes(part)] for part in parts}
-    below = not (peft.adds and checkpointed) and not peft.at(None).tunes(names["embedding"])
+    peft, checkpointed = plan.peft, plan.recompute.mode != "none"
+    first = [*names["embedding"], *(names["head"] if plan.mixes_units else ())]  # with FSDP1's root, all have gradients
+    below = not (peft.adds and checkpointed) and not peft.at(None).tunes(first)
     if not peft.by_layer and not below:
         return {}
     alike: dict[PeftPlan, int] = {}
@@ -169,7 +171,7 @@ def whole_body(model: Model, plan: Plan) -> tuple[BodyKind, ...]:
 
 
 def body_names(shard: Model) -> tuple[str, ...]:
-    """Names of what a rank holds between the model's ends, in the order of its chunks; layers have the model's numbers."""
+    """Names of a rank's layers in the order of its chunks, numbered as in the model."""
     numbers, modules = iter(shard.layer_numbers), iter(range(shard.mtp_layers))
     return tuple(f"mtp{next(modules)}" if kind == "mtp" else f"layer{next(numbers)}" for kind in shard.body)
 

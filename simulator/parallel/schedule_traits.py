@@ -1,4 +1,4 @@
-"""What a pipeline schedule is, as far as others ask: how often it holds the model, and whether it parts backwards in two."""
+"""Traits of a pipeline schedule: copies of the model, and whether backwards are split in two."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Chained:
 
     @property
     def end_s(self) -> Number:
-        """When the last op ends, as things are."""
+        """Predicted end of the last op at the current rates."""
         return self._ends[-1]
 
     def change(self, now_s: Number, rate: Number) -> None:

@@ -46,7 +46,7 @@ from simulator.work.trace import Span, Timeline
 MOST_INTERFERENCE = Fraction(9, 10)  # compute never stops entirely: NCCL takes some SMs, not all
 _LITTLE = 0.5  # surely less: comparing a float with a Fraction takes longer than all the rest of a change of rate
 
-_TOLD_EVERY = 20_000  # events: some 50 ms
+_REPORT_EVERY = 20_000  # events: some 50 ms
 _NAMED = 8  # waiting ops that an error names
 _Steps = Generator[Event, Any, None]
 
@@ -75,14 +75,14 @@ def run(programs: Sequence[Program]) -> Timeline:
 
 
 def _play(env: Environment, players: Sequence[_Player], num_ops: int) -> None:
-    """To the end. Where there is a listener, it is half of the work, behind making the programs."""
+    """Run the simulation to its end. A progress listener counts it as the second half of the work."""
     if not progress.has_listener():
         env.run()
         return
     reported = 0
     with suppress(EmptySchedule):
         while True:
-            for _ in range(_TOLD_EVERY):
+            for _ in range(_REPORT_EVERY):
                 env.step()
             ended = sum(player.num_ended for player in players)
             progress.report((ended - reported) / num_ops / 2)

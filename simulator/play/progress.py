@@ -1,4 +1,4 @@
-"""How far a step's play has come, for a command that shows it; without a listener it costs nothing."""
+"""Progress of a step's simulation, for a command that shows it; free without a listener."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def listened_by(listener: Listener) -> Iterator[None]:
-    """The listener gets the progress of what is played in here."""
+    """Simulations inside report their progress to the listener."""
     token = _listener.set(listener)
     try:
         yield

@@ -27,17 +27,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.parameters import model_flop
 
-__all__ = [
-    "Z90",
-    "MemoryUse",
-    "Prediction",
-    "Remedy",
-    "Source",
-    "bounds",
-    "memory_of",
-    "predict",
-    "prediction_of",
-]
+__all__ = ["Z90", "MemoryUse", "Prediction", "Remedy", "Source", "bounds", "memory_of", "predict", "prediction_of"]
 
 
 @checked
@@ -69,15 +59,15 @@ def predict(
 
 
 def memory_of(lowering: Lowering, *, quick: bool = False) -> StepMemory:
-    """The memory of a lowered plan, and the verdict on it: half a prediction, and all of it where nothing fits.
+    """The memory of a lowered plan, and whether it fits; all of the prediction if it does not.
 
     quick: the peaks alone, and what is reserved does not matter where live tensors alone do not fit.
     """
     if lowering.rank_classes is not None:
-        held = memory_by_device(lowering)
-        name, one = worst_fit(held)
-        cause = f"{name}: {one.cause}" if len(held) > 1 else one.cause
-        return replace(one, cause=cause, by_device=held)
+        by_device = memory_by_device(lowering)
+        name, one = worst_fit(by_device)
+        cause = f"{name}: {one.cause}" if len(by_device) > 1 else one.cause
+        return replace(one, cause=cause, by_device=by_device)
     if (pool := lowering.pool_tiers) is not None:
         memory, trace = pool.of_memory()
     else:
@@ -87,12 +77,14 @@ def memory_of(lowering: Lowering, *, quick: bool = False) -> StepMemory:
     return StepMemory(memory=memory, trace=trace, cause=cause_of(memory))
 
 
-def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, advise: bool = False) -> Prediction:
+def prediction_of(
+    lowering: Lowering, step_memory: StepMemory, *, fold: bool = True, advise: bool = False
+) -> Prediction:
     """The prediction of a lowered plan whose memory is known."""
     model, plan, cluster = lowering.model, lowering.plan, lowering.cluster
-    memory = held.memory
+    memory = step_memory.memory
     alone = play(lowering, fold=fold)
-    played = with_stalls(alone, memory, lowering.calibrations.get(held.device, lowering.calibration))
+    played = with_stalls(alone, memory, lowering.calibrations.get(step_memory.device, lowering.calibration))
     played = with_paging(played, memory, lowering)
     looks = advise and memory.fit is not Fit.FITS and lowering.rank_classes is None
     found = _remedies(lowering, played.step_s, memory) if looks else None
@@ -117,23 +109,23 @@ def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, ad
         breakdown=dict(played.breakdown),
         communication=dict(played.communication),
         memory=memory,
-        cause=held.cause,
+        cause=step_memory.cause,
         suggestion=suggest(lowering, played, memory, found),
         extrapolated=extrapolated(lowering),
         sources=(*sources(lowering), *pool_sources(memory, lowering.calibration)),
         timeline=played.timeline,
-        memory_trace=held.trace,
+        memory_trace=step_memory.trace,
         remedies=found or (),
         spread=parts,
         stack_sigma=own,
-        kinds=kind_uses(lowering, played, held.by_device),
+        kinds=kind_uses(lowering, played, step_memory.by_device),
         network=network_share(lowering, float(alone.step_s), fold=fold) if advise else None,
         num_played=played.num_played,
     )
 
 
 def _remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Remedy, ...]:
-    """What would make the plan fit."""
+    """Changes that make the plan fit."""
     from simulator.predict.remedy_search import remedies
 
     return remedies(lowering, step_s, memory)
@@ -153,11 +145,11 @@ def _replayed(lowering: Lowering, step_s: float, alone_s: float, *, fold: bool) 
 
 
 def _imbalance_sigma(lowering: Lowering, step_s: float, *, fold: bool) -> float:
-    """What one sigma more rows on the busiest rank of experts add to the step, relative to it."""
+    """The relative effect on the step of one sigma more rows on the busiest rank of experts."""
     plan = lowering.plan
     if plan.experts.imbalance_sigma == 0 or lowering.model.experts is None:
         return 0.0
     more = plan.experts.imbalance * (1 + plan.experts.imbalance_sigma)
     busier = plan.copy_with(expert_imbalance=more)
-    inputs = (lowering.whole, lowering.asked, lowering.calibration, lowering.curves)
+    inputs = (lowering.full_cluster, lowering.given_stack, lowering.calibration, lowering.curves)
     return float(play(lower(lowering.model, busier, *inputs), fold=fold).step_s / step_s - 1)

@@ -8,7 +8,9 @@ from typing import Any
 
 from simulator.spec.cluster import Cluster
 from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
+_WHOLE_LOGITS = ("eager", "fp32_eager", "fp32_cast", "fp32_shifted", "shifted", "shifted_nll", "in_place")
 _SHORTEST = 1024  # tokens of a sequence that is still cut in two
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
@@ -17,11 +19,13 @@ EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 class Change:
     """Fields of the plan that change, in dotted names.
 
-    kind: two changes of one kind do not add up. nodes: times as many nodes. numerics: the results of training differ.
+    kind: two changes of one kind do not add up. stack: fields of its software. nodes: times as many nodes. numerics: the
+    results of training differ.
     """
 
     kind: str
     plan: dict[str, Any] = field(default_factory=dict)
+    stack: dict[str, Any] = field(default_factory=dict)
     nodes: int = 1
     expandable: bool = False
     numerics: bool = False
@@ -30,6 +34,7 @@ class Change:
         return Change(
             kind=other.kind,
             plan={**self.plan, **other.plan},
+            stack={**self.stack, **other.stack},
             nodes=self.nodes * other.nodes,
             expandable=self.expandable or other.expandable,
             numerics=self.numerics or other.numerics,
@@ -38,12 +43,17 @@ class Change:
     @property
     def key(self) -> frozenset[object]:
         """Equal for the same changes in another order."""
-        return frozenset((*self.plan.items(), self.nodes, self.expandable))
+        return frozenset((*self.fields.items(), self.nodes, self.expandable))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of the plan, and of the stack as `--set` names them."""
+        return self.plan | {f"stack.{name}": value for name, value in self.stack.items()}
 
     @property
     def words(self) -> str:
         """As on the command line; fields that return to their default are left out."""
-        parts = [f"{name} = {_word(value)}" for name, value in self.plan.items() if value is not None]
+        parts = [f"{name} = {_word(value)}" for name, value in self.fields.items() if value is not None]
         return ", ".join([*parts, *([EXPANDABLE] if self.expandable else [])])
 
     def applied(self, plan: Plan) -> Plan:
@@ -62,12 +72,16 @@ EXPANDABLE_SEGMENTS = Change(kind="allocator", expandable=True)
 
 
 def _word(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def changes(plan: Plan, cluster: Cluster) -> Iterator[Change]:
-    """Single changes, those that usually cost least first."""
+def changes(plan: Plan, cluster: Cluster, stack: Stack) -> Iterator[Change]:
+    """Single changes, the usually cheapest first."""
     yield from _tuning(plan)
+    if plan.peft.method != "none" and stack.kernels.loss in _WHOLE_LOGITS:  # Liger's kernel, a flag of trainers
+        yield Change(kind="loss", stack={"loss": "fused_linear"})
     yield from _optimizer(plan)
     yield from _sharding(plan)
     yield from _micro_batches(plan)
@@ -86,6 +100,8 @@ def _optimizer(plan: Plan) -> Iterator[Change]:
         yield Change(kind="reduce", plan={"reduce_dtype": compute}, numerics=True)
     if plan.optimizer.kind in ("adam", "adamw"):
         yield Change(kind="optimizer", plan={"optimizer": "adam8bit"}, numerics=True)
+        if plan.peft.method == "full" and plan.traits.whole_modules:
+            yield Change(kind="optimizer", plan={"optimizer": "paged_adam8bit"}, numerics=True)
 
 
 def _tuning(plan: Plan) -> Iterator[Change]:
@@ -95,13 +111,15 @@ def _tuning(plan: Plan) -> Iterator[Change]:
         yield Change(kind="adapters", plan={"peft": "lora"}, numerics=True)
     if method == "full" or (method == "lora" and base in ("compute", "fp32")):
         yield Change(kind="4-bit adapters", plan={"peft": "qlora"}, numerics=True)
+    if plan.peft.pairs and plan.peft.targets == ("all",):
+        yield Change(kind="fewer adapters", plan={"lora_targets": ("attention",)}, numerics=True)
     if method != "none" and plan.seq_len % 2 == 0 and plan.seq_len >= _SHORTEST:
         halves = {"seq_len": plan.seq_len // 2, "num_micro_batches": plan.num_micro_batches * 2}
         yield Change(kind="shorter sequences", plan=halves, numerics=True)
 
 
 def degrees_on(plan: Plan, num_devices: int) -> dict[str, int]:
-    """The plan's data-parallel degrees on so many devices, groups of shards as they are; the other degrees stay."""
+    """The plan's data-parallel degrees on that many devices, with unchanged shard groups and other degrees."""
     ranks = num_devices // (plan.tp * plan.cp * plan.pp)
     if plan.dp_replicate > 1:
         return {"dp_replicate": ranks // plan.dp_shard, "dp_shard": plan.dp_shard}
@@ -168,7 +186,7 @@ def _tensors(plan: Plan, cluster: Cluster) -> Iterator[Change]:
 
 
 def _offload(plan: Plan) -> Iterator[Change]:
-    """Activations in host memory; the optimizer's state, or all states, which FSDP2 moves together."""
+    """Activations in host memory; the optimizer's state, or all states, which FSDP2 moves together; by DeepSpeed on one GPU."""
     if plan.offload.activations == "none":
         yield Change(kind="offloaded activations", plan={"offload.activations": "host"})
     if plan.offload.optimizer != "none":
@@ -177,6 +195,10 @@ def _offload(plan: Plan) -> Iterator[Change]:
     names = both if traits.offloads_units else both[:1] if traits.zero_engine else ()
     if names:
         yield Change(kind="offloaded states", plan={f"offload.{name}": "host" for name in names})
+    elif plan.peft.method == "full" and plan.num_devices == 1 and plan.traits.whole_modules:
+        engine = {"data_parallel": "deepspeed", "offload.optimizer": "host"}
+        yield Change(kind="offloaded states", plan={**engine, "zero": 2})
+        yield Change(kind="offloaded states", plan={**engine, "zero": 3, "offload.parameters": "host"})
 
 
 def _more_nodes(plan: Plan, cluster: Cluster) -> Iterator[Change]:

@@ -1,9 +1,11 @@
-"""How sure a prediction is: the parts of its interval, and what they add up to."""
+"""The uncertainty of a prediction: the parts of its interval, and their sum."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
+from typing import Final
 
 from simulator.base.kernels import Stream
 from simulator.base.sums import summed
@@ -17,18 +19,30 @@ from simulator.predict.slopes import (
     OVERHEAD_SIGMA,
     OVERLAP_SIGMA,
     UNKNOWN_OVERLAP_SIGMA,
-    group_shape,
+    Sent,
+    sent,
     slopes,
 )
 from simulator.spec.calibration.collective_curves import DOUBLING_SIGMA
 from simulator.spec.calibration.intervals import Part, intervals
 from simulator.spec.calibration.learned import CoefficientName, Learned
 from simulator.spec.calibration.narrow import BLOCKS_SIGMA, FP4_SIGMA, ROWS_SIGMA
+from simulator.spec.cluster import Cluster
+from simulator.spec.software.stack import Stack
 from simulator.work.collectives import sigma as collective_sigma
 from simulator.work.offload import SIGMA as TRANSFER_SIGMA
-from simulator.work.program import Collective
 
-_LINKS = "communication"
+LINKS = "communication"
+# What carries a collective, each with curves, and errors, of its own
+CARRIERS: Final[Mapping[str, Part]] = {
+    "node links": "links",
+    "PCIe": "pcie",
+    "network": "network",
+    "exchanges between nodes": "exchanges",
+}
+SLOWER = "slower "  # of a part at its slow end: what the step takes longer than its share of it says. No step is shorter for it
+EAGER = "eager experts"
+UNCOUNTED = "uncounted host work"
 Z90 = 1.6449  # two-sided 90 % of a normal distribution
 RELEASE = "release"
 SHEET = "network by its sheet"
@@ -46,7 +60,7 @@ OF_ALL_STEPS = math.sqrt(0.5)
 _UNNAMED = {
     "attention": 0.35,
     "gemm": 0.05,
-    _LINKS: 0.25,
+    LINKS: 0.25,
     HOST: 0.0,
     "bubble": 0.05,
     "stragglers": 0.0,
@@ -59,11 +73,16 @@ _UNKNOWN_SOFTWARE = 0.25
 # another or sorted lie a factor of 1.05 to 4.4 apart on six plans of one cluster (../docs/background/experts.md); 2 taken for the
 # end of the 90 %
 _UNKNOWN_EXPERTS = math.log(2) / Z90
+# Of programs whose way was read in their code, half of that (in logs): their passes are counted, and no kernel of them was timed
+_EAGER_EXPERTS = _UNKNOWN_EXPERTS / 2
 # One sigma of the logarithm of a kernel's time that its bytes alone price: a factor of two taken for the end of the 90 %
 _UNTIMED = math.log(2) / Z90
 # One sigma of the logarithm of a host's time: published costs of an eager operator lie at 5 to 15 us, hosts of one GPU generation
 # within that (../docs/background/host.md); 5 to 15 taken for 90 % of them.
 HOST_SIGMA = math.log(3) / (2 * Z90)
+# What a host does beside the operators that are counted only adds to its time: logs, timers, checks, loaders, other threads. As much
+# again taken for the end of the 90 %, and OVERHEAD_SIGMA a step
+_UNCOUNTED = 1.0
 
 
 def reaches(own: float, parts: Mapping[str, float]) -> tuple[float, float]:
@@ -71,14 +90,20 @@ def reaches(own: float, parts: Mapping[str, float]) -> tuple[float, float]:
 
     Errors within a category are taken as fully correlated (one curve prices them all), between categories as
     independent; each weighs as its share of the step. own: the stack's own spread, what kernels cannot explain, adds in
-    quadrature. A network that is known by its sheet may be slower, but hardly faster.
+    quadrature. A network that is known by its sheet may be slower, but hardly faster; so may what else is `slower`.
     """
-    squares = own**2 + summed(one**2 for name, one in parts.items() if name != SHEET)
-    return Z90 * math.sqrt(squares), Z90 * math.sqrt(squares + parts.get(SHEET, 0.0) ** 2)
+    late = summed(one**2 for name, one in parts.items() if upward(name))
+    squares = own**2 + summed(one**2 for name, one in parts.items() if not upward(name))
+    return Z90 * math.sqrt(squares), Z90 * math.sqrt(squares + late)
+
+
+def upward(name: str) -> bool:
+    """A part of the interval's upper end alone."""
+    return name in (SHEET, UNCOUNTED) or name.startswith(SLOWER)
 
 
 def own_sigma(lowering: Lowering) -> float:
-    """What kernels, links and host leave unexplained: the stack's own, or how the user's own steps scattered."""
+    """The uncertainty that kernels, links and host do not explain: the stack's, or the scatter of the user's own steps."""
     learned = lowering.calibration.learned
     return seen("stack", lowering.stack.fitted.sigma) if learned is None else learned.scatter * learned.reach / Z90
 
@@ -89,19 +114,27 @@ def seen(name: str, one: float) -> float:
 
 
 def kind_of(name: str) -> Part | None:
-    """What kind of part one is; None: of no kind that runs judged."""
+    """The kind of a part; None: a kind that no runs judged."""
+    name = name.removeprefix(SLOWER)
     kind, _, _ = name.partition(" of ")
     if name in (SHEET, "imbalance"):
         return None
     if name in TRANSFER_SIGMA:
         return "transfers"
     software, *_ = name.partition(":")
-    known: dict[str, Part] = {_LINKS: "links", HOST: "host", RELEASE: "experts", UNTIMED: "untimed", "stack": "stack"}
+    known: dict[str, Part] = {
+        HOST: "host",
+        UNCOUNTED: "uncounted",
+        EAGER: "eager experts",
+        UNTIMED: "untimed",
+        "stack": "stack",
+    }
+    known |= {RELEASE: "experts", **CARRIERS}
     return "software" if software == SOFTWARE else known.get(kind, "kernels")
 
 
 def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
-    """What each category's error makes of the step: one sigma, relative to the step. The stack's own is not among them.
+    """The effect of each category's error on the step: one sigma, relative. The stack's own is not included.
 
     A release of the software does to a mixture of experts what it does: to all its plans alike.
     """
@@ -109,23 +142,23 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
         return _learned_spread(lowering, played, lowering.calibration.learned)
     stack, found = lowering.stack, dict[str, float]()
     if stack.fitted.experts_sigma and lowering.model.experts is not None:
-        found[f"{RELEASE} of {stack.name}"] = stack.fitted.experts_sigma
+        found |= _experts(stack)
     for category, weight in shares(played.breakdown, played.step_s).items():
-        if category in TRANSFER_SIGMA:
-            one = TRANSFER_SIGMA[category]
-        elif category == HOST:
-            continue
-        else:
-            one = _communication_sigma(lowering, played) if category == _LINKS else _kernel_sigma(lowering, category)
-        found[category] = weight * one
-    for category, late in _late_links(lowering, played).items():
-        found[category] = max(found.get(category, 0.0), late)
+        if category not in (HOST, LINKS, *TRANSFER_SIGMA):
+            found[category] = weight * _kernel_sigma(lowering, category)
+    found |= _links(lowering, played)
     if lowering.calibration.kind != "ideal":
-        found[HOST] = _host_spread(played)
+        found |= host_parts(played)
         found |= _untimed(lowering, played)
         if stack.known != "described":
             found |= _unnamed(played, unknown=stack.known == "unknown", experts=lowering.model.experts is not None)
     return {name: seen(name, one) for name, one in found.items()}
+
+
+def _experts(stack: Stack) -> dict[str, float]:
+    """Grouped products of sorted rows by what releases of a software differ by; loops over experts are less known than that."""
+    loops = stack.kernels.expert_rows != "sorted"
+    return {EAGER: _EAGER_EXPERTS} if loops else {f"{RELEASE} of {stack.name}": stack.fitted.experts_sigma}
 
 
 def _learned_spread(lowering: Lowering, played: SimulatedStep, learned: Learned) -> dict[str, float]:
@@ -155,21 +188,25 @@ def _learned_spread(lowering: Lowering, played: SimulatedStep, learned: Learned)
 
 
 def priors(lowering: Lowering, played: SimulatedStep) -> dict[CoefficientName, float]:
-    """One sigma of each coefficient before a step was measured: what the interval of a prediction is made of."""
+    """One sigma of each coefficient before any step was measured: the parts of a prediction's interval."""
     stack, calibration = lowering.stack, lowering.calibration
     named, unknown = stack.known == "described", stack.known == "unknown"
     more = dict.fromkeys(_UNNAMED, 0.0) if named else _UNNAMED
     streams = 0.0 if named else _UNNAMED_STREAMS
-    experts = _UNKNOWN_EXPERTS if unknown else stack.fitted.experts_sigma
-    near, far = (_communication_sigma(lowering, played, spans=spans) for spans in (False, True))
+    experts = _UNKNOWN_EXPERTS if unknown else summed(_experts(stack).values())
+    calls = tuple(sent(lowering, played))
+    near, far = (
+        max((_sigma(lowering, one) for one in calls if one.shape.spans_domain is spans), default=0.0)
+        for spans in (False, True)
+    )
     return {
         "products": math.hypot(_kernel_sigma(lowering, "gemm"), more["gemm"]),
         "attention": math.hypot(calibration.sigma("attention"), more["attention"]),
         "elementwise": math.hypot(calibration.sigma("elementwise"), streams),
         "operators": HOST_SIGMA,
         "collectives": HOST_SIGMA,
-        "node_links": math.hypot(near, more[_LINKS]),
-        "network": math.hypot(far, more[_LINKS]),
+        "node_links": math.hypot(near, more[LINKS]),
+        "network": math.hypot(far, more[LINKS]),
         "growth": DOUBLING_SIGMA,
         "latency": LATENCY_SIGMA,
         "overlap": UNKNOWN_OVERLAP_SIGMA if unknown else OVERLAP_SIGMA,
@@ -183,7 +220,7 @@ def priors(lowering: Lowering, played: SimulatedStep) -> dict[CoefficientName, f
 
 
 def _unnamed(played: SimulatedStep, *, unknown: bool, experts: bool) -> dict[str, float]:
-    """What other software could make of the step, one sigma: by the nature of its parts."""
+    """The relative effect of other software on the step, one sigma: by the nature of its parts."""
     found = dict[str, float]()
     for category, weight in shares(played.breakdown, played.step_s).items():
         name = category if category in _UNNAMED else "elementwise"
@@ -197,7 +234,7 @@ def _unnamed(played: SimulatedStep, *, unknown: bool, experts: bool) -> dict[str
 
 
 def _untimed(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
-    """What kernels that no calibration timed make of the step, by their share of the time of all kernels."""
+    """The effect of kernels without calibration, by their share of the time of all kernels."""
     if not lowering.blocks.untimed:
         return {}
     timed = {False: 0.0, True: 0.0}
@@ -208,43 +245,79 @@ def _untimed(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
     busy = summed(
         weight
         for category, weight in shares(played.breakdown, played.step_s).items()
-        if category not in (_LINKS, HOST, *TRANSFER_SIGMA)
+        if category not in (LINKS, HOST, *TRANSFER_SIGMA)
     )
     return {UNTIMED: _UNTIMED * busy * timed[True] / summed(timed.values())}
 
 
-def _host_spread(played: SimulatedStep) -> float:
-    """What a slower or faster host makes of the step, one sigma.
+def host_parts(played: SimulatedStep) -> dict[str, float]:
+    """The effect of a slower or faster host on the step.
 
     Where the step waits for it, by that share. Where it runs ahead of the device, only once launching the step would take longer than
     the step: what a host at the end of the 90 % adds. A host that waits for the device on the way (collectives that block, reads of the
     loss) is no faster for it: its own time bounds the step all the same.
     """
-    share = _host_share(played)
-    slow = math.exp(Z90 * HOST_SIGMA) * played.issuing_s / played.step_s
-    return max(share * HOST_SIGMA, math.log(max(1.0, slow)) / Z90)
+    step_s, slow = played.step_s, math.exp(Z90 * HOST_SIGMA)
+    host_s = _host_share(played) * step_s
+    sure, late = _ends(host_s * (1 - 1 / slow), max(step_s + host_s * (slow - 1), slow * played.issuing_s), step_s)
+    more = math.hypot(*(math.log1p(more_s / step_s) for more_s in (host_s * _UNCOUNTED, Z90 * OVERHEAD_SIGMA))) / Z90
+    return {HOST: sure, SLOWER + HOST: late, UNCOUNTED: more}
 
 
-def _late_links(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
-    """What links at the slow end of their 90 % make of a step, one sigma: more than their share where they are slow by a factor.
+def _ends(less_s: float, slow_s: float, step_s: float) -> tuple[float, float]:
+    """One sigma of a step that may take less_s less at one end of the 90 %, and slow_s at the other: (both ends, the upper one besides)."""
+    sure = -math.log1p(-less_s / step_s) / Z90
+    return sure, math.sqrt(max(0.0, (math.log(max(1.0, slow_s / step_s)) / Z90) ** 2 - sure**2))
 
-    What is exposed grows by that factor, and the step takes at least as long as one kind of collective or copy is on its way, hidden or
-    not.
+
+def _links(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
+    """What links make of a step, by what carries the messages, where they are as fast or slow as the ends of their 90 %.
+
+    What is exposed shrinks and grows by that factor, and the step takes at least as long as one kind of collective or copy is on its
+    way, hidden or not.
     """
+    step_s, interference = played.step_s, played.breakdown.get("interference", 0.0)
+    less, late, longest = (defaultdict[str, float](float) for _ in range(3))
+    for (kind, carrier), (weight, of_all, sigma) in _carried(lowering, played).items():
+        slow, (exposed_s, hidden_s) = math.exp(Z90 * sigma), played.communication.get(kind, (0.0, 0.0))
+        waited_s = weight * played.breakdown.get(f"exposed:{kind}", 0.0) + of_all * interference
+        less[carrier] += waited_s * (1 - 1 / slow)
+        late[carrier] += waited_s * (slow - 1)
+        if kind != "send_recv":  # waiting for another stage is no time of a link
+            longest[carrier] = max(longest[carrier], slow * weight * (exposed_s + hidden_s))
     found: dict[str, float] = {}
-    for kind, (exposed_s, hidden_s) in played.communication.items():
-        if kind in TRANSFER_SIGMA or f"exposed:{kind}" in TRANSFER_SIGMA:
-            one, category = TRANSFER_SIGMA.get(kind, TRANSFER_SIGMA.get(f"exposed:{kind}", 0.0)), f"exposed:{kind}"
-        elif kind == "send_recv":  # waiting for another stage is no time of a link
-            continue
-        else:
-            one, category = _communication_sigma(lowering, played), _LINKS
-        slow = math.exp(Z90 * one)
-        step_s = max(played.step_s + (slow - 1) * exposed_s, slow * (exposed_s + hidden_s))
-        late = math.log(max(1.0, step_s / played.step_s)) / Z90
-        if late:
-            found[category] = max(found.get(category, 0.0), late)
-    return found
+    for carrier, less_s in less.items():
+        ends = _ends(less_s, max(step_s + late[carrier], longest[carrier]), step_s)
+        found |= dict(zip((carrier, SLOWER + carrier), ends, strict=True))
+    return {name: one for name, one in found.items() if one}
+
+
+def _carried(lowering: Lowering, played: SimulatedStep) -> dict[tuple[str, str], tuple[float, float, float]]:
+    """(kind, what carries it) -> (its part of the kind's time, of that of all collectives, one sigma). Copies carry themselves."""
+    sums = defaultdict[tuple[str, str], list[float]](lambda: [0.0, 0.0])
+    for one in sent(lowering, played):
+        here = sums[one.kind, carrier(one.kind, lowering.cluster, spans_domain=one.shape.spans_domain)]
+        here[0] += one.seconds
+        here[1] += (one.seconds - one.awaited_s) * _sigma(lowering, one) + one.awaited_s * HOST_SIGMA
+    total = defaultdict[str, float](float)
+    for (kind, _), (seconds, _) in sums.items():
+        total[kind] += seconds
+    every = summed(total.values())
+    found = {key: (s / total[key[0]], s / every, weighed / s) for key, (s, weighed) in sums.items() if s}
+    copies = {(kind, kind): (1.0, 0.0, sigma) for kind, sigma in TRANSFER_SIGMA.items() if kind in played.communication}
+    return found | copies
+
+
+def carrier(kind: str, cluster: Cluster, *, spans_domain: bool) -> str:
+    """What carries a collective of this kind, inside of a domain or beyond."""
+    if spans_domain:
+        return "exchanges between nodes" if kind == "all_to_all" else "network"
+    return "PCIe" if cluster.intra.shape == "pcie" else "node links"
+
+
+def _sigma(lowering: Lowering, one: Sent) -> float:
+    fabric = lowering.fabric
+    return collective_sigma(one.kind, one.size_bytes, one.shape, fabric.cluster, fabric.curves, nccl=fabric.nccl)
 
 
 def _host_share(played: SimulatedStep) -> float:
@@ -273,26 +346,12 @@ def _kernel_sigma(lowering: Lowering, category: str) -> float:
     return math.hypot(one, scaled.get(plan.precision.fp8_recipe, 0.0) if plan.narrow else 0.0)
 
 
-def _communication_sigma(lowering: Lowering, played: SimulatedStep, *, spans: bool | None = None) -> float:
-    """The worst of the program's kinds of collective, at the size it is used. spans: of those between nodes, or of the others."""
-    sent = (op for op in played.program.ops if isinstance(op, Collective) and op.kind not in TRANSFER_SIGMA)
-    worst = {(op.kind, op.stream): op for op in sent}
-    fabric = lowering.fabric
-    groups = {stream: group_shape(lowering, stream) for _, stream in worst}
-    sigmas = (
-        collective_sigma(kind, op.size_bytes, groups[stream], fabric.cluster, fabric.curves, nccl=fabric.nccl)
-        for (kind, stream), op in worst.items()
-        if spans in (None, groups[stream].spans_domain)
-    )
-    return max(sigmas, default=0.0)  # one device: what rounding leaves of a share belongs to no collective
-
-
 def shares(breakdown: Mapping[str, float], step_s: float) -> dict[str, float]:
     """Parts of a step by what their errors have in common: waits for the links are one, kernels are by category."""
     found: dict[str, float] = {}
     for name, seconds in breakdown.items():
         waiting = name.startswith("exposed") or name == "interference"
         kind = name.removeprefix("exposed:")
-        category = kind if kind in TRANSFER_SIGMA else _LINKS if waiting else name
+        category = kind if kind in TRANSFER_SIGMA else LINKS if waiting else name
         found[category] = found.get(category, 0.0) + seconds / step_s
     return found

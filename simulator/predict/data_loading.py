@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from pydantic import Field
 
-from simulator.base.errors import Fault, PlanError
+from simulator.base.errors import PlanError
 from simulator.base.schema import Strict
 from simulator.base.units import Bytes, BytesPerS, Seconds
 from simulator.predict.prediction import Prediction
@@ -113,13 +113,13 @@ class DataStall:
         return {**own, "slowest": self.slowest, "shares": self.loads.shares, **asdict(self.loads)}
 
 
-def stall_of(asked: DataLoading, step_s: float, plan: Plan, cluster: Cluster) -> DataStall:
+def stall_of(loading: DataLoading, step_s: float, plan: Plan, cluster: Cluster) -> DataStall:
     """Loading beside a step of `step_s`. Raises PlanError where the cluster has no host."""
-    loads = _loads(asked, step_s, plan, cluster)
+    loads = _loads(loading, step_s, plan, cluster)
     ranks = min(plan.num_data_parallel, _MOST_RANKS)
     each = min(plan.num_micro_batches, _MOST_OF_A_STEP)
-    count = _num_batches(asked, loads, each, ranks)
-    stalls, ready_s = played(loads, _times(asked, loads, plan, count, ranks))
+    count = _num_batches(loading, loads, each, ranks)
+    stalls, ready_s = played(loads, _times(loading, loads, plan, count, ranks))
     of_steps = stalls.reshape(-1, each).sum(axis=1)[int(_WARM_UP * count) // each :]
     steps = step_s + of_steps * (plan.num_micro_batches / each)
     return DataStall(
@@ -132,44 +132,44 @@ def stall_of(asked: DataLoading, step_s: float, plan: Plan, cluster: Cluster) ->
     )
 
 
-def _num_batches(asked: DataLoading, loads: Loads, each: int, ranks: int) -> int:
+def _num_batches(loading: DataLoading, loads: Loads, each: int, ranks: int) -> int:
     """Batches to simulate: whole steps of `each`; where nothing varies, as many more as make whole rounds of the workers."""
-    if asked.decode_variation > _EVEN:
-        count = min(asked.batches, max(100, _MOST_DRAWS // ranks))
+    if loading.decode_variation > _EVEN:
+        count = min(loading.batches, max(100, _MOST_DRAWS // ranks))
         return count + -count % (2 * each)
     rounds = 2 * math.lcm(max(loads.workers, 1), each)
     count = rounds * -(-max(_DETERMINISTIC, 4 * loads.slots) // rounds)
     return min(count, max(2 * each, _MOST_DETERMINISTIC - _MOST_DETERMINISTIC % (2 * each)))
 
 
-def _loads(asked: DataLoading, step_s: float, plan: Plan, cluster: Cluster) -> Loads:
+def _loads(loading: DataLoading, step_s: float, plan: Plan, cluster: Cluster) -> Loads:
     tier = cluster.host_tier
     if tier is None:
         problem = "has no [host], whose memory and cores would load data"
-        raise PlanError(Fault(place=f"data: {cluster.name}", problem=problem, remedy="add [host], or leave out [data]"))
+        raise PlanError.at(f"data: {cluster.name}", problem, "add [host], or leave out [data]")
     samples, here = (
         plan.micro_batch_size,
         min(plan.num_data_parallel, max(1, cluster.gpus_per_node // (plan.tp * plan.cp))),
     )
-    crowd = max(1.0, here * max(asked.workers, 1) / asked.cores) if asked.cores else 1.0
-    storage = asked.storage_bytes_per_s or tier.nvme_read_bytes_per_s
-    copied = samples * asked.device_bytes
+    crowd = max(1.0, here * max(loading.workers, 1) / loading.cores) if loading.cores else 1.0
+    storage = loading.storage_bytes_per_s or tier.nvme_read_bytes_per_s
+    copied = samples * loading.device_bytes
     return Loads(
         period_s=step_s / plan.num_micro_batches,
-        decode_s=samples * asked.decode_s * cluster.device.host_factor * crowd,
-        read_s=here * samples * asked.sample_bytes / storage,
+        decode_s=samples * loading.decode_s * cluster.device.host_factor * crowd,
+        read_s=here * samples * loading.sample_bytes / storage,
         copy_s=tier.copy_latency_s + copied / tier.h2d_bytes_per_s if copied else 0.0,
-        workers=asked.workers,
-        slots=asked.workers * asked.prefetch,
+        workers=loading.workers,
+        slots=loading.workers * loading.prefetch,
     )
 
 
-def _times(asked: DataLoading, loads: Loads, plan: Plan, count: int, ranks: int) -> Iterator[np.ndarray[Any, Any]]:
+def _times(loading: DataLoading, loads: Loads, plan: Plan, count: int, ranks: int) -> Iterator[np.ndarray[Any, Any]]:
     """Decoding times of each batch by rank: sums of independent samples, as a gamma distribution."""
-    if asked.decode_variation <= _EVEN or not loads.decode_s:
+    if loading.decode_variation <= _EVEN or not loads.decode_s:
         yield from (np.full(1, loads.decode_s) for _ in range(count))
         return
-    shape, generator = plan.micro_batch_size / asked.decode_variation**2, np.random.default_rng(asked.seed)
+    shape, generator = plan.micro_batch_size / loading.decode_variation**2, np.random.default_rng(loading.seed)
     for _ in range(count):
         yield generator.gamma(shape, loads.decode_s / shape, ranks)
 

@@ -19,15 +19,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from simulator.base.sums import summed
-from simulator.predict.confidence import LEARNED, RELEASE, SOFTWARE, Z90
+from simulator.predict.confidence import CARRIERS, EAGER, LEARNED, RELEASE, SLOWER, SOFTWARE, UNCOUNTED, Z90
 from simulator.predict.slopes import HOST
 from simulator.spec.plan import Plan
 
-_SENT: Final = ("communication", "bubble")  # what hangs on messages
+_SENT: Final = ("communication", "bubble", *CARRIERS)  # what hangs on messages
 _COMMON: Final = (
     "imbalance",
     RELEASE,
+    EAGER,
     HOST,
+    UNCOUNTED,
     SOFTWARE,
     LEARNED,
 )  # of the data, the software and the host, whatever the plan
@@ -93,6 +95,7 @@ def difference(step: Timed, other: Timed) -> Difference:
 
 
 def _variance(category: str, one: float, another: float, step: Timed, other: Timed) -> float:
-    """What is left of a category's two contributions."""
+    """The variance of the difference of a category's two contributions."""
+    category = category.removeprefix(SLOWER)
     same = step.traffic == other.traffic if category in _SENT else step.kernels == other.kernels
     return (one - another) ** 2 if same or category.startswith(_COMMON) else one**2 + another**2

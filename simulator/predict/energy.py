@@ -1,4 +1,4 @@
-"""What a step draws: watts by class of work, joules a token, kWh and CO2 of a run, and what a lower power cap would do.
+"""Energy of a step: watts by class of work, joules a token, kWh and CO2 of a run, and the effect of a lower power cap.
 
 Kernels draw by their use u of the tensor cores, ref · y · (u + d (1 − u)), with d and the law of the clock from the
 calibration's `Power`: under the cap the driver raises the clock until the mean of the kernels is the cap (y = x), or the
@@ -45,7 +45,7 @@ JOULES_PER_KWH: Final = 3.6e6
 
 
 class Energy(Strict):
-    """`[energy]`: what is known of power beside the device's own cap."""
+    """`[energy]`: power data besides the device's own cap."""
 
     host_w: float | None = Field(
         ge=0, default=None, description="what a node draws beside its GPUs; not set: 0.45 of its GPUs' caps, a prior"
@@ -83,7 +83,7 @@ class EnergyUse:
     parts: tuple[Drawn, ...]
     num_devices: int
     sigma: float
-    asked: Energy
+    energy: Energy
     sources: tuple[Source, ...] = ()
     caps: tuple[tuple[float, EnergyUse], ...] = ()
 
@@ -97,8 +97,8 @@ class EnergyUse:
 
     @property
     def step_joules(self) -> float:
-        """GPUs and hosts, and what the building adds."""
-        return self.asked.pue * summed(part.joules for part in self.parts)
+        """Joules of GPUs and hosts, times the building's PUE."""
+        return self.energy.pue * summed(part.joules for part in self.parts)
 
     @property
     def joules_per_token(self) -> float:
@@ -113,12 +113,12 @@ class EnergyUse:
     @property
     def run_kwh(self) -> float | None:
         """Of a run of that many tokens, without failures."""
-        tokens = self.asked.tokens
+        tokens = self.energy.tokens
         return None if tokens is None else tokens * self.joules_per_token / JOULES_PER_KWH
 
     @property
     def run_co2_kg(self) -> float | None:
-        kwh, grams = self.run_kwh, self.asked.co2_g_per_kwh
+        kwh, grams = self.run_kwh, self.energy.co2_g_per_kwh
         return None if kwh is None or grams is None else kwh * grams / 1000
 
     def report(self) -> dict[str, Any]:
@@ -131,8 +131,8 @@ class EnergyUse:
             "low_joules_per_token": low,
             "high_joules_per_token": high,
             "parts": [asdict(part) for part in self.parts],
-            "pue": self.asked.pue,
-            "run_tokens": self.asked.tokens,
+            "pue": self.energy.pue,
+            "run_tokens": self.energy.tokens,
             "run_kwh": self.run_kwh,
             "run_co2_kg": self.run_co2_kg,
             "caps": [
@@ -161,15 +161,15 @@ class RunEnergy:
 def energy_of_run(use: EnergyUse, device: Device, steps: int, total_s: float) -> RunEnergy:
     """total_s: of the whole run, of which that many steps are training."""
     hosts_w = summed(part.joules for part in use.parts if part.name == "hosts") / use.step_s
-    idle_w = use.asked.pue * (use.num_devices * use.asked.idle_share * device.power_w + hosts_w)
+    idle_w = use.energy.pue * (use.num_devices * use.energy.idle_share * device.power_w + hosts_w)
     training = steps * use.step_joules / JOULES_PER_KWH
     kwh = training + max(total_s - steps * use.step_s, 0.0) * idle_w / JOULES_PER_KWH
-    grams = use.asked.co2_g_per_kwh
+    grams = use.energy.co2_g_per_kwh
     return RunEnergy(kwh=kwh, training_kwh=training, co2_kg=None if grams is None else kwh * grams / 1000)
 
 
 def energy_of(
-    asked: Energy,
+    energy: Energy,
     prediction: Prediction,
     model: Model,
     plan: Plan,
@@ -177,23 +177,23 @@ def energy_of(
     calibration: Calibration | None = None,
     stack: Stack | None = None,
 ) -> EnergyUse:
-    """What a predicted step draws, and at each cap. Raises InputError with every cap that cannot be tried."""
+    """The energy of a predicted step, and at each cap. Raises InputError with every impossible cap."""
     calibration = calibration or Calibration.for_device(cluster.device)
-    faults = list(_cap_faults(asked, cluster.device, calibration))
+    faults = list(_cap_faults(energy, cluster.device, calibration))
     if faults:
         raise InputError(faults)
     inputs = (model, plan, calibration, stack or Stack.of(plan))
     return replace(
-        _drawn(asked, prediction, cluster, *inputs),
-        sources=tuple(_sources(asked, cluster.device, calibration)),
-        caps=tuple((cap, _what_if(asked, cap, cluster, *inputs)) for cap in asked.caps_w),
+        _drawn(energy, prediction, cluster, *inputs),
+        sources=tuple(_sources(energy, cluster.device, calibration)),
+        caps=tuple((cap, _what_if(energy, cap, cluster, *inputs)) for cap in energy.caps_w),
     )
 
 
-def _cap_faults(asked: Energy, device: Device, calibration: Calibration) -> Iterator[Fault]:
-    for index, cap in enumerate(asked.caps_w):
+def _cap_faults(energy: Energy, device: Device, calibration: Calibration) -> Iterator[Fault]:
+    for index, cap in enumerate(energy.caps_w):
         where = f"energy.caps_w[{index}]"
-        least_w = max(1.0, asked.idle_share * device.power_w)  # what it draws when it waits, no cap takes away
+        least_w = max(1.0, energy.idle_share * device.power_w)  # what it draws when it waits, no cap takes away
         if not least_w <= cap <= device.power_w:
             problem = (
                 f"{cap:g} W; {device.name} has a cap of {device.power_w:g} W and draws {least_w:g} W when it waits"
@@ -205,7 +205,7 @@ def _cap_faults(asked: Energy, device: Device, calibration: Calibration) -> Iter
 
 
 def _what_if(
-    asked: Energy, cap_w: float, cluster: Cluster, model: Model, plan: Plan, calibration: Calibration, stack: Stack
+    energy: Energy, cap_w: float, cluster: Cluster, model: Model, plan: Plan, calibration: Calibration, stack: Stack
 ) -> EnergyUse:
     """The step predicted again under another cap."""
     from simulator.predict import predict
@@ -213,11 +213,11 @@ def _what_if(
     device = cluster.device.model_copy(update={"power_w": cap_w})
     capped = cluster.model_copy(update={"device": device})
     prediction = predict(model, plan, capped, calibration, stack)
-    return _drawn(asked, prediction, capped, model, plan, calibration, stack)
+    return _drawn(energy, prediction, capped, model, plan, calibration, stack)
 
 
 def _drawn(
-    asked: Energy,
+    energy: Energy,
     prediction: Prediction,
     cluster: Cluster,
     model: Model,
@@ -228,12 +228,12 @@ def _drawn(
     works = rank_works(lower(model, plan, cluster, stack, calibration, calibration.links or default_curves()))
     ranks, totals = plan.num_devices, dict[str, tuple[float, float]]()
     for work in works:
-        for name, (seconds, watts) in _rank_draws(work, prediction, asked, cluster.device, calibration).items():
+        for name, (seconds, watts) in _rank_draws(work, prediction, energy, cluster.device, calibration).items():
             before_s, before_j = totals.get(name, (0.0, 0.0))
             part_s = work.program.num_ranks * seconds
             totals[name] = before_s + part_s, before_j + part_s * watts
     nodes, caps_w = -(-ranks // cluster.gpus_per_node), min(ranks, cluster.gpus_per_node) * cluster.device.power_w
-    host_w = HOST_SHARE * caps_w if asked.host_w is None else asked.host_w
+    host_w = HOST_SHARE * caps_w if energy.host_w is None else energy.host_w
     totals["hosts"] = nodes * prediction.step_s, nodes * prediction.step_s * host_w
     parts = [
         Drawn(name=name, seconds=s / (nodes if name == "hosts" else ranks), watts=j / s, joules=j)
@@ -245,15 +245,15 @@ def _drawn(
         tokens_per_step=plan.tokens_per_step,
         parts=tuple(sorted(parts, key=lambda part: -part.joules)),
         num_devices=ranks,
-        sigma=_sigma(parts, prediction, asked, known=calibration.power is not None),
-        asked=asked,
+        sigma=_sigma(parts, prediction, energy, known=calibration.power is not None),
+        energy=energy,
     )
 
 
 def _rank_draws(
-    work: RankWork, prediction: Prediction, asked: Energy, device: Device, calibration: Calibration
+    work: RankWork, prediction: Prediction, energy: Energy, device: Device, calibration: Calibration
 ) -> Mapping[str, tuple[float, float]]:
-    """Class of work -> (seconds of one rank's step, watts). What no kernel fills is told apart as it was in the step played."""
+    """Class of work -> (seconds of one rank's step, watts). Time without kernels is divided as in the simulated step."""
     kernels = {name: one for name, one in work.by_category.items() if one.seconds and not _waits(name)}
     known = [one for one in kernels.values() if one.kernels_s]
     use = summed(one.seconds * one.tensor_use for one in known) / (summed(one.seconds for one in known) or 1.0)
@@ -266,7 +266,7 @@ def _rank_draws(
     scale = (prediction.step_s - busy_s) / (summed(gaps.values()) or 1.0)
     for name, seconds in gaps.items():
         kind = "interference" if name == "interference" else _kind(name)
-        draw = {"communication": asked.communication_share, "waiting": asked.idle_share}.get(kind, 0.0)
+        draw = {"communication": energy.communication_share, "waiting": energy.idle_share}.get(kind, 0.0)
         spent, _ = found.get(kind, (0.0, 0.0))
         found[kind] = spent + scale * seconds, draw * device.power_w if draw else watts(use)
     return found
@@ -297,36 +297,35 @@ def _kernel_watts(device: Device, calibration: Calibration, use: float) -> Calla
     return lambda u: power.reference_w * min(x, most) * (u + d * (1 - u))
 
 
-def _sigma(parts: list[Drawn], prediction: Prediction, asked: Energy, *, known: bool) -> float:
+def _sigma(parts: list[Drawn], prediction: Prediction, energy: Energy, *, known: bool) -> float:
     """Errors of the powers, weighed by their energy, beside the step's own."""
     weights: dict[str, float] = {}
     for part in parts:
         other = part.name in ("communication", "waiting", "hosts")
         name = part.name if other else "kernels" if known else "kernels, no law"
         weights[name] = weights.get(name, 0.0) + part.joules
-    if asked.host_w is not None:
+    if energy.host_w is not None:
         weights.pop("hosts", None)
-    whole = summed(part.joules for part in parts)
+    total = summed(part.joules for part in parts)
     step = math.log(prediction.high_s / prediction.step_s) / Z90
-    return math.hypot(step, *(_SIGMA[name] * joules / whole for name, joules in weights.items()))
+    return math.hypot(step, *(_SIGMA[name] * joules / total for name, joules in weights.items()))
 
 
-def _sources(asked: Energy, device: Device, calibration: Calibration) -> Iterator[Source]:
+def _sources(energy: Energy, device: Device, calibration: Calibration) -> Iterator[Source]:
     law = "kernels by use of tensor cores under the cap: the calibration's power law, of an H200's clock and power"
     prior = f"no power law: products at the cap, streams at {STREAM_DRAW} of it as on an H200"
-    yield Source(
-        what="power of kernels",
-        kind="fitted" if calibration.power else "assumed",
-        detail=law if calibration.power else prior,
-    )
+    kind, detail = ("fitted", law) if calibration.power else ("assumed", prior)
+    yield Source(what="power of kernels", kind=kind, detail=detail)
     yield Source(what="power cap", kind="datasheet", detail=f"{device.power_w:g} W, {device.name}")
-    given = {name for name in asked.model_fields_set if getattr(asked, name) is not None}
-    for what, field, detail in (
-        ("power while waiting", "idle_share", f"{asked.idle_share:g} of the cap: logged on an H200 without kernels"),
-        ("power of communication", "communication_share", f"{asked.communication_share:g} of the cap: a prior, ± 35 %"),
+    given = {name for name in energy.model_fields_set if getattr(energy, name) is not None}
+    for topic, field, detail in (
+        ("power while waiting", "idle_share", f"{energy.idle_share:g} of the cap: logged on an H200 without kernels"),
+        (
+            "power of communication",
+            "communication_share",
+            f"{energy.communication_share:g} of the cap: a prior, ± 35 %",
+        ),
         ("power of hosts", "host_w", f"{HOST_SHARE:g} of the GPUs' caps: a prior, ± 50 %"),
     ):
-        kind = "given" if field in given else "assumed"
-        yield Source(
-            what=what, kind=kind, detail=f"{getattr(asked, field):g} (energy.{field})" if kind == "given" else detail
-        )
+        stated = f"{getattr(energy, field):g} (energy.{field})" if field in given else ""
+        yield Source(what=topic, kind="given" if stated else "assumed", detail=stated or detail)

@@ -1,4 +1,4 @@
-"""What a step holds, and what each kind of GPU does and holds on a cluster whose GPUs differ."""
+"""Memory of a step, and the time and memory of each kind of GPU on a cluster with different GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from simulator.work.trace import MemoryTrace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
-    """What a step holds, over time, and whether it fits. by_device: the same of each device, where they differ.
+    """Memory of a step over time, and whether it fits. by_device: the same for each device, if they differ.
 
     device: whose this is, where they differ: that which fits least.
     """
@@ -46,23 +46,23 @@ def memory_by_device(lowering: Lowering) -> dict[str, StepMemory]:
         stages.setdefault(kind.holder, (kind, set()))[1].add(rank_class.stage)
     found: dict[str, StepMemory] = {}
     shares = shard_shares(lowering.plan, rank_classes.kinds)
-    for name, (kind, held) in stages.items():
+    for name, (kind, used) in stages.items():
         plan = lowering.plan.copy_with(shard_share=shares[kind.holder]) if shares else lowering.plan
         inputs = (lowering.model, plan, lowering.stack, lowering.blocks, rank_classes.kinds.memory_of(kind))
-        memory, trace = simulate_memory(*inputs, stages=sorted(held))
+        memory, trace = simulate_memory(*inputs, stages=sorted(used))
         found[name] = StepMemory(memory=memory, trace=trace, cause=cause_of(memory), device=kind.device)
     return found
 
 
-def worst_fit(held: Mapping[str, StepMemory]) -> tuple[str, StepMemory]:
+def worst_fit(by_device: Mapping[str, StepMemory]) -> tuple[str, StepMemory]:
     """The device of the worst verdict; among equal ones that with the least room left."""
     return min(
-        held.items(),
+        by_device.items(),
         key=lambda item: (-item[1].verdict.rank, item[1].memory.capacity_bytes - item[1].memory.used_bytes),
     )
 
 
-def kind_uses(lowering: Lowering, played: SimulatedStep, held: Mapping[str, StepMemory]) -> tuple[KindUse, ...]:
+def kind_uses(lowering: Lowering, played: SimulatedStep, by_device: Mapping[str, StepMemory]) -> tuple[KindUse, ...]:
     """Every kind, the usual one first; none where all GPUs are equal."""
     if lowering.rank_classes is None:
         return ()
@@ -80,7 +80,7 @@ def kind_uses(lowering: Lowering, played: SimulatedStep, held: Mapping[str, Step
             cause=one.cause,
         )
         for number, seconds in played.kinds.items()
-        for one in (held[kinds.kinds[number].holder],)
+        for one in (by_device[kinds.kinds[number].holder],)
     )
 
 

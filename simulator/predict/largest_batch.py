@@ -31,7 +31,7 @@ class LargestBatch:
 
     @property
     def words(self) -> str:
-        """What was found, in one line."""
+        """The result as one line."""
         found, tight = self.micro_batch_size, self.tight
         largest = max(found or 0, tight or 0)
         if not largest:
@@ -46,11 +46,7 @@ class LargestBatch:
     def report(self) -> dict[str, Any]:
         """The same as plain data, for JSON."""
         batch = self.plan.global_batch_size if self.micro_batch_size else None
-        return {
-            "micro_batch_size": self.micro_batch_size,
-            "global_batch_size": batch,
-            "largest_tight": self.tight,
-        }
+        return {"micro_batch_size": self.micro_batch_size, "global_batch_size": batch, "largest_tight": self.tight}
 
 
 def largest_batch(

@@ -1,4 +1,4 @@
-"""Data whose sequences differ in length: what padding them costs, and what packing them would bring.
+"""Data with sequences of different lengths: the cost of padding, and the gain of packing.
 
 A padded batch is as long as its longest sequence, and FSDP's ranks wait for one another in every micro-batch. A step of
 micro-batches of lengths L is the mean of the steps of equal ones, for what is constant in them is in each. No numbers are
@@ -32,7 +32,7 @@ _EXAMPLE: Final = "lognormal:400,0.8 (median, sigma of the logarithm), or a file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padding:
-    """What a plan's steps take with data of these lengths, cut at its seq_len.
+    """A plan's steps with data of these lengths, cut at its seq_len.
 
     padded_len: mean of the batches' lengths. tokens: of the data, in a step. packed_*: whole sequences of the plan's length made
     of documents, each of which attends to itself; document_len: the sum of their squares over their sum.
@@ -75,7 +75,7 @@ def read_lengths(text: str) -> tuple[int, ...]:
         except ValueError:
             median, sigma = 0.0, -1.0
         if not (1 <= median <= 1e9 and 0 <= sigma <= 5):
-            raise InputError(Fault(place="--lengths", problem=f"{text!r} is no distribution", remedy=_EXAMPLE))
+            raise InputError.at("--lengths", f"{text!r} is no distribution", _EXAMPLE)
         normal = NormalDist()
         points = (normal.inv_cdf((index + 0.5) / _QUANTILES) for index in range(_QUANTILES))
         return tuple(max(1, min(round(exp(log(median) + sigma * point)), 2**30)) for point in points)
@@ -142,9 +142,9 @@ def _curve(plan: Plan, least: int, step_s: Callable[[Plan], float]) -> list[tupl
     """(length, step) where all sequences are as long, up to the plan's own length."""
     multiple = 2 * plan.cp * plan.tp
     found = sorted({min(plan.seq_len, ceil(share * plan.seq_len / multiple) * multiple) for share in _SHARES})
-    kept = [length for index, length in enumerate(found) if index + 1 == len(found) or found[index + 1] > least]
-    bare = plan.copy_with(document_len=None)
-    return [(length, step_s(bare.copy_with(seq_len=length))) for length in kept]
+    lengths = [length for index, length in enumerate(found) if index + 1 == len(found) or found[index + 1] > least]
+    unpacked = plan.copy_with(document_len=None)
+    return [(length, step_s(unpacked.copy_with(seq_len=length))) for length in lengths]
 
 
 def _between(points: Sequence[tuple[int, float]]) -> Callable[[int], float]:

@@ -1,4 +1,4 @@
-"""What a step puts on every link of a node, under a plan: the bytes of its collectives and copies, by the routes they take."""
+"""Loads of every link of a node under a plan: the bytes of its collectives and copies, by their routes."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class _Tally:
         self.network(kind, float(traffic.network_bytes), shape, members)
 
     def network(self, kind: str, bytes_each: float, shape: GroupShape, members: tuple[int, ...]) -> None:
-        """What each of these GPUs has of its node's NICs."""
+        """The share of its node's NICs of each of these GPUs."""
         nics = nic_paths(self.cluster, shape, kind, self.nccl) if bytes_each else None
         if nics is None:
             for gpu in members:
@@ -149,7 +149,7 @@ class _Tally:
 
 
 def _links(cluster: Cluster) -> Iterator[NodeLink]:
-    """Both directions of a port are alike under collectives, so ports of a switch and NICs are told once."""
+    """Collectives load both directions of a port equally, so ports of a switch and NICs are listed once."""
     wiring = Wiring.of(cluster)
     if cluster.intra.shape == "switch":
         for gpu in range(cluster.gpus_per_node):

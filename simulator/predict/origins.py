@@ -1,4 +1,4 @@
-"""Where a prediction's inputs come from, what it assumes, and what lies outside of what was measured."""
+"""Sources of a prediction's inputs, its assumptions, and extrapolations beyond the calibration."""
 
 from __future__ import annotations
 
@@ -44,21 +44,17 @@ def sources(lowering: Lowering) -> tuple[Source, ...]:
     tier = lowering.transfers.tier if lowering.transfers else None
     detail = f"{tier.name}: topologies/tiers" if tier and tier.name else "given"
     below = [Source(what="tiers", kind="datasheet", detail=detail)] if tier else []
+    model = f"{lowering.model.name}, {lowering.model.num_parameters:,} parameters"
+    software, known = f"{stack.name}{fitted}{_KNOWN[stack.known]}", "calibrated" if fitted else "assumed"
     return (
         *below,
         *_exceptions(lowering),
         *_assumptions(lowering),
-        Source(
-            what="model", kind="given", detail=f"{lowering.model.name}, {lowering.model.num_parameters:,} parameters"
-        ),
+        Source(what="model", kind="given", detail=model),
         Source(what="device", kind="datasheet", detail=device.name),
         Source(what="kernels", kind=calibration.kind, detail=_kernels_from(lowering)),
         Source(what="links", kind=_links_kind(lowering), detail=_links_detail(lowering)),
-        Source(
-            what="stack",
-            kind="calibrated" if fitted else "assumed",
-            detail=f"{stack.name}{fitted}{_KNOWN[stack.known]}",
-        ),
+        Source(what="stack", kind=known, detail=software),
     )
 
 
@@ -83,14 +79,14 @@ def _padding(lowering: Lowering) -> list[Source]:
     if factor < _PADDED:
         return []
     dealt = {"experts"} if plan.ep > 1 else {"experts", "rows_with_ep"}
-    whole = shard.experts is not None and shard.experts.cut_by in dealt
-    what, avoided = ("experts", "cutting rows") if whole else ("rows", "ep")
-    detail = f"{factor:.1f} x: shards hold whole {what}; dp_replicate or {avoided} avoids it"
+    by_expert = shard.experts is not None and shard.experts.cut_by in dealt
+    divided, avoided = ("experts", "cutting rows") if by_expert else ("rows", "ep")
+    detail = f"{factor:.1f} x: shards hold whole {divided}; dp_replicate or {avoided} avoids it"
     return [Source(what="padded shards", kind="assumed", detail=detail)]
 
 
 def _assumptions(lowering: Lowering) -> list[Source]:
-    """What holds only from some step on, and what sharding adds to the parameters."""
+    """Assumptions that hold only from some step on, and padding of shards."""
     plan, found = lowering.plan, _padding(lowering)
     if plan.ddp.comm_hook.kind == "powersgd":
         detail = f"a step after the first {plan.ddp.comm_hook.start_step:,}, in which gradients travel whole"
@@ -107,7 +103,7 @@ def _assumptions(lowering: Lowering) -> list[Source]:
 
 
 def _links_detail(lowering: Lowering) -> str:
-    """What calibrated the links, and which of the stack's NCCL variables no model hears."""
+    """The calibration source of the links, and NCCL variables of the stack that are not modelled."""
     nccl = lowering.fabric.nccl
     unheard = nccl.environment.unmodelled
     detail = links_source(lowering.cluster, lowering.curves, nccl=nccl)

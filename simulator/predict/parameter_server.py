@@ -80,7 +80,7 @@ class Servers(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """Seconds of one clock of one worker, without anybody else. server_*: of one server, which gets its shard of each."""
+    """Seconds of one clock of one worker without contention. server_*: of one server for its shard of a worker's push or pull."""
 
     compute_s: float
     push_s: float
@@ -92,7 +92,7 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """What the workers and servers do in the steady state. wait_s: of a push, in the servers' queue of updates, mean.
+    """Workers and servers in the steady state. wait_s: mean wait of a push in the servers' queue of updates.
 
     stale: updates of others that come between a worker's pull and its own update, mean and most; ahead: clocks, most.
     """
@@ -126,7 +126,7 @@ class Asynchronous:
 
 
 def served(
-    asked: Servers,
+    servers: Servers,
     tokens_per_s: float,
     model: Model,
     plan: Plan,
@@ -137,48 +137,46 @@ def served(
     """Workers are the plan's replicas. tokens_per_s: of the plan itself. Raises PlanError with every fault."""
     from simulator.predict import predict
 
-    faults = list(_faults(asked, plan, cluster))
+    faults = list(_faults(servers, plan, cluster))
     if faults:
         raise PlanError(faults)
     # A replica that never agrees; SGD stands for taking the pulled parameters in: it reads and writes as much
     worker = predict(model, plan.copy_with(sync_every_steps=_NEVER, optimizer="sgd"), cluster, calibration, stack)
     alone_s = worker.step_s - worker.breakdown.get("stragglers", 0.0)  # nobody waits for the slowest
     numel, workers = model.num_parameters, plan.dp_replicate
-    cycle = _cycle(asked, alone_s, numel, cluster)
-    clocks = min(asked.clocks, max(_FEWEST_CLOCKS, _MOST_UPDATES // workers))
-    found = played(cycle, workers, asked.model_copy(update={"clocks": clocks}))
-    states = summed(OPTIMIZERS[plan.optimizer.kind].state(-(-numel // asked.count), DTYPE_BYTES[plan.optimizer.dtype]))
+    cycle = _cycle(servers, alone_s, numel, cluster)
+    clocks = min(servers.clocks, max(_FEWEST_CLOCKS, _MOST_UPDATES // workers))
+    found = played(cycle, workers, servers.model_copy(update={"clocks": clocks}))
+    states = summed(
+        OPTIMIZERS[plan.optimizer.kind].state(-(-numel // servers.count), DTYPE_BYTES[plan.optimizer.dtype])
+    )
     return Asynchronous(
         workers=workers,
-        servers=asked.count,
+        servers=servers.count,
         cycle=cycle,
         found=found,
         tokens_per_s=found.updates_per_s * plan.tokens_per_step / workers,
         synchronous_tokens_per_s=tokens_per_s,
         worker_bytes=worker.memory.used_bytes,
-        server_bytes=-(-numel // asked.count) * (4 + DTYPE_BYTES[asked.push]) + states,
+        server_bytes=-(-numel // servers.count) * (4 + DTYPE_BYTES[servers.push]) + states,
         fits=worker.fits,
-        sources=tuple(_sources(asked, workers, found)),
+        sources=tuple(_sources(servers, workers, found)),
     )
 
 
-def _faults(asked: Servers, plan: Plan, cluster: Cluster) -> Iterator[Fault]:
+def _faults(servers: Servers, plan: Plan, cluster: Cluster) -> Iterator[Fault]:
     degrees = {name: getattr(plan, name) for name in ("dp_shard", "cp", "tp", "pp", "ep", "sync_every_steps")}
     for name, size in degrees.items():
         if size > 1:
-            yield Fault(
-                place=f"servers: {name}", problem=f"workers hold the whole model, and {name} = {size}", remedy="1"
-            )
-    if asked.overlap and not asked.bounded:
+            yield Fault(f"servers: {name}", f"workers hold the whole model, and {name} = {size}", "1")
+    if servers.overlap and not servers.bounded:
         problem = "workers that neither wait for their own pull nor for others would never learn"
-        yield Fault(
-            place="servers.overlap", problem=problem, remedy="bounded = true with a staleness, or overlap = false"
-        )
+        yield Fault("servers.overlap", problem, "bounded = true with a staleness, or overlap = false")
     if plan.dp_replicate == 1:
-        yield Fault(place="servers: dp_replicate", problem="there is one worker", remedy="2 or more")
+        yield Fault("servers: dp_replicate", "there is one worker", "2 or more")
     if plan.zero or not plan.traits.whole_modules:
         problem = f"the servers hold the states, and {plan.implementation} with zero = {plan.zero} shards them"
-        yield Fault(place="servers: zero", problem=problem, remedy='zero = 0, data_parallel = "ddp"')
+        yield Fault("servers: zero", problem, 'zero = 0, data_parallel = "ddp"')
     if (
         plan.offload.any
         or plan.peft.any
@@ -186,33 +184,33 @@ def _faults(asked: Servers, plan: Plan, cluster: Cluster) -> Iterator[Fault]:
         or OPTIMIZERS[plan.optimizer.kind].matrices
     ):
         problem = "offload, adapters, hooks and optimizers of whole matrices are not modelled with servers"
-        yield Fault(place="servers: plan", problem=problem, remedy="leave them out")
-    if cluster.inter is None and not (asked.server_bytes_per_s and asked.worker_bytes_per_s):
+        yield Fault("servers: plan", problem, "leave them out")
+    if cluster.inter is None and not (servers.server_bytes_per_s and servers.worker_bytes_per_s):
         problem = f"no network joins {cluster.name} to servers"
-        yield Fault(place="servers", problem=problem, remedy="server_bytes_per_s and worker_bytes_per_s, or [inter]")
-    if cluster.host_tier is None and asked.update_numel_per_s is None:
-        yield Fault(place="servers.update_numel_per_s", problem=f"{cluster.name} has no [host] to take it from")
+        yield Fault("servers", problem, "server_bytes_per_s and worker_bytes_per_s, or [inter]")
+    if cluster.host_tier is None and servers.update_numel_per_s is None:
+        yield Fault("servers.update_numel_per_s", f"{cluster.name} has no [host] to take it from")
 
 
-def _cycle(asked: Servers, compute_s: float, numel: int, cluster: Cluster) -> Cycle:
+def _cycle(servers: Servers, compute_s: float, numel: int, cluster: Cluster) -> Cycle:
     inter, tier = cluster.inter, cluster.host_tier
     card, share = (inter.nic_bytes_per_s, cluster.node_bytes_per_s / cluster.gpus_per_node) if inter else (0.0, 0.0)
-    server, worker = asked.server_bytes_per_s or card, asked.worker_bytes_per_s or share
-    rate = asked.update_numel_per_s or (tier.adam_numel_per_s if tier else 0.0)
-    up, down, shard = numel * DTYPE_BYTES[asked.push], numel * DTYPE_BYTES[asked.pull], numel / asked.count
+    server, worker = servers.server_bytes_per_s or card, servers.worker_bytes_per_s or share
+    rate = servers.update_numel_per_s or (tier.adam_numel_per_s if tier else 0.0)
+    up, down, shard = numel * DTYPE_BYTES[servers.push], numel * DTYPE_BYTES[servers.pull], numel / servers.count
     return Cycle(
         compute_s=compute_s,
         push_s=up / worker,
         pull_s=down / worker,
-        server_in_s=up / asked.count / server,
+        server_in_s=up / servers.count / server,
         update_s=shard / rate,
-        server_out_s=down / asked.count / server,
+        server_out_s=down / servers.count / server,
     )
 
 
-def played(cycle: Cycle, workers: int, asked: Servers) -> Queued:
+def played(cycle: Cycle, workers: int, servers: Servers) -> Queued:
     """Every worker takes `clocks` clocks; events in the order of their times, equal ones in that of the workers."""
-    return _Clocks(cycle, workers, asked).play()
+    return _Clocks(cycle, workers, servers).play()
 
 
 class _Clocks:
@@ -222,16 +220,16 @@ class _Clocks:
     it has pulled, has asked to, and that the servers hold.
     """
 
-    def __init__(self, cycle: Cycle, workers: int, asked: Servers) -> None:
-        self._c, self._n, self._asked = cycle, workers, asked
-        self._draws = np.random.default_rng(asked.seed)
+    def __init__(self, cycle: Cycle, workers: int, servers: Servers) -> None:
+        self._c, self._n, self._servers = cycle, workers, servers
+        self._draws = np.random.default_rng(servers.seed)
         self._events: list[tuple[float, int, int, str]] = []
         self._free: dict[str, float] = defaultdict(float)
         self._begun, self._computed, self._pulled, self._asking, self._applied = ([-1] * workers for _ in range(5))
         self._held = [0] * workers  # updates in the parameters that a worker has
         self._used: dict[tuple[int, int], int] = {}  # the same of those that a worker's clock is computed on
         self._sent: dict[tuple[int, int], int] = {}  # the same of those that are on their way to a worker
-        self._together = asked.bounded and asked.staleness == 0
+        self._together = servers.bounded and servers.staleness == 0
         self._updates = self._ahead = self._summed = 0
         self._behind, self._slowest = Counter({-1: workers}), -1  # clock -> workers whose last update it is; the least
         self._steady = 0  # updates until the first worker has taken all its clocks
@@ -243,36 +241,40 @@ class _Clocks:
             self._advance(0.0, worker)
         handle = {"computed": self._push, "pushed": self._update, "applied": self._apply, "pulled": self._have}
         while self._events:
-            at, worker, clock, what = heapq.heappop(self._events)
-            handle[what](at, worker, clock)
+            at, worker, clock, event = heapq.heappop(self._events)
+            handle[event](at, worker, clock)
+        return self._steady_state()
+
+    def _steady_state(self) -> Queued:
+        """Means over whole rounds of the workers, without the first ones."""
         n, c = self._n, self._c
         last = n * max(2, self._steady // n)  # whole rounds of the workers
         first = min(last - n, n + int(_WARM_UP * last) // n * n)
-        kept, span_s = self._log[first:last], self._log[last - 1][0] - self._log[first - 1][0]
-        rate = len(kept) / span_s
+        window, span_s = self._log[first:last], self._log[last - 1][0] - self._log[first - 1][0]
+        rate = len(window) / span_s
         update_s = c.update_s * (_ADD_SHARE + 1 / self._n if self._together else 1)
         of_server = {"server in": c.server_in_s, "update": update_s, "server out": c.server_out_s}
         of_worker = {"compute": c.compute_s, "worker push": c.push_s, "worker pull": c.pull_s}
         busy = {name: rate * s for name, s in of_server.items()}
         return Queued(
             updates_per_s=rate,
-            wait_s=summed(self._waits[first:last]) / len(kept),
-            stale=summed(stale for _, stale in kept) / len(kept),
-            most_stale=max(stale for _, stale in kept),
+            wait_s=summed(self._waits[first:last]) / len(window),
+            stale=summed(stale for _, stale in window) / len(window),
+            most_stale=max(stale for _, stale in window),
             ahead=self._ahead,
             busy=busy | {name: rate / self._n * s for name, s in of_worker.items()},
         )
 
     def _advance(self, at: float, worker: int) -> None:
         """Begin the worker's next clock, if it is time for it."""
-        clock, asked = self._computed[worker] + 1, self._asked
-        lag = asked.staleness if asked.overlap else 0
-        mine = self._begun[worker] < clock < asked.clocks and self._pulled[worker] >= clock - 1 - lag
-        if not mine or (asked.bounded and self._slowest < clock - 1 - asked.staleness):
+        clock, servers = self._computed[worker] + 1, self._servers
+        lag = servers.staleness if servers.overlap else 0
+        mine = self._begun[worker] < clock < servers.clocks and self._pulled[worker] >= clock - 1 - lag
+        if not mine or (servers.bounded and self._slowest < clock - 1 - servers.staleness):
             return
         self._begun[worker], self._used[worker, clock] = clock, self._held[worker]
         self._ahead = max(self._ahead, clock - 1 - self._slowest)
-        seconds, cv = self._c.compute_s, asked.variation
+        seconds, cv = self._c.compute_s, servers.variation
         if cv and seconds:
             seconds = float(self._draws.gamma(cv**-2, seconds * cv**2))
         self._at(at + seconds, worker, clock, "computed")
@@ -305,7 +307,7 @@ class _Clocks:
         used = self._used.pop((worker, clock))
         self._log.append((at, 0 if self._together else self._updates - used))
         self._updates += 1
-        if clock == self._asked.clocks - 1 and not self._steady:
+        if clock == self._servers.clocks - 1 and not self._steady:
             self._steady = self._updates
         for one in range(self._n) if self._slowest > before else (worker,):
             self._pull(at, one)
@@ -313,8 +315,8 @@ class _Clocks:
 
     def _pull(self, at: float, worker: int) -> None:
         """Once its own update is in, and those that its next clock may not miss."""
-        asked, clock = self._asked, self._applied[worker]
-        late = asked.bounded and not asked.overlap and self._slowest < clock - asked.staleness
+        servers, clock = self._servers, self._applied[worker]
+        late = servers.bounded and not servers.overlap and self._slowest < clock - servers.staleness
         if late or self._asking[worker] == clock:
             return
         self._asking[worker], self._sent[worker, clock] = clock, self._updates
@@ -325,8 +327,8 @@ class _Clocks:
         self._pulled[worker], self._held[worker] = clock, self._sent.pop((worker, clock))
         self._advance(at, worker)
 
-    def _at(self, at: float, worker: int, clock: int, what: str) -> None:
-        heapq.heappush(self._events, (at, worker, clock, what))
+    def _at(self, at: float, worker: int, clock: int, event: str) -> None:
+        heapq.heappush(self._events, (at, worker, clock, event))
 
     def _queue(self, name: str, at: float, seconds: float) -> float:
         """First come, first served: when it is done."""
@@ -334,16 +336,16 @@ class _Clocks:
         return self._free[name]
 
 
-def _sources(asked: Servers, workers: int, found: Queued) -> Iterator[Source]:
-    bound = f"at most {asked.staleness} clocks ahead of the slowest" if asked.bounded else "without a bound"
+def _sources(servers: Servers, workers: int, found: Queued) -> Iterator[Source]:
+    bound = f"at most {servers.staleness} clocks ahead of the slowest" if servers.bounded else "without a bound"
     detail = f"{workers} workers {bound}; an update is {found.stale:.1f} updates stale on average"
-    if asked.bounded and asked.staleness == 0:
+    if servers.bounded and servers.staleness == 0:
         yield Source(what="staleness", kind="given", detail="0: synchronous, the losses are those of the plan")
     else:
         yield Source(
             what="staleness", kind="assumed", detail=f"{detail}; that as many tokens train as well is not said"
         )
-    given = {name for name in asked.model_fields_set if getattr(asked, name) is not None}
+    given = {name for name in servers.model_fields_set if getattr(servers, name) is not None}
     for name, default in (
         ("server_bytes_per_s", "one NIC of the cluster"),
         ("worker_bytes_per_s", "a GPU's share of its node's NICs"),
@@ -351,5 +353,5 @@ def _sources(asked: Servers, workers: int, found: Queued) -> Iterator[Source]:
     ):
         kind = "given" if name in given else "assumed"
         yield Source(
-            what=f"servers.{name}", kind=kind, detail=default if kind == "assumed" else f"{getattr(asked, name):g}"
+            what=f"servers.{name}", kind=kind, detail=default if kind == "assumed" else f"{getattr(servers, name):g}"
         )

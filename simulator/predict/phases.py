@@ -47,18 +47,25 @@ def step_counts(one_bit: OneBit, steps: int) -> dict[str, int]:
     if one_bit.kind != "zero_one":
         full = min(steps, one_bit.freeze_step)
         return {"full": full, "one_bit": steps - full, "local": 0}
-    early, full, at, interval, updates = min(steps, one_bit.freeze_step), 0, 1, 1, 0
-    while at <= early:
-        full, updates = full + 1, updates + 1
-        if updates == one_bit.variance_scaler:
-            updates, interval = 0, 2 * interval
-        at = (at // interval + 1) * interval
+    early = min(steps, one_bit.freeze_step)
+    full = _num_variance_updates(one_bit, early)
     signs, begun, interval = early - full, early, 1
     while begun < steps:
         until = steps if interval == one_bit.local_step_clipper else min(steps, begun + one_bit.local_step_scaler)
         signs += until // interval - begun // interval
         begun, interval = until, min(one_bit.local_step_clipper, 2 * interval)
     return {"full": full, "one_bit": signs, "local": steps - full - signs}
+
+
+def _num_variance_updates(one_bit: OneBit, steps: int) -> int:
+    """How often 0/1 Adam updates the variance in the first `steps` steps."""
+    full, at, interval, updates = 0, 1, 1, 0
+    while at <= steps:
+        full, updates = full + 1, updates + 1
+        if updates == one_bit.variance_scaler:
+            updates, interval = 0, 2 * interval
+        at = (at // interval + 1) * interval
+    return full
 
 
 def phases_of(

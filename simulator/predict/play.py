@@ -25,7 +25,7 @@ _EMPTYING = 0.6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedStep:
-    """What the engine says of one step. `timeline` shows `num_played` micro-batches of the plan's.
+    """The engine's result for one step. `timeline` shows `num_played` of the plan's micro-batches.
 
     kinds: where GPUs differ, the breakdown of the busiest class of each kind. launched_s: what the host takes to launch
     the ops of the program that takes longest, where it never waits for the device.
@@ -123,7 +123,7 @@ def _unsettled(lowering: Lowering, last: int, more: int, period: int) -> Simulat
 
 
 def _ended_alike(shorter: SimulatedStep, longer: SimulatedStep, slack_s: float, *, pipeline: bool) -> bool:
-    """Whether the last micro-batch went alike in both, op by op: what it found was the same, so one more changes nothing.
+    """Whether the last micro-batch took the same time in both, op by op: then one more changes nothing.
 
     pipeline: so did all from the repetition before the stages begin to empty.
     """
@@ -140,7 +140,7 @@ def _ended_alike(shorter: SimulatedStep, longer: SimulatedStep, slack_s: float, 
 
 
 def _added_alike(shorter: SimulatedStep, longer: SimulatedStep, other: SimulatedStep, slack_s: float) -> bool:
-    """Whether a third step, shorter or longer than both by as much as they differ, lies on one line with them."""
+    """Whether a third step, as much shorter or longer as the two differ, is on one line with them."""
     steps = (other, shorter, longer) if other.num_played < shorter.num_played else (shorter, longer, other)
     return all(abs(c - 2 * b + a) <= slack_s for a, b, c in zip(*_figures(*steps), strict=True))
 
@@ -270,12 +270,12 @@ def issuing_s(program: Program) -> float:
 
 
 def _work_s(program: Program) -> float:
-    """Its kernels alone, so that what tells two classes apart is the same for any number of micro-batches."""
+    """The time of its kernels alone, so that classes differ independently of the number of micro-batches."""
     return float(f"{float(summed(op.duration_s for op in program.ops if isinstance(op, Compute))):.9g}")
 
 
 def _of_kinds(lowering: Lowering, programs: Sequence[Program], timeline: Timeline) -> dict[int, dict[str, float]]:
-    """Where the step goes on the busiest class of each kind of GPU."""
+    """The step's breakdown on the busiest class of each kind of GPU."""
     if lowering.rank_classes is None:
         return {}
     found: dict[int, tuple[float, str]] = {}

@@ -1,4 +1,4 @@
-"""Prediction: what `predict` answers, and the numbers beside its verdict."""
+"""Prediction: the answer of `predict`, and figures of its verdict."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindUse:
-    """What the GPUs of one kind do in a step, on a cluster whose GPUs differ. kind: in words, what differs.
+    """Time and memory of the GPUs of one kind, on a cluster with different GPUs. kind: the difference, as text.
 
     compute_s: of the busiest of them, with all that slows it; waiting_s: for others, a pipeline's bubble among it; the
     rest is communication and the host. memory, cause: of the fullest of them.
@@ -82,7 +82,7 @@ class NetworkShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Prediction:
-    """How long a step takes, what it holds at its peak, how sure that is, and why.
+    """Time and peak memory of a step, their uncertainty and its causes.
 
     step_s lies in [low_s, high_s] with 90 % confidence; low_s is never below floor_s, the data sheet's limit. With the
     kernel and link times as predicted, lower_s ≤ step_s ≤ upper_s, whatever overlaps.
@@ -133,7 +133,7 @@ class Prediction:
 
     @property
     def needs(self) -> str:
-        """The figures that the verdict follows from: what is needed of what there is, and what retries cost."""
+        """The figures behind the verdict: needed and available memory, and the cost of retries."""
         return _needs(self.memory, self.breakdown.get(STALL))
 
     @property
@@ -147,7 +147,7 @@ class Prediction:
 
     @property
     def uncertainty(self) -> dict[str, float]:
-        """What the interval is made of: part -> one sigma relative to the step; they add in quadrature.
+        """The parts of the interval: part -> one sigma relative to the step; they add in quadrature.
 
         Kernels by category, links, the host, the software: a stack's own spread, and what is unknown where it is not named.
         """
@@ -194,7 +194,7 @@ class Prediction:
         return picture
 
     def _repr_html_(self) -> str:
-        """What notebooks show."""
+        """HTML for notebooks."""
         text: str = VIEWS["html"](self)
         return text
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from simulator.base.errors import EngineError, Fault, InputError
+from simulator.base.errors import EngineError, InputError
 from simulator.base.fit import Fit
 from simulator.base.kernels import Attention, Gemm, Kernel
 from simulator.base.units import format_bytes
@@ -18,15 +18,16 @@ from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.history import History, script_history, step_live_bytes
 from simulator.memory.outside import outside_torch_bytes, workspace_bytes
 from simulator.memory.pools import asks_for_pool, compressed
-from simulator.memory.use import MemoryUse, course, history_use
+from simulator.memory.use import MemoryUse, history_use, memory_trace
 from simulator.parallel.mesh import Mesh
 from simulator.play.engine import run
 from simulator.play.lower.script import script_program
-from simulator.predict.confidence import Z90, shares
-from simulator.predict.play import SimulatedStep, bounds, launched_s
+from simulator.predict.confidence import LINKS, carrier, host_parts, reaches, seen, shares
+from simulator.predict.play import SimulatedStep, bounds, issuing_s, launched_s
 from simulator.predict.prediction import KindUse, Prediction, Source
 from simulator.predict.program_remedies import advised
 from simulator.predict.program_sources import input_sources, listed, sources_of
+from simulator.predict.slopes import HOST
 from simulator.predict.verdict import cause_of, compute_s, pool_sources, waiting_s, with_stalls
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
@@ -45,7 +46,6 @@ from simulator.work.trace import MemoryTrace, Timeline
 
 STACK = "torch-2.11-eager"  # what an eager program's host takes, unless somebody names another
 UNPRICED_SIGMA = math.log(2)  # of kernels that bytes alone price: assumed, a factor of two either way is one sigma
-_COMMUNICATION = "communication"
 
 
 def predict_program(  # noqa: PLR0913  what a prediction hangs on
@@ -99,14 +99,12 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
     scripts = {} if scripts is None else scripts
     plan, device = _plan(capture).model_copy(update={"memory": memory}), cluster.device
     settings = None if asks_for_pool(plan) else AllocatorSettings(expandable_segments=expandable_segments)
-    held, traces = dict[int, MemoryUse](), list[tuple[MemoryUse, partial[MemoryTrace]]]()
-    for one, script in _scripts(capture, column, scripts):
-        traces.append(_held(one, script, plan, device, stack, settings, quick=only_fitting))
-        held[one.rank] = traces[-1][0]
-        if only_fitting and held[one.rank].fit is not Fit.FITS:
-            return None
-        traces = [min(traces, key=lambda one: (-one[0].fit.rank, one[0].capacity_bytes - one[0].used_bytes))]
-    use, trace_of = traces[0]
+    found = _memory_of_ranks(
+        _scripts(capture, column, scripts), plan, device, stack, settings, only_fitting=only_fitting
+    )
+    if found is None:
+        return None
+    uses, (use, trace_of) = found
     scripts = {rank: scripts[rank] for rank in column.ranks}
     played = played_programs(capture.target, _programs(scripts, column, plan, cluster, stack, calibration, curves))
     script = scripts.get(int(played.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
@@ -135,15 +133,15 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
         extrapolated=_extrapolated(scripts.values(), calibration, stack),
         sources=(
             *sources_of(capture, scripts),
-            *_beside(column, others, held),
+            *_beside(column, others, uses),
             *input_sources(cluster, calibration, stack),
             *pool_sources(use, calibration),
         ),
         timeline=played.timeline,
         memory_trace=trace_of(),
         spread=spread,
-        stack_sigma=stack.fitted.sigma,
-        kinds=() if only_fitting else _kinds(column, played, held, device),
+        stack_sigma=seen("stack", stack.fitted.sigma),
+        kinds=() if only_fitting else _kinds(column, played, uses, device),
     )
 
 
@@ -166,9 +164,9 @@ def _reach(
     peak_flop_per_s: float,
 ) -> tuple[float, float]:
     """Ends of the 90 % interval, not below the largest rank's FLOP at the device's peak."""
-    reach = Z90 * math.sqrt(stack.fitted.sigma**2 + sum(one**2 for one in spread.values()))
+    down, up = reaches(seen("stack", stack.fitted.sigma), spread)
     floor_s = max(one.flop for one in scripts) / peak_flop_per_s
-    return max(step_s * math.exp(-reach), min(step_s, floor_s)), step_s * math.exp(reach)
+    return max(step_s * math.exp(-down), min(step_s, floor_s)), step_s * math.exp(up)
 
 
 def _programs(
@@ -190,7 +188,7 @@ def _programs(
 def lowered_programs(
     capture: Capture, cluster: Cluster, stack: Stack, calibration: Calibration, curves: LinkCurves
 ) -> list[Program]:
-    """What the engine plays."""
+    """The programs that the engine simulates."""
     column, *_ = columns(capture)
     scripts = {one.rank: captured_script(one, column) for one in column.captures}
     return _programs(scripts, column, _plan(capture), cluster, stack, calibration, curves)
@@ -202,7 +200,7 @@ def played_programs(target: str, programs: Sequence[Program]) -> SimulatedStep:
         timeline = run(programs)
     except EngineError as exc:
         remedy = "calls in one order on both sides, or batch_isend_irecv for what goes both ways"
-        raise InputError(Fault(place=target, problem=f"as on GPUs, {exc}", remedy=remedy)) from None
+        raise InputError.at(target, f"as on GPUs, {exc}", remedy) from None
     program = max(programs, key=lambda one: timeline.busy(one.name, COMPUTE_STREAM))
     limits = [bounds(one) for one in programs]
     lower_s, upper_s = max(one for one, _ in limits), sum(one for _, one in limits)
@@ -221,6 +219,7 @@ def played_programs(target: str, programs: Sequence[Program]) -> SimulatedStep:
         program=program,
         num_played=1,
         host_s=max(map(launched_s, programs)),
+        issuing_s=max(map(issuing_s, programs)),
     )
 
 
@@ -245,7 +244,27 @@ def _history(script: CapturedScript, device: Device, memory: MemoryPlan) -> Hist
     return compressed(script_history(script.step, script.before, workspace_bytes(device)), memory)
 
 
-def _held(
+def _memory_of_ranks(
+    scripts: Iterable[tuple[Capture, CapturedScript]],
+    plan: Plan,
+    device: Device,
+    stack: Stack,
+    settings: AllocatorSettings | None,
+    *,
+    only_fitting: bool,
+) -> tuple[dict[int, MemoryUse], tuple[MemoryUse, partial[MemoryTrace]]] | None:
+    """Memory by captured rank, and the fullest rank's with its trace; only_fitting: None at the first rank that does not fit."""
+    uses, fullest = dict[int, MemoryUse](), list[tuple[MemoryUse, partial[MemoryTrace]]]()
+    for one, script in scripts:
+        fullest.append(_memory_use(one, script, plan, device, stack, settings, quick=only_fitting))
+        uses[one.rank] = fullest[-1][0]
+        if only_fitting and uses[one.rank].fit is not Fit.FITS:
+            return None
+        fullest = [min(fullest, key=lambda one: (-one[0].fit.rank, one[0].capacity_bytes - one[0].used_bytes))]
+    return uses, fullest[0]
+
+
+def _memory_use(
     one: Capture,
     script: CapturedScript,
     plan: Plan,
@@ -261,11 +280,11 @@ def _held(
     outside = outside_torch_bytes(device, plan, groups, stack=stack)
     live = step_live_bytes(history)
     use, reserved = history_use(history, live, plan, device, outside, settings, quick=quick)
-    return use, partial(course, history, live, reserved, use, quick=quick)
+    return use, partial(memory_trace, history, live, reserved, use, quick=quick)
 
 
-def _kinds(column: Column, played: SimulatedStep, held: Mapping[int, MemoryUse], device: Device) -> tuple[KindUse, ...]:
-    """What ranks of each kind do and hold, where there are several kinds."""
+def _kinds(column: Column, played: SimulatedStep, uses: Mapping[int, MemoryUse], device: Device) -> tuple[KindUse, ...]:
+    """Time and memory of each kind of rank, if there are several."""
     if len(column.ranks) == 1:
         return ()
     parts = {rank: _breakdown(played.timeline, f"rank{rank}") for rank in column.ranks}
@@ -276,20 +295,20 @@ def _kinds(column: Column, played: SimulatedStep, held: Mapping[int, MemoryUse],
             num_devices=column.num_ranks,
             compute_s=compute_s(seconds),
             waiting_s=waiting_s(seconds),
-            memory=held[rank],
-            cause=cause_of(held[rank]),
+            memory=uses[rank],
+            cause=cause_of(uses[rank]),
         )
         for rank, seconds in parts.items()
     )
 
 
-def _beside(column: Column, others: Sequence[Column], held: Mapping[int, MemoryUse]) -> list[Source]:
-    """Ranks that are not played, since they do what others do: whether they do, and what they hold."""
+def _beside(column: Column, others: Sequence[Column], uses: Mapping[int, MemoryUse]) -> list[Source]:
+    """Ranks that are not simulated because they equal others: their differences and memory."""
     found = []
     for other in others:
         differs = unlike(column, other)
         does = differs or f"the same collectives as rank{'s' if len(column.ranks) > 1 else ''} {listed(column.ranks)}"
-        most = max(held[rank].peak_allocated_bytes for rank in other.ranks)
+        most = max(uses[rank].peak_allocated_bytes for rank in other.ranks)
         detail = f"{does}; {format_bytes(most)} allocated at the peak"
         found.append(Source(what=f"rank {listed(other.ranks)}", kind="assumed" if differs else "given", detail=detail))
     return found
@@ -302,10 +321,10 @@ def _check(capture: Capture, cluster: Cluster) -> None:
             f"shardwise capture … --ranks {cluster.num_devices}, or --nodes for as many GPUs as ranks, "
             "or --scale-with a capture at another number of ranks"
         )
-        raise InputError(Fault(place=capture.target, problem=problem, remedy=remedy))
+        raise InputError.at(capture.target, problem, remedy)
     if cluster.exceptions:
         problem = "a captured program is predicted on equal GPUs only"
-        raise InputError(Fault(place="cluster: exceptions", problem=problem, remedy="a cluster without exceptions"))
+        raise InputError.at("cluster: exceptions", problem, "a cluster without exceptions")
 
 
 def _plan(capture: Capture) -> Plan:
@@ -336,23 +355,23 @@ def _spread(
     mesh: Mesh,
     curves: LinkCurves,
 ) -> dict[str, float]:
-    """What each category's error makes of the step: one sigma, relative to it; operators that no rule knows widen it."""
-    worst = {
+    """The effect of each category's error on the step: one sigma, relative; unknown operators widen it."""
+    calls = {
         (one.kind, one.role): one.size_bytes for one in script.step if isinstance(one, Communicate) and one.size_bytes
     }
-    links = max(
-        (
-            collective_sigma(kind, size, mesh.group_shape(role), mesh.cluster, curves, nccl=stack.software())
-            for (kind, role), size in worst.items()
-        ),
-        default=0.0,
-    )
-    found = {
-        name: share * (links if name == _COMMUNICATION else calibration.sigma(name))
-        for name, share in shares(played.breakdown, played.step_s).items()
-    }
+    links = [
+        (collective_sigma(kind, size, shape, mesh.cluster, curves, nccl=stack.software()), kind, shape.spans_domain)
+        for (kind, role), size in calls.items()
+        for shape in (mesh.group_shape(role),)
+    ]
+    worst, kind, spans = max(links, default=(0.0, "", False))
+    parts, step_s = shares(played.breakdown, played.step_s), played.step_s
+    found = {name: part * calibration.sigma(name) for name, part in parts.items() if name not in (HOST, LINKS)}
+    found |= {carrier(kind, mesh.cluster, spans_domain=spans): worst * parts.get(LINKS, 0.0)}
+    found |= host_parts(played) if calibration.kind != "ideal" else {}
+    found = {name: seen(name, one) for name, one in found.items() if one}
     unknown_s = _unpriced_s(played, script)
-    return found | ({"operators without a rule": UNPRICED_SIGMA * unknown_s / played.step_s} if unknown_s else {})
+    return found | ({"operators without a rule": UNPRICED_SIGMA * unknown_s / step_s} if unknown_s else {})
 
 
 def _unpriced_s(played: SimulatedStep, script: CapturedScript) -> float:
@@ -368,7 +387,7 @@ def _unpriced_s(played: SimulatedStep, script: CapturedScript) -> float:
 
 
 def _extrapolated(scripts: Iterable[CapturedScript], calibration: Calibration, stack: Stack) -> tuple[str, ...]:
-    """What lies outside the range that the calibration measured."""
+    """Kernels outside the range that the calibration measured."""
     kernels = dict.fromkeys(_kernels(scripts))
     notes = (calibration.extrapolated(kernel, stack.attention) for kernel in kernels)
     return tuple(dict.fromkeys(note for note in notes if note))

@@ -1,4 +1,4 @@
-"""What would make a captured program fit: changes that its capture can be rewritten for, each predicted in full.
+"""Remedies of a captured program: changes for which its capture can be rewritten, each predicted in full.
 
 A program's model and plan are its own, so what can be changed from outside is little: the allocator's settings, checkpoints
 around its repeated modules, what they save or the optimizer kept in host memory, and larger GPUs.
@@ -69,8 +69,8 @@ def _of_the_program(
     for every, which in ((2, "every second one"), (1, "each")):
         changed = checkpointed(capture, every)
         if changed is not None:
-            what = f"checkpoint {which} of its repeated modules (torch.utils.checkpoint)"
-            yield what, "", partial(predict, changed)
+            change = f"checkpoint {which} of its repeated modules (torch.utils.checkpoint)"
+            yield change, "", partial(predict, changed)
     tier = cluster.host_tier
     if tier is None:
         return
@@ -78,17 +78,17 @@ def _of_the_program(
     rates = [min(rate, tier.memory_bytes_per_s / ranks) for rate in (tier.d2h_bytes_per_s, tier.h2d_bytes_per_s)]
     changed, size = offloaded(capture, *rates), offloaded_bytes(capture)
     if changed is not None and ranks * size <= tier.memory_bytes:
-        what = f"keep what its repeated modules save in host memory ({format_bytes(size)} a rank)"
-        yield what, "", partial(predict, changed)
+        change = f"keep what its repeated modules save in host memory ({format_bytes(size)} a rank)"
+        yield change, "", partial(predict, changed)
     update, changed = update_of(capture), optimizer_in_host(capture, tier, ranks)
     size = sum(update[1:]) if update else 0
     if changed is not None and ranks * size <= tier.memory_bytes:
-        what = f"keep the optimizer and its state in host memory ({format_bytes(size)} a rank)"
-        yield what, "", partial(predict, changed)
+        change = f"keep the optimizer and its state in host memory ({format_bytes(size)} a rank)"
+        yield change, "", partial(predict, changed)
 
 
 def _larger_gpus(found: Prediction, capture: Capture, cluster: Cluster, predict: Predict) -> Iterator[_Tried]:
-    """As many GPUs with more memory: the preset that has least of it, and enough; of equal ones that of the same family."""
+    """The same number of GPUs with more memory: the smallest sufficient preset, preferably of the same family."""
     needed = found.memory.peak_reserved_bytes + found.memory.outside_torch_bytes
     larger = [
         one
@@ -105,23 +105,28 @@ def _larger_gpus(found: Prediction, capture: Capture, cluster: Cluster, predict:
 
 
 def _fitting(changes: Iterable[_Tried], found: Prediction) -> Iterator[Remedy]:
-    """Those under which the program surely fits."""
+    """The changes under which the program surely fits."""
     for change, environment, predict in changes:
         try:
             one = predict()
         except InputError:
             continue
         if one is not None:
-            yield Remedy(
-                change=change,
-                plan={},
-                environment=environment,
-                num_devices=one.num_devices,
-                tokens_per_step=found.tokens_per_step,
-                step_s=one.step_s,
-                cost=one.step_s / found.step_s,
-                peak_allocated_bytes=one.memory.peak_allocated_bytes,
-                peak_reserved_bytes=one.memory.peak_reserved_bytes,
-                used_bytes=one.memory.used_bytes,
-                changes_numerics=False,
-            )
+            yield _remedy(change, environment, one, found)
+
+
+def _remedy(change: str, environment: str, one: Prediction, found: Prediction) -> Remedy:
+    """A change of which `one` is the prediction, beside the program as it is."""
+    return Remedy(
+        change=change,
+        plan={},
+        environment=environment,
+        num_devices=one.num_devices,
+        tokens_per_step=found.tokens_per_step,
+        step_s=one.step_s,
+        cost=one.step_s / found.step_s,
+        peak_allocated_bytes=one.memory.peak_allocated_bytes,
+        peak_reserved_bytes=one.memory.peak_reserved_bytes,
+        used_bytes=one.memory.used_bytes,
+        changes_numerics=False,
+    )

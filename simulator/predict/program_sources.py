@@ -20,7 +20,7 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def sources_of(capture: Capture, scripts: Mapping[int, CapturedScript]) -> list[Source]:
-    """What is known of the program, and what had to be answered for it."""
+    """Facts of the program, and the answers that it was given for unknown values."""
     launched = sum(each.launches for each in scripts.values())
     ranks = tuple(scripts)
     who = f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)} of {capture.world_size:,}"
@@ -31,9 +31,9 @@ def sources_of(capture: Capture, scripts: Mapping[int, CapturedScript]) -> list[
         answers |= Counter(one.answers)
     for each in scripts.values():
         unpriced, unmodelled = unpriced + each.unpriced, unmodelled + each.unmodelled
-    for what, times in sorted(answers.items()):
+    for question, times in sorted(answers.items()):
         found.append(
-            Source(what="answered", kind="assumed", detail=f"{what}{f' ({times} times)' if times > 1 else ''}")
+            Source(what="answered", kind="assumed", detail=f"{question}{f' ({times} times)' if times > 1 else ''}")
         )
     for counts, how in (unpriced, "priced by its bytes"), (unmodelled, "no cost model: takes no time here"):
         for name, count in sorted(counts.items()):

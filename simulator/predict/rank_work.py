@@ -73,8 +73,8 @@ class RankWork:
                 found[category].seconds += times * float(part_s)
         lowering, plan = self.lowering, self.lowering.plan
         shard = shard_of(lowering.model, plan, self.stage)
-        held = (shard.holds_embedding, shard.holds_head) if isinstance(shard, ModelShard) else (True, True)
-        without = tuple(name for name, holds in zip(("embedding", "head"), held, strict=True) if not holds)
+        has_ends = (shard.holds_embedding, shard.holds_head) if isinstance(shard, ModelShard) else (True, True)
+        without = tuple(name for name, holds in zip(("embedding", "head"), has_ends, strict=True) if not holds)
         each_way = len(micro_batches(plan.pipeline_schedule, plan.num_micro_batches, 0))  # of two directions, half
         for category, kernel, each in step_kernels(shard, plan, lowering.stack, lowering.blocks, without=without):
             passes = plan.num_micro_batches if category == "optimizer" else each_way

@@ -18,16 +18,7 @@ from simulator.base.units import counted, format_seconds
 from simulator.play.engine import run
 from simulator.play.lower.recorded import recorded_programs
 from simulator.predict.prediction import Source
-from simulator.predict.repriced import (
-    AS_IT_WAS,
-    DeviceRatio,
-    Fabric,
-    How,
-    Tally,
-    collective_ratio,
-    sized,
-    volume_ratio,
-)
+from simulator.predict.repriced import AS_IT_WAS, DeviceRatio, Fabric, How, Tally, collective_ratio, sized, volume_ratio
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
@@ -93,16 +84,16 @@ class ReplayedStep:
     timeline: Timeline = field(repr=False)
 
 
-def replay_recording(recordings: Sequence[Recording], asked: WhatIf | None = None) -> ReplayedStep:
+def replay_recording(recordings: Sequence[Recording], what_if: WhatIf | None = None) -> ReplayedStep:
     """Play a recorded step of one rank, or of several. Raises InputError with every fault of what is asked."""
-    asked = asked or WhatIf()
+    what_if = what_if or WhatIf()
     ranks = aligned(recordings)
     scripts = [
         recorded_script(one, rank=one.rank or 0, shift_s=shift)
         for one, shift in zip(ranks.recordings, ranks.shifts_s, strict=True)
     ]
     before = _Played(scripts, ranks)
-    changes = _Changes(ranks, asked)
+    changes = _Changes(ranks, what_if)
     changed = [replace(one, step=changes.of(one, rec)) for one, rec in zip(scripts, ranks.recordings, strict=True)]
     changes.check()
     after = _Played(changed, ranks) if changes.words else before
@@ -116,7 +107,7 @@ def replay_recording(recordings: Sequence[Recording], asked: WhatIf | None = Non
         recorded_s=max(one.step_s for one in recordings), replayed_s=before.step_s, step_s=after.step_s,
         breakdown=after.breakdown, before=before.breakdown,
         communication={k: (float(timeline.exposed(k, slowest)), float(timeline.hidden(k, slowest))) for k in kinds},
-        repriced={way: (int(n), a, b) for way, (n, a, b) in changes.tally.ways.items()},
+        repriced={method: (int(n), a, b) for method, (n, a, b) in changes.tally.methods.items()},
         unshaped=dict(sorted(changes.tally.unshaped.items())), changes=tuple(changes.words),
         sources=tuple(_sources(ranks, changes)), peaks=first.peaks, timeline=timeline,
     )  # fmt: skip
@@ -142,15 +133,15 @@ class _Played:
 
 
 class _Changes:
-    """What is asked, applied to one script after another, and told."""
+    """The requested changes, applied to one script after another, with notes."""
 
-    def __init__(self, ranks: Ranks, asked: WhatIf) -> None:
-        self._asked, self._first = asked, ranks.recordings[0]
+    def __init__(self, ranks: Ranks, what_if: WhatIf) -> None:
+        self._what_if, self._first = what_if, ranks.recordings[0]
         self.tally, self.words = Tally(), list[str]()
         self._faults: list[Fault] = []
-        self._rules = [(self._compiled(text), factor) for text, factor in asked.faster]
+        self._rules = [(self._compiled(text), factor) for text, factor in what_if.faster]
         self._repeated = 0
-        self._found = dict.fromkeys((text for text, _ in asked.faster), 0)
+        self._found = dict.fromkeys((text for text, _ in what_if.faster), 0)
         self._carried = [op.carried for one in ranks.recordings for op in one.ops if op.carried is not None]
         self._widest = max((len(one.ranks) or one.group_size or 0 for one in self._carried), default=0)
         self._sharded = any(one.kind in _SHARDED for one in self._carried)
@@ -165,23 +156,23 @@ class _Changes:
         """The script's instructions with every change."""
         ops = {label: recording.ops[index] for label, index in script.sources.items()}
         step = what_if.scaled(script.step, lambda one: self._factor(one, ops.get(one.label)))
-        if self._asked.without_recompute:
+        if self._what_if.without_recompute:
             step, repeated = what_if.without_recompute(step)
             self._repeated += repeated
-        if self._asked.without_host:
+        if self._what_if.without_host:
             step = what_if.without_host(step, on_host=recording.on_host)
-        if self._asked.communication == "free":
+        if self._what_if.communication == "free":
             step = what_if.free(step)
-        return what_if.hidden(step) if self._asked.communication == "hidden" else step
+        return what_if.hidden(step) if self._what_if.communication == "hidden" else step
 
     def check(self) -> None:
-        """Raise InputError for what was asked and is not in it."""
+        """Raise InputError for changes that the recording has no ops for."""
         faults = [
             Fault(place=f"--faster {text}", problem="matches no kernel's name and no category", remedy=self._known())
             for text, count in self._found.items()
             if not count
         ]
-        if self._asked.without_recompute and not self._repeated:
+        if self._what_if.without_recompute and not self._repeated:
             problem = "no layer's forward is run again in it, as far as its attention tells"
             faults.append(Fault(place="--recompute none", problem=problem, remedy="leave it out"))
         if faults:
@@ -193,7 +184,7 @@ class _Changes:
         if op is None or one.measured is None:
             return 1.0
         factor = self._communication(op) if isinstance(one, Communicate) else self._kernel(op)
-        for (pattern, times), (text, _) in zip(self._rules, self._asked.faster, strict=True):
+        for (pattern, times), (text, _) in zip(self._rules, self._what_if.faster, strict=True):
             if pattern is not None and what_if.matches(pattern, one):
                 self._found[text] += 1
                 factor /= times
@@ -202,21 +193,21 @@ class _Changes:
     def _kernel(self, op: RecordedOp) -> float:
         factor = 1.0
         if self._device is not None:
-            factor, way = self._device.of(op)
-            self.tally.add(way, op.duration_s, factor)
+            factor, method = self._device.of(op)
+            self.tally.add(method, op.duration_s, factor)
             if op.operator is None:
                 self.tally.unshaped[op.name] += 1
         if op.category != "optimizer" and op.stream == 0 and not what_if.OF_PARAMETERS.search(op.name):
-            factor *= self._asked.tokens
-        elif op.category == "optimizer" and self._asked.data_parallel and self._sharded:
-            factor *= self._widest / self._asked.data_parallel
+            factor *= self._what_if.tokens
+        elif op.category == "optimizer" and self._what_if.data_parallel and self._sharded:
+            factor *= self._widest / self._what_if.data_parallel
         return factor
 
     def _communication(self, op: RecordedOp) -> float:
-        if self._fabrics is None and self._asked.data_parallel is None:
+        if self._fabrics is None and self._what_if.data_parallel is None:
             return 1.0
-        factor, way = self._ratio(op)
-        self.tally.add(f"collectives {way}", op.duration_s if op.alone_s is None else op.alone_s, factor)
+        factor, method = self._ratio(op)
+        self.tally.add(f"collectives {method}", op.duration_s if op.alone_s is None else op.alone_s, factor)
         return factor
 
     def _ratio(self, op: RecordedOp) -> How:
@@ -224,13 +215,13 @@ class _Changes:
             return collective_ratio(op, *self._fabrics, self._resized)
         assert op.carried is not None
         size = len(op.carried.ranks) or op.carried.group_size or 0
-        if size != self._widest or not self._asked.data_parallel:
+        if size != self._widest or not self._what_if.data_parallel:
             return 1.0, AS_IT_WAS
-        return volume_ratio(op.carried.kind, size, self._asked.data_parallel)
+        return volume_ratio(op.carried.kind, size, self._what_if.data_parallel)
 
     def _resized(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """A group's ranks, of which there are as many as asked where it is one of the largest."""
-        count = self._asked.data_parallel
+        count = self._what_if.data_parallel
         if count is None or len(ranks) != self._widest:
             return ranks
         stride = ranks[1] - ranks[0]
@@ -251,9 +242,9 @@ class _Changes:
         return f"categories of this recording: {', '.join(kinds)}"
 
     def _where(self) -> Cluster | None:
-        """The cluster that it was recorded on: as told; what only the device says is enough for kernels."""
-        asked, world = self._asked.recorded_on, self._first.world_size or self._widest
-        return sized(asked, world, "--recorded-on") if asked is not None and world else asked
+        """The cluster of the recording: as stated, else one of the recorded device, which is enough for kernels."""
+        cluster, world = self._what_if.recorded_on, self._first.world_size or self._widest
+        return sized(cluster, world, "--recorded-on") if cluster is not None and world else cluster
 
     def _old_device(self) -> Device | None:
         if self.recorded_on is not None:
@@ -264,7 +255,7 @@ class _Changes:
             return None
 
     def _device_ratio(self) -> DeviceRatio | None:
-        new = self._asked.cluster
+        new = self._what_if.cluster
         if new is None:
             return None
         if self._first.on_host:
@@ -274,20 +265,20 @@ class _Changes:
             return None
         old = self._old_device()
         if old is None:
-            told = f" ({self._first.device!r} is no device known here)" if self._first.device else ""
-            problem = f"does not say which device it was recorded on{told}"
+            unknown = f" ({self._first.device!r} is no device known here)" if self._first.device else ""
+            problem = f"does not say which device it was recorded on{unknown}"
             self._faults.append(Fault(place=self._first.name, problem=problem, remedy="--recorded-on CLUSTER"))
             return None
         if old == new.device:
             return None
-        return DeviceRatio(old, new.device, self._asked.calibration)
+        return DeviceRatio(old, new.device, self._what_if.calibration)
 
     def _both_fabrics(self) -> tuple[Fabric, Fabric] | None:
         """Links before and after, where either is changed and the collectives can be priced on both."""
-        asked, world = self._asked, self._first.world_size or self._widest
-        if self._widest < 2 or (asked.cluster is None and asked.data_parallel is None) or self._first.on_host:
+        what_if, world = self._what_if, self._first.world_size or self._widest
+        if self._widest < 2 or (what_if.cluster is None and what_if.data_parallel is None) or self._first.on_host:
             return None
-        if asked.data_parallel is not None and world % self._widest:
+        if what_if.data_parallel is not None and world % self._widest:
             problem = f"{world} ranks are no multiple of its largest group, {self._widest}"
             self._faults.append(Fault(place="--dp-ranks", problem=problem))
             return None
@@ -295,29 +286,29 @@ class _Changes:
             problem = f"its {len(self._carried):,} collectives are priced anew from the fabric that they ran on, which it does not name"
             self._faults.append(Fault(place=self._first.name, problem=problem, remedy="--recorded-on CLUSTER"))
             return None
-        after = world // self._widest * asked.data_parallel if asked.data_parallel else world
-        new = sized(asked.cluster or self.recorded_on, after, "--cluster")
-        curves = asked.calibration.links if asked.calibration else None
+        after = world // self._widest * what_if.data_parallel if what_if.data_parallel else world
+        new = sized(what_if.cluster or self.recorded_on, after, "--cluster")
+        curves = what_if.calibration.links if what_if.calibration else None
         links = default_curves()
         return Fabric(cluster=self.recorded_on, world=world, curves=links), Fabric(
             cluster=new, world=after, curves=curves or links
         )
 
     def _tell(self) -> None:
-        asked = self._asked
-        self.words += [f"{text} {factor:g} times as fast" for text, factor in asked.faster]
-        if asked.tokens != 1:
-            self.words.append(f"{asked.tokens:g} times as many tokens a micro-batch")
-        self.words += ["without recomputation"] if asked.without_recompute else []
-        if asked.data_parallel is not None:
+        what_if = self._what_if
+        self.words += [f"{text} {factor:g} times as fast" for text, factor in what_if.faster]
+        if what_if.tokens != 1:
+            self.words.append(f"{what_if.tokens:g} times as many tokens a micro-batch")
+        self.words += ["without recomputation"] if what_if.without_recompute else []
+        if what_if.data_parallel is not None:
             if self._widest < 2:
                 problem = "it has no collective of several ranks"
-                self._faults.append(Fault(place=f"--dp-ranks {asked.data_parallel}", problem=problem))
-            self.words.append(f"{asked.data_parallel:,} data-parallel ranks instead of {self._widest:,}")
-        if asked.cluster is not None:
-            self.words.append(f"on {asked.cluster.name} ({asked.cluster.device.name})")
-        self.words += ["launches cost the host nothing"] if asked.without_host else []
-        self.words += [f"communication {asked.communication}"] if asked.communication else []
+                self._faults.append(Fault(place=f"--dp-ranks {what_if.data_parallel}", problem=problem))
+            self.words.append(f"{what_if.data_parallel:,} data-parallel ranks instead of {self._widest:,}")
+        if what_if.cluster is not None:
+            self.words.append(f"on {what_if.cluster.name} ({what_if.cluster.device.name})")
+        self.words += ["launches cost the host nothing"] if what_if.without_host else []
+        self.words += [f"communication {what_if.communication}"] if what_if.communication else []
 
 
 def _sources(ranks: Ranks, changes: _Changes) -> list[Source]:
@@ -332,7 +323,7 @@ def _sources(ranks: Ranks, changes: _Changes) -> list[Source]:
     found += [Source(what="ranks", kind="assumed", detail=note) for note in ranks.notes]
     if changes.recorded_on is not None:
         found.append(Source(what="recorded on", kind="given", detail=changes.recorded_on.name))
-    unknown = changes.tally.ways.get(f"collectives {AS_IT_WAS}")
+    unknown = changes.tally.methods.get(f"collectives {AS_IT_WAS}")
     if unknown:
         detail = f"{int(unknown[0]):,} collectives without a size, a group or a model take what they took"
         found.append(Source(what="collectives", kind="assumed", detail=detail))

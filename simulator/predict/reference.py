@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, Literal, get_args
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.base.schema import nearest
 from simulator.predict import Prediction, predict
@@ -25,12 +25,12 @@ KINDS: Final = get_args(Kind)
 MOST_FORWARDS: Final = 64
 
 
-def check_forwards(asked: str, plan: Plan) -> tuple[Kind, int]:
+def check_forwards(text: str, plan: Plan) -> tuple[Kind, int]:
     """`base:3` is the base, and three forwards of a micro-batch (KTO's). Raises InputError."""
-    kind, colon, count = asked.partition(":")
+    kind, colon, count = text.partition(":")
     if colon and not (count.isascii() and count.isdigit() and 1 <= int(count[:4]) <= MOST_FORWARDS):
         problem = f"{count[:20]!r} is no number of forwards"
-        raise InputError(Fault(place="--reference", problem=problem, remedy=f"{kind[:20]}:3, at most {MOST_FORWARDS}"))
+        raise InputError.at("--reference", problem, f"{kind[:20]}:3, at most {MOST_FORWARDS}")
     return check_reference(kind, plan), int(count or 1)
 
 
@@ -38,22 +38,31 @@ def check_reference(kind: str, plan: Plan) -> Kind:
     """One of KINDS that a plan can have. Raises InputError."""
     if kind not in KINDS:
         problem, remedy = f"{kind[:60]!r} is no reference", nearest(kind, KINDS) or " or ".join(KINDS)
-        raise InputError(Fault(place="--reference", problem=problem, remedy=remedy))
+        raise InputError.at("--reference", problem, remedy)
     if kind == "base" and not plan.peft.adds:
         problem = "base is what adapters stand beside, and the plan has none"
-        raise InputError(Fault(place="--reference", problem=problem, remedy="--reference model, or --peft lora"))
+        raise InputError.at("--reference", problem, "--reference model, or --peft lora")
     if plan.pp > 1 or plan.offload.parameters != "none":
         problem = "a reference in a pipeline, or in host memory, is not modelled"
-        raise InputError(Fault(place="--reference", problem=problem, remedy="--pp 1, without offload.parameters"))
+        raise InputError.at("--reference", problem, "--pp 1, without offload.parameters")
     return "model" if kind == "model" else "base"
 
 
 def reference_bytes(model: Model, plan: Plan, kind: Kind) -> int:
-    """What the reference's weights take of a GPU."""
+    """Bytes of the reference's weights on a GPU."""
     if kind == "base":
         return 0
     shards = plan.tp * (plan.dp_shard * plan.cp if plan.zero == 3 else 1)
     return -(-model.num_parameters // shards) * DTYPE_BYTES[plan.compute_dtype]
+
+
+def predict_base(
+    model: Model, plan: Plan, cluster: Cluster, calibration: Calibration | None = None, stack: Stack | None = None
+) -> Prediction:
+    """A plan whose adapters are off: as if the embedding alone had one, which no product reads."""
+    method = "qlora" if plan.peft.method == "qlora" else "lora"
+    off = plan.copy_with(peft=method, lora_targets=("embedding",), lora_dropout=0.0, mixed_units=False)
+    return predict(model, off, cluster, calibration, stack)
 
 
 def with_reference(
@@ -71,11 +80,8 @@ def with_reference(
 
     forwards: of each micro-batch. KTO has three: the reference's, and both models' on mismatched answers.
     """
-    bare = prediction
-    if kind == "base":  # the adapters' own kernels are off: as if norms alone were trained
-        still = {"peft": "none", "freeze_modules": ("all", "embedding", "lm_head"), "base_weights": plan.peft.stored}
-        bare = predict(model, plan.copy_with(**still), cluster, calibration, stack)
-    further_s = forwards * forward_s(bare) * plan.num_micro_batches
+    without_reference = predict_base(model, plan, cluster, calibration, stack) if kind == "base" else prediction
+    further_s = forwards * forward_s(without_reference) * plan.num_micro_batches
     size, memory = reference_bytes(model, plan, kind), prediction.memory
     longer = (prediction.step_s + further_s) / prediction.step_s
     flop = model.model_flop_per_sequence(plan.attended_len) * plan.tokens_per_step // plan.attended_len // 3

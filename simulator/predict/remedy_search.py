@@ -1,8 +1,8 @@
-"""What would make a plan fit: candidate changes are predicted, and those that fit are told, cheapest first.
+"""Remedies: candidate changes are predicted, and those that fit are listed, cheapest first.
 
 Changes are first estimated on short models: memory of 4 and 8 layers (2 and 4 of each pipeline stage) is carried on in a
 line to the layers that the model has, and time ranks them. The cheapest of those that seem to fit are then predicted in full, and only what that
-confirms is told. Where no single change will do, changes are put on top of each other, at most three. Effort is
+confirms is listed. Where no single change will do, changes are put on top of each other, at most three. Effort is
 counted in predictions, so it is bounded and the same on every machine.
 """
 
@@ -15,14 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from simulator.base.errors import InputError
 from simulator.base.fit import Fit
-from simulator.memory import (
-    MemoryUse,
-    memory_uses,
-    outside_torch_bytes,
-    step_live_bytes,
-    window_bytes,
-    write_history,
-)
+from simulator.memory import MemoryUse, memory_uses, outside_torch_bytes, step_live_bytes, window_bytes, write_history
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.outside import workspace_bytes
 from simulator.memory.pools import asks_for_pool
@@ -90,6 +83,7 @@ class _Candidate:
     change: Change
     plan: Plan
     cluster: Cluster
+    stack: Stack
     figures: _Figures
     kinds: frozenset[str] = frozenset()
 
@@ -101,10 +95,9 @@ class _Candidate:
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    """The inputs that stay, what single changes did, and the effort that is left."""
+    """The fixed inputs, the effects of single changes, and the remaining effort."""
 
     model: Model
-    stack: Stack
     calibration: Calibration
     curves: LinkCurves
     memory: MemoryUse  # of the plan as it is
@@ -113,7 +106,7 @@ class _Search:
     proof_layers: int = _PROOF_LAYERS
     estimated_layers: int = _ESTIMATED_LAYERS
     effects: dict[frozenset[object], _Figures] = field(default_factory=dict)  # of single changes
-    told: set[frozenset[str]] = field(default_factory=set)  # kinds of changes that were found to fit
+    fitting: set[frozenset[str]] = field(default_factory=set)  # kinds of changes that were found to fit
 
     @property
     def wanted(self) -> int:
@@ -125,10 +118,10 @@ class _Search:
         """One more full prediction is allowed."""
         return self.proofs > 0 and self.proof_layers >= self.model.num_layers
 
-    def lower(self, plan: Plan, cluster: Cluster, num_layers: int | None = None) -> Lowering:
+    def lower(self, of: _Candidate, num_layers: int | None = None) -> Lowering:
         """The plan made concrete. Raises InputError where the inputs refuse it."""
         model = self.model if num_layers is None else self._shortened(num_layers)
-        return lower(model, plan, cluster, self.stack, self.calibration, self.curves)
+        return lower(model, of.plan, of.cluster, of.stack, self.calibration, self.curves)
 
     def _shortened(self, num_layers: int) -> Model:
         return self.model.model_copy(update={"num_layers": num_layers})
@@ -141,34 +134,34 @@ class _Search:
         wanted = chunks * max(num_layers // (2 * plan.pipeline.virtual_stages), 1)
         return self.model.num_layers if plan.split != Split() else min(wanted, self.model.num_layers)
 
-    def estimate(self, plan: Plan, cluster: Cluster) -> _Figures:
+    def estimate(self, of: _Candidate) -> _Figures:
         """The plan's figures: memory carried on from two short models in a line, the cost of a short one."""
-        layers = self.model.num_layers
+        plan, layers = of.plan, self.model.num_layers
         short, long = (self._short(plan, size) for size in _MEMORY_LAYERS)
         self.estimated_layers -= short + long + self._short(plan, _TIME_LAYERS)
         beyond = (layers - long) / max(long - short, 1)
-        few, more = (self._live(plan, cluster, n) for n in (short, long))
+        few, more = (self._live(of, n) for n in (short, long))
         resident, added = (b + (b - a) * beyond for a, b in zip(few, more, strict=True))
-        return _Figures(resident=resident, added=added, cost=self._cost(plan, cluster))
+        return _Figures(resident=resident, added=added, cost=self._cost(of))
 
-    def _live(self, plan: Plan, cluster: Cluster, num_layers: int) -> tuple[int, int]:
+    def _live(self, of: _Candidate, num_layers: int) -> tuple[int, int]:
         """Live bytes that stay, and those that a step adds. Raises PlanError where the plan cannot be run."""
-        model, workspaces = self._shortened(num_layers), workspace_bytes(cluster.usual.device)
-        blocks = unpriced_blocks(model, plan, cluster, self.stack)
-        history = write_history(model, plan, self.stack, blocks, workspaces, steps=1)
+        model, workspaces = self._shortened(num_layers), workspace_bytes(of.cluster.usual.device)
+        blocks = unpriced_blocks(model, of.plan, of.cluster, of.stack)
+        history = write_history(model, of.plan, of.stack, blocks, workspaces, steps=1)
         live = step_live_bytes(history)
         return live.resident, live.peak[0] - live.resident
 
-    def _cost(self, plan: Plan, cluster: Cluster) -> float:
+    def _cost(self, of: _Candidate) -> float:
         """Of few layers and micro-batches: enough to rank changes by."""
-        few = min(plan.num_micro_batches, max(_TIME_MICRO_BATCHES, plan.pp))
-        short = plan.copy_with(num_micro_batches=few)
-        lowering = self.lower(short, cluster, self._short(plan, _TIME_LAYERS))
+        few = min(of.plan.num_micro_batches, max(_TIME_MICRO_BATCHES, of.plan.pp))
+        short = of.plan.copy_with(num_micro_batches=few)
+        lowering = self.lower(replace(of, plan=short), self._short(of.plan, _TIME_LAYERS))
         return device_s_per_token(short, step_seconds(lowering))
 
     def _overflows(self, candidate: _Candidate) -> bool:
         try:
-            lowering = self.lower(candidate.plan, candidate.cluster)
+            lowering = self.lower(candidate)
         except InputError:
             return True
         return bool(with_lower_tiers(self.memory, lowering).binding.name)
@@ -177,14 +170,14 @@ class _Search:
         """Bytes that live tensors may take for the allocator's interval to fit; none where a lower tier overflows."""
         if candidate.plan.offload.any and self._overflows(candidate):
             return 0.0
-        plan = candidate.plan
-        outside = outside_torch_bytes(candidate.cluster.device, plan, stack=self.stack)
-        outside += window_bytes(self.model, plan, self.stack)
+        plan, stack = candidate.plan, candidate.stack
+        outside = outside_torch_bytes(candidate.cluster.device, plan, stack=stack)
+        outside += window_bytes(self.model, plan, stack)
         return (self.memory.capacity_bytes - outside) / RESERVED_HIGH
 
 
 def device_s_per_token(plan: Plan, step_s: float) -> float:
-    """What a step costs, whatever its size and the number of its devices."""
+    """Device-seconds per token of a step."""
     return step_s * plan.num_devices / plan.tokens_per_step
 
 
@@ -197,15 +190,17 @@ def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Reme
     plan, cluster = lowering.plan, lowering.cluster
     search = _Search(
         model=lowering.model,
-        stack=lowering.asked,
         calibration=lowering.calibration,
         curves=lowering.curves,
         memory=memory,
         tunes=plan.peft.method != "none",
         proofs=_PROOFS if plan.pp == 1 else _PIPELINE_PROOFS,
     )
-    unchanged = search.estimate(plan, cluster)
-    frontier = [_Candidate(change=Change(kind=""), plan=plan, cluster=cluster, figures=unchanged)]
+    start = _Candidate(
+        change=Change(kind=""), plan=plan, cluster=cluster, stack=lowering.given_stack, figures=_NO_EFFECT
+    )
+    unchanged = search.estimate(start)
+    frontier = [replace(start, figures=unchanged)]
     found: list[Remedy] = []
     for depth in range(_DEPTH):
         frontier = list(_estimated(search, _promising(search, frontier)))
@@ -215,7 +210,7 @@ def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Reme
         found += _proved(search, sorted(fitting, key=lambda c: c.rank), device_s_per_token(plan, step_s))
         if len(found) == search.wanted or not search.effort_left:
             break
-        frontier = [c for c in frontier if c.kinds not in search.told]
+        frontier = [c for c in frontier if c.kinds not in search.fitting]
     return tuple(sorted(found, key=lambda remedy: remedy.cost))
 
 
@@ -227,11 +222,11 @@ def _promising(search: _Search, frontier: Iterable[_Candidate]) -> list[_Candida
     children: dict[frozenset[object], _Candidate] = {}
     for parent in frontier:
         alone = () if parent.kinds else (EXPANDABLE_SEGMENTS,)
-        for change in (*alone, *changes(parent.plan, parent.cluster)):
+        for change in (*alone, *changes(parent.plan, parent.cluster, parent.stack)):
             if change.kind in parent.kinds:
                 continue
             child = _child(search, parent, change)
-            if child is not None and not any(kinds < child.kinds for kinds in search.told):
+            if child is not None and not any(kinds < child.kinds for kinds in search.fitting):
                 children.setdefault(child.change.key, child)
     if not search.effects:
         return list(children.values())
@@ -254,18 +249,19 @@ def _child(search: _Search, parent: _Candidate, change: Change) -> _Candidate | 
         change=parent.change + change,
         plan=plan,
         cluster=cluster,
+        stack=parent.stack.copy_with(**change.stack) if change.stack else parent.stack,
         figures=parent.figures * search.effects.get(change.key, _NO_EFFECT),
         kinds=parent.kinds | {change.kind},
     )
 
 
 def _estimated(search: _Search, candidates: list[_Candidate]) -> Iterator[_Candidate]:
-    """The candidates with estimates of their own; what the inputs refuse is left out."""
+    """The candidates with their estimates, without those that the inputs refuse."""
     for candidate in candidates:
         if search.estimated_layers <= 0:
             return
         with suppress(InputError):
-            yield replace(candidate, figures=search.estimate(candidate.plan, candidate.cluster))
+            yield replace(candidate, figures=search.estimate(candidate))
 
 
 def _proved(search: _Search, candidates: Iterable[_Candidate], cost_before: float) -> Iterator[Remedy]:
@@ -275,9 +271,9 @@ def _proved(search: _Search, candidates: Iterable[_Candidate], cost_before: floa
     """
     too_much: dict[int, float] = {}  # tp -> live bytes
     for candidate in candidates:
-        if candidate.kinds in search.told or candidate.figures.live >= too_much.get(candidate.plan.tp, math.inf):
+        if candidate.kinds in search.fitting or candidate.figures.live >= too_much.get(candidate.plan.tp, math.inf):
             continue
-        if not search.effort_left or len(search.told) == search.wanted:
+        if not search.effort_left or len(search.fitting) == search.wanted:
             return
         search.proofs -= 1
         search.proof_layers -= search.model.num_layers
@@ -285,15 +281,15 @@ def _proved(search: _Search, candidates: Iterable[_Candidate], cost_before: floa
         if remedy is None:
             too_much[candidate.plan.tp] = candidate.figures.live
         else:
-            search.told.add(candidate.kinds)
+            search.fitting.add(candidate.kinds)
             yield remedy
 
 
 def _proof(search: _Search, candidate: _Candidate, cost_before: float) -> Remedy | None:
     """A full prediction, with expandable segments, which cost no time, where it does not fit without."""
-    plan, lowering = candidate.plan, search.lower(candidate.plan, candidate.cluster)
+    plan, lowering = candidate.plan, search.lower(candidate)
     pools = _pools(plan)[candidate.change.expandable :]
-    uses = memory_uses(search.model, plan, search.stack, lowering.blocks, lowering.device, pools)
+    uses = memory_uses(search.model, plan, candidate.stack, lowering.blocks, lowering.device, pools)
     for pool, use in zip(pools, uses, strict=True):
         if with_lower_tiers(use, lowering).fit is Fit.FITS:
             change = candidate.change + EXPANDABLE_SEGMENTS if pool and pool.expandable_segments else candidate.change
@@ -306,14 +302,14 @@ def _proof(search: _Search, candidate: _Candidate, cost_before: float) -> Remedy
 
 def _pools(plan: Plan) -> list[AllocatorSettings | None]:
     """The plan's own pool; where it asks for none, PyTorch's as it is, and with expandable segments."""
-    asked: list[AllocatorSettings | None] = [None]
-    return asked if asks_for_pool(plan) else [AllocatorSettings(expandable_segments=on) for on in (False, True)]
+    settings: list[AllocatorSettings | None] = [None]
+    return settings if asks_for_pool(plan) else [AllocatorSettings(expandable_segments=on) for on in (False, True)]
 
 
 def _remedy(change: Change, plan: Plan, memory: MemoryUse, step_s: float, cost_before: float) -> Remedy:
     return Remedy(
         change=change.words,
-        plan={name: value for name, value in change.plan.items() if value is not None},
+        plan={name: value for name, value in change.fields.items() if value is not None},
         environment=EXPANDABLE if change.expandable else "",
         num_devices=plan.num_devices,
         tokens_per_step=plan.tokens_per_step,

@@ -42,21 +42,21 @@ How = tuple[float, str]
 
 @dataclass(slots=True)
 class Tally:
-    """How the ops were priced anew: way -> [ops, seconds before, seconds after]; names of ops without shapes -> how often."""
+    """How ops were repriced: method -> [ops, seconds before, seconds after]; names of ops without shapes -> count."""
 
-    ways: dict[str, list[float]] = field(default_factory=dict)
+    methods: dict[str, list[float]] = field(default_factory=dict)
     unshaped: Counter[str] = field(default_factory=Counter)
 
-    def add(self, way: str, before_s: float, factor: float) -> None:
+    def add(self, method: str, before_s: float, factor: float) -> None:
         """One op."""
-        row = self.ways.setdefault(way, [0, 0.0, 0.0])
+        row = self.methods.setdefault(method, [0, 0.0, 0.0])
         row[0] += 1
         row[1] += before_s
         row[2] += before_s * factor
 
 
 class DeviceRatio:
-    """What ops take on a device, over what they took on the recorded one."""
+    """Time ratios of ops between a device and the recorded one."""
 
     def __init__(self, old: Device, new: Device, calibration: Calibration | None) -> None:
         self._old, self._new = old, new
@@ -155,7 +155,7 @@ def sized(cluster: Cluster, world: int, place: str) -> Cluster:
     nodes, rest = divmod(world, cluster.gpus_per_node)
     if rest and nodes:
         problem = f"has {cluster.gpus_per_node} GPUs a node, which {world} ranks do not fill"
-        raise InputError(Fault(place=f"{place} {cluster.name}", problem=problem, remedy="a cluster that they fill"))
+        raise InputError.at(f"{place} {cluster.name}", problem, "a cluster that they fill")
     if cluster.num_nodes == max(1, nodes):
         return cluster
     return Cluster.parse({**cluster.model_dump(mode="json"), "num_nodes": max(1, nodes)}, place, InputError)
@@ -164,7 +164,7 @@ def sized(cluster: Cluster, world: int, place: str) -> Cluster:
 def collective_ratio(
     op: RecordedOp, old: Fabric, new: Fabric, resized: Callable[[tuple[int, ...]], tuple[int, ...]]
 ) -> How:
-    """(factor, way) of a collective whose group becomes `resized`."""
+    """(factor, method) of a collective whose group becomes `resized`."""
     carried = op.carried
     assert carried is not None
     if carried.size_bytes is None or not carried.size_bytes or len(carried.ranks) < 2:
@@ -193,12 +193,8 @@ def with_collective_times(one: Recording, cluster: Cluster, curves: LinkCurves) 
         place = f"{one.name}: {op.carried.kind} of group {op.carried.group or '?'}"
         try:
             if size is None or len(ranks) < 2:
-                raise InputError(
-                    Fault(
-                        place=place,
-                        problem="its size or its ranks are not told",
-                        remedy="comm_size, and comm_groups.json beside the trace",
-                    )
+                raise InputError.at(
+                    place, "its size or its ranks are not told", "comm_size, and comm_groups.json beside the trace"
                 )
             seconds = fabric.seconds(op.carried.kind, size, f"@{lattice(ranks)}")
         except (ShardwiseError, ValueError) as exc:
@@ -213,7 +209,7 @@ def with_collective_times(one: Recording, cluster: Cluster, curves: LinkCurves) 
 
 
 def volume_ratio(kind: str, before: int, after: int) -> How:
-    """(factor, way) where no fabric is known: what a rank sends of a ring, (n - 1)/n of the tensor, twice for an all-reduce."""
+    """(factor, method) without a known fabric: a ring's volume per rank, (n - 1)/n of the tensor, twice for an all-reduce."""
     if kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") or before < 2:
         return 1.0, AS_IT_WAS
     return ((after - 1) / after) / ((before - 1) / before), BY_VOLUME

@@ -7,8 +7,9 @@ and for other pipeline stages have no coefficient of their own; they grow with t
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from simulator.base.sums import summed
@@ -68,45 +69,56 @@ def slopes(lowering: Lowering, played: SimulatedStep, host_sigma: float) -> Slop
 def _links_of(lowering: Lowering, played: SimulatedStep) -> dict[str, Slopes]:
     """Of each kind of collective: which coefficients its time hangs on; `growth` in doublings of the nodes."""
     learned = lowering.curves.learned
-    first = learned.nodes if learned else 1.0
-    nodes_per_domain = lowering.cluster.nvlink_domain_size / lowering.cluster.gpus_per_node
+    first = (learned.nodes if learned else 1.0) * lowering.cluster.nvlink_domain_size / lowering.cluster.gpus_per_node
     weights: defaultdict[str, defaultdict[CoefficientName, float]] = defaultdict(lambda: defaultdict(float))
     total: defaultdict[str, float] = defaultdict(float)
-    for op in played.program.ops:
-        if not isinstance(op, Collective) or op.kind in TRANSFER_SIGMA:
-            continue
-        seconds, latency = _seconds(played, op)
-        _add(weights[op.kind], group_shape(lowering, op.stream), seconds, latency, nodes_per_domain * first)
-        total[op.kind] += seconds
-    for kind, role, size, count in played.program.exchanges:
-        if kind in TRANSFER_SIGMA:
-            continue
-        cost = lowering.fabric.price(kind, role, size)[0] if not kind.startswith("copied") else None
-        if cost is None:
-            continue
-        flow = max((float(b) / float(played.program.links[k]) for k, b in cost.link_bytes.items()
-                    if k in played.program.links), default=0.0)  # fmt: skip
-        seconds = count * (flow + float(cost.latency_s))
-        _add(
-            weights[kind], lowering.fabric.shape(role), seconds, count * float(cost.latency_s), nodes_per_domain * first
-        )
-        total[kind] += seconds
+    for one in sent(lowering, played):
+        of, flow_s = weights[one.kind], one.seconds - one.latency_s
+        of["latency"] += one.latency_s
+        of["network" if one.shape.spans_domain else "node_links"] += flow_s
+        if one.shape.spans_domain:
+            of["growth"] += flow_s * math.log2(one.shape.num_nodes / first)
+        total[one.kind] += one.seconds
     return {
         kind: {name: part / total[kind] for name, part in of.items()} for kind, of in weights.items() if total[kind]
     }
 
 
-def _seconds(played: SimulatedStep, op: Collective) -> tuple[float, float]:
-    return float(collective_s(op, played.program)), float(op.cost.latency_s)
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Equal calls of a program: seconds and latency_s are those of all together, alone on the links.
+
+    awaited_s: of latency_s, until the last rank has come, where the stack says so.
+    """
+
+    kind: str
+    shape: GroupShape
+    size_bytes: int
+    seconds: float
+    latency_s: float
+    awaited_s: float = 0.0
 
 
-def _add(
-    of: defaultdict[CoefficientName, float], shape: GroupShape, seconds: float, latency: float, first: float
-) -> None:
-    of["latency"] += latency
-    of["network" if shape.spans_domain else "node_links"] += seconds - latency
-    if shape.spans_domain:
-        of["growth"] += (seconds - latency) * math.log2(shape.num_nodes / first)
+def sent(lowering: Lowering, played: SimulatedStep) -> Iterator[Sent]:
+    """A step's collectives, including those inside blocks, without copies to and from hosts."""
+    program = played.program
+    ops = {(op.kind, op.stream, op.size_bytes): op for op in program.ops if isinstance(op, Collective)}
+    counts = Counter((op.kind, op.stream, op.size_bytes) for op in program.ops if isinstance(op, Collective))
+    for (kind, stream, size), op in ops.items():
+        if kind not in TRANSFER_SIGMA:
+            count = counts[kind, stream, size]
+            seconds, latency_s = float(collective_s(op, program)), float(op.cost.latency_s)
+            yield Sent(kind, group_shape(lowering, stream), size, count * seconds, count * latency_s)
+    for kind, role, size, count in program.exchanges:
+        if kind in TRANSFER_SIGMA or kind.startswith("copied"):
+            continue
+        cost = lowering.fabric.price(kind, role, size)[0]
+        flow_s = max(
+            (float(b) / float(program.links[k]) for k, b in cost.link_bytes.items() if k in program.links), default=0.0
+        )
+        awaited_s = count * lowering.stack.fitted.collective_wait_s
+        latency_s = count * float(cost.latency_s) + awaited_s
+        yield Sent(kind, lowering.fabric.shape(role), size, count * flow_s + latency_s, latency_s, awaited_s)
 
 
 def _host_of_collectives(lowering: Lowering, played: SimulatedStep) -> float:

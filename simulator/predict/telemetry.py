@@ -1,4 +1,4 @@
-"""What a step does to each part of the machine: bytes and busy time against what the part can do, and when.
+"""Utilisation of each part of the machine in a step: bytes and busy time against capacity, over time.
 
 A counter belongs to one rank, or to its node where all ranks of a node share the part (host memory, drives). Bytes are
 those that must move: a kernel reads and writes each operand once, a collective sends what its algorithm sends. Rates are
@@ -134,7 +134,7 @@ class Telemetry:
                 {
                     "name": program.name,
                     "num_ranks": program.num_ranks,
-                    "utilisation": [_told(use) for use in program.uses],
+                    "utilisation": [_as_json(use) for use in program.uses],
                     "nvme_queue_mean": _mean(program.queue),
                     "nvme_queue_peak": max((depth for _, depth in program.queue), default=0.0),
                 }
@@ -143,7 +143,7 @@ class Telemetry:
         }
 
 
-def _told(use: Use) -> dict[str, Any]:
+def _as_json(use: Use) -> dict[str, Any]:
     shares = {"mean": use.mean, "p50": None, "p95": None, "peak": None}
     if use.rates:
         shares |= {"p50": use.percentile(0.5), "p95": use.percentile(0.95), "peak": use.peak}
@@ -166,7 +166,7 @@ def telemetry(
     *,
     jitter: float = 0.0,
 ) -> Telemetry:
-    """The counters of a predicted step. The inputs are those of `predict`, which raises what can be wrong with them."""
+    """The counters of a predicted step. Inputs and errors are those of `predict`."""
     calibration, stack = calibration or Calibration.for_device(cluster.device), stack or Stack.of(plan)
     lowering = lower(model, plan, cluster, stack, calibration, calibration.links or default_curves())
     works = rank_works(lowering)
@@ -238,7 +238,9 @@ class _Reading:
             found["nic"] = ("bytes", cluster.node_bytes_per_s / cluster.gpus_per_node)
         if transfers is not None:
             tier = transfers.tier.links(vectorised=transfers.vectorised)
-            found |= {told: ("numel" if name == CPU_ADAM else "bytes", tier[name]) for name, told in _TIERS.items()}
+            found |= {
+                counter: ("numel" if name == CPU_ADAM else "bytes", tier[name]) for name, counter in _TIERS.items()
+            }
         return found
 
     def _amounts(self) -> dict[str, float]:
@@ -271,10 +273,10 @@ class _Reading:
             return {"nvlink": op.size_bytes}
         found: dict[str, float] = {"pcie down": op.size_bytes} if op.kind == "h2d" else {}
         found |= {"pcie up": op.size_bytes} if op.kind == "d2h" else {}
-        return found | {told: float(op.cost.link_bytes.get(name, 0)) for name, told in _TIERS.items()}
+        return found | {counter: float(op.cost.link_bytes.get(name, 0)) for name, counter in _TIERS.items()}
 
     def _collective(self, kind: str, role: str, size_bytes: int) -> Mapping[str, float]:
-        """What one rank sends in a collective. It reads from HBM what it sends, and writes as much that it receives."""
+        """Amounts of one rank in a collective. It reads from HBM what it sends, and writes what it receives."""
         key = kind, role, size_bytes
         if key not in self._traffic:
             self._traffic[key] = self._sent(kind, self._shape(role), size_bytes)
@@ -306,10 +308,6 @@ class _Reading:
     def _moments(self) -> Mapping[str, list[tuple[float, float, float]]]:
         """Part -> (begin, end, amount per second) of everything that uses it. Inside folded compute evenly over it."""
         found: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
-        inside: dict[str, float] = {}
-        for kind, role, size_bytes, count in self._work.exchanges:
-            _add(inside, self._collective(kind, role, size_bytes), count)
-        whole_s = self._work.compute_s
         for span in self._spans:
             op, begin, end = self._ops.get(span.id), float(span.start_s), float(span.end_s)
             if op is None:  # waiting for data
@@ -317,20 +315,27 @@ class _Reading:
             if isinstance(op, Collective):
                 begin, amounts = float(span.joined_s or begin), self._loads(op)
             else:
-                amounts = self._computed(span)
-                _add(amounts, inside, float(span.nominal_s) / whole_s)
-                amounts["sm"] = end - begin
+                amounts = self._computed(span) | {"sm": end - begin}
             for name, amount in amounts.items():
                 if amount and end > begin:
                     found[name].append((begin, end, amount / (end - begin)))
         return found
 
     def _computed(self, span: Span) -> dict[str, float]:
-        """FLOP and bytes of a span, by what its categories do a second."""
+        """FLOP and bytes of a span, by what its categories do a second, and its share of the collectives inside of compute."""
         found: dict[str, float] = {}
         for category, part_s in span.parts:
             one = self._work.by_category[category]
             _add(found, {"tensor": one.flop, "hbm": one.hbm_bytes}, float(part_s) / one.seconds if part_s else 0.0)
+        _add(found, self._inside, float(span.nominal_s) / self._work.compute_s)
+        return found
+
+    @cached_property
+    def _inside(self) -> dict[str, float]:
+        """Amounts of the collectives inside of compute."""
+        found: dict[str, float] = {}
+        for kind, role, size_bytes, count in self._work.exchanges:
+            _add(found, self._collective(kind, role, size_bytes), count)
         return found
 
     def _requests(self) -> Iterator[tuple[float, float, float]]:

@@ -1,4 +1,4 @@
-"""What a plan takes below HBM, against what a node has."""
+"""Memory of a plan below HBM, against a node's capacity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.work.script import paged_bytes
 
 
 def with_pages(memory: MemoryUse, lowering: Lowering) -> MemoryUse:
-    """`memory` with what a paged optimizer maps in host memory; its pages are on the GPU as long as nothing else needs the room."""
+    """`memory` with a paged optimizer's pages in host memory; they are on the GPU while there is room."""
     size = paged_bytes(shard_of(lowering.model, lowering.plan), lowering.plan)
     if not size:
         return memory
@@ -28,16 +28,16 @@ def with_lower_tiers(memory: MemoryUse, lowering: Lowering) -> MemoryUse:
     if transfers is None:
         return memory
     if pool is not None:
-        ranks, held = transfers.ranks_per_node, dict(pool.residency.peaks)
-        held[pool.tiers[-1].name] = held.get(pool.tiers[-1].name, 0) + pool.residency.lost
+        ranks, peaks = transfers.ranks_per_node, dict(pool.residency.peaks)
+        peaks[pool.tiers[-1].name] = peaks.get(pool.tiers[-1].name, 0) + pool.residency.lost
         there = {one.name: ranks * one.num_bytes for one in pool.tiers if one.num_bytes}
         return replace(
             memory,
-            peer_bytes=ranks * held.get("peer", 0),
+            peer_bytes=ranks * peaks.get("peer", 0),
             peer_capacity_bytes=there.get("peer"),
-            host_bytes=ranks * held.get("host", 0),
+            host_bytes=ranks * peaks.get("host", 0),
             host_capacity_bytes=there.get("host"),
-            nvme_bytes=ranks * held.get("nvme", 0),
+            nvme_bytes=ranks * peaks.get("nvme", 0),
             nvme_capacity_bytes=there.get("nvme"),
         )
     saved = sum(move.activation_bytes for move in lowering.step.moves.units.values())

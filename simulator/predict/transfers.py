@@ -1,4 +1,4 @@
-"""The schedule of a step's transfers: what moves when, by when it must be there, and when its room is free again."""
+"""The schedule of a step's transfers: time, deadline, and when the memory is free again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Transfer:
 
     @property
     def slack_s(self) -> float | None:
-        """How much later it could come without anybody waiting."""
+        """How much later it could arrive without delaying an op."""
         return None if self.needed_s is None else self.needed_s - self.end_s
 
 
@@ -88,14 +88,14 @@ def _transfers(program: Program, spans: Mapping[int, Span]) -> Iterator[Transfer
     for op in moves:
         span, users = spans[op.id], waiting.get(op.id, [])
         action = _ACTIONS.get(op.kind, "exchange")
-        held_by = users if action in ("prefetch", "message", "exchange") else []
+        blocked_ops = users if action in ("prefetch", "message", "exchange") else []
         last = computes.get(_user(op.label, gathers)) if op.kind == "all_gather" else None
         yield Transfer(
             ranks=program.name,
             start_s=float(span.start_s),
             end_s=float(span.end_s),
             needed_s=min((float(user.start_s) for user in users), default=None),
-            released_s=max(float(one.end_s) for one in (span, *held_by, *([last] if last else []))),
+            released_s=max(float(one.end_s) for one in (span, *blocked_ops, *([last] if last else []))),
             size_bytes=op.size_bytes,
             action=action,
             stream=op.stream,

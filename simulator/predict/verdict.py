@@ -56,7 +56,7 @@ def cause_of(memory: MemoryUse) -> str:
         below = f"HBM is full, {format_bytes(memory.spilled_bytes)} lie in the tiers below it at the peak"
         free = below if memory.spilled_bytes else f"{format_bytes(there - needed)} free at the peak"
         return f"{free} ({memory.peak_moment})"
-    if not memory.fits_bare:
+    if not memory.live_tensors_fit:
         short = memory.peak_allocated_bytes + outside - there
         return f"live tensors alone are {format_bytes(short)} too much at {memory.peak_moment}: {_owner(memory)}"
     if memory.fit is Fit.DOES_NOT_FIT:
@@ -119,7 +119,7 @@ def with_paging(played: SimulatedStep, memory: MemoryUse, lowering: Lowering) ->
 
 
 def _with_pool(played: SimulatedStep, memory: MemoryUse, calibration: Calibration) -> SimulatedStep:
-    """The step with what a pool that the plan asks for takes.
+    """The step with the host time of the plan's own memory pool.
 
     The host waits for its calls of the driver; an own allocator's time is exposed where the host is not ahead by it.
     """
@@ -187,8 +187,8 @@ def _waited_for(lowering: Lowering, played: SimulatedStep) -> str:
     if longer_s < 0.03 * played.step_s:
         return ""
     count = summed(number == slowest for number in kinds.of_rank.values())
-    what = kinds.kinds[slowest].unlike(kinds.kinds[0])
-    whom = f"{count:,} GPU{'s' if count != 1 else ''} ({what}) compute{'' if count != 1 else 's'}"
+    difference = kinds.kinds[slowest].unlike(kinds.kinds[0])
+    whom = f"{count:,} GPU{'s' if count != 1 else ''} ({difference}) compute{'' if count != 1 else 's'}"
     return f"{whom} {format_seconds(longer_s)} longer than the others, which wait: a plan without them may be faster"
 
 
@@ -205,7 +205,7 @@ def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse) -> str
     if share.get("exposed:all_to_all", 0) > exposed / 2 > 0.05 and plan.ep > 1:
         return _nearer_experts(lowering, share["exposed:all_to_all"])
     if exposed > 0.1:
-        return _less_communication(plan, exposed)
+        return _less_waiting(plan, exposed, share.get("exposed:cpu_adam", 0))
     if share.get("recompute", 0) > 0.05 and room > memory.peak_allocated_bytes // 2:
         return "memory is left over: recompute less (recompute = selective or every_k) to save its time"
     larger = f"memory is left over: micro_batch_size = {2 * plan.micro_batch_size} makes larger, faster kernels"
@@ -242,14 +242,10 @@ def _nearer_experts(lowering: Lowering, share: float) -> str:
         return (
             f"{percent}: groups of {group} straddle NVLink domains of {domain}; jobs on {used} GPUs of each keep inside"
         )
-    near = max(
-        n for n in range(1, plan.ep + 1) if (plan.ep % n == 0 and domain % (n * plan.experts.etp) == 0) or n == 1
-    )
-    deep = (
-        ""
-        if plan.experts.dispatcher == "deep_ep"
-        else ', or dispatcher = "deep_ep", which sends a token once to each node'
-    )
+    inside = (n for n in range(2, plan.ep + 1) if plan.ep % n == 0 and domain % (n * plan.experts.etp) == 0)
+    near = max(inside, default=1)
+    other = ', or dispatcher = "deep_ep", which sends a token once to each node'
+    deep = "" if plan.experts.dispatcher == "deep_ep" else other
     return f"{percent}, past the NVLink of {domain} GPUs: ep = {near} stays inside it{deep}"
 
 
@@ -266,7 +262,11 @@ def _smaller_bubble(plan: Plan, bubble: float) -> str:
     return f"{100 * bubble:.0f} % of the step is the pipeline's bubble: {more}{chunks}, or fewer stages"
 
 
-def _less_communication(plan: Plan, exposed: float) -> str:
+def _less_waiting(plan: Plan, exposed: float, stepped: float) -> str:
+    """stepped: of what is exposed, the optimizer on the host."""
+    if stepped > exposed / 2:
+        percent = f"{100 * stepped:.0f} % of the step waits for the optimizer on the host's cores"
+        return f"{percent}: num_micro_batches = {4 * plan.num_micro_batches} spreads it over four times the tokens"
     percent = f"{100 * exposed:.0f} % of the step waits for communication"
     if plan.zero == 3 and plan.dp_replicate == 1:
         return (

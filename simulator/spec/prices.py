@@ -22,7 +22,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.base.schema import Strict, read_toml
 from simulator.base.value_errors import Expected
 from simulator.spec.cluster import Cluster
@@ -107,20 +107,20 @@ class Prices(Strict):
         found = cls.parse(read_toml(path, InputError), str(path), InputError)
         if kind is None:
             return found
-        kept = tuple(price for price in found.price if price.kind == kind)
-        if not kept:
+        prices = tuple(price for price in found.price if price.kind == kind)
+        if not prices:
             has = ", ".join(dict.fromkeys(price.kind for price in found.price))
-            raise InputError(Fault(place=f"--price-kind {kind}", problem=f"{path} has none", remedy=f"one of {has}"))
-        return found.model_copy(update={"price": kept})
+            raise InputError.at(f"--price-kind {kind}", f"{path} has none", f"one of {has}")
+        return found.model_copy(update={"price": prices})
 
     def of(self, cluster: Cluster, kind: Kind | None = None) -> tuple[Price, ...]:
         """Prices of a cluster, its own before its device's, in the file's order. Raises InputError where there is none."""
         found = tuple(self._matching(cluster, kind))
         if found:
             return found
-        what = f"{kind} price" if kind else "price"
+        noun = f"{kind} price" if kind else "price"
         remedy = f'a [[price]] with cluster = "{cluster.name}" or device = "{cluster.device.name}"'
-        raise InputError(Fault(place="prices", problem=f"no {what} of {cluster.name}", remedy=remedy))
+        raise InputError.at("prices", f"no {noun} of {cluster.name}", remedy)
 
     def _matching(self, cluster: Cluster, kind: Kind | None) -> Iterator[Price]:
         for own in (True, False):

@@ -2,7 +2,7 @@
 
 One iteration of GRPO: every prompt gets some answers, all at once; the policy's and a reference's log-probabilities of them; the
 steps that train on them; the new weights for the engine. With a critic (PPO) a second model of the same size is run and trained
-beside the policy. Rewards come from a function and take no time. Answers to one prompt share no cache.
+beside the policy. Rewards come from a function and take no time, or from a model as large as the policy, one forward. Answers to one prompt share no cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simulator.base.schema import Strict, read_toml
 from simulator.parallel.mesh import GroupShape
 from simulator.predict import Prediction
 from simulator.predict.lengths import padding_of
-from simulator.predict.reference import check_reference, forward_s, reference_bytes
+from simulator.predict.reference import check_reference, forward_s, predict_base, reference_bytes
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -45,6 +45,9 @@ class Rollout(Strict):
     seed: int = Field(ge=0, le=2**63, default=0, description="of the lengths")
     epochs: int = Field(ge=1, le=100, default=1, description="how often the answers are trained on")
     reference: Literal["none", "model", "base"] = Field(default="none", description="as `--reference`")
+    reward: Literal["none", "model"] = Field(
+        default="none", description="a model scores the answers, as large as the policy"
+    )
     critic: bool = Field(default=False, description="PPO: a value model as large as the policy")
     engine: Literal["sleeps", "stays", "apart"] = Field(
         default="sleeps",
@@ -60,7 +63,7 @@ class Rollout(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """What an iteration takes, and what a GPU holds in both of its parts.
+    """Time of an iteration, and a GPU's memory in both of its parts.
 
     log_probs_s: of the policy before the first step, where there are several. generating_bytes: with the states of the
     training that stay; training_bytes: with the engine, where it stays.
@@ -72,6 +75,7 @@ class Iteration:
     generate_s: float
     log_probs_s: float
     reference_s: float
+    reward_s: float
     train_s: float
     sync_s: float
     overlaps: bool
@@ -82,7 +86,7 @@ class Iteration:
     @property
     def iteration_s(self) -> float:
         """All of it, one after another; generating beside the rest where that is ahead."""
-        rest = self.log_probs_s + self.reference_s + self.train_s
+        rest = self.log_probs_s + self.reference_s + self.reward_s + self.train_s
         return (max(self.generate_s, rest) if self.overlaps else self.generate_s + rest) + self.sync_s
 
     @property
@@ -100,7 +104,7 @@ def read_rollout(path: Path) -> Rollout:
 
 
 def iteration_of(
-    asked: Rollout,
+    rollout: Rollout,
     prediction: Prediction,
     model: Model,
     plan: Plan,
@@ -109,69 +113,78 @@ def iteration_of(
     stack: Stack | None = None,
 ) -> Iteration:
     """One iteration. prediction: of a training step under `plan`. Raises InputError with every fault."""
-    sequences = asked.prompts * asked.samples
+    sequences = rollout.prompts * rollout.samples
     load = Workload(
         rate=0,
         num_requests=sequences,
-        prompt_tokens=asked.prompt_tokens,
-        output_tokens=asked.output_tokens,
-        seed=asked.seed,
+        prompt_tokens=rollout.prompt_tokens,
+        output_tokens=rollout.output_tokens,
+        seed=rollout.seed,
         warmup=0,
     )
     requests = load.requests()
     lengths = sorted(one.prompt_tokens + one.output_tokens for one in requests)
-    if faults := list(_faults(asked, plan, lengths[-1])):
+    if faults := list(_faults(rollout, plan, lengths[-1])):
         raise InputError(faults)
-    steps = sequences * asked.epochs // plan.global_batch_size
-    where = Cluster.load(asked.cluster, None) if asked.cluster is not None else cluster
-    serving = serve(model, asked.inference, where, requests, warmup=0.0)
+    steps = sequences * rollout.epochs // plan.global_batch_size
+    where = Cluster.load(rollout.cluster, None) if rollout.cluster is not None else cluster
+    serving = serve(model, rollout.inference, where, requests, warmup=0.0)
     if serving.latencies is None:
-        raise InputError(
-            Fault(place=f"{_PLACE}: inference", problem="the engine does not fit in memory", remedy="more tp")
-        )
+        raise InputError.at(f"{_PLACE}: inference", "the engine does not fit in memory", "more tp")
     padded = padding_of(lengths, model, plan, cluster, calibration, stack)
-    once = forward_s(prediction) * plan.num_micro_batches * padded.step_s / prediction.step_s * steps / asked.epochs
-    models = 2 if asked.critic else 1
+    once = forward_s(prediction) * plan.num_micro_batches * padded.step_s / prediction.step_s * steps / rollout.epochs
+    models = 2 if rollout.critic else 1
     return Iteration(
         sequences=sequences,
         steps=steps,
         output_tokens=sum(one.output_tokens for one in requests),
         generate_s=serving.latencies.latency.max_s,
         log_probs_s=once * (models if steps > 1 else models - 1),
-        reference_s=once if asked.reference != "none" else 0.0,
+        reference_s=once * _of_reference(rollout, prediction, model, plan, cluster, calibration, stack),
+        reward_s=once if rollout.reward == "model" else 0.0,
         train_s=models * steps * padded.step_s,
-        sync_s=_sync_s(asked, model, plan, cluster),
-        overlaps=asked.ahead,
-        **_bytes(asked, prediction, serving, model, plan),
+        sync_s=_sync_s(rollout, model, plan, cluster),
+        overlaps=rollout.ahead,
+        **_bytes(rollout, prediction, serving, model, plan),
     )
 
 
-def _faults(asked: Rollout, plan: Plan, longest: int) -> Iterator[Fault]:
+def _of_reference(
+    rollout: Rollout,
+    prediction: Prediction,
+    model: Model,
+    plan: Plan,
+    cluster: Cluster,
+    calibration: Calibration | None,
+    stack: Stack | None,
+) -> float:
+    """A reference's forward over the policy's: that of the base runs without adapters."""
+    if rollout.reference != "base":
+        return float(rollout.reference == "model")
+    bare = predict_base(model, plan, cluster, calibration, stack)
+    return forward_s(bare) / forward_s(prediction)
+
+
+def _faults(rollout: Rollout, plan: Plan, longest: int) -> Iterator[Fault]:
     """What a rollout and a plan cannot be together."""
-    total = asked.prompts * asked.samples * asked.epochs
+    total = rollout.prompts * rollout.samples * rollout.epochs
     if total % plan.global_batch_size:
         problem = f"{total} sequences are not whole steps of {plan.global_batch_size}"
-        yield Fault(
-            place=f"{_PLACE}: prompts",
-            problem=problem,
-            remedy=f"a global batch of {gcd(total, plan.global_batch_size)}",
-        )
+        yield Fault(f"{_PLACE}: prompts", problem, f"a global batch of {gcd(total, plan.global_batch_size)}")
     if longest > plan.seq_len:
         problem = f"a prompt with its answer has {longest} tokens, the plan's sequences {plan.seq_len}"
-        yield Fault(place=f"{_PLACE}: output_tokens", problem=problem, remedy=f"seq_len = {longest}, or shorter ones")
-    if (asked.cluster is not None) != (asked.engine == "apart"):
-        yield Fault(
-            place=f"{_PLACE}: cluster", problem="is that of an engine apart", remedy='engine = "apart" with a cluster'
-        )
-    if asked.ahead and asked.engine != "apart":
-        yield Fault(place=f"{_PLACE}: ahead", problem="the GPUs either answer or train", remedy='engine = "apart"')
+        yield Fault(f"{_PLACE}: output_tokens", problem, f"seq_len = {longest}, or shorter ones")
+    if (rollout.cluster is not None) != (rollout.engine == "apart"):
+        yield Fault(f"{_PLACE}: cluster", "is that of an engine apart", 'engine = "apart" with a cluster')
+    if rollout.ahead and rollout.engine != "apart":
+        yield Fault(f"{_PLACE}: ahead", "the GPUs either answer or train", 'engine = "apart"')
     try:
-        check_reference("model" if asked.reference == "none" else asked.reference, plan)
+        check_reference("model" if rollout.reference == "none" else rollout.reference, plan)
     except InputError as exc:
         yield from exc.faults
 
 
-def _sync_s(asked: Rollout, model: Model, plan: Plan, cluster: Cluster) -> float:
+def _sync_s(rollout: Rollout, model: Model, plan: Plan, cluster: Cluster) -> float:
     """New weights, or adapters, whole on every GPU; to an engine apart over one NIC a GPU, each its part."""
     size = trained_numel(model, plan) * DTYPE_BYTES[plan.compute_dtype]
     shards = plan.dp_shard * plan.cp if plan.zero == 3 else 1
@@ -180,25 +193,21 @@ def _sync_s(asked: Rollout, model: Model, plan: Plan, cluster: Cluster) -> float
         each = min(shards, cluster.gpus_per_node)
         shape = GroupShape(num_ranks=shards, num_nodes=-(-shards // each), ranks_per_node=each, num_groups_per_node=1, spans_domain=shards > cluster.nvlink_domain_size)  # fmt: skip
         seconds += float(choose("all_gather", size, shape, cluster).time_s)
-    if asked.engine == "apart":
+    if rollout.engine == "apart":
         rails = cluster.gpus_per_node
         pair = GroupShape(num_ranks=2, num_nodes=2, ranks_per_node=1, num_groups_per_node=rails, spans_domain=True)
         seconds += float(choose("broadcast", -(-size // rails), pair, cluster.with_nodes(2)).time_s)
     return seconds
 
 
-def _bytes(asked: Rollout, prediction: Prediction, serving: Serving, model: Model, plan: Plan) -> dict[str, int]:
+def _bytes(rollout: Rollout, prediction: Prediction, serving: Serving, model: Model, plan: Plan) -> dict[str, int]:
     """What a GPU holds while it answers and while it trains; apart: of the training's GPUs."""
-    memory, critic = prediction.memory, prediction.memory.resident_bytes if asked.critic else 0
-    beside = (
-        0
-        if asked.reference == "none"
-        else reference_bytes(model, plan, "model" if asked.reference == "model" else "base")
-    )
-    states, training = memory.resident_bytes + critic + beside, memory.used_bytes + critic + beside
+    memory, value_model = prediction.memory, prediction.memory.resident_bytes if rollout.critic else 0
+    beside = reference_bytes(model, plan, "model") * ((rollout.reference == "model") + (rollout.reward == "model"))
+    states, training = memory.resident_bytes + value_model + beside, memory.used_bytes + value_model + beside
     engine = serving.memory.used_bytes
     return {
-        "generating_bytes": engine if asked.engine == "apart" else engine + states,
-        "training_bytes": training + (engine if asked.engine == "stays" else 0),
+        "generating_bytes": engine if rollout.engine == "apart" else engine + states,
+        "training_bytes": training + (engine if rollout.engine == "stays" else 0),
         "capacity_bytes": memory.capacity_bytes,
     }

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.base.errors import Fault, PlanError
+from simulator.base.errors import PlanError
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.base.schema import Strict
 from simulator.base.sums import summed
@@ -147,7 +147,7 @@ def _host_tier(cluster: Cluster, does: str) -> HostTier:
     tier = cluster.host_tier
     if tier is None:
         problem = f"{cluster.name} has no host to {does} through"
-        raise PlanError(Fault(place="checkpoint", problem=problem, remedy="a [host] link in the cluster file"))
+        raise PlanError.at("checkpoint", problem, "a [host] link in the cluster file")
     return tier
 
 

@@ -76,7 +76,7 @@ def frozen(model: Model, part: Part, plan: Plan) -> tuple[Stored, ...]:
     """What is not trained of a part, as it is stored."""
     if not plan.peft.any:
         return ()
-    size = DTYPE_BYTES[plan.compute_dtype]
+    size = DTYPE_BYTES[plan.precision.master if mixed(model, part, plan) else plan.compute_dtype]
     ends = 4 if plan.peft.upcasts else size
     peft = plan.peft.at(number_of(part))
     return tuple(
@@ -86,6 +86,24 @@ def frozen(model: Model, part: Part, plan: Plan) -> tuple[Stored, ...]:
         for name, shape in model.parameter_shapes(part)
         if not peft.trains(name)
     )
+
+
+def mixed(model: Model, part: Part, plan: Plan) -> bool:
+    """One flat vector holds the part with something to train: it has one dtype, and autograd makes one gradient of it.
+
+    torch/distributed/fsdp/_flat_param.py: _validate_tensors_to_flatten, _use_unsharded_views.
+    """
+    if not plan.mixes_units:
+        return False
+    unit: tuple[Part, ...] = _ENDS if part in _ENDS else (part,)
+    return plan.peft.at(number_of(part)).tunes(name for one in unit for name, _ in model.parameter_shapes(one))
+
+
+def mixed_with(model: Model, parameter: str, plan: Plan) -> bool:
+    """The same of the part that has the parameter."""
+    parts = (*_ENDS, *dict.fromkeys(model.body)) if plan.mixes_units else ()
+    has = (one for one in parts if any(name == parameter for name, _ in model.parameter_shapes(one)))
+    return any(mixed(model, one, plan) for one in has)
 
 
 def trained_numel(model: Model, plan: Plan) -> int:

@@ -132,7 +132,7 @@ class Chain(NamedTuple):
 
 
 class Ops(Sequence[ProgramOp]):
-    """The ops of a program that has chains, which are taken apart when somebody asks for an op."""
+    """The ops of a program with chains; a chain is expanded when one of its ops is accessed."""
 
     def __init__(self, runs: Sequence[Chain | ProgramOp]) -> None:
         self.runs = runs
@@ -188,7 +188,7 @@ def place(program: Program, op: ProgramOp) -> str:
 def _name_faults(programs: Sequence[Program]) -> Iterator[Fault]:
     for name, count in Counter(program.name for program in programs).items():
         if count > 1:
-            yield Fault(place=name, problem=f"{count} programs have this name", remedy="a name for each")
+            yield Fault(name, f"{count} programs have this name", "a name for each")
 
 
 def _op_faults(program: Program) -> Iterator[Fault]:
@@ -196,17 +196,17 @@ def _op_faults(program: Program) -> Iterator[Fault]:
     for op in program.ops:
         where = place(program, op)
         if ids[op.id] > 1:
-            yield Fault(place=where, problem=f"{ids[op.id]} ops have this id", remedy="an id for each")
+            yield Fault(where, f"{ids[op.id]} ops have this id", "an id for each")
         for missing in (before for before in op.after if before not in ids):
-            yield Fault(place=where, problem=f"waits for op {missing}, which the program does not have")
+            yield Fault(where, f"waits for op {missing}, which the program does not have")
         for name, number in _numbers(op):
             if not 0 <= number < float("inf"):
-                yield Fault(place=where, problem=f"{name} is {number}", remedy="finite and not negative")
+                yield Fault(where, f"{name} is {number}", "finite and not negative")
         if isinstance(op, Compute) and op.parts:
             total: Number = sum(number for _, number in op.parts)
             slack = _RELATIVE_TOLERANCE * op.duration_s
             if not -slack <= total - op.duration_s <= slack:
-                yield Fault(place=where, problem=f"its parts sum to {total} s, its duration is {op.duration_s} s")
+                yield Fault(where, f"its parts sum to {total} s, its duration is {op.duration_s} s")
 
 
 def _numbers(op: ProgramOp) -> Iterator[tuple[str, Number]]:
@@ -228,15 +228,15 @@ def _link_faults(programs: Sequence[Program]) -> Iterator[Fault]:
         for link, capacity in program.links.items():
             where = f"{program.name}: link {link}"
             if not 0 < capacity < float("inf"):
-                yield Fault(place=where, problem=f"capacity is {capacity} bytes/s", remedy="finite and above 0")
+                yield Fault(where, f"capacity is {capacity} bytes/s", "finite and above 0")
             known = capacities.setdefault(link, capacity)
             if known != capacity:
-                yield Fault(place=where, problem=f"capacity is {capacity} bytes/s here and {known} elsewhere")
+                yield Fault(where, f"capacity is {capacity} bytes/s here and {known} elsewhere")
     for program in programs:
         for op in program.ops:
             used = op.cost.link_bytes if isinstance(op, Collective) else ()
             for link in (link for link in used if link not in capacities):
-                yield Fault(place=place(program, op), problem=f"link {link} has no capacity")
+                yield Fault(place(program, op), f"link {link} has no capacity")
 
 
 def _rendezvous_faults(programs: Sequence[Program]) -> Iterator[Fault]:
@@ -249,11 +249,9 @@ def _rendezvous_faults(programs: Sequence[Program]) -> Iterator[Fault]:
         names = ", ".join(place(program, op) for program, op in ops)
         members = sorted({op.members for _, op in ops})
         if len(members) > 1:
-            yield Fault(place=f"collective {key}", problem=f"its ops disagree on the members: {members} ({names})")
+            yield Fault(f"collective {key}", f"its ops disagree on the members: {members} ({names})")
         elif len(ops) != members[0]:
-            yield Fault(
-                place=f"collective {key}", problem=f"{len(ops)} ops arrive, {members[0]} are its members ({names})"
-            )
+            yield Fault(f"collective {key}", f"{len(ops)} ops arrive, {members[0]} are its members ({names})")
 
 
 def _cycle_faults(programs: Sequence[Program]) -> Iterator[Fault]:
@@ -269,7 +267,7 @@ def _cycle_faults(programs: Sequence[Program]) -> Iterator[Fault]:
     for p, program in enumerate(programs):
         for op in program.ops:
             if (p, op.id) in stuck:
-                yield Fault(place=place(program, op), problem="can never start: it is in a cycle, or waits for one")
+                yield Fault(place(program, op), "can never start: it is in a cycle, or waits for one")
 
 
 _Node = tuple[int, int] | str  # (program, op id): the op's end; a key: the start of a rendezvous

@@ -86,7 +86,7 @@ class Timeline:
         Two kinds may be exposed at the same moment, so the kinds need not sum to what they cost: `breakdown` does.
         """
         collectives, covered = self._cover(kind, program)
-        return _length(collectives) - covered
+        return summed((end - start for start, end in collectives), 0) - covered
 
     def hidden(self, kind: str, program: str | None = None) -> Number:
         """Seconds in which collectives of this kind run under compute."""
@@ -102,7 +102,7 @@ class Timeline:
 
     @cached_property
     def _computing(self) -> dict[str | None, list[Interval]]:
-        """By program, when the compute stream is occupied, as far as somebody asked."""
+        """Busy intervals of the compute stream by program, cached."""
         return {}
 
     def breakdown(self, program: str | None = None) -> dict[str, Number]:
@@ -175,10 +175,6 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
         else:
             merged.append((start, end))
     return merged
-
-
-def _length(intervals: Iterable[Interval]) -> Number:
-    return summed((end - start for start, end in intervals), 0)
 
 
 def _overlap(left: list[Interval], right: list[Interval]) -> Number:

@@ -40,14 +40,14 @@ def keep(case: Seed, ended: Ended, fault: str, index: int, seed: int, out: Path)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     folder.mkdir(parents=True, exist_ok=True)
-    told = {
+    record = {
         "argv": case.argv,
         "special": case.special,
         "fault": fault,
         "again": f"python -m tests.campaign --seed {seed} --case {index}",
         "status": ended.status,
     }
-    (folder / "case.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    (folder / "case.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (folder / "stderr").write_bytes(ended.stderr[-20_000:])
     return folder
 
@@ -113,11 +113,11 @@ def main() -> int:
     parser.add_argument("--cases", type=int, help="at most so many; the same on every machine")
     parser.add_argument("--case", type=int, help="play this one and print it")
     parser.add_argument("--out", type=Path, default=Path("campaign-faults"))
-    told = parser.parse_args()
-    if told.case is None:
-        return int(run(told.seed, told.minutes, told.jobs, told.cases, told.out) > 0)
+    options = parser.parse_args()
+    if options.case is None:
+        return int(run(options.seed, options.minutes, options.jobs, options.cases, options.out) > 0)
     warm()
-    case, ended, fault = one(told.seed, told.case, Path(tempfile.mkdtemp(prefix="campaign-")))
+    case, ended, fault = one(options.seed, options.case, Path(tempfile.mkdtemp(prefix="campaign-")))
     print(
         " ".join(case.argv),
         f"\nexit code {ended.status}, {ended.cpu_s:.2f} s, {ended.peak_bytes / 2**20:.0f} MiB",

@@ -256,8 +256,8 @@ def _last_line(error: bytes) -> str:
 def _asks_json(argv: tuple[str, ...]) -> bool:
     """--json, not as another option's value, not behind --, and no help."""
     argv = argv[: argv.index("--")] if "--" in argv else argv
-    asked = any(word == "--json" and not before.startswith("-") for before, word in pairwise(argv))
-    return asked and not {"--help", "-h"} & set(argv)
+    has_json = any(word == "--json" and not before.startswith("-") for before, word in pairwise(argv))
+    return has_json and not {"--help", "-h"} & set(argv)
 
 
 def _not_json(text: bytes) -> str:
@@ -273,9 +273,9 @@ def _not_json(text: bytes) -> str:
 
 def _damaged(case: Seed, folder: Path) -> str:
     """An input that is no longer what it was; a journal is written to, and what the command is told to write."""
-    told = [after for option, after in pairwise(case.argv) if option in ("-o", "--trace", "--snapshot", "--plot")]
+    outputs = [after for option, after in pairwise(case.argv) if option in ("-o", "--trace", "--snapshot", "--plot")]
     for name, data in case.files.items():
-        if name in case.special or name.endswith(".journal") or name in told:
+        if name in case.special or name.endswith(".journal") or name in outputs:
             continue
         if not (folder / name).is_file() or (folder / name).read_bytes() != data:
             return f"{name} was changed"

@@ -159,10 +159,10 @@ def journal(command: str) -> bytes:
 def samples(slower: float = 1.0) -> bytes:
     """What `calibrate run` has written on a small machine, some parts of it; its times so many times as long."""
     lines = gzip.decompress((MEASURED / "samples-1.jsonl.gz").read_bytes()).splitlines()
-    kept = [json.loads(line) for line in [lines[0], *lines[1::12]]]
-    for one in kept[1:]:
+    rows = [json.loads(line) for line in [lines[0], *lines[1::12]]]
+    for one in rows[1:]:
         one.update({key: one[key] * slower for key in ("time_s", "p10_s", "p90_s") if key in one})
-    return b"".join(json.dumps(one).encode() + b"\n" for one in kept)
+    return b"".join(json.dumps(one).encode() + b"\n" for one in rows)
 
 
 SERVING = b"""model = "llama3.2-1b"
@@ -299,7 +299,9 @@ LEARNED = json.dumps(
 def configs() -> dict[str, bytes]:
     """A config.json of each architecture's kind: attention, experts, state spaces."""
     with (ROOT / "tests" / "data" / "configs" / "families.toml").open("rb") as file:
-        told = {one["keys"]["model_type"]: json.dumps(one["keys"]).encode() for one in tomllib.load(file)["config"]}
+        by_type = {one["keys"]["model_type"]: json.dumps(one["keys"]).encode() for one in tomllib.load(file)["config"]}
     return {
-        name: told[name] for name in ("mixtral", "deepseek_v2", "gpt2", "gemma3_text", "nemotron_h") if name in told
+        name: by_type[name]
+        for name in ("mixtral", "deepseek_v2", "gpt2", "gemma3_text", "nemotron_h")
+        if name in by_type
     }

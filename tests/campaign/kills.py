@@ -91,7 +91,12 @@ class Place:
 
     def start(self, *others: str) -> subprocess.Popen[bytes]:
         """The command, or these words."""
-        told = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), "HOME": str(self.folder.parent)}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(self.temporary),
+            "HOME": str(self.folder.parent),
+        }
         words = list(others) or self.work.command.split()
         if not self.work.same and any((self.folder / name).exists() for name in self.work.writes):
             words.append("--resume")
@@ -99,7 +104,7 @@ class Place:
         err = (self.folder.parent / "stderr").open("wb")
         return subprocess.Popen(
             [sys.executable, "-m", "simulator.cli", *words],
-            cwd=self.folder, env=told, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+            cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
         )  # fmt: skip
 
     def run(self) -> float:
@@ -164,23 +169,23 @@ def _session(leader: int) -> list[str]:
 def campaign(name: str, kills: int, rng: random.Random, scratch: Path, tally: Counter[str]) -> None:
     """One command, killed so often."""
     work = WORKS[name]
-    whole = Place(work, scratch / f"{name}-whole")
-    seconds = whole.run()
-    wanted, done, number = whole.answer(), 0, 0
-    before = whole.strangers()
+    undisturbed = Place(work, scratch / f"{name}-whole")
+    seconds = undisturbed.run()
+    wanted, done, number = undisturbed.answer(), 0, 0
+    before = undisturbed.strangers()
     while done < kills:
-        place, kept = Place(work, scratch / f"{name}-{number}"), set[str]()
+        place, rows = Place(work, scratch / f"{name}-{number}"), set[str]()
         number += 1
         try:
             for _ in range(min(rng.randrange(1, 6), kills - done)):
                 if place.kill(rng.uniform(0.1, 1.0) * seconds):
                     done += 1
                 now = place.kept()
-                if lost := kept - now:
+                if lost := rows - now:
                     raise RuntimeError(f"{len(lost)} rows are lost: {min(lost)[:200]}")  # noqa: TRY301
-                kept |= now
+                rows |= now
             place.run()
-            _compare(place, wanted, kept, len(before))
+            _compare(place, wanted, rows, len(before))
             shutil.rmtree(place.folder.parent)
         except (RuntimeError, OSError, sqlite3.Error, subprocess.TimeoutExpired) as exc:
             tally[f"WRONG {name}"] += 1
@@ -189,8 +194,8 @@ def campaign(name: str, kills: int, rng: random.Random, scratch: Path, tally: Co
     tally[f"kills of {name}"] += done
 
 
-def _compare(place: Place, wanted: dict[str, bytes], kept: set[str], usual: int) -> None:
-    if lost := kept - place.kept():
+def _compare(place: Place, wanted: dict[str, bytes], rows: set[str], usual: int) -> None:
+    if lost := rows - place.kept():
         raise RuntimeError(f"{len(lost)} rows are lost: {min(lost)[:200]}")
     if place.work.same and (other := [name for name, data in place.answer().items() if wanted[name] != data]):
         raise RuntimeError(f"{other[0]} differs from the undisturbed run's")
@@ -203,13 +208,13 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=WORKS, action="append")
-    told = parser.parse_args()
-    names, tally = told.only or list(WORKS), Counter[str]()
+    options = parser.parse_args()
+    names, tally = options.only or list(WORKS), Counter[str]()
     shares = sum(WORKS[name].share for name in names)
     scratch = Path(tempfile.mkdtemp(prefix="kills-"))
     for name in names:
-        kills = -(-told.kills * WORKS[name].share // shares)
-        campaign(name, kills, random.Random(f"{told.seed}:{name}"), scratch, tally)
+        kills = -(-options.kills * WORKS[name].share // shares)
+        campaign(name, kills, random.Random(f"{options.seed}:{name}"), scratch, tally)
         print(f"{name}: {tally[f'kills of {name}']} kills, {tally[f'runs of {name} to the end']} runs to the end, {tally[f'WRONG {name}']} wrong", flush=True)  # fmt: skip
     wrong = sum(number for name, number in tally.items() if name.startswith("WRONG"))
     print(f"{sum(n for name, n in tally.items() if name.startswith('kills'))} kills, {wrong} wrong")

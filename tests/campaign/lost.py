@@ -77,8 +77,8 @@ class Served:
 
     def _start(self, kind: str, *words: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", f"distributed.cli.dask_{kind}", "--no-dashboard", *words]
-        told = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.Popen(command, env=told, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def _worker(self) -> subprocess.Popen[bytes]:
         file = str(self._folder / "scheduler.json")
@@ -105,8 +105,8 @@ class Served:
 def lost_schedulers(wanted: int, rng: random.Random) -> int:
     """Commands whose scheduler is killed; the number of those that lost something, or did not say what happened."""
     scratch = Path(tempfile.mkdtemp(prefix="lost-"))
-    whole = Place(WORKS["search"], scratch / "whole")
-    whole.run()
+    undisturbed = Place(WORKS["search"], scratch / "whole")
+    undisturbed.run()
     wrong = killed = number = 0
     seconds = 3.0
     while killed < wanted:
@@ -119,7 +119,7 @@ def lost_schedulers(wanted: int, rng: random.Random) -> int:
         try:
             code = process.wait(rng.uniform(0.3, 1.0) * seconds)
         except subprocess.TimeoutExpired:
-            kept = place.kept()
+            rows = place.kept()
             served.kill_scheduler()
             killed += 1
             code = process.wait(PATIENCE_S)
@@ -127,7 +127,7 @@ def lost_schedulers(wanted: int, rng: random.Random) -> int:
             if code not in (0, 3) or b"Traceback" in error:
                 wrong += 1
                 print(f"WRONG in {above}: exit code {code}: {error[-300:]!r}", flush=True)
-            if not kept <= place.kept():
+            if not rows <= place.kept():
                 wrong += 1
                 print(f"WRONG in {above}: rows are lost", flush=True)
         served.end()
@@ -136,7 +136,7 @@ def lost_schedulers(wanted: int, rng: random.Random) -> int:
             served = Served(above)
             _client(place, served).wait(PATIENCE_S)
             served.end()
-        if place.answer() != whole.answer():
+        if place.answer() != undisturbed.answer():
             wrong += 1
             print(f"WRONG in {above}: another answer", flush=True)
         print(f"{killed} schedulers lost in {number} searches, {wrong} wrong", file=sys.stderr, flush=True)
@@ -153,10 +153,10 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=100)
     parser.add_argument("--schedulers", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    told = parser.parse_args()
+    options = parser.parse_args()
     warnings.simplefilter("ignore")  # sockets of killed workers
-    wrong = lost_schedulers(told.schedulers, random.Random(f"{told.seed}:s")) if told.schedulers else 0
-    wrong += lost_workers(told.workers, random.Random(f"{told.seed}:w")) if told.workers else 0
+    wrong = lost_schedulers(options.schedulers, random.Random(f"{options.seed}:s")) if options.schedulers else 0
+    wrong += lost_workers(options.workers, random.Random(f"{options.seed}:w")) if options.workers else 0
     return int(wrong > 0)
 
 

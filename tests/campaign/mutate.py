@@ -116,8 +116,8 @@ def _row(data: bytes, rng: random.Random) -> bytes:
             key, text = rng.choice([row for row in rows if isinstance(row[1], str)])  # damage may have left other types
             found = _json(text.encode(), rng) if rng.random() < 0.7 else None
             new = (found or _words(text.encode(), rng)).decode("utf-8", "replace")
-            told = zlib.crc32(f"{key}\n{new}".encode("utf-8", "replace"))
-            database.execute(f"UPDATE {tables[0]} SET outcome=?, sum=? WHERE key=?", (new, told, key))  # noqa: S608
+            checksum = zlib.crc32(f"{key}\n{new}".encode("utf-8", "replace"))
+            database.execute(f"UPDATE {tables[0]} SET outcome=?, sum=? WHERE key=?", (new, checksum, key))  # noqa: S608
             database.commit()
             return database.serialize()
         except (sqlite3.Error, IndexError, UnicodeError):

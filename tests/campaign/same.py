@@ -85,8 +85,8 @@ def answers(one: Seed, folder: Path) -> dict[str, str]:
         }
     finally:
         cleared(folder)
-    kept = {name: data for name, data in written.items() if name not in one.files and ".journal" not in name}
-    found = {"exit code": str(ended.status).encode(), "stdout": ended.stdout, **kept}
+    outputs = {name: data for name, data in written.items() if name not in one.files and ".journal" not in name}
+    found = {"exit code": str(ended.status).encode(), "stdout": ended.stdout, **outputs}
     return {name: hashlib.sha256(data).hexdigest() for name, data in found.items()}
 
 
@@ -108,9 +108,9 @@ def differences(runs: Mapping[str, Mapping[str, Mapping[str, str]]]) -> list[str
     ]
 
 
-def _run(told: Mapping[str, str], python: str, many: int, scratch: Path) -> dict[str, dict[str, str]]:
+def _run(setting: Mapping[str, str], python: str, many: int, scratch: Path) -> dict[str, dict[str, str]]:
     """Digests of all studies in a process with this environment, whose folder is the same for all."""
-    environment = {name: value for name, value in told.items() if name != "jobs"}
+    environment = {name: value for name, value in setting.items() if name != "jobs"}
     command = [
         python,
         "-m",
@@ -118,13 +118,13 @@ def _run(told: Mapping[str, str], python: str, many: int, scratch: Path) -> dict
         "--studies",
         str(many),
         "--jobs",
-        told["jobs"],
+        setting["jobs"],
         "--folder",
         str(scratch / "here"),
     ]
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONUTF8", "LANG", "LC_ALL")}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONUTF8", "LANG", "LC_ALL")}
     done = subprocess.run(
-        command, cwd=ROOT, env={**kept, "PYTHONPATH": str(ROOT), **environment}, stdout=subprocess.PIPE, check=True
+        command, cwd=ROOT, env={**inherited, "PYTHONPATH": str(ROOT), **environment}, stdout=subprocess.PIPE, check=True
     )
     return {study: dict(found) for study, found in json.loads(done.stdout).items()}
 
@@ -135,18 +135,18 @@ def main() -> int:
     parser.add_argument("--python", action="append", default=[], help="another interpreter, which has the packages")
     parser.add_argument("--jobs", help=argparse.SUPPRESS)  # with --folder: one of the runs
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    told = parser.parse_args()
-    if told.folder is not None:
+    options = parser.parse_args()
+    if options.folder is not None:
         warm()
-        asked = studies()[: told.studies]
-        print(json.dumps({one.name: answers(with_jobs(one, told.jobs), told.folder) for one in asked}))
+        chosen = studies()[: options.studies]
+        print(json.dumps({one.name: answers(with_jobs(one, options.jobs), options.folder) for one in chosen}))
         return 0
     runs = {}
     with tempfile.TemporaryDirectory(prefix="same-") as scratch:
         for python, one in ((sys.executable, one) for one in RUNS):
-            runs[" ".join(one.values())] = _run(one, python, told.studies, Path(scratch))
-        for python in told.python:
-            runs[python] = _run(RUNS[1], python, told.studies, Path(scratch))
+            runs[" ".join(one.values())] = _run(one, python, options.studies, Path(scratch))
+        for python in options.python:
+            runs[python] = _run(RUNS[1], python, options.studies, Path(scratch))
     found = differences(runs)
     print("\n".join(found))
     print(f"{len(next(iter(runs.values())))} studies in {len(runs)} runs, {len(found)} differences")

@@ -75,9 +75,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", type=int, default=20_000)
     parser.add_argument("--every", type=float, default=10.0, help="seconds between two kills")
-    told = parser.parse_args()
+    options = parser.parse_args()
     scratch, started = Path(tempfile.mkdtemp(prefix="sweep-")), time.monotonic()
-    same, killed, count, size = swept(told.plans, told.every, scratch)
+    same, killed, count, size = swept(options.plans, options.every, scratch)
     million = size / max(1, count) * 1e6
     print(
         f"{count:,} plans in {time.monotonic() - started:,.0f} s, {killed} workers killed, answer {'the same' if same else 'ANOTHER'};"

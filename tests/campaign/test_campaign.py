@@ -98,7 +98,7 @@ def test_a_case_is_the_same_every_time() -> None:
 
 
 # What escapes a stranger's words itself; and the two places that write a terminal's own codes
-_ESCAPING = {"printable", "printable_lines", "to_text", "to_json", "as_json_text", "json_text", "dumps"}
+_ESCAPING = {"printable", "printable_lines", "to_text", "to_json", "json_text", "dumps"}
 _OWN_CODES = {"progress.py", "place.py", "command.py"}
 
 
@@ -111,8 +111,10 @@ def test_whatever_is_printed_passes_by_what_escapes_it() -> None:
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(call, ast.Call) or ast.unparse(call.func) not in ("click.echo", "print"):
                 continue
-            said, text = call.args[0], ast.unparse(call)
-            names = {ast.unparse(one.func).rpartition(".")[2] for one in ast.walk(said) if isinstance(one, ast.Call)}
+            argument, text = call.args[0], ast.unparse(call)
+            names = {
+                ast.unparse(one.func).rpartition(".")[2] for one in ast.walk(argument) if isinstance(one, ast.Call)
+            }
             own = path.name in _OWN_CODES and ("\\x1b" in text or "live" in text)
             known = (
                 path.name in ("manual.py", "ui.py", "export.py") and "err=" not in text
@@ -122,11 +124,11 @@ def test_whatever_is_printed_passes_by_what_escapes_it() -> None:
 
 
 def test_no_words_of_a_stranger_reach_the_terminal_as_they_are() -> None:
-    told = str(Fault(place="a\x1b[31m", problem="b\x07" + "c" * 70_000 + "\u202e", remedy="ü is fine"))
-    assert told.startswith("a\\x1b[31m: b\\x07ccc")
-    assert told.endswith("(ü is fine)")
-    assert "70,0" in told
-    assert len(told) < 2000
+    message = str(Fault(place="a\x1b[31m", problem="b\x07" + "c" * 70_000 + "\u202e", remedy="ü is fine"))
+    assert message.startswith("a\\x1b[31m: b\\x07ccc")
+    assert message.endswith("(ü is fine)")
+    assert "70,0" in message
+    assert len(message) < 2000
     assert printable("two\nlines\tand a tab") == "two\nlines\tand a tab"
 
 

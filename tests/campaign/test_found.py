@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,7 @@ FOUND = {
     "a time below all numbers": ("samples check", "new.jsonl", lambda data: data + b'{"kind": "adamw", "parameters": 9, "time_s": -1' + b"0" * 400 + b"}\n", 1, "is not above 0"),
     "a module whose name is a number": ("capture", "step.capture.gz", _inside(b'"names": [', b'"names": [0, '), 3, "is no text"),
     "a count of thousands of digits": ("tuner", "tuner.csv", _new(b",8,-1", b",8," + b"9" * 5000), 3, "is not a count"),
+    "a source of a number that has a number's name": ("calibrations diff", "new.calibration.json", _new(b'"nccl_communicator_bytes": "prior"', b'"p95": "prior"'), 0, ""),
     "a note with a character that a terminal obeys": ("megatron yaml", "run.args", _new(b"--micro", b"--no\x1bsuch 1 --micro"), 0, "no\\x1bsuch"),
 }  # fmt: skip
 
@@ -67,9 +69,9 @@ def test_a_change_that_was_a_fault_is_an_answer(
     for path, data in seed.files.items():
         Path(path).write_bytes(change(data) if path == file else data)
     assert main(list(seed.argv)) == code
-    told = capfd.readouterr()
-    assert words in told.err or (code == 0 and words in told.out)
-    assert "\x1b" not in told.err
+    printed = capfd.readouterr()
+    assert words in printed.err or (code == 0 and words in printed.out)
+    assert "\x1b" not in printed.err
 
 
 def test_a_page_of_a_check_with_work_that_was_not_measured_again(
@@ -98,3 +100,17 @@ def test_a_plan_whose_name_looks_like_an_option(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     Path("--json.yml").write_bytes((EXAMPLES / "axolotl.yml").read_bytes())
     assert main(["predict", "--plan", "--json.yml", "--model", "gpt2", "--gpus", "1xa100", "--plain"]) == 0
+
+
+def test_a_command_that_works_spells_out_what_a_terminal_obeys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "be'll\x07\x1b\\run.args"
+    Path(name).write_text("--num-layers 4 --hidden-size 512 --num-attention-heads 8 --micro-batch-size 1\n")
+    assert main(["predict", "--plan", name, "--cluster", "hgx-h100-8"]) == 3
+    errors = capfd.readouterr().err
+    assert not set("\x07\x1b") & set(errors)
+    (command,) = (line.partition("in: ")[2] for line in errors.splitlines() if "put your own values in" in line)
+    words = subprocess.run(["/bin/bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, check=True).stdout
+    assert name in words.decode().splitlines()

@@ -30,8 +30,8 @@ CASES = {
 def test_a_command_says_what_is_wrong_with_where_it_runs(name: str) -> None:
     rest, environment, code, words = CASES[name]
     command = f"set -o pipefail; {sys.executable} -m simulator.cli {rest}"
-    told = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(["/bin/bash", "-c", command], capture_output=True, env=told, check=False)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run(["/bin/bash", "-c", command], capture_output=True, env=variables, check=False)
     assert done.returncode == code
     assert words.encode() in done.stderr
     assert b"Traceback" not in done.stderr
@@ -97,8 +97,8 @@ def test_no_command_opens_a_connection() -> None:
 
 def test_the_name_of_a_file_that_was_written_is_spelled_out(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "simulator.cli", *PREDICT.split(), "--trace", "bell\x07.json.gz"]
-    told = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, env=told, check=False)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, env=variables, check=False)
     assert done.returncode == 0
     assert b"trace written to bell\\x07.json.gz" in done.stderr
     assert (tmp_path / "bell\x07.json.gz").is_file()

@@ -20,6 +20,7 @@ from simulator.studies.serving import Batch, Choice, Chunk, InferencePlan, Reque
 from simulator.studies.serving.attention import KEYS_APART
 from simulator.studies.serving.batch import causal_pairs
 from simulator.studies.serving.engine import Engine
+from simulator.studies.serving.memory import serving_memory
 from simulator.studies.serving.scheduler import Limits
 from simulator.studies.serving.shards import experts_reached, kv_bytes_per_token, stage_shards, weight_bytes
 
@@ -133,6 +134,28 @@ def test_cached_bytes_of_a_token(name: str, tp: int, kv: int) -> None:
         plan = InferencePlan(tp=tp, kv_cache=dtype)
         expected = 2 * model.num_layers * kv * model.head_dim * DTYPE_BYTES[dtype]
         assert kv_bytes_per_token(stage_shards(model, plan)[0], plan) == expected
+
+
+def test_layers_with_windows_cache_no_more_than_these(h100: Cluster) -> None:
+    """gpt-oss: every second of 36 layers sees 128 tokens. A sequence holds all of it in 18 layers, and 128 tokens in 18 others."""
+    model = Model.load("gpt-oss-20b").model_copy(update={"num_layers": 36})
+    plan = InferencePlan(weights="mxfp4", window_cache=True, block_size=16)
+    each = 2 * 8 * 64 * 2
+    (whole,), (part,) = (stage_shards(model, one) for one in (InferencePlan(), plan))
+    assert kv_bytes_per_token(whole, InferencePlan()) == 36 * each
+    assert kv_bytes_per_token(part, plan) == 18 * each
+    memory = serving_memory(model, plan, h100.device, Stack.load("vllm-2025"))
+    assert (memory.window_tokens, memory.window_share) == (128, 1.0)
+    assert memory.needed_blocks == model.max_positions // 16 + 128 // 16
+    costs = ideal_costs(model, plan, h100)
+    bounds = replace(limits(plan, costs, num_blocks=1000), window_tokens=128, window_share=1.0)
+    short, long = ([Request(arrival_s=0.0, prompt_tokens=n, output_tokens=17)] for n in (48, 1000))
+    for asked, blocks in ((short, 4 + 4), (long, 64 + 8)):  # 64 tokens are cached at the end, and 1,016
+        run = Engine(costs, bounds, asked, (0.0, math.inf)).run()
+        assert run.meter.peak_blocks == blocks
+        assert run.leftover_blocks == 0
+    handed = InferencePlan(window_cache=True, prefill_dp=1)
+    assert not handed.decode_pool.window_cache
 
 
 def test_cached_bytes_of_latents() -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from simulator.studies.sensitivity import Design, Ends, Error, Evaluated, Range, Sensitivity, analysed
+from simulator.studies.sensitivity import Design, Ends, Error, Evaluated, Range, Sensitivity, analysed, together
 
 NUM_POINTS = 1024
 
@@ -52,6 +52,16 @@ def test_independent_errors_explain_their_squares() -> None:
         share = sigma**2 / sum(each**2 for each in sigmas)
         assert index.first == pytest.approx(share, abs=0.03)
         assert index.total == pytest.approx(share, abs=0.03)
+
+
+def test_what_may_only_be_slower_moves_the_upper_half_alone() -> None:
+    """As the interval of a prediction: σ below the middle, √(σ² + τ²) above it, and half of all points on either side."""
+    both, late = Error(key="a", sigmas=(0.03,)), Error(key="b", sigmas=(0.04,), upward=True)
+    points = Design.of(2, NUM_POINTS, 4).points.tolist()
+    found = np.quantile([together(((both, a), (late, b)), 0) for a, b in points], [0.05, 0.5, 0.95])
+    assert found == pytest.approx([-1.6449 * 0.03, 0.0, 1.6449 * 0.05], abs=0.002)
+    assert together([(late, 0.05)], 0) == 0.0
+    assert together([(late, 0.95)], 0) == pytest.approx(1.6449 * 0.04, rel=1e-4)
 
 
 def test_a_decision_flips_as_often_as_its_input_says() -> None:

@@ -21,6 +21,7 @@ from simulator.studies.serving.engine import Engine
 from simulator.studies.serving.pools import Pool, Pools
 from simulator.studies.serving.scheduler import Limits
 from simulator.studies.serving.transfer import Transfers, placing
+from simulator.studies.serving.workload import Users
 from tests.examples import examples
 
 
@@ -132,10 +133,60 @@ def test_users_of_two_pools_send_when_they_are_answered(llama: Model, h100: Clus
     """Of four users the first requests come at once, and every other one when an answer ends: at its very moment."""
     setting = deployed(llama, InferencePlan(dp=1, prefill_dp=1), h100)
     requests = [Request(arrival_s=0.0, prompt_tokens=100 + 50 * i, output_tokens=answer) for i in range(20)]
-    jobs = setting.play(requests, (0.0, math.inf), users=4).jobs
+    jobs = setting.play(requests, (0.0, math.inf), users=Users(count=4)).jobs
     arrivals = sorted(job.request.arrival_s for job in jobs)
     ends = sorted(job.end_s or math.nan for job in jobs)
     assert arrivals == [0.0] * 4 + ends[:16]
+
+
+@pytest.mark.parametrize("pools", [0, 1])
+def test_chats_of_users_go_on_behind_their_answers(llama: Model, h100: Cluster, pools: int) -> None:
+    """Two users, conversations of three turns: each request is its user's next, so long behind the answer before it."""
+    load = Workload(concurrency=2, turns=3, turn_gap_s=5.0, num_requests=11, prompt_tokens=10, output_tokens=4)
+    users = load.users()
+    setting = deployed(llama, InferencePlan(dp=1, prefill_dp=pools), h100)
+    jobs = setting.play(load.requests(), (0.0, math.inf), users=users).jobs
+    assert [job.request.prompt_tokens for job in jobs] == [10, 10, 24, 24, 38, 38, 10, 10, 24, 24, 38]
+    assert [job.request.cached_tokens for job in jobs] == [0, 0, 14, 14, 28, 28, 0, 0, 14, 14, 28]
+    for i, job in enumerate(jobs):
+        assert job.end_s is not None
+        behind_s = (jobs[i - 2].end_s or math.nan) + users.gaps_s[i] if i > 1 else 0.0
+        assert job.request.arrival_s == behind_s
+
+
+@pytest.mark.parametrize("store", ["host", "network"])
+def test_beginnings_come_from_a_store_over_the_link_of_each_gpu(llama: Model, h100: Cluster, store: str) -> None:
+    """8,192 tokens of 131,072 B, but the first 1,024, which all share; a second request's wait for the first one's."""
+    assert h100.host_tier is not None
+    bytes_per_s = h100.host_tier.h2d_bytes_per_s if store == "host" else 400e9 / 8  # eight NICs of eight GPUs
+    plan = InferencePlan.parse({"prefix_store": store}, "plan", PlanError)
+    asked = {"prompt_tokens": 8192, "output_tokens": 1, "cached_tokens": 8192, "shared_tokens": 1024}
+    requests = [Request(arrival_s=0.0, **asked), Request(arrival_s=0.0, **asked)]
+    waits = []
+    for one in (plan, InferencePlan()):
+        jobs = deployed(llama, one, h100).play(requests, (0.0, math.inf)).jobs
+        waits.append([(job.first_s or math.nan) - job.request.arrival_s for job in jobs])
+    read_s = (8192 - 1024) * 131_072 / bytes_per_s
+    assert waits[0][0] - min(waits[1]) == pytest.approx(read_s, rel=0.03)
+    assert waits[0][1] - waits[0][0] == pytest.approx(read_s, rel=0.03)
+    with pytest.raises(PlanError, match="nothing is reused"):
+        check(plan.model_copy(update={"prefix_caching": False}), llama, h100)
+    with pytest.raises(PlanError, match="states no network"):
+        check(InferencePlan(prefix_store="network"), llama, Cluster.load("gh200-1").model_copy(update={"inter": None}))
+
+
+def test_users_think_where_a_gap_is_given(llama: Model, h100: Cluster) -> None:
+    """Two users, one request each every thinking and answering time: Little's law of the interactive system."""
+    load = Workload(concurrency=2, turn_gap_s=1.0, num_requests=400, prompt_tokens=10, output_tokens=4)
+    run = deployed(llama, InferencePlan(), h100).play(load.requests(), (0.0, math.inf), users=load.users())
+    answered_s = sum((job.end_s or 0.0) - job.request.arrival_s for job in run.jobs) / 400
+    assert run.end_s == pytest.approx(400 / 2 * (1.0 + answered_s), rel=0.1)
+    assert Workload(concurrency=2).users().gaps_s == ()
+    served = serve(llama, InferencePlan(), h100, load.requests(), users=load.users())
+    assert served.load is not None
+    assert served.load.measured_s < run.end_s  # until the first of them has nothing more to send
+    for found in (served.load.requests_per_s, served.load.arriving_per_s):
+        assert found == pytest.approx(2 / (1.0 + answered_s), rel=0.1)
 
 
 def test_decoding_waits_for_no_prompt(llama: Model, h100: Cluster) -> None:

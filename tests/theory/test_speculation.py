@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -94,6 +95,32 @@ def test_what_guesses_takes_memory() -> None:
     )
     layer = none.weight_bytes / module.num_layers
     assert layer < mtp.weight_bytes - none.weight_bytes < 1.3 * layer  # one layer with experts, as most are
+
+
+def test_an_eagle_head_is_one_layer_more_for_any_model() -> None:
+    """Its layer, and the product that joins a state with an embedding (arXiv 2401.15077, section 4.1); embedding and head are the model's."""
+    eagle, ngram = (InferencePlan(speculative=kind, acceptance=0.7) for kind in ("eagle", "ngram"))
+    found, plain = (serving_memory(MODEL, one, CLUSTER.device, STACK) for one in (eagle, ngram))
+    layer = MODEL.d_model * (2 * 4096 + 2 * 1024) + 3 * MODEL.d_model * MODEL.d_ff
+    assert found.weight_bytes - plain.weight_bytes == pytest.approx(2 * (layer + 2 * MODEL.d_model**2), rel=1e-3)
+    head_s = 2 * MODEL.vocab_size * MODEL.d_model / CLUSTER.device.memory_bytes_per_s
+    layer_s = (found.weight_bytes - plain.weight_bytes) / CLUSTER.device.memory_bytes_per_s
+    costs = [costs_of(speculative=kind, draft_tokens=1, acceptance=0.0) for kind in ("eagle", "ngram")]
+    assert seconds(costs[0]) - seconds(costs[1]) == pytest.approx(head_s + layer_s, rel=0.03)
+
+
+def test_mxfp4_is_of_experts_alone() -> None:
+    """Checkpoints of gpt-oss take 60.8 and 12.8 GiB (arXiv 2508.10925, table 1)."""
+    for name, gib in (("gpt-oss-120b", 60.8), ("gpt-oss-20b", 12.8)):
+        (shard,) = stage_shards(Model.load(name), InferencePlan())
+        assert weight_bytes(shard, InferencePlan(weights="mxfp4")) / 2**30 == pytest.approx(gib, rel=0.005)
+    one = Gemm(m=8, n=4096, k=4096, dtype="bf16")
+    attention, (experts,) = (stored_as((kernel,), "mxfp4") for kernel in (one, replace(one, grouped=True)))
+    assert attention == (one,)
+    assert isinstance(experts, NarrowWeights)
+    assert experts.weight_bits == 4.25
+    with pytest.raises(PlanError, match="mxfp4 is of experts alone"):
+        check(InferencePlan(weights="mxfp4"), MODEL, CLUSTER)
 
 
 def test_contradictions_are_told_together() -> None:

@@ -16,9 +16,9 @@ from simulator.formats.readers.runs_table import BadRow, RunRow
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies import backtest
+from simulator.studies.backtest.blanks import filled_rows
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.resolve import Run, resolve
-from simulator.studies.backtest.ways import ways_of
 
 CELLS = {
     "id": "a",
@@ -217,21 +217,56 @@ def _text(report: backtest.BacktestReport) -> str:
         ("torchtitan", "y", "torchtitan-2025-compiled"),  # no version: the newest
         ("llm-foundry/Composer (PyTorch FSDP1)", "n", "llm-foundry-2023"),
         ("llm-foundry 2023-04", "n", "llm-foundry-2023-04"),
-        ("llm-foundry", "y", "torch-2.11-compiled"),  # nobody described it compiled
+        ("llm-foundry", "y", "torch-2.4-compiled"),  # nobody described it compiled
         ("NeMo 24.09-24.12 (Megatron-Core)", None, "nemo-24"),
         ("NeMo 25.04 (Megatron-Core)", None, "megatron-core-2025"),
         ("Megatron-Bridge 26.02 NeMo Container", None, "megatron-bridge-2025"),
         ("Megatron-Bridge 0.4.2 / Core 0.17.1 (NeMo 26.04.01)", None, "megatron-bridge-package-2025"),
         ("Megatron-LM 2021", None, "megatron-2021"),
-        ("megatron lm 2023", None, "nemo-24"),
-        ("Megatron-DeepSpeed", None, "megatron-deepspeed-2022"),
+        ("megatron lm 2023", None, "megatron-lm-2023"),  # its own layers until Transformer Engine's became the default
+        ("Megatron-LM core_r0.5", None, "megatron-lm-2023"),
+        ("Megatron-LM (2024-09)", None, "nemo-24"),
+        ("Megatron-Core 0.8", None, "nemo-24"),
+        ("Megatron-Core 0.12", None, "megatron-core-2025"),
+        ("Megatron-LM v2.5", None, "megatron-2021"),
+        ("Megatron-LM v3.0", None, "megatron-2022"),
+        ("Megatron-LM 2 nodes", None, "megatron-core-2025"),  # no release
+        ("Megatron-DeepSpeed 2022-03", None, "megatron-deepspeed-2022"),
+        ("Megatron-DeepSpeed 2024", None, "megatron-lm-2023"),
+        ("GPT-NeoX 2.0", None, "gpt-neox-2023"),
+        ("GPT-NeoX 2024", None, "megatron-lm-2023"),
+        ("torchtitan v0.2", "y", "torchtitan-2025-compiled"),  # of 2025, as 0.1 is
+        ("llm-foundry 0.2", None, "llm-foundry-2023-04"),
+        ("Composer 0.17", None, "llm-foundry-2023"),
+        ("transformers 4.30", None, "transformers-2023"),
+        ("transformers 4.44", None, "transformers-2024"),
+        ("HuggingFace Trainer", None, "transformers-2024"),
+        ("DeepSpeed 0.9", None, "transformers-2023"),
+        ("DeepSpeed ZeRO-3", None, "deepspeed-0.14"),
+        ("verl (FSDP)", None, "transformers-2024"),
+        ("OpenRLHF", None, "transformers-2024"),
+        ("PyTorch Lightning 2.1", None, "torch-2.6-eager"),
+        ("OLMo-core", None, "olmo-core-2025"),  # its recipes compile
+        ("nanoGPT", None, "nanogpt-2023"),
+        ("nanoGPT", "n", "torch-2.4-eager"),
+        ("llm.c", None, "llm.c-2024"),
+        ("BMTrain 0.2.3", None, "bmtrain-2023"),
+        ("OPT (metaseq)", None, "metaseq-2022"),
+        ("fairseq, FairScale FSDP", None, "metaseq-2022"),
+        ("Alpa", None, "alpa-2022"),
+        ("EasyLM", None, "jax-2023"),
+        ("PaddleNLP 2.8", None, "paddlenlp-2024"),
+        ("Primus (ROCm)", None, "megatron-core-2025"),
         ("LitGPT (Lightning Fabric)", None, "torchtitan-2024-compiled"),  # it compiles unless told otherwise
         ("LitGPT", "n", "litgpt-2024"),
         ("lit-gpt fork, PyTorch FSDP", None, "llm-lit"),
         ("Levanter (JAX)", None, "maxtext-2024"),
-        ("somebody's trainer", None, "torch-2.6-eager"),
-        ("somebody's trainer", "y", "torch-2.11-compiled"),
-        ("", None, "torch-2.6-eager"),
+        ("somebody's trainer", None, "torch-2.4-eager"),
+        ("somebody's trainer", "y", "torch-2.4-compiled"),
+        ("somebody's trainer (torch 2.10)", None, "torch-2.11-eager"),
+        ("somebody's trainer on PyTorch v2.9.1", "y", "torch-2.11-compiled"),
+        ("somebody's trainer on PyTorch 1.13", None, "torch-2.4-eager"),
+        ("", None, "torch-2.4-eager"),
     ],
 )
 def test_a_stack_is_found_by_the_public_name_and_version_of_its_software(
@@ -244,12 +279,19 @@ def test_a_stack_is_found_by_the_public_name_and_version_of_its_software(
     ("columns", "stack"),
     [
         ({"precision": "fp8", "zero_or_fsdp": "zero1"}, "fused-2025"),  # Transformer Engine's products
-        ({"precision": "fp8_mx", "zero_or_fsdp": "fsdp_full"}, "torch-2.11-compiled"),  # torchao's
+        ({"precision": "fp8_mx", "zero_or_fsdp": "fsdp_full"}, "torch-2.4-compiled"),  # torchao's
         ({"tp": "2", "zero_or_fsdp": "zero1"}, "fused-2025"),
         ({"pp": "2", "zero_or_fsdp": "ddp"}, "fused-2025"),
-        ({"tp": "2", "zero_or_fsdp": "fsdp_full"}, "torch-2.6-eager"),
-        ({"tp": "2", "zero_or_fsdp": "zero3"}, "torch-2.6-eager"),
-        ({"tp": "2", "zero_or_fsdp": "zero1", "compile": "y"}, "torch-2.11-compiled"),
+        ({"tp": "2", "zero_or_fsdp": "fsdp_full"}, "torch-2.4-eager"),
+        ({"tp": "2", "zero_or_fsdp": "zero3"}, "torch-2.4-eager"),
+        ({"tp": "2", "zero_or_fsdp": "zero1", "compile": "y"}, "torch-2.4-compiled"),
+        ({"framework": "somebody's under torch.compile"}, "torch-2.4-compiled"),
+        ({"framework": "somebody's", "notes": "no torch.compile"}, "torch-2.4-eager"),
+        ({"framework": "somebody's with Transformer Engine 2.1"}, "fused-2025"),
+        ({"tp": "2", "zero_or_fsdp": "zero1", "flash_attn": "n"}, "fused-2022"),  # before tiled kernels
+        ({"tp": "2", "zero_or_fsdp": "zero1", "flash_attn": "", "precision": "fp16"}, "fused-2022"),
+        ({"tp": "2", "zero_or_fsdp": "zero1", "flash_attn": "y", "precision": "fp16"}, "fused-2025"),
+        ({"pp": "2", "zero_or_fsdp": "ddp", "flash_attn": "", "gpu": "V100-32GB"}, "fused-2022"),
         ({"precision": "fp8", "framework": "torchtitan 2025-06"}, "torchtitan-2025-eager"),  # a described one stays
     ],
 )
@@ -260,12 +302,30 @@ def test_software_that_no_file_names_runs_on_the_generic_stack_of_what_its_runs_
     assert run.stack.name == stack
 
 
+@pytest.mark.parametrize(
+    ("framework", "columns", "kernel"),
+    [
+        ("somebody's trainer", {}, "flash2"),
+        ("somebody's trainer on PyTorch 1.13", {}, "math"),  # no tiled kernel of its own before 2.0
+        ("somebody's trainer on PyTorch 1.13 and FlashAttention", {}, "flash2"),
+        ("somebody's trainer", {"notes": "without flash-attention"}, "math"),
+        ("somebody's trainer without flash attention", {"flash_attn": "y"}, "flash2"),  # the column holds
+    ],
+)
+def test_words_fill_a_blank_attention(tmp_path: Path, framework: str, columns: dict[str, str], kernel: str) -> None:
+    run = run_of(tmp_path, **{"framework": framework, "stack": "", "flash_attn": "", **columns})
+    assert run.stack.attention.kernel == kernel
+
+
 def test_every_default_is_a_column_or_a_key_and_every_generic_stack_stands_once(tmp_path: Path) -> None:
     entries = [(name, entry) for name in Stack.names() for entry in Stack.load(name).describes]
     assert sorted(name for name, entry in entries if not entry.software) == [
+        "fused-2022",
         "fused-2025",
         "torch-2.11-compiled",
-        "torch-2.6-eager",
+        "torch-2.11-eager",
+        "torch-2.4-compiled",
+        "torch-2.4-eager",
     ]
     for name, entry in entries:
         columns = {
@@ -286,9 +346,9 @@ def test_a_field_has_one_spelling_and_one_column(tmp_path: Path) -> None:
 
 def test_what_documents_leave_open_is_filled_in_every_way(tmp_path: Path) -> None:
     row = read(tmp_path, framework="MaxText", act_ckpt="")
-    assert [way.act_ckpt for way in ways_of(row)] == ["selective", "full"]
+    assert [way.act_ckpt for way in filled_rows(row)] == ["selective", "full"]
     blank = replace(row, framework="somebody's", zero_or_fsdp="")
-    assert [(way.zero_or_fsdp, way.act_ckpt) for way in ways_of(blank)] == [
+    assert [(way.zero_or_fsdp, way.act_ckpt) for way in filled_rows(blank)] == [
         ("ddp", "none"), ("ddp", "full"), ("fsdp_full", "none"), ("fsdp_full", "full"),
     ]  # fmt: skip
 

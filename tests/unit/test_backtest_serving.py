@@ -23,12 +23,13 @@ from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.serving import ServingReport
 from simulator.studies.backtest.serving_figures import _deployed, _run, figure_of
-from simulator.studies.backtest.serving_rows import asked_of, load_of, resolve
+from simulator.studies.backtest.serving_rows import load_of, metric_of, resolve
 from simulator.studies.serving import InferencePlan, Request, StepCosts, engine_of, with_defaults
 from simulator.studies.serving.batch import Batch, padded
 from simulator.studies.serving.decoding import UNKNOWN_ENGINE_SIGMA, batch_of, sigma_of
 from simulator.studies.serving.engine import Engine
 from simulator.studies.serving.groups import own_all_reduce_s
+from simulator.studies.serving.kernels import NarrowWeights, RoutedProducts
 from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
 from simulator.work.ops import Exchange
 
@@ -118,14 +119,14 @@ def test_loads(text: str, users: int, rate: float) -> None:
     ],
 )
 def test_metrics(metric: str, unit: str, figure: str, percentile: float | None, factor: float) -> None:
-    asked = asked_of(replace(ROW, metric=metric, unit=unit))
+    asked = metric_of(replace(ROW, metric=metric, unit=unit))
     assert (asked.figure, asked.percentile, asked.unit) == (figure, percentile, factor)
 
 
 def test_a_rate_per_gpu_is_divided_by_the_gpus() -> None:
     row = replace(ROW, n_gpus=4, tp=2, metric="output_throughput_per_gpu", unit="tokens/s/GPU")
     server = resolve(row)
-    assert (server.asked.unit, server.plan.tp, server.plan.dp) == (4.0, 2, 2)
+    assert (server.metric.unit, server.plan.tp, server.plan.dp) == (4.0, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +255,23 @@ def test_products_of_few_rows_read_their_weights_or_compute_64_rows() -> None:
     assert slow_s == pytest.approx(calibration.kernel_s(all_of_them, h20), rel=1e-9)
 
 
+def test_narrow_weights_and_experts_are_computed_in_tiles_of_16_rows() -> None:
+    """On Ada every product is (mma.m16n8k16); a quarter of a byte a weight is then read, not multiplied, by RTX 4090 too."""
+    plain = Gemm(m=1, n=8192, k=8192, dtype="bf16")
+    narrow = NarrowWeights(m=1, n=8192, k=8192, dtype="bf16", weight_bits=4.25)
+    for name in ("rtx-4090", "h100-sxm5-80gb", "a100-sxm4-80gb"):
+        device = Device.load(name)
+        calibration = Calibration.for_device(device)
+        few = calibration.gemms["bf16"].few_rows
+        assert few is not None
+        read_s = narrow.num_bytes / (device.memory_bytes_per_s * few.bw_frac) + few.t0_s
+        assert calibration.kernel_s(narrow, device) == pytest.approx(read_s, rel=1e-9)
+    h20 = Device.load("h20")  # in tiles of 64 rows bound by products
+    calibration = Calibration.for_device(h20)
+    routed = RoutedProducts.of(replace(plain, batch=8, grouped=True))
+    assert calibration.kernel_s(routed, h20) < calibration.kernel_s(replace(plain, batch=8), h20) / 1.5
+
+
 def test_tokens_that_are_streamed_cost_each_sequence() -> None:
     costs = StepCosts(
         Model.load("llama3.2-1b"),
@@ -276,7 +294,7 @@ def test_a_closed_loops_interval_spans_users_in_step_and_apart(report: ServingRe
     found = []
     for plan in (server.plan, server.other):
         deployed = _deployed(replace(server, plan=plan))
-        found += [figure_of(_run(deployed, server.load, apart), server.asked) * 1e3 for apart in (0.0, 0.1)]
+        found += [figure_of(_run(deployed, server.load, apart), server.metric) * 1e3 for apart in (0.0, 0.1)]
     assert found[0] == pytest.approx(row["predicted"])
     assert max(found) == found[2] > 1.2 * found[0]
     assert row["low"] < 0.85 * min(found)  # and what no play shows

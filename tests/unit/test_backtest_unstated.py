@@ -189,7 +189,7 @@ def test_layers_that_stages_cannot_share_evenly() -> None:
 @pytest.mark.parametrize(
     ("framework", "flash", "stack"),
     [
-        ("Megatron-LM", "n", "megatron-2021"),
+        ("Megatron-LM", "n", "megatron-2022"),
         ("Megatron-LM", "y", "megatron-core-2025"),
         ("Megatron-LM", None, "megatron-core-2025"),
         ("Megatron-LM 2025", "n", "megatron-core-2025"),
@@ -235,3 +235,19 @@ def test_an_interval_reaches_to_less_recomputation_than_fits() -> None:
     assert "act_ckpt full" in (evaluate_row(row).open or "")
     assert kept < whole
     assert (low, step, high) == (min(kept_low, whole_low), whole, whole_high)
+
+
+@pytest.mark.parametrize(
+    ("text", "tied"),
+    [
+        ("tie_word_embeddings=True; 1F1B", True),
+        ("tied embeddings", True),
+        ("tie_word_embeddings=False", False),
+        ("untied embeddings, mock data", False),
+        ("--untie-embeddings-and-output-weights", False),
+        ("tie_word_embeddings=unknown", False),
+        ("not tied embeddings", False),
+    ],
+)
+def test_a_note_says_whether_the_head_is_the_embedding(text: str, tied: bool) -> None:  # noqa: FBT001
+    assert resolve(replace(ROW, notes=text)).model.tied_embeddings is tied

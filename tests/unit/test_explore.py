@@ -10,7 +10,7 @@ import pytest
 
 import simulator.cli.explore_points as points
 from simulator.cli import main
-from simulator.cli.explore_points import DIGITS, Axis, Exploration, Kept, explored
+from simulator.cli.explore_points import DIGITS, Axis, Exploration, PointJournal, explored
 from simulator.formats.study import read_study
 from simulator.predict import predict
 from tests.pages import SMALL
@@ -69,10 +69,10 @@ def test_what_a_journal_knows_is_not_predicted_again(tmp_path: Path, monkeypatch
         return {"verdict": "fits", "step_s": float(count)}
 
     monkeypatch.setattr(points, "_evaluated", once)
-    with Kept(tmp_path / "x.journal", asked.identity) as kept:
+    with PointJournal(tmp_path / "x.journal", asked.identity) as kept:
         first = explored(asked, kept, 1, lambda *_: None)
     wider = Exploration(file=None, flags=flags, settings=asked.settings, axes=(Axis.parse("tp=1,2,4"),))
-    with Kept(tmp_path / "x.journal", wider.identity) as kept:
+    with PointJournal(tmp_path / "x.journal", wider.identity) as kept:
         again = explored(wider, kept, 1, lambda *_: None)
     assert count == 3
     assert again[:2] == first

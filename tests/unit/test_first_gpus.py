@@ -50,3 +50,26 @@ def test_nics_beside_gpus_that_are_gone_go_too() -> None:
     assert [nic["gpus"] for nic in one["cards"]] == [(0,)]
     assert [nic["gpus"] for nic in half["cards"]] == [(0, 1), (2, 3)]
     assert (one["num_nics"], half["num_nics"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "confirmed"),
+    [
+        ((), True),
+        (("cluster.gpus_per_node=4",), True),
+        (("cluster.fabric.speed=2",), True),
+        (("link.intra=nvlink5",), True),
+        (("link.inter.bytes_per_s=x0.5",), True),
+        (("cluster.inter.nic_bytes_per_s=100Gb/s",), False),
+        (("cluster.inter.rdma=false",), False),
+        (("cluster.fabric.oversubscription=2",), False),
+        (("cluster.inter.num_nics=4", "cluster.fabric.confirmed=true"), True),
+    ],
+)
+def test_a_confirmed_network_is_known_by_its_sheet_once_another_is_set(
+    settings: tuple[str, ...], *, confirmed: bool
+) -> None:
+    found = smaller("dgx-h100-8", *settings, nodes=2)
+    assert Cluster.load("dgx-h100-8").fabric.confirmed
+    assert found.fabric.confirmed is confirmed
+    assert ("so confirmed=false" in found.sources.get("fabric", "")) is not confirmed

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from simulator import Cluster, Model, Plan, predict
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
-from simulator.studies.goodput import daly_s
+from simulator.studies.goodput import Failures, LongRun, daly_s, goodput
+from simulator.work.checkpoint import Saving
 
 STUDY = """
 model = "llama3-8b"
@@ -65,6 +68,20 @@ def test_without_failures_all_of_the_time_trains_or_saves(study: str, capsys: py
     document = json.loads(told(capsys, study, "--json", "--failures", "none", "--checkpoint-interval", "30min")[1])
     assert document["mtbf_s"] is None
     assert {part["part"] for part in document["parts"]} == {"training", "checkpoints"}
+
+
+def test_days_spread_to_either_side_as_the_step_s_own_interval_does() -> None:
+    """Without failures and checkpoints a run is its steps: nine in ten take from the one end of a step's interval to the other."""
+    cluster = Cluster.load("hgx-h100-8")
+    step = predict(Model.load("llama3-8b"), Plan(dp_shard=8, zero=3, seq_len=8192), cluster)
+    step = replace(step, low_s=0.9 * step.step_s, high_s=2.5 * step.step_s)
+    free = Saving(**dict.fromkeys(("state_bytes", "extra_hbm_bytes", "host_bytes"), 0),
+                  **dict.fromkeys(("gather_s", "copy_s", "write_s", "blocking_s"), 0.0), mode="free")  # fmt: skip
+    run = LongRun(steps=10**6, failures=Failures(preset="none"), replicas=10_000, checkpoint_interval_s=1e9)
+    days = goodput(step, run, free, 0.0, cluster=cluster).days
+    alone = 1e6 * step.step_s / 86_400
+    found = [one / alone for one in (days.p5, days.p50, days.p95)]
+    assert found == pytest.approx([0.9, 1.0, 2.5], rel=0.03)
 
 
 def test_the_report_says_days_and_what_interrupts(study: str, capsys: pytest.CaptureFixture[str]) -> None:

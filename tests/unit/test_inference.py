@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from simulator.base.errors import CalibrationError, InputError, PlanError, StackError
+from simulator.base.errors import CalibrationError, InputError, PlanError, StackError, json_text
 from simulator.base.fit import Fit
 from simulator.base.kernels import Attention, Gemm, Kernel
-from simulator.formats.writers.serving_json import to_json
+from simulator.formats.writers.serving_json import report
 from simulator.formats.writers.serving_text import render
 from simulator.formats.writers.text import to_text
 from simulator.spec.calibration import Calibration
@@ -216,7 +216,9 @@ def test_equal_questions_get_equal_bytes(llama: Model, h100: Cluster) -> None:
             prompt_tokens=Lognormal(distribution="lognormal", median=300, sigma=1, high=4000),
             output_tokens=Uniform(distribution="uniform", low=1, high=100),
         )
-        return to_json(serve(llama, InferencePlan(dp=2), h100, workload.requests(), slo=Slo(ttft_s=0.1, tpot_s=0.01)))
+        return json_text(
+            report(serve(llama, InferencePlan(dp=2), h100, workload.requests(), slo=Slo(ttft_s=0.1, tpot_s=0.01)))
+        )
 
     assert answer(0) == answer(0) != answer(1)
 

@@ -12,31 +12,38 @@ import pytest
 
 from simulator.base.errors import CalibrationError
 from simulator.predict import Z90
-from simulator.predict.confidence import SHEET, UNTIMED, kind_of, seen
+from simulator.predict.confidence import SHEET, UNCOUNTED, UNTIMED, kind_of, reaches, seen, upward
 from simulator.spec.calibration import intervals as module
 from simulator.spec.calibration.intervals import PARTS, Intervals, intervals
 
 
 def test_every_part_is_of_one_kind() -> None:
-    names = ("gemm", "elementwise", "communication", "host", "release of megatron-core-2025", UNTIMED, "h2d", "cpu_adam", "stack",
-             "software: experts", SHEET, "imbalance")  # fmt: skip
-    kinds = [
-        "kernels",
-        "kernels",
-        "links",
-        "host",
-        "experts",
-        "untimed",
-        "transfers",
-        "transfers",
-        "stack",
-        "software",
-        None,
-        None,
-    ]
-    assert [kind_of(name) for name in names] == kinds
+    kinds = {
+        "gemm": "kernels", "elementwise": "kernels", "node links": "links", "PCIe": "pcie", "network": "network",
+        "slower network": "network", "exchanges between nodes": "exchanges", "host": "host", "slower host": "host", UNCOUNTED: "uncounted",
+        "release of megatron-core-2025": "experts", "eager experts": "eager experts", UNTIMED: "untimed", "h2d": "transfers",
+        "slower h2d": "transfers", "cpu_adam": "transfers", "stack": "stack", "software: experts": "software", SHEET: None,
+        "imbalance": None,
+    }  # fmt: skip
+    assert {name: kind_of(name) for name in kinds} == kinds
+    assert [name for name in kinds if upward(name)] == ["slower network", "slower host", UNCOUNTED, "slower h2d", SHEET]
     assert seen(SHEET, 0.7) == 0.7
     assert seen("host", 0.2) == pytest.approx(0.2 * intervals().factors["host"])
+
+
+def test_what_may_only_be_slower_moves_the_upper_end_alone() -> None:
+    down, up = reaches(0.03, {"gemm": 0.04, "slower host": 0.12})
+    assert down == pytest.approx(Z90 * 0.05)
+    assert up == pytest.approx(Z90 * 0.13)
+
+
+NONE = (0.0,) * len(PARTS)
+
+
+def judged(
+    source: str, group: str, squares: tuple[float, ...], error: float, late: tuple[float, ...] = NONE
+) -> fits.Judged:
+    return fits.Judged(source, group, squares, late, (0.0, 0.0), error, 0.0)
 
 
 def runs(source: str, count: int, scale: float, seed: int) -> list[fits.Judged]:
@@ -47,8 +54,20 @@ def runs(source: str, count: int, scale: float, seed: int) -> list[fits.Judged]:
         kernels, host = (0.05, 0.01) if at % 2 else (0.01, 0.1)
         squares = tuple({"kernels": kernels**2, "host": host**2}.get(part, 0.0) for part in PARTS)
         error = random.standard_normal() * math.hypot(kernels, scale * host)
-        found.append(fits.Judged(source, f"{source} {at % 4}", squares, 0.0, float(error), 0.0))
+        found.append(judged(source, f"{source} {at % 4}", squares, float(error)))
     return found
+
+
+def test_what_may_only_be_slower_is_judged_by_runs_that_were() -> None:
+    """Errors of three sigmas above the middle and of one below it: the part of the upper end makes the difference."""
+    kernels, slower = (tuple(0.04**2 * (part == name) for part in PARTS) for name in ("kernels", "uncounted"))
+    drawn = np.random.default_rng(5).standard_normal(2000) * 0.04
+    errors = np.where(drawn > 0, 3 * drawn, drawn)
+    sample = [judged(str(at % 80), str(at % 80), kernels, float(e), slower) for at, e in enumerate(errors)]
+    factors = fits.fitted(sample)
+    below, above = fits.sigmas(sample, factors)
+    assert above[0] / below[0] == pytest.approx(3.0, rel=0.15)
+    assert factors[PARTS.index("uncounted")] > 2 * factors[PARTS.index("kernels")]
 
 
 def test_the_part_that_is_off_gets_the_factor() -> None:
@@ -70,7 +89,7 @@ def test_a_source_counts_once_whatever_its_runs() -> None:
 
 def test_undescribed_software_is_as_wide_as_its_runs_need() -> None:
     squares = tuple(0.04 if part == "software" else 0.0 for part in PARTS)
-    sample = [fits.Judged(str(at), "", squares, 0.0, 0.1 * at, 0.0) for at in range(10)]
+    sample = [judged(str(at), "", squares, 0.1 * at) for at in range(10)]
     assert fits.software(sample, np.ones(len(PARTS))) == pytest.approx(
         0.9 / (0.2 * Z90)
     )  # 90 % of ten sources and one more

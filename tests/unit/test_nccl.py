@@ -277,7 +277,7 @@ def test_awss_plugin_has_a_tuner_of_its_own() -> None:
     fabric = NcclFabric("nvlink", "hopper", 450.0, 400.0, efa="p5")
     assert pick("all_reduce", 30 * MIB, Group(16, 2), fabric, Nccl()) == Pick("tree", "ll128")
     assert pick("all_reduce", 30 * MIB + 1, Group(16, 2), fabric, Nccl()) == Pick("nvlstree", "simple")
-    assert efa.asked("p5", "all_reduce", GIB, 12, 2) is None
+    assert efa.choice("p5", "all_reduce", GIB, 12, 2) is None
     other = env(NCCL_TUNER_PLUGIN="libnccl-tuner-mine.so")  # then NCCL chooses, and changes over elsewhere
     sizes = range(16 * MIB, 64 * MIB, MIB)
     assert any(

@@ -11,7 +11,7 @@ import pytest
 
 from simulator import Cluster, Model, Plan, predict
 from simulator.base.errors import InputError, ModelError, PlanError
-from simulator.base.kernels import Gemm
+from simulator.base.kernels import Gemm, Stream
 from simulator.cli import main
 from simulator.formats.readers.adapter_config import read_adapter_config
 from simulator.formats.readers.peft_words import matched
@@ -86,7 +86,8 @@ def test_adapters_of_some_layers_with_ranks_of_their_own() -> None:
 def test_layers_below_all_that_is_trained_have_no_backward(whose: str) -> None:
     """Nothing kept, no products, no gathers in the backward; 2 FLOP a token and element; gradients of the others alone."""
     way = {"zero": 0, "dp_replicate": 4} if whose == "ddp" else {"zero": 3, "dp_shard": 4}
-    plan = Plan(**{**ALONE, **way, "data_parallel": whose, "freeze_modules": "embedding,layers.0-9"})
+    ends = "embedding,lm_head,norm.weigh[t]"  # the root, which FSDP1 holds in one vector
+    plan = Plan(**{**ALONE, **way, "data_parallel": whose, "freeze_modules": f"{ends},layers.0-9"})
     blocks = build_blocks(LLAMA, Stack.load("transformers-2024"), plan)
     idle, live, lowest = blocks.body
     assert (idle.name, live.name, lowest.name) == ("layer@0-forward", "layer@10", "layer@10-lowest")
@@ -98,7 +99,7 @@ def test_layers_below_all_that_is_trained_have_no_backward(whose: str) -> None:
         assert comms["layer9"].all_gather_backward_bytes == comms["layer9"].reduce_scatter_bytes == 0
         assert comms["layer9"].all_gather_forward_bytes == comms["layer10"].all_gather_forward_bytes
     layer = sum(prod(shape) for _, shape in LLAMA.parameter_shapes("layer"))
-    still = 10 * layer + LLAMA.vocab_size * LLAMA.d_model
+    still = 10 * layer + (2 * LLAMA.vocab_size + 1) * LLAMA.d_model
     assert trained_numel(LLAMA, plan) == LLAMA.num_parameters - still
     held = resident_tensors(LLAMA, plan)
     share = 1 if whose == "ddp" else 4
@@ -309,6 +310,73 @@ def test_fsdp1_keeps_the_inputs_of_frozen_layers_to_the_end_of_the_backward() ->
     assert peaks[False] - peaks[True] > (model.num_layers - 3) * stream
 
 
+def test_fsdp1_makes_gradients_of_all_that_shares_a_vector_with_something_trained() -> None:
+    """Pairs in their layer's unit: autograd sees one vector a layer; the root, all frozen, has none."""
+    mixed = lora(data_parallel="fsdp1", zero=3, dp_shard=4, lora_rank=8, lora_targets="q,v", mixed_units=True)
+    layer = sum(prod(shape) for _, shape in LLAMA.parameter_shapes("layer"))
+    pairs = 8 * (2 * LLAMA.d_model + LLAMA.d_model + LLAMA.kv_width)
+    root, *layers = units(LLAMA, mixed)
+    assert (root.shapes, {one.padded_numel for one in layers}) == ((), {layer + pairs})
+    assert gradient_tensors(LLAMA, mixed) == [2 * (layer + pairs) // 4] * LLAMA.num_layers
+    apart, held = resident_tensors(LLAMA, mixed.copy_with(mixed_units=False)), resident_tensors(LLAMA, mixed)
+    assert held == apart  # the optimizer steps the pairs alone
+    stack = Stack.load("transformers-2024")
+    flop = {
+        way: build_blocks(LLAMA, stack, mixed.copy_with(mixed_units=way)).layer.backward_flop for way in (True, False)
+    }
+    weights = sum(prod(shape) for _, shape in LLAMA.parameter_shapes("layer") if len(shape) > 1)
+    assert flop[True] - flop[False] == 2 * weights * mixed.seq_len
+    whole = mixed.copy_with(num_micro_batches=2, sync_every_micro_batch=False)
+    device, peaks = Cluster.synthesise("a100-80gb", 4).device, {}
+    for plan in (mixed, whole):
+        blocks = build_blocks(LLAMA, stack, plan)
+        peaks[plan] = simulate_memory(LLAMA, plan, stack, blocks, device, quick=True)[0].peak_allocated_bytes
+    assert peaks[whole] - peaks[mixed] > 2 * (LLAMA.num_layers - 2) * layer * 3 // 4
+    with pytest.raises(PlanError, match="share no flat vector"):
+        check(mixed.copy_with(peft="qlora"))
+
+
+def test_a_vector_of_fsdp1_has_one_dtype_and_a_trained_head_wakes_the_layers_below() -> None:
+    plan = Plan(data_parallel="fsdp1", zero=3, dp_shard=4, freeze_modules="embedding,layers.0-9")
+    assert {one.size for one in frozen(LLAMA, "embedding", plan)} == {4 * LLAMA.vocab_size * LLAMA.d_model}
+    assert sum(one.size for one in frozen(LLAMA, "layer@0", plan)) == 2 * sum(
+        prod(shape) for _, shape in LLAMA.parameter_shapes("layer")
+    )
+    assert [one.name for one in build_blocks(LLAMA, Stack.load("transformers-2024"), plan).body] == [
+        "layer@0",
+        "layer@10",
+    ]
+
+
+@pytest.mark.parametrize(("targets", "columns"), [("q,v", 4096 + 4096), ("v", 4096), ("q,k,v", 0)])
+def test_what_adapts_some_of_a_joint_product_is_kept_where_it_is_copied(targets: str, columns: int) -> None:
+    """LitGPT's index_copy keeps its source (torch, derivatives.yaml), which is none where Q, K and V all have pairs."""
+    model = Model.load("llama2-7b").model_copy(update={"fused_qkv": True})
+    plan = lora(lora_targets=targets, seq_len=512)
+    copied, beside = (
+        build_blocks(model, Stack.load("litgpt-2024").copy_with(adapters=way), plan).layer.saved_bytes
+        for way in ("copied", "operators")
+    )
+    assert copied - beside == 512 * columns * 2
+
+
+def test_chunks_of_the_head_hold_256_rows_of_logits_and_widen_the_weight_for_each() -> None:
+    """trl/trainer/sft_trainer.py: _chunk, without a gradient of a frozen head."""
+    stack = Stack.load("transformers-2024").copy_with(loss="chunked")
+    head, whole = (
+        build_blocks(LLAMA, stack, plan).head for plan in (lora(seq_len=1000), Plan(**{**ALONE, "seq_len": 1000}))
+    )
+    (op,) = (one for one in head.ops if one.name == "chunked_cross_entropy")
+    weight, chunk = LLAMA.vocab_size * LLAMA.d_model, 4 * 256 * LLAMA.vocab_size
+    assert op.forward_temporary_bytes == (4 + 2) * weight  # both copies, before there are logits
+    assert 2 * weight + 4 * chunk < op.backward_temporary_bytes == 6 * weight
+    assert [k.numel for k in op.forward if isinstance(k, Stream) and k.op in ("widen", "cast")][:2] == [4 * weight] * 2
+    products = {(k.m, k.n, k.k, k.batch) for k in op.backward if isinstance(k, Gemm)}
+    assert products == {(256, LLAMA.vocab_size, LLAMA.d_model, 4), (256, LLAMA.d_model, LLAMA.vocab_size, 4)}
+    assert whole.backward_flop - head.backward_flop == 2 * 4 * 256 * weight
+    assert head.saved_bytes < 3 * 1000 * LLAMA.d_model * 4  # no logits
+
+
 def test_gradients_go_where_the_optimizer_steps_in_the_backward() -> None:
     plan = Plan(optimizer_in_backward=True, optimizer_dtype="bf16", **ALONE)
     assert gradient_tensors(LLAMA, plan) == []
@@ -493,9 +561,11 @@ def test_a_gpu_without_bf16_trains_in_fp16_where_nobody_says_otherwise(capsys: p
 
 
 def test_remedies_of_a_full_fine_tune_name_adapters_and_those_of_training_do_not() -> None:
-    cluster = Cluster.synthesise("h100", 8)
-    kinds = {peft: [one.kind for one in changes(Plan(peft=peft, dp_shard=8), cluster)] for peft in ("full", "none")}  # type: ignore[arg-type]
-    assert set(kinds["full"]) - set(kinds["none"]) == {"adapters", "4-bit adapters", "shorter sequences"}
+    cluster, stack = Cluster.synthesise("h100", 8), Stack.load("transformers-2024")
+    kinds = {
+        peft: [one.kind for one in changes(Plan(peft=peft, dp_shard=8), cluster, stack)] for peft in ("full", "none")
+    }  # type: ignore[arg-type]
+    assert set(kinds["full"]) - set(kinds["none"]) == {"adapters", "4-bit adapters", "shorter sequences", "loss"}
 
 
 def test_checkpoints_hold_what_is_trained() -> None:

@@ -42,6 +42,19 @@ def test_the_base_below_adapters_takes_no_memory_and_has_no_pairs() -> None:
     assert policy.step_s < found.step_s < whole.step_s  # the policy's own forward has the pairs' kernels
 
 
+@pytest.mark.parametrize("whose", ["ddp", "fsdp1", "fsdp2", "deepspeed"])
+@pytest.mark.parametrize("method", ["lora", "qlora", "dora"])
+def test_a_base_is_what_its_adapters_stand_on_however_it_is_stored_and_sharded(method: str, whose: str) -> None:
+    """Adapters that are switched off leave quantised weights quantised, and each implementation its own."""
+    way = {"zero": 0, "dp_replicate": 2} if whose == "ddp" else {"zero": 3, "dp_shard": 2}
+    plan = Plan(**{**ALONE, **way, "data_parallel": whose, "peft": method, "recompute": "full"})
+    both = Cluster.synthesise("a100-80gb", 2)
+    policy = predict(LLAMA, plan, both)
+    found = with_reference(policy, LLAMA, plan, both, kind="base")
+    whole = with_reference(policy, LLAMA, plan, both, kind="model")
+    assert policy.step_s < found.step_s < whole.step_s
+
+
 def test_kto_has_three_forwards() -> None:
     plan = Plan(**{**ALONE, "peft": "lora"})
     assert check_forwards("base:3", plan) == ("base", 3)

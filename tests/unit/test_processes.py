@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 
 from simulator.base.files import abandoned
-from simulator.base.processes import Crew, claim, mapped
+from simulator.base.processes import WorkerPool, claim, mapped
 
 ROOT = Path(__file__).resolve().parents[2]
 _STAYS = """
 import sys, time
-from simulator.base.processes import Crew
+from simulator.base.processes import WorkerPool
 from tests.unit.test_processes import tell
 
 if __name__ == "__main__":
-    with Crew(2) as crew:
-        for _ in crew.mapped(tell, [sys.argv[1]] * 2, chunk=1):
+    with WorkerPool(2) as pool:
+        for _ in pool.mapped(tell, [sys.argv[1]] * 2, chunk=1):
             pass
 """
 
@@ -55,11 +55,11 @@ def test_results_come_in_order(jobs: int) -> None:
 
 
 def test_a_process_that_dies_loses_nothing(tmp_path: Path) -> None:
-    with Crew(2) as crew:
+    with WorkerPool(2) as pool:
         tasks = [(str(tmp_path), number) for number in range(20)]
-        assert list(crew.mapped(once_dies, tasks, chunk=3)) == [number**2 for number in range(20)]
+        assert list(pool.mapped(once_dies, tasks, chunk=3)) == [number**2 for number in range(20)]
         assert (tmp_path / "died").exists()
-        assert list(crew.mapped(abs, [-1])) == [1]
+        assert list(pool.mapped(abs, [-1])) == [1]
 
 
 @pytest.mark.parametrize("deep", [False, True], ids=["folder for a socket", "folder too deep for a socket"])

@@ -117,11 +117,50 @@ def test_advice_on_a_bubble_makes_the_tokens_cheaper() -> None:
     assert "bubble: num_micro_batches" not in many.suggestion
 
 
+def test_a_step_that_waits_for_the_host_s_optimizer_is_not_told_to_send_less() -> None:
+    fields = {"zero": 2, "data_parallel": "deepspeed", "offload": {"optimizer": "host"}, "seq_len": 1024}
+    alone = Cluster.load("gh200-1")
+    few, many = (predict(MODEL, Plan(**fields, num_micro_batches=count), alone) for count in (1, 4))
+    assert "waits for the optimizer on the host's cores: num_micro_batches = 4" in few.suggestion
+    assert many.tokens_per_s > 2 * few.tokens_per_s
+
+
 def test_every_single_change_is_a_legal_plan_or_refused_as_one() -> None:
     for start in (PLAN, Plan(dp_replicate=8, zero=0, micro_batch_size=3), Plan(dp_shard=8, zero=2, optimizer="sgd")):
-        for change in changes(start, NODE):
+        for change in changes(start, NODE, Stack.load(start.stack)):
             assert change.applied(start) != start
             assert change.words
+
+
+def test_one_gpu_s_full_fine_tune_may_keep_its_states_on_the_host_or_take_a_loss_without_logits() -> None:
+    """DeepSpeed's engine on one GPU, pages of bitsandbytes, Liger's kernel: each told with the keys that apply it."""
+    start = Plan(peft="full", zero=0, data_parallel="ddp", stack="transformers-2024", recompute="full", seq_len=2048)
+    alone = Cluster.synthesise("a100-80gb", 1)
+    found = {one.words for one in changes(start, alone, Stack.load(start.stack))}
+    assert "data_parallel = deepspeed, offload.optimizer = host, zero = 2" in found
+    assert {"optimizer = paged_adam8bit", "stack.loss = fused_linear"} <= found
+    stacks = (Stack.load(start.stack).copy_with(loss="cut"), Stack.load("torch-2.11-compiled"))
+    assert all("stack.loss = fused_linear" not in {one.words for one in changes(start, alone, each)} for each in stacks)
+
+
+def test_a_remedy_of_the_stack_fits_when_it_is_applied() -> None:
+    """A vocabulary of 262,144 on a card where half of what is alive are logits."""
+    model, cluster = Model.load("gemma3-1b"), Cluster.synthesise("l4", 1)
+    fields = {
+        "peft": "lora",
+        "zero": 0,
+        "data_parallel": "ddp",
+        "recompute": "full",
+        "micro_batch_size": 4,
+        "seq_len": 2048,
+    }
+    plan, stack = Plan(**fields, stack="transformers-2024"), Stack.load("transformers-2024")
+    asked = predict(model, plan, cluster, stack=stack, advise=True)
+    assert asked.verdict != "fits"
+    (fused,) = (one for one in asked.remedies if one.plan == {"stack.loss": "fused_linear"})
+    done = predict(model, plan, cluster, stack=stack.copy_with(loss="fused_linear"))
+    assert (done.verdict, done.memory.used_bytes, done.step_s) == ("fits", fused.used_bytes, fused.step_s)
+    assert not fused.changes_numerics
 
 
 def test_absurd_sizes_are_answered() -> None:

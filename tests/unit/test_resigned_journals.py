@@ -13,7 +13,7 @@ import pytest
 
 from simulator.base.errors import InputError
 from simulator.base.fit import Fit
-from simulator.cli.explore_points import Kept
+from simulator.cli.explore_points import PointJournal
 from simulator.studies.search.journal import Journal
 from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.serving_search.notes import Notes
@@ -41,14 +41,16 @@ def _read(kind: type[Journal], key: str, row: object, path: Path) -> object:
     _signed(path, key, row)
     readers: dict[type[Journal], Callable[[Any], object]] = {
         Journal: Journal.outcomes,
-        Kept: Kept.records,
+        PointJournal: PointJournal.records,
         Notes: Notes.known,
     }
     with kind(path, "study") as journal:
         return readers[kind](journal)
 
 
-@pytest.mark.parametrize(("kind", "key", "row"), [(Journal, "a", ROW), (Kept, "[]", RECORD), (Notes, TASK, SURVEY)])
+@pytest.mark.parametrize(
+    ("kind", "key", "row"), [(Journal, "a", ROW), (PointJournal, "[]", RECORD), (Notes, TASK, SURVEY)]
+)
 def test_a_row_as_it_is_written_is_read(kind: type[Journal], key: str, row: object, tmp_path: Path) -> None:
     assert _read(kind, key, row, tmp_path / "x.journal")
 
@@ -69,9 +71,9 @@ WRONG = {
     "no status": (Journal, "a", {k: v for k, v in ROW.items() if k != "status"}),
     "no table": (Journal, "a", [ROW]),
     "no JSON": (Journal, "a", "{"),
-    "a point whose step is before it began": (Kept, "[]", RECORD | {"step_s": -1.0}),
-    "a point with a verdict of its own": (Kept, "[]", RECORD | {"verdict": "\x1b[2Jfits"}),
-    "a point that is true": (Kept, "[]", RECORD | {"step_s": True}),
+    "a point whose step is before it began": (PointJournal, "[]", RECORD | {"step_s": -1.0}),
+    "a point with a verdict of its own": (PointJournal, "[]", RECORD | {"verdict": "\x1b[2Jfits"}),
+    "a point that is true": (PointJournal, "[]", RECORD | {"step_s": True}),
     "engines below none": (Notes, TASK, SURVEY | {"capacity": {"both": -2.0}}),
     "a survey of another layout": (Notes, TASK, SURVEY | {"layout": "tp2"}),
     "a role that no engine has": (Notes, TASK, SURVEY | {"least": {"cook": 1}}),

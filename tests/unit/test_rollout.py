@@ -55,6 +55,12 @@ def test_what_changes_a_part() -> None:
     beside = iteration(reference="model")
     assert beside.reference_s == plain.log_probs_s
     assert beside.training_bytes - plain.training_bytes == 2 * MODEL.num_parameters
+    scored = iteration(reference="model", reward="model")
+    assert (scored.reward_s, scored.iteration_s) == (
+        beside.reference_s,
+        pytest.approx(beside.iteration_s + beside.reference_s),
+    )
+    assert scored.training_bytes - beside.training_bytes == 2 * MODEL.num_parameters
     critic = iteration(critic=True)
     assert critic.train_s == pytest.approx(2 * plain.train_s)
     assert critic.log_probs_s == pytest.approx(2 * plain.log_probs_s)
@@ -129,3 +135,10 @@ def test_a_file_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     file.write_text("prompts = \n")
     with pytest.raises(InputError, match="not TOML"):
         read_rollout(file)
+
+
+def test_a_reference_below_adapters_runs_without_them() -> None:
+    adapters = DDP.copy_with(peft="lora")
+    base, own = (iteration(adapters, reference=way) for way in ("base", "model"))
+    assert 0 < base.reference_s < own.reference_s
+    assert own.training_bytes - base.training_bytes == 2 * MODEL.num_parameters

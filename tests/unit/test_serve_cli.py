@@ -178,6 +178,13 @@ def test_a_few_requests_are_answered_with_or_without_a_cost(
     assert bool(answer["costs"]) == (answer["load"]["requests_per_s"] > 0) == ("none has a cost" not in err)
 
 
+def test_a_key_without_its_table_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--set", "max_model_len=4096", "--set", "turns=3"]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    assert "did you mean inference.max_model_len?" in told
+    assert "did you mean workload.turns?" in told
+
+
 def test_a_closed_loop_has_no_rate_and_is_never_overloaded(capsys: pytest.CaptureFixture[str]) -> None:
     loop = ["serve", "--concurrency", "8", "--requests", "40", "--model", "llama3.2-1b"]
     assert main([*loop, "--json"]) == ExitCode.OK

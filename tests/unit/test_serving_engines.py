@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from simulator.base.errors import InputError
+from simulator.base.errors import InputError, PlanError
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
@@ -19,8 +19,8 @@ from simulator.studies.backtest import serving_figures
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.serving import evaluate_row
-from simulator.studies.backtest.serving_rows import asked_of, load_of, resolve
-from simulator.studies.serving import InferencePlan, engine_of, with_defaults
+from simulator.studies.backtest.serving_rows import load_of, metric_of, resolve
+from simulator.studies.serving import InferencePlan, check, engine_of, with_defaults
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.decoding import batch_of, parts_of
 from simulator.studies.serving.memory import ServingMemory, serving_memory
@@ -88,12 +88,47 @@ def test_sglang_captures_fewer_graphs_on_fewer_and_smaller_gpus() -> None:
     assert most == [8, 8, 24, 80, 32, 160, 256, 512, 512, 512]
 
 
-def test_vllm_is_three_stacks_by_version() -> None:
-    found = {text: engine_of(text) for text in ("vLLM 0.6.3", "vLLM 0.8.5", "vllm v0.12.0", "vLLM 0.14.1", "vLLM")}
+@pytest.mark.parametrize(("text", "tokens"), [("vLLM 0.6.4", 512), ("vLLM 0.6.5", 2048), ("vLLM 0.7.3", 2048)])
+def test_vllm_of_2024_cuts_prompts_where_sequences_may_be_long(text: str, tokens: int) -> None:
+    """Beyond 32768 tokens; below, a step has room for the longest prompt, and for 2048 tokens (vllm/config.py)."""
+    stack, device = engine_of(text), Cluster.load("hgx-h100-8").device
+    short, long = Model.load("llama3-8b"), Model.load("llama3.1-8b")
+    cases = (
+        (long, None, True, tokens),
+        (short, None, False, 8192),
+        (long, 32768, False, 32768),
+        (long, 99, False, 2048),
+    )
+    for model, longest, chunked, batched in cases:
+        plan = with_defaults(InferencePlan(max_model_len=longest), stack, device, model)
+        assert (plan.chunked_prefill, plan.mixed, plan.max_batched_tokens) == (chunked, chunked, batched)
+
+
+def test_gpus_without_bf16_compute_in_fp16() -> None:
+    """T4 and V100, unless 16-bit weights are said to be bf16, which they cannot multiply."""
+    t4, model = Cluster.load("pcie-t4-8").device, Model.load("llama3.1-8b")
+    for said, weights, dtype in (
+        ({}, "fp16", "fp16"),
+        ({"weights": "int4"}, "int4", "fp16"),
+        ({"weights": "bf16"}, "bf16", "bf16"),
+    ):
+        plan = with_defaults(InferencePlan.parse(said, "plan", PlanError), Stack.load("vllm-2025"), t4, model)
+        assert (plan.weights, plan.compute_dtype) == (weights, dtype)
+    tokens = with_defaults(InferencePlan(), Stack.load("tgi-2025"), t4, model).max_batched_tokens
+    assert tokens == int(65e12 / (2 * model.num_active_parameters))  # FLOP of a second over a token's
+    with pytest.raises(PlanError, match="leave it out"):
+        check(InferencePlan(weights="bf16", dtype="fp16"), model, Cluster.load("hgx-h100-8"))
+
+
+def test_vllm_is_four_stacks_by_version() -> None:
+    found = {
+        text: engine_of(text)
+        for text in ("vLLM 0.6.3", "vLLM 0.7.2", "vLLM 0.8.5", "vllm v0.12.0", "vLLM 0.14.1", "vLLM")
+    }
     assert [one.name for one in found.values()] == [
-        "vllm-2024", "vllm-2025", "vllm-2025", "vllm-2026", "vllm-2026",
+        "vllm-2024", "vllm-2024-12", "vllm-2025", "vllm-2025", "vllm-2026", "vllm-2026",
     ]  # fmt: skip
-    assert [one.engine.overlapped for one in found.values() if one.engine] == [False, False, False, True, True]
+    assert [one.engine.overlapped for one in found.values() if one.engine] == [False, False, False, False, True, True]
     early = with_defaults(InferencePlan(), found["vLLM 0.6.3"])
     assert (early.chunked_prefill, early.mixed) == (False, False)
 
@@ -119,14 +154,14 @@ def test_benchmarks_with_users_leave_sglang_less_memory_unless_nothing_fits() ->
 )
 def test_statistics_stand_before_or_behind_a_figure(metric: str, figure: str, percentile: float | None) -> None:
     """As vLLM's and SGLang's clients write them (`mean_ttft_ms`), and as tables do."""
-    asked = asked_of(replace(ROW, metric=metric))
+    asked = metric_of(replace(ROW, metric=metric))
     assert (asked.figure, asked.percentile) == (figure, percentile)
 
 
 @pytest.mark.parametrize("metric", ["ttft_std", "ttft_min", "max_itl_ms", "ttft_99"])
 def test_a_statistic_that_is_none_of_ours_is_not_taken_as_the_mean(metric: str) -> None:
     with pytest.raises(RefusedError, match="mean, median and percentiles"):
-        asked_of(replace(ROW, metric=metric))
+        metric_of(replace(ROW, metric=metric))
 
 
 @pytest.mark.parametrize("text", ["16", "16.0", "concurrency 16", "16 users", "max_concurrency=16", "c16", "bs=16"])
@@ -150,7 +185,7 @@ def test_weights_are_those_of_the_models_name_where_no_column_says_them() -> Non
 @pytest.mark.parametrize("metric", ["normalized_latency", "per_token_latency", "latency per token", "prefill latency"])
 def test_other_times_are_no_request_latencies(metric: str) -> None:
     with pytest.raises(RefusedError, match="none that is predicted"):
-        asked_of(replace(ROW, metric=metric))
+        metric_of(replace(ROW, metric=metric))
 
 
 def test_a_largest_graph_is_one_of_those_that_are_captured() -> None:

@@ -95,9 +95,9 @@ def test_turns_stand_behind_all_that_was_said_and_come_at_the_rate() -> None:
 
 def test_keys_without_a_meaning_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in (
-        (["--turn-gap-s", "3s"], "there is one: turns = 2 or more"),
+        (["--turn-gap-s", "3s"], "there is one: turns = 2 or more, or concurrency"),
         (["--cache-hits", "0.5"], "give prefix_tokens or turns"),
-        (["--concurrency", "4", "--turns", "2"], "turns of conversations are a stream's"),
+        (["--rate", "0", "--turns", "2"], "give a rate above 0, or concurrency"),
     ):
         assert main(["serve", *words]) == 3
         assert said in capsys.readouterr().err

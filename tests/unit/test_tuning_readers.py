@@ -573,3 +573,31 @@ def test_litgpt_s_pairs_have_dropout_unless_told(tmp_path: Path) -> None:
     told = {"checkpoint_dir": "checkpoints/meta-llama/Llama-3.1-8B", "lora_r": 8}
     assert plan_of(read(tmp_path, "lora.json", **told), 1).peft.dropout == 0.05
     assert plan_of(read(tmp_path, "lora.json", **told, lora_dropout=0.0), 1).peft.dropout == 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "loss", "words"),
+    [
+        ({"loss_type": "chunked_nll"}, "chunked", ""),
+        ({"loss_type": "nll"}, None, ""),
+        ({"use_liger_kernel": True}, "fused_linear", ""),
+        ({}, None, "TRL 1.10 and later"),
+        ({"loss_type": "chunked_nll", "use_liger_kernel": True}, "fused_linear", "goes without Liger"),
+        ({"loss_type": "sigmoid"}, None, "nll, is taken"),
+    ],
+)
+def test_trl_s_loss_of_plain_text_is_its_chunks_of_the_head(
+    settings: dict[str, Any], loss: str | None, words: str, tmp_path: Path
+) -> None:
+    draft = read(tmp_path, "sft.json", model_name_or_path="Qwen/Qwen3-8B", packing=True, dataset_name="x", bf16=True,
+                 per_device_train_batch_size=2, learning_rate=1e-5, output_dir="out", **settings)  # fmt: skip
+    assert draft.format == "transformers"
+    assert draft.stack_changes.get("loss", (None, ""))[0] == loss
+    said = told(draft) if "Liger" in words else " ".join(one.note for one in draft.named("not modelled"))
+    assert words in said
+
+
+def test_llama_factory_s_later_files_are_refused_and_not_read_as_earlier_ones(tmp_path: Path) -> None:
+    later = {"model": "Qwen/Qwen3-4B", "peft_config": {"name": "lora", "r": 16}, "dist_config": {"name": "fsdp2"},
+             "train_dataset": "data.yaml", "micro_batch_size": 1, "cutoff_len": 2048}  # fmt: skip
+    assert "LLaMA-Factory 1's files" in told(read(tmp_path, "v1.json", **later))

@@ -164,6 +164,7 @@ def test_one_gpu_and_a_model_of_torch_itself(folder: Path) -> None:
 
 
 HOST_COUNTS = """
+import sys
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -179,6 +180,7 @@ for _ in range(4):
     whole.sum().backward()
     optimizer.step()
     optimizer.zero_grad()
+    assert all(weight.is_cuda and weight.device.type == "cuda" for _ in sys.argv[1:])
 """
 
 
@@ -195,6 +197,8 @@ def test_what_the_host_does_without_a_launch_is_counted(folder: Path) -> None:
     assert (forward["nodes"], backward["nodes"]) == (0, 5)
     assert forward["dispatches"] >= 1
     assert forward["views"] >= 2
+    asks = captured(folder, "asks", "--ranks=2", *["where", "it", "is"], script=folder / "counts.py")
+    assert read_capture(asks).host == host  # attributes of a tensor are no operators
 
 
 def test_the_same_program_gives_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def test_bandwidth_and_latency_survive_noise_and_outliers() -> None:
 )
 def test_too_few_sizes_are_refused_with_the_reason(sizes: list[float], says: str) -> None:
     with pytest.raises(CalibrationError, match=says):
-        fit_line(sizes, [1.0] * len(sizes), what="link")
+        fit_line(sizes, [1.0] * len(sizes), noun="link")
 
 
 # -- the columns are the curves -------------------------------------------------------------------------------------

@@ -50,6 +50,6 @@ def _own_here(session: Session, own_s: float) -> float:
     """Seconds of all ranks on this host."""
     if session.control is None:
         return own_s
-    told: list[Any] = [None] * session.num_ranks
-    session.torch.distributed.all_gather_object(told, (host_name(), own_s), group=session.control)
-    return float(sum(seconds for host, seconds in told if host == host_name()))
+    pids: list[Any] = [None] * session.num_ranks
+    session.torch.distributed.all_gather_object(pids, (host_name(), own_s), group=session.control)
+    return float(sum(seconds for host, seconds in pids if host == host_name()))

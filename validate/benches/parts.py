@@ -45,13 +45,18 @@ def embedding(s: Session, tokens: int, width: int, vocab: int) -> None:
     torch, dtype = s.torch, "bf16" if s.gpu else "fp32"
     table = s.random(vocab, width, dtype=dtype).requires_grad_()
     ids = torch.randint(0, vocab, (tokens,), device=s.setting.device)
-    rows, whole = tokens * width * DTYPE_BYTES[dtype], vocab * width * DTYPE_BYTES[dtype]
+    rows, table_bytes = tokens * width * DTYPE_BYTES[dtype], vocab * width * DTYPE_BYTES[dtype]
     shape: Shape = {"elements": tokens * width, "width": width, "vocab": vocab, "dtype": dtype}
     shape |= {"read_bytes": rows, "write_bytes": rows}
     looked_up = {"op": "embedding", "stream_op": "embedding_forward", "launches": 1}
     s.record("stream", lambda _: torch.nn.functional.embedding(ids, table), shape | looked_up)
     gradient, scatter = s.random(tokens, width, dtype=dtype), torch.ops.aten.embedding_dense_backward
-    scattered = {"op": "embedding_backward", "stream_op": "embedding_backward", "launches": 6, "zeroed_bytes": whole}
+    scattered = {
+        "op": "embedding_backward",
+        "stream_op": "embedding_backward",
+        "launches": 6,
+        "zeroed_bytes": table_bytes,
+    }
     s.record("stream", lambda _: scatter(gradient, ids, vocab, -1, False), shape | scattered)  # noqa: FBT003
 
 

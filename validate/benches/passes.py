@@ -51,10 +51,10 @@ def _rotated(s: Session, build: Build, rows: int, width: int, dtype: str, num_by
     sets = _gpu_sets(s, num_bytes) if s.gpu else max(1, min(CPU_SETS, CPU_ROTATE_BYTES // num_bytes))
     x, y = s.random(rows, width, dtype=dtype), s.random(rows, width, dtype=dtype)
     calls = [build(s.torch, x.clone() if sets > 1 else x, y.clone() if sets > 1 else y) for _ in range(sets)]
-    kept: list[object] = [None] * sets
+    results: list[object] = [None] * sets
 
     def call(i: int) -> None:
-        kept[i % sets] = calls[i % sets](i)
+        results[i % sets] = calls[i % sets](i)
 
     return (lambda i: calls[i % sets](i)) if s.gpu else call
 

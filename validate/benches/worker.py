@@ -43,9 +43,9 @@ def main(path: str) -> int:
     """Measure the phases that the file names. Exit status: 0 when done, 1 with a fault reported."""
     report = RankReport.to_parent()
     try:
-        told: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-        told |= {key: tuple(told[key]) for key in ("phases", "done")}
-        measure(SessionSettings(**told), report)
+        job: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        job |= {key: tuple(job[key]) for key in ("phases", "done")}
+        measure(SessionSettings(**job), report)
     except BaseException as exc:  # noqa: BLE001  whatever it is, the parent must be told
         report.fault(kind_of(exc), describe_error(exc))
         return 1
@@ -88,8 +88,8 @@ def begun(setting: SessionSettings, report: RankReport) -> Session:
         torch, setting.device, num_ranks=setting.num_ranks, threads=setting.threads, command=[setting.command]
     )
     # ranks of one run are one machine to a fit, whatever host they sit on
-    told = {**facts, "hostname": hosts[0], "num_hosts": len(hosts), "memory_cap_bytes": session.free_bytes}
-    report.sample({"kind": "machine", **told})
+    record = {**facts, "hostname": hosts[0], "num_hosts": len(hosts), "memory_cap_bytes": session.free_bytes}
+    report.sample({"kind": "machine", **record})
     return session
 
 
@@ -115,9 +115,9 @@ def _hosts(torch: Any, setting: SessionSettings, control: Any) -> list[str]:  # 
     """Names of the machines that take part, rank 0's first."""
     if control is None:
         return [host_name()]
-    told: list[Any] = [None] * setting.num_ranks
-    torch.distributed.all_gather_object(told, host_name(), group=control)
-    return list(dict.fromkeys(told))
+    hosts: list[Any] = [None] * setting.num_ranks
+    torch.distributed.all_gather_object(hosts, host_name(), group=control)
+    return list(dict.fromkeys(hosts))
 
 
 def _join(torch: Any, setting: SessionSettings, launch: Launch) -> Any:  # noqa: ANN401

@@ -23,7 +23,7 @@ ROUND_S: Final = 120.0  # of one round, and of the first results
 _LEAST: Final = 0.5  # of the minutes: played even where starting took more than the rest
 WRONG: Final = 1  # exit code: something computed wrongly
 LOST: Final = 5
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Burnt:
             "sound": self.verdict.ok and not self.wrong,
             "trouble": trouble,
             "wrong": self.wrong,
-            "ranks": [{"rank": rank, **told} for rank, told in sorted(self.ranks.items())],
+            "ranks": [{"rank": rank, **counts} for rank, counts in sorted(self.ranks.items())],
             "machine": self.machine,
         }
 
@@ -75,11 +75,11 @@ class Burnt:
         """For people: what was wrong by rank and check, then what was played."""
         found = [_wrong_line(row) for row in self.wrong]
         found += [] if self.verdict.ok else [f"trouble: {self.verdict}"]
-        for rank, told in sorted(self.ranks.items()):
-            if reasons := (told.get("clocks") or {}).get("throttled_by"):
+        for rank, counts in sorted(self.ranks.items()):
+            if reasons := (counts.get("clocks") or {}).get("throttled_by"):
                 found.append(f"rank {rank}: its clock was held back by {reasons}")
-        rounds = [told.get("rounds", 0) for told in self.ranks.values()]
-        checks: list[str] = next((told["checks"] for told in self.ranks.values() if "checks" in told), [])
+        rounds = [counts.get("rounds", 0) for counts in self.ranks.values()]
+        checks: list[str] = next((counts["checks"] for counts in self.ranks.values() if "checks" in counts), [])
         found.append(f"{len(self.ranks)} ranks, {min(rounds, default=0)} rounds of {', '.join(checks) or 'nothing'}")
         return [*found, "sound" if self.status == ExitCode.OK else "not sound"]
 
@@ -90,7 +90,7 @@ def _wrong_line(row: Mapping[str, Any]) -> str:
     return f"WRONG: rank {row['rank']}{where}: {row['check']}: {row['detail']} ({often})"
 
 
-def burn_in(job: Burn, say: Say) -> Burnt:
+def burn_in(job: Burn, print_line: PrintLine) -> Burnt:
     """Play rounds until the minutes are over or a rank is in trouble. Raises InputError for what is refused."""
     faults = running_jobs(job.num_ranks) if job.device == "cuda" else []
     launch = Launch.of_environment()
@@ -107,7 +107,7 @@ def burn_in(job: Burn, say: Say) -> Burnt:
             environments=[environment(job.device, job.threads) | {"RANK": str(rank)} for rank in ranks],
             scratch=scratch,
             memory_bytes=memory_limit(job.memory_fraction, launch.local_size) if job.device == "cpu" else None,
-            samples=lambda _, row: _take(found, row, say),
+            samples=lambda _, row: _take(found, row, print_line),
             peers=peers,
         )
         found.verdict = outcome.verdict
@@ -117,11 +117,11 @@ def burn_in(job: Burn, say: Say) -> Burnt:
         }
         if peers is not None:
             found.verdict = peers.settle("end", outcome.verdict)
-            _hear(found, peers.gather("burnt", {"ranks": found.ranks, "wrong": found.wrong}))
+            _merge_answers(found, peers.gather("burnt", {"ranks": found.ranks, "wrong": found.wrong}))
     return found
 
 
-def _take(found: Burnt, row: Mapping[str, Any], say: Say) -> None:
+def _take(found: Burnt, row: Mapping[str, Any], print_line: PrintLine) -> None:
     if row.get("kind") == "machine":
         found.machine = {key: value for key, value in row.items() if key != "kind"}
     elif row.get("kind") == "wrong":
@@ -130,13 +130,13 @@ def _take(found: Burnt, row: Mapping[str, Any], say: Say) -> None:
             known[0]["rounds"] += 1
             return
         found.wrong.append({**{key: value for key, value in row.items() if key != "kind"}, "rounds": 1})
-        say(f"rank {row['rank']}: {row['check']}: {row['detail']}")
+        print_line(f"rank {row['rank']}: {row['check']}: {row['detail']}")
 
 
-def _hear(found: Burnt, said: Mapping[int, Mapping[str, Any]]) -> None:
+def _merge_answers(found: Burnt, answers: Mapping[int, Mapping[str, Any]]) -> None:
     """Under a launcher each rank has a parent of its own."""
-    found.ranks = {int(rank): told for one in said.values() for rank, told in one["ranks"].items()}
-    found.wrong = [row for _, one in sorted(said.items()) for row in one["wrong"]]
+    found.ranks = {int(rank): counts for one in answers.values() for rank, counts in one["ranks"].items()}
+    found.wrong = [row for _, one in sorted(answers.items()) for row in one["wrong"]]
 
 
 def _deadlines(job: Burn, end_s: float) -> Deadlines:

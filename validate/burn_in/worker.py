@@ -18,9 +18,9 @@ def main(path: str) -> int:
     """Exit status: 0 when the time is over, 1 with a fault reported."""
     report = RankReport.to_parent()
     try:
-        told: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-        told |= {key: tuple(told[key]) for key in ("phases", "done")}
-        burn(begun(SessionSettings(**told), report))
+        job: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        job |= {key: tuple(job[key]) for key in ("phases", "done")}
+        burn(begun(SessionSettings(**job), report))
     except BaseException as exc:  # noqa: BLE001  whatever it is, the parent must be told
         report.fault(kind_of(exc), describe(exc))
         return 1
@@ -53,10 +53,10 @@ def _beside_each_other(s: Session, checks: list[Check]) -> None:
     if s.control is None:
         return
     device = s.torch.cuda.get_device_name() if s.gpu else ""
-    told: list[Any] = [None] * s.num_ranks
-    s.torch.distributed.all_gather_object(told, (device, [check.digest for check in checks]), group=s.control)
+    gathered: list[Any] = [None] * s.num_ranks
+    s.torch.distributed.all_gather_object(gathered, (device, [check.digest for check in checks]), group=s.control)
     for index, check in enumerate(checks):
-        alike = [digests[index] if name == device else None for name, digests in told]
+        alike = [digests[index] if name == device else None for name, digests in gathered]
         if s.setting.rank in outvoted(alike):
             _tell(s, check.name, 0, "its first result has other bits than most ranks' with this device")
 

@@ -23,21 +23,21 @@ class NeverSentError(Exception):
 
 
 class Channel:
-    """One rank's ends of all messages. told: a pipe on which the parent reads lines of JSON."""
+    """One rank's ends of all messages. reports: a pipe on which the parent reads lines of JSON."""
 
-    def __init__(self, folder: Path, rank: int, told: int) -> None:
-        self._folder, self.rank, self._told = folder, rank, told
-        self._asked = {rank}
+    def __init__(self, folder: Path, rank: int, reports: int) -> None:
+        self._folder, self.rank, self._reports = folder, rank, reports
+        self._requested = {rank}
         self._counts: Counter[tuple[str, int, tuple[int, ...]]] = Counter()
 
-    def tell(self, **what: Any) -> None:
+    def tell(self, **message: Any) -> None:
         """A line for the parent."""
-        os.write(self._told, (json.dumps({"rank": self.rank, **what}) + "\n").encode())
+        os.write(self._reports, (json.dumps({"rank": self.rank, **message}) + "\n").encode())
 
     def want(self, rank: int) -> None:
         """A rank that this one exchanges messages with, or that differs from it."""
-        if rank not in self._asked:
-            self._asked.add(rank)
+        if rank not in self._requested:
+            self._requested.add(rank)
             self.tell(want=rank)
 
     def publish(self, peer: int, group: tuple[int, ...], content: bytes | None) -> None:
@@ -55,16 +55,16 @@ class Channel:
     def receive(self, peer: int, group: tuple[int, ...], number: int) -> bytes:
         """Its content, once it is there. Raises NeverSentError where the peer has ended without it."""
         path, over = self._path(peer, self.rank, group, number), self._folder / f"over-{peer}"
-        what = f"message {number} from rank {peer} to rank {self.rank}, whose content the host needs"
-        told = False
+        content = f"message {number} from rank {peer} to rank {self.rank}, whose content the host needs"
+        reported = False
         while not path.exists():
             if over.exists() and not path.exists():
-                raise NeverSentError(f"{what}, is never sent with known values")
-            if not told:
-                self.tell(waits=what)
-                told = True
+                raise NeverSentError(f"{content}, is never sent with known values")
+            if not reported:
+                self.tell(waits=content)
+                reported = True
             time.sleep(_POLL_S)
-        if told:
+        if reported:
             self.tell(waits="")
         return path.read_bytes()
 
@@ -72,9 +72,9 @@ class Channel:
         """Nothing more will be sent."""
         (self._folder / f"over-{self.rank}").touch()
 
-    def _next(self, way: str, peer: int, group: tuple[int, ...]) -> int:
-        self._counts[way, peer, group] += 1
-        return self._counts[way, peer, group] - 1
+    def _next(self, direction: str, peer: int, group: tuple[int, ...]) -> int:
+        self._counts[direction, peer, group] += 1
+        return self._counts[direction, peer, group] - 1
 
     def _path(self, source: int, target: int, group: tuple[int, ...], number: int) -> Path:
         return self._folder / f"message-{source}-{target}-{crc32(repr(group).encode()):08x}-{number}"

@@ -168,8 +168,8 @@ def _users_part(error: BaseException) -> str:
     """The traceback from the first frame of the user's own code on, without this project's frames."""
     frames = traceback.extract_tb(error.__traceback__)
     own = str(Path(__file__).resolve().parent)
-    kept = [one for one in frames if not one.filename.startswith((own, "<frozen runpy>"))]
-    lines = ["Traceback (most recent call last):\n", *traceback.format_list(kept)]
+    own_frames = [one for one in frames if not one.filename.startswith((own, "<frozen runpy>"))]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(own_frames)]
     return "".join([*lines, *traceback.format_exception_only(error)])
 
 

@@ -102,14 +102,14 @@ class Collectives:
 
     def waited(self, work: object) -> None:
         """The current stream waits for a collective or a message."""
-        held = Recorder.works.pop(id(work), None)
-        if held is not None:
-            for number in held.numbers:
+        work_record = Recorder.works.pop(id(work), None)
+        if work_record is not None:
+            for number in work_record.numbers:
                 Recorder.write(Kind.WAIT_WORK, Recorder.stack[-1].number, number)
-            for arrive in held.arrive:
+            for arrive in work_record.arrive:
                 arrive()
 
-    def _message(self, original: Callable[..., Any], way: int) -> Callable[..., Any]:
+    def _message(self, original: Callable[..., Any], direction: int) -> Callable[..., Any]:
         """ProcessGroup.send or .recv, whose peer is a rank in the group."""
 
         @wraps(original)
@@ -121,12 +121,12 @@ class Collectives:
             self._channel.want(other)
             numbers, arrive = [], []
             for tensor in tensors:
-                if way == _SEND:
+                if direction == _SEND:
                     self._channel.publish(other, ranks, values.content(tensor))
                 else:
                     arrive += self._received(tensor, other, ranks)
                 if tensor.device.type == "cuda":
-                    numbers.append(self._written(way, ranks, other, tensor.numel() * tensor.element_size()))
+                    numbers.append(self._written(direction, ranks, other, tensor.numel() * tensor.element_size()))
             work = _over()
             pending = Pending(work, tuple(numbers), tuple(tensors), tuple(arrive))
             if self._batch is not None:
@@ -136,12 +136,12 @@ class Collectives:
 
         return call
 
-    def _written(self, way: int, ranks: tuple[int, ...], other: int, size: int) -> int:
+    def _written(self, direction: int, ranks: tuple[int, ...], other: int, size: int) -> int:
         """A message on the current stream: its number."""
         number = self.numbered()
         batch = -1 if self._batch is None else self._batch.number
         stream = Recorder.stack[-1].number
-        Recorder.write(Kind.MESSAGE, number, way, self._log.group(ranks), other, size, stream, batch)
+        Recorder.write(Kind.MESSAGE, number, direction, self._log.group(ranks), other, size, stream, batch)
         return number
 
     def _received(self, tensor: torch.Tensor, other: int, ranks: tuple[int, ...]) -> list[Callable[[], None]]:

@@ -135,10 +135,10 @@ def _recipe_faults(job: Job) -> list[Fault]:
         if find_spec(one) is None
     ]
     try:
-        said = json.loads(ordinary(Path(job.target), _MOST_BYTES).read_text(encoding="utf-8"))
+        recipe = json.loads(ordinary(Path(job.target), _MOST_BYTES).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as exc:
         return [*found, Fault(place=job.target, problem=f"no config.json: {exc}", remedy="one of Hugging Face's")]
-    if not isinstance(said, dict) or not isinstance(said.get("model_type"), str):
+    if not isinstance(recipe, dict) or not isinstance(recipe.get("model_type"), str):
         found.append(Fault(place=job.target, problem="has no model_type", remedy="a config.json of Hugging Face's"))
     return found
 
@@ -180,10 +180,10 @@ def _environment() -> dict[str, str]:
 
 def _error(job: Job, outcome: SupervisedOutcome, scratch: Path) -> BaseException:
     """What went wrong, in the program's words and then in ours."""
-    verdict, told = outcome.verdict, scratch / "traceback.txt"
+    verdict, traceback_file = outcome.verdict, scratch / "traceback.txt"
     if verdict.kind == "interrupted":
         return KeyboardInterrupt()
-    traceback = told.read_text(encoding="utf-8") if told.is_file() else ""
+    traceback = traceback_file.read_text(encoding="utf-8") if traceback_file.is_file() else ""
     where = f" (in {verdict.phase})" if verdict.phase and verdict.kind not in ("bad_plan", "failed") else ""
     remedies = {
         "hung": f"it did not reach the end of a step in {job.minutes:g} minutes: --minutes gives it more",

@@ -45,11 +45,11 @@ def compare_program(
         "notes": [str(note) for note in record.get("notes") or ()],
     }
     measured = record.get("memory") or {}
-    told = captured.get("memory") or {}
+    memory = captured.get("memory") or {}
     lines = [
-        Line(name=name, predicted=told[name], measured=measured[name])
+        Line(name=name, predicted=memory[name], measured=measured[name])
         for name in _MEMORY
-        if name in told and name in measured
+        if name in memory and name in measured
     ]
     if lines:
         found["memory"] = [line.as_json() for line in lines]
@@ -75,9 +75,9 @@ def _compare_collectives(found: dict[str, Any], ours: Sequence[Sequence[Any]], t
         (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if list(a) != list(b)),
         min(len(ours), len(theirs)),
     )
-    said = [f"{side[place][0]} of {side[place][1]} bytes" if place < len(side) else "none" for side in (ours, theirs)]
+    calls = [f"{side[place][0]} of {side[place][1]} bytes" if place < len(side) else "none" for side in (ours, theirs)]
     found["notes"].append(
-        f"collectives differ ({len(ours)} captured, {len(theirs)} played): number {place + 1} is {said[0]} captured, {said[1]} played"
+        f"collectives differ ({len(ours)} captured, {len(theirs)} played): number {place + 1} is {calls[0]} captured, {calls[1]} played"
     )
 
 

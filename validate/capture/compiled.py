@@ -143,8 +143,8 @@ class Compilers:
             with saved_tensors_hooks(_same, _same):  # a checkpoint around it counts what is saved
                 made(*tree_map_only(torch.Tensor, self._like, inputs))
         except Exception as exc:  # noqa: BLE001  whatever a compiler raises, the program itself can run
-            said = str(exc).strip().splitlines() or [""]
-            self.log.answer(f"torch.compile: not compiled, {type(exc).__name__}: {said[0][:100]}")
+            lines = str(exc).strip().splitlines() or [""]
+            self.log.answer(f"torch.compile: not compiled, {type(exc).__name__}: {lines[0][:100]}")
             return None
         finally:
             self.mode.paused -= 1
@@ -157,9 +157,9 @@ class Compilers:
         if not isinstance(tensor, torch.Tensor) or not tensor.is_cuda:
             return tensor  # as a DTensor's mesh
         if hasattr(tensor, "__tensor_flatten__") and not isinstance(tensor, FakeTensor):
-            names, told = tensor.__tensor_flatten__()
-            held = {name: self._like(getattr(tensor, name)) for name in names}
-            made = type(tensor).__tensor_unflatten__(held, told, tensor.size(), tensor.stride())
+            names, context = tensor.__tensor_flatten__()
+            inner = {name: self._like(getattr(tensor, name)) for name in names}
+            made = type(tensor).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
             return made.detach().requires_grad_(tensor.requires_grad)
         with self.mode.fake:
             one = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
@@ -195,7 +195,7 @@ class Runner:
             owner.mode.paused -= 1
         if owner.silent:
             return made
-        held = dict(zip(self._inputs, given, strict=True))
+        values = dict(zip(self._inputs, given, strict=True))
         given.clear()
         results = made if isinstance(made, list | tuple) else (made,)
         named = {name: one for name, one in zip(self._outputs, results, strict=True) if isinstance(one, torch.Tensor)}
@@ -208,26 +208,26 @@ class Runner:
                 begun[step.collective[0]] = owner.mode.collectives.compiled(*step.collective[1:])
             elif step.waits in begun:
                 Recorder.write(Kind.WAIT_WORK, Recorder.stack[-1].number, begun[step.waits])
-            self._ends(step, held, buffers, before=step.makes)
+            self._ends(step, values, buffers, before=step.makes)
             for name, size in step.makes.items():
                 if name in named:
                     owner.storages.see(named[name])
                 else:
                     buffers[name] = owner.storages.begin(size)
-            self._ends(step, held, buffers, before=None)
+            self._ends(step, values, buffers, before=None)
         for number in buffers.values():
             owner.storages.end(number)
         return made
 
     def _ends(
-        self, step: Step, held: dict[str, Any], buffers: dict[str, int], *, before: dict[str, int] | None
+        self, step: Step, values: dict[str, Any], buffers: dict[str, int], *, before: dict[str, int] | None
     ) -> None:
         """Buffers that are not needed on. before: those whose room a result of their size takes over go first."""
         for name in step.ends:
             if name in buffers and (before is None or self._owner.storages.size(buffers[name]) in before.values()):
                 self._owner.storages.end(buffers.pop(name))
             elif before is None:
-                held.pop(name, None)
+                values.pop(name, None)
 
     def _launch(self, step: Step) -> None:
         log = self._owner.log

@@ -39,12 +39,12 @@ class Fakes(FakeTensorMode):  # type: ignore[misc]
         """What torch's key tells apart, of plain values; of others torch's key."""
         found: list[Any] = [_OWN, func, torch.get_default_dtype(), torch._C._get_default_device()]
         found += torch.is_inference_mode_enabled(), get_proxy_mode() is not None
-        if self.shape_env is None and self._told(found, args) and self._told(found, kwargs.items()):
+        if self.shape_env is None and self._append_values(found, args) and self._append_values(found, kwargs.items()):
             return fake_tensor._DispatchCacheKey(tuple(found))
         return super()._cache_key(state, func, args, kwargs)
 
-    def _told(self, found: list[Any], values: Any) -> bool:
-        """Append what tells values apart; whether all of them are plain."""
+    def _append_values(self, found: list[Any], values: Any) -> bool:
+        """Append the values that distinguish a call to the key; whether all of them are plain."""
         for one in values:
             kind = type(one)
             if kind in _PLAIN:
@@ -56,7 +56,7 @@ class Fakes(FakeTensorMode):  # type: ignore[misc]
                 found += one.untyped_storage().nbytes(), one.requires_grad, one.is_inference()
             elif kind is list or kind is tuple:
                 found += kind, len(one)
-                if not self._told(found, one):
+                if not self._append_values(found, one):
                     return False
             else:
                 return False
@@ -74,18 +74,28 @@ class Fakes(FakeTensorMode):  # type: ignore[misc]
         self, state: Any, entry: Any, key: Any, func: Any, args: Sequence[Any]
     ) -> Any:
         """A result as an entry of the memo says, in one visit."""
-        told = entry.metadata
-        if told is None or entry.inplace_idx is not None or key.key[0] is not _OWN or told.is_conj or told.is_neg:
+        metadata = entry.metadata
+        if (
+            metadata is None
+            or entry.inplace_idx is not None
+            or key.key[0] is not _OWN
+            or metadata.is_conj
+            or metadata.is_neg
+        ):
             return super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
-        if told.layout is not torch.strided:
+        if metadata.layout is not torch.strided:
             return super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
         of = None if entry.view_idx is None else args[entry.view_idx].untyped_storage()
         with fake_tensor.in_kernel_invocation_manager(self):
             if of is None:
                 made = torch.empty_strided(
-                    told.shape, told.stride, dtype=told.dtype, device="meta", requires_grad=told.requires_grad
+                    metadata.shape,
+                    metadata.stride,
+                    dtype=metadata.dtype,
+                    device="meta",
+                    requires_grad=metadata.requires_grad,
                 )
             else:
-                made = torch.empty(0, dtype=told.dtype, device="meta", requires_grad=told.requires_grad)
-                made.set_(of, told.storage_offset, told.shape, told.stride)
-        return FakeTensor(self, made, told.device)
+                made = torch.empty(0, dtype=metadata.dtype, device="meta", requires_grad=metadata.requires_grad)
+                made.set_(of, metadata.storage_offset, metadata.shape, metadata.stride)
+        return FakeTensor(self, made, metadata.device)

@@ -37,10 +37,10 @@ class Log:
             return
         self.events.append([kind, *values])
 
-    def handled(self, what: int, phase: Phase, count: int = 1) -> None:
+    def handled(self, handle: int, phase: Phase, count: int = 1) -> None:
         """The host did something of `HOST` that launches nothing."""
         if self.detailed and self.counts_host and not self.closed:
-            self.host[phase][what] += count
+            self.host[phase][handle] += count
 
     def signature(self, one: Signature) -> int:
         """The number of an operator's signature."""
@@ -54,9 +54,9 @@ class Log:
         """The number of a process group."""
         return self.groups.setdefault(ranks, len(self.groups))
 
-    def answer(self, what: str) -> None:
+    def answer(self, question: str) -> None:
         """Something that only a real run knows was answered: what, and how often."""
-        self.answers[what] = self.answers.get(what, 0) + 1
+        self.answers[question] = self.answers.get(question, 0) + 1
 
     def as_json(self) -> dict[str, Any]:
         """What the file keeps of it."""

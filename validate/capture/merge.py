@@ -19,10 +19,10 @@ def merged(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         new = {name: [table.add(each) for each in one[name]] for name, table in tables.items()}
         events = [_moved(event, new["signatures"], new["names"], new["groups"]) for event in one["events"]]
         costs |= {str(new["signatures"][int(number)]): cost for number, cost in one.get("costs", {}).items()}
-        told_of = {name: one[name] for name in (*_RANK, "host") if name in one}
-        found.append({**told_of, "events": events})
-    told = {"costs": costs} if costs else {}
-    return {**{name: table.entries for name, table in tables.items()}, **told, "ranks": found}
+        facts = {name: one[name] for name in (*_RANK, "host") if name in one}
+        found.append({**facts, "events": events})
+    optional = {"costs": costs} if costs else {}
+    return {**{name: table.entries for name, table in tables.items()}, **optional, "ranks": found}
 
 
 def _moved(event: list[int], signatures: list[int], names: list[int], groups: list[int]) -> list[int]:

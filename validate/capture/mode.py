@@ -56,8 +56,8 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is _DEVICE and type(args[0]) is FakeTensor and not self.paused:
-            return self._device(args[0])
+        if func is _DEVICE and type(args[0]) is FakeTensor and not self.paused:  # an attribute: on a GPU no operator
+            return torch.device("meta") if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
         kwargs = {**kwargs, "pin_memory": False} if kwargs and kwargs.get("pin_memory") else kwargs or {}
         if kwargs.get("device") in _OTHERS:  # a rank's own GPU, by whatever number, is the one that there is
             kwargs = {**kwargs, "device": _GPU}
@@ -69,12 +69,6 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         if func is _WRAP:  # its fake operator would be another tensor, which nobody waits for
             return AsyncCollectiveTensor(args[0])
         return self._dispatched(func, types, args, kwargs)
-
-    def _device(self, tensor: FakeTensor) -> torch.device:
-        """Where a tensor says that it is, which torch asks more often than it runs operators."""
-        self._log.phase = self._modules.phase()
-        self._log.handled(VIEW, self._log.phase)
-        return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
     def _dispatched(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
@@ -213,11 +207,7 @@ def described(value: Any) -> Any:
 
 def _is_view(func: Any) -> bool:
     """No kernel: the result looks at what its argument holds."""
-    if func.namespace == "prim":
-        return True
-    if func.is_view:
-        return True
-    return func in _NO_KERNEL
+    return func.is_view or func in _NO_KERNEL
 
 
 aten, functional = torch.ops.aten, torch.ops._c10d_functional

@@ -47,14 +47,14 @@ class PlayedProgram:
 
 
 def play_program(
-    asked: PlayedProgram, *, files: Path | None = None, progress: Callable[[int, str], None] | None = None
+    request: PlayedProgram, *, files: Path | None = None, progress: Callable[[int, str], None] | None = None
 ) -> Record:
     """Play and capture. files: stem of the files beside the record; None writes none. Raises InputError before it starts."""
-    _check(asked)
+    _check(request)
     beside = files.with_name(f"{files.name}.capture.gz") if files is not None else None
-    capture = _capture(asked, beside, progress)
+    capture = _capture(request, beside, progress)
     with scratch_folder() as scratch:
-        (scratch / "job.json").write_text(json.dumps(_job(asked, scratch)), encoding="utf-8")
+        (scratch / "job.json").write_text(json.dumps(_job(request, scratch)), encoding="utf-8")
         outcome = supervise(
             [
                 [
@@ -64,50 +64,50 @@ def play_program(
                     "-m",
                     "validate.capture.player",
                     str(scratch / "job.json"),
-                    *asked.arguments,
+                    *request.arguments,
                 ]
             ]
-            * asked.ranks,
-            deadlines(asked.minutes),
-            environments=_environments(asked, scratch),
+            * request.ranks,
+            deadlines(request.minutes),
+            environments=_environments(request, scratch),
             scratch=scratch,
-            memory_bytes=memory_limit() if asked.device == "cpu" else None,
+            memory_bytes=memory_limit() if request.device == "cpu" else None,
             progress=progress,
         )
         trace = scratch / "rank0.json.gz"
-        collectives = _collectives(trace, asked.warm_up) if trace.is_file() else None
-        told = scratch / f"traceback-{outcome.verdict.rank}.txt"
-        traceback = told.read_text(encoding="utf-8") if told.is_file() else ""
-        kept = (
-            _keep(files, trace, None if isinstance(capture, str) else asked.capture or beside)
+        collectives = _collectives(trace, request.warm_up) if trace.is_file() else None
+        traceback_file = scratch / f"traceback-{outcome.verdict.rank}.txt"
+        traceback = traceback_file.read_text(encoding="utf-8") if traceback_file.is_file() else ""
+        files_kept = (
+            _keep(files, trace, None if isinstance(capture, str) else request.capture or beside)
             if outcome.verdict.ok
             else {}
         )
-    return _record(asked, outcome, capture, collectives, kept, traceback)
+    return _record(request, outcome, capture, collectives, files_kept, traceback)
 
 
-def _check(asked: PlayedProgram) -> None:
+def _check(request: PlayedProgram) -> None:
     faults: list[Fault] = []
-    there, what = (MAX_CPU_RANKS, "processes") if asked.device == "cpu" else (count_gpus(), "GPUs that torch sees")
-    if asked.ranks > there:
-        faults.append(Fault(place=f"--ranks {asked.ranks}", problem=f"there are {there} {what} here"))
-    if asked.device == "cuda":
+    there, noun = (MAX_CPU_RANKS, "processes") if request.device == "cpu" else (count_gpus(), "GPUs that torch sees")
+    if request.ranks > there:
+        faults.append(Fault(place=f"--ranks {request.ranks}", problem=f"there are {there} {noun} here"))
+    if request.device == "cuda":
         faults += running_jobs()
     if faults:
         raise InputError(faults)
 
 
-def _capture(asked: PlayedProgram, beside: Path | None, progress: Callable[[int, str], None] | None) -> Capture | str:
+def _capture(request: PlayedProgram, beside: Path | None, progress: Callable[[int, str], None] | None) -> Capture | str:
     """The same program captured for as many ranks: what is compared with what it does. beside: where to keep it. Text: why not."""
-    if asked.capture is not None:
-        found = read_capture(asked.capture)
-        if found.world_size != asked.ranks:
-            problem = f"was captured for {found.world_size} ranks, and {asked.ranks} are played"
-            raise InputError(Fault(place=str(asked.capture), problem=problem, remedy="--ranks"))
+    if request.capture is not None:
+        found = read_capture(request.capture)
+        if found.world_size != request.ranks:
+            problem = f"was captured for {found.world_size} ranks, and {request.ranks} are played"
+            raise InputError(Fault(place=str(request.capture), problem=problem, remedy="--ranks"))
         return found
     job = Job(
-        target=asked.target, arguments=asked.arguments, world_size=asked.ranks, gpus_per_node=asked.ranks,
-        device=asked.cluster.device, warm_up=asked.warm_up, minutes=asked.minutes,
+        target=request.target, arguments=request.arguments, world_size=request.ranks, gpus_per_node=request.ranks,
+        device=request.cluster.device, warm_up=request.warm_up, minutes=request.minutes,
     )  # fmt: skip
     try:
         data = captured_json(job, progress)
@@ -115,29 +115,29 @@ def _capture(asked: PlayedProgram, beside: Path | None, progress: Callable[[int,
         return str(exc.faults[0])
     if beside is not None:
         write_capture(beside, data)
-    return capture_of(data, asked.target)
+    return capture_of(data, request.target)
 
 
-def _job(asked: PlayedProgram, scratch: Path) -> dict[str, Any]:
+def _job(request: PlayedProgram, scratch: Path) -> dict[str, Any]:
     names = ("target", "ranks", "device", "warm_up", "steps", "threads", "command")
-    return {**{name: getattr(asked, name) for name in names}, "scratch": str(scratch)}
+    return {**{name: getattr(request, name) for name in names}, "scratch": str(scratch)}
 
 
-def _environments(asked: PlayedProgram, scratch: Path) -> list[dict[str, str]]:
+def _environments(request: PlayedProgram, scratch: Path) -> list[dict[str, str]]:
     """As torchrun sets them; gloo stays on this machine."""
     home = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
     common = {
-        "PYTHONPATH": path, "OMP_NUM_THREADS": str(asked.threads), "WORLD_SIZE": str(asked.ranks), "LOCAL_WORLD_SIZE": str(asked.ranks),
+        "PYTHONPATH": path, "OMP_NUM_THREADS": str(request.threads), "WORLD_SIZE": str(request.ranks), "LOCAL_WORLD_SIZE": str(request.ranks),
         "SHARDWISE_RENDEZVOUS": str(scratch / "rendezvous"), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
     }  # fmt: skip
-    if asked.device == "cpu":
+    if request.device == "cpu":
         common |= {
             **KEEP_FREED_MEMORY,
             "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
             "CUDA_VISIBLE_DEVICES": "",
         }
-    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(asked.ranks)]
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(request.ranks)]
 
 
 # -- what came of it
@@ -183,15 +183,15 @@ def _keep(stem: Path | None, trace: Path, capture: Path | None) -> dict[str, str
 
 
 def _record(
-    asked: PlayedProgram,
+    request: PlayedProgram,
     outcome: SupervisedOutcome,
     capture: Capture | str,
     collectives: list[list[Any]] | None,
-    kept: Mapping[str, str],
+    files_kept: Mapping[str, str],
     traceback: str,
 ) -> Record:
     """One line of the results file, as `validate.run_plan` writes those of plans."""
-    told = [{**outcome.partials.get(r, {}), **outcome.results.get(r, {})} for r in range(asked.ranks)]
+    results = [{**outcome.partials.get(r, {}), **outcome.results.get(r, {})} for r in range(request.ranks)]
     verdict = outcome.verdict
     lines = (traceback or outcome.stderr.get(verdict.rank or 0, "")).strip().splitlines()
     trouble = {"rank": verdict.rank, "phase": verdict.phase, "detail": verdict.detail, "stderr": lines[-5:]}
@@ -199,22 +199,24 @@ def _record(
         "kind": "run",
         "schema_version": SCHEMA_VERSION,
         "date": dt.datetime.now(dt.UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z"),
-        "command": asked.command,
+        "command": request.command,
         "mode": "program",
-        "device": asked.device,
-        "notes": [*_notes(asked), *([f"not captured: {capture}"] if isinstance(capture, str) else [])],
+        "device": request.device,
+        "notes": [*_notes(request), *([f"not captured: {capture}"] if isinstance(capture, str) else [])],
         "verdict": verdict.kind,
         "partial": not verdict.ok,
         "trouble": None if verdict.ok else trouble,
-        "program": {"target": asked.target, "arguments": list(asked.arguments), "warm_up": asked.warm_up},
-        "num_ranks": asked.ranks,
-        "machine": told[0].get("machine"),
-        "time": times([part.get("step_times_s", []) for part in told], {}),
-        "memory": told[0].get("memory") or None,
-        "memory_by_rank": [(part.get("memory") or {}).get("peak_bytes") for part in told] if len(told) > 1 else None,
+        "program": {"target": request.target, "arguments": list(request.arguments), "warm_up": request.warm_up},
+        "num_ranks": request.ranks,
+        "machine": results[0].get("machine"),
+        "time": times([part.get("step_times_s", []) for part in results], {}),
+        "memory": results[0].get("memory") or None,
+        "memory_by_rank": [(part.get("memory") or {}).get("peak_bytes") for part in results]
+        if len(results) > 1
+        else None,
         "collectives": collectives,
-        "captured": None if isinstance(capture, str) else _as_captured(capture, asked.device),
-        "files": dict(kept),
+        "captured": None if isinstance(capture, str) else _as_captured(capture, request.device),
+        "files": dict(files_kept),
     }
 
 
@@ -227,7 +229,7 @@ def _as_captured(capture: Capture, device: str) -> dict[str, Any]:
     }
 
 
-def _notes(asked: PlayedProgram) -> list[str]:
-    if asked.device == "cuda":
+def _notes(request: PlayedProgram) -> list[str]:
+    if request.device == "cuda":
         return []
     return ["played on a CPU: CUDA devices are the CPU, NCCL is gloo, and operators are those that torch has for a CPU"]

@@ -171,8 +171,8 @@ class _Steps:
             (e["ts"], e["ts"] + e["dur"]) for e in events if e.get("name") == name and e.get("cat") == "user_annotation"
         )
         data["traceEvents"] = [e for e in events if e.get("cat") in _KEPT and begin <= e["ts"] <= end]
-        told = {"rank": int(os.environ["RANK"]), "world_size": self._job["ranks"]}
-        data["distributedInfo"] = {**(data.get("distributedInfo") or {}), **told}
+        identity = {"rank": int(os.environ["RANK"]), "world_size": self._job["ranks"]}
+        data["distributedInfo"] = {**(data.get("distributedInfo") or {}), **identity}
         path.with_suffix(".json.gz").write_bytes(gzip.compress(json.dumps(data).encode(), mtime=0))
         return _bytes(events, begin, end, kind)
 

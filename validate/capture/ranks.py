@@ -45,7 +45,7 @@ class Ranks:
     explain: Callable[[BaseException], tuple[str, str]]
     report: RankReport
     _pids: dict[int, int] = field(default_factory=dict)  # of those that run, by rank
-    _asked: list[int] = field(default_factory=list)
+    _captured_ranks: list[int] = field(default_factory=list)
     _waits: dict[int, str] = field(default_factory=dict)
     _faults: dict[int, tuple[str, str]] = field(default_factory=dict)
     _ends: tuple[int, int] = (0, 0)
@@ -66,24 +66,24 @@ class Ranks:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
-        return sorted(self._asked)
+        return sorted(self._captured_ranks)
 
     def _start(self, rank: int) -> None:
-        if rank in self._asked:
+        if rank in self._captured_ranks:
             return
-        if len(self._asked) == MOST:
+        if len(self._captured_ranks) == MOST:
             raise RefusedError(
                 f"more than {MOST} ranks exchange messages with one another: capture fewer ranks (--ranks), "
                 "or use a collective where all ranks of a group do the same"
             )
-        self._asked.append(rank)
+        self._captured_ranks.append(rank)
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
             self._child(rank)
         self._pids[rank] = pid
-        if len(self._asked) > 1:
+        if len(self._captured_ranks) > 1:
             self.report.phase(f"rank {rank}")
 
     def _child(self, rank: int) -> None:
@@ -110,19 +110,19 @@ class Ranks:
         while not text.endswith(b"\n"):
             text += os.read(self._ends[0], 1 << 16)
         for line in text.splitlines():
-            self._told(json.loads(line))
+            self._take_message(json.loads(line))
 
-    def _told(self, what: dict[str, Any]) -> None:
-        rank = what["rank"]
+    def _take_message(self, message: dict[str, Any]) -> None:
+        rank = message["rank"]
         self._still_s = time.monotonic()
-        if "waits" in what:
-            self._waits[rank] = what["waits"]
-        if "phase" in what and rank == self._asked[0]:
-            self.report.phase(what["phase"])
-        if "fault" in what:
-            self._faults[rank] = tuple(what["fault"])
-        if "want" in what:
-            self._start(what["want"])
+        if "waits" in message:
+            self._waits[rank] = message["waits"]
+        if "phase" in message and rank == self._captured_ranks[0]:
+            self.report.phase(message["phase"])
+        if "fault" in message:
+            self._faults[rank] = tuple(message["fault"])
+        if "want" in message:
+            self._start(message["want"])
 
     def _reap(self) -> None:
         for rank, pid in list(self._pids.items()):
@@ -143,7 +143,7 @@ class Ranks:
                 f"rank {rank}: its process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}",
             )
         kind, text = self._faults[rank]
-        return kind, text if len(self._asked) == 1 else f"rank {rank}: {text}"
+        return kind, text if len(self._captured_ranks) == 1 else f"rank {rank}: {text}"
 
     def _check_stuck(self) -> None:
         """Ranks that all wait for one another's messages."""

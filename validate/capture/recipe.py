@@ -27,9 +27,9 @@ def main(config_file: str, recipe: str, seq_len: str, micro_batch_size: str) -> 
     import transformers
 
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    said = json.loads(Path(config_file).read_text(encoding="utf-8"))
+    settings = json.loads(Path(config_file).read_text(encoding="utf-8"))
     try:
-        config = transformers.AutoConfig.for_model(**said)
+        config = transformers.AutoConfig.for_model(**settings)
     except ValueError as exc:
         problem = str(exc).splitlines()[0]
         raise RefusedError(

@@ -14,8 +14,8 @@ from validate.capture.ranks import RefusedError
 
 def in_a_line(error: BaseException) -> str:
     """An exception of the program's: what happened, and what to do where that is known."""
-    said = str(error).strip().splitlines()
-    line = f"the program raised {type(error).__name__}{f': {said[0]}' if said else ''}"
+    lines = str(error).strip().splitlines()
+    line = f"the program raised {type(error).__name__}{f': {lines[0]}' if lines else ''}"
     if len(line) > _LONGEST:
         line = f"{line[:_LONGEST]} …"
     return f"{line}; {remedy}" if (remedy := _remedy(error, str(error))) else line
@@ -24,20 +24,20 @@ def in_a_line(error: BaseException) -> str:
 _LONGEST = 300  # characters of somebody else's message: torch lists every backend that it knows
 
 
-def _remedy(error: BaseException, said: str) -> str:
+def _remedy(error: BaseException, message: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         return f"install {package} beside shardwise: {sys.executable} -m pip install …"
     if isinstance(error, FileNotFoundError):
         return "a capture reads your data: give the path from this folder, or let the script make data up"
-    if "data pointer" in said:
+    if "data pointer" in message:
         return "a kernel of your own has no address to work on: make it a torch.library.custom_op with register_fake"
     if (
         type(error).__name__ in ("UnsupportedOperatorException", "UnsupportedFakeTensorException")
-        or "fake impl" in said
+        or "fake impl" in message
     ):
         return 'say what the operator returns: torch.library.register_fake("NAME")(function of the same arguments)'
-    if isinstance(error, NotImplementedError) and "'CUDA' backend" in said:
+    if isinstance(error, NotImplementedError) and "'CUDA' backend" in message:
         return "there is no GPU to run it: its tensors must be made inside the capture, by torch's own operators"
     return ""
 
@@ -77,10 +77,10 @@ class Properties:
 def without_sensors() -> None:
     """What only a GPU's own sensors could say."""
     for name in ("temperature", "power_draw", "clock_rate", "device_memory_used", "list_gpu_processes"):
-        setattr(torch.cuda, name, _asked(name))
+        setattr(torch.cuda, name, _refused(name))
 
 
-def _asked(name: str) -> Any:
+def _refused(name: str) -> Any:
     def answer(*_: object, **__: object) -> Never:
         raise RefusedError(f"the program asks torch.cuda.{name}() of the GPU, and a capture has none: leave it out")
 

@@ -90,15 +90,18 @@ class Routing:
 
     def _different(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[..., Any]) -> Any:
         """Values, where each came from, how often each is there; None along a dimension."""
-        told = {one.name: one.default_value for one in func._schema.arguments} | dict(kwargs)
-        told |= dict(zip([one.name for one in func._schema.arguments], args, strict=False))
-        if told.get("dim") is not None:
+        arguments = {one.name: one.default_value for one in func._schema.arguments} | dict(kwargs)
+        arguments |= dict(zip([one.name for one in func._schema.arguments], args, strict=False))
+        if arguments.get("dim") is not None:
             return None
         one, size = args[0], args[0].numel()
         self._answer(f"which of {size:,} values differ: all of them")
-        asked = [tuple(one.shape) if told["return_inverse"] else (0,), (size,) if told["return_counts"] else (0,)]
+        extra_shapes = [
+            tuple(one.shape) if arguments["return_inverse"] else (0,),
+            (size,) if arguments["return_counts"] else (0,),
+        ]
         empty = aten.empty.memory_format
-        others = (run(empty, (shape,), {"dtype": torch.int64, "device": one.device}) for shape in asked)
+        others = (run(empty, (shape,), {"dtype": torch.int64, "device": one.device}) for shape in extra_shapes)
         return (run(empty, ((size,),), {"dtype": one.dtype, "device": one.device}), *others)
 
     def _true(self, mask: torch.Tensor, beside: torch.Tensor) -> int:
@@ -108,9 +111,9 @@ class Routing:
         if real is not None:
             return int(torch.count_nonzero(real.expand(torch.broadcast_shapes(mask.shape, beside.shape))))
         if share is None:
-            whole: int = torch.broadcast_shapes(mask.shape, beside.shape).numel()
-            self._answer(f"a mask of {whole:,} places whose values nobody knows: all are chosen")
-            return whole
+            numel: int = torch.broadcast_shapes(mask.shape, beside.shape).numel()
+            self._answer(f"a mask of {numel:,} places whose values nobody knows: all are chosen")
+            return numel
         count: int = round(mask.numel() * share)
         self._answer(f"a mask of {mask.numel():,} places that a router made: {count:,} are chosen, as with equal parts")
         return count
@@ -139,8 +142,13 @@ class Routing:
         """Choices compared with all that there are, as `one_hot` does on tensors without values: each is one of them."""
         for every, choices in (read, read[::-1]):
             real: Any = values.known(every) if choices.dtype == every.dtype == torch.int64 else None
-            whole = 1 < every.numel() < mask.numel() == every.numel() * choices.numel()
-            if real is not None and whole and values.known(choices) is None and real.unique().numel() == real.numel():
+            is_product = 1 < every.numel() < mask.numel() == every.numel() * choices.numel()
+            if (
+                real is not None
+                and is_product
+                and values.known(choices) is None
+                and real.unique().numel() == real.numel()
+            ):
                 self._active = True
                 _keep(mask, 1 / every.numel())
 
@@ -156,8 +164,8 @@ class Routing:
         parts[uneven : uneven + more] += 1
         parts[:uneven] = most
         values.give(counts, parts.view(counts.shape), assumed=True)
-        said = f"{most:,}, then " * uneven + (f"{equal:,}" if not more else f"{equal:,} or {equal + 1:,}")
-        self._answer(f"how many of {total:,} choices of a router fall on each of {bins:,} experts: {said}")
+        text = f"{most:,}, then " * uneven + (f"{equal:,}" if not more else f"{equal:,} or {equal + 1:,}")
+        self._answer(f"how many of {total:,} choices of a router fall on each of {bins:,} experts: {text}")
 
 
 def _share(mask: torch.Tensor) -> float | None:

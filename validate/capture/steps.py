@@ -87,10 +87,10 @@ def _count_nodes(log: Log) -> None:
 
     def counted(results: Any, *args: Any, **kwargs: Any) -> Any:
         if log.detailed:
-            for what, count in _nodes([one.grad_fn for one in results if one.grad_fn is not None]).items():
-                log.handled(what, Phase.BACKWARD, count)
-                if what != NODE:
-                    log.handled(what, Phase.FORWARD, count)  # where the node was made
+            for name, count in _nodes([one.grad_fn for one in results if one.grad_fn is not None]).items():
+                log.handled(name, Phase.BACKWARD, count)
+                if name != NODE:
+                    log.handled(name, Phase.FORWARD, count)  # where the node was made
         return run(results, *args, **kwargs)
 
     for module in (torch.autograd, torch.autograd.graph):

@@ -20,13 +20,13 @@ def install() -> None:
     """For what is imported from now on."""
     if find_spec("triton") is not None:
         return
-    original, whole = builtins.__import__, _Module("triton")
+    original, triton = builtins.__import__, _Module("triton")
 
     def found(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:  # noqa: A002
         asks = (globals or {}).get("__name__") or ""
         if level or name.partition(".")[0] != "triton" or asks.partition(".")[0] == "torch":
             return original(name, globals, locals, fromlist, level)
-        module: Any = whole
+        module: Any = triton
         for part in name.split(".")[1:] if fromlist else ():
             module = getattr(module, part)
         return module

@@ -45,10 +45,10 @@ def known(tensor: torch.Tensor) -> torch.Tensor | None:
 def promise(tensor: torch.Tensor, content: Callable[[], bytes]) -> None:
     """The values of a tensor arrive when somebody asks for them."""
     shape, dtype, (offset, size, stride) = tensor.shape, tensor.dtype, _place(tensor)
-    whole = tensor.untyped_storage().nbytes()
+    num_bytes = tensor.untyped_storage().nbytes()
 
     def twin() -> torch.UntypedStorage:
-        storage = torch.UntypedStorage(whole)
+        storage = torch.UntypedStorage(num_bytes)
         view = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
         view.copy_(torch.frombuffer(bytearray(content()), dtype=dtype).view(shape))
         return storage
@@ -140,13 +140,13 @@ def follow(
 
 def _with_values(found: Any, read: list[Any], made: list[Any], results: list[torch.Tensor]) -> Any:
     """Results on the GPU get their twins; those on the CPU are real."""
-    held = {id(one): one for one in read if not isinstance(one, FakeTensor)}
+    with_values = {id(one): one for one in read if not isinstance(one, FakeTensor)}
     assumed = any(getattr(one.untyped_storage(), _ASSUMED, False) for one in read if isinstance(one, FakeTensor))
     replaced: dict[int, torch.Tensor] = {}
     for fake, real in zip(made, results, strict=True):
         if fake.device.type == "cpu":
             replaced[id(fake)] = real
-        elif getattr(fake.untyped_storage(), _TWIN, None) is None and id(fake) not in held:
+        elif getattr(fake.untyped_storage(), _TWIN, None) is None and id(fake) not in with_values:
             give(fake, real, assumed=assumed)
     return trees.mapped(found, lambda one: replaced.get(id(one), one)) if replaced else found
 

@@ -67,10 +67,10 @@ def rank_name(sample: Sample) -> str:
     return f"rank {sample.rank}" + (f" on {sample.host}" if sample.host else "")
 
 
-def against_peers(told: Measured) -> dict[Component, list[float]]:
+def against_peers(run: Measured) -> dict[Component, list[float]]:
     """Each rank's log times less the median of all ranks for the same thing; only what three ranks or more have measured."""
     columns: dict[tuple[str, str], dict[Component, float]] = {}
-    for part, keys in told.items():
+    for part, keys in run.items():
         for key, log in keys.items() if part.what == "gpu" else ():
             columns.setdefault((part.category, key), {})[part] = log
     found: dict[Component, list[float]] = {}
@@ -95,8 +95,8 @@ def against_baseline(new: Measured, old: Measured) -> dict[Component, list[float
 def pooled(baselines: list[dict[Component, dict[str, float]]]) -> dict[Component, dict[str, float]]:
     """The median of several files' log times."""
     found: dict[Component, dict[str, list[float]]] = {}
-    for told in baselines:
-        for part, keys in told.items():
+    for run in baselines:
+        for part, keys in run.items():
             for key, log in keys.items():
                 found.setdefault(part, {}).setdefault(key, []).append(log)
     return {part: {key: statistics.median(logs) for key, logs in keys.items()} for part, keys in found.items()}

@@ -48,7 +48,7 @@ class Finding:
         return f"{self.kind}: {self.component}: {than}, confidence {100 * self.confidence:.4g} %"
 
     def as_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {
+        data: dict[str, Any] = {
             "kind": self.kind,
             "what": self.component.what,
             "who": self.component.who,
@@ -56,19 +56,19 @@ class Finding:
         }
         if self.judged is not None:
             one = self.judged
-            told |= {"ratio": one.ratio, "low": one.low, "high": one.high, "count": one.count}
-        return told | {"confidence": self.confidence, "detail": self.detail}
+            data |= {"ratio": one.ratio, "low": one.low, "high": one.high, "count": one.count}
+        return data | {"confidence": self.confidence, "detail": self.detail}
 
 
 def check(new: SampleFile, baselines: Sequence[SampleFile], threshold: float = THRESHOLD) -> list[Finding]:
     """Everything that was found of `new`, bad or not, in the order of its parts. baselines: earlier files, oldest first."""
-    told, earlier = measured(new), [measured(one) for one in baselines]
-    found = [*slow(told, threshold), *failures(new)]
+    latest, earlier = measured(new), [measured(one) for one in baselines]
+    found = [*slow(latest, threshold), *failures(new)]
     if earlier:
         before = pooled(earlier)
-        found += [*_changed(told, before, threshold), *_missing(told, before)]
+        found += [*_changed(latest, before, threshold), *_missing(latest, before)]
         if len(earlier) + 1 >= _FEWEST_RUNS:
-            found += _drifts([*earlier, told], threshold)
+            found += _drifts([*earlier, latest], threshold)
     return sorted(found, key=lambda one: (one.component, one.kind))
 
 
@@ -92,9 +92,9 @@ def _whole_ranks(logs: Mapping[Component, Sequence[float]]) -> dict[Component, l
     return found
 
 
-def slow(told: Measured, threshold: float) -> Iterator[Finding]:
+def slow(run: Measured, threshold: float) -> Iterator[Finding]:
     """Ranks that are slower than their peers in this file: by the threshold, by the healthy ones' spread, and surely."""
-    judged = _judged(against_peers(told))
+    judged = _judged(against_peers(run))
     p = corrected({part: one.p_slower for part, one in judged.items()})
     for part, one in judged.items():
         peers = [np.log(other.ratio) for who, other in judged.items() if who.category == part.category and who != part]
@@ -105,8 +105,8 @@ def slow(told: Measured, threshold: float) -> Iterator[Finding]:
         )
 
 
-def _changed(told: Measured, before: Measured, threshold: float) -> Iterator[Finding]:
-    judged = _judged(against_baseline(told, before))
+def _changed(run: Measured, before: Measured, threshold: float) -> Iterator[Finding]:
+    judged = _judged(against_baseline(run, before))
     slower = corrected({part: one.p_slower for part, one in judged.items()})
     faster = corrected({part: one.p_faster for part, one in judged.items()})
     for part, one in judged.items():
@@ -123,8 +123,8 @@ def _changed(told: Measured, before: Measured, threshold: float) -> Iterator[Fin
             yield Finding(kind="ok", component=part, judged=one, confidence=sure, detail="the baseline")
 
 
-def _missing(told: Measured, before: Measured) -> Iterator[Finding]:
-    for part in before.keys() - told.keys():
+def _missing(run: Measured, before: Measured) -> Iterator[Finding]:
+    for part in before.keys() - run.keys():
         yield Finding(kind="missing", component=part, detail="in the baseline, and not measured now")
 
 

@@ -32,8 +32,8 @@ class Node:
         return max(bad, key=lambda one: one.judged.ratio if one.judged is not None else math.inf, default=None)
 
     def as_json(self) -> dict[str, Any]:
-        told = {"node": self.name, "device": self.device, "runs": self.runs, "date": self.date}
-        return {**told, "worse": self.worst is not None, "findings": [one.as_json() for one in self.findings]}
+        data = {"node": self.name, "device": self.device, "runs": self.runs, "date": self.date}
+        return {**data, "worse": self.worst is not None, "findings": [one.as_json() for one in self.findings]}
 
 
 def fleet(runs: Sequence[SampleFile], threshold: float = THRESHOLD) -> list[Node]:
@@ -59,9 +59,9 @@ def nodes_of(run: SampleFile) -> list[str]:
 def _of_kind(
     device: str, names: Sequence[str], newest: Mapping[str, SampleFile], count: Mapping[str, int], threshold: float
 ) -> list[Node]:
-    told = {part: keys for name in names for part, keys in _measured(name, newest[name]).items()}
+    keys_of_part = {part: keys for name in names for part, keys in _measured(name, newest[name]).items()}
     judged: dict[str, list[Finding]] = {name: [] for name in names}
-    for finding in slow(told, threshold) if len(names) >= FEWEST else ():
+    for finding in slow(keys_of_part, threshold) if len(names) >= FEWEST else ():
         judged[finding.component.who].append(finding)
     return [
         Node(

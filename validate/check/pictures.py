@@ -24,11 +24,11 @@ _GREY, _FLAG = "0.75", "--plot"
 def levels(runs: Sequence[SampleFile]) -> tuple[list[str], dict[Component, list[float | None]]]:
     """(dates, times of each part over the first run's that has it), runs oldest first; None where a run has it not."""
     ordered = sorted(runs, key=lambda one: one.machine.text("date"))
-    told = [measured(run) for run in ordered]
+    measured_runs = [measured(run) for run in ordered]
     found: dict[Component, list[float | None]] = {}
-    for part in sorted({part for one in told for part in one}):
-        first = next(one for one in told if part in one)
-        logs = [level(one, first, part) for one in told]
+    for part in sorted({part for one in measured_runs for part in one}):
+        first = next(one for one in measured_runs if part in one)
+        logs = [level(one, first, part) for one in measured_runs]
         found[part] = [None if log is None else math.exp(log) for log in logs]
     return [run.machine.text("date")[:16] or "undated" for run in ordered], found
 

@@ -74,8 +74,8 @@ def prometheus(found: Sequence[Finding], new: SampleFile) -> str:
 
 
 def _gauges(found: Sequence[Finding], machine: str) -> Iterator[str]:
-    def label(**told: str) -> str:
-        quoted = (f'{k}="{v.translate(_ESCAPED)}"' for k, v in told.items())
+    def label(**labels: str) -> str:
+        quoted = (f'{k}="{v.translate(_ESCAPED)}"' for k, v in labels.items())
         return "{" + ",".join(quoted) + "}"
 
     parts = [
@@ -92,15 +92,15 @@ def _gauges(found: Sequence[Finding], machine: str) -> Iterator[str]:
     ]
     yield "# HELP shardwise_time_ratio Time against peers or against the baseline."
     yield "# TYPE shardwise_time_ratio gauge"
-    for one, told in parts:
+    for one, labels in parts:
         if one.judged is not None:
-            yield f"shardwise_time_ratio{label(**told, against=one.detail)} {one.judged.ratio:.6g}"
+            yield f"shardwise_time_ratio{label(**labels, against=one.detail)} {one.judged.ratio:.6g}"
     yield "# HELP shardwise_bad 1 for a part of the machine that is worse, by what was found."
     yield "# TYPE shardwise_bad gauge"
     for part in dict.fromkeys(one.component for one in found):
         kinds = sorted({one.kind for one in found if one.component == part and one.bad})
-        told = {"machine": machine, "part": part.what, "who": part.who, "category": part.category}
-        yield f"shardwise_bad{label(**told, found=','.join(kinds) or 'ok')} {int(bool(kinds))}"
+        labels = {"machine": machine, "part": part.what, "who": part.who, "category": part.category}
+        yield f"shardwise_bad{label(**labels, found=','.join(kinds) or 'ok')} {int(bool(kinds))}"
 
 
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})

@@ -62,7 +62,7 @@ def compare_run(
     if reason and record.get("time"):
         notes.append(f"time is not compared: {reason} (--cluster names another)")
     if machine is not None and not reason and (record.get("time") or run.on_gpu):
-        prediction = _timed(found, run, machine, calibration, told=cluster is not None or nodes is not None)
+        prediction = _timed(found, run, machine, calibration, named=cluster is not None or nodes is not None)
     if record.get("memory"):
         compare_memory(found, run, prediction, machine.device if machine is not None else None)
     machine_then = record.get("machine") or {}
@@ -74,7 +74,7 @@ def compare_run(
 
 
 def _timed(
-    found: dict[str, Any], run: Run, machine: Cluster, calibration: str | None, *, told: bool
+    found: dict[str, Any], run: Run, machine: Cluster, calibration: str | None, *, named: bool
 ) -> Prediction | None:
     """Compare time, where it can be predicted; what cannot is a note, and bytes are compared all the same.
 
@@ -84,7 +84,7 @@ def _timed(
         numbers = run.calibration(calibration, machine)
         prediction = predict(run.model, run.plan, machine, numbers, run.stack)
     except InputError as exc:
-        if told or calibration is not None:
+        if named or calibration is not None:
             raise
         found["notes"] += [f"time is not compared: {fault}" for fault in exc.faults]
         return None

@@ -69,10 +69,10 @@ def _stage_lines(run: Run, granularity: int, beside: int) -> list[Line]:
 
     A rank that was asked for stands for itself.
     """
-    if run.stage == 0 and (told := run.record.get("memory_by_stage")):
+    if run.stage == 0 and (by_stage := run.record.get("memory_by_stage")):
         return [
             Line(name=f"{name} of stage {stage}_bytes", predicted=ours + beside, measured=theirs)
-            for stage, one in enumerate(told[1:], 1)
+            for stage, one in enumerate(by_stage[1:], 1)
             for name, ours, theirs in _peaks(_of_stage(run, granularity, stage), one)
         ]
     peaks, stages = run.record.get("memory_by_rank") or [], run.plan.pp

@@ -88,8 +88,8 @@ class Run:
         """The cluster to predict for: the one named, or the study's; None where nothing says which."""
         if name is not None:
             return Cluster.load(name, nodes)
-        told = (self.record.get("study") or {}).get("cluster")
-        return Cluster.parse(told, "run: study.cluster", ClusterError) if told else None
+        cluster = (self.record.get("study") or {}).get("cluster")
+        return Cluster.parse(cluster, "run: study.cluster", ClusterError) if cluster else None
 
     def calibration(self, name: str | None, cluster: Cluster) -> Calibration | None:
         """The calibration to predict with: the one named, the study's, or None for the device's own."""
@@ -107,9 +107,9 @@ class Run:
 
 def _device(record: Mapping[str, Any]) -> str:
     """Records of before it was written down: the caching allocator tells a GPU."""
-    told = record.get("device")
-    if isinstance(told, str):
-        return told
+    device = record.get("device")
+    if isinstance(device, str):
+        return device
     return "cuda" if "peak_reserved_bytes" in (record.get("memory") or {}) else "cpu"
 
 

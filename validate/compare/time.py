@@ -94,10 +94,10 @@ def _parts(prediction: Prediction, run: Run, profile: Mapping[str, Any], median_
     ours: dict[str, float] = {}
     joined = {**_TIME, "norm": "elementwise"} if run.stack.kernels.norm == "eager" else _TIME
     for name, seconds in prediction.breakdown.items():
-        kind, _, what = name.partition(":")
+        kind, _, detail = name.partition(":")
         if alone and kind in _COMMUNICATION:
             continue
-        part = f"exposed {what}" if what else joined.get(name, name)
+        part = f"exposed {detail}" if detail else joined.get(name, name)
         ours[part] = ours.get(part, 0.0) + seconds
     for name, share in _recomputed(prediction, selective=run.plan.recompute.mode == "selective").items():
         part = joined.get(name, name)
@@ -135,8 +135,8 @@ def predicted_phases(prediction: Prediction, *, alone: bool = False) -> dict[str
     of what collectives cost.
     """
     seconds = _compute_only(prediction.timeline) if alone else _borders(prediction.timeline)
-    whole = prediction.step_s - (_communication_s(prediction) if alone else 0.0)
-    rest = whole - sum(seconds.values())
+    step_s = prediction.step_s - (_communication_s(prediction) if alone else 0.0)
+    rest = step_s - sum(seconds.values())
     played = seconds["forward"] + seconds["backward"]
     for name in ("forward", "backward"):
         seconds[name] += rest * seconds[name] / played if played else 0.0

@@ -88,9 +88,9 @@ def seconds(
     best = np.full_like(p.m, np.inf)
     for tm, tn in tiles:
         waves = np.ceil(p.m / tm) * np.ceil(p.n / tn) / sms
-        whole = waves >= 1
-        split = np.where(whole, 1.0, np.minimum(MAX_SPLIT_K, np.floor(1 / np.minimum(waves, 1))))
-        waves = np.where(whole, (1 - c["alpha"]) * waves + c["alpha"] * np.ceil(waves), 1 / split)
+        full_waves = waves >= 1
+        split = np.where(full_waves, 1.0, np.minimum(MAX_SPLIT_K, np.floor(1 / np.minimum(waves, 1))))
+        waves = np.where(full_waves, (1 - c["alpha"]) * waves + c["alpha"] * np.ceil(waves), 1 / split)
         area = tm * tn
         cost = waves * area * (p.k + c["k_ramp"] * split) * (1 + 0.1 * c["tile_pen"] * (32768 / area - 1))
         best = np.minimum(best, cost)

@@ -36,27 +36,27 @@ class Grade:
 
 def grade(found: SampleFile, calibration: Calibration) -> Grade:
     """A: idle and regular; B: usual of virtual machines; C: disturbed, wider intervals; F: something else was measured too."""
-    told: dict[str, tuple[float, str]] = {}
+    grades: dict[str, tuple[float, str]] = {}
     qualities = [curve.quality for curve in calibration.gemms.values()]
     qualities += [curve.quality for curve in calibration.attention]
     qualities += [curve.quality for curve in calibration.streams]
     residuals = [one.p50 for one in qualities if one.p50 is not None and one.basis == "measured"]
     if residuals:
         middle = statistics.median(residuals)
-        told["residuals"] = middle, f"curves are off by {100 * middle:.1f} % in the median"
+        grades["residuals"] = middle, f"curves are off by {100 * middle:.1f} % in the median"
     ratios = [s.p90_s / s.p10_s for s in found.samples if s.p10_s and s.p90_s and s.reps >= _FEWEST_REPS]
     if ratios:
         middle = statistics.median(ratios)
-        told["repetitions"] = middle, f"repetitions spread by {middle:.2f} (90th over 10th percentile)"
+        grades["repetitions"] = middle, f"repetitions spread by {middle:.2f} (90th over 10th percentile)"
     for name, key, words in (
         ("stolen", "steal_share", "other virtual machines took {:.1f} % of the cores"),
         ("others", "others_share", "other processes took {:.1f} % of the cores"),
     ):
         if shares := [float(row[key]) for row in found.sections if key in row]:
-            told[name] = statistics.fmean(shares), words.format(100 * statistics.fmean(shares))
-    letters = {name: _letter(name, value) for name, (value, _) in told.items()}
+            grades[name] = statistics.fmean(shares), words.format(100 * statistics.fmean(shares))
+    letters = {name: _letter(name, value) for name, (value, _) in grades.items()}
     worst: Letter = max(letters.values(), default="A", key=_LETTERS.index)
-    return Grade(worst, tuple(f"{words} ({letters[name]})" for name, (_, words) in told.items()))
+    return Grade(worst, tuple(f"{words} ({letters[name]})" for name, (_, words) in grades.items()))
 
 
 def _letter(name: str, value: float) -> Letter:

@@ -21,16 +21,18 @@ def fit_interference(samples: Sequence[Sample], device: Device, prior: Interfere
     hbm_weight: a product beside a device copy takes longer by so many seconds per second of the copy. num_channels: what
     compute loses beside a collective, less its memory traffic's part, is the SMs that the collective holds.
     """
-    weight, told = _memory_weight(samples, prior)
+    weight, residuals = _memory_weight(samples, prior)
     losses = compute_losses(samples)
     if not losses:
-        return prior.model_copy(update={"hbm_weight": weight, "sources": prior.sources | told})
+        return prior.model_copy(update={"hbm_weight": weight, "sources": prior.sources | residuals})
     lost = float(np.median([share - weight * _memory_share(s, device, prior) for share, s in losses]))
     channels = max(0, round(lost * device.num_sms / (prior.sms_per_channel or 1.0)))
-    told["num_channels"] = (
+    residuals["num_channels"] = (
         f"products beside {len(losses)} collectives, median share lost {np.median([x for x, _ in losses]):.3f}"
     )
-    return prior.model_copy(update={"hbm_weight": weight, "num_channels": channels, "sources": prior.sources | told})
+    return prior.model_copy(
+        update={"hbm_weight": weight, "num_channels": channels, "sources": prior.sources | residuals}
+    )
 
 
 def compute_losses(samples: Sequence[Sample]) -> list[tuple[float, Sample]]:

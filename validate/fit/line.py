@@ -46,14 +46,14 @@ class Line:
 
 
 def fit_line(
-    num_bytes: Sequence[float], time_s: Sequence[float], runs: Sequence[str] = (), what: str = "sizes"
+    num_bytes: Sequence[float], time_s: Sequence[float], runs: Sequence[str] = (), noun: str = "sizes"
 ) -> Line:
     """The line through (bytes, seconds). runs: which run each point is of; without them every point is its own.
 
     Raises CalibrationError where there are too few sizes or they lie too close together.
     """
     size, time = np.asarray(num_bytes, float), np.asarray(time_s, float)
-    refuse_few(size, what)
+    refuse_few(size, noun)
     names = list(runs) if len(set(runs)) > 1 else [str(i) for i in range(len(size))]
     weight = np.ones((1, len(size)))
     start = _start(size, time)
@@ -70,7 +70,7 @@ def fit_line(
     return Line(latency, inverse, log, use)
 
 
-def refuse_few(size: Array, what: str) -> None:
+def refuse_few(size: Array, noun: str) -> None:
     """A line through two sizes says nothing about its own error."""
     different = np.unique(size)
     if len(different) < MIN_SIZES or different[-1] < MIN_RANGE * different[0]:
@@ -78,7 +78,7 @@ def refuse_few(size: Array, what: str) -> None:
         if len(different) > 1:
             problem += f" from {different[0]:.0f} to {different[-1]:.0f} bytes"
         remedy = f"at least {MIN_SIZES} sizes over a factor of {MIN_RANGE:.0f}: shardwise calibrate run --minutes 8"
-        raise CalibrationError(Fault(place=what, problem=problem, remedy=remedy))
+        raise CalibrationError(Fault(place=noun, problem=problem, remedy=remedy))
 
 
 def _start(size: Array, time: Array) -> Array:
@@ -106,10 +106,10 @@ def _solve(size: Array, time: Array, weight: Array, start: Array, soft: float) -
     x = np.log(np.broadcast_to(start, (len(weight), 2)).copy())
     for _ in range(_ROUNDS):
         parts = np.exp(x[:, 0])[:, None] * np.ones_like(size), np.exp(x[:, 1])[:, None] * size
-        whole = parts[0] + parts[1]
-        log = np.log(whole / time)
+        total = parts[0] + parts[1]
+        log = np.log(total / time)
         w = weight / np.sqrt(1 + (log / soft) ** 2) if soft else weight
-        a, b = parts[0] / whole, parts[1] / whole  # derivatives of the logarithm
+        a, b = parts[0] / total, parts[1] / total  # derivatives of the logarithm
         aa, ab, bb = (w * a * a).sum(1) + 1e-9, (w * a * b).sum(1), (w * b * b).sum(1) + 1e-9
         ra, rb = (w * a * log).sum(1), (w * b * log).sum(1)
         det = aa * bb - ab * ab

@@ -43,11 +43,11 @@ class Report:
     dropped: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
-    def outliers(self, what: str, samples: Sequence[Sample]) -> None:
+    def outliers(self, topic: str, samples: Sequence[Sample]) -> None:
         """Samples that a fit left out, the worst kinds named."""
         if samples:
             lines = ", ".join(str(s.line) for s in samples[:8]) + (", …" if len(samples) > 8 else "")
-            self.dropped.append(f"{what}: {len(samples)} outliers (lines {lines})")
+            self.dropped.append(f"{topic}: {len(samples)} outliers (lines {lines})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,11 +288,11 @@ def _summarise(calibration: Calibration, report: Report) -> None:
     named: list[tuple[str, object]] = [(f"gemm {d}", c) for d, c in calibration.gemms.items()]
     named += [(f"attention {c.direction}", c) for c in calibration.attention]
     named += [(f"stream {c.op}", c) for c in calibration.streams]
-    for what, curve in named:
+    for topic, curve in named:
         q = curve.quality  # type: ignore[attr-defined]
         if q.basis == "measured" and q.p50 is not None:
             errors = " ".join(f"{k} ±{v:g}" for k, v in q.standard_errors.items())
-            report.lines.append(f"{what}: {q.num_samples} samples, residual p50 {q.p50:.1%} p95 {q.p95:.1%}; {errors}")
+            report.lines.append(f"{topic}: {q.num_samples} samples, residual p50 {q.p50:.1%} p95 {q.p95:.1%}; {errors}")
     for port in calibration.links.ports if calibration.links else ():
         q = port.quality
         report.lines.append(

@@ -21,7 +21,8 @@ from scipy.optimize import least_squares
 
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.work.collectives.call import Call, nic_part, nic_share
-from simulator.work.collectives.cost import LOOPS, algorithm_of, form_of
+from simulator.work.collectives.cost import algorithm_of, form_of
+from simulator.work.collectives.latency import LOOPS
 from simulator.work.collectives.proxy_messages import copied, crowd, posted_channels
 from simulator.work.collectives.volumes import Volume
 from validate.fit.link_classes import (
@@ -315,8 +316,14 @@ def port_entry(
 ) -> dict[str, object]:
     """A port as the file has it."""
     family, speed, channels, nvls, _ = PORTS[name]
-    way = name.partition("-")[2] or "direct"
-    own = {"family": family, "way": way, "bytes_per_s": speed, "num_channels": channels, "num_nvls_channels": nvls}
+    transport = name.partition("-")[2] or "direct"
+    own = {
+        "family": family,
+        "way": transport,
+        "bytes_per_s": speed,
+        "num_channels": channels,
+        "num_nvls_channels": nvls,
+    }
     return entry(name, table, samples, error, left_out) | own
 
 

@@ -75,8 +75,8 @@ def _text_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
         elif row := _ROW.match(line):
             fresh = True
             if not kind or len(ranks) < _FEWEST:
-                what = "which collective this is" if not kind else "the ranks (two at least)"
-                faults.append(Fault(place=place, problem=f"nothing before says {what}", remedy="the whole output"))
+                missing = "which collective this is" if not kind else "the ranks (two at least)"
+                faults.append(Fault(place=place, problem=f"nothing before says {missing}", remedy="the whole output"))
                 return
             try:
                 time_s = float(row[6]) * 1e-6
@@ -135,17 +135,17 @@ def _object(text: str, path: Path, faults: list[Fault]) -> dict[str, Any] | None
 
 def _times_us(row: Mapping[str, Any]) -> list[object]:
     """Single iterations where they are listed, each the quickest process's: the others waited for a late one."""
-    for way in ("out_of_place", "in_place"):
-        single = row.get(f"{way}_per_iter")
+    for variant in ("out_of_place", "in_place"):
+        single = row.get(f"{variant}_per_iter")
         if isinstance(single, dict):
             every = [p for p in _list(single.get("per_process_max_times_us")) if isinstance(p, list)]
             if every and all(isinstance(t, int | float) for p in every for t in p):
                 return [min(times) for times in zip(*every, strict=False)]
             if _list(single.get("times_us")):
                 return _list(single.get("times_us"))
-        whole = row.get(way)
-        if isinstance(whole, dict):
-            return [whole.get("time", whole.get("cpu_time"))]
+        entry = row.get(variant)
+        if isinstance(entry, dict):
+            return [entry.get("time", entry.get("cpu_time"))]
     return [None]
 
 

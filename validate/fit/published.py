@@ -106,20 +106,20 @@ def links_of(found: SampleFile, cluster: Cluster, source: str) -> tuple[LinkCurv
         data["networks"] = [made | {"source": source}, *others]
         lines.append(f"{name}: {made['quality']}")
     recipe = f"shardwise calibrate fit {source} --cluster {cluster.name}"
-    told = {"nccl": ".".join(map(str, nccl.version))} if nccl.version else {}
-    data |= {"name": cluster.name, "provenance": {"recipe": recipe, **told}}
+    versions = {"nccl": ".".join(map(str, nccl.version))} if nccl.version else {}
+    data |= {"name": cluster.name, "provenance": {"recipe": recipe, **versions}}
     return LinkCurves.model_validate_json(json.dumps(data)), lines
 
 
 def nccl_of(found: SampleFile) -> tuple[Nccl, list[str]]:
     """NCCL as the samples' machine states it, whose choices the times are of; and what to say where it states none."""
-    told, settings = found.machine.text("nccl"), found.machine.facts.get("settings")
+    version, settings = found.machine.text("nccl"), found.machine.facts.get("settings")
     variables = {k: v for k, v in settings.items() if k.startswith("NCCL_")} if isinstance(settings, dict) else {}
     try:
-        nccl = Nccl.of(told, variables, place="the samples' machine: nccl")
+        nccl = Nccl.of(version, variables, place="the samples' machine: nccl")
     except InputError as exc:
-        return _nccl_without(told), [f"left out: {fault}" for fault in exc.faults]
-    return nccl, [] if told else ["the samples do not say which NCCL they are of; its newest choices are assumed"]
+        return _nccl_without(version), [f"left out: {fault}" for fault in exc.faults]
+    return nccl, [] if version else ["the samples do not say which NCCL they are of; its newest choices are assumed"]
 
 
 def _nccl_without(version: str) -> Nccl:

@@ -43,14 +43,14 @@ def named(slow: Mapping[tuple[str, int], float], samples: Sequence[Sample]) -> l
     hosts: dict[str, set[int]] = {}
     for s in samples:
         hosts.setdefault(s.host, set()).add(s.rank)
-    whole = [h for h, ranks in hosts.items() if h and all((h, rank) in slow for rank in ranks)]
+    slow_hosts = [h for h, ranks in hosts.items() if h and all((h, rank) in slow for rank in ranks)]
     lines = []
-    for host in whole:
+    for host in slow_hosts:
         ratio = float(np.median([slow[host, rank] for rank in hosts[host]]))
         count = sum(s.host == host for s in samples)
         lines.append(f"host {host}: {ratio:.2f} × its peers' time in the median; {count} samples left out")
     for (host, rank), ratio in slow.items():
-        if host not in whole:
+        if host not in slow_hosts:
             count = sum((s.host, s.rank) == (host, rank) for s in samples)
             where = f"rank {rank}" + (f" of {host}" if host else "")
             lines.append(f"{where}: {ratio:.2f} × its peers' time in the median; {count} samples left out")

@@ -45,12 +45,12 @@ def fit(
     which decides only what the samples leave open.
     """
     free = [name for name, s in starts.items() if s.low < s.high]
-    held = {name: s.value for name, s in starts.items()}
+    fixed = {name: s.value for name, s in starts.items()}
     weight = np.ones_like(measured_s) if weights is None else weights
     scale = [max(abs(starts[name].value), 0.1) for name in free]
 
     def residuals(x: Array) -> Array:
-        log: Array = np.log(seconds({**held, **dict(zip(free, map(float, x), strict=True))}) / measured_s)
+        log: Array = np.log(seconds({**fixed, **dict(zip(free, map(float, x), strict=True))}) / measured_s)
         return log
 
     pulled = [(free.index(name), starts[name].value, width) for name, width in (pulls or {}).items() if name in free]
@@ -69,7 +69,7 @@ def fit(
     )
     final = residuals(solution.x)
     return Fitted(
-        values={**held, **dict(zip(free, map(float, solution.x), strict=True))},
+        values={**fixed, **dict(zip(free, map(float, solution.x), strict=True))},
         errors=dict(zip(free, _standard_errors(np.asarray(solution.jac), final), strict=True)),
         residuals=final,
     )

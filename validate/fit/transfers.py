@@ -49,7 +49,7 @@ def copies(samples: Sequence[Sample]) -> Copies:
         except CalibrationError as exc:
             refused += [f"{f.place}: {f.problem} ({f.remedy})" for f in exc.faults]
             continue
-        lines.append(_told(kind, line) + (f" ([tier] {key})" if key else ""))
+        lines.append(_as_text(kind, line) + (f" ([tier] {key})" if key else ""))
         if key:
             tier[key] = rounded(line.bytes_per_s.value)
     return Copies(lines=tuple(lines), tier=tier, refused=tuple(refused))
@@ -65,10 +65,10 @@ def driver_call(samples: Sequence[Sample], kind: str) -> DriverCall | None:
 
 
 def _line(samples: Sequence[Sample], size: str, kind: str) -> Line:
-    return fit_line([float(s[size]) for s in samples], [s.time_s for s in samples], what=kind)
+    return fit_line([float(s[size]) for s in samples], [s.time_s for s in samples], noun=kind)
 
 
-def _told(kind: str, line: Line) -> str:
+def _as_text(kind: str, line: Line) -> str:
     speed, start = line.bytes_per_s, line.latency_s
     between = " to ".join(format_rate(v) for v in (speed.low, speed.high))
     return f"{kind}: {format_rate(speed.value)} (90 % {between}), latency {format_seconds(start.value)}"

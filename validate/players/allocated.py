@@ -93,9 +93,11 @@ def changes(events: Sequence[Event]) -> list[Change]:
     found: list[Change] = []
     taken: dict[int, tuple[Change, float]] = {}  # by address: with the end of the kernel that took it
     for event in sorted((one for one in events if _is_memory(one)), key=lambda one: one["ts"]):
-        at, told = event["ts"], event["args"]
-        address, size, end = told["Addr"], told["Bytes"], _end(kernels.get(event["tid"], []), event["ts"])
-        change = Change(at=at, address=address, num_bytes=size, total_bytes=told["Total Allocated"], in_kernel=end > 0)
+        at, arguments = event["ts"], event["args"]
+        address, size, end = arguments["Addr"], arguments["Bytes"], _end(kernels.get(event["tid"], []), event["ts"])
+        change = Change(
+            at=at, address=address, num_bytes=size, total_bytes=arguments["Total Allocated"], in_kernel=end > 0
+        )
         if size > 0:
             taken[address] = change, end
         elif address in taken:

@@ -62,8 +62,8 @@ def play(model: Model, plan: Plan, stack: Stack, device_type: str = "cpu", rank:
 def run(task: Task, report: RankReport) -> dict[str, Any]:
     """The task's memory as a rank reports it, and that of the first rank of each pipeline stage."""
     report.phase("memory")
-    asked, plan = (task.model, task.plan, task.stack, task.device), task.plan
-    memory = play(*asked, task.rank).as_json()
+    inputs, plan = (task.model, task.plan, task.stack, task.device), task.plan
+    memory = play(*inputs, task.rank).as_json()
     found: dict[str, Any] = {}
     if plan.pp > 1:
         del memory["by_category"]  # whose the bytes are, nobody has followed
@@ -71,7 +71,7 @@ def run(task: Task, report: RankReport) -> dict[str, Any]:
         found["memory_by_stage"] = []
         for stage in range(plan.pp):
             report.phase(f"memory of stage {stage}")
-            one = play(*asked, stage * each).as_json()
+            one = play(*inputs, stage * each).as_json()
             del one["by_category"]
             found["memory_by_stage"].append(one)
     machine = describe(
@@ -102,18 +102,18 @@ def _fake_empties(fake: FakeTensorMode, device: torch.device) -> Iterator[None]:
 @contextlib.contextmanager
 def _real_meshes() -> Iterator[None]:
     """DeviceMesh keeps its ranks in small tensors and reads their values, which fake ones do not have."""
-    kept: dict[str, Any] = {
+    originals: dict[str, Any] = {
         name: value
         for name, value in vars(DeviceMesh).items()
         if isinstance(value, types.FunctionType | property) and (name == "__init__" or not name.startswith("__"))
     }
-    for name, value in kept.items():
+    for name, value in originals.items():
         real = property(_unfaked(value.fget)) if isinstance(value, property) else _unfaked(value)
         setattr(DeviceMesh, name, real)
     try:
         yield
     finally:
-        for name, value in kept.items():
+        for name, value in originals.items():
             setattr(DeviceMesh, name, value)
 
 

@@ -69,12 +69,12 @@ def _compiled(folder: Path) -> Path:
     command = [program, "-shared", "-fPIC", "-std=c++20", f"-I{home / 'include'}", str(_SOURCE)]
     command += ["-DBUILT_WITH_CUDA"] if built_with_cuda() else []
     command += [f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-lc10", "-ltorch_cpu"]
-    kept = Path(os.environ.get("SHARDWISE_CACHE") or folder)
-    library = kept / f"libcuda_guard-{_fingerprint(command, home)}.so"
+    cache = Path(os.environ.get("SHARDWISE_CACHE") or folder)
+    library = cache / f"libcuda_guard-{_fingerprint(command, home)}.so"
     if not library.is_file():
         made = folder / library.name
-        told = [*command, "-o", str(made)]
-        subprocess.run(told, check=True, capture_output=True, timeout=_COMPILE_S)  # noqa: S603  a fixed command
+        command_line = [*command, "-o", str(made)]
+        subprocess.run(command_line, check=True, capture_output=True, timeout=_COMPILE_S)  # noqa: S603  a fixed command
         _move(made, library)
     return library
 

@@ -73,9 +73,9 @@ def _join(task: Task, rank: int, device: torch.device) -> Callable[..., Any] | N
 
         dist.init_process_group("fake", store=FakeStore(), rank=task.rank, world_size=world)
         return reduced_in_place(task.plan)
-    told = int(os.environ.get("WORLD_SIZE", str(world)))
-    if told != world:
-        msg = f"world size is {told} here, and the plan has {world} ranks"
+    world_size = int(os.environ.get("WORLD_SIZE", str(world)))
+    if world_size != world:
+        msg = f"world size is {world_size} here, and the plan has {world} ranks"
         raise ValueError(msg)
     backend = "nccl" if device.type == "cuda" else "gloo"
     scratch = os.environ.get("SHARDWISE_RENDEZVOUS")
@@ -180,11 +180,11 @@ def _from_everybody(task: Task, result: dict[str, Any]) -> dict[str, Any]:
     if task.mode != "full" or "SHARDWISE_RENDEZVOUS" in os.environ:
         return {}
     peaks = {k: v for k, v in result["memory"].items() if k in ("peak_allocated_bytes", "peak_bytes")}
-    told: list[Any] = [None] * dist.get_world_size()
+    gathered: list[Any] = [None] * dist.get_world_size()
     own = {name: result[name] for name in ("step_times_s", "reference_times_s")}
     own |= {"memory": peaks, "host": host_name(), "own_s": own_s(result.get("profile"))}
-    dist.all_gather_object(told, own)
-    return {"by_rank": told}
+    dist.all_gather_object(gathered, own)
+    return {"by_rank": gathered}
 
 
 def _barrier(task: Task) -> Callable[[], None]:

@@ -29,9 +29,9 @@ def rehearse(*, quick: bool, only: str, patience: float, as_json: bool) -> int:
     found = [_played(patient(one, patience), as_json) for one in chosen]
     wrong = sum(bool(one.problems) for one in found)
     if as_json:
-        _say(json.dumps({"schema_version": 1, "scenarios": [_json(one) for one in found]}, indent=2))
+        _print(json.dumps({"schema_version": 1, "scenarios": [_json(one) for one in found]}, indent=2))
     else:
-        _say(f"{len(found) - wrong} of {len(found)} faults named, in {sum(one.seconds for one in found):.0f} s")
+        _print(f"{len(found) - wrong} of {len(found)} faults named, in {sum(one.seconds for one in found):.0f} s")
     return ExitCode.RUN_FAILED if wrong else ExitCode.OK
 
 
@@ -50,9 +50,9 @@ def _played(scenario: Scenario, as_json: bool) -> Played:  # noqa: FBT001
         found = play(scenario, folder / "job")
         cleared(folder / "job")
     if not as_json:
-        _say(f"{'WRONG' if found.problems else 'named'}  {scenario.name}: {found.seconds:.1f} s")
+        _print(f"{'WRONG' if found.problems else 'named'}  {scenario.name}: {found.seconds:.1f} s")
         for problem in found.problems:
-            _say(f"       {problem}")
+            _print(f"       {problem}")
     return found
 
 
@@ -66,6 +66,6 @@ def _json(found: Played) -> dict[str, object]:
     }
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

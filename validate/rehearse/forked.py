@@ -46,7 +46,7 @@ def left_behind(patience_s: float = 5.0) -> list[int]:
 
 
 def fork(
-    play: Callable[[], int], environment: Mapping[str, str], files: Mapping[int, int], kept: Collection[int] = ()
+    play: Callable[[], int], environment: Mapping[str, str], files: Mapping[int, int], kept_open: Collection[int] = ()
 ) -> int:
     """A process in a session of its own that plays and ends with the status. files: its descriptors 0, 1, 2."""
     pid = os.fork()
@@ -57,7 +57,7 @@ def fork(
         os.setsid()
         for number, descriptor in files.items():
             os.dup2(descriptor, number)
-        _close_all_but({0, 1, 2, *kept})
+        _close_all_but({0, 1, 2, *kept_open})
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -79,9 +79,9 @@ def _leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _close_all_but(kept: Collection[int]) -> None:
+def _close_all_but(kept_open: Collection[int]) -> None:
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  numbers, not paths
-        if int(name) not in kept:
+        if int(name) not in kept_open:
             with contextlib.suppress(OSError):
                 os.close(int(name))
 

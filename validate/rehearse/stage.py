@@ -53,9 +53,9 @@ def play(scenario: Scenario, folder: Path) -> Played:
     statuses, late = _waited(pids, started, kills=scenario.launcher == "torchrun")
     seconds = time.monotonic() - started
     problems = [f"not over after {LIMIT_S:g} s"] if late else []
-    said = _said(scenario, folder)
-    problems += [*_judge(scenario, said, statuses, folder), *_left(scratch, port)]
-    return Played(scenario=scenario, seconds=seconds, said=said.get("text", ""), problems=tuple(problems))
+    answer = _said(scenario, folder)
+    problems += [*_judge(scenario, answer, statuses, folder), *_left(scratch, port)]
+    return Played(scenario=scenario, seconds=seconds, said=answer.get("text", ""), problems=tuple(problems))
 
 
 # --- starting
@@ -81,25 +81,25 @@ def _environment(scenario: Scenario, rank: int, port: int, folder: Path) -> dict
     """As a launcher sets it; both nodes are this machine under two names."""
     plain = {name: value for name, value in os.environ.items() if name not in _CLEARED and not name.startswith("SLURM")}
     local = RANKS // NODES
-    told = {"TMPDIR": str(folder / "tmp"), "SLURMD_NODENAME": f"node{rank // local}", "OMP_NUM_THREADS": "1"}
-    told |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    variables = {"TMPDIR": str(folder / "tmp"), "SLURMD_NODENAME": f"node{rank // local}", "OMP_NUM_THREADS": "1"}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     if not scenario.at_start:
-        told[faults.NAME] = f"{scenario.rank},{scenario.phase},{scenario.fault}"
+        variables[faults.NAME] = f"{scenario.rank},{scenario.phase},{scenario.fault}"
     if scenario.launcher == "srun":
-        told |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % local), "SLURM_STEP_NUM_TASKS": str(RANKS)}
-        told |= {
+        variables |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % local), "SLURM_STEP_NUM_TASKS": str(RANKS)}
+        variables |= {
             "SLURM_STEP_ID": "0",
             "SLURM_STEP_TASKS_PER_NODE": f"{local}(x{NODES})",
             "SLURM_NODEID": str(rank // local),
         }
     else:
-        told |= {
+        variables |= {
             "RANK": str(rank),
             "WORLD_SIZE": str(RANKS),
             "LOCAL_RANK": str(rank % local),
             "LOCAL_WORLD_SIZE": str(local),
         }
-    return plain | told
+    return plain | variables
 
 
 def _parent(scenario: Scenario, rank: int, folder: Path) -> int:
@@ -110,18 +110,18 @@ def _parent(scenario: Scenario, rank: int, folder: Path) -> int:
         joined.versions = lambda: {**usual(), "torch": "2.6.0"}
     try:
         job: Callable[[Scenario, int, Path], dict[str, Any]] = {"run": _run, "calibrate": _calibrate}[scenario.job]
-        told = job(scenario, rank, folder)
+        task = job(scenario, rank, folder)
     except InputError as exc:
         sys.stderr.write(f"{exc}\n")
         return _REFUSED
-    (folder / f"{rank}.json").write_text(json.dumps(told), encoding="utf-8")
-    return 0 if told["verdict"] in ("ok", "complete") else 5
+    (folder / f"{rank}.json").write_text(json.dumps(task), encoding="utf-8")
+    return 0 if task["verdict"] in ("ok", "complete") else 5
 
 
 def _run(scenario: Scenario, rank: int, _: Path) -> dict[str, Any]:
     odd = scenario.fault == "other study" and rank == scenario.rank
-    asked = {"dp_shard": RANKS, "seq_len": 16 if odd else 32, "precision": "fp32", "stack": _STACK}
-    plan = Plan.model_validate(asked)
+    fields = {"dp_shard": RANKS, "seq_len": 16 if odd else 32, "precision": "fp32", "stack": _STACK}
+    plan = Plan.model_validate(fields)
     task = Task(
         mode="full", device="cpu", model=_MODEL, plan=plan, stack=Stack.load(_STACK), num_steps=2, num_warm_up=1,
         profile=scenario.phase == "profile" or scenario.fault == "slow",
@@ -163,15 +163,15 @@ def _calibrate(scenario: Scenario, rank: int, folder: Path) -> dict[str, Any]:
 def _waited(pids: dict[int, int], started: float, *, kills: bool) -> tuple[dict[int, int], bool]:
     """Exit statuses by rank. kills: as torchrun, end the others when one has failed; srun leaves them alone."""
     statuses: dict[int, int] = {}
-    told = late = False
+    signalled = late = False
     while len(statuses) < len(pids):
         for pid in [pid for pid, rank in pids.items() if rank not in statuses]:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 statuses[pids[pid]] = os.waitstatus_to_exitcode(status)
         late = time.monotonic() > started + LIMIT_S
-        if late or (kills and not told and any(statuses.values())):
-            told = True
+        if late or (kills and not signalled and any(statuses.values())):
+            signalled = True
             for pid in (pid for pid, rank in pids.items() if rank not in statuses):
                 os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
         time.sleep(0.02)
@@ -188,32 +188,32 @@ def _said(scenario: Scenario, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _judge(scenario: Scenario, said: dict[str, Any], statuses: dict[int, int], folder: Path) -> Iterator[str]:
+def _judge(scenario: Scenario, answer: dict[str, Any], statuses: dict[int, int], folder: Path) -> Iterator[str]:
     """What is wrong with what was said, or with how the ranks ended."""
-    text, who = said.get("text", ""), f"rank {scenario.rank}"
-    if not said:
+    text, who = answer.get("text", ""), f"rank {scenario.rank}"
+    if not answer:
         yield f"no rank says anything; {(folder / '0.err').read_text(encoding='utf-8')[-300:]}"
     elif scenario.kind == "refused":
         if who not in text or set(statuses.values()) - {_REFUSED, -signal.SIGTERM}:
             yield f"not refused by {who}: {text[-300:]} {statuses}"
     elif scenario.kind == "slow":
-        if said["verdict"] != "ok" or [one["rank"] for one in said["slow"]] != [scenario.rank]:
+        if answer["verdict"] != "ok" or [one["rank"] for one in answer["slow"]] != [scenario.rank]:
             yield f"not named slow: {text}"
     elif scenario.job == "run":
-        if (said["verdict"], said["rank"], said["host"]) != (scenario.kind, scenario.rank, scenario.host):
+        if (answer["verdict"], answer["rank"], answer["host"]) != (scenario.kind, scenario.rank, scenario.host):
             yield f"is {scenario.kind} of {who} on {scenario.host}, and was said: {text}"
     else:
-        yield from _judge_calibration(scenario, said, folder)
+        yield from _judge_calibration(scenario, answer, folder)
     if scenario.kind not in ("refused", "slow") and 0 in statuses.values():
         yield f"a rank ended as if all were well: {statuses}"
 
 
-def _judge_calibration(scenario: Scenario, said: dict[str, Any], folder: Path) -> Iterator[str]:
+def _judge_calibration(scenario: Scenario, answer: dict[str, Any], folder: Path) -> Iterator[str]:
     named = f"{scenario.kind} (rank {scenario.rank} on {scenario.host}"
     lost = f"{scenario.phase}: {named}"
-    if not any(problem.startswith((lost, named)) for problem in said["problems"]):
-        yield f"{lost}) is not among {said['problems']}"
-    if not said["samples"]:
+    if not any(problem.startswith((lost, named)) for problem in answer["problems"]):
+        yield f"{lost}) is not among {answer['problems']}"
+    if not answer["samples"]:
         yield "no samples were kept"
     lines = (folder / "samples.rank0.jsonl").read_bytes()
     if not lines.endswith(b"\n"):

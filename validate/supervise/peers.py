@@ -61,7 +61,7 @@ class Peers:
     _coordinator: _Coordinator | None = None
     _pending: bytes = b""
     _answers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _told: bool = False
+    _has_reported: bool = False
     _first_host: str = ""  # rank 0's
 
     def begin(self) -> None:
@@ -81,7 +81,7 @@ class Peers:
             self._socket = socket.create_connection((self.place.address, port), timeout=_HELLO_S)
         except OSError:
             return False
-        self._say(hello=self.place.token, rank=self.place.rank, host=self.place.host)
+        self._send(hello=self.place.token, rank=self.place.rank, host=self.place.host)
         self._receive(_HELLO_S)
         if self._answers.pop("welcome", None) is not None:
             return True
@@ -99,9 +99,9 @@ class Peers:
 
     def tell(self, verdict: Verdict) -> None:
         """This rank is in trouble; the others hear it at once. Once is enough."""
-        if not self._told:
-            self._told = True
-            self._say(trouble=asdict(self.own(verdict)))
+        if not self._has_reported:
+            self._has_reported = True
+            self._send(trouble=asdict(self.own(verdict)))
 
     def elsewhere(self) -> list[Verdict]:
         """Troubles of other ranks until now."""
@@ -111,36 +111,38 @@ class Peers:
     def gather(self, name: str, mine: Mapping[str, Any], patience_s: float | None = None) -> dict[int, dict[str, Any]]:
         """What every rank says under this name; who is lost or silent is missing. The same for all that are there."""
         patience_s = self.patience_s if patience_s is None else patience_s
-        self._say(at=name, said=dict(mine), patience_s=patience_s)
+        self._send(at=name, said=dict(mine), patience_s=patience_s)
         until = time.monotonic() + patience_s + _HELLO_S
         while self._socket is not None and name not in self._answers and time.monotonic() < until:
             self._receive(_TICK_S)
         answer = self._answers.pop(name, None)
-        return {int(rank): said for rank, said in answer.items()} if answer else {self.place.rank: dict(mine)}
+        return {int(rank): value for rank, value in answer.items()} if answer else {self.place.rank: dict(mine)}
 
     def settle(self, name: str, verdict: Verdict, patience_s: float = 15.0) -> Verdict:
         """One verdict for all ranks: the cause of every rank's. Of a rank that is gone the others say what they saw."""
-        told = self.gather(name, asdict(verdict), patience_s)
-        said = {rank: Verdict(**one) for rank, one in told.items()}
+        answers = self.gather(name, asdict(verdict), patience_s)
+        verdicts = {rank: Verdict(**one) for rank, one in answers.items()}
         silent = [
             Verdict(kind="peer_lost", detail=f"its process said nothing for {patience_s:g} s", rank=rank)
             for rank in range(self.place.size)
-            if rank not in said and all(one.rank != rank for one in self.troubles)
+            if rank not in verdicts and all(one.rank != rank for one in self.troubles)
         ]
-        own = [one for rank, one in said.items() if one.rank == rank and one.kind in PRIORITY]
-        seen = [one for one in (*said.values(), *self.troubles) if one.rank not in said and one.kind in PRIORITY]
-        troubles = [*own, *seen, *silent] or [one for one in said.values() if one.kind in PRIORITY]
+        own = [one for rank, one in verdicts.items() if one.rank == rank and one.kind in PRIORITY]
+        seen = [
+            one for one in (*verdicts.values(), *self.troubles) if one.rank not in verdicts and one.kind in PRIORITY
+        ]
+        troubles = [*own, *seen, *silent] or [one for one in verdicts.values() if one.kind in PRIORITY]
         if troubles:
             return cause_of(troubles)
-        return next((one for one in said.values() if not one.ok), verdict)
+        return next((one for one in verdicts.values() if not one.ok), verdict)
 
     def forget(self) -> None:
         """Begin anew after a trouble that all have agreed on; ranks that are gone stay gone."""
-        self._told = False
+        self._has_reported = False
         self.troubles = [trouble for trouble in self.troubles if trouble.kind == "killed" and not trouble.phase]
 
     def close(self) -> None:
-        self._say(bye=True)
+        self._send(bye=True)
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -149,7 +151,7 @@ class Peers:
 
     # -- lines ---------------------------------------------------------------------------------------------------
 
-    def _say(self, **message: object) -> None:
+    def _send(self, **message: object) -> None:
         if self._socket is None:
             return
         try:
@@ -200,7 +202,7 @@ class _Peer:
 @dataclass(slots=True)
 class _Round:
     until_s: float
-    said: dict[int, Any] = field(default_factory=dict)
+    answers: dict[int, Any] = field(default_factory=dict)
 
 
 class _Coordinator:
@@ -234,13 +236,13 @@ class _Coordinator:
                 if key.data is None:
                     self._accept()
                 else:
-                    self._hear(key.data)
+                    self._receive(key.data)
             for name in [name for name, one in self._rounds.items() if self._done(one)]:
-                said = self._rounds.pop(name).said
-                self._tell_all(at=name, all={str(rank): what for rank, what in sorted(said.items())})
+                answers = self._rounds.pop(name).answers
+                self._tell_all(at=name, all={str(rank): value for rank, value in sorted(answers.items())})
 
     def _done(self, one: _Round) -> bool:
-        return time.monotonic() >= one.until_s or len(one.said.keys() | self._lost) >= self._place.size
+        return time.monotonic() >= one.until_s or len(one.answers.keys() | self._lost) >= self._place.size
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -249,7 +251,7 @@ class _Coordinator:
             connection.settimeout(_HELLO_S)
             self._selector.register(connection, selectors.EVENT_READ, _Peer(connection))
 
-    def _hear(self, peer: _Peer) -> None:
+    def _receive(self, peer: _Peer) -> None:
         try:
             data = peer.connection.recv(65536)
         except OSError:
@@ -271,7 +273,7 @@ class _Coordinator:
             self._tell_all(but=peer, trouble=message["trouble"])
         elif "at" in message:
             until = time.monotonic() + float(message.get("patience_s", 0.0))
-            self._rounds.setdefault(str(message["at"]), _Round(until)).said[peer.rank] = message.get("said")
+            self._rounds.setdefault(str(message["at"]), _Round(until)).answers[peer.rank] = message.get("said")
         elif "bye" in message:
             self._lost.add(peer.rank)
             peer.rank = -1
@@ -316,9 +318,9 @@ def _message(line: bytes) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _verdict(told: object) -> Verdict | None:
+def _verdict(data: object) -> Verdict | None:
     try:
-        found = Verdict(**told) if isinstance(told, dict) else None
+        found = Verdict(**data) if isinstance(data, dict) else None
     except TypeError:
         return None
     return found if found is not None and found.kind in PRIORITY and isinstance(found.rank, int) else None

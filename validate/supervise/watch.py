@@ -185,9 +185,9 @@ class Watch:
         waits = bool(frames) and _waits(frames[0])
         if trouble is None and (waits or rank.result is not None):
             return None
-        told = trouble or Verdict(kind="hung", detail="others wait for it", rank=rank.index, phase=rank.phase)
+        verdict = trouble or Verdict(kind="hung", detail="others wait for it", rank=rank.index, phase=rank.phase)
         where = f"in {_frame(frames)}" if frames else "it does not answer: stopped, or inside a driver's call"
-        return replace(told, detail=f"{told.detail}; {where}", waits=waits)
+        return replace(verdict, detail=f"{verdict.detail}; {where}", waits=waits)
 
     def _blame(self, rank: Rank, kind: Kind, detail: str) -> None:
         if rank.trouble is None:
@@ -232,10 +232,10 @@ class Watch:
         return rank.report in self.selector.get_map() and self._take(rank.report, rank)
 
     def _check_memory(self, limit: int) -> None:
-        held = {rank.index: resident_bytes(rank.process.pid) for rank in self.ranks}
-        if sum(held.values()) > limit:
-            largest = max(self.ranks, key=lambda rank: held[rank.index])
-            self._blame(largest, "out_of_memory", f"the ranks hold {sum(held.values())} of {limit} bytes allowed")
+        resident = {rank.index: resident_bytes(rank.process.pid) for rank in self.ranks}
+        if sum(resident.values()) > limit:
+            largest = max(self.ranks, key=lambda rank: resident[rank.index])
+            self._blame(largest, "out_of_memory", f"the ranks hold {sum(resident.values())} of {limit} bytes allowed")
 
     def _verdict(self, *, timed_out: bool) -> Verdict:
         troubles = [one for one in map(self._where, self.ranks) if one is not None]

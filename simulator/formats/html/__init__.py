@@ -50,11 +50,7 @@ def write_page(path: Path, kind: str, answer: Mapping[str, Any], drawing: Mappin
     write_whole(path, page(kind, answer, drawing), "--html")
 
 
-def page(
-    kind: str,
-    answer: Mapping[str, Any],
-    drawing: Mapping[str, Any] | None = None,
-) -> str:
+def page(kind: str, answer: Mapping[str, Any], drawing: Mapping[str, Any] | None = None) -> str:
     """The page of an answer. kind: of templates/KIND.html. answer: as `--json` prints it. drawing: what pictures need beside it."""
     script = _script((*_SCRIPTS, *_FURTHER.get(kind, ()), "main"))
     parts = _Parts(kind, script, _static("page.css"), _embedded(drawing or {}), {**_UNDRAWN, **(drawing or {})})
@@ -92,7 +88,7 @@ class _Parts:
                 drawing_json=self.drawn,
                 meaning=meanings.meaning,
                 drawn_meaning=meanings.drawn,
-                meanings_json=lambda: _embedded(meanings.asked_for),
+                meanings_json=lambda: _embedded(meanings.requested),
                 script=Markup(self.script),  # noqa: S704  our own files
                 style=Markup(self.style),  # noqa: S704
                 theme=Markup(theme),  # noqa: S704
@@ -103,13 +99,13 @@ class _Parts:
 
 
 def _embedded(data: object) -> Markup:
-    """JSON that cannot end the element that it stands in."""
+    """JSON escaped so that it cannot close its script element."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return Markup(text.translate(_ESCAPES))  # noqa: S704  it holds no < any more
 
 
 def _policy(scripts: tuple[str, ...], style: str, more: str) -> str:
-    """Nothing is loaded from anywhere; these scripts and this style may work."""
+    """Content security policy: no external resources; only these scripts and this style."""
     return (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; {more}"
         "base-uri 'none'; form-action 'none'"
@@ -121,17 +117,17 @@ def _hash(text: str) -> str:
 
 
 def _within(answer: Mapping[str, Any], most: int) -> tuple[dict[str, Any], str]:
-    """The answer as JSON has it, its longest list cut where it has more than so many bytes, and how much of that is shown."""
-    kept: dict[str, Any] = json.loads(json.dumps(answer))
-    sizes = {name: len(_embedded(value).encode()) for name, value in kept.items()}
-    lists = [name for name, value in kept.items() if isinstance(value, list)]
+    """The answer as JSON, with its longest list cut at a limit of bytes, and how much of that is shown."""
+    document: dict[str, Any] = json.loads(json.dumps(answer))
+    sizes = {name: len(_embedded(value).encode()) for name, value in document.items()}
+    lists = [name for name, value in document.items() if isinstance(value, list)]
     name = max(lists, key=lambda key: sizes[key], default="")
     room = most - (sum(sizes.values()) - sizes.get(name, 0))
     if sum(sizes.values()) <= most or not name or room <= 0:
-        return kept, ""
-    total = len(kept[name])
-    kept[name] = kept[name][: max(1, total * room // sizes[name])]
-    return kept, f"This page holds the first {len(kept[name]):,} of {total:,} {words(name)}; --json has all."
+        return document, ""
+    total = len(document[name])
+    document[name] = document[name][: max(1, total * room // sizes[name])]
+    return document, f"This page holds the first {len(document[name]):,} of {total:,} {words(name)}; --json has all."
 
 
 @functools.cache
@@ -170,21 +166,21 @@ def _numeric(rows: Sequence[Any], key: str) -> bool:
 
 
 class _Meanings:
-    """What stands behind each number that a page shows. asked_for: of all that were, by key; pages open it from there."""
+    """What stands behind each number that a page shows. requested: of all that were, by key; pages open it from there."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self.asked_for: dict[str, dict[str, Any]] = {}
+        self.requested: dict[str, dict[str, Any]] = {}
 
     def meaning(self, path: str) -> Meaning | None:
         """Of the value at a path of the answer."""
-        return self._kept(key_of(path), meaning_of(self._kind, key_of(path)))
+        return self._noted(key_of(path), meaning_of(self._kind, key_of(path)))
 
     def drawn(self, path: str) -> Meaning | None:
         """Of the value at a path of the drawing."""
-        return self._kept(f"drawing/{key_of(path)}", drawn_meaning(key_of(path)))
+        return self._noted(f"drawing/{key_of(path)}", drawn_meaning(key_of(path)))
 
-    def _kept(self, key: str, meaning: Meaning | None) -> Meaning | None:
+    def _noted(self, key: str, meaning: Meaning | None) -> Meaning | None:
         if meaning is not None:
-            self.asked_for[key] = meaning.as_data()
+            self.requested[key] = meaning.as_data()
         return meaning

@@ -28,7 +28,7 @@ _SPELT: Final = {
 
 
 def shown(name: str, value: object) -> str:
-    """`value` in words. name: its key, whose last part is its unit."""
+    """`value` formatted. name: its key, whose suffix is its unit."""
     match value:
         case bool():
             text = "yes" if value else "no"
@@ -76,7 +76,7 @@ def unit_of(path: str) -> str:
 
 
 def found(data: Any, path: str) -> Any:  # noqa: ANN401  whatever JSON holds
-    """What stands at a path of keys and indices, "memory/used_bytes"; None where nothing does."""
+    """The value at a path of keys and indices, "memory/used_bytes"; None if there is none."""
     for part in path.split("/"):
         if isinstance(data, Mapping):
             data = data.get(part)

@@ -1,4 +1,4 @@
-"""What a prediction's page draws beside the numbers of its JSON: memory over the step, the timeline, who sends to whom."""
+"""Data of a prediction page's figures: memory over the step, the timeline, traffic between GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def drawing_of(
     calibration: Calibration | None,
     stack: Stack | None,
 ) -> dict[str, Any]:
-    """Of a described plan. The inputs are those that `prediction` was made of."""
+    """Figures of a described plan. The inputs are those of the prediction."""
     calibration = calibration or Calibration.for_device(cluster.device)
     curves = calibration.links or default_curves()
     lowering = lower(model, plan, cluster, stack or Stack.of(plan), calibration, curves)
@@ -44,21 +44,16 @@ def drawing_of(
 
 
 def placed_drawing(
-    model: Model,
-    plan: Plan,
-    cluster: Cluster,
-    calibration: Calibration | None,
-    stack: Stack | None,
-    step_s: float,
+    model: Model, plan: Plan, cluster: Cluster, calibration: Calibration | None, stack: Stack | None, step_s: float
 ) -> dict[str, Any]:
-    """Who sends to whom under a placement: the cluster's own."""
+    """Traffic between GPUs under the cluster's rank mapping."""
     calibration = calibration or Calibration.for_device(cluster.device)
     curves = calibration.links or default_curves()
     return {"traffic": traffic_of(lower(model, plan, cluster, stack or Stack.of(plan), calibration, curves), step_s)}
 
 
 def program_drawing(prediction: Prediction, history: History | None = None) -> dict[str, Any]:
-    """Of any prediction: a captured program has no plan to ask who sends to whom."""
+    """Figures of any prediction: for a captured program there is no plan to derive traffic from."""
     return {"memory": _memory(prediction, history), "timeline": timeline_of(prediction.timeline)}
 
 
@@ -70,7 +65,7 @@ def _memory(prediction: Prediction, history: History | None) -> dict[str, Any] |
     width = -(-len(samples) // MOST_MOMENTS)
     stretches = [range(start, min(start + width, len(samples))) for start in range(0, len(samples), width)]
     shown = live_bytes(history, MOST_MOMENTS) if history is not None else None
-    whole = shown is not None and _agrees(shown, prediction)
+    complete = shown is not None and _agrees(shown, prediction)
     at = [max(each, key=lambda one: samples[one].allocated_bytes) for each in stretches]
     labels = list(dict.fromkeys(samples[one].label for one in at))
     places = {label: index for index, label in enumerate(labels)}
@@ -81,8 +76,8 @@ def _memory(prediction: Prediction, history: History | None) -> dict[str, Any] |
         "label": [places[samples[one].label] for one in at],
         "allocated": [samples[one].allocated_bytes for one in at],
         "reserved": [max(samples[one].reserved_bytes for one in each) for each in stretches],
-        "categories": shown.by_category if shown is not None and whole else {},
-        "phases": [[moment, *phase] for moment, phase in shown.phases] if shown is not None and whole else [],
+        "categories": shown.by_category if shown is not None and complete else {},
+        "phases": [[moment, *phase] for moment, phase in shown.phases] if shown is not None and complete else [],
         "outside": prediction.memory.outside_torch_bytes,
         "capacity": prediction.memory.capacity_bytes,
     }

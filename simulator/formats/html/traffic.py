@@ -1,4 +1,4 @@
-"""Who sends how much to whom in a step: matrices of GPUs and of nodes, and the links of a node that carry it."""
+"""Traffic of a step: matrices between GPUs and between nodes, and loads of a node's links."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _TIME = re.compile(r"[0-9]{1,15}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?")
 
 
 def read_arrivals(path: str | Path) -> Requests:
-    """The requests of a trace, whose lines stand in order of arrival. Times count from any zero; the first becomes 0.
+    """The requests of a trace in order of arrival. Times are shifted so that the first is 0.
 
     Raises TableError with every fault, by line; no request is left out.
     """

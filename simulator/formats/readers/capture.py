@@ -40,7 +40,7 @@ _AGAIN: Final = "capture the program again"
 
 
 def kind_of(path: Path) -> Literal["packed", "script", "other"]:
-    """What a file that may be a program holds: something gzipped, as a capture is, Python, or something else, as a study is.
+    """The kind of a file: gzipped (a capture), Python source, or other (a study).
 
     A study with a mistake must never run as Python, of which `name = word` is: so that a file is a script without being
     called one, it has to import or define something. What cannot be read is what its name says.
@@ -92,7 +92,7 @@ def write_capture(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON holds
-    """What the file's JSON says. Raises InputError with every fault."""
+    """Build a Capture from the file's JSON. Raises InputError with every fault."""
     if not isinstance(data, dict) or data.get("format") != "shardwise capture":
         raise InputError.at(place, "no capture", "shardwise capture writes one")
     if data.get("version") not in (1, VERSION):
@@ -130,16 +130,12 @@ def _of_rank(head: Mapping[str, Any], one: Mapping[str, Any]) -> Capture:
 
 def _check_signatures(found: list[Any], place: str) -> None:
     faults = [
-        Fault(place=f"{place}.{number}", problem="no [namespace.operator, arguments, results]", remedy=_AGAIN)
+        Fault(f"{place}.{number}", "no [namespace.operator, arguments, results]", _AGAIN)
         for number, one in enumerate(found)
         if not (isinstance(one, list) and len(one) == _OF_SIGNATURE and isinstance(one[0], str) and "." in one[0])
     ]
     faults = faults or [
-        Fault(
-            place=f"{place}.{number}",
-            problem=f"{str(one)[:60]}: no tensor of this dtype, shape, strides",
-            remedy=_AGAIN,
-        )
+        Fault(f"{place}.{number}", f"{str(one)[:60]}: no tensor of this dtype, shape, strides", _AGAIN)
         for number, signature in enumerate(found)
         for one in _tensors(signature[1:])
         if not (isinstance(one[1], str) and _sizes(one[2]) and (one[3] is None or _sizes(one[3], len(one[2]))))
@@ -149,7 +145,7 @@ def _check_signatures(found: list[Any], place: str) -> None:
 
 
 def _tensors(value: list[Any]) -> Iterator[list[Any]]:
-    """What stands for tensors in the arguments and results of an operator."""
+    """Decode the tensors in the arguments and results of an operator."""
     left = [value]
     while left:
         one = left.pop()
@@ -179,7 +175,7 @@ def _check_host(one: Mapping[str, Any], place: str) -> None:
     found = one.get("host", {})
     counts = found.items() if isinstance(found, dict) else [("", found)]
     faults = [
-        Fault(place=f"{place}.{phase}", problem=f"{numbers!r} is no {len(HOST)} counts of a phase", remedy=_AGAIN)
+        Fault(f"{place}.{phase}", f"{numbers!r} is no {len(HOST)} counts of a phase", _AGAIN)
         for phase, numbers in counts
         if phase.upper() not in Phase.__members__
         or type(numbers) is not list
@@ -191,7 +187,7 @@ def _check_host(one: Mapping[str, Any], place: str) -> None:
 
 
 def _costs(data: Mapping[str, Any], place: str) -> dict[int, KernelCost]:
-    """What authors of operators say: absent in files of programs that have none."""
+    """Costs annotated by authors of operators; absent in files without any."""
     costs = data.get("costs", {})
     found: dict[int, KernelCost] = {}
     for number, one in costs.items() if isinstance(costs, dict) else [("", costs)]:
@@ -212,7 +208,7 @@ def _tokens(data: Mapping[str, Any], place: str) -> int:
 def _check_keys(data: Any, keys: Mapping[str, type], place: str) -> None:  # noqa: ANN401  whatever JSON holds
     found = data if isinstance(data, dict) else {}
     faults = [
-        Fault(place=f"{place}: {key}", problem=f"is no {kind.__name__}", remedy=_AGAIN)
+        Fault(f"{place}: {key}", f"is no {kind.__name__}", _AGAIN)
         for key, kind in keys.items()
         if type(found.get(key)) is not kind
     ]
@@ -235,7 +231,7 @@ def _check_events(data: Mapping[str, Any], events: list[Any], place: str) -> Non
 
 
 def _known(event: list[int], sizes: Mapping[str, int], alive: set[int]) -> bool:
-    """What an event names exists. alive: storages, which begin before they end, and never twice at a time."""
+    """Check that what an event names exists. alive: storages that have begun and not ended."""
     kind = event[0]
     if kind == _ALLOCATE:
         begins = event[1] not in alive and event[2] > 0

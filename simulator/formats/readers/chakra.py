@@ -64,12 +64,12 @@ def read_chakra(path: Path) -> Recording:
     skipped = [node for node in nodes if node.kind not in _LANES and node.kind != _METADATA]
     if skipped:
         notes.append(f"{counted(len(skipped), 'node')} left out: of storage, batches or checkpoints")
-    kept = [node for node in nodes if node.kind in _LANES]
-    if not kept:
+    operations = [node for node in nodes if node.kind in _LANES]
+    if not operations:
         raise InputError.at(str(path), "has no node that computes or communicates")
     known = _checked(path, nodes)
-    ops, ours = _ops(path, kept, known, groups)
-    timed = ours or all(node.start_us for node in kept)
+    ops, ours = _ops(path, operations, known, groups)
+    timed = ours or all(node.start_us for node in operations)
     if not timed:
         notes.append("no start times: every node begins as early as its dependencies and the order of its kind allow")
         ops = scheduled(ops)
@@ -205,14 +205,16 @@ def _fault(path: Path, node: _Node, problem: str) -> Fault:
     return Fault(place=f"{path}: byte {node.at:,}: node {node.name or node.id}", problem=problem)
 
 
-def _ops(path: Path, kept: list[_Node], known: Mapping[int, _Node], groups: Groups) -> tuple[list[RecordedOp], bool]:
-    """The ops, each behind what it waits for; whether they say their own exact times."""
-    waits = {node.id: _kept_waits(node, known) for node in kept}
+def _ops(
+    path: Path, operations: list[_Node], known: Mapping[int, _Node], groups: Groups
+) -> tuple[list[RecordedOp], bool]:
+    """The ops in order of their dependencies, and whether they have our own exact times."""
+    waits = {node.id: _dependencies(node, known) for node in operations}
     order, stuck = in_order(waits)
     if stuck:
         names = ", ".join(known[one].name or str(one) for one in stuck[:5])
         raise InputError.at(str(path), f"nodes wait for each other in a circle: {names}")
-    ours = all("start_s" in node.attrs and "duration_s" in node.attrs for node in kept)
+    ours = all("start_s" in node.attrs and "duration_s" in node.attrs for node in operations)
     place = {one: index for index, one in enumerate(order)}
     streams = {"compute": 0}
     return [
@@ -221,8 +223,8 @@ def _ops(path: Path, kept: list[_Node], known: Mapping[int, _Node], groups: Grou
     ], ours
 
 
-def _kept_waits(node: _Node, known: Mapping[int, _Node]) -> list[int]:
-    """What a node waits for; in place of nodes that are left out, what those wait for."""
+def _dependencies(node: _Node, known: Mapping[int, _Node]) -> list[int]:
+    """A node's dependencies; skipped nodes are replaced by their own dependencies."""
     found: dict[int, None] = {}
     seen, ahead = {node.id}, list(node.waits)
     while ahead:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 from simulator.formats.readers.csv_table import (
-    CellError,
     Parser,
     header_names,
     integer_cell,
     number_cell,
     one_of,
+    pattern_cell,
     read_rows,
-    shown,
     text_cell,
 )
 from simulator.studies.backtest.rows import KINDS, BadRow, CollectiveRow
 
 __all__ = ["COLUMNS", "REQUIRED", "BadRow", "CollectiveRow", "is_collectives_table", "read_collectives"]
-
-_RATE = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?")
-
 
 COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(CollectiveRow) if f.name != "line")
 REQUIRED: tuple[str, ...] = ("collective", "gpu", "n_gpus", "n_nodes", "size_bytes", "time_us")
@@ -42,15 +37,10 @@ def read_collectives(path: str | Path) -> Iterator[CollectiveRow | BadRow]:
     )
 
 
-def _rate_cell(cell: str) -> float | None:
-    """A bandwidth as nccl-tests prints it: 0.00 where it is small; None where blank."""
-    if not cell:
-        return None
-    if not _RATE.fullmatch(cell):
-        raise CellError(f"{shown(cell)} is not a bandwidth", "GB/s as nccl-tests prints them, or blank")
-    return float(cell)
-
-
+# A bandwidth as nccl-tests prints it: 0.00 where it is small
+_rate_cell = pattern_cell(
+    r"[0-9]{1,12}(\.[0-9]{0,12})?", float, "a bandwidth", "GB/s as nccl-tests prints them, or blank"
+)
 _PARSERS: dict[str, Parser] = {
     **dict.fromkeys(COLUMNS, text_cell),
     **dict.fromkeys(("n_gpus", "n_nodes", "gpus_per_node", "size_bytes"), integer_cell),

@@ -34,8 +34,15 @@ _MAX_LINE_CHARS = 2**20
 _MAX_RECORD_LINES = 64
 
 
+class Spelling(NamedTuple):
+    """A header's names as ours, and what would be right instead of one that says too little."""
+
+    own: Callable[[Sequence[str]], list[str]]
+    advice: Callable[[str], str | None] = lambda _: None
+
+
 class Record(NamedTuple):
-    """The cells of one record, or what is wrong with it. `line` is the physical line where it starts."""
+    """The cells of one record, or its problem. `line` is the physical line where it starts."""
 
     line: int
     cells: list[str] | str
@@ -43,11 +50,16 @@ class Record(NamedTuple):
 
 @contextmanager
 def open_table(
-    file: Path, columns: Sequence[str], required: Sequence[str], *, others: bool = False
+    file: Path,
+    columns: Sequence[str],
+    required: Sequence[str],
+    *,
+    others: bool = False,
+    spelled: Spelling | None = None,
 ) -> Iterator[tuple[list[str], Iterator[Record]]]:
     """The header's names and the records that follow; blank lines are left out. A .csv, or the same in gzip.
 
-    others: unknown columns are allowed. Raises TableError if the file cannot be read, is empty, or has a
+    others: unknown columns are allowed. spelled: their names as ours. Raises TableError if the file cannot be read, is empty, or has a
     header that lacks a required column, repeats one or has an unknown one.
     """
     with _open(file) as stream:
@@ -55,7 +67,7 @@ def open_table(
         first = next(records, None)
         if first is None:
             raise TableError.at(str(file), "is empty", "a header line, and lines with its columns")
-        header = _header(file, first.cells, columns, required, others=others)
+        header = _header(file, first.cells, columns, required, spelled or Spelling(list), others=others)
         yield header, (record for record in records if record.cells != [])
 
 
@@ -69,8 +81,8 @@ def header_names(file: Path) -> list[str]:
     return [] if first is None or isinstance(first.cells, str) else [name.strip() for name in first.cells]
 
 
-def until_hopeless(records: Iterable[Record], faults: Sequence[Fault]) -> Iterator[Record]:
-    """The records, until so many of them had faults that more would not be read."""
+def until_too_many_faults(records: Iterable[Record], faults: Sequence[Fault]) -> Iterator[Record]:
+    """The records, until the limit on listed faults is reached."""
     return itertools.takewhile(lambda _: len(faults) < _MOST_FAULTS, records)
 
 
@@ -83,12 +95,12 @@ def parse_record(
     """
     line, cells = record
     if isinstance(cells, str):
-        return BadRow(line=line, id="", faults=(Fault(place=f"line {line}", problem=cells),))
+        return BadRow(line=line, id="", faults=(Fault(f"line {line}", cells),))
     by_name = dict(zip(header, (c.strip() for c in cells), strict=False))
     identity = printable(by_name.get(id_column, ""))
     if len(cells) != len(header):
         problem = f"{len(cells)} cells where the header has {len(header)} columns"
-        return BadRow(line=line, id=identity, faults=(Fault(place=f"line {line}", problem=problem),))
+        return BadRow(line=line, id=identity, faults=(Fault(f"line {line}", problem),))
     values: dict[str, object] = {}
     faults: list[Fault] = []
     for column, cell in by_name.items():
@@ -97,7 +109,7 @@ def parse_record(
         try:
             values[column] = parsers[column](cell)
         except CellError as exc:
-            faults.append(Fault(place=f"line {line}: {column}", problem=exc.problem, remedy=exc.remedy))
+            faults.append(Fault(f"line {line}: {column}", exc.problem, exc.remedy))
     return BadRow(line=line, id=identity, faults=tuple(faults)) if faults else values
 
 
@@ -111,7 +123,7 @@ def read_rows(
     id_column: str,
     unique: bool = True,
 ) -> Iterator[RowT | BadRow]:
-    """A table's records in order, each as row(line=…, **cells); others are a BadRow, and the rest goes on.
+    """A table's records in order, each as row(line=…, **cells); unreadable ones become a BadRow.
 
     path: a .csv, or the same compressed with gzip. parsers: of every column. never_blank: columns of which every record has
     a value. unique: a record that repeats an earlier one's id is a BadRow. Raises TableError if the file cannot be read, is
@@ -127,7 +139,7 @@ def read_rows(
             identity = str(values.get(id_column, ""))
             if blank := [column for column in never_blank if values[column] in ("", None)]:
                 places = (f"line {record.line}: {column}" for column in blank)
-                faults = tuple(Fault(place=place, problem="is blank", remedy="a value") for place in places)
+                faults = tuple(Fault(place, "is blank", "a value") for place in places)
                 yield BadRow(line=record.line, id=identity, faults=faults)
             elif unique and identity in seen:
                 yield repeated(record.line, identity, seen[identity], id_column)
@@ -138,7 +150,7 @@ def read_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeTable(Generic[RowT]):
-    """A table of which every line must be right: what it holds, the most lines of it, and how one line is written.
+    """A table without tolerance for bad lines: its name, the limit on its lines, and the format of a line.
 
     item: made of a line's cells and number. clash: of an item, its line and those before it: column, problem and remedy.
     """
@@ -156,16 +168,16 @@ class WholeTable(Generic[RowT]):
         found: list[RowT] = []
         faults: list[Fault] = []
         with open_table(file, tuple(self.parsers), self.required) as (header, records):
-            for record in until_hopeless(records, faults):
+            for record in until_too_many_faults(records, faults):
                 row = parse_record(record, header, self.parsers, "")
                 faults += row.faults if isinstance(row, BadRow) else self._add(row, record.line, found)
                 if len(found) > self.most:
-                    faults.append(Fault(place=f"line {record.line}", problem=f"more than {self.most:,} {self.noun}s"))
+                    faults.append(Fault(f"line {record.line}", f"more than {self.most:,} {self.noun}s"))
                     break
         if not found and not faults:
-            faults.append(Fault(place="line 2", problem=f"there is no {self.noun}", remedy=self.remedy))
+            faults.append(Fault("line 2", f"there is no {self.noun}", self.remedy))
         if len(faults) > _SHOWN:
-            faults = [*faults[:_SHOWN], Fault(place="table", problem=f"at least {len(faults) - _SHOWN} more")]
+            faults = [*faults[:_SHOWN], Fault("table", f"at least {len(faults) - _SHOWN} more")]
         if faults:
             raise TableError(replace(fault, place=f"{file}: {fault.place}") for fault in faults)
         return found
@@ -173,8 +185,7 @@ class WholeTable(Generic[RowT]):
     def _add(self, cells: dict[str, Any], line: int, found: list[RowT]) -> list[Fault]:
         one = self.item(cells, line)
         clashes = [
-            Fault(place=f"line {line}: {column}", problem=problem, remedy=remedy)
-            for column, problem, remedy in self.clash(one, line, found)
+            Fault(f"line {line}: {column}", problem, remedy) for column, problem, remedy in self.clash(one, line, found)
         ]
         found.append(one)
         return clashes
@@ -182,9 +193,7 @@ class WholeTable(Generic[RowT]):
 
 def repeated(line: int, name: str, first_line: int, column: str) -> BadRow:
     """A row that repeats an earlier id."""
-    fault = Fault(
-        place=f"line {line}: {column}", problem=f"{name!r} appears on line {first_line} too", remedy="one id a run"
-    )
+    fault = Fault(f"line {line}: {column}", f"{name!r} appears on line {first_line} too", "one id a run")
     return BadRow(line=line, id=name, faults=(fault,))
 
 
@@ -203,7 +212,7 @@ def _open(file: Path) -> Iterator[TextIO]:
 
 
 def _records(stream: TextIO) -> Iterator[Record]:
-    """Each record, cells or what is wrong.
+    """Each record: its cells, or its problem.
 
     A quoted cell may span lines. A quote that is never closed must not swallow the file: a record that does not parse
     costs only its first line, and reading goes on at the next.
@@ -263,7 +272,13 @@ def _split(text: str) -> list[str] | str:
 
 
 def _header(
-    file: Path, cells: list[str] | str, columns: Sequence[str], required: Sequence[str], *, others: bool
+    file: Path,
+    cells: list[str] | str,
+    columns: Sequence[str],
+    required: Sequence[str],
+    spelled: Spelling,
+    *,
+    others: bool,
 ) -> list[str]:
     """The column names, checked all at once."""
     place = f"{file}: header"
@@ -273,21 +288,23 @@ def _header(
         c == "\0" or "\udc80" <= c <= "\udcff" for cell in cells for c in cell
     ):  # as bytes that do not decode are read
         raise TableError.at(place, "is not UTF-8 text", "save the table as UTF-8")
-    names = [c.strip() for c in cells]
+    names = spelled.own([c.strip() for c in cells])
     missing = [n for n in required if n not in names]
     faults = [
-        Fault(place=place, problem=f"unknown column {n!r}", remedy=nearest(n[:60], columns))
+        Fault(place, f"unknown column {n!r}", spelled.advice(n) or nearest(n[:60], columns))
         for n in dict.fromkeys(names)
         if n not in columns and (missing or not others)  # one of them may be the missing one, misspelt
     ]
     faults += [
-        Fault(place=place, problem=f"column {n!r} appears {names.count(n)} times", remedy="keep one")
+        Fault(place, f"column {n!r} appears {names.count(n)} times", "keep one")
         for n in dict.fromkeys(names)
         if names.count(n) > 1 and n in columns
     ]
-    faults += [Fault(place=place, problem=f"column {n!r} is missing") for n in missing]
+    faults += [Fault(place, f"column {n!r} is missing") for n in missing]
     if not set(names) & set(columns):
-        faults = [Fault(place=place, problem="the first line names no known column", remedy=", ".join(required))]
+        signs = [sign for sign in (";", "\t", "|") if sign in names[0]]
+        remedy = f"commas between columns, not {signs[0]!r}" if signs else ", ".join(required)
+        faults = [Fault(place, "the first line names no known column", remedy)]
     if faults:
         raise TableError(faults)
     return names
@@ -335,6 +352,18 @@ def number_cell(cell: str) -> float | None:
     if not (math.isfinite(value) and value > 0):
         raise CellError(f"{shown(cell)} is not a finite number above 0", "a decimal number, or blank if unknown")
     return value
+
+
+def pattern_cell(pattern: str, convert: Callable[[str], object], noun: str, remedy: str) -> Parser:
+    """A parser of what matches the pattern; None where blank."""
+    matches = re.compile(pattern).fullmatch
+
+    def parse(cell: str) -> object:
+        if cell and not matches(cell):
+            raise CellError(f"{shown(cell)} is not {noun}", remedy)
+        return convert(cell) if cell else None
+
+    return parse
 
 
 def one_of(*words: str, blank: object = "") -> Parser:

@@ -61,7 +61,7 @@ class _Numbers:
 
 
 def _pieces(part: str) -> tuple[list[_Numbers | list[str]], str]:
-    """Fixed text and brackets in turn, or what is wrong."""
+    """Fixed text and brackets in turn, or the problem."""
     pieces: list[_Numbers | list[str]] = []
     for index, piece in enumerate(_PART.split(part)):
         if index % 2 == 0:

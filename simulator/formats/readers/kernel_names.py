@@ -1,4 +1,4 @@
-"""What a kernel is, by its name: its category, and of a communication library's kernels the kind of collective."""
+"""A kernel's category by its name, and the kind of collective of a communication library's kernel."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _LIBRARIES = re.compile(r"^(gloo:|nccl)", re.IGNORECASE)
 
 
 def category_of(name: str) -> str:
-    """A kernel's category; what has no name of its own is elementwise."""
+    """A kernel's category; unknown names are elementwise."""
     return next((category for category, pattern in _CATEGORIES if pattern.search(name)), "elementwise")
 
 
-def collective_of(name: str, asked: str = "") -> str | None:
+def collective_of(name: str, recorded_name: str = "") -> str | None:
     """The kind of collective that a kernel of a communication library is; None for other kernels.
 
     asked: what the program called, where the trace says so: all-to-all runs as NCCL's SendRecv.
     """
     if not _LIBRARIES.match(name):
         return None
-    for text in (asked, name):
+    for text in (recorded_name, name):
         for kind, pattern in _COLLECTIVES:
             if pattern.search(text):
                 return kind

@@ -86,7 +86,7 @@ def read_kineto(path: Path, step: int | None = None, progress: Callable[[int], N
 
 
 def read_events(path: Path, events: Events, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
-    """Give every event of a file to `events`; what stands beside them is returned. Raises InputError."""
+    """Pass every event of a file to `events`; returns the file's other values. Raises InputError."""
     if is_nsight(path):
         return read_nsight(path, events)
     try:
@@ -265,7 +265,7 @@ def _memory_trace(events: Events, step: TracedStep | None) -> MemoryTrace | None
 
 
 def about(head: Mapping[str, Any]) -> dict[str, Any]:
-    """What the head of the file says about the job (simple values only)."""
+    """Scalar metadata of the job from the head of the file."""
     about: dict[str, Any] = {}
     devices = head.get("deviceProperties")
     if isinstance(devices, list):

@@ -1,4 +1,4 @@
-"""What is kept of a profiler's trace while it is read: columns of numbers, and a few special events."""
+"""The in-memory form of a profiler's trace: columns of numbers, and a few special events."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ class Events:
         self.streams.append(self.lanes.setdefault(lane, len(self.lanes)))
 
     def _collective(self, index: int, name: str, args: dict[str, Any]) -> None:
-        asked = str(args["Collective name"])[:NAME_LENGTH]
-        kind = collective_of(name, asked)
+        recorded_name = str(args["Collective name"])[:NAME_LENGTH]
+        kind = collective_of(name, recorded_name)
         size = _BYTES.get(str(args.get("dtype", "")).lower())
         sent, got = args.get("In msg nelems"), args.get("Out msg nelems")
         numel = [n for n in (sent, got) if type(n) is int and n >= 0]

@@ -1,4 +1,4 @@
-"""The host's side of a profiler's trace: who launched what, with which shapes, and when the host waited."""
+"""The host's side of a profiler's trace: launches, operators with their shapes, and waits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HostOp:
 
 @dataclass(slots=True)
 class HostEvents(Events):
-    """Events of the device, and of the host what is needed to issue them again."""
+    """Events of the device, and those of the host that are needed to issue them again."""
 
     correlations: array[int] = field(default_factory=lambda: array("q"))  # of each event on a device; -1: none
     externals: array[int] = field(default_factory=lambda: array("q"))

@@ -14,8 +14,9 @@ from simulator.formats.readers.collectives_table import is_collectives_table, re
 from simulator.formats.readers.csv_table import header_names
 from simulator.formats.readers.memory_table import is_memory_table, read_memory
 from simulator.formats.readers.run_settings import setting_of
-from simulator.formats.readers.runs_table import read_runs
+from simulator.formats.readers.runs_table import SPELLING, read_runs
 from simulator.formats.readers.serving_table import is_serving_table, read_serving
+from simulator.formats.readers.spelled_columns import advice, parsers
 from simulator.studies.backtest.rows import Table
 
 RowT = TypeVar("RowT")
@@ -34,13 +35,15 @@ def read_measured(path: str | Path) -> Table:
     if is_serving_table(path):
         unread = tuple(_unread(header, serving_table.COLUMNS))
         return Table(name=name, kind="serving", rows=_few(read_serving(path), name), unread=unread)
-    settings = [column for column in header if setting_of(column)]
-    unread = tuple(_unread(header, (*runs_table.COLUMNS, *settings)))
+    ours = dict(zip(header, SPELLING.own(header), strict=True))
+    settings = [column for column in ours.values() if setting_of(column)]
+    known = (*runs_table.COLUMNS, *parsers(), *settings)
+    unread = tuple(_unread((column for column, own in ours.items() if own not in known), known))
     return Table(name=name, kind="runs", rows=_few(read_runs(path), name), unread=unread)
 
 
 def _few(rows: Iterable[RowT], name: str) -> tuple[RowT, ...]:
-    """All of them. Raises TableError where there are more than anybody has measured: reading alone would take minutes."""
+    """All records. Raises TableError above the limit on their number."""
     found = tuple(islice(rows, _MOST_ROWS + 1))
     if len(found) > _MOST_ROWS:
         raise TableError.at(name, f"has more than {_MOST_ROWS:,} rows", "several tables")
@@ -52,5 +55,5 @@ def _unread(header: Iterable[str], known: Iterable[str]) -> Iterator[str]:
     known = set(known)
     for column in dict.fromkeys(header):
         if column not in known:
-            near = nearest(column[:60], known)
+            near = advice(column) or nearest(column[:60], known)
             yield f"{column[:60]!r}{f': {near}' if near else ''}"

@@ -5,48 +5,29 @@ The columns are documented in docs/reference/memory-table.md.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 from simulator.formats.readers.csv_table import (
-    CellError,
     Parser,
     header_names,
     integer_cell,
     name_cell,
     number_cell,
     one_of,
+    pattern_cell,
     read_rows,
-    shown,
     text_cell,
 )
 from simulator.studies.backtest.rows import BadRow, MemoryRow
 
 __all__ = ["COLUMNS", "REQUIRED", "BadRow", "MemoryRow", "is_memory_table", "read_memory"]
 
-_WHOLE = re.compile(r"[0-9]{1,18}")
-
-
 COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(MemoryRow) if f.name != "line")
 REQUIRED: tuple[str, ...] = (
-    "row",
-    "n_layers",
-    "d_model",
-    "n_heads",
-    "d_ff",
-    "vocab",
-    "seq_len",
-    "micro_batch",
-    "world",
-    "strategy",
-    "ac",
-    "store_dtype",
-    "param_dtype",
-    "opt_impl",
-    "device",
-    "peak_bytes",
+    *("row", "n_layers", "d_model", "n_heads", "d_ff", "vocab", "seq_len", "micro_batch", "world"),
+    *("strategy", "ac", "store_dtype", "param_dtype", "opt_impl", "device", "peak_bytes"),
 )
 
 
@@ -60,19 +41,11 @@ def read_memory(path: str | Path) -> Iterator[MemoryRow | BadRow]:
     return read_rows(path, MemoryRow, _PARSERS, REQUIRED, never_blank=REQUIRED, id_column="row")
 
 
-def _bytes_cell(cell: str) -> int | None:
-    """A whole number, 0 included; None where blank."""
-    if not cell:
-        return None
-    if not _WHOLE.fullmatch(cell):
-        raise CellError(f"{shown(cell)} is not a whole number of bytes", "digits only, or blank if unknown")
-    return int(cell)
-
-
 def _flag_cell(cell: str) -> bool | None:
     return {"": None, "True": True, "False": False}[str(_FLAG(cell))]
 
 
+_bytes_cell = pattern_cell(r"[0-9]{1,18}", int, "a whole number of bytes", "digits only, or blank if unknown")
 _FLAG = one_of("True", "False")
 _dtype = one_of("fp32", "bf16", "fp16", blank=None)
 _SIZES = (

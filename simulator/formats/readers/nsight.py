@@ -58,7 +58,7 @@ def is_nsight(path: Path) -> bool:
 
 
 def read_nsight(path: Path, events: Events) -> dict[str, Any]:
-    """Give the events of an export to `events`; what stands beside them is returned. Raises InputError."""
+    """Pass the events of an export to `events`; returns the export's other values. Raises InputError."""
     if path.name.endswith(REPORT):
         raise InputError.at(str(path), "is a report that only nsys reads", f"nsys export --type sqlite {path.name}")
     try:

@@ -37,7 +37,7 @@ class _Row:
 
 @dataclass(slots=True)
 class _Paste:
-    """What was found: columns and affinity columns of the header, rows by name, aliases of the legend."""
+    """A parsed matrix: columns and affinity columns of the header, rows by name, aliases of the legend."""
 
     place: str
     columns: list[str]

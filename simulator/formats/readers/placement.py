@@ -57,17 +57,15 @@ class _Table:
         named = "gpu" in head or "pci_bus_id" in head
         if missing := [name for name in ("rank", "node") if name not in head] + ([] if named else ["gpu"]):
             remedy = "a first line of names between tabs, as in a launch kit's ranks.tsv"
-            self.faults.append(
-                Fault(place=f"{self.path}:1", problem=f"has no column {', '.join(missing)}", remedy=remedy)
-            )
+            self.faults.append(Fault(f"{self.path}:1", f"has no column {', '.join(missing)}", remedy))
             return
         for number, cells in enumerate(lines, start=2):
             row = dict(zip(head, cells, strict=False))
             self.faults += self._row(row, f"{self.path}:{number}")
             if len(self.faults) >= _MOST_FAULTS:
-                self.faults.append(Fault(place=f"{self.path}:{number}", problem="the lines behind it were not read"))
+                self.faults.append(Fault(f"{self.path}:{number}", "the lines behind it were not read"))
                 return
-        self.faults += self._whole()
+        self.faults += self._incomplete()
 
     def _lines(self) -> list[list[str]]:
         try:
@@ -80,23 +78,23 @@ class _Table:
         """Map one rank to its GPU."""
         numbers = {name: whole(row.get(name, "")) for name in ("rank", "node")}
         if wrong := [name for name, number in numbers.items() if number is None]:
-            yield Fault(place=place, problem=f"{' and '.join(wrong)}: not a whole number", remedy="0, 1, …")
+            yield Fault(place, f"{' and '.join(wrong)}: not a whole number", "0, 1, …")
         rank, node, per_node = numbers["rank"], numbers["node"], self.cluster.gpus_per_node
         gpu, fault = self._gpu(row, place)
         if fault is not None:
             yield fault
         if node is not None and node >= self.cluster.num_nodes:
             remedy = f"0 to {self.cluster.num_nodes - 1}"
-            yield Fault(place=place, problem=f"names node {node}; there are {self.cluster.num_nodes}", remedy=remedy)
+            yield Fault(place, f"names node {node}; there are {self.cluster.num_nodes}", remedy)
         if gpu is not None and gpu >= per_node:
-            yield Fault(place=place, problem=f"names GPU {gpu}; a node has {per_node}", remedy=f"0 to {per_node - 1}")
+            yield Fault(place, f"names GPU {gpu}; a node has {per_node}", f"0 to {per_node - 1}")
         if rank is None:
             return
         if rank >= self.cluster.num_devices:
             problem = f"names rank {rank}; there are {self.cluster.num_devices}"
-            yield Fault(place=place, problem=problem, remedy=f"0 to {self.cluster.num_devices - 1}")
+            yield Fault(place, problem, f"0 to {self.cluster.num_devices - 1}")
         elif rank in self.rank_mapping:
-            yield Fault(place=place, problem=f"rank {rank} appears twice", remedy="each rank once")
+            yield Fault(place, f"rank {rank} appears twice", "each rank once")
         else:
             sits = node is not None and gpu is not None and node < self.cluster.num_nodes and gpu < per_node
             self.rank_mapping[rank] = node * per_node + gpu if sits else -1  # type: ignore[operator]  # sits: both are numbers
@@ -106,42 +104,37 @@ class _Table:
         bus, text = row.get("pci_bus_id", ""), row.get("gpu", "")
         number = whole(text)
         if number is None and text not in _NO_ID:
-            return None, Fault(place=place, problem=f"gpu: {text!r} is not a whole number", remedy="0, 1, …")
+            return None, Fault(place, f"gpu: {text!r} is not a whole number", "0, 1, …")
         if bus in _NO_ID or (not self.ids and number is not None):
-            lacks = (
-                Fault(place=place, problem="names no GPU", remedy="a number, or a bus id") if number is None else None
-            )
+            lacks = Fault(place, "names no GPU", "a number, or a bus id") if number is None else None
             return number, lacks
         if not self.ids:
-            remedy = "the gpu column, or --topology"
-            return None, Fault(place=place, problem=f"no source tells whose bus id {bus} is", remedy=remedy)
+            return None, Fault(place, f"no source tells whose bus id {bus} is", "the gpu column, or --topology")
         known = self.ids.get(bus.lower())
         if known is None:
-            return number, Fault(place=place, problem=f"no GPU has bus id {bus}", remedy=nearest(bus.lower(), self.ids))
+            return number, Fault(place, f"no GPU has bus id {bus}", nearest(bus.lower(), self.ids))
         if number not in (None, known):
-            return number, Fault(
-                place=place, problem=f"bus id {bus} is GPU {known}'s, not GPU {number}'s", remedy="one of them"
-            )
+            return number, Fault(place, f"bus id {bus} is GPU {known}'s, not GPU {number}'s", "one of them")
         return known, None
 
-    def _whole(self) -> Iterator[Fault]:
+    def _incomplete(self) -> Iterator[Fault]:
         """Ranks without a line, GPUs of several ranks and of none."""
         place, per_node = str(self.path), self.cluster.gpus_per_node
         if lacking := [rank for rank in range(self.cluster.num_devices) if rank not in self.rank_mapping]:
-            yield Fault(place=place, problem=f"rank {_listed(lacking)} is missing", remedy="each rank once")
+            yield Fault(place, f"rank {_listed(lacking)} is missing", "each rank once")
         ranks: dict[int, list[int]] = {}
         for rank, gpu in sorted(self.rank_mapping.items()):
             ranks.setdefault(gpu, []).append(rank)
         ranks.pop(-1, None)
-        for gpu, held in sorted(ranks.items()):
-            if len(held) > 1:
-                problem = f"GPU {gpu % per_node} of node {gpu // per_node} has ranks {_listed(held)}"
-                yield Fault(place=place, problem=problem, remedy="each GPU once")
+        for gpu, on_gpu in sorted(ranks.items()):
+            if len(on_gpu) > 1:
+                problem = f"GPU {gpu % per_node} of node {gpu // per_node} has ranks {_listed(on_gpu)}"
+                yield Fault(place, problem, "each GPU once")
         left = [gpu for gpu in range(self.cluster.num_devices) if gpu not in ranks]
         if left:
             names = [f"{gpu % per_node} of node {gpu // per_node}" for gpu in left[:_SHOWN]]
             more = f", and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
-            yield Fault(place=place, problem=f"GPU {', '.join(names)}{more} has no rank", remedy="each GPU once")
+            yield Fault(place, f"GPU {', '.join(names)}{more} has no rank", "each GPU once")
 
 
 def _listed(numbers: Sequence[int]) -> str:

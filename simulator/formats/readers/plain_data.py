@@ -76,7 +76,7 @@ def read(file: BinaryIO) -> Any:  # noqa: ANN401  whatever it holds
 
 
 def unzipped(file: BinaryIO) -> io.BufferedReader:
-    """What a gzipped file holds, if that is not out of all proportion to it."""
+    """The content of a gzipped file; refuses implausible compression ratios."""
     most = BASE_UNZIPPED + UNZIPPED_PER_BYTE * Path(file.name).stat().st_size
     data = gzip.GzipFile(fileobj=file).read(most + 1)
     if len(data) > most:
@@ -209,7 +209,7 @@ class Selection:
 
 
 def limit(path: Path) -> None:
-    """What this process may take; systems without such limits read without them."""
+    """Limit this process' memory and time, on systems that can."""
     try:
         import resource
     except ImportError:

@@ -38,7 +38,7 @@ Progress = Callable[[int], None]
 
 
 def is_recording(path: Path) -> bool:
-    """Whether a file (or folder of them) is to be read as a recording, by what its beginning says; else by its name."""
+    """Whether a file or folder is a recording: by its first bytes, else by its name."""
     if path.is_dir() or path.name.endswith(chakra.SUFFIX) or is_nsight(path):
         return True
     head = _head(path)
@@ -77,10 +77,9 @@ def _same_rank(found: Sequence[Recording], path: Path) -> Iterator[Fault]:
     for one in found if len(found) > 1 else ():
         if one.rank is None:
             problem, remedy = "does not say which rank it is of", "traces whose distributedInfo has a rank, or one file"
-            yield Fault(place=f"{path / one.name}", problem=problem, remedy=remedy)
+            yield Fault(f"{path / one.name}", problem, remedy)
         elif one.rank in seen:
-            problem = f"is of rank {one.rank}, as {seen[one.rank]} is"
-            yield Fault(place=f"{path / one.name}", problem=problem, remedy="a file a rank")
+            yield Fault(f"{path / one.name}", f"is of rank {one.rank}, as {seen[one.rank]} is", "a file a rank")
         seen.setdefault(one.rank, one.name)
 
 
@@ -98,9 +97,8 @@ def read_recording(path: Path, step: int | None = None, progress: Progress | Non
         return _of_device(path, events, head, step)
     if events.operators:
         return host_recording(path, events, head, step)
-    problem = f"none of its {events.num_seen:,} events is a kernel or an operator"
     remedy = "torch.profiler with ProfilerActivity.CPU and CUDA, exported by export_chrome_trace"
-    raise InputError.at(str(path), problem, remedy)
+    raise InputError.at(str(path), f"none of its {events.num_seen:,} events is a kernel or an operator", remedy)
 
 
 # -- what ran on a device
@@ -194,7 +192,7 @@ class _Ops:
         )  # fmt: skip
 
     def _carried(self, i: int) -> Carried | None:
-        """The collective that a kernel is, by its own arguments, or those of the call on the host."""
+        """The collective of a kernel, by its arguments, or by those of the call on the host."""
         events = self._events
         described = events.collectives.get(i)
         described = (

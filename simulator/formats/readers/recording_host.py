@@ -67,12 +67,12 @@ def _operators(events: HostEvents, inside: list[HostOp], main: int, first: float
 
 
 def _gloo(events: HostEvents, head: Mapping[str, Any], first: float, last: float) -> Iterator[RecordedOp]:
-    """Gloo's collectives. Kind and size are those of the operator that asked for each: they run in the order of asking."""
-    asked = deque(sorted((one for one in events.operators if kind_of(one.name)), key=lambda one: one.start))
+    """Gloo's collectives. Kind and size are those of the operator that issued each: they run in the order of issue."""
+    operators = deque(sorted((one for one in events.operators if kind_of(one.name)), key=lambda one: one.start))
     ranks, name = _only_group(head)
     lanes: dict[int, int] = {}
     for one in sorted(events.gloo, key=lambda op: op.start):
-        asks = asked.popleft() if asked and asked[0].start <= one.start else None
+        asks = operators.popleft() if operators and operators[0].start <= one.start else None
         if not first <= one.start < last:
             continue
         kind = (asks and kind_of(asks.name)) or collective_of(one.name) or "collective"
@@ -97,8 +97,8 @@ def _only_group(head: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
     """Ranks and name of the job's process group, where there is one; gloo's events do not name theirs."""
     job = head.get("distributedInfo")
     groups = job.get("pg_config") if isinstance(job, dict) else None
-    kept = [one for one in groups if isinstance(one, dict)] if isinstance(groups, list) else []
-    ranks = kept[0].get("ranks") if len(kept) == 1 else None
+    tables = [one for one in groups if isinstance(one, dict)] if isinstance(groups, list) else []
+    ranks = tables[0].get("ranks") if len(tables) == 1 else None
     if not isinstance(ranks, list) or not all(type(rank) is int and rank >= 0 for rank in ranks):
         return (), ""
-    return tuple(ranks), str(kept[0].get("pg_desc", ""))
+    return tuple(ranks), str(tables[0].get("pg_desc", ""))

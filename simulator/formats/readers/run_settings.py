@@ -36,7 +36,7 @@ _NAMED: Final = {
 
 
 def column_of(setting: str) -> str:
-    """The column of a key behind its noun: what `setting_of` reads back."""
+    """The column of a nested key, which `setting_of` reads back."""
     back = {key: column for column, key in _NAMED.items()}
     return back.get(setting, setting.removeprefix("plan."))
 

@@ -7,7 +7,7 @@ the file's size. A row that is wrong costs that row only; a file that is not a t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -16,6 +16,8 @@ from simulator.base.errors import Fault, TableError
 from simulator.base.schema import nearest
 from simulator.formats.readers.csv_table import (
     CellError,
+    Spelling,
+    header_names,
     integer_cell,
     name_cell,
     number_cell,
@@ -28,6 +30,8 @@ from simulator.formats.readers.csv_table import (
     text_cell,
 )
 from simulator.formats.readers.run_settings import setting_of, setting_parser
+from simulator.formats.readers.spelled_columns import advice, folded, has_result, own_names, parsers
+from simulator.spec.model.files import preset_names
 from simulator.studies.backtest.rows import BadRow, FlopConvention, MemoryMetric, Metric, RunRow
 
 __all__ = ["COLUMNS", "REQUIRED", "BadRow", "RunRow", "read_runs"]
@@ -59,6 +63,10 @@ _RECOMPUTE_ALSO = {
     **dict.fromkeys(("y", "yes", "on", "true", "fullac", "full_ac", "uniform"), "full"),
     **dict.fromkeys(("sac", "selectiveac", "selective_ac", "selectiveop", "op"), "selective"),
 }
+_YES_NO_ALSO = {
+    **dict.fromkeys(("yes", "true", "on", "1", "enabled"), "y"),
+    **dict.fromkeys(("no", "false", "off", "0", "none", "disabled"), "n"),
+}
 _SHARDING_WORDS = ("ddp", "zero1", "zero2", "zero3", "zero1_intragroup8", "fsdp_full", "fsdp_grad_op", "hsdp")
 
 
@@ -85,23 +93,51 @@ REQUIRED: tuple[str, ...] = (
 )
 
 
+# Blank where a table has no such column: who runs what, and what rules or documents fill
+_ALWAYS_BLANK: Final = (
+    "id",
+    "framework",
+    "zero_or_fsdp",
+    "micro_batch",
+    "global_batch",
+    "precision",
+    "mlp_kind",
+    "vocab",
+)
+_OF_A_MODEL: Final = ("n_layers", "d_model", "n_heads", "d_ff")
+
+
 def read_runs(path: str | Path) -> Iterator[RunRow | BadRow]:
     """The table's records in order. `path` is a .csv, or the same compressed with gzip.
 
-    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column, repeats one or has
-    two of one field. A bad record is yielded as a BadRow and the rest goes on.
+    Columns may have other names and results columns of their own (`spelled_columns`). Raises TableError if the file cannot be
+    read, is empty, or has a header that lacks a required column, repeats one or has two of one field. A bad record is yielded as a BadRow and the rest goes on.
     """
     seen: dict[str, int] = {}
-    with open_table(Path(path), COLUMNS, REQUIRED, others=True) as (header, records):
+    needed = _needed(SPELLING.own(header_names(Path(path))))
+    with open_table(Path(path), (*COLUMNS, *parsers()), needed, others=True, spelled=SPELLING) as (header, records):
         settings = {column: key for column in header if column not in _PARSERS and (key := setting_of(column))}
         _refuse_two_spellings(path, settings)
-        parsers = {**_PARSERS, **{column: setting_parser(key) for column, key in settings.items()}}
+        cells = {**_PARSERS, **parsers(), **{column: setting_parser(key) for column, key in settings.items()}}
         for record in records:
-            row = _row(parse_record(record, header, parsers, "id"), record.line, settings)
+            row = _row(parse_record(record, header, cells, "id"), record.line, settings)
             if isinstance(row, RunRow) and row.id in seen:
                 row = repeated(row.line, row.id, seen[row.id], "id")
             seen.setdefault(row.id, row.line)
             yield row
+
+
+SPELLING: Final = Spelling(lambda header: own_names(header, COLUMNS), advice)
+
+
+def _needed(header: Sequence[str]) -> Sequence[str]:
+    """Columns that a table with such a header lacks: who names a model or a machine need not say what follows from it."""
+    follow = set(_ALWAYS_BLANK)
+    follow |= set(_OF_A_MODEL) if {"model", "model_name"} & set(header) else set()
+    follow |= {"gpu"} if "machine" in header else set()
+    follow |= {"n_gpus"} if {"n_nodes", "gpus_per_node"} <= set(header) or "dp" in header else set()
+    follow |= {"metric", "value"} if has_result(header) else set()
+    return [column for column in REQUIRED if column not in follow]
 
 
 def _refuse_two_spellings(path: str | Path, settings: Mapping[str, str]) -> None:
@@ -110,7 +146,7 @@ def _refuse_two_spellings(path: str | Path, settings: Mapping[str, str]) -> None
     for column, key in settings.items():
         columns.setdefault(key, []).append(column)
     faults = [
-        Fault(place=f"{path}: line 1", problem=f"the columns {' and '.join(each)} are one field", remedy="keep one")
+        Fault(f"{path}: line 1", f"the columns {' and '.join(each)} are one field", "keep one")
         for each in columns.values()
         if len(each) > 1
     ]
@@ -122,11 +158,11 @@ def _row(values: dict[str, Any] | BadRow, line: int, settings: Mapping[str, str]
     """The typed row, or everything that is wrong with it."""
     if isinstance(values, BadRow):
         return values
+    values = _public_model(folded({"id": f"line {line}", **values}))
     word, detail, unread = values.get("mem_metric") or (None, "", "")
     values |= {"mem_metric": word, "mem_metric_detail": detail, **({"mem_value": None} if unread else {})}
     faults = [
-        Fault(place=f"line {line}: {column}", problem=problem, remedy=remedy)
-        for column, problem, remedy in _contradictions(values, unread)
+        Fault(f"line {line}: {column}", problem, remedy) for column, problem, remedy in _contradictions(values, unread)
     ]
     if faults:
         return BadRow(line=line, id=printable(str(values["id"])), faults=tuple(faults))
@@ -139,11 +175,20 @@ def _row(values: dict[str, Any] | BadRow, line: int, settings: Mapping[str, str]
     )
 
 
-def _contradictions(values: Mapping[str, object], unread: str) -> Iterator[tuple[str, str, str]]:
-    """What no single cell shows: (column, problem, remedy). unread: an unknown memory metric."""
+def _public_model(values: dict[str, Any]) -> dict[str, Any]:
+    """A model's cell that is no preset's name is a public one."""
+    if values.get("model") and not values.get("model_name") and values["model"] not in preset_names():
+        values |= {"model_name": values["model"], "model": ""}
+    return values
+
+
+def _contradictions(values: Mapping[str, Any], unread: str) -> Iterator[tuple[str, str, str]]:
+    """Contradictions between cells: (column, problem, remedy). unread: an unknown memory metric."""
     if (values.get("metric") is None) != (values.get("value") is None):
         yield "value", "metric and value come together, one of them is blank", "both, or neither"
     memory, amount = values.get("mem_metric"), values.get("mem_value")
+    if values.get("metric") == "mfu" and (values.get("value") or 0) > 1:
+        yield "value", "an MFU above 1", "a fraction, or the column mfu_percent"
     if memory != "oom" and (memory is None) != (amount is None):
         yield "mem_value", "mem_metric and mem_value come together, one of them is blank", "both, or neither"
     if values.get("value") is None and memory is None:
@@ -164,7 +209,7 @@ def _bare(cell: str) -> str:
 
 def _spelled(parse: Callable[[str], object], also: Mapping[str, str]) -> Callable[[str], object]:
     """The parser of a cell that may hold a word in another spelling."""
-    return lambda cell: parse(also.get(_bare(cell), also.get(cell.casefold(), cell)))
+    return lambda cell: parse(also.get(_bare(cell), also.get(cell.casefold(), cell.casefold())))
 
 
 def _memory_metric(cell: str) -> tuple[str | None, str, str] | None:
@@ -187,7 +232,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(COLUMNS, text_cell),
     **dict.fromkeys(_INTEGER_COLUMNS, integer_cell),
     **dict.fromkeys(("inter_link_gbps_per_node", "value", "mem_value"), number_cell),
-    **dict.fromkeys(("flash_attn", "seq_parallel", "compile"), one_of("y", "n", blank=None)),
+    **dict.fromkeys(("flash_attn", "seq_parallel", "compile"), _spelled(one_of("y", "n", blank=None), _YES_NO_ALSO)),
     "id": name_cell,
     "mlp_kind": _spelled(one_of(*_MLP_KINDS), _MLP_ALSO),
     "precision": _spelled(one_of(*_PRECISIONS), _PRECISION_ALSO),

@@ -5,7 +5,6 @@ The columns are documented in docs/reference/serving-table.md.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -17,6 +16,7 @@ from simulator.formats.readers.csv_table import (
     integer_cell,
     name_cell,
     number_cell,
+    pattern_cell,
     read_rows,
     shown,
     text_cell,
@@ -32,7 +32,6 @@ _COUNTS = (
     *("n_gpus", "tp", "pp", "dp", "prefill_tp", "prefill_dp"),
     *("input_tokens", "output_tokens", "num_requests"),
 )
-_WHOLE = re.compile(r"[0-9]{1,9}")
 
 
 def is_serving_table(path: str | Path) -> bool:
@@ -45,13 +44,6 @@ def read_serving(path: str | Path) -> Iterator[ServingRow | BadRow]:
     return read_rows(path, ServingRow, _PARSERS, REQUIRED, never_blank=("metric", "value"), id_column="id")
 
 
-def _experts_cell(cell: str) -> int | None:
-    """GPUs that experts are dealt over; tables write 0 and 1 for none."""
-    if cell and not _WHOLE.fullmatch(cell):
-        raise CellError(f"{shown(cell)} is not a whole number", "digits only, or blank if unknown")
-    return max(1, int(cell)) if cell else None
-
-
 def _part_cell(cell: str) -> float | None:
     part = number_cell(cell)
     if part is not None and not 0 <= part <= 1:
@@ -59,6 +51,10 @@ def _part_cell(cell: str) -> float | None:
     return part
 
 
+# GPUs that experts are dealt over; tables write 0 and 1 for none
+_experts_cell = pattern_cell(
+    r"[0-9]{1,9}", lambda cell: max(1, int(cell)), "a whole number", "digits only, or blank if unknown"
+)
 _PARSERS: dict[str, Parser] = {
     **dict.fromkeys(COLUMNS, text_cell),
     **dict.fromkeys(_COUNTS, integer_cell),

@@ -115,18 +115,18 @@ def _load(text: str, source: str) -> Any:  # noqa: ANN401  YAML is any of its ty
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Lines without comments, those that end in a backslash joined, with the number of the first."""
-    held, start = "", 0
+    joined, start = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         body = line.split("#", 1)[0].rstrip()
-        start = start if held else number
+        start = start if joined else number
         if body.endswith("\\"):
-            held += body[:-1] + " "
+            joined += body[:-1] + " "
             continue
-        if (held + body).strip():
-            yield start, (held + body).strip()
-        held = ""
-    if held.strip():
-        yield start, held.strip()
+        if (joined + body).strip():
+            yield start, (joined + body).strip()
+        joined = ""
+    if joined.strip():
+        yield start, joined.strip()
 
 
 class _Reading:
@@ -147,8 +147,8 @@ class _Reading:
             self.fault(place, f"{name} appears at {self.entries[name].place} too", "one entry a switch")
             return
         if bool(nodes) == bool(children):
-            what = "both nodes and switches" if nodes else "neither nodes nor switches"
-            self.fault(place, f"{name} has {what}", "nodes for a leaf, switches above them")
+            content = "both nodes and switches" if nodes else "neither nodes nor switches"
+            self.fault(place, f"{name} has {content}", "nodes for a leaf, switches above them")
             return
         self.entries[name] = _Entry(place, name, self.names(nodes, place), self.names(children, place), speed)
 
@@ -205,7 +205,7 @@ class _Reading:
         )
 
     def claim(self, entry: _Entry, names: Iterable[str], owners: dict[str, str], noun: str) -> None:
-        """Each name has one owner; a switch must stand in the file."""
+        """Each node or switch has one parent, and every named switch an entry."""
         for name in names:
             if noun == "switch" and name not in self.entries:
                 self.fault(entry.place, f"switch {name!r} has no entry", nearest(name, self.entries))

@@ -50,10 +50,10 @@ def read_snapshot(path: Path, device: int | None = None) -> Recording:
     if device is None and recorded:
         device = recorded[0]
     if device is None or device not in recorded:
-        asked = "no device" if device is None else f"device {device}"
+        wanted = "no device" if device is None else f"device {device}"
         has = f"it has events of device {', '.join(map(str, recorded))}" if recorded else ""
         remedy = has or "call torch.cuda.memory._record_memory_history() before what is to be recorded"
-        raise InputError.at(str(path), f"there are no events of {asked}", remedy)
+        raise InputError.at(str(path), f"there are no events of {wanted}", remedy)
     notes = [f"{count} events {name!r} left out: unknown" for name, count in data["unknown_actions"].items()]
     notes = [note for note in notes if "snapshot'" not in note and "user_defined" not in note]
     if len(recorded) > 1:
@@ -86,7 +86,7 @@ def _plain(path: Path) -> dict[str, Any]:
         raise InputError.at(str(path), problem, "nothing was executed; a snapshot of this size needs less") from None
     if "faults" in answer:
         faults = [
-            Fault(place=f"{path}: {place}" if place else str(path), problem=problem, remedy=remedy)
+            Fault(f"{path}: {place}" if place else str(path), problem, remedy)
             for place, problem, remedy in answer["faults"]
         ]
         raise InputError(faults)
@@ -125,8 +125,8 @@ def _segments(rows: Sequence[Sequence[Any]], device: int, streams: _Streams, pat
             is_small=small,
             is_expandable=expandable,
             blocks=tuple(
-                RecordedBlock(address=at, size_bytes=size, requested_bytes=asked, state=_STATES.get(state, state))
-                for at, size, asked, state in blocks
+                RecordedBlock(address=at, size_bytes=size, requested_bytes=requested, state=_STATES.get(state, state))
+                for at, size, requested, state in blocks
             ),
         )
         for owner, address, total, stream, small, expandable, pool, blocks in rows
@@ -166,7 +166,7 @@ def _ordered(events: list[RecordedEvent], place: str) -> tuple[list[RecordedEven
 def contradiction(events: Iterable[RecordedEvent]) -> tuple[int, str] | None:
     """The first event that cannot follow those before it, and why; None where there is none."""
     live: dict[int, bool] = {}  # address -> is in use
-    asked: set[int] = set()
+    requested: set[int] = set()
     returned: list[tuple[int, int]] = []
     for index, (action, address, size, _, _) in enumerate(events):
         problem = ""
@@ -174,10 +174,10 @@ def contradiction(events: Iterable[RecordedEvent]) -> tuple[int, str] | None:
             problem = f"address {address} is handed out, and is in use" if live.get(address) else ""
             live[address] = True
         elif action in (FREE_REQUESTED, FREE_COMPLETED):
-            again = action == FREE_REQUESTED and address in asked
+            again = action == FREE_REQUESTED and address in requested
             problem = f"address {address} is freed twice" if again or not live.get(address, True) else ""
             live[address] = action == FREE_REQUESTED
-            (asked.add if action == FREE_REQUESTED else asked.discard)(address)
+            (requested.add if action == FREE_REQUESTED else requested.discard)(address)
         elif action == SEGMENT_ALLOC and address in live:
             if live[address] or not any(start <= address < end for start, end in returned):
                 problem = f"the segment at {address} is taken after its first block was used"
@@ -210,8 +210,7 @@ def _settings(
         faults.append(("garbage_collection_threshold", "from 0 to 1"))
     if faults:
         raise InputError(
-            Fault(place=f"{path}: allocator_settings.{key}", problem=f"is {str(data[key])[:40]!r}", remedy=remedy)
-            for key, remedy in faults
+            Fault(f"{path}: allocator_settings.{key}", f"is {str(data[key])[:40]!r}", remedy) for key, remedy in faults
         )
     settings = AllocatorSettings(
         expandable_segments=expandable or data.get("expandable_segments") is True,

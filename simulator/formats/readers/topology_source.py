@@ -112,7 +112,7 @@ def _nic_groups(cluster: Cluster) -> tuple[NicPlace, ...]:
 
 
 def _to_nic(cluster: Cluster, wiring: Wiring, place: NicPlace, gpu: int) -> str | None:
-    """The path as stated; else a NIC sits beside the first GPU it serves, and nothing is said of those it does not."""
+    """The stated path; otherwise a NIC is next to the first GPU that it serves, and paths to other GPUs are unknown."""
     if cluster.inter is not None and cluster.inter.cards:
         return path_type(wiring, place, gpu)
     if gpu not in place.gpus:
@@ -136,14 +136,14 @@ def _data(source: str) -> bytes:
 
 def _name(node: str) -> str:
     """`node0.gpu3` -> GPU3, the rest without its node."""
-    bare = node.removeprefix("node0.").removeprefix("domain0.")
-    return bare.upper() if bare.startswith("gpu") else bare
+    name = node.removeprefix("node0.").removeprefix("domain0.")
+    return name.upper() if name.startswith("gpu") else name
 
 
 def _direct(kind: str, bytes_per_s: float) -> Path:
     rates = [ONE_LINK[kind], GA102_LINK] if kind in ONE_LINK else []
-    whole = (rate for rate in rates if bytes_per_s % rate == 0)
-    count = int(bytes_per_s // next(whole, bytes_per_s))
+    dividing = (rate for rate in rates if bytes_per_s % rate == 0)
+    count = int(bytes_per_s // next(dividing, bytes_per_s))
     return Path("XGMI" if kind == "xgmi" else "NV", count)
 
 

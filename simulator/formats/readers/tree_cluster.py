@@ -49,8 +49,7 @@ def _chosen(hosts: str, leaf_of: Mapping[str, str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(expand(hosts, "--hosts")))
     strange = [name for name in names if name not in leaf_of]
     faults = [
-        Fault(place="--hosts", problem=f"{name} is below no switch of the tree", remedy=nearest(name, leaf_of))
-        for name in strange[:8]
+        Fault("--hosts", f"{name} is below no switch of the tree", nearest(name, leaf_of)) for name in strange[:8]
     ]
     if faults:
         raise ClusterError(faults)

@@ -20,8 +20,8 @@ from simulator.formats.study.loading import calibration_named, calibration_of, c
 from simulator.formats.study.overrides import Override, literal, parse_overrides, patched
 from simulator.formats.study.provenance import (
     model_notes,
-    of_kept_calibration,
     of_model,
+    of_stored_calibration,
     set_by_hand,
     sources_of,
     without_effect,
@@ -130,18 +130,18 @@ def read_study(
     """
     if plan_file is None:
         return _read_study(file, flags, plan_flags, settings, None)
-    from simulator.formats.study.ready import Asked, assumed_note, ready_command
+    from simulator.formats.study.ready import Command, assumed_note, ready_command
 
-    def attempt(asked: Asked) -> Study:
-        return _read_study(asked.file, asked.flags, asked.plan_flags, asked.settings, asked.plan_file)
+    def attempt(command: Command) -> Study:
+        return _read_study(command.file, command.flags, command.plan_flags, command.settings, command.plan_file)
 
-    asked = Asked(file=file, flags=flags, plan_flags=plan_flags, settings=tuple(settings), plan_file=plan_file)
+    command = Command(file=file, flags=flags, plan_flags=plan_flags, settings=tuple(settings), plan_file=plan_file)
     try:
-        study = attempt(asked)
+        study = attempt(command)
     except InputError as exc:
-        found = ready_command(asked, exc.faults, lambda asked: attempt(asked).draft)
+        found = ready_command(command, exc.faults, lambda command: attempt(command).draft)
         raise InputError(exc.faults, found) from None
-    return replace(study, notes=(*study.notes, *assumed_note(asked, study.draft)))
+    return replace(study, notes=(*study.notes, *assumed_note(command, study.draft)))
 
 
 def _read_study(
@@ -178,7 +178,7 @@ def _read_study(
         raw, origins, found = with_draft(raw, origins, draft, cluster, model, given, overrides)
         faults += found
     table = base.get("plan")
-    asked = _Raw(
+    merged_study = _Raw(
         name=str(file or DEFAULT_NAME),
         raw=raw,
         origins=origins,
@@ -187,7 +187,7 @@ def _read_study(
         given=given,
         written=table if isinstance(table, dict) else {},
     )
-    return _completed(asked, model, cluster, faults)
+    return _completed(merged_study, model, cluster, faults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,30 +210,30 @@ class _Raw:
         return (*found, *model_notes(model), *(self.draft.notes if self.draft else ()))
 
 
-def _completed(asked: _Raw, model: Model | None, cluster: Cluster | None, faults: Faults) -> Study:
+def _completed(study_data: _Raw, model: Model | None, cluster: Cluster | None, faults: Faults) -> Study:
     """The plan, its software and its checkpoint, judged. Raises InputError with every fault, those so far among them."""
-    raw, overrides, draft = asked.raw, asked.overrides, asked.draft
+    raw, overrides, draft = study_data.raw, study_data.overrides, study_data.draft
     settled = draft is None or not faults
-    study, unknown = _checked(asked, faults)
+    study, unknown = _checked(study_data, faults)
     calibration = faults.attempt(lambda: calibration_of(raw, cluster, of_root(overrides, "kernels")))
     stack = plan = None
     if study is not None:
         plan = completed = _with_precision(_with_degrees(study.plan, cluster), cluster)
-        stack = faults.attempt(lambda: _stack_of(completed, asked))
+        stack = faults.attempt(lambda: _stack_of(completed, study_data))
         if settled and not unknown:
             faults += plan_faults(completed, model, cluster, others=bool(faults))
         else:
-            faults += _certain_faults(completed, model, cluster, unknown, asked)
-    checkpoint = _asked_table(Checkpoint, "checkpoint", study, overrides, faults)
-    data = _asked_table(DataLoading, "data", study, overrides, faults)
-    energy = _asked_table(Energy, "energy", study, overrides, faults)
-    servers = _asked_table(Servers, "servers", study, overrides, faults)
+            faults += _certain_faults(completed, model, cluster, unknown, study_data)
+    checkpoint = _optional_table(Checkpoint, "checkpoint", study, overrides, faults)
+    data = _optional_table(DataLoading, "data", study, overrides, faults)
+    energy = _optional_table(Energy, "energy", study, overrides, faults)
+    servers = _optional_table(Servers, "servers", study, overrides, faults)
     if faults or study is None or model is None or cluster is None or plan is None:
-        raise InputError(dict.fromkeys(at_its_key(fault, asked.origins, asked.name) for fault in faults))
+        raise InputError(dict.fromkeys(at_its_key(fault, study_data.origins, study_data.name) for fault in faults))
     sources = (
-        *sources_of(asked.name, raw, asked.origins, study.plan, plan, draft),
+        *sources_of(study_data.name, raw, study_data.origins, study.plan, plan, draft),
         *of_model(model, raw.get("model")),
-        *of_kept_calibration(raw, cluster.device.name),
+        *of_stored_calibration(raw, cluster.device.name),
         *set_by_hand(overrides),
     )
     if draft is None:  # whose reader reports its own
@@ -250,27 +250,27 @@ def _completed(asked: _Raw, model: Model | None, cluster: Cluster | None, faults
         energy=energy,
         servers=servers,
         draft=draft,
-        notes=asked.notes(plan, model),
+        notes=study_data.notes(plan, model),
     )
 
 
-def _asked_table(
+def _optional_table(
     noun: type[T], name: str, study: StudyFile | None, overrides: Sequence[Override], faults: Faults
 ) -> T | None:
     """A table of the file under its `--set`s, which ask for it too; None where neither does."""
-    given, kept = of_root(overrides, name), getattr(study, name, None)
-    return faults.attempt(lambda: patched(kept or noun(), given, InputError)) if kept or given else None
+    given, table = of_root(overrides, name), getattr(study, name, None)
+    return faults.attempt(lambda: patched(table or noun(), given, InputError)) if table or given else None
 
 
-def _checked(asked: _Raw, faults: list[Fault]) -> tuple[StudyFile | None, frozenset[str]]:
+def _checked(study_data: _Raw, faults: list[Fault]) -> tuple[StudyFile | None, frozenset[str]]:
     """The study, and the plan's fields that cannot be read (missing in it); None: the plan cannot be checked."""
-    raw = dict(asked.raw)
+    raw = dict(study_data.raw)
     try:
         return StudyFile.model_validate(raw, context=FROM_FILE), frozenset()
     except ValidationError as exc:
-        name, details = asked.draft.file if asked.draft else asked.name, exc.errors(include_url=False)
+        name, details = study_data.draft.file if study_data.draft else study_data.name, exc.errors(include_url=False)
         found = faults_of(exc, "", StudyFile, raw)
-        faults += [relabelled(fault, asked.origins, name, asked.written) for fault in found]
+        faults += [relabelled(fault, study_data.origins, name, study_data.written) for fault in found]
     unknown = unknown_fields(details)
     if unknown is None:
         return None, frozenset()
@@ -282,13 +282,13 @@ def _checked(asked: _Raw, faults: list[Fault]) -> tuple[StudyFile | None, frozen
         return None, frozenset()
 
 
-def _stack_of(plan: Plan, asked: _Raw) -> Stack:
-    """The plan's software, with what another framework's file says of it, and what was set. Raises StackError."""
-    changes, draft = of_root(asked.overrides, "stack"), asked.draft
+def _stack_of(plan: Plan, study_data: _Raw) -> Stack:
+    """The plan's software stack with changes from another framework's file and from `--set`. Raises StackError."""
+    changes, draft = of_root(study_data.overrides, "stack"), study_data.draft
     if draft is not None and plan.stack == draft.stack:  # else the file could not be read, and this is a default
         from simulator.formats.study.imported import stack_overrides
 
-        changes = [*stack_overrides(draft, asked.overrides, asked.given), *changes]
+        changes = [*stack_overrides(draft, study_data.overrides, study_data.given), *changes]
     return patched(Stack.of(plan), changes, StackError)
 
 
@@ -301,13 +301,13 @@ _DATA_PARALLEL: Final = frozenset({"dp_shard", "dp_replicate"})
 
 
 def _certain_faults(
-    plan: Plan, model: Model | None, cluster: Cluster | None, unknown: frozenset[str], asked: _Raw
+    plan: Plan, model: Model | None, cluster: Cluster | None, unknown: frozenset[str], study_data: _Raw
 ) -> list[Fault]:
     """Faults of a partly known plan, from another framework's file or its own."""
-    if asked.draft is None:
-        stated = asked.raw["plan"].keys() & _DATA_PARALLEL
+    if study_data.draft is None:
+        stated = study_data.raw["plan"].keys() & _DATA_PARALLEL
         return certain_faults(plan, model, cluster, unknown if stated else unknown | _DATA_PARALLEL)
-    settled = {f"plan: {name}" for name in _OF_A_DRAFT & set(asked.raw["plan"])}
+    settled = {f"plan: {name}" for name in _OF_A_DRAFT & set(study_data.raw["plan"])}
     return [fault for fault in certain_faults(plan, model, cluster, unknown | BY_DEVICES) if fault.place in settled]
 
 

@@ -20,21 +20,20 @@ from simulator.spec.model import Model
 PART: Final = ("gpus_per_node", "nvlink_domain_size")  # of a cluster that a job takes a part of
 
 
-def read_draft(asked: PlanFile, given: Collection[str]) -> Draft:
+def read_draft(file: PlanFile, given: Collection[str]) -> Draft:
     """The file's plan as far as it goes. given: what the command line states: Plan's fields, the model. Raises PlanError."""
-    if asked.form is not None and asked.form not in PLAN_FORMATS:
-        problem = f"{asked.form!r} is not a format"
-        remedy = nearest(asked.form, PLAN_FORMATS) or f"one of {', '.join(PLAN_FORMATS)}"
-        raise PlanError.at("--plan-format", problem, remedy)
+    if file.form is not None and file.form not in PLAN_FORMATS:
+        remedy = nearest(file.form, PLAN_FORMATS) or f"one of {', '.join(PLAN_FORMATS)}"
+        raise PlanError.at("--plan-format", f"{file.form!r} is not a format", remedy)
     variables, faults = {}, []
-    for text in asked.define:
+    for text in file.define:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            faults.append(Fault(place=f"--define {text}", problem="has no value", remedy="--define NAME=VALUE"))
+            faults.append(Fault(f"--define {text}", "has no value", "--define NAME=VALUE"))
         variables[name] = value
     if faults:
         raise PlanError(faults)
-    return read_plan(asked.path, asked.form, given, variables)
+    return read_plan(file.path, file.form, given, variables)
 
 
 def model_and_cluster(draft: Draft, flags: Mapping[str, str], *, keep: bool) -> dict[str, Any]:
@@ -63,7 +62,7 @@ def with_draft(
             fault.place == place for fault in draft.faults
         ):  # else what stands there cannot be read, and is reported
             cure = (("--model", str(DEFAULT["model"])),)
-            faults.append(Fault(place=place, problem=problem, remedy="--model NAME or FILE", flags=cure))
+            faults.append(Fault(place, problem, "--model NAME or FILE", flags=cure))
     plan: dict[str, Any] = {}
     found = draft.faults
     if cluster is not None:
@@ -106,9 +105,7 @@ def part_of(draft: Draft, cluster: Cluster, given: Mapping[str, Any]) -> tuple[i
     place = draft.places.get("num_devices", draft.file)
     problem = f"the job's {stated} GPUs are not whole nodes of {cluster.name}, which has {each} each"
     nodes = -(-stated // each)
-    raise ClusterError(
-        Fault(place=place, problem=problem, remedy="--nodes N, or another --cluster", flags=(("--nodes", f"{nodes}"),))
-    )
+    raise ClusterError(Fault(place, problem, "--nodes N, or another --cluster", flags=(("--nodes", f"{nodes}"),)))
 
 
 def stack_overrides(draft: Draft, overrides: Sequence[Override], given: Mapping[str, Any]) -> list[Override]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import Field
 
@@ -14,8 +14,8 @@ from simulator.base.schema import Strict
 from simulator.formats.study.overrides import Override, patched
 from simulator.formats.study.tables import of_root
 from simulator.spec.calibration import Calibration
-from simulator.spec.calibration.kept import kept_file
 from simulator.spec.calibration.learned import LEARNED_SUFFIX, Learned
+from simulator.spec.calibration.stored import stored_file
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.hosts import first_gpus, other_intra
 from simulator.spec.cluster.parts import MAX_NODES
@@ -23,6 +23,9 @@ from simulator.spec.model import Model
 
 if TYPE_CHECKING:
     from simulator.formats.readers.plans import Draft
+
+# Of a fabric: what joins the nodes. Its other keys say what was measured of it, what switches may do, or what if it were faster
+_NETWORK: Final = ("kind", "oversubscription", "nodes_per_leaf", "nodes_used_per_leaf", "above")
 
 
 def model_of(raw: Mapping[str, Any], overrides: Sequence[Override], draft: Draft | None = None) -> Model | None:
@@ -78,7 +81,22 @@ def loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Clu
         cluster = cluster.model_copy(update={"device": device})
     cluster, stated = _with_first_gpus(cluster, of_root(overrides, "cluster"))
     own = [each for one in stated for each in _rewired(cluster, one)]
-    return patched(cluster, [*own, *below], ClusterError)
+    return patched(patched(cluster, [*own, *below], ClusterError), _doubted(cluster, own), ClusterError)
+
+
+def _doubted(cluster: Cluster, stated: list[Override]) -> list[Override]:
+    """Another network than the one that was seen to be as its data sheet says is known by its sheet alone, unless it is said not to be.
+
+    A multiple of what the known one is asks what if.
+    """
+    network = [one for one in stated if one.path[0] in ("inter", "fabric")]
+    if not cluster.fabric.confirmed or any(one.path[-1] in ("confirmed", "fabric") for one in network):
+        return []
+    other = [one for one in network if one.factor is None and (one.path[0] == "inter" or one.path[1] in _NETWORK)]
+    return [
+        replace(one, path=("fabric", "confirmed"), text="false", flag=f"{one.flag}={one.text}, so confirmed")
+        for one in other[:1]
+    ]
 
 
 def _with_first_gpus(cluster: Cluster, stated: list[Override]) -> tuple[Cluster, list[Override]]:
@@ -129,8 +147,8 @@ def calibration_of(
     None: the shipped one of the device.
     """
     speed = patched(KernelSpeeds(), overrides, InputError)
-    kept = kept_file(cluster.device.name) if cluster is not None and raw.get("calibration") is None else None
-    named = calibration_named(raw.get("calibration"), cluster) if kept is None else Calibration.load(kept)
+    stored = stored_file(cluster.device.name) if cluster is not None and raw.get("calibration") is None else None
+    named = calibration_named(raw.get("calibration"), cluster) if stored is None else Calibration.load(stored)
     if not overrides or cluster is None:
         return named
     return (named or Calibration.for_device(cluster.device)).with_speed(

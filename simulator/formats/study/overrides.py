@@ -93,7 +93,11 @@ def parse_overrides(settings: Iterable[str], roots: Sequence[str]) -> tuple[list
 
 def _table_of(key: str, roots: Sequence[str]) -> str:
     """The keys that may have been meant by one without its table, or by a table that is none."""
+    from simulator.studies.serving import InferencePlan, Workload  # which take long to load
+
     owners: Mapping[str, type[Strict]] = {
+        "inference": InferencePlan,
+        "workload": Workload,
         "plan": Plan,
         "model": Model,
         "cluster": Cluster,
@@ -111,7 +115,7 @@ def _override(root: str, path: tuple[str, ...], text: str, flag: str) -> Overrid
 
 
 def patched(target: InputT, overrides: Iterable[Override], error: type[InputError]) -> InputT:
-    """`target` with the leaves replaced and validated anew. Raises `error` with every fault."""
+    """`target` with the leaves replaced, validated again. Raises `error` with every fault."""
     overrides = [_with_text(type(target), replace(one, path=type(target).flat_path(one.path))) for one in overrides]
     if not overrides:
         return target

@@ -9,7 +9,7 @@ from simulator.formats.study.overrides import Override
 from simulator.formats.study.tables import DEFAULT_NAME
 from simulator.parallel.legality import unused
 from simulator.predict import Source
-from simulator.spec.calibration.kept import kept_file
+from simulator.spec.calibration.stored import stored_file
 from simulator.spec.model import Model, preset_with_shape
 from simulator.spec.model.files import preset_names
 from simulator.spec.plan import Plan
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 _NOTHING = (False, None, 0, 1, "none")
 
 
-def without_effect(asked: Plan, plan: Plan, model: Model) -> tuple[Source, ...]:
+def without_effect(stated_plan: Plan, plan: Plan, model: Model) -> tuple[Source, ...]:
     """Fields of the plan that were given but have no effect with the others."""
     idle = unused(plan, experts=model.experts is not None)
-    given = {name: plan.value(name) for name in idle if name in asked.flat_fields_set}
+    given = {name: plan.value(name) for name in idle if name in stated_plan.flat_fields_set}
     named = [name for name, value in given.items() if value is True or value not in _NOTHING]  # True equals 1
     return tuple(
         Source(what=f"plan.{name}", kind="given", detail=f"without effect: needs {idle[name]}") for name in named
@@ -31,7 +31,12 @@ def without_effect(asked: Plan, plan: Plan, model: Model) -> tuple[Source, ...]:
 
 
 def sources_of(
-    name: str, raw: Mapping[str, Any], origins: Mapping[str, str], asked: Plan, plan: Plan, draft: Draft | None = None
+    name: str,
+    raw: Mapping[str, Any],
+    origins: Mapping[str, str],
+    stated_plan: Plan,
+    plan: Plan,
+    draft: Draft | None = None,
 ) -> tuple[Source, ...]:
     """The origin of each value: the file, a flag, or a default (then it is assumed)."""
     assumed = "assumed" if name == DEFAULT_NAME else "given"
@@ -52,7 +57,7 @@ def sources_of(
         }
         name, assumed = draft.file, "given"
     stated = {key: value for key, value in raw["plan"].items() if draft is None or key not in draft.assumed}
-    return (*found, *_of_plan(name, assumed, stated, origins, asked, plan))
+    return (*found, *_of_plan(name, assumed, stated, origins, stated_plan, plan))
 
 
 def named_sources(name: str, raw: Mapping[str, Any], origins: Mapping[str, str]) -> list[Source]:
@@ -65,14 +70,14 @@ def named_sources(name: str, raw: Mapping[str, Any], origins: Mapping[str, str])
     ]
 
 
-_TOLD: Final = {"defaults": "assumed", "read as": "given", "not modelled": "assumed"}
+_KIND_OF: Final = {"defaults": "assumed", "read as": "given", "not modelled": "assumed"}
 
 
 def left_open(model: Model) -> Iterator[Source]:
     """What the model's file does not say, or what of it is not modelled."""
-    for what, kind in _TOLD.items():
-        if what in model.sources:
-            yield Source(what=f"model, {what}", kind=kind, detail=model.sources[what])
+    for topic, kind in _KIND_OF.items():
+        if topic in model.sources:
+            yield Source(what=f"model, {topic}", kind=kind, detail=model.sources[topic])
 
 
 def model_notes(model: Model) -> tuple[str, ...]:
@@ -87,12 +92,12 @@ def of_model(model: Model, named: object) -> Iterator[Source]:
         yield Source(what="model, preset", kind="given", detail=f"this is the preset {preset}")
 
 
-def of_kept_calibration(raw: Mapping[str, Any], device: str) -> Iterator[Source]:
+def of_stored_calibration(raw: Mapping[str, Any], device: str) -> Iterator[Source]:
     """The calibration, not named by the study, taken from where this device's own is kept."""
-    kept = kept_file(device) if raw.get("calibration") is None else None
-    if kept is not None:
+    stored = stored_file(device) if raw.get("calibration") is None else None
+    if stored is not None:
         yield Source(
-            what="calibration", kind="calibrated", detail=f"{kept}, kept of this device (calibrate fit --keep)"
+            what="calibration", kind="calibrated", detail=f"{stored}, kept of this device (calibrate fit --keep)"
         )
 
 
@@ -106,7 +111,7 @@ def set_by_hand(overrides: Sequence[Override], tables: Sequence[str] = ("plan",)
 
 
 def _of_plan(
-    name: str, kind: str, table: Mapping[str, Any], origins: Mapping[str, str], asked: Plan, plan: Plan
+    name: str, kind: str, table: Mapping[str, Any], origins: Mapping[str, str], stated_plan: Plan, plan: Plan
 ) -> list[Source]:
     """The origin of the plan's fields: flags, the file, or defaults."""
     found: list[Source] = []
@@ -118,11 +123,11 @@ def _of_plan(
     if rest:
         found.append(Source(what="plan", kind=kind, detail=f"{', '.join(rest)} ({name})"))
     for degree in ("dp_shard", "dp_replicate"):
-        if getattr(plan, degree) != getattr(asked, degree):
+        if getattr(plan, degree) != getattr(stated_plan, degree):
             detail = f"{degree} = {getattr(plan, degree)}: all devices of the cluster, as no degree was given"
             found.append(Source(what="plan", kind="assumed", detail=detail))
-    if plan.precision.compute != asked.precision.compute:
-        detail = f"precision = {plan.precision.compute}, as none was given and the GPU has no {asked.precision.compute}"
+    if plan.precision.compute != stated_plan.precision.compute:
+        detail = f"precision = {plan.precision.compute}, as none was given and the GPU has no {stated_plan.precision.compute}"
         found.append(Source(what="plan", kind="assumed", detail=detail))
     if "seq_len" not in plan.flat_fields_set:
         found.append(Source(what="plan", kind="assumed", detail=f"seq_len = {plan.seq_len}, as none was given"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +21,7 @@ _MOST_ROUNDS: Final = 12  # what a flag settles can bring the next fault to ligh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Command:
     """What a command was given: a study's file, flags of nouns and of Plan's fields, `--set`s, and a plan's file."""
 
     file: Path | None
@@ -39,9 +40,9 @@ class Asked:
             words += [f"--{name.replace('_', '-')}", text]
         for text in self.settings:
             words += ["--set", text]
-        return shlex.join(words)
+        return " ".join(map(_quoted, words))
 
-    def also(self, given: Iterable[tuple[str, str]]) -> Asked:
+    def also(self, given: Iterable[tuple[str, str]]) -> Command:
         """With more flags; of one that is there already the new value holds."""
         flags, plan_flags, settings, define = (
             dict(self.flags),
@@ -64,19 +65,29 @@ class Asked:
         return replace(self, flags=flags, plan_flags=plan_flags, settings=settings, plan_file=plan_file)
 
 
-def ready_command(asked: Asked, faults: Iterable[Fault], attempt: Callable[[Asked], Draft | None]) -> str:
+def _quoted(word: str) -> str:
+    """For a shell, and for the terminal that shows it: what that would obey is spelled out as bash and zsh read it."""
+    if word.isprintable():
+        return shlex.quote(word)
+    spelled = (
+        c if c.isprintable() and c not in "'\\" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(c)) for c in word
+    )
+    return f"$'{''.join(spelled)}'"
+
+
+def ready_command(command: Command, faults: Iterable[Fault], attempt: Callable[[Command], Draft | None]) -> str:
     """A command that `attempt` takes, made by adding the flags that faults name; empty if they lead to none."""
     for _ in range(_MOST_ROUNDS):
-        more = asked.also(pair for fault in faults for pair in fault.flags or _by_remedy(fault))
-        if more == asked:
+        more = command.also(pair for fault in faults for pair in fault.flags or _by_remedy(fault))
+        if more == command:
             return ""
-        asked = more
+        command = more
         try:
-            draft = attempt(asked)
+            draft = attempt(command)
         except InputError as exc:
             faults = exc.faults
         else:
-            return _complete(asked, draft).command()
+            return _complete(command, draft).command()
     return ""
 
 
@@ -86,15 +97,15 @@ def _by_remedy(fault: Fault) -> tuple[tuple[str, str], ...]:
     return ((f"--{found[1]}", found[2]),) if found and found[1] in Plan.flat_fields() else ()
 
 
-def assumed_note(asked: Asked, draft: Draft | None) -> tuple[str, ...]:
-    """What had to be assumed, in one line with the command that says it all; nothing if the file states everything."""
+def assumed_note(command: Command, draft: Draft | None) -> tuple[str, ...]:
+    """One line that lists assumed values and a command that states them all; empty if the file states everything."""
     if draft is None or not draft.assumed:
         return ()
     flags = ", ".join(f"--{name.replace('_', '-')} {value}" for name, (value, _) in draft.assumed.items())
     head = f"assumed, because {draft.file} leaves it to the training script: {flags}"
-    return (f"{head}; to give your own: {_complete(asked, draft).command()}",)
+    return (f"{head}; to give your own: {_complete(command, draft).command()}",)
 
 
-def _complete(asked: Asked, draft: Draft | None) -> Asked:
+def _complete(command: Command, draft: Draft | None) -> Command:
     taken = draft.assumed if draft is not None else {}
-    return asked.also((f"--{name}", str(value)) for name, (value, _) in taken.items())
+    return command.also((f"--{name}", str(value)) for name, (value, _) in taken.items())

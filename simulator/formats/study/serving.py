@@ -140,9 +140,9 @@ def read_serving_study(
     calibration = faults.attempt(lambda: calibration_named(raw.get("calibration"), cluster))
     plan = stack = requests = None
     if study is not None:
-        asked, workload = study.inference, study.workload
-        stack = faults.attempt(lambda: patched(Stack.of(asked), of_root(overrides, "stack"), StackError))
-        plan = asked if stack is None or cluster is None else with_defaults(asked, stack, cluster.device, model)
+        stated, workload = study.inference, study.workload
+        stack = faults.attempt(lambda: patched(Stack.of(stated), of_root(overrides, "stack"), StackError))
+        plan = stated if stack is None or cluster is None else with_defaults(stated, stack, cluster.device, model)
         if model is not None and cluster is not None and not searched:
             faults.attempt(partial(check, plan, model, cluster))
         requests = faults.attempt(lambda: _requests(workload))

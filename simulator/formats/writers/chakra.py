@@ -100,8 +100,10 @@ class _Stage:
                 yield from self._parted(op, span, waits, inside, rank, groups)
             else:
                 begins = span.start_s if span.joined_s is None else span.joined_s  # until then it waits for its members
-                what = self._what(op, rank, groups)
-                yield _node(op.id, op.label, what, waits, float(begins), float(span.end_s), op.stream, span.category)
+                node_type = self._type_of(op, rank, groups)
+                yield _node(
+                    op.id, op.label, node_type, waits, float(begins), float(span.end_s), op.stream, span.category
+                )
             last[op.stream] = op.id
 
     def _parted(
@@ -120,16 +122,18 @@ class _Stage:
             number, op.label, (COMP, [_flag("is_cpu_op", value=False)]), waits, start_s, at_s, op.stream, span.category
         )
         one_by_one = list(inside.elements())
-        whole, waited_s = max(1, summed(size for _, _, size in one_by_one)), end_s - at_s
+        total_bytes, waited_s = max(1, summed(size for _, _, size in one_by_one)), end_s - at_s
         for index, (kind, role, size) in enumerate(one_by_one):
-            before, until_s = number, at_s + waited_s * size / whole
+            before, until_s = number, at_s + waited_s * size / total_bytes
             number = op.id if index + 1 == len(one_by_one) else self._fresh
             self._fresh += number != op.id
-            what = self._collective(kind, role, size, self._fabric.mesh.group_of(self._fabric.axis(role), rank), groups)
-            yield _node(number, f"{kind} of {op.label}", what, [before], at_s, until_s, f"nccl:{role}", kind)
+            node_type = self._collective(
+                kind, role, size, self._fabric.mesh.group_of(self._fabric.axis(role), rank), groups
+            )
+            yield _node(number, f"{kind} of {op.label}", node_type, [before], at_s, until_s, f"nccl:{role}", kind)
             at_s = until_s
 
-    def _what(self, op: ProgramOp, rank: int, groups: dict[str, list[int]]) -> tuple[int, list[bytes]]:
+    def _type_of(self, op: ProgramOp, rank: int, groups: dict[str, list[int]]) -> tuple[int, list[bytes]]:
         """The node's type and its attributes for the feeder."""
         if not isinstance(op, Collective):
             return COMP, [_flag("is_cpu_op", value=op.stream == "host")]
@@ -173,15 +177,15 @@ class _Stage:
 def _node(
     number: int,
     name: str,
-    what: tuple[int, list[bytes]],
+    node_type: tuple[int, list[bytes]],
     waits: Sequence[int],
     start_s: float,
     end_s: float,
     stream: str,
     category: str,
 ) -> bytes:
-    """A Node. what: its type, and its attributes for the feeder."""
-    kind, attrs = what
+    """A Node. node_type: its type, and its attributes for the feeder."""
+    kind, attrs = node_type
     exact = [_seconds("start_s", start_s), _seconds("duration_s", end_s - start_s)]
     attrs = [*attrs, _text("stream", stream), _text("category", category), *exact]
     return (

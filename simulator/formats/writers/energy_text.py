@@ -26,7 +26,7 @@ def drawn(e: EnergyUse) -> Group:
         ),
     ]
     if e.run_kwh is not None:
-        size = f"{counted(e.asked.tokens or 0, 'token')}, failures not counted"
+        size = f"{counted(e.energy.tokens or 0, 'token')}, failures not counted"
         carbon = "" if e.run_co2_kg is None else f"; {format_number(e.run_co2_kg)} kg of CO2"
         rows.append(("the run", f"{format_number(e.run_kwh)} kWh", f"{size}{carbon}"))
     parts: list[RenderableType] = [layout.table(rows, "lrl")]
@@ -46,4 +46,4 @@ def drawn(e: EnergyUse) -> Group:
 
 
 def _share(e: EnergyUse, joules: float) -> str:
-    return f"{joules * e.asked.pue / e.step_joules:.0%} of the energy"
+    return f"{joules * e.energy.pue / e.step_joules:.0%} of the energy"

@@ -6,16 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from simulator.base.errors import json_text
 from simulator.studies.goodput import Goodput
 from simulator.studies.goodput.elastic import Elastic
 
 SCHEMA_VERSION: Final = 1
-
-
-def to_json(answer: Goodput, inputs: Mapping[str, Any] | None = None, elastic: Elastic | None = None) -> str:
-    """One JSON document, keys in a fixed order, ending in a newline. inputs: what was asked, as plain data."""
-    return json_text(report(answer, inputs, elastic)) + "\n"
 
 
 def report(answer: Goodput, inputs: Mapping[str, Any] | None = None, elastic: Elastic | None = None) -> dict[str, Any]:

@@ -151,12 +151,12 @@ def _gpu_table(host: Host) -> Table:
             gpu.pci or "–",
             gpu.model or "–",
             nics or "–",
-            _way(one.word + via, one.gpudirect),
+            _nic_path(one.word + via, one.gpudirect),
         )
     return table
 
 
-def _way(word: str, gpudirect: bool | None) -> str:  # noqa: FBT001  what a GPU's nearest NIC can do
+def _nic_path(word: str, gpudirect: bool | None) -> str:  # noqa: FBT001  what a GPU's nearest NIC can do
     return f"{word}, through host memory" if gpudirect is False else word or "–"
 
 

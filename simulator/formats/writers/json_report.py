@@ -13,19 +13,13 @@ from simulator.predict import Prediction
 SCHEMA_VERSION: Final = 2  # rises when a key is removed or changes its meaning; new keys do not raise it
 
 
-def to_json(
-    prediction: Prediction, inputs: Mapping[str, Any] | None = None, beside: Mapping[str, Any] | None = None
-) -> str:
-    """One JSON document, keys in a fixed order, ending in a newline. inputs: what was asked, as plain data.
-
-    beside: keys of their own at the end, where they were asked for.
-    """
-    document = {**report(prediction, inputs), **(beside or {})}
-    return json_text(document) + "\n"
+def to_json(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> str:
+    """One JSON document, keys in a fixed order, ending in a newline. inputs: what was asked, as plain data."""
+    return json_text(report(prediction, inputs)) + "\n"
 
 
 def report(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The document as plain data. Units stand in the names; `_s` is seconds."""
+    """The document as plain data. Units are suffixes of the names; `_s` is seconds."""
     p = prediction
     return {
         "schema_version": SCHEMA_VERSION,

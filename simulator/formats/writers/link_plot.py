@@ -50,13 +50,7 @@ def _draw(axes: Axes, loads: Loads, shades: Colours) -> None:
 
 
 def _draw_link(
-    axes: Axes,
-    loads: Loads,
-    link: NodeLink,
-    at: Mapping[str, tuple[float, float]],
-    shades: Colours,
-    *,
-    label: bool,
+    axes: Axes, loads: Loads, link: NodeLink, at: Mapping[str, tuple[float, float]], shades: Colours, *, label: bool
 ) -> None:
     (x0, y0), (x1, y1) = at[link.src], at[link.dst]
     busy = loads.busy(link)

@@ -42,7 +42,7 @@ def as_json(one: ReplayedStep) -> dict[str, Any]:
         "breakdown_s": dict(one.breakdown),
         "breakdown_before_s": dict(one.before),
         "communication": {k: {"exposed_s": a, "hidden_s": b} for k, (a, b) in one.communication.items()},
-        "priced_anew": {way: {"ops": n, "before_s": a, "after_s": b} for way, (n, a, b) in one.repriced.items()},
+        "priced_anew": {method: {"ops": n, "before_s": a, "after_s": b} for method, (n, a, b) in one.repriced.items()},
         "without_shapes": dict(one.unshaped),
         "memory": None
         if one.peaks is None
@@ -55,8 +55,8 @@ def _head(one: ReplayedStep) -> Text:
     which = (
         "all that was recorded" if one.step is None else f"step {one.step} of {counted(one.num_steps, 'recorded step')}"
     )
-    asked = "; ".join(one.changes) or "as it was recorded"
-    return Text(f"{one.name}, {which}: {asked}", style="bold")
+    changes = "; ".join(one.changes) or "as it was recorded"
+    return Text(f"{one.name}, {which}: {changes}", style="bold")
 
 
 def _step(one: ReplayedStep) -> Table:
@@ -94,8 +94,8 @@ def _communication(one: ReplayedStep) -> Table:
 
 def _repriced(one: ReplayedStep) -> Table:
     rows = [
-        (way, counted(n, "op"), format_seconds(a), f"{format_seconds(b)}", f"{b / a if a else 1:.2f} times")
-        for way, (n, a, b) in one.repriced.items()
+        (method, counted(n, "op"), format_seconds(a), f"{format_seconds(b)}", f"{b / a if a else 1:.2f} times")
+        for method, (n, a, b) in one.repriced.items()
     ]
     return layout.table([*rows, *_unshaped(one.unshaped)], "lrrrr")
 

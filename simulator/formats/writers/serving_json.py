@@ -6,20 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from simulator.base.errors import json_text
 from simulator.studies.serving import Serving
 from simulator.studies.serving.memory import ServingMemory
 
 SCHEMA_VERSION: Final = 2
 
 
-def to_json(serving: Serving, inputs: Mapping[str, Any] | None = None) -> str:
-    """One JSON document, keys in a fixed order, ending in a newline. inputs: what was asked, as plain data."""
-    return json_text(report(serving, inputs)) + "\n"
-
-
 def report(serving: Serving, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The document as plain data. Units stand in the names."""
+    """The document as plain data. Units are suffixes of the names."""
     fields = asdict(serving)
     for name in ("memory", "prefill_memory"):
         memory: ServingMemory | None = getattr(serving, name)

@@ -41,8 +41,10 @@ def render(s: Serving) -> Group:
 
 def _verdict(s: Serving) -> Table:
     warmup = f", the first {s.num_warmup:,} as warm-up" if s.num_warmup else ""
-    what = f"{s.model} on {s.cluster}, {counted(s.num_devices, 'device')}; {counted(s.num_requests, 'request')}{warmup}"
-    table = layout.table([(s.verdict.upper(), what), ("", s.cause)], "ll")
+    subject = (
+        f"{s.model} on {s.cluster}, {counted(s.num_devices, 'device')}; {counted(s.num_requests, 'request')}{warmup}"
+    )
+    table = layout.table([(s.verdict.upper(), subject), ("", s.cause)], "ll")
     table.columns[0].style = _COLORS[s.verdict]
     return table
 

@@ -78,20 +78,20 @@ class _Tracer:
             self.frames[block.address] = frames
             self._write("alloc", block.address, num_bytes, stream, frames, CATEGORIES[tag])
         elif block is not None:
-            category, asked = self._slots.pop(slot)
+            category, requested = self._slots.pop(slot)
             frames = self._frames(index, category)
-            self._write("free_requested", block.address, asked, block.pool.stream, frames, category)
-            self._waiting.append((block, block.address, asked, frames))
+            self._write("free_requested", block.address, requested, block.pool.stream, frames, category)
+            self._waiting.append((block, block.address, requested, frames))
         self._complete()
 
     def _complete(self) -> None:
-        """Frees that nobody waits for any more."""
+        """Write the frees whose streams have finished."""
         waiting = []
-        for block, address, asked, frames in self._waiting:
+        for block, address, requested, frames in self._waiting:
             if block.uses:
-                waiting.append((block, address, asked, frames))
+                waiting.append((block, address, requested, frames))
             else:
-                self._write("free_completed", address, asked, block.pool.stream, frames)
+                self._write("free_completed", address, requested, block.pool.stream, frames)
         self._waiting = waiting
 
     def _write(

@@ -10,7 +10,7 @@ from simulator.base.units import format_bytes, format_flop_per_s, format_number,
 from simulator.formats.writers import layout
 from simulator.predict.telemetry import Telemetry, Use
 
-_TOLD = {
+_MEANINGS = {
     "sm": "a kernel runs on the compute stream",
     "tensor": "FLOP, of the peak in the plan's precision",
     "hbm": "read and written by kernels and collectives",
@@ -31,7 +31,7 @@ def utilisation(t: Telemetry) -> Group:
     rows = [("", "mean", "p50", "p95", "peak", "a step", "")]
     for name, (use, program) in t.busiest.items():
         where = f" ({program})" if len(t.programs) > 1 else ""
-        rows.append((name, *_shares(use), _amount(use), f"{_TOLD[name]}{where}"))
+        rows.append((name, *_shares(use), _amount(use), f"{_MEANINGS[name]}{where}"))
     table: Table = layout.table(rows, "lrrrrrl")
     lines = [f"{format_number(t.samples_per_s)} samples/s, {t.tokens_per_s:,.0f} tokens/s"]
     if t.steps_s:

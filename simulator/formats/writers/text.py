@@ -22,6 +22,7 @@ from simulator.base.units import counted, format_bytes, format_flop_per_s, forma
 from simulator.formats.writers import layout
 from simulator.memory.pools import PoolUse
 from simulator.predict import Z90, Prediction
+from simulator.predict.confidence import upward
 from simulator.predict.lengths import Padding
 from simulator.work.checkpoint import Saving
 
@@ -117,8 +118,8 @@ def _beside(padding: Padding | None, iteration: Iteration | None) -> list[Render
 
 
 def _verdict(p: Prediction) -> Table:
-    what = f"{p.model} on {p.cluster}, {counted(p.num_devices, 'device')}: {p.needs}"
-    table = layout.table([(p.verdict.upper(), what), ("", p.cause), ("", _largest(p))], "ll")
+    subject = f"{p.model} on {p.cluster}, {counted(p.num_devices, 'device')}: {p.needs}"
+    table = layout.table([(p.verdict.upper(), subject), ("", p.cause), ("", _largest(p))], "ll")
     table.columns[0].style = _COLORS[p.verdict]
     return table
 
@@ -160,9 +161,9 @@ def _speed_rows(p: Prediction) -> _Rows:
 
 
 def _width(p: Prediction) -> str:
-    """The three widest parts of the interval; they add in quadrature."""
+    """The three widest parts of the interval, + those of its upper end alone; they add in quadrature."""
     widest = sorted(p.uncertainty.items(), key=lambda item: (-item[1], item[0]))[:3]
-    return ", ".join(f"{name} ± {math.expm1(Z90 * one):.0%}" for name, one in widest)
+    return ", ".join(f"{name} {'+' if upward(name) else '±'} {math.expm1(Z90 * one):.0%}" for name, one in widest)
 
 
 def _reserved_interval(p: Prediction) -> str:
@@ -229,6 +230,7 @@ def _iteration(found: Iteration) -> Table:
         ("answers", found.generate_s, f"{found.sequences:,} of them, {found.output_tokens:,} tokens"),
         ("log-probabilities", found.log_probs_s, "of the policy before the first step, and of a critic"),
         ("reference", found.reference_s, ""),
+        ("rewards", found.reward_s, ""),
         ("training", found.train_s, counted(found.steps, "step")),
         ("new weights", found.sync_s, "to the engine"),
     )

@@ -34,7 +34,7 @@ from simulator.memory.allocator.expandable import ADOPTED_SPAN_BYTES, Expandable
 
 
 def _ignore_call(call: str, address: int, num_bytes: int) -> None:
-    """Nobody wants to hear of the driver's calls."""
+    """Default listener: ignore the driver's calls."""
 
 
 class OutOfMemoryError(ShardwiseError):
@@ -117,7 +117,7 @@ class CachingAllocator(ExpandableSegments):
         self.requested_bytes -= block.requested
 
     def complete_free(self, block: Block) -> None:
-        """Nobody reads a block any more whose free was requested."""
+        """No stream uses the block any more, and its free was requested: release it."""
         self._release(block)
 
     def record_stream(self, block: Block, stream: int) -> None:

@@ -20,7 +20,7 @@ OnDriver = Callable[[str, int, int], None]  # (call, address, bytes)
 
 
 def ignore_call(call: str, address: int, num_bytes: int) -> None:
-    """Nobody wants to hear of the driver's calls."""
+    """Default listener: ignore the driver's calls."""
 
 
 def rounded(num_bytes: int, unit: int = MIN_BLOCK_BYTES) -> int:
@@ -65,7 +65,7 @@ class Pool(ABC, Generic[HandleT]):
 
     @abstractmethod
     def complete_free(self, handle: HandleT) -> None:
-        """Nobody reads it any more."""
+        """No stream uses it any more: release it."""
 
     @abstractmethod
     def empty_cache(self) -> None:

@@ -40,22 +40,22 @@ class FixedPool(OwnPool["Block | Blocks"]):
             self._count(block.size)
             return block
         free = self._free.setdefault(stream, [])
-        wanted = -(-num_bytes // self._block_bytes)
-        new = wanted - len(free)
+        num_blocks = -(-num_bytes // self._block_bytes)
+        new = num_blocks - len(free)
         if new > 0:
             before = len(free)
             self._take("segment_map", self._top, new * self._block_bytes)
             if len(free) < before:  # the cache had to be emptied, of these too
                 self._take("segment_map", self._top + new * self._block_bytes, before * self._block_bytes)
-                new = wanted
+                new = num_blocks
             free.extend(self._top + i * self._block_bytes for i in range(new))
             self._top += new * self._block_bytes
-        taken = free[-wanted:]
-        del free[-wanted:]
-        reused = wanted - max(new, 0)
+        taken = free[-num_blocks:]
+        del free[-num_blocks:]
+        reused = num_blocks - max(new, 0)
         if reused:
             self._on_driver("remap", taken[0], reused * self._block_bytes)
-        self._count(wanted * self._block_bytes)
+        self._count(num_blocks * self._block_bytes)
         return stream, taken
 
     @override

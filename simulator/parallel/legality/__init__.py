@@ -74,7 +74,7 @@ def faults(case: Case, place: str = "plan") -> list[Fault]:
 
 
 def first_fault(case: Case, rules: Rules) -> Fault | None:
-    """What the first of `rules` says that does not hold."""
+    """The fault of the first rule that does not hold."""
     for rule, subject in broken(case, rules):
         return rule.fault(subject)
     return None

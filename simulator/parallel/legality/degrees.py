@@ -21,7 +21,7 @@ def _left_out_equation(plan: Plan) -> str:
     return f"{plan.rank_order} does not say where {degrees} stands"
 
 
-def _experts_astray(plan: Plan) -> str:
+def _misplaced_experts(plan: Plan) -> str:
     """Where an order puts experts if not inside data parallelism: "outside dp_shard", "inside tp", or nowhere else."""
     names = ordered(plan.rank_order)
     inside = [name for name in names[: names.index("ep")] if name.startswith("dp") or name == "pp"]
@@ -98,8 +98,8 @@ PLAN: Final = (
         where="rank_order",
         fields=_ORDER,
         applies=lambda plan: plan.ep > 1 and not _left_out(plan),
-        holds=lambda plan: not _experts_astray(plan),
-        equation=lambda plan: f"{plan.rank_order} puts experts {_experts_astray(plan)}, which is not modelled",
+        holds=lambda plan: not _misplaced_experts(plan),
+        equation=lambda plan: f"{plan.rank_order} puts experts {_misplaced_experts(plan)}, which is not modelled",
         remedy='put ep after tp, and before dp and pp: rank_order = "tp-cp-ep-dp-pp"',
     ),
     PlanRule(

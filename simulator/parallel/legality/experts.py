@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import gcd
 from typing import Final
 
@@ -66,45 +67,36 @@ _DEGREES: Final = (
     ),
 )
 
+_overlap_rule = partial(PlanRule, where="expert_overlap", applies=_overlaps)
 _OVERLAP: Final = (  # Megatron-LM, arguments.py: overlap_moe_expert_parallel_comm
-    PlanRule(
-        where="expert_overlap",
+    _overlap_rule(
         fields=("expert_overlap", "ep"),
-        applies=_overlaps,
         holds=lambda plan: plan.ep > 1,
         equation="with ep = 1 there is nothing to exchange",
         remedy=f"ep = 2 or more, {_OFF}",
     ),
-    PlanRule(
-        where="expert_overlap",
+    _overlap_rule(
         fields=("expert_overlap", "dispatcher"),
-        applies=_overlaps,
         holds=lambda plan: plan.experts.dispatcher != "all_gather",
         equation="it hides all-to-alls, and this dispatcher uses all-gathers",
         remedy=f'dispatcher = "all_to_all" or "deep_ep", {_OFF}',
     ),
-    PlanRule(
-        where="expert_overlap",
+    _overlap_rule(
         fields=("expert_overlap", "recompute", "recompute_modules"),
-        applies=_overlaps,
         holds=lambda plan: not _runs_again(plan),
         equation="recomputation would run the exchanges again",
         remedy=f'recompute = "none", or leave "moe" out of recompute_modules, {_OFF}',
     ),
-    PlanRule(
-        where="expert_overlap",
+    _overlap_rule(
         fields=("expert_overlap", "pp", "pipeline_schedule"),
-        applies=_overlaps,
         holds=lambda plan: plan.pp == 1 or plan.pipeline_schedule in ("interleaved", "dualpipe", "dualpipe_v"),
         equation=lambda plan: (
             f"{plan.pipeline_schedule} has no forward and backward of different micro-batches at once"
         ),
         remedy=f'virtual_stages = 2 or more, schedule = "dualpipe_v", {_OFF}',
     ),
-    PlanRule(
-        where="expert_overlap",
+    _overlap_rule(
         fields=("expert_overlap", "implementation", "zero"),
-        applies=_overlaps,
         holds=lambda plan: not plan.gathers,
         equation="it is not modelled with sharded parameters",
         remedy=f"zero = 0 or 1, {_OFF}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from simulator.parallel.legality.rule import Pipeline, PipelineRule
@@ -33,7 +34,7 @@ def _positions(line: Pipeline) -> int:
     return num_positions(line.schedule, line.num_stages, line.num_chunks)
 
 
-def _way(line: Pipeline) -> int:
+def _chunks_of(line: Pipeline) -> int:
     """Chunks of a stage that one micro-batch passes."""
     return _positions(line) // line.num_stages
 
@@ -55,35 +56,28 @@ def _sum(line: Pipeline) -> str:
     return f"{summed} = {sum(counts)}, the model has {line.num_layers} layers"
 
 
+_stage_layers_rule = partial(PipelineRule, where="stage_layers", applies=_explicit)
 _OF_EACH: Final = (
-    PipelineRule(
-        where="stage_layers",
+    _stage_layers_rule(
         fields=("split",),
-        applies=_explicit,
         holds=lambda line: line.split.first is None and line.split.last is None and not line.split.ends_as_layers,
         equation="the layers of each stage are given; settings of the first stage, the last stage, embedding or head contradict them",
         remedy="leave stage_layers out, or those settings",
     ),
-    PipelineRule(
-        where="stage_layers",
+    _stage_layers_rule(
         fields=("split", "pp", "virtual_stages", "pipeline_schedule"),
-        applies=_explicit,
         holds=lambda line: len(_given(line)) == _positions(line),
         equation=lambda line: f"{len(_given(line))} numbers for {_positions(line)} virtual stages",
         remedy=lambda line: f"give {_positions(line)} numbers: pp × virtual_stages",
     ),
-    PipelineRule(
-        where="stage_layers",
+    _stage_layers_rule(
         fields=("split",),
-        applies=_explicit,
         holds=lambda line: all(count >= 0 for count in _given(line)),
         equation=lambda line: f"{min(_given(line))} layers in a stage",
         remedy="give each stage 0 layers or more",
     ),
-    PipelineRule(
-        where="stage_layers",
+    _stage_layers_rule(
         fields=("split",),
-        applies=_explicit,
         holds=lambda line: sum(_given(line)) == line.num_layers,
         equation=_sum,
         remedy=lambda line: f"give numbers whose sum is {line.num_layers}",
@@ -135,9 +129,9 @@ def _end_rules(where: str, count: Callable[[Pipeline], int | None]) -> tuple[Pip
             where=where,
             fields=(where, "stage_layers", "virtual_stages", "pipeline_schedule"),
             applies=lambda line: _ends(line) and layers(line) >= 1,
-            holds=lambda line: layers(line) % _way(line) == 0,
-            equation=lambda line: f"{layers(line)} layers are not a multiple of virtual_stages = {_way(line)}",
-            remedy=lambda line: f"{where} = {_nearest(layers(line), _way(line))}",
+            holds=lambda line: layers(line) % _chunks_of(line) == 0,
+            equation=lambda line: f"{layers(line)} layers are not a multiple of virtual_stages = {_chunks_of(line)}",
+            remedy=lambda line: f"{where} = {_nearest(layers(line), _chunks_of(line))}",
         ),
     )
 
@@ -174,11 +168,11 @@ _OF_ENDS: Final = (
         fields=("split", "pp", "virtual_stages", "pipeline_schedule"),
         applies=lambda line: _ends(line) and _middle(line) > 0,
         holds=lambda line: (
-            _left(line) >= _middle(line) * _way(line) and _left(line) % (_middle(line) * _way(line)) == 0
+            _left(line) >= _middle(line) * _chunks_of(line) and _left(line) % (_middle(line) * _chunks_of(line)) == 0
         ),
-        equation=lambda line: f"{_left_text(line)} left for {_middle(line)} stages of {_way(line)} chunks",
+        equation=lambda line: f"{_left_text(line)} left for {_middle(line)} stages of {_chunks_of(line)} chunks",
         remedy=lambda line: (
-            f"choose first_stage_layers and last_stage_layers so that {_nearest(_left(line), _middle(line) * _way(line))} are left"
+            f"choose first_stage_layers and last_stage_layers so that {_nearest(_left(line), _middle(line) * _chunks_of(line))} are left"
         ),
     ),
 )
@@ -202,8 +196,8 @@ def _layers_text(line: Pipeline) -> str:
 
 
 def _chunks_text(line: Pipeline) -> str:
-    way = _way(line)
-    return f"pp = {line.num_stages}" + (f" × {way} virtual stages = {_positions(line)}" if way > 1 else "")
+    chunks = _chunks_of(line)
+    return f"pp = {line.num_stages}" + (f" × {chunks} virtual stages = {_positions(line)}" if chunks > 1 else "")
 
 
 def _uneven(line: Pipeline) -> str:

@@ -5,13 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from simulator.parallel.legality.rule import PlanRule, Run, RunRule
-from simulator.spec.plan import Plan
 
 _OF_TORCH: Final = ("caching", "expandable", "first_fit", "checkpoint_buffer")
-
-
-def _has_settings(plan: Plan) -> bool:
-    return bool(plan.memory.alloc_conf)
 
 
 def _tiered(run: Run) -> bool:
@@ -30,7 +25,7 @@ PLAN: Final = (
     PlanRule(
         where="alloc_conf",
         fields=("alloc_conf", "memory_policy"),
-        applies=_has_settings,
+        applies=lambda plan: bool(plan.memory.alloc_conf),
         holds=lambda plan: plan.memory.policy in _OF_TORCH,
         equation=lambda plan: (
             f"the policy {plan.memory.policy} is not PyTorch's allocator, whose settings alloc_conf holds"

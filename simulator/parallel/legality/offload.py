@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from simulator.parallel.legality.rule import PlanRule, Run, RunRule
@@ -83,19 +84,16 @@ def _no_peers(run: Run) -> str:
     return f"{cluster.name} has no idle GPUs"
 
 
+_offload_rule = partial(RunRule, where="offload", applies=_offloading)
 MODELLED: Final = (
-    RunRule(
-        where="offload",
+    _offload_rule(
         fields=("offload",),
-        applies=_offloading,
         holds=lambda run: run.model.experts is None,
         equation="offload of a mixture of experts is not modelled",
         remedy="leave offload out",
     ),
-    RunRule(
-        where="offload",
+    _offload_rule(
         fields=("offload", "pp"),
-        applies=_offloading,
         holds=lambda run: run.plan.pp == 1,
         equation="offload with pipeline parallelism is not modelled",
         remedy="pp = 1, or leave offload out",
@@ -103,10 +101,8 @@ MODELLED: Final = (
 )
 
 HOSTS: Final = (
-    RunRule(
-        where="offload",
+    _offload_rule(
         fields=("offload",),
-        applies=_offloading,
         holds=lambda run: run.cluster.host_tier is not None,
         equation=lambda run: f"{run.cluster.name} has no host memory that its GPUs reach",
         remedy="add a [host] link to the cluster file",

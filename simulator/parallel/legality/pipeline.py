@@ -59,8 +59,8 @@ def _rest(line: Pipeline) -> int:
 
 
 def _nearest_whole(line: Pipeline) -> str:
-    whole = line.num_micro_batches - _rest(line)
-    return f"num_micro_batches = {whole} or {whole + line.num_stages}"
+    multiple = line.num_micro_batches - _rest(line)
+    return f"num_micro_batches = {multiple} or {multiple + line.num_stages}"
 
 
 def _nearest_even(line: Pipeline) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from simulator.parallel.legality.degrees import nearest_divisor
@@ -15,14 +16,14 @@ from simulator.spec.plan.optimizers import OPTIMIZERS
 MAX_CPU_RANKS: Final = 4
 
 
-def _model_rule(where: str, what: str, there: Callable[[Played], bool]) -> PlayRule:
+def _model_rule(where: str, feature: str, there: Callable[[Played], bool]) -> PlayRule:
     """What the modules that are played do not have."""
     return PlayRule(
         where=where,
         at=lambda played: f"model {played.model.name}",
         fields=("seq_len",) if where == "global_every" else (),
         holds=lambda played: not there(played),
-        equation=f"{what} is not played",
+        equation=f"{feature} is not played",
         remedy="not needed for an answer: `shardwise predict` takes this model",
     )
 
@@ -62,7 +63,7 @@ _MODEL: Final = (
 
 
 def _in_mesh_order(plan: Plan) -> bool:
-    """The axes above 1 stand in the order of torch's device mesh."""
+    """The axes above 1 are in the order of torch's device mesh."""
     given = [axis for axis in plan.axis_order if getattr(plan, axis) > 1]
     return given == [axis for axis in AXES if getattr(plan, axis) > 1]
 
@@ -227,19 +228,16 @@ def _divides(name: str) -> PlayRule:
     )
 
 
+_tp_rule = partial(PlayRule, where="tp", applies=_split)
 _SPLIT: Final = (
-    PlayRule(
-        where="tp",
+    _tp_rule(
         fields=("tp", "implementation", "dp_replicate", "dp_shard"),
-        applies=_split,
         holds=lambda played: not played.plan.traits.whole_modules or played.plan.num_data_parallel <= 1,
         equation="torch's DDP of split parameters is experimental: it rebuilds them in every forward",
         remedy="tp = 1, or zero = 3",
     ),
-    PlayRule(
-        where="tp",
+    _tp_rule(
         fields=("tp",),
-        applies=_split,
         holds=lambda played: not played.model.fused_qkv,
         equation="a joined QKV projection is not split by torch's styles",
         remedy="tp = 1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from simulator.parallel.legality.rule import Played, PlayRule
@@ -33,6 +34,7 @@ def _rows(played: Played) -> int:
     return played.plan.micro_batch_size * played.plan.seq_len // played.plan.cp * played.model.experts.top_k
 
 
+_pipeline_rule = partial(PlayRule, where="pp", applies=_pipelined)
 SPREAD: Final = (
     PlayRule(
         where="cp",
@@ -50,10 +52,8 @@ SPREAD: Final = (
         equation="torch has no dualpipe, whose ranks hold two stages' parameters each",
         remedy='schedule = "dualpipe_v"',
     ),
-    PlayRule(
-        where="pp",
+    _pipeline_rule(
         fields=("pp",),
-        applies=_pipelined,
         holds=lambda played: not played.model.tied_embeddings,
         equation=lambda played: (
             f"{played.model.name} ties its tables, and torch's pipelines do not sum their gradients"
@@ -71,18 +71,14 @@ SPREAD: Final = (
         equation="torch's pipelines keep what FSDP2 gathers through the step, and reduce after the last backward",
         remedy="sync_every_micro_batch = false and reshard_after_forward = false",
     ),
-    PlayRule(
-        where="pp",
+    _pipeline_rule(
         fields=("pp", "offload"),
-        applies=_pipelined,
         holds=lambda played: played.plan.offload == NOTHING_OFFLOADED,
         equation="offloaded states are not played in a pipeline",
         remedy="leave offload out, or pp = 1",
     ),
-    PlayRule(
-        where="pp",
+    _pipeline_rule(
         fields=("pp", "comm_hook"),
-        applies=_pipelined,
         holds=lambda played: played.plan.ddp.comm_hook.kind == "none",
         equation="hooks of DDP are not played in a pipeline",
         remedy='comm_hook.kind = "none", or pp = 1',

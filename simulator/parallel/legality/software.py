@@ -209,13 +209,7 @@ SOFTWARE: Final = (
         holds=lambda plan: plan.cp == 1 or plan.cp_exchange == "all_to_all",
         runs=lambda _: "all_to_all",
     ),
-    _keeps(
-        "cp",
-        by=(MEGATRON_DEEPSPEED,),
-        fields=("cp",),
-        holds=lambda plan: plan.cp == 1,
-        runs=lambda _: 1,
-    ),
+    _keeps("cp", by=(MEGATRON_DEEPSPEED,), fields=("cp",), holds=lambda plan: plan.cp == 1, runs=lambda _: 1),
     _keeps(
         "dp_replicate",  # groups that shard by themselves are MiCS, of stage 3
         by=(DEEPSPEED, MEGATRON_DEEPSPEED),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from simulator.parallel.legality.rule import PlanRule
@@ -24,21 +25,18 @@ def _nearest_secondary(plan: Plan) -> str:
     return f"secondary_ranks = {max(n for n in range(1, given) if ranks % n == 0)}"
 
 
+_zeropp_rule = partial(PlanRule, where="zeropp", applies=_zeropp)
 _ZEROPP: Final = (
-    PlanRule(
-        where="zeropp",
+    _zeropp_rule(
         fields=("zeropp", *_STAGE_3),
-        applies=_zeropp,
         holds=_at_stage_3,
         equation=lambda plan: (
             f"ZeRO++ exists in DeepSpeed's stage 3, not in {plan.implementation} with zero = {plan.zero}"
         ),
         remedy='data_parallel = "deepspeed", zero = 3',
     ),
-    PlanRule(
-        where="zeropp",
+    _zeropp_rule(
         fields=("zeropp", "dp_replicate"),
-        applies=_zeropp,
         holds=lambda plan: plan.dp_replicate <= 1,
         equation=lambda plan: f"ZeRO++ shards over all replicas, and dp_replicate = {plan.dp_replicate}",
         remedy=lambda plan: (
@@ -71,10 +69,8 @@ _ZEROPP: Final = (
         equation=lambda plan: f"its kernels quantise 16-bit values, and the precision is {plan.precision.compute}",
         remedy='precision = "bf16" or "fp16"',
     ),
-    PlanRule(
-        where="zeropp",
+    _zeropp_rule(
         fields=("zeropp", "offload"),
-        applies=_zeropp,
         holds=lambda plan: not plan.offload.any,
         equation="ZeRO++ with offload is not modelled",
         remedy="leave offload out, or zeropp",
@@ -91,29 +87,24 @@ def _without(plan: Plan) -> bool:
     return alone and not plan.offload.any and not plan.peft.any
 
 
+_one_bit_rule = partial(PlanRule, where="one_bit", applies=_one_bit)
 _ONE_BIT: Final = (
-    PlanRule(
-        where="one_bit",
+    _one_bit_rule(
         fields=("one_bit", *_STAGE_3),
-        applies=_one_bit,
         holds=lambda plan: plan.traits.zero_engine and plan.zero == 0,
         equation=lambda plan: (
             f"one-bit optimizers need whole states in DeepSpeed, not {plan.implementation} with zero = {plan.zero}"
         ),
         remedy='data_parallel = "deepspeed", zero = 0',
     ),
-    PlanRule(
-        where="one_bit",
+    _one_bit_rule(
         fields=("one_bit", "optimizer"),
-        applies=_one_bit,
         holds=lambda plan: plan.optimizer.kind in ("adam", "adamw") and plan.optimizer.dtype == "fp32",
         equation=lambda plan: f"it is an Adam with fp32 moments itself, beside optimizer = {plan.optimizer.kind}",
         remedy='optimizer = "adam", optimizer_dtype = "fp32"',
     ),
-    PlanRule(
-        where="one_bit",
+    _one_bit_rule(
         fields=("one_bit", "cp", "tp", "pp", "ep", "sync_every_steps", "offload", "peft"),
-        applies=_one_bit,
         holds=_without,
         equation="one-bit optimizers beside other parallelism, local SGD, offload or adapters are not modelled",
         remedy="cp = tp = pp = ep = 1, sync_every_steps = 1, without offload and peft",
@@ -199,6 +190,7 @@ def _alone(plan: Plan) -> bool:
     return plan.sync_every_steps > 1
 
 
+_local_steps_rule = partial(PlanRule, where="sync_every_steps", applies=_alone)
 _LOCAL: Final = (
     PlanRule(
         where="outer_optimizer",
@@ -210,60 +202,46 @@ _LOCAL: Final = (
         ),
         remedy="sync_every_steps = 2 or more",
     ),
-    PlanRule(
-        where="sync_every_steps",
+    _local_steps_rule(
         fields=("sync_every_steps", "dp_replicate"),
-        applies=_alone,
         holds=lambda plan: plan.dp_replicate > 1,
         equation=lambda plan: (
             f"{plan.sync_every_steps} steps alone, and dp_replicate = 1: there are no replicas to agree with"
         ),
         remedy="dp_replicate = 2 or more, or sync_every_steps = 1",
     ),
-    PlanRule(
-        where="sync_every_steps",
+    _local_steps_rule(
         fields=("sync_every_steps", "implementation"),
-        applies=_alone,
         holds=lambda plan: plan.traits.takes_local_steps,
         equation=lambda plan: f"{plan.implementation} reduces gradients in every step",
         remedy='data_parallel = "ddp" or "fsdp2"',
     ),
-    PlanRule(
-        where="sync_every_steps",
+    _local_steps_rule(
         fields=("sync_every_steps", "zero", "cp"),
-        applies=_alone,
         holds=lambda plan: plan.zero > 0 or plan.cp <= 1,
         equation="ranks of cp hold parts of one sequence and must reduce in every step",
         remedy='zero = 3 (data_parallel = "fsdp2"), or cp = 1',
     ),
-    PlanRule(
-        where="sync_every_steps",
+    _local_steps_rule(
         fields=("sync_every_steps", "pp"),
-        applies=_alone,
         holds=lambda plan: plan.pp == 1,
         equation=lambda plan: f"local steps with pp = {plan.pp} are not modelled",
         remedy="pp = 1, or sync_every_steps = 1",
     ),
-    PlanRule(
-        where="sync_every_steps",
+    _local_steps_rule(
         fields=("sync_every_steps", "ep"),
-        applies=_alone,
         holds=lambda plan: plan.ep == 1,
         equation=lambda plan: f"local steps with ep = {plan.ep} are not modelled",
         remedy="ep = 1, or sync_every_steps = 1",
     ),
-    PlanRule(
-        where="sync_every_steps",
+    _local_steps_rule(
         fields=("sync_every_steps", "comm_hook"),
-        applies=_alone,
         holds=lambda plan: plan.ddp.comm_hook.kind == "none",
         equation=lambda plan: f"local steps with comm_hook = {plan.ddp.comm_hook.kind} are not modelled",
         remedy="leave comm_hook out, or sync_every_steps = 1",
     ),
-    PlanRule(
-        where="sync_every_steps",
+    _local_steps_rule(
         fields=("sync_every_steps", "offload"),
-        applies=_alone,
         holds=lambda plan: not plan.offload.any,
         equation="local steps with offload = on are not modelled",
         remedy="leave offload out, or sync_every_steps = 1",

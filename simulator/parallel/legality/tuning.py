@@ -71,6 +71,16 @@ PLAN: Final = (
         remedy='precision = "bf16", or base_weights = "compute"',
     ),
     PlanRule(
+        where="mixed_units",
+        fields=("mixed_units", "base_weights", "peft"),
+        applies=lambda plan: plan.mixes_units,
+        holds=lambda plan: not plan.peft.quantised,
+        equation=lambda plan: (
+            f"weights in {plan.peft.stored} share no flat vector with adapters, which have another dtype"
+        ),
+        remedy="no mixed_units: adapters are units of their own, or no base_weights",
+    ),
+    PlanRule(
         where="zeropp",
         fields=("zeropp", "peft", "freeze_modules"),
         applies=lambda plan: plan.peft.any,

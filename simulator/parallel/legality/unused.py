@@ -76,6 +76,11 @@ EFFECTS: Final = (
         acts=lambda plan: plan.traits.hooks_modules and not plan.traits.shards_rows,
         needs='data_parallel = "fsdp1"',
     ),
+    Effect(
+        where="mixed_units",
+        acts=lambda plan: plan.traits.wraps_adapters and plan.peft.adds,
+        needs='data_parallel = "fsdp1" and peft = "lora" or "dora"',
+    ),
     Effect(where="lora_rank", acts=lambda plan: plan.peft.pairs, needs=_PAIRS),
     Effect(where="lora_targets", acts=lambda plan: plan.peft.pairs or plan.peft.method == "ia3", needs=_PAIRS),
     Effect(where="lora_dropout", acts=lambda plan: plan.peft.pairs, needs=_PAIRS),

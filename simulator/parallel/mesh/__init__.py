@@ -2,7 +2,4 @@
 
 from simulator.parallel.mesh.groups import GroupShape, Mesh
 
-__all__ = [
-    "GroupShape",
-    "Mesh",
-]
+__all__ = ["GroupShape", "Mesh"]

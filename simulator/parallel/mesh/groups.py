@@ -204,13 +204,13 @@ class Mesh:
         """
         plan = self.plan
         axes = ("dp_shard", "cp", "tp") if plan.zero else ("dp_replicate", "dp_shard", "cp", "tp")
-        whole, group = Lattice.of((self.axes[a], self._strides[a]) for a in axes), plan.ep * plan.experts.etp
+        lattice, group = Lattice.of((self.axes[a], self._strides[a]) for a in axes), plan.ep * plan.experts.etp
         count, skip = {
             "etp": (plan.experts.etp, 1),
             "ep": (plan.ep, plan.experts.etp),
             "expert_dp": (plan.num_expert_ranks // group, group),
         }[axis]
-        found = whole.part(count, skip)
+        found = lattice.part(count, skip)
         if found is None:
             problem = f"ep × etp = {plan.ep} × {plan.experts.etp} cuts the ranks of {' × '.join(axes)} unevenly"
             raise PlanError.at("plan: ep", problem, "degrees that divide one another")
@@ -223,20 +223,20 @@ class Mesh:
         if axis in EXPERT_AXES:
             return self._of_experts(axis)
         name, mark, part = axis.partition("%" if "%" in axis else "/")
-        whole = Lattice.of((self.axes[a], self._strides[a]) for a in axis_names(name))
+        lattice = Lattice.of((self.axes[a], self._strides[a]) for a in axis_names(name))
         if not part:
-            return whole
+            return lattice
         size = whole_number(part) or 0
-        count, skip = (whole.count // max(size, 1), size) if mark == "%" else (size, 1)
-        found = whole.part(count, skip) if size and count else None
+        count, skip = (lattice.count // max(size, 1), size) if mark == "%" else (size, 1)
+        found = lattice.part(count, skip) if size and count else None
         if found is None:
-            problem = f"{part!r} neighbours are not part of the {whole.count} ranks of {name!r}"
+            problem = f"{part!r} neighbours are not part of the {lattice.count} ranks of {name!r}"
             raise PlanError.at("axis", problem, "a divisor of their number")
         return found
 
 
 def axis_names(axis: str) -> tuple[str, ...]:
-    """The axes that a (fused) axis' name stands for. Raises PlanError with the legal names."""
+    """The axes of a (fused) axis' name. Raises PlanError with the legal names."""
     if axis in _FUSED:
         return _FUSED[axis]
     names, rest = [], f"{axis}_"

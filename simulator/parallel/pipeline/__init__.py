@@ -6,13 +6,7 @@ v chunks a stage. Told with drawings in docs/background/pipeline.md.
 """
 
 from simulator.parallel.pipeline.actions import Action
-from simulator.parallel.pipeline.flow import (
-    held_at_first_backward,
-    in_flight,
-    neighbours,
-    peak_in_flight,
-    turns,
-)
+from simulator.parallel.pipeline.flow import held_at_first_backward, in_flight, neighbours, peak_in_flight, turns
 from simulator.parallel.pipeline.layers import stage_layers
 from simulator.parallel.pipeline.orders import order
 from simulator.parallel.pipeline.placement import micro_batches, position

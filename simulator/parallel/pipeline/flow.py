@@ -66,8 +66,8 @@ def in_flight(
     They are held from the F to the end of the backward: to the W where there is one, else to the B. Of chunks the most
     may fall on different moments: `peak_in_flight` is the stage's. Raises PlanError where the schedule cannot run so.
     """
-    asked = Pipeline(schedule, num_stages, num_micro_batches, num_chunks, group_size=group_size)
-    if found := schedule_faults(asked):
+    pipeline = Pipeline(schedule, num_stages, num_micro_batches, num_chunks, group_size=group_size)
+    if found := schedule_faults(pipeline):
         raise PlanError(found)
     p, m, s = num_stages, num_micro_batches, stage
     match schedule:
@@ -102,8 +102,10 @@ def peak_in_flight(
     if schedule == "interleaved":
         warm_up = interleaved_warm_up(num_stages, stage, num_chunks, group_size or num_stages, paired=paired)
         return min(warm_up + 1, num_micro_batches * num_chunks)
-    held = in_flight(schedule, num_stages, num_micro_batches, stage, num_chunks, group_size=group_size, paired=paired)
-    return sum(held)
+    in_flight_counts = in_flight(
+        schedule, num_stages, num_micro_batches, stage, num_chunks, group_size=group_size, paired=paired
+    )
+    return sum(in_flight_counts)
 
 
 def held_at_first_backward(

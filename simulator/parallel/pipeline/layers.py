@@ -17,8 +17,8 @@ def stage_layers(
 
     Raises PlanError where the layers cannot be dealt so.
     """
-    asked = Pipeline(schedule, num_stages, 1, num_chunks, num_layers, split=split)
-    if found := layer_faults(asked):
+    pipeline = Pipeline(schedule, num_stages, 1, num_chunks, num_layers, split=split)
+    if found := layer_faults(pipeline):
         raise PlanError(found)
     ranges: list[range] = []
     for count in _counts(schedule, num_layers, num_stages, num_chunks, split):
@@ -36,11 +36,11 @@ def _counts(schedule: Schedule, num_layers: int, num_stages: int, num_chunks: in
         return split.explicit
     positions = num_positions(schedule, num_stages, num_chunks)
     if split.first is not None or split.last is not None:
-        way = positions // num_stages  # chunks of a stage that one micro-batch passes
-        chunk_counts = [count // way for count in _stage_counts(num_layers, num_stages, split)]
+        chunks = positions // num_stages  # chunks of a stage that one micro-batch passes
+        chunk_counts = [count // chunks for count in _stage_counts(num_layers, num_stages, split)]
         if schedule == "dualpipe_v":
             return (*chunk_counts, *reversed(chunk_counts))
-        return tuple(chunk_counts) * way
+        return tuple(chunk_counts) * chunks
     share, rest = divmod(num_layers + split.ends_as_layers, positions)
     counts = [share + (place < rest) for place in range(positions)]
     counts[0] -= split.embedding_as_layer

@@ -36,8 +36,8 @@ def order(
     group_size: consecutive micro-batches that interleaving runs through a chunk before the next chunk (Megatron's
     --microbatch-group-size-per-virtual-pipeline-stage; default: p). Raises PlanError where the schedule cannot run so.
     """
-    asked = Pipeline(schedule, num_stages, num_micro_batches, num_chunks, group_size=group_size)
-    if found := schedule_faults(asked):
+    pipeline = Pipeline(schedule, num_stages, num_micro_batches, num_chunks, group_size=group_size)
+    if found := schedule_faults(pipeline):
         raise PlanError(found)
     p, m = num_stages, num_micro_batches
     match schedule:

@@ -19,7 +19,7 @@ from simulator.parallel.shard_shares import largest_share, shard_shares
 from simulator.play import progress
 from simulator.play.lower.builder import Builder
 from simulator.play.lower.fabric import EXPERT_ROLES, ROLES, MeshFabric
-from simulator.play.lower.inside import Exchanges, TellingBuilder
+from simulator.play.lower.inside import Exchanges, RecordingBuilder
 from simulator.play.lower.pool_tiers import PoolTiers
 from simulator.play.lower.priced_stages import priced_stages
 from simulator.play.lower.rank_classes import RankClasses
@@ -50,15 +50,15 @@ __all__ = ["Lowering", "lower"]
 class Lowering:
     """A plan made concrete: its inputs resolved, its mesh, its blocks; `program(n)` plays n micro-batches.
 
-    stack: at the pace of the cluster's hosts; `asked` is the one to lower again with.
-    cluster: without its exceptions, if any; `whole` has them. kinds: of its GPUs, where they differ. others: stages on other devices.
+    stack: at the pace of the cluster's hosts; `given_stack` is the one to lower again with.
+    cluster: without its exceptions, if any; `full_cluster` has them. kinds: of its GPUs, where they differ. others: stages on other devices.
     """
 
     model: Model
     plan: Plan
     cluster: Cluster
     stack: Stack
-    asked: Stack
+    given_stack: Stack
     calibration: Calibration
     device: Device
     curves: LinkCurves
@@ -91,7 +91,7 @@ class Lowering:
 
     @cached_property
     def fabric(self) -> MeshFabric:
-        """What its collectives run on."""
+        """The links and groups of its collectives."""
         ideal = self.calibration.kind == "ideal"
         return MeshFabric(
             cluster=self.cluster,
@@ -107,20 +107,20 @@ class Lowering:
         )
 
     @property
-    def whole(self) -> Cluster:
+    def full_cluster(self) -> Cluster:
         """The cluster with its exceptions."""
         return self.cluster.model_copy(update={"exceptions": self.exceptions}) if self.exceptions else self.cluster
 
     @property
     def over_nodes(self) -> bool:
         """A network joins the plan's devices."""
-        cluster = self.whole
+        cluster = self.full_cluster
         several = cluster.num_nodes > 1 and cluster.num_devices > cluster.nvlink_domain_size
         return several and not self.curves.ideal_links
 
     @property
     def network_by_sheet(self) -> bool:
-        """A network joins the plan's devices, of which all that is known is the data sheet: nobody measured it or its like."""
+        """The plan spans a network that is known only by its data sheet: neither it nor a similar one was measured."""
         fabric = self.cluster.fabric
         return self.over_nodes and not (fabric.confirmed or any(one.nodes > 1 for one in fabric.measured))
 
@@ -128,13 +128,13 @@ class Lowering:
         """The same where bytes between nodes flow `speed` times as fast, and calls wait `wait` times as long beside."""
         fabric = self.cluster.fabric
         other = fabric.model_copy(update={"speed": fabric.speed * speed, "wait": fabric.wait * wait})
-        cluster = self.whole.model_copy(update={"fabric": other})
+        cluster = self.full_cluster.model_copy(update={"fabric": other})
         kinds = GpuKinds.of(cluster) if self.kinds is not None else None
         return replace(self, cluster=cluster.usual, kinds=kinds)
 
     @property
     def _roles(self) -> tuple[str, ...]:
-        """What ranks meet for, pipelines aside."""
+        """The roles of the plan's collectives, without pipelines."""
         units = (unit for stage in self.stages for chunk in stage.chunks for unit in chunk.units)
         hops = tuple(hop.role for unit in units for hop in unit.hops)
         staged = ("shard_near", "shard_far") if self.plan.deepspeed.hierarchical_gather else ()
@@ -142,7 +142,7 @@ class Lowering:
 
     @cached_property
     def rank_classes(self) -> RankClasses | None:
-        """Who plays what where GPUs differ; None where all are equal."""
+        """The classes of ranks if GPUs differ; None if all are equal."""
         if self.kinds is None:
             return None
         even = MeshFabric(
@@ -163,16 +163,18 @@ class Lowering:
 
     @property
     def transfers(self) -> Transfers | None:
-        """What moves between tiers cost; None where nothing does."""
+        """The cost of transfers between tiers; None without offload."""
         tier, plan = self.cluster.host_tier, self.plan
         if self.pool_tiers is not None:
             return self.pool_tiers.transfers if self.pool_tiers.spills else None
         if tier is None or not plan.offload.any:
             return None
-        return self.transfers_under(plan.offload, tier, _lent_bytes_per_s(self.cluster, plan))
+        cluster = self.cluster  # whose nodes' idle GPUs lend each rank a part of their ports, one way
+        lent_bytes_per_s = cluster.idle_gpus * cluster.intra.bytes_per_s / min(cluster.gpus_per_node, plan.num_devices)
+        return self.transfers_under(plan.offload, tier, lent_bytes_per_s)
 
     def transfers_under(self, offload: Offload, tier: HostTier, lent_bytes_per_s: float) -> Transfers:
-        """The prices of what moves in this way. lent_bytes_per_s: a rank's part of the ports of idle GPUs."""
+        """The cost of transfers under this offload. lent_bytes_per_s: a rank's part of the ports of idle GPUs."""
         plan = self.plan
         return Transfers(
             tier=tier,
@@ -187,7 +189,7 @@ class Lowering:
 
     @cached_property
     def pool_tiers(self) -> PoolTiers | None:
-        """The pool where it has tiers below HBM."""
+        """The memory pool, if it has tiers below HBM."""
         return PoolTiers.of(self) if self.plan.memory.tiered else None
 
     @property
@@ -222,7 +224,7 @@ class Lowering:
 
     def exchanges_inside(self, num_micro_batches: int) -> tuple[Mapping[int, Exchanges], ...]:
         """Of each stage's program, the collectives inside its compute ops, by their ids; where all GPUs are equal."""
-        builders = [TellingBuilder(self.fabric, None, self._stage(stage)) for stage in range(self.plan.pp)]
+        builders = [RecordingBuilder(self.fabric, None, self._stage(stage)) for stage in range(self.plan.pp)]
         for stage, build in enumerate(builders):
             self._played(build, num_micro_batches, stage, None)
         return tuple(build.inside for build in builders)
@@ -259,19 +261,19 @@ def lower(
     calibration = calibration.at(point_of(model, plan, cluster)) if calibration.learned is not None else calibration
     if (learned := calibration.learned) is not None:
         stack, curves = learned.of(stack), longer(curves, learned.here)
-    model, asked, stack = stack.stored(model), stack, _as_hosted(stack, plan, cluster)
+    model, given, stack = stack.stored(model), stack, _as_hosted(stack, plan, cluster)
     stack = stack.without_interpreter() if calibration.kind == "ideal" else stack
     exceptions, kinds = cluster.exceptions, GpuKinds.of(cluster) if cluster.exceptions else None
     mesh, cluster = Mesh(plan, cluster), cluster.usual
     blocks, shares = blocks or build_blocks(model, stack, plan), shard_shares(plan, kinds)
     near = mesh.group_shape("dp_shard_cp").ranks_per_node
 
-    def held(device: Device) -> Plan:
+    def plan_on(device: Device) -> Plan:
         if not shares:
             return plan.with_equal_shards
         return plan.copy_with(shard_share=largest_share(shares, kinds, device.name))
 
-    clock, stages = priced_stages(model, held(cluster.device), stack, blocks, cluster.device, calibration, near)
+    clock, stages = priced_stages(model, plan_on(cluster.device), stack, blocks, cluster.device, calibration, near)
     others = {name: device for name, device in kinds.devices.items() if device != cluster.device} if kinds else {}
     theirs = {name: _of_its_kind(calibration, device) for name, device in others.items()}
     return Lowering(
@@ -279,7 +281,7 @@ def lower(
         plan=plan,
         cluster=cluster,
         stack=stack,
-        asked=asked,
+        given_stack=given,
         calibration=calibration,
         device=cluster.device,
         curves=curves,
@@ -290,7 +292,7 @@ def lower(
         exceptions=exceptions,
         kinds=kinds if kinds and kinds.of_rank else None,
         others={
-            name: priced_stages(model, held(device), stack, blocks, device, theirs[name], near)[1]
+            name: priced_stages(model, plan_on(device), stack, blocks, device, theirs[name], near)[1]
             for name, device in others.items()
         },
         calibrations={cluster.device.name: calibration, **theirs},
@@ -310,7 +312,7 @@ def _as_hosted(stack: Stack, plan: Plan, cluster: Cluster) -> Stack:
 
 
 def _of_its_kind(calibration: Calibration, device: Device) -> Calibration:
-    """Another device's calibration: ideal or of its data sheet where that was asked for, else its own."""
+    """Another device's calibration: ideal or from its data sheet if the first one's is, else its own."""
     if calibration.kind == "ideal":
         return calibration
     return Calibration.datasheet(device) if calibration.kind == "datasheet" else Calibration.for_device(device)
@@ -324,8 +326,3 @@ def _switches(cluster: Cluster) -> dict[str, Any]:
     reached = min(tier.h2d_bytes_per_s, tier.d2h_bytes_per_s) / link.bytes_per_s
     uplink = (cluster.pcie.switch_bytes_per_s or link.bytes_per_s) * reached
     return {"switches": cluster.pcie.switches, "uplink_bytes_per_s": uplink}
-
-
-def _lent_bytes_per_s(cluster: Cluster, plan: Plan) -> float:
-    """A rank's part of the ports of its node's idle GPUs, one way."""
-    return cluster.idle_gpus * cluster.intra.bytes_per_s / min(cluster.gpus_per_node, plan.num_devices)

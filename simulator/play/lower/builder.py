@@ -60,12 +60,12 @@ class Builder(Folder):
         return ready
 
     def far_part(self, size_bytes: int) -> int:
-        """What ranks at one place of each node gather among them of a shard group's `size_bytes`."""
+        """Bytes of a shard group's `size_bytes` that ranks at one position of each node gather among them."""
         return size_bytes // self._fabric.near_ranks
 
     @property
     def agrees(self) -> bool:
-        """Replicas agree at the end of this step, where they take steps alone."""
+        """Whether replicas that take local steps synchronise at the end of this step."""
         return self._fabric.agrees
 
     def hold(self, op: int | None) -> None:
@@ -84,7 +84,7 @@ class Builder(Folder):
         return self._append(Call(**named, cost=price[0], slows=price[1], host_s=host_s, waits=waits), *after)
 
     def _joined(self, after: tuple[int | None, ...], *, join: bool = True) -> tuple[int, ...]:
-        """What compute waits for: what is held too (join), and without overlap the last collective."""
+        """Dependencies of compute: with join also the held ones, and without overlap the last collective."""
         if join:
             after, self._held = (*after, *self._held), []
         if not self._fabric.stack.overlap.communication:
@@ -101,14 +101,14 @@ class Builder(Folder):
         """The compute op appended last."""
         return self._last_compute
 
-    def remember(self, what: str, unit: str, index: int, op: int | None) -> None:
-        """`op` is what happened to a unit in a micro-batch."""
+    def remember(self, action: str, unit: str, index: int, op: int | None) -> None:
+        """Record the op of an action on a unit in a micro-batch."""
         if op is not None:
-            self._found[what, unit, index] = op
+            self._found[action, unit, index] = op
 
-    def found(self, what: str, unit: str, index: int) -> int | None:
+    def found(self, action: str, unit: str, index: int) -> int | None:
         """The op remembered, if any."""
-        return self._found.get((what, unit, index))
+        return self._found.get((action, unit, index))
 
     def transfer(self, label: str, kind: str, amount: int, *after: int | None) -> int | None:
         """Append a transfer between tiers of `amount` bytes (on the CPU: elements) to its kind's own stream.
@@ -141,7 +141,7 @@ class Builder(Folder):
 
     @property
     def reads_loss(self) -> bool:
-        """The host waits for a micro-batch's loss before it goes on."""
+        """The host waits for a micro-batch's loss."""
         return self._fabric.stack.host.reads_loss
 
     @property
@@ -277,14 +277,14 @@ class Builder(Folder):
         """
         kind = pair, size_bytes, lane, tensors, in_turn
         if (found := self._messages.get(kind)) is None:  # thousands of messages have one cost, and one object is enough
-            way = f"{min(pair)} and {max(pair)}" if in_turn else f"{pair[0]} to {pair[1]}{lane}"
-            found = self._messages[kind] = f"nccl:pp {way}", self._peers.message(pair, size_bytes, tensors)
+            link = f"{min(pair)} and {max(pair)}" if in_turn else f"{pair[0]} to {pair[1]}{lane}"
+            found = self._messages[kind] = f"nccl:pp {link}", self._peers.message(pair, size_bytes, tensors)
         return self._joint(label, found[0], "send_recv", message, 2, found[1], size_bytes, *after)
 
     def all_reduce_stages(
         self, label: str, message: str, size_bytes: int, stages: tuple[int, ...], *after: int | None
     ) -> int:
-        """Append this stage's part of an all-reduce among the ranks that stand at the same place in `stages`."""
+        """Append this stage's part of an all-reduce among ranks at the same position in `stages`."""
         fabric = self._fabric
         shape = fabric.mesh.pair_shape(stages[0], stages[-1]) if len(stages) == 2 else fabric.mesh.group_shape("pp")
         cluster = fabric.on(self._peers.pair(stages))
@@ -318,7 +318,7 @@ class Builder(Folder):
         return self._add(op)
 
     def program(self) -> Program:
-        """What was built so far."""
+        """The program built so far."""
         links = self._peers.links()
         if self._fabric.transfers is not None:
             links |= self._fabric.transfers.links(self._rank)

@@ -1,4 +1,4 @@
-"""Calls: collectives as a program takes them, before they have a place in it."""
+"""Calls: collectives of a program before they are placed in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.work.script.instructions import Communicate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """`count` equal collectives, back to back. slows: the share of compute that one takes meanwhile.
+    """`count` equal collectives, back to back. slows: the share of compute that each takes while it runs.
 
     stream: where it is not the role's. meets: what it is called among several programs, and how many of them meet.
     """
@@ -67,5 +67,5 @@ def times(one: CollectiveCost, count: int) -> CollectiveCost:
 
 
 def ids(after: tuple[int | None, ...]) -> tuple[int, ...]:
-    """What an op waits for, each once."""
+    """Ids of an op's dependencies, each once."""
     return tuple(sorted({i for i in after if i is not None}))

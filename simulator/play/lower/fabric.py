@@ -1,4 +1,4 @@
-"""Fabric: what collectives run on, over which groups of the mesh each role meets, and what each call costs."""
+"""Fabric: links of collectives, the mesh groups of each role, and the cost of each call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXPERT_ROLES = ("expert_shard", "expert_replicate", "ep", "etp")
 
 @dataclass(frozen=True, kw_only=True)
 class MeshFabric:
-    """What a collective's price depends on besides its size."""
+    """All that a collective's cost depends on besides its size."""
 
     cluster: Cluster
     mesh: Mesh
@@ -112,7 +112,7 @@ class MeshFabric:
     def price(
         self, kind: str, role: str, size_bytes: int, group_kinds: GroupKinds | None = None
     ) -> tuple[CollectiveCost, float]:
-        """What one collective costs, and the share of compute it takes meanwhile."""
+        """The cost of one collective, and the share of compute that it takes while it runs."""
         found = self._prices.get((kind, role, size_bytes, group_kinds))
         if found is None:
             shape, cluster, curves = self.shape(role), self.on(group_kinds), self.curves
@@ -149,13 +149,13 @@ class MeshFabric:
     def _awaited(
         self, kind: str, role: str, size_bytes: int, group_kinds: GroupKinds | None
     ) -> tuple[CollectiveCost, float]:
-        """The price of a collective inside a block, whose ranks do not come at once."""
+        """The cost of a collective inside a block, whose ranks arrive at different times."""
         one, slows = self.price(kind, role, size_bytes, group_kinds)
         wait_s = self.stack.fitted.collective_wait_s
         return (replace(one, latency_s=one.latency_s + wait_s), slows) if wait_s else (one, slows)
 
     def message(self, pair: tuple[int, int], size_bytes: int, group_kinds: GroupKinds | None = None) -> CollectiveCost:
-        """What one message between two pipeline stages costs."""
+        """The cost of one message between two pipeline stages."""
         found = self._messages.get((pair, size_bytes, group_kinds))
         if found is None:
             shape = self.mesh.pair_shape(*pair)

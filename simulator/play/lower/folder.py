@@ -1,4 +1,4 @@
-"""Folder: works, phases and what runs beside them as one piece of work, on links that nobody else uses meanwhile."""
+"""Folder: works, phases and concurrent collectives as one piece of work, on links without other traffic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOW, STRAGGLERS, WAITING = "slow_gpu", "stragglers", "slow_peer"
 
 
 class Folder:
-    """Folds what one program does. It knows its ranks' pace and what its collectives cost."""
+    """Folds work of one program, with its ranks' pace and the cost of its collectives."""
 
     def __init__(self, fabric: MeshFabric, peers: Peers) -> None:
         self._fabric, self._peers = fabric, peers
@@ -35,7 +35,7 @@ class Folder:
         return work
 
     def folded(self, *phases: Phase, synchronous: bool) -> Work:
-        """Phases one after another as one op, on links that nobody else uses meanwhile.
+        """Consecutive phases as one op, on links without other traffic.
 
         synchronous: the host waits for the device before and after, so its time counts where it is the longer one. A host
         that waits for every kernel adds all of its time; one that waits for blocks waits for each phase, if anything waits.
@@ -62,7 +62,7 @@ class Folder:
         return Work(parts=(*total.parts, ("host", spare_s)) if spare_s > 0 else total.parts, host_s=0.0)
 
     def summed(self, *phases: Phase) -> Work:
-        """Phases one after another, on links that nobody else uses meanwhile, and the host's time beside it."""
+        """Consecutive phases, on links without other traffic, and the host's time."""
         return added(self._alone(segment) for phase in phases for segment in phase.segments)
 
     def _alone(self, segment: Segment) -> Work:
@@ -83,7 +83,7 @@ class Folder:
         return levelled(total, done_s)
 
     def alongside(self, exchanges: tuple[Exchange, ...], work: Work) -> Work:
-        """Finished work with collectives beside it that it does not need, on links that nobody else uses meanwhile."""
+        """Work with concurrent collectives that it does not depend on, on links without other traffic."""
         return self._beside(Segment(work=NO_WORK, exchanges=exchanges, beside=work))
 
     def _paced(self, work: Work) -> Work:
@@ -98,7 +98,7 @@ class Folder:
         return Work(parts=(*work.parts, *added), host_s=work.host_s) if added else work
 
     def _with_peers(self, work: Work) -> Work:
-        """The same on all ranks of a block: where one of them is slower than this one, this one waits."""
+        """The same on all ranks of a block: this rank waits for slower ones."""
         work, rank_classes = self._paced(work), self._fabric.rank_classes
         if rank_classes is None or self._peers.at is None or self._peers.lag == 0:
             return work

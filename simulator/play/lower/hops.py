@@ -50,7 +50,7 @@ class Hopping:
         return one.last
 
     def advance(self) -> None:
-        """Every reduction goes one hop further."""
+        """Issue the next hop of every reduction."""
         for one in self._in_progress:
             self._hop(one)
 

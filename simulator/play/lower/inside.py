@@ -1,4 +1,4 @@
-"""What of a program's collectives lies inside its compute ops: those of blocks, which folding has joined with the kernels."""
+"""Collectives inside compute ops: those of blocks, which folding joined with the kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.play.lower.work import Work
 Exchanges = Counter[tuple[str, str, int]]  # (kind, role, bytes) -> how many
 
 
-class TellingBuilder(Builder):
+class RecordingBuilder(Builder):
     """Builds the same program. inside: of each compute op with any, its collectives."""
 
     def __init__(self, *inputs: Any) -> None:  # noqa: ANN401  as Builder has them

@@ -1,4 +1,4 @@
-"""Messages between pipeline stages: what an action needs of another stage, and what it makes for one.
+"""Messages between pipeline stages: what an action receives and sends.
 
 Non-interleaved schedules of Megatron and DeepSpeed exchange with their neighbours between two pieces of compute and wait
 for both directions (megatron/core/pipeline_parallel/p2p_communication.py: batch_isend_irecv, wait, then
@@ -33,7 +33,7 @@ def calls_of(program: Program, stage: int) -> Iterator[tuple[str, str, int, int]
 
 
 def role_of(op: Collective, stage: int) -> str | None:
-    """What the ranks of a stage meet for in an op: a mesh role, or "pp 0 to 1" of a message; None where they receive it."""
+    """The role of a stage's op: a mesh role, or "pp 0 to 1" of a sent message; None for a received one."""
     pair = _PAIR.match(op.stream)
     if pair is None:
         return op.stream.removeprefix("nccl:")
@@ -43,7 +43,7 @@ def role_of(op: Collective, stage: int) -> str | None:
 
 
 def receive(build: Builder, stage: Stage, action: Action) -> None:
-    """The next compute waits for what the action needs of another stage."""
+    """The next compute waits for the action's message from another stage."""
     plan = stage.plan
     near = neighbours(plan.pipeline_schedule, plan.pp, stage.index, action, plan.pipeline.virtual_stages)
     if near.receives is not None:
@@ -55,7 +55,7 @@ def receive(build: Builder, stage: Stage, action: Action) -> None:
 
 
 def send(build: Builder, stage: Stage, action: Action, end: int) -> None:
-    """What the action made leaves once op `end` is over."""
+    """Send the action's result after op `end`."""
     plan = stage.plan
     near = neighbours(plan.pipeline_schedule, plan.pp, stage.index, action, plan.pipeline.virtual_stages)
     if near.sends is not None:

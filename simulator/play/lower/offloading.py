@@ -1,4 +1,4 @@
-"""Offload in a schedule: who waits for which transfer. Each kind of transfer has a stream of its own.
+"""Offload in a schedule: dependencies of ops on transfers. Each kind of transfer has its own stream.
 
 Copies go on their own streams, so they are hidden under compute where nothing waits for them: parameters come before
 their gather, gradients leave after their reduction, activations leave after a block's forward (the block after the next

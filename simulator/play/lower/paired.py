@@ -34,11 +34,11 @@ class _PhasePieces:
 
 def paired(build: Builder, forwards: Sequence[Phase], backwards: Sequence[Phase]) -> Work:
     """A chunk's forward and another micro-batch's backward: layers with experts in pairs, all else one after another."""
-    ways = [_phase_pieces(phase) for phase in forwards], [_phase_pieces(phase) for phase in backwards]
+    pieces = [_phase_pieces(phase) for phase in forwards], [_phase_pieces(phase) for phase in backwards]
     phases = (*forwards, *backwards)
-    plain = [phase for phase, way in zip(phases, (*ways[0], *ways[1]), strict=True) if way is None]
+    plain = [phase for phase, part in zip(phases, (*pieces[0], *pieces[1]), strict=True) if part is None]
     total = build.summed(*plain)
-    for f, b in zip_longest(*([way for way in mine if way is not None] for mine in ways)):
+    for f, b in zip_longest(*([part for part in mine if part is not None] for mine in pieces)):
         pair = _pair(build, f, b)
         total += levelled(pair, max(pair.duration_s, pair.host_s)) if f is not None and f.waits else pair
     return total
@@ -59,21 +59,19 @@ def _pair(build: Builder, f: _PhasePieces | None, b: _PhasePieces | None) -> Wor
     return work + f_after
 
 
-def _folded(build: Builder, way: _PhasePieces | None) -> tuple[Work, Work, Work]:
-    if way is None:
+def _folded(build: Builder, pieces: _PhasePieces | None) -> tuple[Work, Work, Work]:
+    if pieces is None:
         return NO_WORK, NO_WORK, NO_WORK
-    before, between, after = (build.summed(phase) for phase in (way.before, way.between, way.after))
+    before, between, after = (build.summed(phase) for phase in (pieces.before, pieces.between, pieces.after))
     return before, between, after
-
-
-def _sends_rows(exchange: Exchange) -> bool:
-    return exchange.axis == "ep" and exchange.kind == "all_to_all"
 
 
 def _phase_pieces(phase: Phase) -> _PhasePieces | None:
     """None where the phase has not the two exchanges of a layer with experts."""
     segments = phase.segments
-    at = [i for i, segment in enumerate(segments) if any(_sends_rows(e) for e in segment.exchanges)]
+    at = [
+        i for i, segment in enumerate(segments) if ("ep", "all_to_all") in ((e.axis, e.kind) for e in segment.exchanges)
+    ]
     if len(at) != 2:
         return None
     first, second = at

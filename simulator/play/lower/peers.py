@@ -25,7 +25,7 @@ class Peers:
 
     @cached_property
     def lag(self) -> float:
-        """How much longer the slowest rank of this one's blocks takes, as a fraction."""
+        """How much slower the slowest rank of its block groups is, as a fraction."""
         rank_classes = self._fabric.rank_classes
         return 0.0 if rank_classes is None or self.at is None else rank_classes.lag(self.at)
 
@@ -64,7 +64,7 @@ class Peers:
 
     @property
     def column(self) -> str:
-        """What a rank has in common with those at its place in the other stages."""
+        """A key shared with the ranks at its position in the other stages."""
         if self._rank_class is not None:
             return self._rendezvous("pp")[0]
         if self._rank is None:

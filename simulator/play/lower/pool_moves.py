@@ -48,7 +48,7 @@ class Mover:
         self._ids = count(max(op.id for op in self.program.ops) + 1)
 
     def moved(self, uses: Sequence[Use], changes: Sequence[Sequence[Change]]) -> Program:
-        """The program with what moves before each use."""
+        """The program with the moves before each use."""
         todo: dict[int, list[tuple[Use, Sequence[Change]]]] = {}
         for use, one in zip(uses, changes, strict=True):
             todo.setdefault(use.at, []).append((use, one))
@@ -66,13 +66,13 @@ class Mover:
         return replace(self.program, ops=tuple(self._ops), links=links)
 
     def _all(self, changes: Sequence[Change], gate: Sequence[int], label: str) -> list[int]:
-        """Everything that moves before an op; what it waits for. gate: what it would wait for without."""
+        """Append all moves before an op and return its dependencies. gate: its dependencies without moves."""
         if self.moves.ahead:
             gate = self._ends[-2:-1]
         found: list[int] = []
-        ways = sorted({(was, tier) for _, was, tier in changes}, key=lambda way: (way[1] == 0, way))
-        for was, tier in ways:  # what leaves first
-            keys = [key for key, *way in changes if tuple(way) == (was, tier)]
+        moves = sorted({(was, tier) for _, was, tier in changes}, key=lambda move: (move[1] == 0, move))
+        for was, tier in moves:  # what leaves first
+            keys = [key for key, *move in changes if tuple(move) == (was, tier)]
             after = [*gate, *found, *(self._used[key] for key in keys if key in self._used)]
             if kinds := self._way(was, tier):
                 found.append(self._move(keys, kinds, after, f"{'evict' if tier else 'fetch'} for {label}"))

@@ -1,4 +1,4 @@
-"""A pool over several tiers in a step: what leaves HBM where a moment needs more than there is, and comes back when it is used.
+"""A pool over several tiers in a step: tensors leave HBM when a moment needs more than there is, and return when used.
 
 Tensors are what a unit keeps: its parameters, gradients and optimizer states, and what it saves of a micro-batch. Ops use them in the
 order in which they are launched, the optimizer unit by unit; what else a moment holds has to be in HBM, and they have the room beside
@@ -151,34 +151,34 @@ class PoolTiers:
                 yield from self._optimized(at)
 
     def _visited(self, visit: re.Match[str], gathered: bool) -> tuple[Key, ...]:  # noqa: FBT001
-        what, unit, number = visit[1], visit[2], int(visit[3])
-        if what == "all-gather":
+        action, unit, number = visit[1], visit[2], int(visit[3])
+        if action == "all-gather":
             return ((unit, "parameters", -1),)
         weights = () if gathered else ((unit, "parameters", -1),)
-        gradients = ((unit, "gradients", -1),) if what == "backward" else ()
+        gradients = ((unit, "gradients", -1),) if action == "backward" else ()
         return (*weights, *gradients, (unit, "activations", number))
 
     def _optimized(self, at: int) -> Iterator[Use]:
         units = list(dict.fromkeys(unit for unit, category, _ in self.sizes if category == "parameters"))
-        whole = sum(self.sizes[unit, "parameters", -1] for unit in units)
+        total = sum(self.sizes[unit, "parameters", -1] for unit in units)
         for unit in units:
             tensors = tuple((unit, category, -1) for category in _STATES)
-            share = self.sizes[unit, "parameters", -1] / whole
+            share = self.sizes[unit, "parameters", -1] / total
             yield replace(self._use(at, _OPTIMIZER, "", 1, tensors), unit=unit, share=share)
 
     def _use(self, at: int, phase: str, unit: str, micro_batch: int, tensors: Sequence[Key]) -> Use:
         while micro_batch and (phase, unit, micro_batch) not in self.live:
             micro_batch -= 1  # two micro-batches stand for any number
         total = self.live.get((phase, unit, micro_batch), 0)
-        held = tuple(one for one in tensors if self.size_of(one))
-        return Use(at=at, unit=unit, share=1.0, total=total, tensors=held)
+        sized = tuple(one for one in tensors if self.size_of(one))
+        return Use(at=at, unit=unit, share=1.0, total=total, tensors=sized)
 
     def size_of(self, key: Key) -> int:
         """Bytes of a tensor, of whatever micro-batch."""
         return self.sizes.get(key) or self.sizes.get((key[0], key[1], -2), 0)
 
     def _played(self, uses: Sequence[Use]) -> Residency:
-        """Step after step the same uses; what a step makes, it frees behind its last use."""
+        """Play equal steps; tensors made in a step are freed after their last use."""
         return _Steps(self, uses).played()
 
 
@@ -240,18 +240,18 @@ class _Steps:
         limit = self._pool.limit
         alive = [0] * (len(self._uses) + 1)
         for key, first in self._first.items():
-            kept = key in self._pool.sizes
-            alive[0 if kept else first] += self._pool.size_of(key)
-            alive[-1 if kept else self._last[key] + 1] -= self._pool.size_of(key)
+            resident = key in self._pool.sizes
+            alive[0 if resident else first] += self._pool.size_of(key)
+            alive[-1 if resident else self._last[key] + 1] -= self._pool.size_of(key)
         return [
-            held if use.total <= limit else min(limit, held - use.total + limit)
-            for held, use in zip(accumulate(alive), self._uses, strict=False)
+            live if use.total <= limit else min(limit, live - use.total + limit)
+            for live, use in zip(accumulate(alive), self._uses, strict=False)
         ]
 
     def _placed(
         self, stack: Sequence[int], place: Mapping[int, int], mine: Mapping[int, float], room: int
     ) -> dict[int, int]:
-        """Tensor -> tier. What is down stays there until it is used."""
+        """Tensor -> tier. Tensors below HBM stay there until used."""
         rooms = (max(0, room), *(one.num_bytes for one in self._pool.tiers[1:]))
         lowest = filled(self._bytes, rooms, stack)
         return {one: tier if one in mine else max(tier, place.get(one, 0)) for one, tier in lowest.items()}
@@ -259,16 +259,16 @@ class _Steps:
     def _note(
         self, found: Residency, place: Mapping[int, int], after: Mapping[int, int], mine: Mapping[int, float]
     ) -> None:
-        held, below = Counter[int](), Counter[str]()
+        resident, below = Counter[int](), Counter[str]()
         for number, tier in after.items():
-            held[tier] += self._bytes[number]
+            resident[tier] += self._bytes[number]
             below[self._keys[number][1]] += self._bytes[number] if tier else 0
         moved = ((number, place.get(number, tier), tier) for number, tier in after.items())
         found.changes.append([(self._keys[number], was, tier) for number, was, tier in moved if was != tier])
         found.below.append(below)
         found.over = max([found.over, *(self._bytes[number] for number in mine if after[number])])
-        found.lost = max(found.lost, held.pop(len(self._pool.tiers), 0))
-        for tier, size in held.items():
+        found.lost = max(found.lost, resident.pop(len(self._pool.tiers), 0))
+        for tier, size in resident.items():
             name = self._pool.tiers[tier].name
             found.peaks[name] = max(found.peaks[name], size)
 
@@ -299,7 +299,7 @@ def weight_of(model: Model, unit: str) -> int:
 
 def saved_by_unit(history: History) -> dict[str, Counter[str]]:
     """Category -> unit -> bytes: activations of a micro-batch from its forward to its backward, gradients from there to the optimizer."""
-    ways = {
+    passes = {
         (TAG["activations"], "forward"): ("activations", "backward"),
         (TAG["gradients"], "backward"): ("gradients", _OPTIMIZER),
     }
@@ -308,8 +308,8 @@ def saved_by_unit(history: History) -> dict[str, Counter[str]]:
     for index in range(history.steady, len(history.events)):
         slot, num_bytes, _, tag = history.events[index]
         phase, micro_batch, unit, _ = moment_of(history, index)
-        if num_bytes >= 0 and (tag, phase) in ways and not micro_batch:
-            made[slot] = (*ways[tag, phase], unit, num_bytes)
+        if num_bytes >= 0 and (tag, phase) in passes and not micro_batch:
+            made[slot] = (*passes[tag, phase], unit, num_bytes)
         elif num_bytes < 0 and slot in made:
             category, until, unit, size = made.pop(slot)
             found[category][unit] += size if phase == until else 0
@@ -323,7 +323,7 @@ def _tiers(lowering: Lowering) -> tuple[Tier, ...]:
 
 
 def _moves(lowering: Lowering) -> Moves:
-    """What a move costs beside its bytes. The rounds of page faults are in the rate of their link."""
+    """The cost of a move besides its bytes. Rounds of page faults are in the rate of their link."""
     host, memory = lowering.cluster.host_tier, lowering.plan.memory
     assert host is not None  # a rule asks for it
     unit_s = 0.0 if memory.policy == "unified" and not memory.prefetch else host.copy_latency_s

@@ -1,4 +1,4 @@
-"""How much a step uses the tensor cores: what the board's power cap leaves each kernel depends on it.
+"""A step's use of the tensor cores, on which each kernel's speed under the board's power cap depends.
 
 The driver holds the mean power of some tenths of a second at the cap by the clock of all SMs. Streams over memory draw less
 than products, so a step with many of them runs its products faster than a loop of products would.

@@ -87,8 +87,8 @@ def _chunks(shard: Model, units: tuple[ScheduledUnit, ...]) -> tuple[tuple[Sched
         return (units,)
     embedding, *layers, head = units
     chunks: list[tuple[ScheduledUnit, ...]] = []
-    for index, held in enumerate(shard.body_chunks):
-        mine, layers = layers[: len(held)], layers[len(held) :]
+    for index, chunk_layers in enumerate(shard.body_chunks):
+        mine, layers = layers[: len(chunk_layers)], layers[len(chunk_layers) :]
         first = [embedding] if index == shard.embedding_chunk else []
         chunks.append((*first, *mine, *([head] if index == shard.head_chunk else [])))
     return tuple(chunks)

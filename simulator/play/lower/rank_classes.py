@@ -1,4 +1,4 @@
-"""Who plays what on a cluster whose GPUs differ: kinds of GPUs, and the classes of ranks that colour refinement finds.
+"""Rank classes on a cluster with different GPUs: kinds of GPUs, and classes found by colour refinement.
 
 Ranks are distinguished by their pipeline stage, their kind, and the groups they are in. A class is one program; it meets the
 others of its groups in their collectives, which run at the pace of the slowest member. Only ranks that an exception
@@ -58,7 +58,7 @@ class RankClasses:
     _clusters: dict[GroupKinds, Cluster] = field(default_factory=dict, repr=False, compare=False)
 
     def kind(self, rank: int) -> GpuKind:
-        """What a rank's GPU is."""
+        """The kind of a rank's GPU."""
         return self.kinds.kinds[self.kinds.number(rank)]
 
     def group_kinds(self, axis: str, rank: int) -> GroupKinds:
@@ -148,10 +148,7 @@ class RankClasses:
         piped = self.mesh.axes["pp"] > 1
         return tuple(
             RankClass(
-                name=f"stage{stage} rank{rank}" if piped else f"rank{rank}",
-                rank=rank,
-                stage=stage,
-                num_ranks=count,
+                name=f"stage{stage} rank{rank}" if piped else f"rank{rank}", rank=rank, stage=stage, num_ranks=count
             )
             for rank, count in zip(first.tolist(), counts.tolist(), strict=True)
             for stage in (self.mesh.coordinates(rank)["pp"],)

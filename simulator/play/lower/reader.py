@@ -65,8 +65,8 @@ class _PassState:
     def backward(self) -> bool:
         return self.one.direction != "forward"
 
-    def label(self, what: str, unit: ScheduledUnit) -> str:
-        return f"{what} {unit.name} mb{self.one.micro_batch}{' backward' if self.backward else ''}"
+    def label(self, action: str, unit: ScheduledUnit) -> str:
+        return f"{action} {unit.name} mb{self.one.micro_batch}{' backward' if self.backward else ''}"
 
 
 class StageReader:
@@ -100,7 +100,7 @@ class StageReader:
         self._end_row()
 
     def _between(self, one: Instruction) -> None:
-        """What stands between passes, and behind them."""
+        """Instructions between passes, and after them."""
         match one:
             case Receive(action):
                 receive(self._build, self._stage, action)
@@ -146,7 +146,7 @@ class StageReader:
         return self._build.compute(str(one.action), work, early=step.turns)
 
     def _together(self, forward: Pass, backward: Pass) -> None:
-        """Both wait for what either receives, and what they make leaves at the end; in turn where they have traffic."""
+        """Both wait for each other's messages, and send at the end; one after another if they have traffic."""
         both = (forward, backward)
         assert forward.action is not None
         assert backward.action is not None
@@ -247,9 +247,9 @@ class StageReader:
                 state.held = ()
                 state.done[run.unit] = state.computed
             case "backward":
-                held = None if run.after is None else state.reduced.get(run.after)
+                reduction = None if run.after is None else state.reduced.get(run.after)
                 label = f"backward {unit.name} mb{index}"
-                state.computed = state.end = self._compute(step, label, unit.backward, held)
+                state.computed = state.end = self._compute(step, label, unit.backward, reduction)
                 build.remember("backward", unit.name, index, state.computed)
             case "inputs":
                 state.end = self._compute(step, f"backward of inputs {unit.name} mb{index}", unit.inputs)
@@ -317,7 +317,7 @@ class StageReader:
     # -- op by op
 
     def _op(self, one: Issued) -> None:
-        """Launches that nobody but the next one waits for are played as one (`Chain`)."""
+        """Launches that only the next launch waits for are played as one op (`Chain`)."""
         row = self._row
         if row and (isinstance(one, Communicate) or one.after or one.stream != row[0].stream):
             self._end_row()

@@ -1,4 +1,4 @@
-"""Recorded scripts as programs: measured times on the recording's own streams. Nothing is priced here, and no link is loaded."""
+"""Recorded scripts as programs: measured times on the recording's own streams, without a cost model or link loads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ GAP = "gaps"  # category of what passes before an op with nothing that it is kno
 
 def recorded_programs(scripts: Sequence[RecordedScript], joined: frozenset[str] = frozenset()) -> list[Program]:
     """A program a rank. joined: roles whose collectives the ranks of all scripts that have any meet in, in order."""
-    members = {role: sum(any(_is_of(one, role) for one in script.step) for script in scripts) for role in joined}
+    roles = [{one.role for one in script.step if isinstance(one, Communicate)} for script in scripts]
+    members = {role: sum(role in each for each in roles) for role in joined}
     return [_Lowering(script, members).program() for script in scripts]
-
-
-def _is_of(one: Launch | Communicate, role: str) -> bool:
-    return isinstance(one, Communicate) and one.role == role
 
 
 class _Lowering:
@@ -79,15 +76,15 @@ class _Lowering:
         *,
         waits: bool = False,
     ) -> None:
-        kept = tuple((category, seconds) for category, seconds in parts if seconds)
+        nonzero = tuple((category, seconds) for category, seconds in parts if seconds)
         self._ops.append(
             Compute(
                 id=len(self._ops),
                 stream=stream,
                 after=after,
                 label=label,
-                duration_s=sum(seconds for _, seconds in kept),
-                parts=kept,
+                duration_s=sum(seconds for _, seconds in nonzero),
+                parts=nonzero,
                 host_s=host_s,
                 blocking=waits,
             )

@@ -1,4 +1,4 @@
-"""What a rank's script is read with: the units of its chunks, each with its work and what it sends."""
+"""Inputs of reading a rank's script: the units of its chunks, each with its work and communication."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ScheduledUnit:
         return self.work.recompute + self.work.backward if self.checkpointed else self.work.backward
 
     def kept(self, micro_batch: int) -> Phase:
-        """What it takes to keep its gradient for the micro-batches to come."""
+        """The work of keeping its gradient for later micro-batches."""
         return Phase(segments=(Segment(work=self.add if micro_batch else self.keep),))
 
 

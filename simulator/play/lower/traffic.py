@@ -23,7 +23,7 @@ def all_gather(
 def reduce_gradient(
     build: Builder, step: StageStep, unit: ScheduledUnit, index: int, after: int, hopping: Hopping, *, final: bool
 ) -> int | None:
-    """The last op of a unit's reduction; what takes several hops goes on beside later units."""
+    """The last op of a unit's reduction; reductions of several hops overlap with later units."""
     copied = build.compute(f"copy-in {unit.name} mb{index}", unit.gradient, after) if unit.gradient.parts else after
     if unit.hops:
         return hopping.begin(f"{unit.name} mb{index}", unit.hops, copied)

@@ -1,4 +1,4 @@
-"""Work: what the phases of a block cost on one rank, in seconds by category. Kernels become time here, once a block.
+"""Work: the cost of a block's phases on one rank, in seconds by category. Kernels become time here, once per block.
 
 A phase is a sequence of segments: compute up to a collective inside the block (tensor or context parallelism), that
 collective, and the compute that runs beside it.
@@ -79,7 +79,7 @@ def levelled(work: Work, end_s: float) -> Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Compute, then collectives, and what runs beside them: the next segment waits for all of it; waits: so does the host."""
+    """Compute, then collectives, and concurrent work: the next segment waits for all of it; waits: so does the host."""
 
     work: Work
     exchanges: tuple[Exchange, ...] = ()
@@ -151,12 +151,12 @@ def _makes_weights(op: Op, kernel: Kernel) -> bool:
 def without_weights(ops: Iterable[Op]) -> Iterator[Op]:
     """Backwards without the products of the weights' gradients; their collectives keep their places."""
     for op in ops:
-        kept = tuple(kernel for kernel in op.backward if not _makes_weights(op, kernel))
-        last = len(kept)
+        kernels = tuple(kernel for kernel in op.backward if not _makes_weights(op, kernel))
+        last = len(kernels)
         moved = tuple(
             replace(e, at=min(e.at, last), beside=min(e.beside, last - min(e.at, last))) for e in op.backward_exchanges
         )
-        yield replace(op, backward=kept, backward_exchanges=moved)
+        yield replace(op, backward=kernels, backward_exchanges=moved)
 
 
 def only_weights(ops: Iterable[Op]) -> Iterator[Op]:
@@ -179,7 +179,7 @@ class Clock:
 
     @property
     def depends_on_use(self) -> bool:
-        """The device's power cap makes what one kernel takes depend on the others of the step."""
+        """Whether a kernel's time depends on the step's other kernels, through the device's power cap."""
         power = self._calibration.power
         return power is not None and power.memory_draw < 1
 
@@ -222,7 +222,7 @@ class Clock:
 
     @property
     def stack(self) -> Stack:
-        """Whose factors and launch costs these are."""
+        """The stack of these factors and launch costs."""
         return self._stack
 
     def direction(self, block: Block, name: Direction) -> Phase:
@@ -238,7 +238,7 @@ class Clock:
                 return self.phase(only_weights(block.ops[::-1]), forward=False)
 
     def _in_layer(self, block: Block, phase: Phase) -> Phase:
-        """A layer's phase with what the host spends on it beside its launches, at its begin."""
+        """A layer's phase with the host's further time at its begin."""
         spent_s = 0.0 if block.name in ("embedding", "head") else self._stack.host.layer_s
         return Phase(segments=(Segment(work=Work(parts=(), host_s=spent_s)),)) + phase if spent_s else phase
 

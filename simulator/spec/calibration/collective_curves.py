@@ -16,7 +16,7 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from simulator.base.errors import CalibrationError, Fault
+from simulator.base.errors import CalibrationError
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import Strict, read_json
 
@@ -105,7 +105,7 @@ class LinkClass(Strict):
         )
         if found is None:
             place, problem = f"{self.name}: modes", f"no curve for {algorithm}/{protocol}"
-            raise CalibrationError(Fault(place=place, problem=problem, remedy=f"run {REFIT}"))
+            raise CalibrationError.at(place, problem, f"run {REFIT}")
         return found
 
 
@@ -127,7 +127,7 @@ class PortCurves(LinkClass):
 
 
 class NetworkCurves(LinkClass):
-    """A network between nodes. `kinds` are the names of `cluster.inter.kind` that it stands for.
+    """A network between nodes. `kinds`: the values of `cluster.inter.kind` that it covers.
 
     when: further conditions, as `NAME=value` of the environment or `NCCL<2.19`; the class with most conditions wins.
     waiting: protocols in which a ring's message waits if all buffers of a channel are in flight; this wait is a second
@@ -235,7 +235,9 @@ class LinkCurves(Strict):
         """Perfect links: the closed forms and nothing else."""
         return cls(name="ideal", ideal_links=True)
 
-    def port(self, kind: str, bytes_per_s: float, way: Transport = "direct", architecture: str = "") -> PortCurves:
+    def port(
+        self, kind: str, bytes_per_s: float, transport: Transport = "direct", architecture: str = ""
+    ) -> PortCurves:
         """The port of that name and way, or the nearest calibrated one of its family by data-sheet speed.
 
         architecture: of the GPU. It decides for links of no calibrated family, so that a faster one keeps its latencies.
@@ -243,19 +245,17 @@ class LinkCurves(Strict):
         family = family_of(kind)
         kind = _OF_ITS_GENERATION.get(architecture, kind) if family == "host" else kind
         mine = [p for p in self.ports if p.family == family]
-        candidates = [p for p in mine if p.way == way] or mine or list(self.ports)
+        candidates = [p for p in mine if p.way == transport] or mine or list(self.ports)
         if not candidates:
-            problem = f"no port is calibrated, {kind} is needed"
-            raise CalibrationError(Fault(place=self.name, problem=problem, remedy=f"run {REFIT}"))
+            raise CalibrationError.at(self.name, f"no port is calibrated, {kind} is needed", f"run {REFIT}")
         return min(
             candidates, key=lambda p: (not p.stands_for(kind), abs(math.log(p.bytes_per_s / bytes_per_s)), p.name)
         )
 
     def network(self, kind: str, traits: frozenset[str] = frozenset(), release: tuple[int, ...] = ()) -> NetworkCurves:
-        """The network that stands for `kind` under these settings; the first of the file where nobody names it."""
+        """The network of `kind` under these settings; the first of the file if no network lists it."""
         if not self.networks:
-            problem = f"no network is calibrated, {kind} is needed"
-            raise CalibrationError(Fault(place=self.name, problem=problem, remedy=f"run {REFIT}"))
+            raise CalibrationError.at(self.name, f"no network is calibrated, {kind} is needed", f"run {REFIT}")
         named = [n for n in self.networks if kind.lower() in n.kinds and n.holds(traits, release)]
         return max(named, key=lambda n: len(n.when), default=self.networks[0])
 

@@ -1,4 +1,4 @@
-"""What a calibration holds: curves, overheads, interference and uncertainties, checked against one another."""
+"""The content of a calibration: curves, overheads, interference and uncertainties, checked against one another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from simulator.base.errors import CalibrationError, Fault
+from simulator.base.errors import CalibrationError
 from simulator.base.kernels import Direction, Dtype
 from simulator.base.schema import Strict
 from simulator.spec.calibration.collective_curves import LinkCurves
@@ -64,12 +64,10 @@ class CurveSet(Strict, defer_build=True):  # its own validator is never needed: 
                 return curve
         kernel = backend.kernel if backend else "fused attention"
         has = ", ".join(sorted({name for curve in curves for name in curve.kernels})) or "none"
-        raise CalibrationError(
-            Fault(
-                place=self.name,
-                problem=f"attention: no {direction} curve for {kernel}; it has {has}",
-                remedy=f"a stack with one of these kernels, or {direction}_efficiency in its attention section",
-            )
+        raise CalibrationError.at(
+            self.name,
+            f"attention: no {direction} curve for {kernel}; it has {has}",
+            f"a stack with one of these kernels, or {direction}_efficiency in its attention section",
         )
 
 

@@ -18,10 +18,11 @@ from simulator.spec.cluster.device import Device
 
 Basis = Literal["measured", "borrowed", "prior", "definition"]
 MAX_SPLIT_K = 8
-# The smallest tile of rows on Hopper, whose matrix instructions take 64, and what one such tile reaches of the speed of large
-# products: with fewer rows the rest is computed for nothing. H20 has little of it beside its memory: 32 billion weights take it
-# 48 ms in 16 bits and 22 ms in fp8 (Qwen3's speed benchmark, the two rows that sglang-2025 names as its calibration).
-TILE_ROWS, TILE_SHARE = 64, 0.8
+# Rows that a product's matrix instructions take, whatever there are: 64 on Hopper and Blackwell (PTX ISA, wgmma.m64nNk16 and
+# tcgen05.mma), 16 elsewhere (mma.m16n8k16; AMD's v_mfma_f32_16x16x16), and what one such tile reaches of the speed of large products.
+# H20 has little of it beside its memory: 32 billion weights take it 48 ms in 16 bits and 22 ms in fp8 (Qwen3's speed benchmark,
+# the two rows that sglang-2025 names as its calibration).
+TILE_ROWS, SMALL_TILE_ROWS, TILE_SHARE = 64, 16, 0.8
 QUERY_TILE = 128  # rows of Q one thread block of a flash kernel owns
 
 
@@ -83,7 +84,7 @@ class Power(Strict):
 class FewRows(Strict):
     """Products of at most `rows` rows, which read a matrix of weights: bytes / (bandwidth · bw_frac) + t0_s.
 
-    Kernels compute TILE_ROWS rows whatever there are, so products only count where those take longer.
+    Kernels compute a tile of rows whatever there are, so products only count where those take longer.
     """
 
     rows: int = Field(ge=1)
@@ -91,9 +92,9 @@ class FewRows(Strict):
     t0_s: float = Field(ge=0)
     quality: Quality
 
-    def seconds(self, kernel: Gemm, flop_per_s: float, bytes_per_s: float) -> float:
-        """Time at a compute speed of `flop_per_s` and memory of `bytes_per_s`."""
-        compute = 2.0 * max(kernel.m, TILE_ROWS) * kernel.n * kernel.k * kernel.batch / (flop_per_s * TILE_SHARE)
+    def seconds(self, kernel: Gemm, flop_per_s: float, bytes_per_s: float, tile_rows: int) -> float:
+        """Time at a compute speed of `flop_per_s` and memory of `bytes_per_s`, in tiles of so many rows."""
+        compute = 2.0 * max(kernel.m, tile_rows) * kernel.n * kernel.k * kernel.batch / (flop_per_s * TILE_SHARE)
         return max(compute, kernel.num_bytes / (bytes_per_s * self.bw_frac)) + self.t0_s
 
 
@@ -176,11 +177,16 @@ class GemmCurve(Strict):
             best = min(best, cost)
         return 2.0 * best * num_sms / flop_per_s
 
-    def seconds(self, kernel: Gemm, flop_per_s: float, bytes_per_s: float, num_sms: int) -> float:
-        """Time of one product at a compute speed `flop_per_s` (e · peak) and memory of `bytes_per_s`."""
+    def seconds(
+        self, kernel: Gemm, flop_per_s: float, bytes_per_s: float, num_sms: int, tile_rows: int = TILE_ROWS
+    ) -> float:
+        """Time of one product at a compute speed `flop_per_s` (e · peak) and memory of `bytes_per_s`.
+
+        tile_rows: that the device's widest matrix instructions take.
+        """
         few = self.few_rows
         if few is not None and kernel.m <= few.rows and kernel.layout == "tn" and not kernel.accumulate_fp32:
-            return few.seconds(kernel, flop_per_s, bytes_per_s)
+            return few.seconds(kernel, flop_per_s, bytes_per_s, min(tile_rows, kernel.tile_rows))
         compute = self.compute_s(kernel.m, kernel.n, kernel.k, kernel.batch, flop_per_s, num_sms)
         return (
             blend(compute * self.slowdown(kernel), kernel.num_bytes / (bytes_per_s * self.bw_frac), self.p) + self.t0_s

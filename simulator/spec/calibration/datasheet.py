@@ -83,13 +83,13 @@ _SOURCE = "typical of the architecture, published sweeps"
 
 def ideal() -> dict[str, Any]:
     """Fields of a machine without losses. Reference peaks are out of reach, so that no device is limited by them."""
-    sure = Quality(basis="definition")
+    exact = Quality(basis="definition")
     return {
         "name": "ideal",
         "kind": "ideal",
-        "gemms": {"bf16": _ideal_gemm(sure), "fp8": _ideal_gemm(sure)},
-        "attention": tuple(_ideal_attention(d, sure) for d in DIRECTIONS),
-        "streams": tuple(StreamCurve(op=op, bw_frac=1.0, t0_s=0.0, quality=sure) for op in STREAM_OPS),
+        "gemms": {"bf16": _ideal_gemm(exact), "fp8": _ideal_gemm(exact)},
+        "attention": tuple(_ideal_attention(d, exact) for d in DIRECTIONS),
+        "streams": tuple(StreamCurve(op=op, bw_frac=1.0, t0_s=0.0, quality=exact) for op in STREAM_OPS),
         "overheads": Overheads(launch_s=0.0, host_op_s=0.0),
         "interference": Interference(sms_per_channel=0.0, num_channels=0, hbm_weight=0.0),
         "memory": MemoryOverheads(context_bytes=0, nccl_communicator_bytes=0, cublas_workspace_bytes=0),

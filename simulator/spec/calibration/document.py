@@ -71,11 +71,10 @@ class Calibration(CurveSet, defer_build=False):
     def _read(cls, path: Path) -> Self:
         data = read_json(path, CalibrationError)
         if path.name.endswith(LEARNED_SUFFIX):
-            problem = "holds what runs taught, and no calibration of a device"
             remedy = (
                 "--calibration of predict and search, or `calibration` of a study; elsewhere a measured calibration"
             )
-            raise CalibrationError(Fault(place=path.name, problem=problem, remedy=remedy))
+            raise CalibrationError.at(path.name, "holds what runs taught, and no calibration of a device", remedy)
         try:
             found = cls.model_validate_json(json.dumps(data))
         except ValidationError as exc:
@@ -161,7 +160,7 @@ class Calibration(CurveSet, defer_build=False):
         """Why this kernel's time is not backed by a measurement near it; None if it is."""
         if isinstance(kernel, Stream):
             quality = next((c.quality for c in self.streams if c.op == kernel.op), None)
-            what: str = kernel.op
+            operation: str = kernel.op
             why = quality.outside(num_bytes=kernel.num_bytes) if quality else None
         elif isinstance(kernel, Gemm):
             return self._extrapolated_gemm(kernel)
@@ -173,11 +172,11 @@ class Calibration(CurveSet, defer_build=False):
             return f"attention {kernel.direction}: the stack's own efficiency"
         else:
             quality = self.attention_curve(kernel.direction, backend).quality
-            what = f"attention {kernel.direction}"
+            operation = f"attention {kernel.direction}"
             why = quality.outside(seq_kv=kernel.seq_kv, head_dim=kernel.head_dim)
         if quality is not None and quality.basis in ("borrowed", "prior"):
-            return f"{what}: {quality.basis}"
-        return f"{what}: {why}" if why else None
+            return f"{operation}: {quality.basis}"
+        return f"{operation}: {why}" if why else None
 
     def _extrapolated_gemm(self, kernel: Gemm) -> str | None:
         curve = self.gemms.get(kernel.dtype)
@@ -216,8 +215,8 @@ def _unmeasurable(data: object, place: str) -> Iterator[Fault]:
     """Numbers of a file, besides 0, that nothing has."""
     if isinstance(data, dict):
         for key, one in data.items():
-            vanishes = key in _VANISHING and (isinstance(one, dict) or abs(one or 0) < _LEAST)
-            if not vanishes:
+            small = isinstance(one, dict) or (isinstance(one, float | int) and abs(one) < _LEAST)
+            if not (key in _VANISHING and small):
                 yield from _unmeasurable(one, f"{place}: {key}" if ": " not in place else f"{place}.{key}")
     elif isinstance(data, list):
         for number, one in enumerate(data):

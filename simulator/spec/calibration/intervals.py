@@ -17,9 +17,12 @@ from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import Strict, faults_of, read_json
 
 FILE: Final = TOPOLOGIES / "calibrations" / "intervals.json"
-# kernels: by category. links: collectives. experts: releases of software. untimed: kernels that bytes price. transfers: copies to
-# and from the host. stack: what a described program leaves unexplained. software: what is not known of others
-Part = Literal["kernels", "links", "host", "experts", "untimed", "transfers", "stack", "software"]
+# kernels: by category. links, pcie, network: collectives inside NVLink domains, over PCIe and between nodes; exchanges: all-to-alls
+# between nodes. uncounted: what hosts do beside the operators that are counted. experts: releases of software with experts; eager
+# experts: loops over them. untimed: kernels that bytes price. transfers: copies to and from the host. stack: what a described program
+# leaves unexplained. software: what is not known of others
+Part = Literal["kernels", "links", "pcie", "network", "exchanges", "host", "uncounted", "experts", "eager experts", "untimed", "transfers",
+               "stack", "software"]  # fmt: skip
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 

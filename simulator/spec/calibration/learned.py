@@ -113,7 +113,7 @@ class Learned(Strict):
         return self._here
 
     def at(self, point: Point) -> Self:
-        """The coefficients for a run there: what runs alike err by is a part of `software`, which is less sure far from them."""
+        """The coefficients at a point: errors shared by similar runs are part of `software`, with more uncertainty far from them."""
         if self.likeness is None:
             return self
         here, variance, cross = self.likeness.near(point)
@@ -139,7 +139,7 @@ class Learned(Strict):
 
     @property
     def alone(self) -> Self:
-        """The coefficients without likeness, for studies whose plans lie far apart: what runs alike share scatters there."""
+        """The coefficients without likeness, for studies of very different plans: there the error shared by similar runs is scatter."""
         if self.likeness is None:
             return self
         return self.model_copy(update={"likeness": None, "scatter": math.hypot(self.scatter, self.likeness.sigma)})
@@ -161,7 +161,7 @@ class Learned(Strict):
         streams = {architecture: stack.elementwise_factor_on(architecture) / speed["elementwise"]}
         others = fitted.elementwise_factor if isinstance(fitted.elementwise_factor, dict) else {}
         kernel = {architecture: attention.speed_factor.get(architecture, 1.0) * speed["attention"]}
-        taught = f"calibrate learn on the runs of calibration_runs ({self.name})"
+        source = f"calibrate learn on the runs of calibration_runs ({self.name})"
         hosted = on_stack(self.values, stack)
         found = hosted.copy_with(
             name=self.name,
@@ -172,8 +172,8 @@ class Learned(Strict):
             calibration_runs=self.runs,
             sigma=max(self.scatter, 1e-3),
             sources=stack.sources
-            | dict.fromkeys(("gemm_factor", "elementwise_factor", "attention_efficiency", "step_overhead_s"), taught)
-            | {name: taught for name in (*_OPERATORS, *_COLLECTIVES) if hosted.value(name) != stack.value(name)},
+            | dict.fromkeys(("gemm_factor", "elementwise_factor", "attention_efficiency", "step_overhead_s"), source)
+            | {name: source for name in (*_OPERATORS, *_COLLECTIVES) if hosted.value(name) != stack.value(name)},
         )
         return Stack.parse(found.model_dump(mode="json", exclude_unset=True), self.name, StackError)
 

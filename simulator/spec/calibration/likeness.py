@@ -55,7 +55,7 @@ def point_of(model: Model, plan: Plan, cluster: Cluster) -> Point:
 
 
 def alike(points: Sequence[Point], others: Sequence[Point]) -> Array:
-    """Correlation of what each of `points` (rows) and each of `others` err by."""
+    """Correlation of the errors at each of `points` (rows) and each of `others`."""
     distance = np.linalg.norm(np.array(points)[:, None] - np.array(others)[None], axis=2)
     return np.asarray(np.exp(-distance / REACH), dtype=np.float64)
 

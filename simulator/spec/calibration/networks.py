@@ -1,4 +1,4 @@
-"""What a network may be slower by than its data sheet says, where nobody measured it.
+"""How much slower an unmeasured network may be than its data sheet.
 
 Hardly any network is faster than its sheet, and some are several times slower: another transport than the cards could run, cards
 that were not all used, an old library. So it is an upper end that is known, not a width around the middle.

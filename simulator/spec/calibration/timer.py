@@ -9,7 +9,14 @@ from typing import Final
 from simulator.base.errors import CalibrationError, Fault
 from simulator.base.kernels import PARENT, Attention, Dtype, Gemm, Kernel, Scan, Stated, Stream, StreamOp
 from simulator.spec.calibration.curve_set import CurveSet
-from simulator.spec.calibration.curves import AttentionCurve, GemmCurve, StreamCurve, curve_dtype
+from simulator.spec.calibration.curves import (
+    SMALL_TILE_ROWS,
+    TILE_ROWS,
+    AttentionCurve,
+    GemmCurve,
+    StreamCurve,
+    curve_dtype,
+)
 from simulator.spec.calibration.narrow import BLOCKS, MX_BLOCKS, SPLIT, fp4_fraction
 from simulator.spec.calibration.scan import FRACTION, SPEED, tiled_attention_curve
 from simulator.spec.cluster.device import Device
@@ -95,7 +102,8 @@ class Timer:
             flop_per_s *= BLOCKS if kernel.by_blocks else SPLIT if kernel.split_accumulator else 1
         elif kernel.by_blocks and self.calibration.kind != "ideal":
             flop_per_s *= MX_BLOCKS
-        return curve.seconds(kernel, flop_per_s, self.device.memory_bytes_per_s, self.device.num_sms)
+        rows = TILE_ROWS if self.device.architecture in ("hopper", "blackwell") else SMALL_TILE_ROWS
+        return curve.seconds(kernel, flop_per_s, self.device.memory_bytes_per_s, self.device.num_sms, rows)
 
     def _on_cuda_cores(self, curve: GemmCurve) -> GemmCurve:
         """A curve of tensor cores for products that run beside them.

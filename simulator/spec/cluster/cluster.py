@@ -189,16 +189,16 @@ class Cluster(Strict):
         stated = [one for one in self.exceptions if one.rails is not None]
         return {node: one.rails for one in stated for node in numbers_of(one.nodes) if one.rails is not None}
 
-    def must_be_in_order(self, what: str) -> None:
-        """Raise ClusterError if there is a rank mapping, for `what`, which does not support one."""
+    def must_be_in_order(self, purpose: str) -> None:
+        """Raise ClusterError if there is a rank mapping, for `purpose`, which does not support one."""
         if self.seats:
-            problem = f"{what} takes rank r on GPU r, and these have seats"
+            problem = f"{purpose} takes rank r on GPU r, and these have seats"
             raise ClusterError.at(f"{self.name}: seats", problem, "a cluster without seats")
 
-    def must_be_even(self, what: str) -> None:
-        """Raise ClusterError if nodes differ, for `what`, which assumes equal nodes."""
+    def must_be_even(self, purpose: str) -> None:
+        """Raise ClusterError if nodes differ, for `purpose`, which assumes equal nodes."""
         if self.exceptions:
-            problem = f"{what} takes all nodes as equal, and these differ ({self.exceptions[0].words})"
+            problem = f"{purpose} takes all nodes as equal, and these differ ({self.exceptions[0].words})"
             raise ClusterError.at(f"{self.name}: exceptions", problem, "a cluster without exceptions")
 
     @property
@@ -269,8 +269,8 @@ def _sold_as() -> dict[str, str]:
 
 
 def _read(path: Path, num_nodes: int | None) -> Cluster:
-    asked = {} if num_nodes is None else {"num_nodes": num_nodes}  # exceptions name nodes of these
-    return Cluster.parse({**read_toml(path, ClusterError), **asked}, str(path), ClusterError, from_file=True)
+    changes = {} if num_nodes is None else {"num_nodes": num_nodes}  # exceptions name nodes of these
+    return Cluster.parse({**read_toml(path, ClusterError), **changes}, str(path), ClusterError, from_file=True)
 
 
 @lru_cache(maxsize=64)  # what ships does not change while a process runs

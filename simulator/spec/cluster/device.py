@@ -29,6 +29,10 @@ _DRESS = re.compile(
 _MEMORY = re.compile(r"\b(\d{1,6}) ?(?:gib|gb|g)\b")
 _POWER = re.compile(r"\b(\d{1,6}) ?w\b")
 _SERIES = re.compile(r"\b(g?rtx|gtx|quadro)(?=\d)")  # written together with what comes behind it
+_NO_GPU = re.compile(
+    r"\btpu|\bv[2-6][ep]\b|gaudi|habana|\bhpu\b|trainium|\btrn[12]|inferentia|\binf[12]\.|ascend|\b910[abc]?\b|cerebras|\bipu\b",
+    re.IGNORECASE,
+)
 _TOLERANCE = 0.08  # marketing counts GB or GiB, with or without what ECC and the driver keep
 
 
@@ -106,6 +110,9 @@ class Device(Strict):
             return f"{name}:{profile}"
         found = _by_alias().get(_key(alias)) or _by_words(alias)
         if found is None:
+            if _NO_GPU.search(alias):
+                problem = f"{alias!r} is no GPU: accelerators of other kinds are not modelled"
+                raise ClusterError.at("device", problem, "a GPU of NVIDIA or AMD, or a device's .toml with its numbers")
             known = {*device_names(), *(a for aliases in _aliases().values() for a in aliases)}
             raise ClusterError.at(
                 "device",
@@ -164,20 +171,20 @@ class _Spelling:
 def _spelled(text: str) -> _Spelling:
     plain = _SERIES.sub(r"\1 ", re.sub(r"[_\-(),@]+", " ", text.casefold()))
     memory, power = _MEMORY.search(plain), _POWER.search(plain)
-    bare = _DRESS.sub(" ", _POWER.sub(" ", _MEMORY.sub(" ", plain)))
-    words = frozenset(re.sub(r"^sxm\d$", "sxm", word) for word in bare.split())
+    name = _DRESS.sub(" ", _POWER.sub(" ", _MEMORY.sub(" ", plain)))
+    words = frozenset(re.sub(r"^sxm\d$", "sxm", word) for word in name.split())
     return _Spelling(words, int(memory[1]) if memory else None, int(power[1]) if power else None)
 
 
 def _by_words(text: str) -> str | None:
     """The one device with these words in any order; None if there are several or none."""
-    asked = _spelled(text)
+    spelling = _spelled(text)
     found = {
         name
         for name, aliases in _aliases().items()
-        if any(asked.means(_spelled(alias), name) for alias in (name, *aliases))
+        if any(spelling.means(_spelled(alias), name) for alias in (name, *aliases))
     }
-    return found.pop() if len(found) == 1 and asked.words else None
+    return found.pop() if len(found) == 1 and spelling.words else None
 
 
 def _key(spelling: str) -> str:

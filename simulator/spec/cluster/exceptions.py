@@ -84,7 +84,7 @@ class Deviation(Strict):
 
     @property
     def words(self) -> str:
-        """The nodes or GPUs, and what differs, in words."""
+        """The nodes or GPUs and their difference, as text."""
         who = f"nodes {self.nodes}" + (f" GPUs {self.gpus}" if self.gpus is not None else "")
         stated = {name: getattr(self, name) for name in _STATES if getattr(self, name) is not None}
         return f"{who}: " + ", ".join(f"{name} = {_shown(name, value)}" for name, value in stated.items())
@@ -118,7 +118,7 @@ class GpuKind:
         return f"{self.device} with {format_bytes(self.free_bytes)} free" if self.free_bytes else self.device
 
     def unlike(self, usual: GpuKind) -> str:
-        """What differs from the usual kind, in words; "all others" for the usual one itself."""
+        """The difference from the usual kind, as text; "all others" for the usual one."""
         differing = [name for name in _OF_A_KIND if getattr(self, name) != getattr(usual, name)]
         return ", ".join(f"{name} = {_shown(name, getattr(self, name))}" for name in differing) or "all others"
 
@@ -230,9 +230,9 @@ def exception_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     for index, one in enumerate(listed):
         where = f"{place}: exceptions[{index}]"
         if not any(one.get(name) is not None for name in _STATES):
-            yield Fault(place=where, problem="does not say what is different", remedy=f"one of {', '.join(_STATES)}")
+            yield Fault(where, "does not say what is different", f"one of {', '.join(_STATES)}")
         for name in (name for name in _OF_THE_NODE if one.get("gpus") is not None and one.get(name) is not None):
-            yield Fault(place=f"{where}.{name}", problem="cards are the node's, not a GPU's", remedy="without gpus")
+            yield Fault(f"{where}.{name}", "cards are the node's, not a GPU's", "without gpus")
         yield from _reach(one, data, where)
         yield from _links(one, data, where)
         yield from _devices(one, data, where)
@@ -250,11 +250,11 @@ def _reach(one: Mapping[str, object], data: Mapping[str, object], where: str) ->
         for part in span.split(","):
             first, dash, last = part.strip().partition("-")
             if dash and int(last) < int(first):
-                yield Fault(place=f"{where}.{name}", problem=f"{part.strip()} ends before it begins")
+                yield Fault(f"{where}.{name}", f"{part.strip()} ends before it begins")
             elif int(last or first) >= total:
-                what = "node" if name == "nodes" else "GPU of a node"
-                problem = f"{part.strip()} is beyond the last {what}, {total - 1}"
-                yield Fault(place=f"{where}.{name}", problem=problem, remedy=f"0 to {total - 1}" if total > 1 else "0")
+                noun = "node" if name == "nodes" else "GPU of a node"
+                problem = f"{part.strip()} is beyond the last {noun}, {total - 1}"
+                yield Fault(f"{where}.{name}", problem, f"0 to {total - 1}" if total > 1 else "0")
 
 
 def _links(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
@@ -265,16 +265,16 @@ def _links(one: Mapping[str, object], data: Mapping[str, object], where: str) ->
     kind = one.get("intra_kind")
     if isinstance(kind, str) and not kind.startswith(("nvlink", "xgmi")):
         problem = f"GPUs on {kind} beside others on a switch are not modelled"
-        yield Fault(place=f"{where}.intra_kind", problem=problem, remedy="nvlink2 to nvlink5, xgmi")
+        yield Fault(f"{where}.intra_kind", problem, "nvlink2 to nvlink5, xgmi")
     if near and shape not in (None, "switch"):
         problem = f"links that differ on one node are not modelled on shape {shape!r}"
-        yield Fault(place=f"{where}.{near[0]}", problem=problem, remedy="shape 'switch', or all nodes as that one is")
+        yield Fault(f"{where}.{near[0]}", problem, "shape 'switch', or all nodes as that one is")
     far = [name for name in _OF_THE_NODE if one.get(name) is not None]
     if far and not inter:
-        yield Fault(place=f"{where}.{far[0]}", problem="the cluster has no network", remedy="add [inter]")
+        yield Fault(f"{where}.{far[0]}", "the cluster has no network", "add [inter]")
     if "num_nics" in far and inter.get("cards"):
         problem = "which of the cards in inter.cards are left is not modelled"
-        yield Fault(place=f"{where}.num_nics", problem=problem, remedy="nic_bytes_per_s, or no inter.cards")
+        yield Fault(f"{where}.num_nics", problem, "nic_bytes_per_s, or no inter.cards")
 
 
 def _devices(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
@@ -284,15 +284,14 @@ def _devices(one: Mapping[str, object], data: Mapping[str, object], where: str) 
         return
     if (device.architecture in _OLDEST_FIRST) != (usual.architecture in _OLDEST_FIRST):
         problem = f"{device.name} and {usual.name} have no collectives in common"
-        yield Fault(place=f"{where}.device", problem=problem, remedy="GPUs of one vendor")
+        yield Fault(f"{where}.device", problem, "GPUs of one vendor")
     links = usual_links(device.name)
     stated = one.get("intra_kind") is not None and one.get("intra_bytes_per_s") is not None
     if _table(data.get("intra")).get("shape") == "switch" and links is None and not stated:
         problem = f"no rule says by which links a {device.name} hangs on a switch"
-        yield Fault(place=f"{where}.device", problem=problem, remedy="intra_kind and intra_bytes_per_s with it")
+        yield Fault(f"{where}.device", problem, "intra_kind and intra_bytes_per_s with it")
     if device.name == usual.name and device != usual:
-        problem = f"two different devices are called {device.name}"
-        yield Fault(place=f"{where}.device", problem=problem, remedy="a name for each")
+        yield Fault(f"{where}.device", f"two different devices are called {device.name}", "a name for each")
 
 
 def _memory(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
@@ -304,9 +303,7 @@ def _memory(one: Mapping[str, object], data: Mapping[str, object], where: str) -
         return  # its own field says so
     if isinstance(free, int) and device is not None and free > device.usable_bytes:
         problem = f"{format_bytes(free)} free of {format_bytes(device.usable_bytes)}"
-        yield Fault(
-            place=f"{where}.free_bytes", problem=problem, remedy="what other processes leave of the GPU's memory"
-        )
+        yield Fault(f"{where}.free_bytes", problem, "what other processes leave of the GPU's memory")
 
 
 def _rails(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
@@ -315,19 +312,15 @@ def _rails(one: Mapping[str, object], data: Mapping[str, object], where: str) ->
     if not isinstance(rails, list | tuple):
         return
     if fabric.get("kind", "rail_optimised") != "rail_optimised":
-        yield Fault(place=f"{where}.rails", problem="a fat tree has no rails", remedy="a rail-optimised fabric")
+        yield Fault(f"{where}.rails", "a fat tree has no rails", "a rail-optimised fabric")
     nics = inter.get("num_nics")
     if isinstance(nics, int) and sorted(map(str, rails)) != sorted(map(str, range(nics))):
         problem = f"{list(rails)} are not the rails of {nics} cards"
-        yield Fault(place=f"{where}.rails", problem=problem, remedy=f"each of 0 to {nics - 1} once")
+        yield Fault(f"{where}.rails", problem, f"each of 0 to {nics - 1} once")
 
 
 def _twice(
-    one: Mapping[str, object],
-    index: int,
-    data: Mapping[str, object],
-    where: str,
-    seen: dict[tuple[str, int, int], int],
+    one: Mapping[str, object], index: int, data: Mapping[str, object], where: str, seen: dict[tuple[str, int, int], int]
 ) -> Iterator[Fault]:
     """Two exceptions that set the same key of one GPU."""
     gpus_per_node = data.get("gpus_per_node")
@@ -341,7 +334,7 @@ def _twice(
         others = {seen.setdefault((name, node, gpu), index) for node in numbers_of(nodes) for gpu in local} - {index}
         if others:
             problem = f"exceptions[{min(others)}] says it of some of these GPUs too"
-            yield Fault(place=f"{where}.{name}", problem=problem, remedy="one of them")
+            yield Fault(f"{where}.{name}", problem, "one of them")
 
 
 def _device(value: object) -> Device | None:

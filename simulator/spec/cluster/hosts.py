@@ -1,4 +1,4 @@
-"""The usual machine of a GPU, for tables that state a GPU and little else. The rules stand in the cluster file's docs."""
+"""The typical machine of a GPU, for tables that state little more than the GPU. The rules are in the cluster file's docs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def adapt(
     faults = [*_size_faults(num_devices, gpus), *_kind_faults(intra_kind)]
     if gpus > usual and intra_kind is None and data["intra"]["shape"] in _WIRED:
         problem = f"{data['name']} wires {usual} GPUs to each other, not {gpus}"
-        faults.append(Fault(place="gpus_per_node", problem=problem, remedy=f"at most {usual}, or another intra_kind"))
+        faults.append(Fault("gpus_per_node", problem, f"at most {usual}, or another intra_kind"))
     if faults:
         raise ClusterError(faults)
     data |= {"num_nodes": num_devices // gpus} | first_gpus(data, gpus, intra_kind)
@@ -121,13 +121,11 @@ def _beside(inter: Mapping[str, Any] | None, gpus: int, pcie: Mapping[str, Any] 
 
 def _size_faults(num_devices: int, gpus: int) -> list[Fault]:
     if num_devices < 1 or gpus < 1:
-        return [
-            Fault(place="num_devices", problem=f"{num_devices} devices on nodes of {gpus}", remedy="at least 1 each")
-        ]
+        return [Fault("num_devices", f"{num_devices} devices on nodes of {gpus}", "at least 1 each")]
     if num_devices % gpus:
         near = f"{num_devices // gpus * gpus} or {(num_devices // gpus + 1) * gpus}"
         problem = f"{num_devices} devices do not fill nodes of {gpus}"
-        return [Fault(place="num_devices", problem=problem, remedy=f"{near}, or another gpus_per_node")]
+        return [Fault("num_devices", problem, f"{near}, or another gpus_per_node")]
     return []
 
 
@@ -135,7 +133,7 @@ def _kind_faults(kind: str | None) -> list[Fault]:
     if kind is None or kind in _ONE_WAY:
         return []
     known = nearest(kind, _ONE_WAY) or f"known: {', '.join(_ONE_WAY)}"
-    return [Fault(place="intra_kind", problem=f"no link is called {kind!r}", remedy=known)]
+    return [Fault("intra_kind", f"no link is called {kind!r}", known)]
 
 
 def _intra(intra: Mapping[str, Any], kind: str | None, gpus: int, usual: int) -> dict[str, Any]:
@@ -144,8 +142,8 @@ def _intra(intra: Mapping[str, Any], kind: str | None, gpus: int, usual: int) ->
         shape = "pcie" if kind.startswith("pcie") else "switch"
         return {**intra, "kind": kind, "shape": shape, "bytes_per_s": _ONE_WAY[kind], "edges": ()}
     if intra["edges"]:
-        kept = tuple(edge for edge in intra["edges"] if max(edge["src"], edge["dst"]) < gpus)
-        return {**intra, "edges": kept} if kept else {**intra, "shape": "mesh", "edges": ()}
+        edges = tuple(edge for edge in intra["edges"] if max(edge["src"], edge["dst"]) < gpus)
+        return {**intra, "edges": edges} if edges else {**intra, "shape": "mesh", "edges": ()}
     if intra["shape"] == "mesh" and gpus > 1:  # a pair's cable stays what it is
         return {**intra, "bytes_per_s": intra["bytes_per_s"] * (gpus - 1) / (usual - 1)}
     return dict(intra)

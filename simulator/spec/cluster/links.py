@@ -59,10 +59,10 @@ def _pxn_peer(cluster: Cluster, src_rank: int, dst_rank: int) -> int | None:
     if not rails or cluster.intra.shape == "pcie":
         return None
     (node, src), (_, dst) = divmod(src_rank, gpus), divmod(dst_rank, gpus)
-    own, wanted = (next((rail for rail in rails if gpu in rail.gpus), None) for gpu in (src, dst))
-    if own is not None and (cluster.fabric.kind != "rail_optimised" or wanted in (own, None)):
+    own, target = (next((rail for rail in rails if gpu in rail.gpus), None) for gpu in (src, dst))
+    if own is not None and (cluster.fabric.kind != "rail_optimised" or target in (own, None)):
         return None
-    gates = wanted.gpus if wanted is not None else tuple(gpu for rail in rails for gpu in rail.gpus)
+    gates = target.gpus if target is not None else tuple(gpu for rail in rails for gpu in rail.gpus)
     if cluster.intra.shape != "switch":
         joined = {(a, b) for a, b, _ in _edges(cluster)}
         gates = tuple(gpu for gpu in gates if (src, gpu) in joined)

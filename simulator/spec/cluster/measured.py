@@ -1,4 +1,4 @@
-"""What a network really gives: bus bandwidths that somebody measured, by collective, node count and message size.
+"""Measured bus bandwidths of a network, by collective, node count and message size.
 
 Bus bandwidth is nccl-tests' (doc/PERFORMANCE.md): a call of S bytes over n ranks takes factor(n) × S over it, with sizes as
 nccl-tests counts them. docs/reference/cluster-file.md has the forms in which a file may say it.
@@ -116,7 +116,7 @@ def _each(given: object, place: str, faults: list[Fault]) -> Iterator[tuple[str,
             named = _named(one) if isinstance(one, Mapping) else one
             yield f"{place}[{index}]", named
     else:
-        faults.append(Fault(place=place, problem=f"must be a table; it is {given!r}", remedy=_FORM))
+        faults.append(Fault(place, f"must be a table; it is {given!r}", _FORM))
 
 
 def _named(one: Mapping[str, object]) -> dict[str, object]:
@@ -133,10 +133,9 @@ def _of_table(table: Mapping[str, object], place: str, faults: list[Fault]) -> I
             continue
         if kind is None:
             near = nearest(name, [*dict.fromkeys(COLLECTIVES.values()), *_KEYS])
-            faults.append(Fault(place=where, problem="no collective is called so", remedy=near))
+            faults.append(Fault(where, "no collective is called so", near))
         elif not isinstance(by_nodes, Mapping):
-            problem = f"must be a table by node count; it is {by_nodes!r}"
-            faults.append(Fault(place=where, problem=problem, remedy=_FORM))
+            faults.append(Fault(where, f"must be a table by node count; it is {by_nodes!r}", _FORM))
         else:
             yield from _of_counts(by_nodes, {**common, "collective": kind}, where, faults)
 
@@ -147,7 +146,7 @@ def _of_counts(
     for count, value in by_nodes.items():
         where, text = f"{place}.{count}", str(count)
         if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= _MOST_NODES):
-            faults.append(Fault(place=where, problem="is no count of nodes", remedy=f"1 to {_MOST_NODES}"))
+            faults.append(Fault(where, "is no count of nodes", f"1 to {_MOST_NODES}"))
         elif isinstance(value, Mapping):
             for size, rate in value.items():
                 sized = {**common, "nodes": int(text), "size_bytes": size, "bus_bytes_per_s": rate}
@@ -164,12 +163,12 @@ def _repeats(found: Sequence[Bandwidth], place: str) -> Iterator[Fault]:
     keys = [_key(one) for one in found]
     for key in sorted({key for key in keys if keys.count(key) > 1}):
         problem = f"{key[0]} on {key[1]} nodes in calls of {key[3]} bytes is stated twice"
-        yield Fault(place=place, problem=problem, remedy="one number for each")
+        yield Fault(place, problem, "one number for each")
     for group in sorted({key[:3] for key in keys}):
         sizes = [key[3] for key in keys if key[:3] == group]
         if len(sizes) == 1 and sizes[0] < LEAST_ALONE_BYTES:
             problem = f"{group[0]} on {group[1]} nodes is stated for calls of {sizes[0]} bytes alone, which are latency"
-            yield Fault(place=place, problem=problem, remedy="a size of 64MiB or more, or several sizes")
+            yield Fault(place, problem, "a size of 64MiB or more, or several sizes")
 
 
 def wire_faults(
@@ -181,15 +180,11 @@ def wire_faults(
         where = f"{place}.{one.collective}.{one.nodes}"
         if gpus > gpus_per_node or gpus * one.nodes < 2:
             problem = f"{gpus} GPUs on each of {one.nodes} nodes of {gpus_per_node}"
-            yield Fault(
-                place=where, problem=problem, remedy=f"gpus_per_node from 1 to {gpus_per_node}, two GPUs in all"
-            )
+            yield Fault(where, problem, f"gpus_per_node from 1 to {gpus_per_node}, two GPUs in all")
             continue
         trays = max(1, domain // gpus_per_node)
         domains = -(-one.nodes // trays)
         most = wire_bus_bytes_per_s(one.collective, domains, gpus * min(trays, one.nodes), port, node * trays)
         if one.bus_bytes_per_s > _OVER * most:
             problem = f"{one.bus_bytes_per_s / 1e9:.4g}GB/s is more than the links can give ({most / 1e9:.4g}GB/s)"
-            yield Fault(
-                place=where, problem=problem, remedy="GB/s of the bus (Gb/s are bits), or faster links in the file"
-            )
+            yield Fault(where, problem, "GB/s of the bus (Gb/s are bits), or faster links in the file")

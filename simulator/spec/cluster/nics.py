@@ -100,7 +100,7 @@ def socket_of(wiring: Wiring, place: NicPlace) -> int:
 
 
 def nearest(wiring: Wiring, places: Sequence[NicPlace], gpu: int) -> tuple[tuple[int, ...], PathType]:
-    """The NICs at a GPU's closest path, and its word."""
+    """The NICs at a GPU's closest path, and the path's name."""
     words = [path_type(wiring, place, gpu) for place in places]
     best = min(words, key=PATH_TYPES.index)
     return tuple(nic for nic, word in enumerate(words) if word == best), best
@@ -145,7 +145,9 @@ def _reached(
 
 def _rates(wiring: Wiring, inter: Inter, memory_bytes_per_s: float) -> Mapping[str, float]:
     """Bytes/s of the node's links, one way, and of what is staged in its memory (0: unknown)."""
-    own = {f"nic{nic} {way}": inter.nic_bytes_per_s for nic in range(inter.num_nics) for way in ("in", "out")}
+    own = {
+        f"nic{nic} {direction}": inter.nic_bytes_per_s for nic in range(inter.num_nics) for direction in ("in", "out")
+    }
     memory = {"memory": memory_bytes_per_s} if memory_bytes_per_s else {}
     return {**wiring.rates, **own, **memory}
 
@@ -292,8 +294,8 @@ class _NicRoutes:
         if word != "PIX" or staged:
             near, far = socket_of(wiring, place), wiring.socket(gpu)
             above = [wiring.switch(gpu), wiring.switch(place.gpus[0]) if place.gpus else None]
-            ways = ("down", "up") if inwards else ("up", "down")
-            links += [f"switch{s} {way}" for s, way in zip(above, ways, strict=True) if s is not None]
+            directions = ("down", "up") if inwards else ("up", "down")
+            links += [f"switch{s} {direction}" for s, direction in zip(above, directions, strict=True) if s is not None]
             if near != far:
                 links.append(f"socket{near}>{far}" if inwards else f"socket{far}>{near}")
         if staged:

@@ -41,15 +41,15 @@ def _edge_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     shape = intra.get("shape")
     if shape in _NEEDS_EDGES and not intra.get("edges"):
         yield Fault(
-            place=f"{place}: intra.edges",
-            problem=f"shape {shape!r} does not say who is joined to whom",
-            remedy="edges = [{src = 0, dst = 1, bytes_per_s = '25GB/s'}, …]",
+            f"{place}: intra.edges",
+            f"shape {shape!r} does not say who is joined to whom",
+            "edges = [{src = 0, dst = 1, bytes_per_s = '25GB/s'}, …]",
         )
     if shape in _FORBIDS_EDGES and intra.get("edges"):
         yield Fault(
-            place=f"{place}: intra.edges",
-            problem=f"shape {shape!r} has no edges: all GPUs are equal",
-            remedy="shape = 'mesh', 'cube_mesh' or 'pairs'; or no edges",
+            f"{place}: intra.edges",
+            f"shape {shape!r} has no edges: all GPUs are equal",
+            "shape = 'mesh', 'cube_mesh' or 'pairs'; or no edges",
         )
     seen: set[tuple[int, int]] = set()
     for index, edge in enumerate(_edges(data)):
@@ -57,13 +57,12 @@ def _edge_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
         if not isinstance(src, int) or not isinstance(dst, int):
             continue
         if src == dst:
-            yield Fault(place=where, problem=f"joins GPU {src} to itself", remedy="src ≠ dst")
+            yield Fault(where, f"joins GPU {src} to itself", "src ≠ dst")
         if gpus is not None and max(src, dst) >= gpus:
-            problem = f"names GPU {max(src, dst)}; there are {gpus}"
-            yield Fault(place=where, problem=problem, remedy=f"0 to {gpus - 1}")
+            yield Fault(where, f"names GPU {max(src, dst)}; there are {gpus}", f"0 to {gpus - 1}")
         directions = {(src, dst)} | ({(dst, src)} if edge.get("both_ways", True) else set())
         if directions & seen:
-            yield Fault(place=where, problem=f"joins {src} and {dst} a second time", remedy="one edge with the sum")
+            yield Fault(where, f"joins {src} and {dst} a second time", "one edge with the sum")
         seen |= directions
     yield from _overfull(data, place)
 
@@ -81,7 +80,7 @@ def _overfull(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     for gpu, total in sorted(leaving.items()):
         if limit is not None and total > limit * (1 + 1e-9):
             problem = f"the edges of GPU {gpu} sum to {total / 1e9:g}GB/s, its links to {limit / 1e9:g}GB/s"
-            yield Fault(place=f"{place}: intra.edges", problem=problem, remedy=f"bytes_per_s = '{total / 1e9:g}GB/s'")
+            yield Fault(f"{place}: intra.edges", problem, f"bytes_per_s = '{total / 1e9:g}GB/s'")
 
 
 def _island_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
@@ -97,9 +96,9 @@ def _island_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     if len(islands) > 1:
         names = ", ".join("{" + ", ".join(map(str, island)) + "}" for island in islands)
         yield Fault(
-            place=f"{place}: intra.edges",
-            problem=f"nothing joins the islands {names}",
-            remedy="add edges, or a [host] link that all GPUs share",
+            f"{place}: intra.edges",
+            f"nothing joins the islands {names}",
+            "add edges, or a [host] link that all GPUs share",
         )
 
 
@@ -110,20 +109,18 @@ def _domain_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     where = f"{place}: nvlink_domain_size"
     if domain % gpus and gpus % domain:
         near = max(domain // gpus, 1) * gpus
-        yield Fault(
-            place=where, problem=f"{domain} is not a multiple of gpus_per_node = {gpus}", remedy=f"for example {near}"
-        )
+        yield Fault(where, f"{domain} is not a multiple of gpus_per_node = {gpus}", f"for example {near}")
     shape = _table(data, "intra").get("shape")
     if domain > gpus and shape is not None and shape != "switch":
         problem = f"{domain} GPUs on nodes of {gpus} need a switch between nodes; the shape is {shape!r}"
-        yield Fault(place=where, problem=problem, remedy=f"shape = 'switch', or {gpus}")
+        yield Fault(where, problem, f"shape = 'switch', or {gpus}")
 
 
 def _net(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     nodes = _int(data, "num_nodes")
     if nodes is not None and nodes > 1 and not data.get("inter"):
         problem = f"num_nodes = {nodes}, but nothing joins the nodes"
-        yield Fault(place=f"{place}: inter", problem=problem, remedy="add [inter], or num_nodes = 1")
+        yield Fault(f"{place}: inter", problem, "add [inter], or num_nodes = 1")
 
 
 def _tree_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
@@ -132,22 +129,21 @@ def _tree_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     if not data.get("pcie") or gpus is None:
         return
     if not data.get("host") and _table(data, "intra").get("shape") not in (None, "pcie"):
-        yield Fault(place=where, problem="a PCIe tree, but no GPU has a link to it", remedy="add [host]")
+        yield Fault(where, "a PCIe tree, but no GPU has a link to it", "add [host]")
     sockets, switches = (_sets(pcie.get(key)) for key in ("sockets", "switches"))
     for key, sets in (("sockets", sockets), ("switches", switches)):
         seen = [gpu for members in sets for gpu in members]
         for gpu in sorted({gpu for gpu in seen if gpu >= gpus}):
-            yield Fault(place=f"{where}.{key}", problem=f"names GPU {gpu}; there are {gpus}", remedy=f"0 to {gpus - 1}")
+            yield Fault(f"{where}.{key}", f"names GPU {gpu}; there are {gpus}", f"0 to {gpus - 1}")
         for gpu in sorted({gpu for gpu in seen if seen.count(gpu) > 1}):
-            yield Fault(place=f"{where}.{key}", problem=f"GPU {gpu} appears in two of them", remedy="one for each GPU")
+            yield Fault(f"{where}.{key}", f"GPU {gpu} appears in two of them", "one for each GPU")
     left = sorted(set(range(gpus)) - {gpu for members in sockets for gpu in members})
     if sockets and left:
         names = ", ".join(map(str, left[:8])) + (", …" if len(left) > 8 else "")
-        yield Fault(place=f"{where}.sockets", problem=f"GPUs {names} sit on none", remedy="every GPU on one")
+        yield Fault(f"{where}.sockets", f"GPUs {names} sit on none", "every GPU on one")
     for index, members in enumerate(switches):
         if len({number for number, one in enumerate(sockets) for gpu in members if gpu in one}) > 1:
-            problem = "its GPUs sit on two sockets"
-            yield Fault(place=f"{where}.switches[{index}]", problem=problem, remedy="a switch for each socket")
+            yield Fault(f"{where}.switches[{index}]", "its GPUs sit on two sockets", "a switch for each socket")
 
 
 def _nic_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
@@ -159,21 +155,21 @@ def _nic_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
         return
     count = inter.get("num_nics")
     if isinstance(count, int) and count != len(nics):
-        yield Fault(place=where, problem=f"{len(nics)} places for {count} cards", remedy="a place for each card")
+        yield Fault(where, f"{len(nics)} places for {count} cards", "a place for each card")
     sockets = _sets(_table(data, "pcie").get("sockets"))
     for index, nic in enumerate(nics):
         at, here = f"{where}[{index}]", _sets([nic.get("gpus")])
         beside, socket = (here[0] if here else []), nic.get("socket")
         if bool(beside) == (socket is not None):
             problem = "beside GPUs and on a socket" if beside else "neither beside GPUs nor on a socket"
-            yield Fault(place=at, problem=problem, remedy="gpus = [0], or socket = 0")
+            yield Fault(at, problem, "gpus = [0], or socket = 0")
         for gpu in sorted({gpu for gpu in beside if gpu >= gpus}):
-            yield Fault(place=at, problem=f"names GPU {gpu}; there are {gpus}", remedy=f"0 to {gpus - 1}")
+            yield Fault(at, f"names GPU {gpu}; there are {gpus}", f"0 to {gpus - 1}")
         if len({number for number, one in enumerate(sockets) for gpu in beside if gpu in one}) > 1:
-            yield Fault(place=at, problem="its GPUs sit on two sockets", remedy="those behind its own PCIe switch")
+            yield Fault(at, "its GPUs sit on two sockets", "those behind its own PCIe switch")
         if isinstance(socket, int) and socket >= max(1, len(sockets)):
             remedy = f"0 to {len(sockets) - 1}" if sockets else "pcie.sockets that says who sits where"
-            yield Fault(place=at, problem=f"names socket {socket}; there are {len(sockets)}", remedy=remedy)
+            yield Fault(at, f"names socket {socket}; there are {len(sockets)}", remedy)
 
 
 def _level_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
@@ -181,18 +177,17 @@ def _level_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     fabric, where = _table(data, "fabric"), f"{place}: fabric"
     leaf, used = _int(fabric, "nodes_per_leaf"), _int(fabric, "nodes_used_per_leaf")
     if leaf is not None and used is not None and used > leaf:
-        problem = f"{used} nodes used of leaves of {leaf}"
-        yield Fault(place=f"{where}.nodes_used_per_leaf", problem=problem, remedy=f"1 to {leaf}")
+        yield Fault(f"{where}.nodes_used_per_leaf", f"{used} nodes used of leaves of {leaf}", f"1 to {leaf}")
     if fabric.get("in_network") is True and (kind := _table(data, "inter").get("kind")) != "infiniband":
         problem = f"switches of {kind} do not sum what crosses them" if kind else "no network joins the nodes"
-        yield Fault(place=f"{where}.in_network", problem=problem, remedy="inter.kind infiniband, or leave it out")
+        yield Fault(f"{where}.in_network", problem, "inter.kind infiniband, or leave it out")
     levels = fabric.get("above")
     below = leaf
     for index, level in enumerate(levels if isinstance(levels, list | tuple) else ()):
         nodes = _int(_mapping(level), "nodes")
         if nodes is not None and below is not None and (nodes <= below or nodes % below):
             problem = f"{nodes} nodes above switches of {below}"
-            yield Fault(place=f"{where}.above[{index}]", problem=problem, remedy=f"as {2 * below}: several of them")
+            yield Fault(f"{where}.above[{index}]", problem, f"as {2 * below}: several of them")
         below = nodes
 
 
@@ -212,7 +207,7 @@ def _measured_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     if gpus is None or not port:
         return
     if any(one.nodes * gpus > (_int(data, "nvlink_domain_size") or gpus) for one in found) and not inter:
-        yield Fault(place=where, problem="numbers of several nodes, but nothing joins the nodes", remedy="add [inter]")
+        yield Fault(where, "numbers of several nodes, but nothing joins the nodes", "add [inter]")
     node = card * nics if card and isinstance(nics, int) else 0.0
     domain = _int(data, "nvlink_domain_size") or gpus
     yield from wire_faults(found, where, gpus_per_node=gpus, domain=domain, port=port, node=node)

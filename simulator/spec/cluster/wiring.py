@@ -215,7 +215,9 @@ def _rates(wiring: Wiring) -> Mapping[str, float]:
     if pcie is None:
         return found
     uplink = pcie.switch_bytes_per_s or host.bytes_per_s
-    found |= {f"switch{index} {way}": uplink for index in range(len(pcie.switches)) for way in ("up", "down")}
+    found |= {
+        f"switch{index} {direction}": uplink for index in range(len(pcie.switches)) for direction in ("up", "down")
+    }
     between = pcie.socket_bytes_per_s or SOCKET_BYTES_PER_S[host.kind]
     found |= {f"socket{a}>{b}": between for a, b in permutations(range(len(pcie.sockets)), 2)}
     memory = pcie.host_bytes_per_s or wiring.memory_bytes_per_s / 2

@@ -1,4 +1,4 @@
-"""Families of models by their public names: `topologies/names/models.toml`. What a name says that nothing else does."""
+"""Families of models by their public names, `topologies/names/models.toml`: facts that follow from the name alone."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Mamba(Strict):
 
     @property
     def called(self) -> str:
-        """Its kind in words."""
+        """The name of its kind."""
         return {"mamba2": "Mamba", "mamba1": "Mamba-1", "gated_delta": "gated delta"}.get(self.kind, self.kind)
 
     @property

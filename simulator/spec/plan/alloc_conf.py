@@ -26,7 +26,7 @@ VARIABLES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocConf:
-    """What a value of the variable says of device memory; None: not said.
+    """The settings of device memory in a value of the variable; None: not set.
 
     idle_keys: keys that are legal and change nothing here: pinned host memory, locks, graph captures.
     """
@@ -56,11 +56,11 @@ def _megabytes(least: int) -> Callable[[str], int]:
     return read
 
 
-def _share(*, whole: bool) -> Callable[[str], float]:
+def _share(*, integer: bool) -> Callable[[str], float]:
     def read(text: str) -> float:
         number = float(text) if re.fullmatch(r"\d{0,9}\.?\d{1,9}", text) else 0.0
-        if not 0 < number <= 1 or (number == 1 and not whole):
-            raise ValueError(f"above 0, {'at most' if whole else 'below'} 1, as 0.8")
+        if not 0 < number <= 1 or (number == 1 and not integer):
+            raise ValueError(f"above 0, {'at most' if integer else 'below'} 1, as 0.8")
         return number
 
     return read
@@ -111,12 +111,12 @@ _KNOWN: Final[
 ] = {  # key -> field of AllocConf ("": none), how it is read
     "backend": ("", _backend),
     "expandable_segments": ("expandable_segments", _flag),
-    "garbage_collection_threshold": ("garbage_collection_threshold", _share(whole=False)),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _share(integer=False)),
     "graph_capture_record_stream_reuse": ("", _flag),
     "large_segment_size_mb": ("large_segment_bytes", _megabytes(_LEAST_SPLIT_MB)),
     "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _megabytes(_LEAST_SPLIT_MB)),
     "max_split_size_mb": ("max_split_size_bytes", _megabytes(_LEAST_SPLIT_MB)),
-    "per_process_memory_fraction": ("memory_fraction", _share(whole=True)),
+    "per_process_memory_fraction": ("memory_fraction", _share(integer=True)),
     "pinned_free_catch_all": ("", _flag),
     "pinned_max_cached_size_mb": ("", _count),
     "pinned_max_round_threshold_mb": ("", _count),

@@ -104,10 +104,7 @@ class CommHook(Strict):
         "rank (PowerSGD)",
     )
     rank: int = Field(
-        ge=1,
-        le=2**20,
-        default=1,
-        description="PowerSGD: columns of a matrix' factors (`matrix_approximation_rank`)",
+        ge=1, le=2**20, default=1, description="PowerSGD: columns of a matrix' factors (`matrix_approximation_rank`)"
     )
     min_compression_rate: float = Field(gt=0, le=1e9, default=2.0, description="a matrix that saves less travels whole")
     error_feedback: bool = Field(default=True, description="what a step lost is kept and added in the next")

@@ -65,6 +65,7 @@ FLAT_NAMES: Final = {
     "forward_prefetch": "fsdp.forward_prefetch",
     "backward_prefetch": "fsdp.backward_prefetch",
     "limit_all_gathers": "fsdp.limit_all_gathers",
+    "mixed_units": "fsdp.mixed_units",
     "shard_sizes": "fsdp.shard_sizes",
     "shard_reserve_bytes": "fsdp.shard_reserve_bytes",
     "shard_share": "fsdp.shard_share",

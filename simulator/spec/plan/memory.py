@@ -1,4 +1,4 @@
-"""What serves a step's requests for device memory: the pool's policy, PyTorch's settings, and an allocator of one's own."""
+"""How a step's requests for device memory are served: the pool's policy, PyTorch's settings, and a user's own allocator."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class MemoryPlan(Strict):
 
     @property
     def conf(self) -> AllocConf:
-        """What `alloc_conf` says."""
+        """`alloc_conf`, parsed."""
         return parse_alloc_conf(self.alloc_conf)
 
     @property
@@ -112,7 +112,7 @@ class MemoryPlan(Strict):
 
     @property
     def own_time(self) -> bool:
-        """An allocator of one's own takes time."""
+        """Whether a user's own allocator takes time."""
         return self.alloc_s > 0 or self.free_s > 0
 
 

@@ -42,8 +42,7 @@ class Offload(Strict):
         ge=4, le=64, default=4, description="fp32 buffers of a sub-group in host memory, with states on NVMe"
     )
     overlap: bool = Field(
-        default=True,
-        description="sub-groups are read, updated and written at the same time, in three sets of buffers",
+        default=True, description="sub-groups are read, updated and written at the same time, in three sets of buffers"
     )
     delayed: bool = Field(
         default=False,

@@ -26,8 +26,8 @@ _ALSO: Final[dict[str, str]] = {
     **dict.fromkeys(("o_proj", "wo", "out_proj", "output_proj", "linear_proj"), "out"),
     **dict.fromkeys(("c_attn", "query_key_value", "qkv_proj", "W_pack", "linear_qkv", "Wqkv"), "qkv"),
     **dict.fromkeys(("gate_proj",), "gate"),
-    **dict.fromkeys(("up_proj", "fc1", "dense_h_to_4h"), "up"),
-    **dict.fromkeys(("down_proj", "fc2", "dense_4h_to_h", "linear_fc2"), "down"),
+    **dict.fromkeys(("up_proj", "fc1", "dense_h_to_4h", "c_fc", "mlp_up"), "up"),
+    **dict.fromkeys(("down_proj", "fc2", "dense_4h_to_h", "linear_fc2", "mlp_down"), "down"),
     **dict.fromkeys(("linear_fc1", "gate_up_proj"), "gate_up"),
     **dict.fromkeys(("embed_tokens", "wte", "tok_embeddings"), "embedding"),
     **dict.fromkeys(("head", "output"), "lm_head"),
@@ -39,6 +39,7 @@ _WIDER: Final = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 _KNOWN: Final = (
     *("all", "attention", "mlp", "experts", "shared", "mamba", "embedding", "positions", "lm_head", "norms", "router"),
     *("q", "k", "v", "qkv", "out", "gate", "up", "gate_up", "down", "q_down", "q_up", "kv_down", "kv_up"),
+    *("in_proj", "x_proj", "dt_proj"),
 )
 _NOT_LINEAR: Final = ("embedding", "positions", "lm_head", "router", "shared_gate", "mamba.conv")
 # `layers.0-11.mlp:8`: in layers 0 to 11, with pairs of rank 8; `layers.8-`: from layer 8 on
@@ -220,10 +221,10 @@ class PeftPlan(Strict):
 
 @cache
 def _at(peft: PeftPlan, layer: int | None) -> PeftPlan:
-    def here(words: tuple[str, ...], whole: str) -> Iterator[str]:
+    def here(words: tuple[str, ...], path: str) -> Iterator[str]:
         for one in map(_parsed, words):
             if one.first < 0 or (layer is not None and one.first <= layer <= one.last):
-                yield str(_Word(-1, -1, one.name or whole, one.rank))
+                yield str(_Word(-1, -1, one.name or path, one.rank))
 
     return peft.model_copy(
         update={

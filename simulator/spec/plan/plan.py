@@ -1,4 +1,4 @@
-"""Plan: how a model is placed and run. What contradicts itself, or does not fit, `simulator.parallel.legality` says."""
+"""Plan: how a model is placed and run. `simulator.parallel.legality` checks it."""
 
 from __future__ import annotations
 
@@ -285,6 +285,16 @@ class Plan(Nested):
     def traits(self) -> Traits:
         """What its data parallelism does."""
         return traits_of(self.implementation)
+
+    @property
+    def adapters_apart(self) -> bool:
+        """FSDP1 wraps adapters as units of their own, as peft's policy has it."""
+        return self.traits.wraps_adapters and self.peft.adds and not self.fsdp.mixed_units
+
+    @property
+    def mixes_units(self) -> bool:
+        """FSDP1 makes gradients of all parameters of a unit that has some to train."""
+        return self.traits.wraps_adapters and self.peft.any and not self.adapters_apart
 
     @property
     def reshard_ranks(self) -> int | None:

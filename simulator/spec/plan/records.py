@@ -185,6 +185,11 @@ class FsdpPlan(Strict):
     forward_prefetch: int = Field(ge=0, le=MAX_COUNT, default=0, description="groups gathered ahead in the forward")
     backward_prefetch: int = Field(ge=0, le=MAX_COUNT, default=1, description="groups gathered ahead in the backward")
     limit_all_gathers: bool = Field(default=True, description="FSDP1: at most two gathers in flight")
+    mixed_units: bool = Field(
+        default=False,
+        description="FSDP1 with `use_orig_params`: adapters stand in their layer's flat vector instead of units of their own, so "
+        "that gradients are made, kept and reduced of the frozen weights too",
+    )
     shard_sizes: Literal["equal", "by_memory"] = Field(
         default="equal",
         description="what each rank holds of the shards: equal parts, or parts in proportion to its GPU's free memory where "

@@ -72,7 +72,7 @@ class Traits:
 
 @cache  # a registered value stays: plans ask thousands of times
 def traits_of(name: str) -> Traits:
-    """Of a known implementation. Raises KeyError for a name that nobody registered."""
+    """The traits of an implementation. Raises KeyError for an unregistered name."""
     found: Traits = IMPLEMENTATIONS[name].traits
     return found
 

@@ -1,4 +1,4 @@
-"""Client: a program that measures servers, and what it sends where nobody says it: `topologies/clients/<name>.toml`."""
+"""Client: a benchmark program for servers and its default requests, `topologies/clients/<name>.toml`."""
 
 from __future__ import annotations
 

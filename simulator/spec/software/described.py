@@ -22,8 +22,11 @@ from pydantic import Field
 from simulator.base.schema import Strict
 from simulator.spec.plan import DataParallel
 
-_VERSION = re.compile(r"[\s(,@=v-]*(\d+(?:[.-]\d+)*)")  # right behind a name
+_VERSION = re.compile(
+    r"[\s(,@=v-]*(?:core[\s_-]*)?[rv]?(\d+(?:[.-]\d+)*)"
+)  # right behind a name; Megatron-Core's, too: core_r0.5
 _LATER_VERSION = re.compile(r"(?<![\w.])(20\d\d(?:-\d+)*|\d+(?:\.\d+)+)")  # a date or release further on
+_TORCH = re.compile(r"(?<![a-z])(?:py)?torch[\s(=v-]*(\d+(?:\.\d+)+)", re.IGNORECASE)
 _NEWEST = re.compile(r"\b(?:dev|main|master|nightly|latest|head)\b", re.IGNORECASE)
 _Version = tuple[int, ...]
 Nature = Literal["eager", "compiled", "fused"]  # who makes the kernels of a block
@@ -42,8 +45,9 @@ class Implementations(Strict):
 class Described(Strict):
     """Software that a stack's file describes.
 
-    software: public names; none: whatever no file names. versions: the first that is meant, and the first that no longer is.
-    compile: of compiled runs, of others, or (None) of both. fused: of runs that only layers of hand-written kernels do.
+    software: public names; none: whatever no file names, of PyTorch's versions. versions: the first that is meant, and the first
+    that no longer is. compile: of compiled runs, of others, or (None) of both. fused: of runs that only layers of hand-written
+    kernels do. tiled: where none is named, of runs with tiled attention, of others, or (None) of both.
     defaults: what a blank column means by the software's documents, or a key behind its noun; a list holds all that they leave
     open.
     pipeline: micro-batches that pipelines cut a rank's whole batch into where none are stated: as many as stages, or one a sequence.
@@ -54,6 +58,7 @@ class Described(Strict):
     versions: tuple[str, str] = Field(default=("", ""), strict=False)
     compile: bool | None = None
     fused: bool = False
+    tiled: bool | None = None
     data_parallel: Implementations = Implementations()
     defaults: dict[str, Default] = {}
     selective: Literal["operators", "attention"] = "operators"
@@ -66,6 +71,12 @@ class Described(Strict):
     def compiles(self, word: str | None) -> bool:
         """It is of runs whose `compile` is `word`; a blank means what the software's documents say."""
         return self.compile is None or self.compile == ((word or self.defaults.get("compile", "n")) == "y")
+
+
+def torch_in(text: str) -> _Version:
+    """PyTorch's version where the text says it: `torch 2.5.1` is (2, 5, 1)."""
+    found = _TORCH.search(text)
+    return _numbers(found[1]) if found else ()
 
 
 def named_in(text: str, entries: Iterable[Described], likely: Sequence[Described] = ()) -> list[Described]:
@@ -88,7 +99,7 @@ def named_in(text: str, entries: Iterable[Described], likely: Sequence[Described
 
 @lru_cache(maxsize=2**14)
 def _mentions(text: str, names: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
-    """Where the names stand in the text. Kept, as the rows of a table name the same software."""
+    """The positions of the names in the text. Cached, as the rows of a table name the same software."""
     found = (_name(name).search(text) for name in names)
     return tuple(one.span() for one in found if one)
 

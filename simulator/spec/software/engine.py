@@ -1,4 +1,4 @@
-"""What a serving engine's stack says of the engine: its defaults, and what of its work is its own."""
+"""The engine's part of a serving stack: its defaults and its own work."""
 
 from __future__ import annotations
 
@@ -33,17 +33,22 @@ class PlanOn(Strict):
     architecture: str | None = Field(default=None, description="of the device (`ampere`); any")
     memory: Bytes | None = Field(gt=0, default=None, description="of a GPU by its driver, below which it holds; any")
     tp: int | None = Field(ge=1, default=None, description="below which it holds; any")
+    longer_than: int | None = Field(
+        ge=1, default=None, description="tokens, where a sequence may have more than so many; any"
+    )
     plan: PlanKeys = Field(default={}, description="keys of a serving plan, before `plan`'s")
     largest_graph: int | None = Field(ge=1, default=None, description="of `graph_sizes` that is captured")
 
-    def holds(self, device: Device, tp: int) -> bool:
-        """Whether it does on such GPUs."""
+    def holds(self, device: Device, tp: int, longest: int) -> bool:
+        """Whether it does on such GPUs. longest: tokens that a sequence may have."""
+        if self.longer_than is not None and longest <= self.longer_than:
+            return False
         small = self.memory is None or device.memory_bytes < self.memory
         return small and self.architecture in (None, device.architecture) and (self.tp is None or tp < self.tp)
 
 
 class SetAside(Strict):
-    """`[engine.set_aside]`: memory of a GPU that `gpu_memory_utilization` leaves out, where nobody says that one."""
+    """`[engine.set_aside]`: GPU memory outside of `gpu_memory_utilization`, if that is not set."""
 
     fixed: Bytes = Field(ge=0, default=0, description="for anything")
     token: Bytes = Field(ge=0, default=0, description="for each token of the largest step")
@@ -53,7 +58,7 @@ class SetAside(Strict):
 
 
 class Engine(Strict):
-    """`[engine]`: what an inference engine does, beyond what a serving plan says."""
+    """`[engine]`: behaviour of an inference engine that a serving plan does not state."""
 
     plan: PlanKeys = Field(
         default={}, description="defaults of a serving plan's keys: max_sequences, max_batched_tokens, and so on"
@@ -140,9 +145,9 @@ class Engine(Strict):
             raise ValueError("plan_on: largest_graph is one of graph_sizes, and there are none")
         return self
 
-    def on(self, device: Device, tp: int) -> PlanOn:
-        """The entry of `plan_on` that holds there; an empty one."""
-        return next((one for one in self.plan_on if one.holds(device, tp)), PlanOn())
+    def on(self, device: Device, tp: int, longest: int = 0) -> PlanOn:
+        """The entry of `plan_on` that holds there, for sequences of at most so many tokens; an empty one."""
+        return next((one for one in self.plan_on if one.holds(device, tp, longest)), PlanOn())
 
     def graphs(self, device: Device, tp: int) -> tuple[int, ...]:
         """Sequences for which a CUDA graph is captured there."""

@@ -86,13 +86,14 @@ class Kernels(Strict):
         "fused",
         "fused_linear",
         "cut",
+        "chunked",
         "in_place",
     ] = Field(
         default="fp32_eager",
         description="separate kernels in the logits' own dtype, or behind a cast to fp32; the same of a copy without each sequence's last row (transformers; `fp32_cast` "
         "before 4.46, whose 16-bit logits go), also with one kernel each way instead of the separate ones; such a copy in the logits' own dtype (`shifted`), whose "
         "log-probabilities autocast widens for the loss (`shifted_nll`); with the head, in chunks of rows that leave the gradient of its "
-        "input (`fused_linear`: Liger), or in one kernel that keeps no logits and makes them again backward (`cut`: Cut Cross Entropy); the cast fused in; Megatron's without fusion, in one fp32 storage, or in a "
+        "input (`fused_linear`: Liger), or in one kernel that keeps no logits and makes them again backward (`cut`: Cut Cross Entropy), or in checkpointed chunks of 256 rows whose weight is widened to fp32 each time (`chunked`: TRL's `chunked_nll`); the cast fused in; Megatron's without fusion, in one fp32 storage, or in a "
         "second one beside the logits (nanotron); one "
         "kernel (Megatron's own where blocks are fused by hand); one that leaves the gradient where the logits were",
     )
@@ -135,10 +136,11 @@ class Kernels(Strict):
         description="products of frozen quantised weights keep their input, which their backward does not need (bitsandbytes "
         "up to 0.41: MatMul4Bit)",
     )
-    adapters: Literal["operators", "fused"] = Field(
+    adapters: Literal["operators", "fused", "copied"] = Field(
         default="operators",
-        description="of fine-tuning: LoRA's pairs as operators beside their layer (peft), or inside its own autograd function, "
-        "which keeps nothing but the input (unsloth)",
+        description="of fine-tuning: LoRA's pairs as operators beside their layer (peft); inside its own autograd function, "
+        "which keeps nothing but the input (unsloth); or operators, and a copy among columns of zeros of what adapts some of a joint "
+        "Q, K and V, which keeps what it copied (LitGPT: LoRAQKVLinear)",
     )
     loss_metrics: int = Field(
         ge=0,

@@ -19,7 +19,7 @@ from simulator.base.schema import read_toml, unknown_name
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.model.experts import StoredExperts
-from simulator.spec.software.described import Described, Nature, named_in
+from simulator.spec.software.described import Described, Nature, named_in, torch_in
 from simulator.spec.software.engine import Engine
 from simulator.spec.software.flat_names import FLAT_NAMES
 from simulator.spec.software.nccl import Nccl
@@ -40,31 +40,6 @@ from simulator.spec.software.traits import TRAITS, StackTraits
 
 __all__ = ["IN_STEP", "NARROW_MODULE", "AttentionBackend", "Stack"]
 
-# Numbers that were measured or fitted: a file that sets one must say where it comes from.
-_COEFFICIENTS = (
-    "host_launch_s",
-    "host_module_s",
-    "host_layer_s",
-    "host_dtensor_s",
-    "host_redistribute_s",
-    "host_view_s",
-    "host_node_s",
-    "host_dispatch_s",
-    "host_wrap_s",
-    "host_layout_s",
-    "host_hook_s",
-    "host_parameter_s",
-    "host_message_s",
-    "host_kernel_s",
-    "host_collective_s",
-    "collective_wait_s",
-    "host_unit_s",
-    "gemm_factor",
-    "elementwise_factor",
-    "grouped_factor",
-    "step_overhead_s",
-    "experts_sigma",
-)
 _INTERPRETER = (
     "host_layer_s",
     "host_dtensor_s",
@@ -78,14 +53,22 @@ _INTERPRETER = (
     "host_parameter_s",
     "host_message_s",
 )
-_HOST_TIMES = (
+# Numbers that were measured or fitted: a file that sets one must say where it comes from.
+_COEFFICIENTS = (
     "host_launch_s",
     "host_module_s",
     *_INTERPRETER,
     "host_kernel_s",
     "host_collective_s",
+    "collective_wait_s",
     "host_unit_s",
+    "gemm_factor",
+    "elementwise_factor",
+    "grouped_factor",
+    "step_overhead_s",
+    "experts_sigma",
 )
+_HOST_TIMES = ("host_launch_s", "host_module_s", *_INTERPRETER, "host_kernel_s", "host_collective_s", "host_unit_s")
 _MAX_CALIBRATION_RUNS = 6
 # Products inside whole eager steps of one H200 ran within 1 % of what the power cap leaves them there, colder caches and
 # all (experiments/fit_stacks.py, torch-2.11-eager). The prior for every stack that nobody calibrated.
@@ -237,7 +220,7 @@ class Stack(Nested):
     def described_as(
         cls, text: str, compiled: str | None = None, nature: Nature = "eager", *, tiled: bool = True
     ) -> tuple[str, Described]:
-        """The name of the stack that ships for software named in free text, and what its file says of that software.
+        """The name of the built-in stack for software named in free text, and its file's description of it.
 
         compiled: "y", "n", or None where a run is silent. nature: what the run shows of software that no file names, or
         names otherwise compiled; it runs on the generic stack of that nature. tiled: not without flash attention, which tells
@@ -246,7 +229,7 @@ class Stack(Nested):
         entries = _entries()
         older = [] if tiled else [entry for name, entry in entries if cls.load(name).attention.kernel == "math"]
         found = named_in(text, [entry for _, entry in entries], older)
-        generic = [entry for _, entry in entries if not entry.software]
+        generic = [e for _, e in entries if not e.software and e.tiled in (None, tiled) and e.holds(torch_in(text))]
         word = compiled or (str(found[0].defaults.get("compile", "n")) if found else "ny"[nature == "compiled"])
         meant = [entry for entry in generic if entry.fused == (nature == "fused" and word != "y")]
         fitting = next((entry for entry in (*found, *meant) if entry.compiles(word)), meant[0])

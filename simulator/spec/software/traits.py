@@ -119,11 +119,7 @@ _EAGER: Final = StackTraits(
 )
 # Blocks as a compiler writes them anew
 _COMPILED: Final = StackTraits(
-    compiles_blocks=True,
-    fuses_elementwise=True,
-    dtensor=True,
-    symmetric_memory=True,
-    plans_saved=True,
+    compiles_blocks=True, fuses_elementwise=True, dtensor=True, symmetric_memory=True, plans_saved=True
 )
 # The framework's own layers, of torch's operators: Megatron's tensor parallelism in Python (nanotron)
 _OWN_EAGER: Final = StackTraits(

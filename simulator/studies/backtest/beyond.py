@@ -1,4 +1,4 @@
-"""What a row's name or notes say of it that no model or plan of today has a word for."""
+"""Features in a row's name or notes that models and plans here cannot express."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from simulator.studies.backtest.models import preset_of
-from simulator.studies.backtest.notes import said, states
+from simulator.studies.backtest.notes import note_text, states
 from simulator.studies.backtest.rows import RunRow
 
 # Families whose layers are not softmax attention over the past, by their papers or config.json
@@ -27,25 +27,25 @@ _OFFLOAD: Final = re.compile("offload", re.IGNORECASE)
 
 
 def inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
-    """(kind, detail) of what a model or plan of today has no word for."""
+    """(kind, detail) of each feature that a model or plan here cannot express."""
     yield from beyond_models(row)
     if (row.ep or 1) > 1 and (row.n_experts or 1) == 1:
         yield "expert parallelism without experts", f"ep = {row.ep}"
     known = preset_of(row)
     if "pattern" not in row.of("model") and not (known and known.pattern) and _STATE_SPACE.search(row.notes):
         yield "layers without attention", "a state-space model by its notes, of no published pattern"
-    if states(_OFFLOAD, said(row)) and not any(key.startswith("offload") for key in row.of("plan")):
+    if states(_OFFLOAD, note_text(row)) and not any(key.startswith("offload") for key in row.of("plan")):
         yield "offload", "stated in the notes"
 
 
 def beyond_models(row: RunRow) -> Iterator[tuple[str, str]]:
-    """(kind, detail) of what the row's model has that a model of today has not."""
+    """(kind, detail) of each feature of the row's model that models here do not have."""
     name = re.sub(r"[\s_/]+", "-", row.model_name.casefold())
-    for pattern, what in _NOT_ATTENTION:
+    for pattern, mechanism in _NOT_ATTENTION:
         if re.search(pattern, name):
-            yield "layers without attention", what
+            yield "layers without attention", mechanism
             break
     if found := re.search(_NOT_DECODER, name):
         yield "no decoder", f"{found[0]}: a model that is more, or other, than one stack of causal layers"
-    if "peft" not in row.of("plan") and _ADAPTERS.search(f"{row.model_name} {row.framework} {said(row)}"):
+    if "peft" not in row.of("plan") and _ADAPTERS.search(f"{row.model_name} {row.framework} {note_text(row)}"):
         yield "adapters", "most parameters are frozen, by its name or notes"

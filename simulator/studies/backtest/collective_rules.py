@@ -1,4 +1,4 @@
-"""A row of a table of collectives -> the machine, the group and the choice that NCCL was left, by written rules.
+"""A row of a table of collectives -> machine, group and NCCL settings, by written rules.
 
 The rules look at the columns and at words of the notes that say what the machine or its software was.
 docs/reference/collectives-table.md states them.
@@ -91,7 +91,7 @@ class CollectiveRun:
 
 
 def degraded(row: CollectiveRow) -> str:
-    """Why the run was broken in reality, by its column or its notes; "" for all others."""
+    """Why the measured run was degraded, by its column or its notes; "" if it was not."""
     return row.degraded or ("its source reports it as degraded" if _DEGRADED.search(row.notes) else "")
 
 
@@ -159,7 +159,7 @@ def _assumed(row: CollectiveRow, network: tuple[str, bool] | None, cluster: Clus
 
 @cache
 def _software(version: str, algorithm: str, protocol: str, notes: str, *, logged: bool) -> Nccl:
-    """NCCL as the columns and the notes set it up. What a log says is not what was asked for."""
+    """NCCL as the columns and the notes configure it; what a log reports is a result, not a setting."""
     given = {name: value for name, value in _ASSIGNED.findall(notes) if value.lower() != _UNSET}
     for pattern, settings in _SETTINGS:
         if re.search(pattern, notes):
@@ -184,7 +184,7 @@ def _cluster(
     network: tuple[str, bool] | None,
     bytes_per_s: float | None,
 ) -> Cluster:
-    """The GPU's usual machine with what the row states put in."""
+    """The GPU's usual machine with the row's stated values."""
     data = _dump(_preset(device, intra_link))
     if "bridge pairs" in intra_link:
         data |= _bridged(device, data)

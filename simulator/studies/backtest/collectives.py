@@ -93,8 +93,8 @@ class CollectivesReport(Report[CollectiveOutcome]):
     @property
     def logged(self) -> tuple[int, int]:
         """Rows whose algorithm a log names, and those of them where the prediction picks it."""
-        told = [o for o in self.outcomes if o.logged_algorithm and o.status == "ok"]
-        return len(told), sum(o.logged_algorithm == o.algorithm for o in told)
+        logged = [o for o in self.outcomes if o.logged_algorithm and o.status == "ok"]
+        return len(logged), sum(o.logged_algorithm == o.algorithm for o in logged)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`; docs/reference/collectives-table.md describes every key."""
@@ -128,7 +128,7 @@ def run(table: Table, *, progress: Progress | None = None) -> CollectivesReport:
 
 
 def evaluate_row(row: CollectiveRow | BadRow) -> CollectiveOutcome:
-    """What becomes of one row. Never raises, whatever the row: an unexpected exception is the outcome `failed`."""
+    """The outcome of one row. Never raises: an unexpected exception is the outcome `failed`."""
     if isinstance(row, BadRow):
         return CollectiveOutcome(line=row.line, status="bad", reason="; ".join(map(str, row.faults)))
     start = CollectiveOutcome(
@@ -169,7 +169,7 @@ def machine_name(row: CollectiveRow, network: str) -> str:
 def make_report(
     table: Table, rows: Sequence[CollectiveRow | BadRow], outcomes: Sequence[CollectiveOutcome], *, interrupted: bool
 ) -> CollectivesReport:
-    """Mark repeats, group and score. Groups stand in the order of (source, machine, collective, size)."""
+    """Mark repeats, group and score. Groups are sorted by (source, machine, collective, size)."""
     marked = tuple(_with_noise(rows, _without_repeats(rows, outcomes)))
     grouped: dict[tuple[str, str, str, int], list[CollectiveOutcome]] = defaultdict(list)
     by_class: dict[SizeClass, list[CollectiveOutcome]] = {name: [] for name in SIZE_CLASSES}
@@ -220,7 +220,7 @@ def _without_repeats(
 def _with_noise(
     rows: Sequence[CollectiveRow | BadRow], outcomes: Iterator[CollectiveOutcome]
 ) -> Iterator[CollectiveOutcome]:
-    """Repeats: scored rows of one machine, collective and size, in place alike, of equal software as far as told."""
+    """Repeats: scored rows of the same machine, collective, size, in-place setting and stated software."""
     marked = list(outcomes)
     repeats: dict[tuple[object, ...], list[float]] = defaultdict(list)
     keys = [_repeat_key(row, o) for row, o in zip(rows, marked, strict=False)]

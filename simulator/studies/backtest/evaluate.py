@@ -1,4 +1,4 @@
-"""Judging: every row of a table predicted and held against its measurement. A row may fail; the table goes on."""
+"""Evaluation: every row of a table predicted and compared with its measurement. A failing row does not stop the table."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from simulator.base.processes import mapped
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.predict import Prediction, predict
 from simulator.studies.backtest import memory_rows
+from simulator.studies.backtest.blanks import filled_rows, filled_words, states_recompute
 from simulator.studies.backtest.measured import MEMORY_FIGURES, memory_bytes
 from simulator.studies.backtest.outcome import Progress, RefusedError, RowOutcome, gathered, judged
 from simulator.studies.backtest.report import BacktestReport, make_report
 from simulator.studies.backtest.resolve import Run, resolve
 from simulator.studies.backtest.rows import BadRow, CollectiveRow, MemoryRow, RunRow, ServingRow, Table
 from simulator.studies.backtest.unstated import also, beyond, counted_otherwise
-from simulator.studies.backtest.ways import as_words, states_recompute, ways_of
 from simulator.studies.backtest.work import measured_step_s, work_of
 from simulator.work.ops import build_blocks
 
@@ -41,7 +41,7 @@ def _evaluated(rows: Sequence[Row], jobs: int) -> Iterator[RowOutcome]:
 
 
 def evaluate_row(row: Row) -> RowOutcome:
-    """What becomes of one row. Never raises, whatever the row: an unexpected exception is the outcome `failed`."""
+    """The outcome of one row. Never raises: an unexpected exception is the outcome `failed`."""
     if isinstance(row, CollectiveRow | ServingRow):
         raise TypeError("rows of collectives and of servers have studies of their own")
     if isinstance(row, BadRow):
@@ -70,7 +70,7 @@ def _started(row: RunRow) -> RowOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A row with its blanks filled in one way, and what is predicted for it."""
+    """A row with its blanks filled, and its prediction."""
 
     run: Run
     prediction: Prediction
@@ -82,49 +82,52 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A row's prediction: the way to fill its blanks, all that may have run, whether it fits, and what that hangs on."""
+    """A row's prediction: the chosen variant, all variants that may have run, whether it fits, and what that depends on."""
 
-    way: Variant
+    variant: Variant
     spanned: tuple[Variant, ...]
     fits: bool | None
     hangs_on: str
 
 
 def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
-    """What is predicted in the first way that fits, or in the last; the interval spans all that may have run."""
-    told = answer(row)
-    run, prediction = told.way.run, told.way.prediction
-    low_s, high_s = _interval(told.way, told.spanned)
+    """The prediction of the first variant that fits, or of the last; the interval spans all that may have run."""
+    found = answer(row)
+    run, prediction = found.variant.run, found.variant.prediction
+    low_s, high_s = _interval(found.variant, found.spanned)
     return replace(
         start,
         status="calibration" if row.id in run.stack.fitted.calibration_runs else "ok",
-        predicted_step_s=told.way.seconds(prediction.step_s),
+        predicted_step_s=found.variant.seconds(prediction.step_s),
         low_step_s=low_s,
         high_step_s=high_s,
         measured_step_s=measured_step_s(run),
         predicted_memory_bytes=memory_figure(run, prediction.memory),
-        fits=told.fits,
-        open=told.hangs_on,
+        fits=found.fits,
+        open=found.hangs_on,
         work=work_of(run),
         unmodelled=run.unmodelled,
     )
 
 
 def answer(row: RunRow) -> Answer:
-    """What is predicted for a row. Raises InputError or RefusedError."""
+    """The prediction of a row. Raises InputError or RefusedError."""
     variants = _variants(row)
-    fitting = [way for way in variants if way.prediction.fits]
-    way = (fitting or variants[-1:])[0]
+    fitting = [variant for variant in variants if variant.prediction.fits]
+    variant = (fitting or variants[-1:])[0]
     if len(variants) == 1:
-        fits, hangs_on, spanned = _verdict(way, stated=states_recompute(row))
+        fits, hangs_on, spanned = _verdict(variant, stated=states_recompute(row))
     else:
-        (fits, hangs_on), spanned = _open_verdict(way, variants, fitting), [*_may_have_run(variants, way)] or [way]
-    return Answer(way, (*spanned, *_played(also(way.run.row, way.run.stack))), fits, hangs_on)
+        (fits, hangs_on), spanned = (
+            _open_verdict(variant, variants, fitting),
+            [*_may_have_run(variants, variant)] or [variant],
+        )
+    return Answer(variant, (*spanned, *_played(also(variant.run.row, variant.run.stack))), fits, hangs_on)
 
 
-def _interval(way: Variant, spanned: Sequence[Variant]) -> tuple[float, float]:
-    """The 90 % interval of a row's step in seconds, by all the ways that may have run."""
-    run, middle = way.run, way.seconds(way.prediction.step_s)
+def _interval(variant: Variant, spanned: Sequence[Variant]) -> tuple[float, float]:
+    """The 90 % interval of a row's step in seconds, over all variants that may have run."""
+    run, middle = variant.run, variant.seconds(variant.prediction.step_s)
     low = min(each.seconds(each.prediction.low_s) for each in spanned)
     high = max(each.seconds(each.prediction.high_s) for each in spanned)
     if run.unmodelled:
@@ -134,16 +137,16 @@ def _interval(way: Variant, spanned: Sequence[Variant]) -> tuple[float, float]:
 
 
 def _variants(row: RunRow) -> list[Variant]:
-    """Every way to fill the row that a plan can express. Raises what the first one does if there is none."""
+    """Every variant of the row that a plan can express. Raises the first one's error if there is none."""
     refused = list[Exception]()
-    found = list(_played(ways_of(row), refused))
+    found = list(_played(filled_rows(row), refused))
     if not found:
         raise refused[0]
     return found
 
 
 def _played(rows: Iterable[RunRow], refused: list[Exception] | None = None) -> Iterator[Variant]:
-    """Those that a plan can express, predicted; why others cannot goes into `refused`."""
+    """Predictions of the variants that a plan can express; errors of the others go into `refused`."""
     for each in rows:
         try:
             run = resolve(each)
@@ -156,57 +159,55 @@ def _played(rows: Iterable[RunRow], refused: list[Exception] | None = None) -> I
 
 
 def _nearly_fits(one: Variant) -> bool:
-    """It may have run: a peak of software that leaves things open is not known to a few percent."""
+    """Whether it may have run: peaks of incompletely described software are uncertain by a few percent."""
     memory = one.prediction.memory
     return one.prediction.fits or memory.used_bytes <= _NEARLY * memory.capacity_bytes
 
 
-def _may_have_run(variants: Sequence[Variant], way: Variant) -> Iterator[Variant]:
-    """Ways that nearly fit, and those that differ from what is predicted in recomputation alone.
+def _may_have_run(variants: Sequence[Variant], variant: Variant) -> Iterator[Variant]:
+    """Variants that nearly fit, and those that differ from the prediction only in recomputation.
 
     Between the two lie others that a run can take: some layers recomputed, some tensors kept, as every framework offers.
     """
     for each in variants:
-        if _nearly_fits(each) or replace(each.run.row, act_ckpt=way.run.row.act_ckpt) == way.run.row:
+        if _nearly_fits(each) or replace(each.run.row, act_ckpt=variant.run.row.act_ckpt) == variant.run.row:
             yield each
 
 
-def _open_verdict(way: Variant, variants: Sequence[Variant], fitting: Sequence[Variant]) -> tuple[bool | None, str]:
-    """Whether a row that is open in several ways fits: in all, in none, or in some of them (None)."""
+def _open_verdict(variant: Variant, variants: Sequence[Variant], fitting: Sequence[Variant]) -> tuple[bool | None, str]:
+    """Whether a row with several variants fits: in all (True), in none (False), or in some (None)."""
     rows = [each.run.row for each in variants]
-    taken = f"predicted with {as_words(way.run.row, rows)}, which the row does not state"
+    taken = f"predicted with {filled_words(variant.run.row, rows)}, which the row does not state"
     if not fitting:
         return False, taken
     more = f"; {len(fitting)} of {len(variants)} ways to fill it fit"
     return (True if len(fitting) == len(variants) else None), taken + more
 
 
-def _verdict(way: Variant, *, stated: bool) -> tuple[bool | None, str, list[Variant]]:
-    """Whether it fits, what that hangs on, and ways that may have run.
+def _verdict(variant: Variant, *, stated: bool) -> tuple[bool | None, str, list[Variant]]:
+    """Whether it fits, what that depends on, and variants that may have run.
 
     Where a row does not say what was recomputed, all that could be may be.
     """
-    run, prediction = way.run, way.prediction
+    run, prediction = variant.run, variant.prediction
     if prediction.fits or stated or run.plan.recompute.mode == "full":
-        return prediction.fits, "", [way]
+        return prediction.fits, "", [variant]
     plan = run.plan.copy_with(recompute="full")
     least = predict(run.model, plan, run.cluster, stack=run.stack)
     if not least.fits:
-        return False, "", [way]
+        return False, "", [variant]
     hangs_on = f"recomputation is not stated: too much with {run.plan.recompute.mode}, fits with full"
-    return None, hangs_on, [way, Variant(replace(run, plan=plan), least)]
+    return None, hangs_on, [variant, Variant(replace(run, plan=plan), least)]
 
 
 def memory_figure(run: Run, fullest: MemoryUse) -> int:
-    """The figure that the row's memory metric measures, on the GPU that it measured; else what the fullest one holds in all."""
+    """The figure of the row's memory metric, on the measured GPU; otherwise all memory of the fullest GPU."""
     row = run.row
     figure = MEMORY_FIGURES[row.mem_metric][0] if row.mem_metric in MEMORY_FIGURES else "used"
     memory = _of_last_stage(run) if row.mem_metric_detail == "last rank" and run.plan.pp > 1 else fullest
-    return {
-        "allocated": memory.peak_allocated_bytes,
-        "reserved": memory.reserved_bytes,
-        "used": memory.used_bytes,
-    }[figure]
+    return {"allocated": memory.peak_allocated_bytes, "reserved": memory.reserved_bytes, "used": memory.used_bytes}[
+        figure
+    ]
 
 
 def _of_last_stage(run: Run) -> MemoryUse:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
+from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import FlopConvention, RunRow
@@ -19,6 +20,8 @@ MEMORY_FIGURES: dict[str, tuple[MemoryFigure, int]] = {
     "nvidia_smi_used_gb": ("used", 10**9),
     "gpu_memory_gb": ("used", 10**9),
 }
+
+_UNITS: Final = {"fp8_mx": "fp8", "nvfp4": "fp4"}  # whose peak an MFU is of
 
 
 class NoStepTimeError(RefusedError):
@@ -46,7 +49,10 @@ def step_seconds(row: RunRow, num_devices: int, convention: FlopConvention, mode
         return tokens / row.value
     if row.metric == "tokens_per_s_per_gpu":
         return tokens / (row.value * num_devices)
-    return _model_flop(row, tokens, convention, model) / (row.value * 1e12 * num_devices)
+    speed = row.value * (
+        Device.load(row.gpu).peak(_UNITS.get(row.precision, row.precision)) if row.metric == "mfu" else 1e12
+    )
+    return _model_flop(row, tokens, convention, model) / (speed * num_devices)
 
 
 def _model_flop(row: RunRow, tokens: int, convention: FlopConvention, model: Model) -> float:

@@ -1,4 +1,4 @@
-"""A row of a table of tracked memory -> what we say of it, moment by moment; what a plan cannot express is refused."""
+"""A row of a table of tracked memory -> predicted bytes by moment; rows that a plan cannot express are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TrackedRun:
 
 
 def started(row: MemoryRow) -> RowOutcome:
-    """What is known of a row before it is predicted."""
+    """The outcome of a row before its prediction."""
     return RowOutcome(
         id=row.row,
         line=row.line,
@@ -83,7 +83,7 @@ def resolve_memory(row: MemoryRow) -> TrackedRun:
 
 
 def _inexpressible(row: MemoryRow) -> Iterator[tuple[str, str]]:
-    """What a plan has no word for, and cells that contradict each other."""
+    """Faults: features that a plan cannot express, and contradictory cells."""
     world, replicate = row.world or 1, row.replicate or 1
     if row.strategy == "single" and world > 1:
         yield "degrees do not multiply to world", f"single on {world} ranks"
@@ -94,9 +94,9 @@ def _inexpressible(row: MemoryRow) -> Iterator[tuple[str, str]]:
         yield "autocast over sharded parameters", f"amp = {row.amp}"
     if not sharded and row.amp == "none" and row.store_dtype != row.param_dtype:
         yield "whole parameters in two dtypes", f"store_dtype = {row.store_dtype}, param_dtype = {row.param_dtype}"
-    wanted = _attention(row)
-    if row.attn not in ("", wanted):
-        yield "another attention kernel", f"attn = {row.attn}, on {row.device} in {_compute(row)} it is {wanted}"
+    kernel = _attention(row)
+    if row.attn not in ("", kernel):
+        yield "another attention kernel", f"attn = {row.attn}, on {row.device} in {_compute(row)} it is {kernel}"
 
 
 def _attention(row: MemoryRow) -> str:

@@ -1,4 +1,4 @@
-"""Nested tables of keys: the ones that a row states over the ones that they replace."""
+"""Merging nested tables: a row's keys replace those below."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`below` with the keys of `above` in their place, table by table."""
+    """`below` updated with the keys of `above`, recursively."""
     both = {**below, **above}
     for key in above.keys() & below.keys():
         if isinstance(above[key], Mapping) and isinstance(below[key], Mapping):

@@ -77,7 +77,7 @@ def _as_wide(model: Model, row: RunRow) -> bool:
 
 
 def _structure(row: RunRow) -> dict[str, Any]:
-    """Everything beyond sizes: the preset's where it has the same kind of MLP, with experts or without."""
+    """All fields beyond sizes: the preset's, if it has the same kind of MLP and also (or also no) experts."""
     known, mixture = preset_of(row), (row.n_experts or 1) > 1
     columns = {"num_experts": row.n_experts, "top_k": row.top_k, "d_ff": row.d_ff}  # d_ff is the width of one expert
     if known is None or (known.experts is not None) != mixture or not (mixture or row.mlp_kind in _words(known)):
@@ -92,7 +92,7 @@ def _structure(row: RunRow) -> dict[str, Any]:
 
 
 def family_of(row: RunRow) -> dict[str, Any]:
-    """Of the family of its name; else like Llama for a gated MLP, and like GPT-3 for any other."""
+    """The family by the model's name; otherwise Llama for a gated MLP, else GPT-3."""
     fields = structure_of(row.model_name) or ({"family": "llama"} if row.mlp_kind == "swiglu" else _GPT)
     tanh = fields["family"] == "gpt3" and row.mlp_kind == "gelu"
     return {**fields, "mlp": "gelu_tanh" if tanh else row.mlp_kind}

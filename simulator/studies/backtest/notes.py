@@ -1,21 +1,23 @@
-"""What a row's name and notes say of it in the field's own words, where no column does: adapters, offload, 16-bit weights."""
+"""Settings stated only in a row's name and notes: adapters, offload, 16-bit weights."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from simulator.base.errors import ArgumentError
 from simulator.spec.plan.peft import PeftPlan
-from simulator.studies.backtest.rows import RunRow
+from simulator.spec.software.described import torch_in
+from simulator.studies.backtest.rows import RunRow, YesNo
 
 Settings = Mapping[str, Any]
 # Clauses that speak of the table or of what it leaves out, not of this run
 _REMARK: Final = re.compile(r"\brows?\b|\bnot in (?:the )?table\b|\bnot (?:re)?stated\b", re.IGNORECASE)
 # "without optimizer offload", "activation_offload: false"
 _DENIED: Final = re.compile(r"\b(?:no|not|without)[- ](?:[\w-]+ )?$", re.IGNORECASE)
-_SET_OFF: Final = re.compile(r"\w*\s*[=:]\s*(?:0|false|none|no|off|n|disabled)\b", re.IGNORECASE)
+_SET_OFF: Final = re.compile(r"\w*\s*[=:]\s*(?:0|false|none|no|off|n|disabled|unknown)\b", re.IGNORECASE)
 # Training by its name, the first that is named; DeepSeek's ranks (q_lora_rank, kv_lora) are none
 _METHOD: Final = re.compile(
     r"(?P<full>\bfull[- _]?(?:parameters?|fine-?tun\w*|sft)\b)|(?<![a-z_])(?P<quantised>q-?)?lora\b(?![-_]rank)",
@@ -38,8 +40,13 @@ _MODULES: Final = {"o": "out", "c_proj": "out down", "w1": "gate", "w2": "up", "
 # Megatron-Bridge) and which stands first
 _EVERYWHERE: Final[Settings] = {"plan.lora_rank": 64, "plan.lora_targets": ("all",), "plan.lora_dropout": 0.05}
 _ADAPTED: Final = (_EVERYWHERE, {"plan.lora_rank": 8, "plan.lora_targets": ("q", "v")})
+# Compilers, tiled attention and Transformer Engine's layers by their usual names
+_COMPILED: Final = re.compile(r"\btorch[._ ]?compiled?\b|\binductor\b", re.IGNORECASE)
+_FLASH: Final = re.compile(r"\bflash[-_ ]?att(?:ention|n)|\bFA-?[23]\b", re.IGNORECASE)
+_FUSED: Final = re.compile(r"\btransformer[-_ ]?engine\b|\bTE ?v?\d", re.IGNORECASE)
 # (what is written, what it means): FSDP's CPUOffload keeps parameters, gradients and moments in host memory; torch's asynchronous
-# tensor parallelism sends through symmetric memory; dropping tokens caps experts at their mean
+# tensor parallelism sends through symmetric memory; dropping tokens caps experts at their mean; configurations of models say whether
+# the LM head is the embedding
 _TECHNIQUES: Final[tuple[tuple[re.Pattern[str], Settings], ...]] = (
     (re.compile(r"\bact(?:ivations?)?[- _]offload", re.IGNORECASE), {"plan.offload.activations": "host"}),
     (re.compile(r"\bcpu[- _]?offload\w* ?= ?(?:params?|parameters?|true|yes|y)\b", re.IGNORECASE),
@@ -47,24 +54,48 @@ _TECHNIQUES: Final[tuple[tuple[re.Pattern[str], Settings], ...]] = (
     (re.compile(r"\boptim\w*(?: states?)?[- _]offload", re.IGNORECASE), {"plan.offload.optimizer": "host"}),
     (re.compile(r"\basync(?:hronous)?[- ]?tp\b", re.IGNORECASE), {"stack.tp_overlap": "symmetric_memory"}),
     (re.compile(r"\bno comm(?:unication)? overlap\b", re.IGNORECASE), {"stack.overlap": False, "stack.tp_overlap": "none"}),
+    (re.compile(r"\btied?[-_ ](?:word[-_ ])?embeddings?\b", re.IGNORECASE), {"model.tied_embeddings": True}),
+    (re.compile(r"\btie_word_embeddings ?[=:] ?false\b|\buntied?[-_ ](?:word[-_ ])?embeddings?\b", re.IGNORECASE),
+     {"model.tied_embeddings": False}),
     (re.compile(r"\btoken[- ]?drop(?:ping)?\b", re.IGNORECASE), {"plan.expert_capacity_factor": 1.0}),
 )  # fmt: skip
 
 
-def said(row: RunRow) -> str:
+def worded(row: RunRow) -> RunRow:
+    """The row with `compile` and `flash_attn` as its framework's name and notes say them, where the columns are blank.
+
+    PyTorch has a tiled attention kernel of its own since 2.0.
+    """
+    text, release = f"{row.framework}; {note_text(row)}", torch_in(row.framework)
+    flash = _state_of(_FLASH, text) or ("n" if release and release < (2,) else None)
+    return replace(row, compile=row.compile or _state_of(_COMPILED, text), flash_attn=row.flash_attn or flash)
+
+
+def shows_fused(row: RunRow) -> bool:
+    """The framework's name or the notes name layers of hand-written kernels."""
+    return states(_FUSED, f"{row.framework}; {note_text(row)}") is not None
+
+
+def _state_of(pattern: re.Pattern[str], text: str) -> YesNo | None:
+    if states(pattern, text):
+        return "y"
+    return "n" if pattern.search(text) else None
+
+
+def note_text(row: RunRow) -> str:
     """The notes without clauses that are about the table."""
     return ";".join(clause for clause in row.notes.split(";") if not _REMARK.search(clause))
 
 
 def states(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """The first place where the text says so and does not deny it."""
+    """The first match of the pattern that is not negated."""
     places = pattern.finditer(text)
     return next((m for m in places if not (_DENIED.search(text[: m.start()]) or _SET_OFF.match(text, m.end()))), None)
 
 
 def trained(row: RunRow) -> tuple[Settings, ...]:
-    """What is trained, once a way that it may be meant: adapters of a stated or usual shape; one empty way where nothing says so."""
-    text = f"{row.model_name} {row.framework} {said(row)}"
+    """Possible readings of what is trained: adapters of a stated or usual shape; one empty reading if the row names none."""
+    text = f"{row.model_name} {row.framework} {note_text(row)}"
     found = None if "peft" in row.of("plan") else states(_METHOD, text)
     if found is None:
         return (_narrow(row, text),)
@@ -79,8 +110,8 @@ def trained(row: RunRow) -> tuple[Settings, ...]:
 
 
 def techniques(row: RunRow) -> Settings:
-    """What the framework's name and notes say was done, of which no column speaks: what leaves the device, what overlaps."""
-    stated, text, found = dict(row.settings), f"{row.framework}; {said(row)}", dict[str, Any]()
+    """What the framework's name and notes say was done, of which no column speaks: what leaves the device, what overlaps, what is tied."""
+    stated, text, found = dict(row.settings), f"{row.framework}; {note_text(row)}", dict[str, Any]()
     for pattern, settings in _TECHNIQUES:
         if settings.keys() & stated.keys() or ("plan.expert_capacity_factor" in settings and (row.n_experts or 1) == 1):
             continue
@@ -98,7 +129,7 @@ def _method(text: str, *, quantised: bool) -> Settings:
 
 
 def _kept_narrow(row: RunRow) -> Settings:
-    """Nobody adapts an fp32 copy."""
+    """Frozen weights below adapters have no fp32 copy."""
     return {"plan.master_dtype": row.precision} if row.precision in ("bf16", "fp16") else {}
 
 

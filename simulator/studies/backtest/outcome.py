@@ -1,4 +1,4 @@
-"""Outcome: what became of one row of the table."""
+"""Outcome of one row of the table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RefusedError(Exception):
 
 
 class Judged(Protocol):
-    """What all outcomes say."""
+    """Fields common to all outcomes."""
 
     @property
     def line(self) -> int: ...
@@ -37,20 +37,20 @@ O = TypeVar("O", bound=Judged)  # noqa: E741  an outcome
 
 
 def judged(start: Any, judge: Callable[[], O]) -> O:  # noqa: ANN401  replace() knows no protocol
-    """What `judge` makes of a row, or why it does not: an unexpected exception leaves the status of `start`, `failed`."""
+    """The outcome of `judge`, or the reason of its failure: an unexpected exception keeps the status of `start`, `failed`."""
     try:
         return judge()
     except RefusedError as exc:
         return replace(start, status="refused", kind=exc.kind, reason=str(exc))  # type: ignore[no-any-return]
     except InputError as exc:
-        told = "; ".join(map(str, exc.faults))
-        return replace(start, status="refused", kind=f"{exc.noun} refused", reason=told)  # type: ignore[no-any-return]
+        reasons = "; ".join(map(str, exc.faults))
+        return replace(start, status="refused", kind=f"{exc.noun} refused", reason=reasons)  # type: ignore[no-any-return]
     except Exception as exc:  # noqa: BLE001  one row's defect must not cost the others
         return replace(start, reason=f"{type(exc).__name__}: {exc}")  # type: ignore[no-any-return]
 
 
 def gathered(outcomes: Iterable[O], total: int, progress: Progress | None) -> tuple[list[O], bool]:
-    """The outcomes one by one, and whether Ctrl-C ended them early: those done so far stand."""
+    """The outcomes, and whether Ctrl-C ended them early: those done so far are kept."""
     found: list[O] = []
     try:
         for outcome in outcomes:
@@ -64,7 +64,7 @@ def gathered(outcomes: Iterable[O], total: int, progress: Progress | None) -> tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Generic[O]):
-    """Every row of a table in its order. unread: columns that nobody knows."""
+    """Every row of a table in its order. unread: unknown columns."""
 
     table: str
     interrupted: bool
@@ -76,8 +76,8 @@ class Report(Generic[O]):
 
     def head_json(self) -> dict[str, Any]:
         """What every report's JSON begins with."""
-        told = {"table": self.table, "interrupted": self.interrupted, "unread_columns": list(self.unread)}
-        return {"schema_version": SCHEMA_VERSION, **told}
+        head = {"table": self.table, "interrupted": self.interrupted, "unread_columns": list(self.unread)}
+        return {"schema_version": SCHEMA_VERSION, **head}
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float | None:

@@ -16,7 +16,7 @@ GroupKey = tuple[str, str, str]  # source, GPU, precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The rows of one source, GPU and precision: what became of them, and the scores of those that count.
+    """The rows of one source, GPU and precision: counts by status, and scores of the rows that count.
 
     rows: status -> rows. refused: kind of reason -> rows. duplicates: rows that repeat an earlier one, not scored.
     """
@@ -68,7 +68,7 @@ def _row(outcome: RowOutcome) -> dict[str, Any]:
 def make_report(
     table: str, outcomes: Sequence[RowOutcome], *, interrupted: bool = False, unread: Sequence[str] = ()
 ) -> BacktestReport:
-    """Group and score. Groups stand in the order of (source, GPU, precision); bad rows belong to none."""
+    """Group and score. Groups are sorted by (source, GPU, precision); bad rows are in none."""
     grouped: dict[GroupKey, list[RowOutcome]] = {}
     for outcome in outcomes:
         if outcome.status != "bad":

@@ -1,4 +1,4 @@
-"""A row -> the inputs of a prediction, by its stated columns; what they cannot express is refused by name."""
+"""A row -> the inputs of a prediction, by its stated columns; inexpressible rows are refused with the reason."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.hosts import usual_host
 from simulator.spec.cluster.measured import Bandwidth
 from simulator.spec.model import Model
+from simulator.spec.model.files import unknown_model
 from simulator.spec.plan import Plan
 from simulator.spec.software.described import Described, named_in
 from simulator.spec.software.stack import AttentionBackend, Stack
 from simulator.studies.backtest.beyond import inexpressible
+from simulator.studies.backtest.blanks import described, filled_rows
 from simulator.studies.backtest.merge import merged
-from simulator.studies.backtest.models import model_of
+from simulator.studies.backtest.models import model_of, preset_of
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import FlopConvention, RunRow
-from simulator.studies.backtest.ways import described, ways_of
 
 _GROUPS: Final = re.compile(r"zero1_intragroup([0-9]{1,18})")
 _PCIE: Final = re.compile(r"\bpcie ?-?(?:gen)? ?([3-6])?", re.IGNORECASE)
@@ -64,7 +65,7 @@ class Run:
 
 
 def resolve(row: RunRow) -> Run:
-    """Model, plan, cluster and stack of a row, in the first way to fill its blanks, by docs/reference/runs-table.md.
+    """Model, plan, cluster and stack of a row's first variant, by docs/reference/runs-table.md.
 
     Raises RefusedError with every reason found, or PlanError, ModelError, ClusterError where the inputs refuse.
     """
@@ -72,7 +73,7 @@ def resolve(row: RunRow) -> Run:
         kind, _, detail = row.excluded.partition(": ")
         raise RefusedError((kind, detail))
     stack, software = described(row)
-    row = ways_of(row)[0]
+    row = filled_rows(row)[0]
     if reasons := [*inexpressible(row), *_blanks(row)]:
         raise RefusedError(*reasons)
     cluster = _cluster_of(row)
@@ -89,11 +90,12 @@ def resolve(row: RunRow) -> Run:
 
 
 def _blanks(row: RunRow) -> Iterator[tuple[str, str]]:
-    """Columns that nothing else fills, and degrees that contradict each other."""
+    """Faults: blank columns that nothing fills, and contradictory degrees."""
     needed = [*_NEEDED, *(["top_k"] if (row.n_experts or 1) > 1 else [])]
     blank = [c for c in needed if getattr(row, c) in (None, "")]
     if blank:
-        yield f"{', '.join(blank)} blank", "no rule fills it"
+        unknown = str(unknown_model(row.model_name)) if row.model_name and preset_of(row) is None else ""
+        yield f"{', '.join(blank)} blank", unknown or "no rule fills it"
     if not row.gpu:
         yield "gpu blank", "no rule fills it"
     degrees = {"tp": row.tp or 1, "pp": row.pp or 1, "cp": row.cp or 1}
@@ -128,7 +130,7 @@ def _of_a_rack(cluster: Cluster, row: RunRow) -> int:
 
 
 def as_measured(cluster: Cluster, row: RunRow) -> Cluster:
-    """The cluster with what the job's own nodes were measured to give: one of them, and all of them."""
+    """The cluster with the bandwidths measured on the job's own nodes: of one node, and of all."""
     stated: dict[str, Any] = row.of("fabric")
     common = {"size_bytes": stated[size]} if (size := "size_bytes") in stated else {}
     groups = {"intra": (1, cluster.gpus_per_node), "inter": (cluster.num_nodes, cluster.num_nodes)}
@@ -247,7 +249,7 @@ def _recompute(row: RunRow, software: Described) -> str:
 
 
 def _stack_of(row: RunRow, name: str, device: Device) -> Stack:
-    """The stack with what the row says otherwise; the attention that `flash_attn` says, unless the row names its kernel."""
+    """The stack with the row's changes; attention by `flash_attn`, unless the row names its kernel."""
     stack, stated = _stack(name), row.of("stack")
     if "attention" not in stated:
         stack = with_attention(stack, flash=row.flash_attn, device=device)
@@ -258,7 +260,7 @@ def _stack_of(row: RunRow, name: str, device: Device) -> Stack:
 
 
 def _known(row: RunRow, stack: str) -> str:
-    """How well the stack stands for the software that the row names, if any."""
+    """How well the stack describes the software that the row names, if any."""
     if row.stack or named_in(row.framework, _stack(stack).describes):
         return "described"
     return "unknown" if row.framework else "assumed"

@@ -11,7 +11,7 @@ from typing import Literal
 
 from simulator.base.errors import Fault
 
-Metric = Literal["step_time_s", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s", "model_tflops_per_gpu"]
+Metric = Literal["step_time_s", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s", "model_tflops_per_gpu", "mfu"]
 MemoryMetric = Literal[
     "peak_allocated_gib",
     "peak_active_gib",
@@ -256,7 +256,7 @@ class CollectiveRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table as a reader hands it over. unread: its columns that nobody knows, each with the nearest that are known."""
+    """A table from a reader. unread: its unknown columns, each with the closest known ones."""
 
     name: str
     kind: Literal["runs", "memory", "collectives", "serving"]

@@ -116,7 +116,7 @@ def _evaluated(rows: Sequence[ServingRow | BadRow], jobs: int) -> Iterator[Servi
 
 
 def evaluate_row(row: ServingRow | BadRow) -> ServingOutcome:
-    """What becomes of one row. Never raises, whatever the row: an unexpected exception is the outcome `failed`."""
+    """The outcome of one row. Never raises: an unexpected exception is the outcome `failed`."""
     if isinstance(row, BadRow):
         return ServingOutcome(id=row.id, line=row.line, status="bad", reason="; ".join(map(str, row.faults)))
     start = ServingOutcome(
@@ -151,7 +151,7 @@ def _predicted(row: ServingRow, start: ServingOutcome) -> ServingOutcome:
 def make_report(
     table: str, outcomes: Sequence[ServingOutcome], *, interrupted: bool = False, unread: Sequence[str] = ()
 ) -> ServingReport:
-    """Group and score. Groups stand in the order of (source, engine, GPU, metric); bad rows belong to none."""
+    """Group and score. Groups are sorted by (source, engine, GPU, metric); bad rows are in none."""
     grouped: dict[tuple[str, str, str, str], list[ServingOutcome]] = {}
     for one in outcomes:
         if one.status != "bad":

@@ -13,7 +13,7 @@ from simulator.base.units import format_bytes
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.studies.backtest.outcome import RefusedError
-from simulator.studies.backtest.serving_rows import Asked, Load, Server
+from simulator.studies.backtest.serving_rows import Load, RequestedMetric, Server
 from simulator.studies.serving import Deployment, Request, check
 from simulator.studies.serving.decoding import Z90, batch_of, sigma_of
 from simulator.studies.serving.deployment import ALWAYS
@@ -21,6 +21,7 @@ from simulator.studies.serving.engine import ServedRun
 from simulator.studies.serving.report import MEASURES, percentile, tpot_s
 from simulator.studies.serving.served import Served
 from simulator.studies.serving.shards import kv_bytes_per_token, weight_bytes
+from simulator.studies.serving.workload import Users
 
 _SEED: Final = 0
 _APART: Final = 0.1  # of answers
@@ -32,7 +33,7 @@ _FULL: Final = 0.97  # of the cache's blocks at their peak: it limits what runs
 # client's own time. Of twelve rows of servers whose time per token calibrates their engines, four waited longer or
 # shorter than any play, by 8 % to a factor of 12.
 _WAIT_SIGMA: Final = 0.25
-_KEPT: Final = 32  # servers, and their runs, that stay in memory: rows of one stand together in tables
+_MAX_CACHED: Final = 32  # servers, and their runs, that stay in memory: rows of one stand together in tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +52,10 @@ def predicted(server: Server) -> Found:
     if server.other is not None and not deployed.tightest.memory.fit.runs:
         return predicted(replace(server, plan=server.other, other=None))
     runs, spread = _RUNS.get((*_key(server), server.load), lambda: _played(server, deployed))
-    ends = [figure_of(run, server.asked) / server.asked.unit for run in runs]
-    if len(runs) > 1 and server.asked.figure == "ttft":
+    ends = [figure_of(run, server.metric) / server.metric.unit for run in runs]
+    if len(runs) > 1 and server.metric.figure == "ttft":
         spread = math.exp(math.hypot(math.log(spread), Z90 * _WAIT_SIGMA))
-    floors = _floors(deployed, server.load, server.asked)
+    floors = _floors(deployed, server.load, server.metric)
     return Found(value=ends[0], low=min(ends) / spread, high=max(ends) * spread, floors=floors)
 
 
@@ -67,7 +68,7 @@ class _Recent:
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever is made
         found = self._known.pop(key, None)
         self._known[key] = found = make() if found is None else found
-        if len(self._known) > _KEPT:
+        if len(self._known) > _MAX_CACHED:
             del self._known[next(iter(self._known))]
         return found
 
@@ -103,11 +104,11 @@ def _played(server: Server, deployed: Deployment) -> tuple[tuple[ServedRun, ...]
         raise RefusedError(("does not fit", f"{format_bytes(memory.missing_bytes)} of a GPU's memory are missing"))
     runs = [_run(deployed, load)]
     if load.users > 1 and not load.alone:
-        ways = (0.0, _APART) if load.shortest == 1.0 else (0.0,)
-        runs += [_run(deployed, load, apart) for apart in ways[1:]]
+        spacings = (0.0, _APART) if load.shortest == 1.0 else (0.0,)
+        runs += [_run(deployed, load, apart) for apart in spacings[1:]]
         if server.other is not None:
             other = _deployed_once(replace(server, plan=server.other))
-            runs += [_run(other, load, apart) for apart in ways]
+            runs += [_run(other, load, apart) for apart in spacings]
         runs += _with_less_cache(server, deployed, runs[0])
     meter = runs[0].meter
     size = min(max(1, round(meter.output_tokens / max(1, meter.num_steps))), deployed.plan.max_sequences)
@@ -116,8 +117,8 @@ def _played(server: Server, deployed: Deployment) -> tuple[tuple[ServedRun, ...]
 
 
 def _run(deployed: Deployment, load: Load, apart: float = 0.0) -> ServedRun:
-    users = 0 if load.alone else load.users
-    streamed = users > 0 or load.rate < math.inf
+    users = Users(count=0 if load.alone else load.users)
+    streamed = users.count > 0 or load.rate < math.inf
     return deployed.play(_requests(load, apart), ALWAYS, users=users, streamed=streamed)
 
 
@@ -159,36 +160,36 @@ def _lengths(drawn: np.random.Generator, shortest: float, longest: int, count: i
     return [int(n) for n in drawn.integers(max(1, int(shortest * longest)), longest, size=count, endpoint=True)]
 
 
-def figure_of(run: ServedRun, asked: Asked) -> float:
+def figure_of(run: ServedRun, metric: RequestedMetric) -> float:
     """In SI. Raises RefusedError where no request has it."""
     jobs = run.jobs
-    if asked.figure == "ttft" or asked.figure == "tpot" or asked.figure == "latency":  # noqa: PLR1714  which narrows
-        return _statistic([value for value in map(MEASURES[asked.figure], jobs) if value is not None], asked)
-    if asked.figure == "itl":
-        return _between_tokens(jobs, asked)
+    if metric.figure == "ttft" or metric.figure == "tpot" or metric.figure == "latency":  # noqa: PLR1714  which narrows
+        return _statistic([value for value in map(MEASURES[metric.figure], jobs) if value is not None], metric)
+    if metric.figure == "itl":
+        return _between_tokens(jobs, metric)
     prompts, answers = sum(j.request.prompt_tokens for j in jobs), sum(j.request.output_tokens for j in jobs)
-    counted = {"output_rate": answers, "token_rate": answers + prompts, "request_rate": len(jobs)}[asked.figure]
+    counted = {"output_rate": answers, "token_rate": answers + prompts, "request_rate": len(jobs)}[metric.figure]
     return counted / run.end_s
 
 
-def _statistic(values: Sequence[float], asked: Asked) -> float:
+def _statistic(values: Sequence[float], metric: RequestedMetric) -> float:
     if not values:
-        raise RefusedError(("metric", f"answers of one token have no {asked.figure}"))
-    if asked.percentile is None:
+        raise RefusedError(("metric", f"answers of one token have no {metric.figure}"))
+    if metric.percentile is None:
         return math.fsum(values) / len(values)
-    return percentile(sorted(values), asked.percentile)
+    return percentile(sorted(values), metric.percentile)
 
 
-def _between_tokens(jobs: Sequence[Served], asked: Asked) -> float:
+def _between_tokens(jobs: Sequence[Served], metric: RequestedMetric) -> float:
     """Gaps between tokens of all answers: their mean, each answer as often as it has gaps; percentiles of answers' means."""
-    if asked.percentile is not None:
-        return _statistic([value for value in map(tpot_s, jobs) if value is not None], asked)
+    if metric.percentile is not None:
+        return _statistic([value for value in map(tpot_s, jobs) if value is not None], metric)
     gaps = sum(job.request.output_tokens - 1 for job in jobs)
     spent = math.fsum((tpot_s(job) or 0.0) * (job.request.output_tokens - 1) for job in jobs)
-    return _statistic([spent / gaps] if gaps else [], asked)
+    return _statistic([spent / gaps] if gaps else [], metric)
 
 
-def _floors(deployed: Deployment, load: Load, asked: Asked) -> tuple[float, float]:
+def _floors(deployed: Deployment, load: Load, metric: RequestedMetric) -> tuple[float, float]:
     """Seconds of the figure's work (per unit of it, for rates) on a machine without losses: products, and bytes read.
 
     Of all sequences that the load or the cache lets run at once; nothing here depends on a calibration.
@@ -205,12 +206,12 @@ def _floors(deployed: Deployment, load: Load, asked: Asked) -> tuple[float, floa
     cached_s = kv_bytes_per_token(shard, plan) * plan.pp / device.memory_bytes_per_s
     step = (at_once * token_s, held_s + at_once * cached_s * (load.prompt + load.output / 2))
     prompts = (load.prompt * token_s * (load.users if load.alone else 1), held_s)
-    if asked.figure == "ttft":
+    if metric.figure == "ttft":
         return prompts
-    whole = (prompts[0] + load.output * step[0], prompts[1] + load.output * step[1])
-    if asked.figure in ("tpot", "itl"):
+    latency = (prompts[0] + load.output * step[0], prompts[1] + load.output * step[1])
+    if metric.figure in ("tpot", "itl"):
         return step[0] + prompts[0] * at_once / load.output, step[1]
-    if asked.figure == "latency":
-        return whole
-    each = {"output_rate": load.output, "token_rate": length, "request_rate": 1}[asked.figure] * at_once * plan.dp
+    if metric.figure == "latency":
+        return latency
+    each = {"output_rate": load.output, "token_rate": length, "request_rate": 1}[metric.figure] * at_once * plan.dp
     return (at_once * load.prompt * token_s + load.output * step[0]) / each, load.output * step[1] / each

@@ -32,10 +32,12 @@ _WEIGHTS: Final = {
     "": "bf16", "auto": "bf16", "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16",
     "fp8": "fp8", "fp8-e4m3": "fp8", "fp8-block": "fp8", "w8a8-fp8": "fp8", "int8": "int8", "w8a16": "int8", "int4": "int4",
     "w4a16": "int4", "awq": "int4", "gptq": "int4", "gptq-int4": "int4", "int4-awq": "int4", "awq-int4": "int4",
-    "nvfp4": "nvfp4", "fp4": "nvfp4",
+    "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4",
 }  # fmt: skip
 # What a checkpoint's name says of its weights, where no column does
-_IN_NAME: Final = re.compile(r"(?<![a-z0-9])(nvfp4|fp8|int8|w8a16|int4|w4a16|awq|gptq)(?![a-z0-9])", re.IGNORECASE)
+_IN_NAME: Final = re.compile(
+    r"(?<![a-z0-9])(nvfp4|mxfp4|fp8|int8|w8a16|int4|w4a16|awq|gptq)(?![a-z0-9])", re.IGNORECASE
+)
 _KV: Final = {word: kind for word, kind in _WEIGHTS.items() if kind in ("bf16", "fp16", "fp8")} | {
     "": "auto", "auto": "auto", "fp8-e5m2": "fp8",
 }  # fmt: skip
@@ -89,7 +91,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestedMetric:
     """Which figure of the load, over which statistic (mean, or a percentile), and what one of its unit is in SI."""
 
     figure: Figure
@@ -106,20 +108,20 @@ class Server:
     cluster: Cluster
     stack: Stack
     load: Load
-    asked: Asked
+    metric: RequestedMetric
     other: InferencePlan | None = None
 
 
 def resolve(row: ServingRow) -> Server:
     """By docs/reference/serving-table.md. Raises RefusedError with the reason, or what model, plan and cluster refuse."""
-    asked, load = asked_of(row), load_of(row)
+    metric, load = metric_of(row), load_of(row)
     stack = stack_of(row)
     gpus = row.n_gpus or (row.tp or 1) * (row.pp or 1) * (row.dp or 1) + _for_prompts(row)
     cluster = cluster_of(row.gpu, gpus)
     model = _model(row.model, load.prompt + load.output)
     plan = _plan(row, stack, gpus, load, (cluster.device, model))
-    if asked.unit == 0.0:
-        asked = replace(asked, unit=float(gpus))
+    if metric.unit == 0.0:
+        metric = replace(metric, unit=float(gpus))
     launched = _launched(plan, stack, load)
     return Server(
         model=model,
@@ -128,12 +130,12 @@ def resolve(row: ServingRow) -> Server:
         cluster=cluster,
         stack=stack,
         load=load,
-        asked=asked,
+        metric=metric,
     )
 
 
-def asked_of(row: ServingRow) -> Asked:
-    """The metric in words that are known, and its unit."""
+def metric_of(row: ServingRow) -> RequestedMetric:
+    """The metric's figure, statistic and unit. Raises RefusedError for an unknown one."""
     words = re.sub(r"[^a-z0-9.]+", " ", row.metric.casefold()).strip()
     figure = next((name for known, name in _FIGURES if re.match(rf"(?:{_BEFORE} )?(?:{known})\b", words)), None)
     if figure is None:
@@ -142,8 +144,8 @@ def asked_of(row: ServingRow) -> Asked:
     unit = _UNITS.get(row.unit.strip().casefold())
     timed = figure in ("ttft", "tpot", "itl", "latency")
     if unit is None or (row.unit.strip().casefold() in SECONDS) != timed:
-        wanted = "s or ms" if timed else "tokens/s or requests/s"
-        raise RefusedError(("unit", f"{row.unit!r} of {row.metric}: {wanted}"))
+        expected = "s or ms" if timed else "tokens/s or requests/s"
+        raise RefusedError(("unit", f"{row.unit!r} of {row.metric}: {expected}"))
     found, other = _STATISTIC.search(words), _NO_STATISTIC.search(words)
     if timed and other and not found:
         raise RefusedError(
@@ -151,11 +153,11 @@ def asked_of(row: ServingRow) -> Asked:
         )
     word = found[1] if found else "mean"
     percentile = 50.0 if word == "median" else float(word[1:]) if word[0] == "p" else None
-    return Asked(figure=figure, percentile=percentile, unit=0.0 if "per gpu" in words else unit)
+    return RequestedMetric(figure=figure, percentile=percentile, unit=0.0 if "per gpu" in words else unit)
 
 
 def load_of(row: ServingRow) -> Load:
-    """What arrives when."""
+    """The load: arrivals and lengths of requests."""
     if row.input_tokens is None or row.output_tokens is None:
         raise RefusedError(("lengths", "input_tokens or output_tokens is blank"))
     text, alone = row.concurrency_or_rate.strip(), "static" in row.metric
@@ -185,7 +187,7 @@ def load_of(row: ServingRow) -> Load:
 
 
 def _client(row: ServingRow) -> ClientLoad:
-    """What the program sends that measured a row, where one is named that a file describes."""
+    """The requests of the benchmark client that a row names, if a file describes it."""
     client = client_of(row.client or f"{row.engine} {row.notes}")
     return client.load if client else ClientLoad()
 
@@ -197,7 +199,7 @@ def _counted(notes: str) -> int | None:
 
 
 def stack_of(row: ServingRow) -> Stack:
-    """The one that the row names, or the one that describes its engine and version."""
+    """The stack that the row names, or the one that describes its engine and version."""
     if row.stack:
         return Stack.load(row.stack)
     return engine_of(f"{row.engine} {row.engine_version}")
@@ -246,7 +248,7 @@ def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, on: tuple[Device
 
 
 def _launched(plan: InferencePlan, stack: Stack, load: Load) -> InferencePlan | None:
-    """As a benchmark of so many users launches the engine; None where that is how it is launched anyway."""
+    """The plan as benchmarks with that many users launch the engine; None if it is the default launch."""
     engine, users = stack.engine, ceil(load.users / plan.dp)
     if engine is None or load.alone or not users:
         return None
@@ -260,7 +262,7 @@ def _launched(plan: InferencePlan, stack: Stack, load: Load) -> InferencePlan | 
 
 @cache
 def _model(name: str, tokens: int) -> Model:
-    """With as many positions as what ran: rotary ones are stretched for longer sequences."""
+    """The model with enough positions for the load: rotary ones are extended for longer sequences."""
     presets = presets_of(name)
     if not presets:
         raise RefusedError(("model", f"{name!r} is no model of topologies/models"))

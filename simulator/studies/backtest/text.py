@@ -33,7 +33,7 @@ def render(report: BacktestReport) -> RenderableType:
 
 
 def headline(report: Report[Any]) -> str:
-    """How many rows, and what became of them."""
+    """The number of rows, by status."""
     counts = ", ".join(f"{report.count(s)} {s}" for s in get_args(Status) if report.count(s))
     end = " (interrupted: the rows done so far)" if report.interrupted else ""
     return f"{len(report.outcomes)} rows of {report.table}: {counts or 'none'}{end}"
@@ -83,7 +83,7 @@ def _memory_table(report: BacktestReport) -> Table:
 
 
 def _counted(title: str, counts: Counter[str]) -> Iterator[str]:
-    """What occurs how often, the most frequent first."""
+    """Counts, the largest first."""
     if counts:
         yield title
     for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
@@ -91,7 +91,7 @@ def _counted(title: str, counts: Counter[str]) -> Iterator[str]:
 
 
 def unread(report: BacktestReport) -> Iterator[str]:
-    """Columns, and words of rows, that nobody knows: they are left out, the rest of the table stands."""
+    """Unknown columns, and unknown words of rows; both are ignored."""
     for column in report.unread:
         yield f"Column not read: {column}"
     counts = Counter(word for outcome in report.outcomes for word in outcome.unread)

@@ -1,4 +1,4 @@
-"""What tables hardly ever state and a step hangs on: how tokens fall on experts and travel, what adapters are, whose FLOP were counted.
+"""Facts that a step depends on and tables rarely state: expert load and dispatch, adapters, counted FLOP.
 
 `also` and `counted_otherwise` are what may have been besides: a prediction stands without them, its interval reaches to them.
 """
@@ -36,14 +36,14 @@ def untrained(row: RunRow) -> float:
 
 
 def routed(row: RunRow) -> RunRow:
-    """The row with its word for untrained routing as a number."""
+    """The row with its text for untrained routing as a number."""
     word = row.of("plan").get("expert_imbalance") == UNTRAINED
     return _with(row, {"plan.expert_imbalance": untrained(row)}) if word else row
 
 
 def adapted(row: RunRow) -> tuple[RunRow, ...]:
-    """The row once a way that its notes may be meant where its columns say nothing of adapters, and with what else they say was done."""
-    return tuple(_with(row, {**way, **techniques(row)}) for way in trained(row))
+    """The row in each possible reading of its notes, if its columns do not state adapters, with other settings from the notes."""
+    return tuple(_with(row, {**fields, **techniques(row)}) for fields in trained(row))
 
 
 def adapters_of(row: RunRow) -> str:
@@ -54,7 +54,7 @@ def adapters_of(row: RunRow) -> str:
 
 
 def also(row: RunRow, stack: Stack) -> Iterator[RunRow]:
-    """The row as it may have been run too: exchanges of experts, and their routing, that it does not state."""
+    """Further variants of the row: expert exchanges and routing that it does not state."""
     stated = row.of("plan")
     if (row.n_experts or 1) == 1:
         return
@@ -67,7 +67,7 @@ def also(row: RunRow, stack: Stack) -> Iterator[RunRow]:
 
 def counted_otherwise(row: RunRow, model: Model, gpus: int) -> float:
     """Measured seconds if TFLOP/s of a run that recomputes all count that too, over the seconds if they do not; else 1."""
-    if row.metric != "model_tflops_per_gpu" or row.act_ckpt != "full" or row.flop_convention:
+    if row.metric not in ("model_tflops_per_gpu", "mfu") or row.act_ckpt != "full" or row.flop_convention:
         return 1.0
     usual, hardware = (step_seconds(row, gpus, one, model) for one in ("full_attention", "hardware_2021"))
     return hardware / usual if usual and hardware else 1.0

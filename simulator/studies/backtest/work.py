@@ -1,4 +1,4 @@
-"""What a step on one GPU is made of, without any time: the terms that the stronger baseline may weigh."""
+"""The amounts of work of a step on one GPU: the terms of the stronger baseline."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _BELOW: Final = frozenset(  # links to and of what lies below HBM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What the step would be without a limit. gain: the share of the step that goes; gain_bytes: memory that goes."""
+    """The step without a limit. gain: the share of the step that is saved; gain_bytes: saved memory."""
 
     name: str
     meaning: str
@@ -102,10 +102,10 @@ def _without(program: Program, *prefixes: str) -> Program:
 
 
 def _shorter(op: Compute, prefixes: tuple[str, ...]) -> Compute:
-    kept = tuple(part for part in op.parts if not part[0].startswith(prefixes))
-    if len(kept) == len(op.parts):
+    parts = tuple(part for part in op.parts if not part[0].startswith(prefixes))
+    if len(parts) == len(op.parts):
         return op
-    return replace(op, parts=kept, duration_s=sum(seconds for _, seconds in kept))
+    return replace(op, parts=parts, duration_s=sum(seconds for _, seconds in parts))
 
 
 _PROGRAMS: Final[Mapping[str, tuple[str, Callable[[Program], Program]]]] = MappingProxyType(
@@ -162,17 +162,17 @@ def _gains(
     tried: Mapping[str, tuple[str, Callable[[Program], Program]]],
     played: Callable[[Callable[[Program], Program]], SimulatedStep],
 ) -> tuple[Gain, ...]:
-    whole = float(prediction.step_s)
+    full_s = float(prediction.step_s)
     stalls = float(prediction.breakdown.get("cuda_malloc", 0.0))
     found = []
     for name, (meaning, change) in tried.items():
-        step_s = min(float(played(change).step_s) + stalls, whole)
-        found.append(Gain(name=name, meaning=meaning, step_s=step_s, gain=1 - step_s / whole))
-    held = prediction.memory.peak_reserved_bytes - prediction.memory.peak_allocated_bytes
+        step_s = min(float(played(change).step_s) + stalls, full_s)
+        found.append(Gain(name=name, meaning=meaning, step_s=step_s, gain=1 - step_s / full_s))
+    fragmented = prediction.memory.peak_reserved_bytes - prediction.memory.peak_allocated_bytes
     for name, meaning, lost_s, num_bytes in (
         ("no bubble", "stages of the pipeline never stand idle", float(prediction.breakdown.get("bubble", 0.0)), 0),
-        ("no fragmentation", "the allocator reserves what is allocated, and gives nothing back", stalls, held),
+        ("no fragmentation", "the allocator reserves what is allocated, and gives nothing back", stalls, fragmented),
     ):
-        gain = Gain(name=name, meaning=meaning, step_s=whole - lost_s, gain=lost_s / whole, gain_bytes=num_bytes)
+        gain = Gain(name=name, meaning=meaning, step_s=full_s - lost_s, gain=lost_s / full_s, gain_bytes=num_bytes)
         found.append(gain)
     return tuple(sorted(found, key=lambda gain: (-gain.gain, gain.name)))

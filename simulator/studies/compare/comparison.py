@@ -1,4 +1,4 @@
-"""Several predictions beside a first one."""
+"""Several predictions compared with a first one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Subject:
     servers: Servers | None = None
 
     def same_software(self, other: Subject) -> bool:
-        """Only machines and prices differ."""
+        """Whether only machines and prices differ."""
         mine, theirs = (self.model, self.plan, self.stack), (other.model, other.plan, other.stack)
         return mine == theirs and self.program == other.program
 
@@ -63,7 +63,7 @@ class Subject:
         return served(self.servers, prediction.tokens_per_s, *inputs).tokens_per_s
 
     def counters(self, prediction: Prediction) -> Telemetry | None:
-        """What the step does to each part of the machine; not counted for a captured program."""
+        """The step's use of each part of the machine; not available for a captured program."""
         if self.model is None or self.plan is None:
             return None
         return telemetry(prediction, self.model, self.plan, self.cluster, self.calibration, self.stack)
@@ -92,7 +92,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All of them, the first one first."""
+    """All predictions, the reference first."""
 
     rows: tuple[Compared, ...]
 
@@ -189,5 +189,5 @@ def _data(row: Compared) -> dict[str, Any]:
 
 
 def busy(counters: Telemetry) -> dict[str, dict[str, float]]:
-    """Part -> mean and highest share of what it can do, of the class of ranks that uses it most."""
+    """Part -> mean and highest utilisation, of the rank class that uses it most."""
     return {name: {"mean": use.mean, "peak": use.peak} for name, (use, _) in counters.busiest.items()}

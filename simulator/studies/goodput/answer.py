@@ -221,10 +221,10 @@ def _interval_s(run: LongRun, saving: Saving, rate: float, step_s: float, work_s
     from the steps beside it is not known, so all of it is counted. That one is not begun before the last one is written is
     a bound in Wang et al. too (Gemini, SOSP 2023, section 2).
     """
-    wanted = run.checkpoint_interval_s
-    if wanted is None:
-        wanted = daly_s(1 / rate, saving.total_s) if rate else work_s
-    return min(max(wanted, step_s, saving.total_s), work_s)
+    given = run.checkpoint_interval_s
+    if given is None:
+        given = daly_s(1 / rate, saving.total_s) if rate else work_s
+    return min(max(given, step_s, saving.total_s), work_s)
 
 
 def _played(
@@ -277,17 +277,17 @@ def _cost(price: Price, currency: str, device_hours: NDArray[np.float64]) -> Run
 
 
 def _days(played: Sequence[SimulatedRun], prediction: Prediction, seed: int, jitter: float) -> list[float]:
-    """Days of each run at a step time drawn from the prediction's own interval: lognormal, the same for all its steps.
+    """Days of each run at a step time drawn from the prediction's own interval, the same for all its steps.
 
-    jitter: one sigma of the mean of all steps.
+    Lognormal on either side of the middle, each as wide as the interval's end there. jitter: one sigma of the mean of all steps.
     """
-    step_s, high = float(prediction.step_s), float(prediction.high_s)  # the lower end may be the data sheet's limit
-    sigma = hypot(log(high / step_s) / _Z90 if 0 < step_s < high else 0.0, jitter)
+    step_s, low, high = (float(one) for one in (prediction.step_s, prediction.low_s, prediction.high_s))
+    down, up = (hypot(log(s / step_s) / _Z90, jitter) if s * step_s > 0 else jitter for s in (low, high))
     drawn = np.random.default_rng((seed, 2**32)).standard_normal(len(played)).tolist()
     days: list[float] = []
     for each, z in zip(played, drawn, strict=True):
         training = each.seconds["training"]
-        days.append((each.total_s + training * (exp(sigma * z) - 1)) / DAY_S)
+        days.append((each.total_s + training * (exp((up if z > 0 else down) * z) - 1)) / DAY_S)
     return days
 
 
@@ -298,11 +298,11 @@ def _spread(values: Sequence[float] | NDArray[np.float64]) -> Spread:
 
 def _parts(played: Sequence[SimulatedRun], late: float) -> tuple[Share, ...]:
     """late: what the slowest host of every step adds to it; of training, its part is listed apart."""
-    whole = summed(each.total_s for each in played)
+    total = summed(each.total_s for each in played)
     sums = {part: summed(each.seconds[part] for each in played) for part in PARTS}
     trained = sums["training"] / (1 + late)
     sums |= {"training": trained, "jitter": sums["training"] - trained if late else 0.0}
-    return tuple(Share(part=p, seconds=s / len(played), share=s / whole) for p, s in sums.items() if s)
+    return tuple(Share(part=p, seconds=s / len(played), share=s / total) for p, s in sums.items() if s)
 
 
 def _interruptions(played: Sequence[SimulatedRun]) -> tuple[tuple[str, float], ...]:

@@ -1,4 +1,4 @@
-"""Elastic training on spot machines: the job takes what is offered, and pays for each change of its size.
+"""Elastic training on spot machines: the job uses the offered nodes, at a cost for each change of size.
 
 Between changes it trains as `goodput` has it at that size, failures and checkpoints counted. A change costs a restart, in which
 the sharded checkpoint is read back on the new ranks; machines taken away without enough notice for a checkpoint cost half an
@@ -21,7 +21,7 @@ HOUR_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What there is from an hour on."""
+    """Nodes available from an hour on."""
 
     hour: float
     price_per_gpu_hour: float
@@ -56,7 +56,7 @@ class Size:
 
 @dataclass(slots=True)
 class Elastic:
-    """What came of the offers. days, dollars: until the run ended; days is None where it did not.
+    """The result under the offers. days, dollars: until the run ended; days is None if it did not.
 
     seconds: training, changing its size, paused. lost_tokens: trained again. by_nodes: days with so many.
     """
@@ -81,12 +81,7 @@ class Elastic:
 
 
 def follow(
-    offers: Sequence[Offer],
-    sizes: Mapping[int, Size],
-    tokens: float,
-    *,
-    most_price: float = inf,
-    notice_s: float = 0.0,
+    offers: Sequence[Offer], sizes: Mapping[int, Size], tokens: float, *, most_price: float = inf, notice_s: float = 0.0
 ) -> Elastic:
     """Train that many tokens on what is offered; the last offer holds on. sizes: by number of nodes, those that can run.
 
@@ -97,12 +92,12 @@ def follow(
         fitting = [
             one for nodes, one in sizes.items() if nodes <= offer.nodes and offer.price_per_gpu_hour <= most_price
         ]
-        wanted = max(fitting, key=lambda one: one.tokens_per_s, default=None)
-        if wanted != size:
+        best = max(fitting, key=lambda one: one.tokens_per_s, default=None)
+        if best != size:
             if size is not None:
                 down_s = _leave(found, size, taken=offer.nodes < size.nodes, saved=notice_s >= size.written_s > 0)
-            down_s += wanted.restart_s if wanted is not None and found.seconds["training"] else 0.0
-            size = wanted
+            down_s += best.restart_s if best is not None and found.seconds["training"] else 0.0
+            size = best
         down_s = _stay(found, size, offer.price_per_gpu_hour, length_s, down_s, tokens)
         if found.days is not None:
             break
@@ -116,7 +111,7 @@ def _lengths(offers: Sequence[Offer]) -> Iterator[tuple[Offer, float]]:
 
 
 def _leave(found: Elastic, size: Size, *, taken: bool, saved: bool) -> float:
-    """A size is left: seconds of a checkpoint, or work that is lost."""
+    """Leave a size: the seconds of a checkpoint, or of lost work."""
     found.changes += 1
     if not taken or saved:
         return size.blocking_s
@@ -127,7 +122,7 @@ def _leave(found: Elastic, size: Size, *, taken: bool, saved: bool) -> float:
 
 
 def _stay(found: Elastic, size: Size | None, price: float, length_s: float, down_s: float, tokens: float) -> float:
-    """Hold a size for so long, or until the run ends; what is left of a change that has not ended."""
+    """Train at a size for that long or until the run ends; returns the rest of an unfinished change."""
     if size is None:
         found.seconds["paused"] += length_s if length_s < inf else 0.0
         return 0.0

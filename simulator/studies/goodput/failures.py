@@ -20,7 +20,7 @@ Per = Literal["gpu", "nic", "host", "job"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSize:
-    """What of a job can fail."""
+    """Numbers of components of a job that can fail."""
 
     gpus: int
     nics: int
@@ -78,7 +78,7 @@ PRESETS: Final = {"llama3": _llama3, "none": tuple[Cause]}
 
 
 class Failures(Strict):
-    """`[run.failures]`: a preset's causes, and causes of one's own beside them."""
+    """`[run.failures]`: a preset's causes, and user-defined ones."""
 
     preset: str = Field(
         default="llama3",

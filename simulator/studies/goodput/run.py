@@ -1,4 +1,4 @@
-"""LongRun: what turns a step into a run of weeks: how much to train, when to save, what fails, how it comes back."""
+"""LongRun: a training run of weeks: its length, checkpoints, failures and restarts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class LongRun(Strict):
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """Everything that interrupts."""
+        """All causes of interruption."""
         if self.spot_mtbf_s is None:
             return self.failures.all
         spot = Cause(name=SPOT, per="host", mtbf_s=self.spot_mtbf_s, notice_s=self.spot_notice_s)

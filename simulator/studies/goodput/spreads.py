@@ -1,4 +1,4 @@
-"""Amounts that are not always the same: drawn by their quantile, so that one uniform number is one draw."""
+"""Random amounts, drawn by their quantile, so that one uniform number is one draw."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Uniform(Strict, Generic[T]):
 
 
 class Exponential(Strict, Generic[T]):
-    """Without memory, with this mean."""
+    """Exponential with this mean."""
 
     distribution: Literal["exponential"]
     mean: T = Field(gt=0)
@@ -73,7 +73,7 @@ Times = Annotated[Annotated[Seconds, Field(ge=0), Tag("number")] | _OfTimes, Dis
 
 
 def amount(value: float | AnySpread, share: float) -> float:
-    """A constant, or what lies at that share of a distribution."""
+    """A constant, or the quantile of a distribution."""
     return float(value) if isinstance(value, int | float) else value.at(share)
 
 

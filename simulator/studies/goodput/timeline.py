@@ -89,7 +89,7 @@ class _Draws:
 
 
 def expected_interruptions(conditions: Conditions) -> float:
-    """How often one run is interrupted, about: as often as it is trained anew, times the restarts each time needs.
+    """Approximate number of interruptions of one run: repeats of training, times the restarts of each.
 
     Of exponential failures, e^(R/M) restarts of length R are begun for one that is not interrupted, and work is done
     M (e^(τ/M) − 1)/τ times until it is saved, M of those that strike without notice (Daly 2006, section 3).
@@ -139,11 +139,11 @@ class _Run:
         return up_s, None if up_s == inf else self._draws.cause(self._c.causes, self._rate)
 
     def _is_saved(self, cause: Cause | None) -> bool:
-        """There is time for a checkpoint before it strikes."""
+        """Whether its notice leaves time for a checkpoint."""
         return cause is None or cause.notice_s >= self._c.written_s > 0
 
     def _train(self, up_s: float, slow_after_s: float, pace: float, *, saves: bool) -> bool:
-        """Train until the interruption; whether the run ended before it. What is not saved then is lost.
+        """Train until the interruption; returns whether the run ended before it. Unsaved work is lost.
 
         pace: times as long as everything takes from slow_after_s on.
         """

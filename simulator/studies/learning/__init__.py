@@ -13,26 +13,24 @@ from collections.abc import Iterable, Mapping
 from simulator.base.errors import Fault, InputError
 from simulator.studies.backtest.rows import BadRow, RunRow
 from simulator.studies.learning.observed import Refused, observed, on_one_stack
-from simulator.studies.learning.report import Lesson, lesson, lines
+from simulator.studies.learning.report import LearningReport, learning_report, lines
 from simulator.studies.learning.traced import traced
 from simulator.work.recorded.recording import Recording
 
-__all__ = ["Lesson", "learn", "lines"]
+__all__ = ["LearningReport", "learn", "lines"]
 
 MOST_RUNS = 64
 
 
-def learn(rows: Iterable[RunRow | BadRow], name: str, traces: Mapping[str, Recording] | None = None) -> Lesson:
-    """What the rows teach. traces: of one rank's step, by the id of its row.
+def learn(rows: Iterable[RunRow | BadRow], name: str, traces: Mapping[str, Recording] | None = None) -> LearningReport:
+    """Coefficients learned from the rows. traces: of one rank's step, by the id of its row.
 
     Raises InputError where no row can teach, with the reason of each, where they are too many, or where a trace cannot.
     """
     rows = list(rows)
     if len(rows) > MOST_RUNS:
         problem = f"{len(rows)} runs; a handful teaches what there is to learn"
-        raise InputError(
-            Fault(place="runs", problem=problem, remedy=f"at most {MOST_RUNS}: spread over sizes and nodes")
-        )
+        raise InputError.at("runs", problem, f"at most {MOST_RUNS}: spread over sizes and nodes")
     bad = [
         Refused(row.id or f"line {row.line}", "; ".join(map(str, row.faults)))
         for row in rows
@@ -41,11 +39,8 @@ def learn(rows: Iterable[RunRow | BadRow], name: str, traces: Mapping[str, Recor
     found, refused = observed(row for row in rows if isinstance(row, RunRow))
     if not found:
         raise InputError(
-            [
-                Fault(place=one.id, problem=one.reason, remedy="see docs/reference/runs-table.md")
-                for one in (*bad, *refused)
-            ]
-            or Fault(place="runs", problem="the table has no rows", remedy="a row for each measured run")
+            [Fault(one.id, one.reason, "see docs/reference/runs-table.md") for one in (*bad, *refused)]
+            or Fault("runs", "the table has no rows", "a row for each measured run")
         )
     runs = on_one_stack(found)
-    return lesson([*runs, *traced(runs, traces or {})], [*bad, *refused], name)
+    return learning_report([*runs, *traced(runs, traces or {})], [*bad, *refused], name)

@@ -1,4 +1,4 @@
-"""What to measure next: the plan whose time would narrow the intervals of all plans at hand most.
+"""What to measure next: the plan whose time would narrow the intervals of all given plans most.
 
 A measured step of slopes j takes (jᵗ Σ t)² / (τ² + jᵗ Σ j) off the variance of a step of slopes t, whatever it will turn out to be.
 """
@@ -24,7 +24,7 @@ _BASES: Final = 3  # runs whose plans are varied: the surest, the middle and the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextRun:
-    """A run to measure: like which measured one, and what differs.
+    """A run to measure: a measured one with changes.
 
     half: of its interval, in log time. mean_before, mean_after: the same of all plans at hand. teaches: the coefficient that it
     narrows most, from one sigma to the other.
@@ -42,7 +42,7 @@ class NextRun:
 
 def next_run(found: Posterior, observed: Sequence[Observed]) -> NextRun | None:
     """The best of the measured plans' neighbours; None where none can be predicted."""
-    kept = [NAMES.index(name) for name in found.names]
+    indices = [NAMES.index(name) for name in found.names]
     widths = np.einsum("ik,kl,il->i", found.slopes, found.covariance, found.slopes)
     order = np.argsort(widths, kind="stable")
     bases = dict.fromkeys(int(order[i]) for i in np.linspace(0, len(order) - 1, min(_BASES, len(order))).astype(int))
@@ -51,13 +51,13 @@ def next_run(found: Posterior, observed: Sequence[Observed]) -> NextRun | None:
         for changes, run in _neighbours(observed[base].run):
             try:
                 one = as_run(run)
-                candidates.append((observed[base], changes, one.step({}).slopes[kept], one))
+                candidates.append((observed[base], changes, one.step({}).slopes[indices], one))
             except InputError:
                 continue
     every = np.vstack([found.slopes, *(one[2] for one in candidates)])
     ranked = sorted(candidates, key=lambda one: -_taken_off(found, one[2], every))
     best = next((one for one in ranked if one[3].fits), None)  # memory is looked at last: it costs most
-    return None if best is None else _told(found, best, every)
+    return None if best is None else _as_next_run(found, best, every)
 
 
 def _taken_off(found: Posterior, j: Array, every: Array) -> float:
@@ -66,7 +66,7 @@ def _taken_off(found: Posterior, j: Array, every: Array) -> float:
     return float((gain**2).sum()) / (found.apart**2 + float(j @ found.covariance @ j))
 
 
-def _told(found: Posterior, best: _Candidate, every: Array) -> NextRun:
+def _as_next_run(found: Posterior, best: _Candidate, every: Array) -> NextRun:
     base, changes, j, _ = best
     then = found.covariance @ j
     after = found.covariance - np.outer(then, then) / (found.apart**2 + float(j @ then))
@@ -90,7 +90,7 @@ def _told(found: Posterior, best: _Candidate, every: Array) -> NextRun:
 
 
 def _neighbours(run: Run) -> Iterator[tuple[str, Run]]:
-    """The run with one thing changed by a factor of two or four, as anybody could start it."""
+    """Variants of the run with one setting changed by a factor of two or four."""
     plan, ranks = run.plan, "dp_shard" if run.plan.dp_shard > 1 else "dp_replicate"
     changes: list[dict[str, Any]] = [{"micro_batch_size": plan.micro_batch_size * 2}, {"seq_len": plan.seq_len * 2}]
     changes += [{"micro_batch_size": plan.micro_batch_size // 2}] if plan.micro_batch_size > 1 else []

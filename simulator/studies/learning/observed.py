@@ -1,4 +1,4 @@
-"""What was measured, and what the same runs would take under other coefficients."""
+"""Measured runs, and their predictions under other coefficients."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from simulator.spec.calibration.collective_curves import LinkCurves, default_cur
 from simulator.spec.calibration.learned import NAMES, Values, on_links, on_stack, speeds
 from simulator.spec.calibration.likeness import Point, point_of
 from simulator.spec.software.stack import Stack
+from simulator.studies.backtest.blanks import filled_rows
 from simulator.studies.backtest.measured import NoStepTimeError
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.resolve import Run, resolve, with_attention
 from simulator.studies.backtest.rows import RunRow
-from simulator.studies.backtest.ways import ways_of
 from simulator.studies.backtest.work import measured_step_s
 
 Array = NDArray[np.float64]
@@ -36,7 +36,7 @@ UNKNOWN_SCATTER: Final = 0.08
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A row that teaches nothing, and why."""
+    """A row that cannot be used, and the reason."""
 
     id: str
     reason: str
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A run that can be predicted again under other coefficients, and the seconds that it took (0: nobody measured it)."""
+    """A run that can be predicted again under other coefficients, and its measured seconds (0: not measured)."""
 
     run: Run
     measured_s: float
@@ -67,7 +67,7 @@ class Observed:
 
     @property
     def fits(self) -> bool:
-        """The best estimate is that it runs, which decides how a row's blanks are meant."""
+        """Whether the best estimate fits; the first variant of a row that does is used."""
         return memory_of(self.lowering, quick=True).verdict.runs
 
     @property
@@ -76,11 +76,11 @@ class Observed:
 
     @property
     def point(self) -> Point:
-        """Where it lies among other runs."""
+        """Its point in the space of runs."""
         return point_of(self.run.model, self.run.plan, self.run.cluster)
 
     def step(self, values: Values, curves: LinkCurves | None = None, nodes: float = 1.0) -> Step:
-        """What it takes under these values. curves: of links under them, where they are at hand."""
+        """The predicted step under these values. curves: link curves under them, if known."""
         run = self.run
         if not values:
             return self.taken(self.lowering, self.played)
@@ -91,11 +91,11 @@ class Observed:
 
     @property
     def played(self) -> SimulatedStep:
-        """The step as nothing was learned."""
+        """The step without learned coefficients."""
         return play(self.lowering)
 
     def taken(self, lowering: Lowering, played: SimulatedStep) -> Step:
-        """What was measured, of a step as predicted."""
+        """The measured part of a predicted step."""
         return step_of(lowering, played, self.run.time_factor)
 
 
@@ -113,7 +113,7 @@ def step_of(lowering: Lowering, played: SimulatedStep, factor: float) -> Step:
 
 
 def observed(rows: Iterable[RunRow]) -> tuple[list[Observed], list[Refused]]:
-    """The rows that can teach, and the others with their reasons."""
+    """The usable rows, and the others with their reasons."""
     found, refused = list[Observed](), list[Refused]()
     for row in rows:
         try:
@@ -126,15 +126,15 @@ def observed(rows: Iterable[RunRow]) -> tuple[list[Observed], list[Refused]]:
 
 
 def _observed(row: RunRow) -> Observed:
-    """The row in the first way to fill its blanks that fits the device. Raises RefusedError, or InputError."""
+    """The row's first variant that fits the device. Raises RefusedError, or InputError."""
     first: InputError | RefusedError | None = None
     last: Observed | None = None
-    ways = ways_of(row)
-    for way in ways:
+    rows = filled_rows(row)
+    for filled in rows:
         try:
-            run = resolve(way)
+            run = resolve(filled)
             last = as_run(run, measured_step_s(run) or 0.0)
-            if len(ways) == 1 or last.fits:
+            if len(rows) == 1 or last.fits:
                 break
         except (InputError, RefusedError) as exc:
             first = first or exc
@@ -146,7 +146,7 @@ def _observed(row: RunRow) -> Observed:
 
 
 def on_one_stack(runs: Sequence[Observed]) -> list[Observed]:
-    """Runs of software that nobody described, on the generic stack that most of them get: one program is one stack.
+    """Runs of undescribed software, all on the generic stack that most of them have: one program is one stack.
 
     Compiled runs and others are two. A plan that the stack cannot run keeps its own.
     """

@@ -50,8 +50,13 @@ class Scatter:
     @property
     def covariance(self) -> Array:
         """Of the runs' errors beside the coefficients'. A run of little weight is as if it scattered more, in all that it does."""
-        whole = self.own**2 + self.shared**2
-        return self.shared**2 * self.correlation + np.diag(whole / self.weights - self.shared**2)
+        return self.shared**2 * self.correlation + np.diag(self.own**2 + self.added)
+
+    @property
+    def added(self) -> Array:
+        """What little weight adds to a run's own variance."""
+        found: Array = (self.own**2 + self.shared**2) * (1 / self.weights - 1)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +111,7 @@ class Posterior:
         return found
 
     def as_file(self, name: str, runs: Sequence[str]) -> Learned:
-        """What a prediction needs of it; digits beyond the sixth say nothing (of the inverse, beyond the twelfth)."""
+        """The part that predictions need, rounded to six digits (the inverse: twelve)."""
         sigmas = np.sqrt(np.diag(self.covariance))
         cross = (self.prior**2)[:, None] * self.slopes.T @ self.inverse
         return Learned(
@@ -156,23 +161,23 @@ def posterior(observed: Sequence[Observed]) -> Posterior:
     first = tuple(one.step({}) for one in observed)
     prior = np.max([s.prior for s in first], axis=0)
     prior[NAMES.index("software")] = max(prior[NAMES.index("software")], _LEAST)
-    taught = np.max([np.abs(s.slopes) for s in first], axis=0) * prior > 0
-    kept = [i for i in range(len(NAMES)) if taught[i]]
-    names = tuple(NAMES[i] for i in kept)
-    asked = _Asked(
-        names=names, kept=kept, prior=prior[kept], scatter=max(_LEAST, float(np.median([s.scatter for s in first]))), nodes=nodes,
+    moved_by_runs = np.max([np.abs(s.slopes) for s in first], axis=0) * prior > 0
+    indices = [i for i in range(len(NAMES)) if moved_by_runs[i]]
+    names = tuple(NAMES[i] for i in indices)
+    problem = _Problem(
+        names=names, indices=indices, prior=prior[indices], scatter=max(_LEAST, float(np.median([s.scatter for s in first]))), nodes=nodes,
         measured=np.log([o.measured_s for o in observed]), points=tuple(one.point for one in observed),
         steps_at=lambda theta: steps_at(names, theta),
     )  # fmt: skip
-    return asked.answered(first)
+    return problem.answered(first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Problem:
     """The problem: what was measured, what was known before, and the steps of any coefficients."""
 
     names: tuple[CoefficientName, ...]
-    kept: list[int]
+    indices: list[int]
     prior: Array
     scatter: float
     nodes: float
@@ -201,7 +206,7 @@ class _Asked:
 
     def at(self, theta: Array, steps: tuple[Step, ...]) -> Posterior:
         """The linear problem around these coefficients."""
-        j = np.array([s.slopes[self.kept] for s in steps])
+        j = np.array([s.slopes[self.indices] for s in steps])
         residuals = self.measured - np.log([s.seconds for s in steps])
         target, known = residuals + j @ theta, j @ np.diag(self.prior**2) @ j.T
         found = _scattered(target, known, alike(self.points, self.points), self.scatter)
@@ -238,28 +243,31 @@ def _inverse(covariance: Array) -> Array:
 
 
 def _scattered(target: Array, known: Array, correlation: Array, before: float) -> Scatter:
-    """The most probable scatter, every run counted alike; then the weights under it."""
+    """The most probable scatter under the runs' weights, and their weights under it, in turn (Student's t by iterated weighing)."""
 
-    def cost(logs: Array) -> float:
+    def cost(logs: Array, weights: Array) -> float:
         own, shared = logs
-        found = Scatter(math.exp(own), math.exp(shared), correlation, np.ones(len(target)))
-        covariance = known + found.covariance
+        covariance = known + Scatter(math.exp(own), math.exp(shared), correlation, weights).covariance
         fits = float(target @ _inverse(covariance) @ target) + float(np.linalg.slogdet(covariance)[1])
         off = ((own - math.log(before) - _OWN[0]) / _OWN[1], (shared - math.log(before) - _SHARED[0]) / _SHARED[1])
         return float(fits + off[0] ** 2 + off[1] ** 2)
 
-    start = [math.log(before) + _OWN[0], math.log(before) + _SHARED[0]]
-    own, shared = minimize(cost, start, method="Nelder-Mead", options={"maxiter": 200}).x
-    found = Scatter(math.exp(own), math.exp(shared), correlation, np.ones(len(target)))
-    for _ in range(_WEIGHINGS if len(target) > 1 else 0):
+    found = Scatter(math.exp(_OWN[0]) * before, math.exp(_SHARED[0]) * before, correlation, np.ones(len(target)))
+    for _ in range(_WEIGHINGS):
+        start = [math.log(found.own), math.log(found.shared)]
+        own, shared = minimize(cost, start, args=(found.weights,), method="Nelder-Mead", options={"maxiter": 200}).x
+        found = replace(found, own=math.exp(own), shared=math.exp(shared))
+        if len(target) == 1:  # nothing else says anything of it
+            break
         inverse = _inverse(known + found.covariance)
-        odd = (inverse @ target) ** 2 / np.diag(inverse)  # squared, in sigmas of what the others say
+        variances = np.maximum(found.own**2, 1 / np.diag(inverse) - found.added)
+        odd = (inverse @ target / np.diag(inverse)) ** 2 / variances  # squared, in sigmas of what the others say
         found = replace(found, weights=np.minimum(1.0, (FREEDOM + 1) / (FREEDOM + odd)))
     return found
 
 
 def _predicts(found: Posterior, unmoved: Posterior) -> bool:
-    """Whether the runs move anything. Of software that nobody described always.
+    """Whether the runs change any coefficient; always true for undescribed software.
 
     Stacks hold coefficients that measurements taught: there, left out one by one, the runs must be clearly nearer to what the
     others teach than to what was known before.
@@ -276,8 +284,7 @@ def without(found: Posterior, index: int) -> tuple[float, float, Array]:
     By the slopes at the posterior: no prediction is made anew.
     """
     precision = found.inverse[index, index]
-    weighted = (found.found.own**2 + found.found.shared**2) * (1 / found.weights[index] - 1)
-    sigma = math.sqrt(max(found.found.own**2, 1 / precision - weighted))
+    sigma = math.sqrt(max(found.found.own**2, 1 / precision - found.found.added[index]))
     rest = [i for i in range(len(found.steps)) if i != index]
     j = found.slopes[rest]
     cross = (found.prior**2)[:, None] * j.T

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.base.errors import Fault, StackError
+from simulator.base.errors import StackError
 from simulator.base.units import format_bytes, format_seconds
 from simulator.predict import memory_of
 from simulator.spec.calibration.learned import ADDED, CoefficientName, Learned
@@ -21,12 +21,12 @@ from simulator.studies.learning.observed import Observed, Refused
 from simulator.studies.learning.posterior import Posterior, posterior, without
 
 SCHEMA_VERSION: Final = 1
-_TOLD: Final = 0.2  # of a coefficient's teaching: runs with less are not named
+_NAMED_SHARE: Final = 0.2  # of a coefficient's teaching: runs with less are not named
 _MOVED: Final = 0.98  # of its sigma before: a coefficient with more left is as unknown as before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taught:
+class CoefficientUpdate:
     """A coefficient: its factor (overlap, overhead: what is added) and one sigma before and after; runs -> part of the teaching."""
 
     name: CoefficientName
@@ -37,7 +37,7 @@ class Taught:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Teacher:
+class RunResult:
     """A run: seconds measured, predicted before and after, and predicted by what the other runs teach, with its 90 % interval.
 
     contradicts: it lies outside that interval. weight: of it among the others, 1 where it agrees.
@@ -55,7 +55,7 @@ class Teacher:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class RunMemory:
     """Memory of a run, where its row states it: the figure of its metric, predicted and measured."""
 
     id: str
@@ -65,16 +65,16 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
+class LearningReport:
     """All that a table of a user's own runs taught."""
 
     learned: Learned
-    coefficients: tuple[Taught, ...]
-    runs: tuple[Teacher, ...]
+    coefficients: tuple[CoefficientUpdate, ...]
+    runs: tuple[RunResult, ...]
     refused: tuple[Refused, ...]
     moved: bool
     next: NextRun | None
-    memory: tuple[Held, ...] = ()
+    memory: tuple[RunMemory, ...] = ()
     observed: tuple[Observed, ...] = ()
 
     def stack(self) -> Stack:
@@ -82,7 +82,7 @@ class Lesson:
         kinds = {(one.run.stack.name, one.run.cluster.device.architecture): one.run.stack for one in self.observed}
         if len(kinds) > 1:
             problem = f"the runs are of {', '.join(' on '.join(kind) for kind in kinds)}"
-            raise StackError(Fault(place="runs", problem=problem, remedy="a table for each stack and architecture"))
+            raise StackError.at("runs", problem, "a table for each stack and architecture")
         (_, architecture), stack = next(iter(kinds.items()))
         return self.learned.as_stack(stack.copy_with(known="described"), architecture)
 
@@ -100,29 +100,29 @@ class Lesson:
         }
 
 
-def lesson(observed: Sequence[Observed], refused: Sequence[Refused], name: str) -> Lesson:
+def learning_report(observed: Sequence[Observed], refused: Sequence[Refused], name: str) -> LearningReport:
     """Learn from the runs, at least one, and say what came of it."""
     found = posterior(observed)
     before = [one.step({}).seconds for one in observed]
-    return Lesson(
+    return LearningReport(
         learned=found.as_file(name, tuple(dict.fromkeys(one.run.row.id for one in observed))),
-        coefficients=tuple(_taught(found, observed)),
-        runs=tuple(_teacher(found, i, one, before[i]) for i, one in enumerate(observed)),
+        coefficients=tuple(_coefficient_updates(found, observed)),
+        runs=tuple(_run_result(found, i, one, before[i]) for i, one in enumerate(observed)),
         refused=tuple(refused),
         moved=found.moved,
         next=next_run(found, observed),
-        memory=tuple(_held(observed)),
+        memory=tuple(_memory_of_runs(observed)),
         observed=tuple(observed),
     )
 
 
-def _held(observed: Sequence[Observed]) -> Iterator[Held]:
+def _memory_of_runs(observed: Sequence[Observed]) -> Iterator[RunMemory]:
     """Memory is computed, not learned: what is off points to something that the row does not say."""
     for one in {each.run.row.id: each for each in observed}.values():
         measured = memory_bytes(one.run.row)
         if measured is not None:
             predicted = memory_figure(one.run, memory_of(one.lowering).memory)
-            yield Held(
+            yield RunMemory(
                 id=one.run.row.id,
                 metric=one.run.row.mem_metric or "",
                 predicted_bytes=predicted,
@@ -130,28 +130,32 @@ def _held(observed: Sequence[Observed]) -> Iterator[Held]:
             )
 
 
-def _taught(found: Posterior, observed: Sequence[Observed]) -> Iterator[Taught]:
+def _coefficient_updates(found: Posterior, observed: Sequence[Observed]) -> Iterator[CoefficientUpdate]:
     """A run's part: how much less would be known of the coefficient without it."""
     variance = np.diag(found.covariance)
     more = np.array([np.diag(without(found, i)[2]) / variance - 1 for i in range(len(observed))])
     for k, name in enumerate(found.names):
         total = float(more[:, k].sum())
         parts = {one.id: float(more[i, k]) / total for i, one in enumerate(observed)} if total > 0 else {}
-        yield Taught(
+        yield CoefficientUpdate(
             name=name,
             value=float(found.theta[k]) if name in ADDED else math.exp(found.theta[k]),
             prior_sigma=float(found.prior[k]),
             sigma=math.sqrt(variance[k]),
-            by={run: round(part, 3) for run, part in sorted(parts.items(), key=lambda item: -item[1]) if part >= _TOLD},
+            by={
+                run: round(part, 3)
+                for run, part in sorted(parts.items(), key=lambda item: -item[1])
+                if part >= _NAMED_SHARE
+            },
         )
 
 
-def _teacher(found: Posterior, index: int, one: Observed, before_s: float) -> Teacher:
+def _run_result(found: Posterior, index: int, one: Observed, before_s: float) -> RunResult:
     error, sigma, _ = without(found, index)
     left_out_s = one.measured_s * math.exp(error)
     reach = math.exp(found.reach * sigma)
     low_s, high_s = left_out_s / reach, left_out_s * reach
-    return Teacher(
+    return RunResult(
         id=one.id,
         measured_s=one.measured_s,
         before_s=before_s,
@@ -164,39 +168,39 @@ def _teacher(found: Posterior, index: int, one: Observed, before_s: float) -> Te
     )
 
 
-def lines(told: Lesson) -> Iterator[str]:
-    """The lesson as plain text."""
-    yield f"{len(told.learned.runs)} runs taught; beside what the coefficients explain, steps scatter by {told.learned.scatter:.1%} (one sigma)"
-    alike = told.learned.likeness
+def lines(report: LearningReport) -> Iterator[str]:
+    """The report as plain text."""
+    yield f"{len(report.learned.runs)} runs taught; beside what the coefficients explain, steps scatter by {report.learned.scatter:.1%} (one sigma)"
+    alike = report.learned.likeness
     if alike is not None:
         yield f"What runs like each other share lies within {alike.sigma:.1%} (one sigma): predictions of runs like these follow them most."
-    guessed = sorted({one.run.stack.name for one in told.observed if one.run.stack.known != "described"})
+    guessed = sorted({one.run.stack.name for one in report.observed if one.run.stack.known != "described"})
     if guessed:
         yield f"Their software is taken as {' and '.join(guessed)}: give the same to predict (--stack), or name it in the table (stack)."
-    if not told.moved:
+    if not report.moved:
         yield "Left out one by one, the runs are not clearly nearer to what the others teach: no coefficient was moved."
     yield f"\n{'coefficient':12} {'before':>18} {'after':>18}  taught by"
-    for one in told.coefficients:
+    for one in report.coefficients:
         by = ", ".join(f"{run} ({part:.0%})" for run, part in one.by.items())
         unknown = one.sigma > _MOVED * one.prior_sigma
         by = "no run: as unknown as before" if unknown else by or "all alike"
         yield f"{one.name.replace('_', ' '):12} {_value(one, before=True):>18} {_value(one, before=False):>18}  {by}"
     yield f"\n{'run':24} {'measured':>10} {'before':>8} {'after':>8} {'left out':>9}"
-    for run in told.runs:
+    for run in report.runs:
         errors = ((s / run.measured_s - 1) for s in (run.before_s, run.after_s, run.left_out_s))
         before, after, left = (f"{error:+.1%}" for error in errors)
         yield f"{run.id[:24]:24} {format_seconds(run.measured_s):>10} {before:>8} {after:>8} {left:>9}"
-    for held in told.memory:
-        off = f"{held.predicted_bytes / held.measured_bytes - 1:+.1%}"
-        figures = f"{format_bytes(held.predicted_bytes)} predicted, {format_bytes(held.measured_bytes)} measured ({held.metric})"
-        yield f"memory of {held.id}: {figures}, {off}; nothing is learned of memory"
-    yield from _contradictions(told)
-    yield from (f"not used: {one.id}: {one.reason}" for one in told.refused)
-    if told.next is not None:
-        yield from _next(told.next)
+    for memory in report.memory:
+        off = f"{memory.predicted_bytes / memory.measured_bytes - 1:+.1%}"
+        figures = f"{format_bytes(memory.predicted_bytes)} predicted, {format_bytes(memory.measured_bytes)} measured ({memory.metric})"
+        yield f"memory of {memory.id}: {figures}, {off}; nothing is learned of memory"
+    yield from _contradictions(report)
+    yield from (f"not used: {one.id}: {one.reason}" for one in report.refused)
+    if report.next is not None:
+        yield from _next(report.next)
 
 
-def _value(one: Taught, *, before: bool) -> str:
+def _value(one: CoefficientUpdate, *, before: bool) -> str:
     sigma = one.prior_sigma if before else one.sigma
     if one.name in ADDED:
         value, unit = (0.0 if before else one.value), (1e3, " ms") if one.name == "overhead" else (1e2, " %")
@@ -204,8 +208,8 @@ def _value(one: Taught, *, before: bool) -> str:
     return f"x {1.0 if before else one.value:.2f} ± {sigma:.0%}"
 
 
-def _contradictions(told: Lesson) -> Iterator[str]:
-    for run in told.runs:
+def _contradictions(report: LearningReport) -> Iterator[str]:
+    for run in report.runs:
         if run.contradicts:
             low, high = (f"{s / run.left_out_s - 1:+.0%}" for s in (run.low_s, run.high_s))
             yield (

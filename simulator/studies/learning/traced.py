@@ -42,12 +42,12 @@ class Traced(Observed):
 
     @override
     def taken(self, lowering: Lowering, played: SimulatedStep) -> Step:
-        """The category alone: its slope is 1, and that of everything alike."""
-        whole = step_of(lowering, played, self.run.time_factor)
+        """The category alone: its slope and that of all time are 1."""
+        full_step = step_of(lowering, played, self.run.time_factor)
         names = ("software", self.category)
         slopes = np.array([float(name in names) for name in NAMES])
         seconds = predicted(played.breakdown)[self.category] * self.run.time_factor
-        return Step(seconds, slopes, whole.prior, math.hypot(_SCATTER, whole.scatter), whole.described)
+        return Step(seconds, slopes, full_step.prior, math.hypot(_SCATTER, full_step.scatter), full_step.described)
 
 
 def traced(runs: list[Observed], traces: Mapping[str, Recording]) -> Iterator[Traced]:
@@ -67,18 +67,16 @@ def traced(runs: list[Observed], traces: Mapping[str, Recording]) -> Iterator[Tr
 def _faults(run: str, recording: Recording, by_id: Mapping[str, Observed]) -> Iterator[Fault]:
     place = f"--traces {run}"
     if run not in by_id:
-        yield Fault(place=place, problem="no row that teaches has this id", remedy=f"one of {', '.join(by_id)}")
+        yield Fault(place, "no row that teaches has this id", f"one of {', '.join(by_id)}")
         return
     plan = by_id[run].run.plan
     if recording.on_host:
-        yield Fault(place=place, problem="no device was recorded", remedy="ProfilerActivity.CUDA in the profiler")
+        yield Fault(place, "no device was recorded", "ProfilerActivity.CUDA in the profiler")
     if plan.pp > 1:
-        yield Fault(
-            place=place, problem="a rank of a pipeline is one stage of it", remedy="a trace of a run with pp = 1"
-        )
+        yield Fault(place, "a rank of a pipeline is one stage of it", "a trace of a run with pp = 1")
     if plan.recompute.mode != "none":
         problem = "its recomputed kernels cannot be told from the others"
-        yield Fault(place=place, problem=problem, remedy="a trace of a run without recomputation")
+        yield Fault(place, problem, "a trace of a run without recomputation")
 
 
 def recorded(recording: Recording) -> dict[CoefficientName, float]:

@@ -52,7 +52,7 @@ class PlacementPricer:
         self.calls = tuple(calls)
         self.num_places = self.cluster.gpus_per_node
         rank_mapping = blocks or tuple(range(self.num_places))
-        self.mesh = Mesh(lowering.plan, lowering.whole.model_copy(update={"seats": rank_mapping}))
+        self.mesh = Mesh(lowering.plan, lowering.full_cluster.model_copy(update={"seats": rank_mapping}))
         self._seen: dict[tuple[Where, str, tuple[Pattern, ...]], int] = {}  # by where they lie: a kind of call
         self._numbers: dict[NcclCall, int] = {}
         self._kinds: list[NcclCall] = []

@@ -47,7 +47,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The answer. cluster: with its rank mapping (seats); plan: with its layers divided anew, if asked for and useful.
+    """The answer. cluster: with its rank mapping (seats); plan: with its layers redistributed, if requested and useful.
 
     default, placed: a step in the default order with the given plan, and as placed; equal if nothing is better.
     own: a step on the mapping that the cluster came with; None if it has none. It is `placed` itself if nothing is better.
@@ -198,7 +198,7 @@ def _score_of(prediction: Prediction) -> Score:
 def _of_equal_nodes(
     trials: Trials, start: Choice, calls: tuple[Call, ...], *, across_nodes: bool
 ) -> tuple[Choice, _Found]:
-    """The best of the best orders of a node's GPUs, every node's alike, under each order of axes.
+    """The best order of a node's GPUs, equal on all nodes, over all orders of axes.
 
     Of those that beat the start and cross PCIe no more than it, who does so least; of these, whose step is the shortest.
     """
@@ -220,13 +220,14 @@ def _of_equal_nodes(
 def _gains(trials: Trials, start: Choice, best: Choice, calls: tuple[Call, ...]) -> tuple[Gain, ...]:
     """Axis by axis, and all messages between stages together, the default's dearest first."""
     before, after = (_group_paths(trials, choice, calls) for choice in (start, best))
-    gains = [Gain(what=what, default=path, placed=after[what]) for what, path in before.items()]
+    gains = [Gain(what=axis, default=path, placed=after[axis]) for axis, path in before.items()]
     return tuple(sorted(gains, key=lambda gain: (-gain.default.price_s, gain.what)))
 
 
 def _group_paths(trials: Trials, choice: Choice, calls: tuple[Call, ...]) -> dict[str, GroupPath]:
     """By axis; the calls are those of the plan as given, so that routes are compared and not plans."""
-    pricer = PlacementPricer(trials.lowering(Choice(choice.plan, ())), calls, _all_seats(choice, trials.cluster))
+    seats = choice.rank_mapping or tuple(range(trials.cluster.gpus_per_node))
+    pricer = PlacementPricer(trials.lowering(Choice(choice.plan, ())), calls, seats)
     prices = pricer.evaluated(range(pricer.num_places)).prices_s
     found: dict[str, GroupPath] = {}
     for call, price in zip(calls, prices, strict=True):
@@ -243,10 +244,6 @@ def _group_paths(trials: Trials, choice: Choice, calls: tuple[Call, ...]) -> dic
             )
         found[name] = path
     return found
-
-
-def _all_seats(choice: Choice, cluster: Cluster) -> tuple[int, ...]:
-    return choice.rank_mapping or tuple(range(cluster.gpus_per_node))
 
 
 def _name(where: Where) -> str:

@@ -1,4 +1,4 @@
-"""Which GPU each place of a node gets, alike on all nodes: all of them where symmetry leaves few, else assignment and exchange.
+"""The GPU of each local rank, equal on all nodes: exhaustive if symmetry leaves few orders, else assignment and exchange.
 
 The start is a quadratic assignment problem (Koopmans and Beckmann, Econometrica 25, 1957): bytes between places times
 seconds a byte between GPUs. A greedy one puts the pair that talks most on the fastest route; scipy's is FAQ (Vogelstein et
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 Order = tuple[int, ...]
 MOST_EXACT: Final = 45_000  # placements that are all priced; more than 8! = 40,320
-_TOLD: Final = 500  # orders, from one word on progress to the next
+_PROGRESS_EVERY: Final = 500  # orders, from one word on progress to the next
 _SEEDS: Final = 4  # random starts of the assignment, beside its barycentre
 _TIE: Final = 1e-9  # relative: sums in another order
-_KEPT: Final = 8  # placements that are handed on to be simulated
+_MAX_CANDIDATES: Final = 8  # placements that are handed on to be simulated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +56,13 @@ def place_node(pricer: PlacementPricer, on_progress: OnProgress = lambda _, __: 
     for order in tried:
         num += 1
         priced.setdefault(_rounded(pricer.evaluated(order)), order)
-        if num % _TOLD == 0:
+        if num % _PROGRESS_EVERY == 0:
             on_progress("priced", num)
-    kept = _kept(priced)
+    best = _best_placements(priced)
     return Local(
-        orders=tuple(priced[one] for one in kept),
-        crossings=tuple(one.crossings for one in kept),
-        price_s=tuple(one.price_s for one in kept),
+        orders=tuple(priced[one] for one in best),
+        crossings=tuple(one.crossings for one in best),
+        price_s=tuple(one.price_s for one in best),
         num_priced=num,
         exact=exact,
     )
@@ -73,15 +73,15 @@ def _rounded(evaluated: PlacementPrice) -> PlacementPrice:
     return PlacementPrice(evaluated.crossings, tuple(float(f"{price:.9g}") for price in evaluated.prices_s))
 
 
-def _kept(priced: Iterable[PlacementPrice]) -> list[PlacementPrice]:
+def _best_placements(priced: Iterable[PlacementPrice]) -> list[PlacementPrice]:
     """The best, and those that no earlier one beats in every call, since overlap is not known here.
 
     Half of those kept cross PCIe as little as can be; the others may be quicker nevertheless.
     """
     ranked = sorted(priced, key=lambda one: (one.crossings, one.price_s, one.prices_s))
     least = [one for one in ranked if one.crossings == ranked[0].crossings]
-    front = _front(least, [], _KEPT // 2)
-    return _front(sorted(ranked, key=lambda one: (one.price_s, one)), front, _KEPT)
+    front = _front(least, [], _MAX_CANDIDATES // 2)
+    return _front(sorted(ranked, key=lambda one: (one.price_s, one)), front, _MAX_CANDIDATES)
 
 
 def _front(ranked: Iterable[PlacementPrice], front: list[PlacementPrice], most: int) -> list[PlacementPrice]:
@@ -171,14 +171,14 @@ def distances_of(pricer: PlacementPricer) -> NDArray[np.float64]:
     found = np.zeros((size, size))
     if wiring.is_even:
         return found + (1 - np.eye(size)) / pricer.cluster.intra.bytes_per_s
-    ways = {(a, b): wiring.route(a, b, (a, b)).links for a, b in permutations(range(size), 2)}
+    routes = {(a, b): wiring.route(a, b, (a, b)).links for a, b in permutations(range(size), 2)}
     ends: dict[str, tuple[set[int], set[int]]] = {}
-    for (a, b), links in ways.items():
+    for (a, b), links in routes.items():
         for link in links:
             sources, targets = ends.setdefault(link, (set(), set()))
             sources.add(a)
             targets.add(b)
-    for pair, links in ways.items():
+    for pair, links in routes.items():
         found[pair] = max(min(map(len, ends[link])) / wiring.rates[link] for link in links)
     both: NDArray[np.float64] = np.maximum(found, found.T)
     return both

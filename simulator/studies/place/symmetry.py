@@ -24,12 +24,12 @@ def equal_gpus(cluster: Cluster) -> tuple[int, ...]:
     """For each GPU of a node, the first GPU that is equivalent to it."""
     found: list[int] = []
     for gpu in range(cluster.gpus_per_node):
-        first = (other for other in dict.fromkeys(found) if _are_twins(cluster, other, gpu))
+        first = (other for other in dict.fromkeys(found) if _are_interchangeable(cluster, other, gpu))
         found.append(next(first, gpu))
     return tuple(found)
 
 
-def _are_twins(cluster: Cluster, a: int, b: int) -> bool:
+def _are_interchangeable(cluster: Cluster, a: int, b: int) -> bool:
     wiring = Wiring.of(cluster)
     if wiring.socket(a) != wiring.socket(b) or wiring.switch(a) != wiring.switch(b):
         return False
@@ -140,8 +140,7 @@ def distinct(classes: Sequence[int], lines: Lines) -> Iterator[tuple[int, ...]]:
             yield _gpus(classes, chosen)
             return
         lowest = max(
-            chosen[before[here]] if before.get(here, total) < here else -1,
-            chosen[0] if here in layer and here else -1,
+            chosen[before[here]] if before.get(here, total) < here else -1, chosen[0] if here in layer and here else -1
         )
         for one in sorted(left):
             if left[one] and one >= lowest:

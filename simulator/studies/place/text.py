@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simulator.base.errors import json_text
 from simulator.base.units import counted, format_rate, format_seconds
 from simulator.parallel.pipeline import stage_layers
 from simulator.predict import Prediction
@@ -39,9 +38,9 @@ def _verdict(found: Placement) -> str:
     before = f"{format_seconds(found.default.step_s)} a step in the order of ranks"
     if found.is_default:
         return f"{before}; no placement that was tried is better"
-    sure = _sure(found.against_default)
+    significant = _sure(found.against_default)
     fit = _fit(found.default, found.placed)
-    return f"{before}, {format_seconds(found.placed.step_s)} placed: {_change(found.gain)}, {sure} ({fit})"
+    return f"{before}, {format_seconds(found.placed.step_s)} placed: {_change(found.gain)}, {significant} ({fit})"
 
 
 def _of_own(found: Placement) -> Iterator[str]:
@@ -124,17 +123,12 @@ def _notes(found: Placement) -> Iterator[str]:
 def _layers(found: Placement) -> list[int]:
     given = found.given
     num = sum(found.plan.pipeline.stage_layers or ())
-    held = stage_layers(num, given.pp, 1, split=given.split, schedule=given.pipeline_schedule)
-    return [sum(map(len, chunks)) for chunks in held]
-
-
-def as_json_text(found: Placement, inputs: dict[str, Any]) -> str:
-    """The answer as JSON (docs/reference/json-output.md), ending in a newline."""
-    return json_text(as_data(found, inputs)) + "\n"
+    counts = stage_layers(num, given.pp, 1, split=given.split, schedule=given.pipeline_schedule)
+    return [sum(map(len, chunks)) for chunks in counts]
 
 
 def as_data(found: Placement, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The same as plain data."""
+    """The answer as plain data (docs/reference/json-output.md)."""
     return {"schema_version": SCHEMA, "inputs": inputs, **_plain(found)}
 
 
@@ -172,9 +166,4 @@ def _step(step_s: float, verdict: str) -> dict[str, Any]:
 
 
 def _path_json(path: GroupPath) -> dict[str, Any]:
-    return {
-        "price_s": path.price_s,
-        "link": path.link,
-        "bytes_per_s": path.bytes_per_s,
-        "num_nodes": path.num_nodes,
-    }
+    return {"price_s": path.price_s, "link": path.link, "bytes_per_s": path.bytes_per_s, "num_nodes": path.num_nodes}

@@ -77,9 +77,9 @@ def _excess_bytes(lowering: Lowering) -> float:
     """Bytes by which the fullest device exceeds its memory; a mapping alone does not change what equal GPUs hold."""
     if lowering.rank_classes is None:
         return 0.0
-    held = memory_of(lowering, quick=True)
-    memory = held.memory
-    return 0.0 if held.verdict.runs else max(1.0, float(memory.used_bytes - memory.capacity_bytes))
+    usage = memory_of(lowering, quick=True)
+    memory = usage.memory
+    return 0.0 if usage.verdict.runs else max(1.0, float(memory.used_bytes - memory.capacity_bytes))
 
 
 def is_better(one: Score, other: Score) -> bool:

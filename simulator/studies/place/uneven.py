@@ -46,7 +46,7 @@ def _better(trials: Trials, best: Choice, other: Choice, kinds: GpuKinds, *, dea
 
 
 def _units(trials: Trials, kinds: GpuKinds) -> list[Unit]:
-    """Whole nodes where the GPUs of each are alike, else every GPU."""
+    """Whole nodes if each has equal GPUs, else single GPUs."""
     cluster, each = trials.cluster, trials.cluster.gpus_per_node
     labels = [kinds.number(gpu) for gpu in range(cluster.num_devices)]
     nodes = [tuple(range(first, first + each)) for first in range(0, cluster.num_devices, each)]
@@ -61,11 +61,11 @@ def _grouped(trials: Trials, start: Choice, kinds: GpuKinds) -> Iterator[Choice]
     units, mesh = _units(trials, kinds), trials.lowering(start).mesh
     if len(units[0][0]) == 1 and trials.cluster.num_nodes > 1:
         return  # ranks stay on their nodes
-    odd = sorted((unit for unit in units if unit[1]), key=lambda unit: unit[1])
+    labelled = sorted((unit for unit in units if unit[1]), key=lambda unit: unit[1])
     rest = [unit for unit in units if not unit[1]]
     width = max(1, mesh.num_ranks // mesh.axes["pp"] // len(units[0][0]))
     for first in dict.fromkeys([*range(0, len(rest) + 1, width), len(rest)]):
-        order = [*rest[:first], *odd, *rest[first:]]
+        order = [*rest[:first], *labelled, *rest[first:]]
         gpus = [gpu for unit, _ in order for gpu in unit]
         yield Choice(start.plan, _on(start.rank_mapping, gpus, trials.cluster.num_devices))
 
@@ -78,8 +78,8 @@ def _on(rank_mapping: RankMapping, gpus: Sequence[int], num_devices: int) -> Ran
 def _swapped(trials: Trials, best: Choice, kinds: GpuKinds, *, deal: bool) -> Choice:
     """Exchange each odd unit with one rank of every class, while a step gets shorter (2-opt on the classes)."""
     units = _units(trials, kinds)
-    odd = [unit for unit, label in units if label]
-    for unit in odd:
+    labelled = [unit for unit, label in units if label]
+    for unit in labelled:
         for other in _one_of_each(trials, best, units):
             if len(trials.scores) >= MOST_TRIALS:
                 return best
@@ -104,7 +104,7 @@ def _one_of_each(trials: Trials, choice: Choice, units: Sequence[Unit]) -> list[
     lowering = trials.lowering(choice)
     if lowering.rank_classes is None:
         return []
-    colours, cluster = lowering.rank_classes.colours, lowering.whole
+    colours, cluster = lowering.rank_classes.colours, lowering.full_cluster
     found: dict[object, tuple[int, ...]] = {}
     for unit, label in units:
         found.setdefault((label, tuple(sorted(int(colours[cluster.rank_on(gpu)]) for gpu in unit))), unit)
@@ -129,7 +129,7 @@ def _paces(trials: Trials, choice: Choice, kinds: GpuKinds) -> list[float]:
     lowering, plan = trials.lowering(choice), choice.plan
     found = [float("inf")] * plan.pp
     for rank in range(lowering.mesh.num_ranks):
-        kind = kinds.kinds[kinds.number(lowering.whole.gpu_of(rank))]
+        kind = kinds.kinds[kinds.number(lowering.full_cluster.gpu_of(rank))]
         stage = lowering.mesh.coordinates(rank)["pp"]
         found[stage] = min(found[stage], kinds.devices[kind.device].peak(plan.product_dtype) * kind.speed)
     return found
@@ -166,8 +166,8 @@ def _neighbours(trials: Trials, choice: Choice, kinds: GpuKinds) -> Iterator[Cho
     From every stage to every other where something does not fit: whose memory that is, no pace says.
     """
     plan, paces = choice.plan, _paces(trials, choice, kinds)
-    held = stage_layers(trials.model.num_layers, plan.pp, 1, split=plan.split, schedule=plan.pipeline_schedule)
-    counts = [summed(map(len, chunks)) for chunks in held]
+    layer_counts = stage_layers(trials.model.num_layers, plan.pp, 1, split=plan.split, schedule=plan.pipeline_schedule)
+    counts = [summed(map(len, chunks)) for chunks in layer_counts]
     ranked = sorted(range(plan.pp), key=lambda stage: (-counts[stage] / paces[stage], stage))
     few = trials.score(choice)[0] == 0
     sources = dict.fromkeys([*ranked[:2], plan.pp - 1] if few else ranked)

@@ -204,10 +204,10 @@ class InitialState:
             live = self.live[address]
             size = live.size_bytes or self._rounded(live)
             slack = after - address - size
-            whole = slack <= SMALL_BYTES or size >= self._settings.max_split_size_bytes
+            unsplit = slack <= SMALL_BYTES or size >= self._settings.max_split_size_bytes
             if live.size_bytes is None and not tight and slack > 0:
-                self.num_assumed += not whole
-                size = after - address if whole else size
+                self.num_assumed += not unsplit
+                size = after - address if unsplit else size
             if address + size > after:
                 problem = (
                     f"the block at {address} of {size} bytes reaches into the one at {after} before the first event"

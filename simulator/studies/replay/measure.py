@@ -57,7 +57,7 @@ class Score:
 
     @property
     def fit(self) -> Fit:
-        """A recorded sequence is played as it is, so that nothing is tight."""
+        """A recorded sequence is exact, so it is never tight."""
         return Fit.FITS if self.out_of_memory is None else Fit.DOES_NOT_FIT
 
 
@@ -66,23 +66,23 @@ def demand(sequence: Sequence) -> Demand:
     sizes: dict[int, int] = {}
     live = 0
     peak, peak_at = 0, sequence.steady
-    for index, (what, number, num_bytes, _, _) in enumerate(sequence.requests):
-        if what == ALLOC:
+    for index, (action, number, num_bytes, _, _) in enumerate(sequence.requests):
+        if action == ALLOC:
             sizes[number] = num_bytes
             live += num_bytes
             if live > peak and index >= sequence.steady:
                 peak, peak_at = live, index
-        elif what in (FREE, REQUEST_FREE):
+        elif action in (FREE, REQUEST_FREE):
             live -= sizes[number]
-    asked = [r[2] for r in sequence.step if r[0] == ALLOC]
-    small = [num_bytes for num_bytes in asked if num_bytes < SMALL_REQUEST_BYTES]
+    requested = [r[2] for r in sequence.step if r[0] == ALLOC]
+    small = [num_bytes for num_bytes in requested if num_bytes < SMALL_REQUEST_BYTES]
     return Demand(
         peak_live_bytes=peak,
         peak_at=peak_at,
-        num_allocations=len(asked),
+        num_allocations=len(requested),
         num_frees=sum(r[0] in (FREE, REQUEST_FREE) for r in sequence.step),
-        share_below_256_mb=len(small) / len(asked) if asked else 0.0,
-        share_of_bytes_below_256_mb=sum(small) / sum(asked) if sum(asked) else 0.0,
+        share_below_256_mb=len(small) / len(requested) if requested else 0.0,
+        share_of_bytes_below_256_mb=sum(small) / sum(requested) if sum(requested) else 0.0,
     )
 
 

@@ -1,4 +1,4 @@
-"""A recording: what a CUDA memory snapshot says happened, as plain numbers. `simulator.formats.readers.snapshot` makes them."""
+"""A recording: the events of a CUDA memory snapshot as plain numbers, read by `simulator.formats.readers.snapshot`."""
 
 from __future__ import annotations
 

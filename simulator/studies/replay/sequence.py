@@ -10,16 +10,8 @@ from simulator.memory.allocator.blocks import SMALL_BYTES
 from simulator.memory.policies import ACTIVATION, PERSISTENT, TEMPORARY
 from simulator.memory.requests import ALLOC, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, Request, Sequence, repeated
 from simulator.studies.replay.initial_state import InitialState
-from simulator.studies.replay.recording import (
-    ALLOC as RECORDED_ALLOC,
-)
-from simulator.studies.replay.recording import (
-    FREE_COMPLETED,
-    FREE_REQUESTED,
-    SEGMENT_FREE,
-    SEGMENT_UNMAP,
-    Recording,
-)
+from simulator.studies.replay.recording import ALLOC as RECORDED_ALLOC
+from simulator.studies.replay.recording import FREE_COMPLETED, FREE_REQUESTED, SEGMENT_FREE, SEGMENT_UNMAP, Recording
 
 SHORT = 64  # a block freed within so many requests is a temporary; recordings do not say what a block is for
 
@@ -54,14 +46,14 @@ def _requests(recording: Recording, ids: dict[int, int], requested: set[int]) ->
     """The recorded events without addresses. ids: of the blocks in use; requested: addresses whose free is under way."""
     events = recording.events
     number = len(ids)
-    emptied = False
+    cache_emptied = False
     for index, (action, address, size, stream, _) in enumerate(events):
         if action in (SEGMENT_FREE, SEGMENT_UNMAP):
-            if not emptied:
+            if not cache_emptied:
                 yield EMPTY_CACHE, 0, 0, 0, 0
-            emptied = True
+            cache_emptied = True
             continue
-        emptied = False
+        cache_emptied = False
         if action == RECORDED_ALLOC:
             ids[address] = number
             yield ALLOC, number, size, stream, TEMPORARY
@@ -72,19 +64,19 @@ def _requests(recording: Recording, ids: dict[int, int], requested: set[int]) ->
             requested.add(address)
             yield REQUEST_FREE, ids[address], 0, stream, 0
         elif action == FREE_COMPLETED:
-            what = COMPLETE_FREE if address in requested else FREE
+            request = COMPLETE_FREE if address in requested else FREE
             requested.discard(address)
-            yield what, ids.pop(address), 0, stream, 0
+            yield request, ids.pop(address), 0, stream, 0
 
 
 def _with_kinds(requests: list[Request], steady: int) -> tuple[Request, ...]:
-    born: dict[int, int] = {}
+    allocated_at: dict[int, int] = {}
     kinds: dict[int, int] = {}
-    for index, (what, number, _, _, _) in enumerate(requests):
-        if what == ALLOC:
-            born[number], kinds[number] = index, PERSISTENT
-        elif what in (FREE, COMPLETE_FREE) and born[number] >= steady:
-            kinds[number] = TEMPORARY if index - born[number] <= SHORT else ACTIVATION
+    for index, (action, number, _, _, _) in enumerate(requests):
+        if action == ALLOC:
+            allocated_at[number], kinds[number] = index, PERSISTENT
+        elif action in (FREE, COMPLETE_FREE) and allocated_at[number] >= steady:
+            kinds[number] = TEMPORARY if index - allocated_at[number] <= SHORT else ACTIVATION
     return tuple((*request[:4], kinds.get(request[1], 0)) if request[0] == ALLOC else request for request in requests)
 
 
@@ -98,10 +90,10 @@ def varied(sequence: Sequence, spread: float, times: int) -> Sequence | None:
         return None
     draw = random.Random(0)  # noqa: S311  sizes, not secrets
     requests = [
-        (what, number, round(num_bytes * draw.uniform(1 - spread, 1 + spread)), stream, kind)
-        if what == ALLOC and kind != PERSISTENT and num_bytes > SMALL_BYTES
-        else (what, number, num_bytes, stream, kind)
-        for what, number, num_bytes, stream, kind in again.requests
+        (action, number, round(num_bytes * draw.uniform(1 - spread, 1 + spread)), stream, kind)
+        if action == ALLOC and kind != PERSISTENT and num_bytes > SMALL_BYTES
+        else (action, number, num_bytes, stream, kind)
+        for action, number, num_bytes, stream, kind in again.requests
     ]
     note = f"sizes above 1 MiB vary by {spread:.0%} over {times} steps"
     return replace(again, requests=tuple(requests), notes=(*again.notes, note))

@@ -144,9 +144,9 @@ class _Run:
         """Of a very large space, what does not split below what is common; a table of every plan gets all of it."""
         if not self.study.layouts or len(branches) <= _MANY:
             return branches
-        kept = [branch for branch in branches if _common(branch, self.study.space.seq_len)]
-        self.num_left_out = len(branches) - len(kept) if kept else 0
-        return kept or branches
+        promising = [branch for branch in branches if _common(branch, self.study.space.seq_len)]
+        self.num_left_out = len(branches) - len(promising) if promising else 0
+        return promising or branches
 
     def _scout(self, levels: list[list[Branch]]) -> dict[int, float]:
         """Simulate simple plans of a few branches of each level, for a first limit; least floor by level."""

@@ -140,8 +140,8 @@ class Dask:
         self.width = max(1, sum(worker["nthreads"] for worker in threads))
 
     def survey(self, branches: list[Branch], limit: float, *, scouts: bool = False) -> Task:
-        asked = (self._study, branches, limit, scouts)
-        return _There(self._client, partial(_survey_there, *asked))
+        task = (self._study, branches, limit, scouts)
+        return _There(self._client, partial(_survey_there, *task))
 
     def evaluate(self, key: str) -> Task:
         return _There(self._client, partial(_evaluate_there, self._study, key))
@@ -256,8 +256,8 @@ def _begin(study: SearchStudy) -> None:
     _HERE.update(study=study, surveyor=Surveyor(study))
 
 
-def _survey_here(asked: tuple[list[Branch], float, bool]) -> Survey:
-    branches, limit, scouts = asked
+def _survey_here(task: tuple[list[Branch], float, bool]) -> Survey:
+    branches, limit, scouts = task
     return _surveyed(_HERE["surveyor"], branches, limit, scouts=scouts)
 
 

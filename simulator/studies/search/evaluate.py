@@ -27,19 +27,19 @@ def _evaluated(study: SearchStudy, key: str) -> PlanOutcome:
     lowering = lower(context.model, plan, context.cluster, *inputs, known)
     if known is None:
         context.keep(plan, lowering.blocks)
-    held = memory_of(lowering, quick=True)
-    memory = held.memory
-    if not held.verdict.runs or (study.fits_only and held.verdict is not Fit.FITS):
+    usage = memory_of(lowering, quick=True)
+    memory = usage.memory
+    if not usage.verdict.runs or (study.fits_only and usage.verdict is not Fit.FITS):
         return PlanOutcome(
             key=key,
-            status=held.verdict,
-            reason=held.cause,
+            status=usage.verdict,
+            reason=usage.cause,
             num_devices=plan.num_devices,
             used_bytes=memory.used_bytes,
             peak_allocated_bytes=memory.peak_allocated_bytes,
             capacity_bytes=memory.capacity_bytes,
         )
-    return _timed(key, lowering, prediction_of(lowering, held))
+    return _timed(key, lowering, prediction_of(lowering, usage))
 
 
 def _first_line(exc: Exception) -> str:

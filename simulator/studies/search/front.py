@@ -74,8 +74,8 @@ class Front:
     def enough(self, days: float) -> tuple[FrontRow | None, FrontRow | None]:
         """The smallest size that ends the run in so many days, and the smallest that surely does (upper end of the step)."""
         in_time = [row for row in self.rows if row.run_days is not None and row.run_days <= days]
-        sure = [row for row in in_time if (row.high_days or 0.0) <= days]
-        return next(iter(in_time), None), next(iter(sure), None)
+        certain = [row for row in in_time if (row.high_days or 0.0) <= days]
+        return next(iter(in_time), None), next(iter(certain), None)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; docs/reference/json-output.md describes every key."""
@@ -144,8 +144,8 @@ def _searched(
             report = search_stacks(study, engine, None, on_progress)
         else:
             name = journal.with_name(f"{journal.stem}.{cluster.num_nodes}nodes{journal.suffix}")
-            with Journal(name, study.identity) as kept:
-                report = search_stacks(study, engine, kept, on_progress)
+            with Journal(name, study.identity) as store:
+                report = search_stacks(study, engine, store, on_progress)
     if not report.rows:
         return FrontRow(nodes=cluster.num_nodes, best=None, reason="no plan fits in memory")
     return _priced(report.rows[0], cluster, prices, run_tokens)

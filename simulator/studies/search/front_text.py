@@ -16,15 +16,15 @@ WIDTH = 150
 
 def enough_text(found: Front, days: float) -> str:
     """How many GPUs end the run in time."""
-    size, sure = found.enough(days)
+    size, certain = found.enough(days)
     if size is None:
         return f"No size that was searched ends the run in {days:g} days: --nodes with larger ones."
     text = (
         f"{_size(size)} end the run in {days:g} days: {size.run_days:,.1f} days, {size.high_days:,.1f} at the upper end"
     )
-    if sure is size:
+    if certain is size:
         return f"{text}."
-    return f"{text}; {_size(sure)} surely do." if sure else f"{text}; no size that was searched surely does."
+    return f"{text}; {_size(certain)} surely do." if certain else f"{text}; no size that was searched surely does."
 
 
 def _size(row: FrontRow) -> str:
@@ -76,11 +76,5 @@ def _cells(row: FrontRow, *, with_run: bool) -> list[str]:
     times = [format_seconds(o.step_s), format_interval(o.low_s, o.high_s, between=" - ")]
     money = f"{row.billion_tokens or 0:,.4g}" + (" ≈" if row.within_noise else "")
     run = [f"{row.run_days or 0:,.1f}", f"{row.run or 0:,.0f}"] if with_run else []
-    cells = [
-        f"{row.nodes:,}",
-        f"{o.num_devices:,}",
-        *times,
-        f"{best.tokens_per_s:,.0f}",
-        money,
-    ]
+    cells = [f"{row.nodes:,}", f"{o.num_devices:,}", *times, f"{best.tokens_per_s:,.0f}", money]
     return ["*" if row.on_front else "", *cells, *run, words(best)]

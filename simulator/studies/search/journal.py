@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.search.study import SearchBrokenError, software_version
 
@@ -79,13 +79,13 @@ class Journal:
 
     def _check(self, identity: str) -> None:
         found = dict(self._database.execute("SELECT name, value FROM facts"))
-        wanted = {"schema": SCHEMA, "version": software_version(), "study": identity}
+        expected = {"schema": SCHEMA, "version": software_version(), "study": identity}
         words = {
             "schema": "is a journal of another format",
             "version": "was written by another version of shardwise",
             "study": "belongs to another study (model, cluster, batch, fixed values, stack or calibration differ)",
         }
-        for name, value in wanted.items():
+        for name, value in expected.items():
             if found.get(name) != value:
                 detail = "" if name == "study" else f": {found.get(name)}, this is {value}"
                 raise InputError.at(str(self.path), words[name] + detail, REMEDY)
@@ -117,7 +117,7 @@ class Journal:
         try:
             self._database.execute("INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?)", (key, text, _sum(key, text)))
         except sqlite3.Error as exc:
-            raise SearchBrokenError(Fault(place=str(self.path), problem=f"cannot be written: {exc}")) from None
+            raise SearchBrokenError.at(str(self.path), f"cannot be written: {exc}") from None
 
     def __enter__(self) -> Self:
         return self

@@ -62,8 +62,8 @@ class MemoryFloor:
         """
         enough = self.context.cluster.device.memory_bytes if enough is None else enough
         stages = (0,) if plan.pp == 1 else (0, plan.pp - 1)
-        held = self._stages.of(plan, stages)
-        floor = max(each.resident + each.gradients for each in held)
+        stage_memory = self._stages.of(plan, stages)
+        floor = max(each.resident + each.gradients for each in stage_memory)
         if floor > enough or plan.offload.activations != "none":
             return floor
         # FSDP2's second micro-batch runs beside the gradients of the first; others' may exist at the optimizer alone
@@ -72,7 +72,7 @@ class MemoryFloor:
         # inputs of layers are saved whatever else is: where they are too much already, no tape is recorded
         for find in (self._of_blocks,) if self._recorded(plan, shape) else (self._of_inputs, self._of_blocks):
             saved = find(plan, shape)
-            for stage, each in zip(stages, held, strict=True):
+            for stage, each in zip(stages, stage_memory, strict=True):
                 base = each.resident + (each.gradients if again else 0)
                 floor = max(floor, base + self._while_alive(plan, stage, each, saved))
                 if floor > enough:
@@ -176,12 +176,12 @@ def _flight(shard: ModelShard, held: StageMemory, flying: Sequence[int], *, of_a
     """A micro-batch in flight holds a chunk's input, what the layers add, not what has been sent on."""
     total = sum(flying)
     embeddings = 0 if shard.embedding_chunk is None else flying[shard.embedding_chunk]
-    kept = 0 if shard.head_chunk is None else flying[shard.head_chunk]
+    head_micro_batches = 0 if shard.head_chunk is None else flying[shard.head_chunk]
     kinds: Counter[str] = Counter()
     for count, chunk in zip(flying, held.chunks, strict=True):
         for kind, layers in chunk.items():
             kinds[kind] += count * layers
-    return Flight(embeddings, (total - embeddings) - (total - kept), kinds, of_all_chunks)
+    return Flight(embeddings, (total - embeddings) - (total - head_micro_batches), kinds, of_all_chunks)
 
 
 def _size(plan: Plan, flight: Flight, saved: Saved) -> int:

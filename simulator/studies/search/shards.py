@@ -67,12 +67,7 @@ class ModelShards:
         return found
 
     def flying(
-        self,
-        schedule: Schedule,
-        num_stages: int,
-        num_micro_batches: int,
-        stage: int,
-        num_chunks: int,
+        self, schedule: Schedule, num_stages: int, num_micro_batches: int, stage: int, num_chunks: int
     ) -> tuple[int, ...]:
         """As `held_at_first_backward`."""
         key = (schedule, num_stages, num_micro_batches, stage, num_chunks)

@@ -24,9 +24,11 @@ _MORE: Final = 1.5  # times the budget of one stack, for all of several
 
 def usual_stacks(fixed: Mapping[str, tuple[object, ...]]) -> tuple[str, ...]:
     """The usual stacks; where the data parallelism is fixed, those whose frameworks have it."""
-    asked = fixed.get("data_parallel")
+    implementations = fixed.get("data_parallel")
     has = {one: software_of(Stack.load(one).framework).implementations for one in USUAL}
-    return tuple(one for one in USUAL if asked is None or set(asked) & set(has[one])) or (Plan().stack,)
+    return tuple(one for one in USUAL if implementations is None or set(implementations) & set(has[one])) or (
+        Plan().stack,
+    )
 
 
 def search_stacks(

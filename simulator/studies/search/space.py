@@ -165,11 +165,11 @@ class Space:
         ranks = branch.cluster.num_devices // (chosen["tp"] * chosen["cp"] * chosen["pp"])
         leaves = self.leaves(branch, ranks)
         flows = self._whole_flows(branch, ranks, len(leaves), pruned)
-        kept = [(flow, sieve.kept(branch, flow, leaves) if sieve else range(len(leaves))) for flow in flows]
-        asked = Counter(number for _, numbers in kept for number in numbers)
-        below = {number for number, count in asked.items() if self._holds(branch, leaves[number], count, pruned)}
-        held: set[int] = set()  # numbers of leaves that are legal with some flow
-        for flow, numbers in kept:
+        legal = [(flow, sieve.kept(branch, flow, leaves) if sieve else range(len(leaves))) for flow in flows]
+        uses = Counter(number for _, numbers in legal for number in numbers)
+        below = {number for number, count in uses.items() if self._holds(branch, leaves[number], count, pruned)}
+        with_flow: set[int] = set()  # numbers of leaves that are legal with some flow
+        for flow, numbers in legal:
             still = [number for number in numbers if number in below]
             fault = self._probe(branch, {**chosen, **_at_rest(chosen, ranks), **flow}, _OF_FLOWS) if still else None
             if fault is not None:
@@ -178,13 +178,13 @@ class Space:
             runs = False  # with some leaf
             for number in still:
                 fields = {**chosen, **flow, **leaves[number]}
-                if runs and number in held:
+                if runs and number in with_flow:
                     yield Plan(**fields)
                     continue
                 plan = self._legal(branch, fields, pruned)
                 if plan is not None:
                     runs = True
-                    held.add(number)
+                    with_flow.add(number)
                     yield plan
 
     def _whole_flows(self, branch: Branch, ranks: int, num_leaves: int, pruned: Pruned) -> list[Fields]:

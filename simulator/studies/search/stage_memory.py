@@ -108,19 +108,19 @@ class StageMemories:
         if found is None:
             resident = sum(resident_bytes(shard, plan).values())
             # a gradient buffer leaves no gradients of their own where nothing shards them
-            whole = plan.traits.whole_modules and self.context.stack.traits.gradient_buffer
-            gradients = 0 if whole else sum(gradient_tensors(shard, plan))
+            full_gradients = plan.traits.whole_modules and self.context.stack.traits.gradient_buffer
+            gradients = 0 if full_gradients else sum(gradient_tensors(shard, plan))
             found = self._resident[key] = resident, gradients
         return found
 
 
 def _gathered(plan: Plan, shard: Model) -> tuple[int, Layer]:
     root, *layers = units(shard, plan)
-    kept = [*([root] if keeps_root(plan) else []), *(layers if keeps_layers(plan) else [])]
+    kept_units = [*([root] if keeps_root(plan) else []), *(layers if keeps_layers(plan) else [])]
     wide, narrow = DTYPE_BYTES[plan.gradient_dtype], DTYPE_BYTES[plan.compute_dtype]
     last = layers[-1] if layers else root
     layer = Layer(sum(gathered_sizes(last, plan)), last.numel * narrow, last.padded_numel * wide)
-    return sum(sum(gathered_sizes(unit, plan)) for unit in kept), layer
+    return sum(sum(gathered_sizes(unit, plan)) for unit in kept_units), layer
 
 
 def _states(plan: Plan) -> tuple[object, ...]:

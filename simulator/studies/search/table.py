@@ -118,7 +118,9 @@ class Layouts:
     fits: float = math.inf
     runs: float = math.inf  # also if it is tight
     work: int = 0
-    _reach: float = 1.0  # of the interval of the best plan: its upper end over its middle
+    _reach: float = (
+        1.0  # of the interval of the best plan: its middle over its lower end, as what is slower lengthens all alike
+    )
     _best: dict[str, float] = field(default_factory=dict)
     _hoping: int = 0  # work that was meant to find a better plan
     _proving: int = 0  # and to lower the gap
@@ -155,8 +157,8 @@ class Layouts:
         self.runs = min(self.runs, value)
         if outcome.status is Fit.FITS and value < self.fits:
             self.fits = value
-            if self.study.objective != "memory" and outcome.high_s and outcome.step_s:
-                self._reach = outcome.high_s / outcome.step_s
+            if self.study.objective != "memory" and outcome.low_s and outcome.step_s:
+                self._reach = outcome.step_s / outcome.low_s
 
     def choose(self, prospects: list[Prospect], share: float = 1.0) -> Prospect | None:
         budget, limit = self.study.budget, self.limit

@@ -42,9 +42,9 @@ def render(report: SearchReport) -> RenderableType:
 def _headline(report: SearchReport) -> str:
     inputs = report.study.inputs()
     nodes = "/".join(map(str, inputs["nodes"]))
-    what = f"{inputs['model']} on {nodes} × {inputs['cluster']}, {inputs['global_batch']:,} × {inputs['seq_len']:,} tokens a step"
+    problem = f"{inputs['model']} on {nodes} × {inputs['cluster']}, {inputs['global_batch']:,} × {inputs['seq_len']:,} tokens a step"
     state = "INTERRUPTED, best so far: " if report.interrupted else ""
-    return f"{state}{what}: {'nothing that fits' if not report.rows else f'by {report.study.objective}'}"
+    return f"{state}{problem}: {'nothing that fits' if not report.rows else f'by {report.study.objective}'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +149,14 @@ def _proof(report: SearchReport) -> str:
     """How sure it is that the first row is the best."""
     if report.interrupted:
         return "Nothing is proven yet."
-    sure = " that surely fits" if report.study.layouts and report.rows[0].outcome.status is Fit.FITS else ""
+    certainty = " that surely fits" if report.study.layouts and report.rows[0].outcome.status is Fit.FITS else ""
     seen = " that was looked at" if report.num_left_out else ""
     if report.gain:
         return (
-            f"1 is NOT PROVEN to be the best plan{sure}{seen}. Gap {report.gain:.1%}: bounds prove that none that was not "
+            f"1 is NOT PROVEN to be the best plan{certainty}{seen}. Gap {report.gain:.1%}: bounds prove that none that was not "
             "simulated is better by more than that (--all goes on until 1 is proven)."
         )
-    return f"1 is the best plan{sure}{seen}: bounds prove it for all that was not simulated."
+    return f"1 is the best plan{certainty}{seen}: bounds prove it for all that was not simulated."
 
 
 def _equal(report: SearchReport) -> list[Text]:

@@ -6,7 +6,7 @@ variance each explains alone, and with its interactions; counted is how often an
 
 from simulator.studies.sensitivity.answer import Ends, Evaluated, Sensitivity, analysed
 from simulator.studies.sensitivity.design import Design
-from simulator.studies.sensitivity.ranges import Error, Input, Range
+from simulator.studies.sensitivity.ranges import Error, Input, Range, together
 from simulator.studies.sensitivity.text import render
 
-__all__ = ["Design", "Ends", "Error", "Evaluated", "Input", "Range", "Sensitivity", "analysed", "render"]
+__all__ = ["Design", "Ends", "Error", "Evaluated", "Input", "Range", "Sensitivity", "analysed", "render", "together"]

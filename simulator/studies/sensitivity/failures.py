@@ -93,8 +93,8 @@ def failures_of(plan: Plan, cluster: Cluster, left: float) -> Iterator[Failure]:
         yield _node_lost(plan, cluster)
 
 
-def _differs(part: str, what: str, exception: str) -> Failure:
-    return Failure(part=part, what=what, settings=(f"cluster.exceptions=[{{{exception}}}]",))
+def _differs(part: str, name: str, exception: str) -> Failure:
+    return Failure(part=part, what=name, settings=(f"cluster.exceptions=[{{{exception}}}]",))
 
 
 def _of_the_network(cluster: Cluster, num_nics: int, left: float) -> Iterator[Failure]:
@@ -133,11 +133,11 @@ def _of_hosts(plan: Plan, cluster: Cluster, left: float) -> Iterator[Failure]:
 
 
 def _node_lost(plan: Plan, cluster: Cluster) -> Failure:
-    """The job goes on with the data-parallel ranks that the other nodes hold; without enough of them it stops."""
+    """The job continues with the data-parallel ranks on the other nodes; it stops if none remain."""
     degrees = degrees_on(plan, (cluster.num_nodes - 1) * cluster.gpus_per_node)
     settings = tuple(f"plan.{name}={size}" for name, size in degrees.items())
-    what = f"a node lost, {' × '.join(f'{name} {size}' for name, size in degrees.items())} on the others"
-    return Failure(part="node", what=what, settings=settings, nodes=cluster.num_nodes - 1)
+    title = f"a node lost, {' × '.join(f'{name} {size}' for name, size in degrees.items())} on the others"
+    return Failure(part="node", what=title, settings=settings, nodes=cluster.num_nodes - 1)
 
 
 def ranked(step_s: float, tokens_per_s: float, left: float, found: list[Hurt], *, fits: bool) -> Failures:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final, Self
 
 from simulator.base.errors import InputError
+from simulator.base.sums import summed
 
 _END: Final = re.compile(r"(x?)(\d{1,15}(?:\.\d{1,12})?)\s*([A-Za-z/]*)")
 _EDGE: Final = 1e-9  # of the unit interval: an error has no end
@@ -76,10 +79,11 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Error:
-    """An error of the prediction: what one sigma makes of each alternative's step, relative to it. Normal."""
+    """An error of the prediction: what one sigma makes of each alternative's step, relative to it. Normal; upward: no step is shorter for it."""
 
     key: str
     sigmas: tuple[float, ...]
+    upward: bool = False
 
     def log_factor(self, alternative: int, share: float) -> float:
         """What it adds to the logarithm of an alternative's step at a share of its distribution."""
@@ -88,7 +92,23 @@ class Error:
     @property
     def words(self) -> str:
         low, high = (f"{each:.1%}" for each in (min(self.sigmas), max(self.sigmas)))
-        return f"± {low} of the step" if low == high else f"± {low} to {high} of the step"
+        sign, span = "+" if self.upward else "±", low if low == high else f"{low} to {high}"
+        return f"{sign} {span} of the step"
+
+
+def together(errors: Iterable[tuple[Error, float]], alternative: int) -> float:
+    """What errors at their shares add to the logarithm of an alternative's step.
+
+    Half of all sums lie on either side of the middle. Those below it are as narrow as the errors are that go both ways.
+    """
+    moved = tuple(errors)
+    whole = summed(one.log_factor(alternative, share) for one, share in moved)
+    if whole >= 0:
+        return whole
+    up, both = (
+        summed(e.sigmas[alternative] ** 2 for e, _ in moved if e.upward in kinds) for kinds in ((True, False), (False,))
+    )
+    return whole * math.sqrt(both / up)
 
 
 Input = Range | Error

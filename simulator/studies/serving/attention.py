@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from simulator.base.kernels import DTYPE_BYTES, Gemm
 from simulator.parallel.model_shard import ModelShard
 from simulator.play.lower.work import Clock
-from simulator.spec.model import Model
 from simulator.spec.model.experts import Latent
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving.batch import Batch, causal_pairs, padded
@@ -87,7 +86,7 @@ class AttentionCosts:
         return clock.seconds(kernel) / self._prompt_speed + widened_s
 
     def _widened_s(self, tokens: int, latent: Latent, clock: Clock) -> float:
-        """Keys and values of cached tokens out of their latents, once more for every piece behind them."""
+        """Expanding cached latents to keys and values, again for every later piece."""
         if not tokens:
             return 0.0
         width = self._part.num_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
@@ -112,14 +111,3 @@ class AttentionCosts:
             queries=queries,
             cached_bytes=cached_bytes,
         )
-
-
-def windows(model: Model, layers: Iterable[int]) -> tuple[tuple[int | None, int], ...]:
-    """The attention windows of layers: (keys a token sees, None: all; layers that do) of the layers with these numbers."""
-    every = model.global_every
-    counts: dict[int | None, int] = {}
-    for layer in layers:
-        sees_all = model.sliding_window is None or (every > 0 and (layer + 1) % every == 0)
-        window = None if sees_all else model.sliding_window
-        counts[window] = counts.get(window, 0) + 1
-    return tuple(sorted(counts.items(), key=lambda item: item[0] or 0))

@@ -14,6 +14,7 @@ from simulator.base.kernels import Attention, Gemm, Kernel, Stream
 from simulator.spec.model.experts import Experts
 from simulator.spec.plan import ExpertsPlan, Plan, PrecisionPlan
 from simulator.spec.software.stack import Stack
+from simulator.studies.serving.kernels import RoutedProducts
 from simulator.studies.serving.plan import InferencePlan, Part
 from simulator.studies.serving.shards import StageShard, experts_reached
 from simulator.work.ops import Block, Category, Op, build_blocks
@@ -135,7 +136,7 @@ class ForwardOps:
 
 def _sized(single: Kernel, double: Kernel, experts: Experts | None, imbalance: float, ranks: int) -> _Line | _Routed:
     if isinstance(single, Gemm) and single.grouped and experts is not None:
-        return _Routed(single, experts, imbalance, ranks)
+        return _Routed(RoutedProducts.of(single), experts, imbalance, ranks)
     return _Line.through(single, double)
 
 
@@ -170,11 +171,11 @@ def head_block(shard: StageShard, plan: InferencePlan, stack: Stack, rows: int) 
 
 def _gathered(g: Graph, part: Value, tp: int) -> Value:
     """The logits of the whole vocabulary on every rank; gathered ranks lie behind each other, so a copy puts them in order."""
-    whole = g.value("gathered", part.numel * tp, part.dtype)
-    exchange = Exchange(kind="all_gather", axis="tp", num_bytes=whole.num_bytes)
-    copy = stream("copy", whole.num_bytes, whole.num_bytes)
-    g.op("gathered", "loss", inputs=(part,), outputs=(whole,), forward=(copy,), forward_exchanges=(exchange,))
-    return whole
+    gathered = g.value("gathered", part.numel * tp, part.dtype)
+    exchange = Exchange(kind="all_gather", axis="tp", num_bytes=gathered.num_bytes)
+    copy = stream("copy", gathered.num_bytes, gathered.num_bytes)
+    g.op("gathered", "loss", inputs=(part,), outputs=(gathered,), forward=(copy,), forward_exchanges=(exchange,))
+    return gathered
 
 
 def _sampled(g: Graph, logits: Value, rows: int) -> Value:

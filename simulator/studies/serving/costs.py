@@ -16,7 +16,7 @@ from functools import cached_property
 from math import inf
 from typing import cast
 
-from simulator.base.errors import Fault, StackError
+from simulator.base.errors import StackError
 from simulator.base.kernels import DTYPE_BYTES, Gemm, Kernel, launches
 from simulator.base.sums import summed
 from simulator.parallel.mesh import GroupShape
@@ -27,7 +27,7 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import LayerKind, Model
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving.attention import KEYS_APART, AttentionCosts, windows
+from simulator.studies.serving.attention import KEYS_APART, AttentionCosts
 from simulator.studies.serving.batch import MOST_CAPTURED, Batch, busiest_rank, padded
 from simulator.studies.serving.blocks import ForwardOps, forward_ops, head_ops
 from simulator.studies.serving.cost import Cost
@@ -35,7 +35,7 @@ from simulator.studies.serving.groups import own_all_reduce_s, pipeline_shape, t
 from simulator.studies.serving.kernels import stored_as
 from simulator.studies.serving.lora import lora_kernels
 from simulator.studies.serving.plan import InferencePlan
-from simulator.studies.serving.shards import cached_channels, kv_bytes_per_token, stage_shards
+from simulator.studies.serving.shards import cached_channels, kv_bytes_per_token, stage_shards, windows
 from simulator.studies.serving.speculation import draft_plan, tokens_a_step
 from simulator.work.collectives import collective_s
 from simulator.work.ops import Exchange
@@ -192,7 +192,7 @@ class StepCosts:
             seen = tuple(count * min(context, window or context) for window in self._draft.windows)
             (cost,) = self._draft.costs(Batch(decodes=count, keys=seen))
             return cost.times(guesses)
-        if self.plan.speculative != "mtp":
+        if not self.plan.guesses_by_a_layer:
             return Cost()
         found, clock = self._linear_of(count)
         d = self.model.d_model
@@ -305,8 +305,8 @@ class StepCosts:
     @cached_property
     def _forward(self) -> dict[str, ForwardOps]:
         """Of the whole model on one stage: it has layers of every kind."""
-        whole = stage_shards(self.model, self.plan.model_copy(update={"pp": 1}))[0]
-        return forward_ops(whole, self.plan, self.stack)
+        shard = stage_shards(self.model, self.plan.model_copy(update={"pp": 1}))[0]
+        return forward_ops(shard, self.plan, self.stack)
 
     @cached_property
     def _kinds(self) -> tuple[tuple[tuple[str, int], ...], ...]:
@@ -396,4 +396,4 @@ def _refuse_attention(stack: Stack) -> None:
     if backend.kernel == "math" or backend.states_speed("forward"):
         why = "has no fused kernel" if backend.kernel == "math" else "states speeds of whole sequences only"
         problem = f"attention of {stack.name} {why}: what reading a cache costs cannot be told"
-        raise StackError(Fault(place="inference: stack", problem=problem, remedy='stack = "vllm-2025"'))
+        raise StackError.at("inference: stack", problem, 'stack = "vllm-2025"')

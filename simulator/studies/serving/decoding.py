@@ -13,7 +13,7 @@ from simulator.studies.serving.batch import Batch
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.groups import pipeline_shape, tensor_shape
 from simulator.studies.serving.report import DecodeStep
-from simulator.studies.serving.shards import idle_expert_bytes, kv_bytes_per_token, part_bytes, weight_bytes
+from simulator.studies.serving.shards import idle_expert_bytes, layer_kv_bytes, part_bytes, weight_bytes
 from simulator.work.collectives import sigma as collective_sigma
 
 Z90: Final = 1.6449  # two-sided 90 % of a normal distribution
@@ -100,6 +100,6 @@ def _read_bytes(costs: StepCosts, stage: int, batch: Batch) -> int:
     """Weights and cache that a GPU of a stage reads: all but a table that only looks tokens up and experts not reached."""
     shard, plan = costs.shards[stage], costs.plan
     looked_up = 0 if shard.part.tied_embeddings else part_bytes(shard, plan, "embedding")
-    per_layer = kv_bytes_per_token(shard, plan) // max(1, len(shard.layers))
-    cached = summed(n * keys for n, keys in zip(costs.layers_by_window[stage], batch.keys, strict=True)) * per_layer
+    seen = summed(n * keys for n, keys in zip(costs.layers_by_window[stage], batch.keys, strict=True))
+    cached = seen * layer_kv_bytes(shard, plan)
     return weight_bytes(shard, plan) - looked_up - idle_expert_bytes(shard, plan, batch.tokens) + cached

@@ -23,7 +23,7 @@ from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.pools import Pool, Pools
 from simulator.studies.serving.scheduler import Limits
 from simulator.studies.serving.transfer import Placing, Transfers, placing
-from simulator.studies.serving.workload import Request, Requests
+from simulator.studies.serving.workload import NO_USERS, Request, Requests, Users
 
 Window = tuple[float, float]
 ALWAYS: Window = (0.0, math.inf)
@@ -107,6 +107,8 @@ class Deployment:
             waiting_ratio=engine.waiting_ratio,
             waiting_steps=engine.waiting_steps,
             windows=self.costs.windows,
+            window_tokens=self.memory.window_tokens,
+            window_share=self.memory.window_share,
             host_blocks=ranks * (plan.host_cache // self.memory.block_bytes),
         )
 
@@ -116,13 +118,13 @@ class Deployment:
         window: Window,
         progress: Progress | None = None,
         pace: float = 1.0,
-        users: int = 0,
+        users: Users = NO_USERS,
         *,
         streamed: bool = True,
     ) -> ServedRun:
         """What happens to these requests. window: the time in which figures are counted. pace: a factor on all times.
 
-        users: of a closed loop; 0: requests come when they say. streamed: tokens are sent one by one.
+        users: of a closed loop; without any, requests come when they say. streamed: tokens are sent one by one.
         """
         if self.prefill is None:
             costs = self.at_pace(pace)

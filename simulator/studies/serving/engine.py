@@ -11,7 +11,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import simpy
@@ -20,7 +19,8 @@ from simulator.studies.serving.batch import Batch
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
 from simulator.studies.serving.served import ServedRequests
-from simulator.studies.serving.workload import Request
+from simulator.studies.serving.transfer import fetched_s
+from simulator.studies.serving.workload import NO_USERS, Request, Users
 
 Progress = Callable[[int, int], None]  # requests finished, requests in all
 Process = Generator[simpy.Event, Any, None]
@@ -44,6 +44,10 @@ class Meter:
     block_s: float = 0.0
     peak_blocks: int = 0
     request_s: float = 0.0
+
+    def ends(self, at_s: float) -> None:
+        """Nothing counts that ends later."""
+        self.end_s = min(self.end_s, at_s)
 
     def counts(self, at_s: float) -> bool:
         """Steps that end then count."""
@@ -82,12 +86,38 @@ class Passed:
     wait_s: float = 0.0
 
 
+class ClosedLoop:
+    """Which request comes next where users wait for answers, and when."""
+
+    def __init__(self, jobs: ServedRequests, users: Users) -> None:
+        self._jobs, self._users = jobs, users
+        self._sent = 0
+        self.thins_out = False  # users who think: the first of them has nothing more to send
+
+    def first(self) -> list[RequestState]:
+        """The first request of each user, at its own time."""
+        self._sent = min(self._users.count, len(self._jobs))
+        return [self._jobs.state(index) for index in range(self._sent)]
+
+    def behind(self, answered: RequestState, now_s: float) -> RequestState | None:
+        """What the user sends next whose request is answered now; None: nothing."""
+        users = self._users
+        index = answered.index + users.count if users.turns > 1 else self._sent
+        if index >= len(self._jobs):
+            self.thins_out = bool(users.gaps_s)
+            return None
+        self._sent += 1
+        job = self._jobs.state(index)
+        job.request = replace(job.request, arrival_s=now_s + (users.gaps_s[index] if users.gaps_s else 0.0))
+        return job
+
+
 class Engine:
     """Engines under one stream of requests. `run` plays it to its end.
 
     engines: how many; None: the plan's dp. prefilled: another engine has computed the prompts and made the first tokens.
     env, handed_on: the clock of several pools, and what hears of each request that this one has finished.
-    users: of a closed loop. So many requests come at their own times, and each that is answered makes room for the next; 0:
+    users: of a closed loop. So many requests come at their own times, and each that is answered brings the next; without any
     all come at their own times. moved: others than these engines say when requests come.
     """
 
@@ -102,34 +132,34 @@ class Engine:
         prefilled: bool = False,
         env: simpy.Environment | None = None,
         handed_on: Callable[[RequestState, Lane], None] | None = None,
-        users: int = 0,
+        users: Users = NO_USERS,
         moved: bool = False,
     ) -> None:
         self._env = env or simpy.Environment()
         self.meter = Meter(start_s=window[0], end_s=window[1])
-        self.jobs = ServedRequests(requests, moved=moved or users > 0)
+        self.jobs = ServedRequests(requests, moved=moved or users.count > 0)
         self._prefilled = prefilled
-        self._finished = 0
+        self._finished = self._fetching = 0
+        self._costs = costs
         self._inside, self._changed_s = 0, 0.0
         self._report: Progress | None = None
         self._handed_on = handed_on
         self._request_s = 0.0 if prefilled else costs.request_s
-        self._users, self._coming = users, self.states() if users else iter(())
+        self._loop = ClosedLoop(self.jobs, users) if users.count else None
         self._comes_s: float | None = None  # when the next request of a stream comes; None where answers bring them
         self.lanes: list[Lane] = []
         plan = costs.plan
         for _ in range(plan.dp if engines is None else engines):
-            stages = [0.0] * plan.pp
-            self.lanes += [Lane(self, self._env, costs, Scheduler(limits), stages) for _ in range(plan.pp)]
+            stages, port = [0.0] * plan.pp, [0.0]
+            self.lanes += [Lane(self, self._env, costs, Scheduler(limits), stages, port) for _ in range(plan.pp)]
         for lane in self.lanes:
             self._env.process(lane.run())
 
     def run(self, progress: Progress | None = None) -> ServedRun:
         """Play every request. progress is called after each hundredth of them."""
         self._report = progress
-        if self._users:
-            first = list(islice(self._coming, self._users))
-            self._env.process(arrive(self._env, first, self.take, self._request_s))
+        if self._loop:
+            self._come(self._loop.first())
         else:
             self._comes_s = 0.0
             self._env.process(arrive(self._env, self.states(), self.take, self._request_s, self._next_comes))
@@ -149,13 +179,10 @@ class Engine:
     @property
     def nothing_before_s(self) -> float:
         """Until then no lane hears of anything: the next request of a stream; or any event, where answers bring requests."""
-        return self._env.peek() if self._comes_s is None else self._comes_s
+        return self._env.peek() if self._comes_s is None or self._fetching else self._comes_s
 
-    def _come(self, count: int) -> None:
-        """The next requests of a closed loop come now."""
-        jobs = list(islice(self._coming, count))
-        for job in jobs:
-            job.request = replace(job.request, arrival_s=self._env.now)
+    def _come(self, jobs: Iterable[RequestState]) -> None:
+        """Requests of a closed loop, in order of arrival."""
         self._env.process(arrive(self._env, jobs, self.take, self._request_s))
 
     def result(self) -> ServedRun:
@@ -173,8 +200,24 @@ class Engine:
         )
 
     def take(self, job: RequestState) -> None:
-        """A request comes: to the lane with the fewest."""
-        self.give(job, min(self.lanes, key=lambda each: each.unfinished))  # the first of the least
+        """A request comes: to the lane with the fewest, once the beginning that it finds in a store is there."""
+        lane = min(self.lanes, key=lambda each: each.unfinished)  # the first of the least
+        seconds = 0.0 if self._prefilled else fetched_s(self._costs, job.request)
+        if seconds:
+            self._env.process(self._fetch(job, lane, seconds))
+        else:
+            self.give(job, lane)
+
+    def _fetch(self, job: RequestState, lane: Lane, seconds: float) -> Process:
+        """One after another over an engine's links, while its steps go on."""
+        now = self._env.now
+        lane.port[0] = ready_s = max(now, lane.port[0]) + seconds
+        self._fetching += 1
+        lane.fetching += 1
+        yield self._env.timeout(ready_s - now)
+        self._fetching -= 1
+        lane.fetching -= 1
+        self.give(job, lane)
 
     def give(self, job: RequestState, lane: Lane) -> None:
         """A request comes to this lane."""
@@ -192,8 +235,11 @@ class Engine:
         total = len(self.jobs)
         if self._report is not None and before * 100 // total != self._finished * 100 // total:
             self._report(self._finished, total)
-        if self._users:
-            self._come(len(finished))
+        if self._loop:
+            following = (self._loop.behind(job, self._env.now) for job in finished)
+            self._come(sorted((job for job in following if job), key=lambda job: job.request.arrival_s))
+            if self._loop.thins_out:
+                self.meter.ends(self._env.now)
         if self._handed_on is not None:
             for job in finished:
                 self._handed_on(job, lane)
@@ -208,20 +254,20 @@ def arrive(
     jobs: Iterable[RequestState],
     take: Callable[[RequestState], None],
     later_s: float,
-    told: Callable[[float], None] = lambda _: None,
+    on_end: Callable[[float], None] = lambda _: None,
 ) -> Process:
     """Every request reaches the queue so long behind its time. told: hears when the next one does; inf: there is none."""
     for job in jobs:
         at_s = job.request.arrival_s + later_s
         if at_s > env.now:
-            told(at_s)
+            on_end(at_s)
             yield env.timeout(at_s - env.now)
         take(job)
-    told(math.inf)
+    on_end(math.inf)
 
 
 class Lane:
-    """One scheduler. free_s: when each stage that its steps pass is free, of all lanes of an engine.
+    """One scheduler. free_s: when each stage that its steps pass is free, of all lanes of an engine; port: when its links are.
 
     A host that works ahead decides on the next step when a step begins, so what comes meanwhile waits for the one behind it.
     """
@@ -233,15 +279,17 @@ class Lane:
         costs: StepCosts,
         scheduler: Scheduler,
         free_s: list[float],
+        port: list[float],
     ) -> None:
         self._engine, self._env, self._costs = engine, env, costs
-        self.scheduler, self._free_s = scheduler, free_s
+        self.scheduler, self._free_s, self.port = scheduler, free_s, port
+        self.fetching = 0  # requests whose beginnings are on their way
         self._idle: simpy.Event | None = None
         self._coming: deque[RequestState] = deque()  # in no step that has been decided on
 
     @property
     def unfinished(self) -> int:
-        return len(self._coming) + self.scheduler.unfinished
+        return self.fetching + len(self._coming) + self.scheduler.unfinished
 
     def take(self, job: RequestState) -> None:
         """A request comes."""
@@ -265,7 +313,7 @@ class Lane:
             idle.succeed()
 
     def run(self) -> Process:
-        """Step after step. A step is an event of its own only if something may come before it ends, or somebody leaves."""
+        """The step loop. Steps are merged into one event unless a request may arrive or finish during them."""
         env, scheduler, costs = self._env, self.scheduler, self._costs
         now_s = env.now
         while True:

@@ -28,32 +28,43 @@ def engine_of(text: str) -> Stack:
 
 @cache
 def usual_values(stack: str) -> dict[str, tuple[object, ...]]:
-    """Of each field of a plan under this stack, what it is where nobody says it: one value, or one an architecture."""
+    """Default of each field of a plan under this stack: one value, or one per architecture."""
     engine = Stack.load(stack).engine or Engine()
     own = InferencePlan().model_dump(mode="json") | engine.plan
-    ways = [own, *(own | one.plan for one in engine.plan_on)]
-    return {name: tuple(way[name] for way in ways) for name in own}
+    plans = [own, *(own | one.plan for one in engine.plan_on)]
+    return {name: tuple(fields[name] for fields in plans) for name in own}
 
 
 def with_defaults(
     plan: InferencePlan, stack: Stack, device: Device | None = None, model: Model | None = None
 ) -> InferencePlan:
-    """The plan with the engine's own defaults, on this device and for this model where they matter, where it says nothing."""
+    """The plan with unset fields at the engine's defaults, which may depend on device and model."""
     engine = stack.engine
     if engine is None:
         return plan
     cache = engine.kv_cache_of.get(plan.weights)
-    on = {} if device is None else engine.on(device, plan.tp).plan
+    longest = plan.max_model_len or (model.max_positions if model else 0)
+    on = {} if device is None else engine.on(device, plan.tp, longest).plan
     stated = engine.plan | on | ({"kv_cache": cache} if cache else {})
+    if (
+        device is not None
+        and not device.peak("bf16")
+        and ("weights" not in plan.model_fields_set or plan.weights != "bf16")
+    ):
+        stated |= {"weights": "fp16", "dtype": "fp16"}
     if engine.prompt_s and device is not None and model is not None:
-        multiplied = engine.prompt_s * device.peak("bf16") * plan.tp / (2 * model.num_active_parameters)
+        multiplied = (
+            engine.prompt_s * (device.peak("bf16") or device.peak("fp16")) * plan.tp / (2 * model.num_active_parameters)
+        )
         stated |= {"max_batched_tokens": max(1, min(int(multiplied), model.max_positions))}
     if engine.set_aside and device is not None:
         tokens = plan.max_batched_tokens or int(stated.get("max_batched_tokens", DEFAULT_BATCHED_TOKENS))
         stated["gpu_memory_utilization"] = _utilization(engine, engine.set_aside, tokens, plan, device)
     left_open = {name: value for name, value in stated.items() if name not in plan.model_fields_set}
     found = plan.model_copy(update=left_open) if left_open else plan
-    longest, said = found.max_model_len or 0, "max_batched_tokens" in plan.model_fields_set
+    cuts_long = any(one.longer_than for one in engine.plan_on)  # then steps of whole prompts have room for all others
+    longest = found.model_len(model) if model and cuts_long else found.max_model_len or 0
+    said = "max_batched_tokens" in plan.model_fields_set
     if said or found.chunked_prefill or not found.max_batched_tokens or found.max_batched_tokens >= longest:
         return found
     return found.model_copy(update={"max_batched_tokens": longest})  # a whole prompt must fit a step
@@ -62,6 +73,6 @@ def with_defaults(
 def _utilization(engine: Engine, aside: SetAside, tokens: int, plan: InferencePlan, device: Device) -> float:
     """The share of memory that is left for weights and cache, in thousandths. tokens: of the largest step."""
     graph = max(engine.graphs(device, plan.tp), default=0)
-    wanted = aside.fixed + aside.token * tokens + aside.graph * graph + aside.gpu * plan.engine_devices
+    reserved = aside.fixed + aside.token * tokens + aside.graph * graph + aside.gpu * plan.engine_devices
     least = aside.least if device.memory_bytes > 6 * aside.least else 0
-    return max(0.001, round(1 - max(least, wanted) / device.memory_bytes, 3))
+    return max(0.001, round(1 - max(least, reserved) / device.memory_bytes, 3))

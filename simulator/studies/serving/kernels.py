@@ -7,14 +7,24 @@ backs is said in docs/background/inference.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 from typing_extensions import override
 
 from simulator.base.kernels import DTYPE_BYTES, Attention, Dtype, Gemm, Kernel, Stream
 
 # Bits a weight takes with its scales: int8 has one 16-bit scale a row (left out: 16 / k bits), int4 a 16-bit scale and a
-# 4-bit zero for each group of 128 (AWQ and GPTQ checkpoints), nvfp4 a scale of one byte for each 16 (arXiv 2509.25149, section 2).
-WEIGHT_BITS = {"bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4 + 20 / 128, "nvfp4": 4 + 8 / 16}
+# 4-bit zero for each group of 128 (AWQ and GPTQ checkpoints), nvfp4 a scale of one byte for each 16 (arXiv 2509.25149, section 2),
+# mxfp4 one for each 32 (OCP Microscaling Formats 1.0, section 5.2).
+WEIGHT_BITS = {
+    "bf16": 16.0,
+    "fp16": 16.0,
+    "fp8": 8.0,
+    "int8": 8.0,
+    "int4": 4 + 20 / 128,
+    "nvfp4": 4 + 8 / 16,
+    "mxfp4": 4 + 8 / 32,
+}
 
 # Queries of one head of keys that a decoding kernel computes whatever there are: Hopper's matrix instructions take 64 rows
 # (flash-attention, hopper/flash_fwd_kernel_sm90.h). Others are taken as bound by the cache alone.
@@ -55,9 +65,17 @@ class CachedAttention(Attention):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NarrowWeights(Gemm):
-    """A product whose weights [n, k] are stored in `weight_bits` and widened in registers."""
+    """A product whose weights [n, k] are stored in `weight_bits` and widened in registers.
+
+    Its kernels have the instructions of 16 rows on every device (vLLM, csrc/quantization/marlin: mma.m16n8k16).
+    """
 
     weight_bits: float
+
+    @property
+    @override
+    def tile_rows(self) -> int:
+        return 16
 
     @property
     @override
@@ -66,10 +84,31 @@ class NarrowWeights(Gemm):
         return self.batch * (e * (self.m * self.k + self.m * self.n) + int(self.k * self.n * self.weight_bits / 8))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedProducts(Gemm):
+    """The products of a layer's experts, in tiles of 16 rows where each has few.
+
+    vLLM and SGLang, fused_moe.py, get_default_config: BLOCK_SIZE_M is 16 up to as many tokens as there are experts.
+    """
+
+    @property
+    @override
+    def tile_rows(self) -> int:
+        return 16
+
+    @classmethod
+    def of(cls, kernel: Gemm) -> Self:
+        return cls(**_fields(kernel))
+
+
+def _fields(kernel: Gemm) -> dict[str, Any]:
+    return {field.name: getattr(kernel, field.name) for field in fields(kernel)}
+
+
 def stored_as(kernels: tuple[Kernel, ...], weights: str, *, cast: bool = True, fp4: bool = False) -> tuple[Kernel, ...]:
     """The kernels of a layer with its weights stored so: narrower reads, or narrow products behind quantised activations.
 
-    cast: activations are quantised by kernels of their own. fp4: the GPU multiplies in fp4.
+    cast: activations are quantised by kernels of their own. fp4: the GPU multiplies in fp4. mxfp4 is of experts alone.
     """
     dtypes: dict[str, tuple[Dtype, float]] = {
         "fp8": ("fp8", 1.0),
@@ -77,7 +116,7 @@ def stored_as(kernels: tuple[Kernel, ...], weights: str, *, cast: bool = True, f
     }
     found: list[Kernel] = []
     for kernel in kernels:
-        if not isinstance(kernel, Gemm) or weights in ("bf16", "fp16"):
+        if not isinstance(kernel, Gemm) or weights in ("bf16", "fp16") or (weights == "mxfp4" and not kernel.grouped):
             found.append(kernel)
         elif weights in dtypes:
             dtype, each = dtypes[weights]
@@ -87,6 +126,5 @@ def stored_as(kernels: tuple[Kernel, ...], weights: str, *, cast: bool = True, f
                 found.append(Stream(op="quantise", read_bytes=read, write_bytes=int(numbers * each)))
             found.append(replace(kernel, dtype=dtype))
         else:
-            same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
-            found.append(NarrowWeights(**same, weight_bits=WEIGHT_BITS[weights]))
+            found.append(NarrowWeights(**_fields(kernel), weight_bits=WEIGHT_BITS[weights]))
     return tuple(found)

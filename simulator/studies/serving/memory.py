@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from simulator.base.fit import Fit
 from simulator.memory import outside_torch_bytes
@@ -22,7 +23,14 @@ from simulator.spec.software.stack import Stack
 from simulator.studies.serving.blocks import forward_blocks, head_block
 from simulator.studies.serving.lora import lora_bytes
 from simulator.studies.serving.plan import InferencePlan
-from simulator.studies.serving.shards import StageShard, kv_bytes_per_token, part_bytes, stage_shards, weight_bytes
+from simulator.studies.serving.shards import (
+    StageShard,
+    cached_layers,
+    kv_bytes_per_token,
+    part_bytes,
+    stage_shards,
+    weight_bytes,
+)
 from simulator.studies.serving.speculation import held_besides
 from simulator.work.ops import Block
 
@@ -43,7 +51,8 @@ class ServingMemory:
     outside_torch_bytes: context, libraries, communicators; seen_outside_bytes: those that the budget has to hold.
     capacity_bytes: what a process can get; budget_bytes: the part of it that the plan allows.
     block_bytes: of one block on this GPU. num_blocks: of one scheduler (with pp stages there are pp, which share them).
-    longest_tokens: of one sequence that must fit. model_fraction: of all parameters' bytes, on this GPU.
+    longest_tokens: of one sequence that must fit. window_tokens: tokens that some layers cache of a sequence at most (0: none does), and
+    window_share: what these take over what layers that cache all of it do. model_fraction: of all parameters' bytes, on this GPU.
     """
 
     stage: int
@@ -61,6 +70,8 @@ class ServingMemory:
     num_blocks: int
     num_schedulers: int
     longest_tokens: int
+    window_tokens: int = 0
+    window_share: float = 0.0
 
     @property
     def kv_bytes(self) -> int:
@@ -79,7 +90,12 @@ class ServingMemory:
     @property
     def needed_blocks(self) -> int:
         """Blocks of the longest sequence."""
-        return -(-self.longest_tokens // self.block_size)
+        return -(-self.longest_tokens // self.block_size) + self.window_blocks
+
+    @property
+    def window_blocks(self) -> int:
+        """Of these, those of layers that cache a window."""
+        return ceil(self.window_share * min(self.window_tokens, self.longest_tokens) / self.block_size)
 
     @property
     def fit(self) -> Fit:
@@ -109,8 +125,8 @@ class ServingMemory:
 def serving_memory(model: Model, plan: InferencePlan, device: Device, stack: Stack) -> ServingMemory:
     """Memory of the stage with the fewest blocks."""
     shards = stage_shards(model, plan)
-    whole = weight_bytes(stage_shards(model, plan.model_copy(update=_WHOLE))[0], plan)
-    found = (_stage(model, plan, device, stack, shards, stage, whole) for stage in range(plan.pp))
+    unsharded = weight_bytes(stage_shards(model, plan.model_copy(update=_WHOLE))[0], plan)
+    found = (_stage(model, plan, device, stack, shards, stage, unsharded) for stage in range(plan.pp))
     return min(found, key=lambda each: (each.num_blocks, -each.missing_bytes, each.stage))
 
 
@@ -126,26 +142,27 @@ def _stage(
     shard = shards[stage]
     besides, besides_a_token = held_besides(model, plan, shard)
     besides += lora_bytes(shard, plan)
-    held = weight_bytes(shard, plan) + besides
+    fixed_bytes = weight_bytes(shard, plan) + besides
     activations = activation_bytes(model, shard, plan, stack, device)
     outside = outside_torch_bytes(device, Plan(), sum(degree > 1 for degree in (plan.tp, plan.pp)))
     capacity = device.usable_bytes - device.hypervisor_bytes
     budget = int(capacity * plan.gpu_memory_utilization)
+    whole, windowed = cached_layers(shard, plan)
     block = plan.block_size * (kv_bytes_per_token(shard, plan) + besides_a_token)
     seen = _SEEN_BYTES + outside - outside_torch_bytes(device, Plan(), 0) if outside else 0
-    left = budget - held - activations - seen
+    left = budget - fixed_bytes - activations - seen
     if plan.cache_of == "free":
-        left = int((capacity - held - activations - outside) * plan.gpu_memory_utilization)
+        left = int((capacity - fixed_bytes - activations - outside) * plan.gpu_memory_utilization)
         budget = capacity
     elif plan.cache_of == "static":
-        left = int((capacity - outside) * plan.gpu_memory_utilization) - held
-        budget = left + held + activations + seen
+        left = int((capacity - outside) * plan.gpu_memory_utilization) - fixed_bytes
+        budget = left + fixed_bytes + activations + seen
     return ServingMemory(
         stage=stage,
-        weight_bytes=held,
+        weight_bytes=fixed_bytes,
         embedding_bytes=part_bytes(shard, plan, "embedding"),
         head_bytes=part_bytes(shard, plan, "head"),
-        model_fraction=(held - besides) / whole_bytes,
+        model_fraction=(fixed_bytes - besides) / whole_bytes,
         activation_bytes=activations,
         outside_torch_bytes=outside,
         seen_outside_bytes=seen,
@@ -156,6 +173,8 @@ def _stage(
         num_blocks=max(0, left // block // plan.pp),
         num_schedulers=plan.pp,
         longest_tokens=plan.model_len(model),
+        window_tokens=(model.sliding_window or 0) if windowed else 0,
+        window_share=windowed / whole,
     )
 
 

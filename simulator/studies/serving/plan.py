@@ -15,12 +15,17 @@ from simulator.base.units import Bytes, format_bytes
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 
-Weights = Literal["bf16", "fp16", "fp8", "int8", "int4", "nvfp4"]
+Weights = Literal["bf16", "fp16", "fp8", "int8", "int4", "nvfp4", "mxfp4"]
 KvDtype = Literal["auto", "bf16", "fp16", "fp8"]
 Part = Literal["embedding", "head"]
 
 _NO_GUESSES = {"speculative": "none", "draft_model": None}
-_ONE_POOL = {"prefill_tp": 1, "prefill_pp": 1, "prefill_dp": 0}
+_ONE_POOL = {
+    "prefill_tp": 1,
+    "prefill_pp": 1,
+    "prefill_dp": 0,
+    "window_cache": False,
+}  # what is handed over is cached whole
 MAX_COUNT = 2**20
 DEFAULT_BATCHED_TOKENS = 8192
 
@@ -37,8 +42,10 @@ class InferencePlan(Strict):
 
     weights: of the layers' matrices. bf16, fp16: as they are. fp8: both operands of the products, activations quantised on
     the fly. int8, int4: weights alone (a scale a row; groups of 128 with scale and zero), products in 16 bits. nvfp4: blocks
-    of 16 with a scale; both operands where the GPU multiplies them, weights alone elsewhere. Embedding,
+    of 16 with a scale; both operands where the GPU multiplies them, weights alone elsewhere. mxfp4: of experts alone, blocks of 32
+    with a scale, products in 16 bits, all else as bf16 (gpt-oss). Embedding,
     norms and head stay in 16 bits, as in published checkpoints.
+    dtype: of activations, and of what is not quantised; auto: fp16 with weights in it or on GPUs that multiply no bf16, else bf16.
     kv_cache: dtype of cached keys and values; auto: as activations. block_size: tokens of a cache block (PagedAttention).
     host_cache: host memory of each GPU for caches: what a preempted sequence had cached goes there and comes back, and is
     computed anew only where that is full; 0: always anew. gpu_memory_utilization: fraction of the GPU's memory for weights, activations and cache. max_model_len: tokens of prompt
@@ -55,11 +62,15 @@ class InferencePlan(Strict):
     expert_imbalance: rows of the busiest GPU's experts over the mean's, where they are dealt.
     prefill_dp: engines that only compute prompts and hand their cache to the dp others, which only decode (disaggregation);
     0: every engine does both. prefill_tp, prefill_pp: of these.
-    speculative: what guesses tokens that a step verifies: none; draft, a small model (`draft_model`); mtp, the model's own
-    module of multi-token prediction; ngram, a look-up that costs no device. draft_tokens: guesses of a sequence a step.
+    speculative: what guesses tokens that a step verifies: none; draft, a small model (`draft_model`); eagle, a layer trained for
+    the model, behind its last states and before its own head; mtp, the model's own module of multi-token prediction; ngram, a look-up that costs no device. draft_tokens: guesses of a sequence a step.
     acceptance: the share of guesses that are accepted, each alike.
     lora_rank, lora_adapters: of adapters served beside the model, each asked for as often; rank 0: none.
     prefix_caching: beginnings of prompts that are in the cache are not computed again, and shared ones held once.
+    prefix_store: where beginnings lie that are found, but those that all share: in the GPUs' cache; in the host's memory; or in
+    other machines'. From there they come over each GPU's link, or its part of the node's NICs, before a request is scheduled.
+    window_cache: layers whose tokens see a window cache no more than that, where other layers see all (vLLM's hybrid cache
+    manager; off where caches are handed over).
     cuda_graphs: steps that only decode are launched as one graph. replicate: parts that every GPU of a tp group holds whole.
     """
 
@@ -72,6 +83,7 @@ class InferencePlan(Strict):
     prefill_dp: int = Field(ge=0, le=MAX_COUNT, default=0)
 
     weights: Weights = "bf16"
+    dtype: Literal["auto", "bf16", "fp16"] = "auto"
     kv_cache: KvDtype = "auto"
     host_cache: Bytes = Field(ge=0, default=0)
     block_size: int = Field(ge=1, le=MAX_COUNT, default=16)
@@ -82,13 +94,15 @@ class InferencePlan(Strict):
     chunked_prefill: bool = True
     mixed_steps: bool | None = None
     cache_of: Literal["budget", "free", "static"] = "budget"
-    speculative: Literal["none", "draft", "mtp", "ngram"] = "none"
+    speculative: Literal["none", "draft", "eagle", "mtp", "ngram"] = "none"
     draft_tokens: int = Field(ge=1, le=64, default=3)
     acceptance: float | None = Field(ge=0, le=1, default=None)
     draft_model: str | None = None
     lora_rank: int = Field(ge=0, le=4096, default=0)
     lora_adapters: int = Field(ge=1, le=MAX_COUNT, default=1)
     prefix_caching: bool = True
+    prefix_store: Literal["gpu", "host", "network"] = "gpu"
+    window_cache: bool = False
     cuda_graphs: bool = True
     experts: Literal["split", "dealt"] = "split"
     attention_dp: bool = False
@@ -96,6 +110,11 @@ class InferencePlan(Strict):
     replicate: Annotated[tuple[Part, ...], Field(strict=False), BeforeValidator(_list)] = ()
 
     stack: str = "vllm-2025"
+
+    @property
+    def guesses_by_a_layer(self) -> bool:
+        """What guesses is one more layer, with a product that joins last states and new tokens."""
+        return self.speculative in ("eagle", "mtp")
 
     @property
     def engine_devices(self) -> int:
@@ -141,7 +160,7 @@ class InferencePlan(Strict):
     @property
     def compute_dtype(self) -> Literal["bf16", "fp16"]:
         """Of activations, and of products whose weights alone are quantised."""
-        return "fp16" if self.weights == "fp16" else "bf16"
+        return "fp16" if "fp16" in (self.weights, self.dtype) else "bf16"
 
     @property
     def kv_dtype(self) -> Literal["bf16", "fp16", "fp8"]:
@@ -168,7 +187,7 @@ def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
     """Raise PlanError with every way in which plan, model and cluster do not fit together."""
     if model.mamba is not None:
         problem = f"{model.name} has Mamba layers, whose states no cache of keys and values holds: serving them is not modelled"
-        raise PlanError(Fault(place="model", problem=problem, remedy="a model whose layers all have attention"))
+        raise PlanError.at("model", problem, "a model whose layers all have attention")
     split = _wide_faults(plan, model) if plan.attention_dp else _split_faults(plan, model)
     faults = [*split, *_place_faults(plan, cluster), *_length_faults(plan, model)]
     from simulator.studies.serving.lora import lora_faults
@@ -185,7 +204,7 @@ def _pool_faults(plan: InferencePlan, model: Model, cluster: Cluster) -> list[Fa
     if pool is None:
         degrees = [name for name in ("prefill_tp", "prefill_pp") if getattr(plan, name) > 1]
         problem, remedy = "there are no engines for prompts alone", "prefill_dp = 1 or more, or leave it out"
-        return [Fault(place=f"inference: {name}", problem=problem, remedy=remedy) for name in degrees]
+        return [Fault(f"inference: {name}", problem, remedy) for name in degrees]
     alone = pool.model_copy(update={"dp": 1, "expert_imbalance": 1.0, "replicate": ()})
     found = [*_split_faults(alone, model), *_group_faults(alone, cluster)]
     return [
@@ -214,7 +233,7 @@ def _widths(model: Model, *, dealt: bool) -> list[tuple[int, str]]:
     found = [routed, (experts.shared_d_ff, "columns of the shared experts")]
     if "dense_layer" in model.layer_kinds:
         found.append((model.d_ff, "columns of the MLP"))
-    return [(n, what) for n, what in found if n]
+    return [(n, noun) for n, noun in found if n]
 
 
 def _wide_faults(plan: InferencePlan, model: Model) -> list[Fault]:
@@ -222,22 +241,21 @@ def _wide_faults(plan: InferencePlan, model: Model) -> list[Fault]:
     place, faults = "inference: attention_dp", []
     if model.experts is None or plan.experts != "dealt":
         problem = "parts sequences among GPUs that share nothing but experts, and none are dealt"
-        faults.append(Fault(place=place, problem=problem, remedy='experts = "dealt" of a mixture, or dp for engines'))
+        faults.append(Fault(place, problem, 'experts = "dealt" of a mixture, or dp for engines'))
     elif model.experts.num_experts % plan.tp:
         problem = f"tp = {plan.tp} does not divide the model's {model.experts.num_experts} experts"
-        faults.append(Fault(place="inference: tp", problem=problem, remedy="a divisor of them"))
+        faults.append(Fault("inference: tp", problem, "a divisor of them"))
     if plan.tp == 1:
-        faults.append(Fault(place=place, problem="tp = 1: one GPU has all sequences", remedy="tp = 2 or more"))
+        faults.append(Fault(place, "tp = 1: one GPU has all sequences", "tp = 2 or more"))
     for key, given in (
         ("pp", plan.pp > 1),
         ("prefill_dp", plan.prefill_dp > 0),
         ("speculative", plan.speculative != "none"),
     ):
         if given:
-            faults.append(Fault(place=place, problem=f"together with {key} is not modelled", remedy=f"leave {key} out"))
+            faults.append(Fault(place, f"together with {key} is not modelled", f"leave {key} out"))
     if plan.replicate:
-        problem = "every GPU holds all but experts whole anyway"
-        faults.append(Fault(place="inference: replicate", problem=problem, remedy="leave it out"))
+        faults.append(Fault("inference: replicate", "every GPU holds all but experts whole anyway", "leave it out"))
     return faults
 
 
@@ -247,24 +265,28 @@ def _split_faults(plan: InferencePlan, model: Model) -> list[Fault]:
     dealt = plan.experts == "dealt"
     legal = legal_tp(model, dealt=dealt)
     nearest = " or ".join(map(str, sorted(sorted(legal, key=lambda n: (abs(n - tp), n))[:2])))
-    wrong = [f"{n} {what}" for n, what in ((model.num_heads, "heads"), *_widths(model, dealt=dealt)) if n % tp]
+    wrong = [f"{n} {noun}" for n, noun in ((model.num_heads, "heads"), *_widths(model, dealt=dealt)) if n % tp]
     if kv % tp and tp % kv:
         wrong.append(f"{kv} key-value heads (nor is it a multiple of them)")
     if wrong:
         problem = f"tp = {tp} does not divide the model's {', '.join(wrong)}"
-        faults.append(Fault(place="inference: tp", problem=problem, remedy=f"tp = {nearest}"))
+        faults.append(Fault("inference: tp", problem, f"tp = {nearest}"))
     if dealt and model.experts is None:
-        problem = f"{model.name} has no experts to deal"
-        faults.append(Fault(place="inference: experts", problem=problem, remedy='experts = "split"'))
+        faults.append(Fault("inference: experts", f"{model.name} has no experts to deal", 'experts = "split"'))
     if plan.expert_imbalance > 1 and not dealt:
         problem = "slices of experts are as busy on every GPU"
-        faults.append(Fault(place="inference: expert_imbalance", problem=problem, remedy='1, or experts = "dealt"'))
+        faults.append(Fault("inference: expert_imbalance", problem, '1, or experts = "dealt"'))
+    if {plan.weights, plan.dtype} == {"bf16", "fp16"}:
+        faults.append(Fault("inference: dtype", f"{plan.dtype}, and weights = {plan.weights}", "leave it out"))
+    if plan.weights == "mxfp4" and model.experts is None:
+        problem = f"mxfp4 is of experts alone, and {model.name} has none"
+        faults.append(Fault("inference: weights", problem, 'weights = "nvfp4" or "int4"'))
     if plan.pp > model.num_layers:
         problem = f"pp = {plan.pp} stages for {model.num_layers} layers"
-        faults.append(Fault(place="inference: pp", problem=problem, remedy=f"pp = {model.num_layers} at most"))
+        faults.append(Fault("inference: pp", problem, f"pp = {model.num_layers} at most"))
     if plan.tp == 1 and plan.replicate:
         problem = "replicates what tp = 1 does not split"
-        faults.append(Fault(place="inference: replicate", problem=problem, remedy="tp = 2 or more, or nothing"))
+        faults.append(Fault("inference: replicate", problem, "tp = 2 or more, or nothing"))
     return faults
 
 
@@ -279,21 +301,46 @@ def _place_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
         remedy = f"dp = {fits}, or " if fits else ""
         faults.append(
             Fault(
-                place="inference: degrees",
-                problem=f"{need}, the cluster has {cluster.num_devices} devices ({cluster.num_nodes} × {gpus})",
-                remedy=f"{remedy}nodes = {-(-plan.num_devices // gpus)}",
+                "inference: degrees",
+                f"{need}, the cluster has {cluster.num_devices} devices ({cluster.num_nodes} × {gpus})",
+                f"{remedy}nodes = {-(-plan.num_devices // gpus)}",
             )
         )
     tier = cluster.host_tier
     if plan.host_cache and tier is None:
         problem = f"{cluster.name} states no link between GPUs and host memory"
-        faults.append(Fault(place="inference: host_cache", problem=problem, remedy="a cluster with [host], or 0"))
+        faults.append(Fault("inference: host_cache", problem, "a cluster with [host], or 0"))
     elif tier is not None and plan.host_cache * min(gpus, plan.num_devices) > tier.memory_bytes:
         problem = (
             f"{format_bytes(plan.host_cache)} for each GPU of a node, whose memory is {format_bytes(tier.memory_bytes)}"
         )
-        faults.append(Fault(place="inference: host_cache", problem=problem, remedy="less"))
-    return [*faults, *_group_faults(plan, cluster)]
+        faults.append(Fault("inference: host_cache", problem, "less"))
+    return [*faults, *_store_faults(plan, cluster), *_group_faults(plan, cluster)]
+
+
+def _store_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
+    place, store = "inference: prefix_store", plan.prefix_store
+    if store == "gpu":
+        return []
+    faults = []
+    if not plan.prefix_caching:
+        problem = f"{store}, and prefix_caching = false: nothing is reused"
+        faults.append(Fault(place, problem, 'prefix_caching = true, or prefix_store = "gpu"'))
+    if not store_bytes_per_s(plan, cluster):
+        missing, table = (
+            ("no link between GPUs and host memory", "host") if store == "host" else ("no network", "inter")
+        )
+        problem = f"{store}, and {cluster.name} states {missing}"
+        faults.append(Fault(place, problem, f'a cluster with [{table}], or "gpu"'))
+    return faults
+
+
+def store_bytes_per_s(plan: InferencePlan, cluster: Cluster) -> float:
+    """At which a GPU reads beginnings of prompts from where they lie; 0: nothing has to be read, or there is no way."""
+    if plan.prefix_store == "network":
+        return cluster.node_bytes_per_s / cluster.gpus_per_node
+    tier = cluster.host_tier if plan.prefix_store == "host" else None
+    return tier.h2d_bytes_per_s if tier else 0.0
 
 
 def _group_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
@@ -301,8 +348,7 @@ def _group_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
     if not ((plan.tp <= gpus and gpus % plan.tp) or (plan.tp > gpus and plan.tp % gpus)):
         return []
     near = max(n for n in range(1, min(plan.tp, gpus) + 1) if gpus % n == 0)
-    problem = f"groups of tp = {plan.tp} do not fill nodes of {gpus} GPUs evenly"
-    return [Fault(place="inference: tp", problem=problem, remedy=f"tp = {near}")]
+    return [Fault("inference: tp", f"groups of tp = {plan.tp} do not fill nodes of {gpus} GPUs evenly", f"tp = {near}")]
 
 
 def _length_faults(plan: InferencePlan, model: Model) -> list[Fault]:
@@ -310,18 +356,16 @@ def _length_faults(plan: InferencePlan, model: Model) -> list[Fault]:
     longest, batched = plan.model_len(model), plan.batched_tokens(model)
     if longest > model.max_positions:
         problem = f"{longest} tokens, and {model.name} was made for {model.max_positions} positions"
-        faults.append(
-            Fault(place="inference: max_model_len", problem=problem, remedy=f"max_model_len = {model.max_positions}")
-        )
+        faults.append(Fault("inference: max_model_len", problem, f"max_model_len = {model.max_positions}"))
     if plan.block_size > longest:
         problem = f"blocks of {plan.block_size} tokens, and no sequence has more than {longest}"
-        faults.append(Fault(place="inference: block_size", problem=problem, remedy="block_size = 16, or its like"))
+        faults.append(Fault("inference: block_size", problem, "block_size = 16, or its like"))
     if not plan.chunked_prefill and batched < longest:
         problem = f"{batched} tokens a step, and a whole prompt may have max_model_len = {longest}"
         remedy = f"max_batched_tokens = {longest}, or chunked_prefill = true"
-        faults.append(Fault(place="inference: max_batched_tokens", problem=problem, remedy=remedy))
+        faults.append(Fault("inference: max_batched_tokens", problem, remedy))
     if batched < plan.max_sequences:
         problem = f"{batched} tokens a step for max_sequences = {plan.max_sequences}, one token each"
         remedy = f"max_batched_tokens = {plan.max_sequences} or more, or max_sequences = {batched}"
-        faults.append(Fault(place="inference: max_batched_tokens", problem=problem, remedy=remedy))
+        faults.append(Fault("inference: max_batched_tokens", problem, remedy))
     return faults

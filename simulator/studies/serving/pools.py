@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 
 import simpy
 
 from simulator.base.sums import summed
 from simulator.studies.serving.costs import StepCosts
-from simulator.studies.serving.engine import Engine, Lane, Passed, Process, Progress, ServedRun, arrive
+from simulator.studies.serving.engine import ClosedLoop, Engine, Lane, Passed, Process, Progress, ServedRun, arrive
 from simulator.studies.serving.scheduler import Limits, RequestState
-from simulator.studies.serving.workload import Request, Requests
+from simulator.studies.serving.workload import NO_USERS, Request, Requests, Users
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +30,7 @@ class Pool:
 class Pools:
     """Plays one stream of requests through both. cells: as `placing` finds them. transfer_s: of a prompt of so many tokens.
 
-    users: of a closed loop, whose requests come when others are answered; 0: they come at their own times.
+    users: of a closed loop, whose requests come when others are answered; without any they come at their own times.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class Pools:
         *,
         cells: int,
         transfer_s: Callable[[int], float],
-        users: int = 0,
+        users: Users = NO_USERS,
     ) -> None:
         self._env = env = simpy.Environment()
         self._cells, self._transfer_s = cells, transfer_s
@@ -53,10 +52,10 @@ class Pools:
         prompts = Requests.of(replace(request, output_tokens=1) for request in requests)
         holding = replace(prefill.limits, hands_over=True)
         self._request_s = prefill.costs.request_s
-        played = partial(Engine, window=window, env=env, moved=users > 0)
+        played = partial(Engine, window=window, env=env, moved=users.count > 0)
         self._prefill = played(prefill.costs, holding, prompts, handed_on=self._prompt_ends)
-        self._decode = played(decode.costs, decode.limits, requests, handed_on=lambda *_: self._tell())
-        self._users, self._unsent = users, self._prefill.states()
+        self._decode = played(decode.costs, decode.limits, requests, handed_on=lambda job, _: self._tell(job))
+        self._loop = ClosedLoop(self._prefill.jobs, users) if users.count else None
         self._senders = _links(env, self._prefill, prefill.costs.plan.dp)
         self._receivers = _links(env, self._decode, decode.costs.plan.dp)
         self._coming = dict.fromkeys(self._decode.lanes, 0)
@@ -67,7 +66,7 @@ class Pools:
     def run(self, progress: Progress | None = None) -> ServedRun:
         """Play every request. Steps and blocks are those of the engines that decode; tokens and busy time are of all."""
         self._progress = progress
-        self._come(islice(self._unsent, self._users or None))
+        self._come(self._loop.first() if self._loop else self._prefill.states())
         self._env.run()
         prompts, found = self._prefill.result(), self._decode.result()
         meter, other = found.meter, prompts.meter
@@ -99,7 +98,7 @@ class Pools:
             job.end_s = now
             self._decode.jobs.record(job)
             lane.scheduler.release(prompt)
-            self._tell()
+            self._tell(job)
             return
         meter = self._prefill.meter
         self._handed_in_window += meter.start_s <= now <= meter.end_s
@@ -126,13 +125,15 @@ class Pools:
         job.cached, job.done = tokens, 1
         self._decode.give(job, target)
 
-    def _tell(self) -> None:
+    def _tell(self, job: RequestState) -> None:
         """A request is answered; of a closed loop, its user sends the next."""
         self._done += 1
-        job = next(self._unsent, None) if self._users else None
-        if job is not None:
-            job.request = replace(job.request, arrival_s=self._env.now)
-            self._come([job])
+        following = self._loop.behind(job, self._env.now) if self._loop else None
+        if following is not None:
+            self._come([following])
+        if self._loop and self._loop.thins_out:
+            self._prefill.meter.ends(self._env.now)
+            self._decode.meter.ends(self._env.now)
         total = len(self._requests)
         if self._progress is not None and (self._done - 1) * 100 // total != self._done * 100 // total:
             self._progress(self._done, total)
@@ -146,5 +147,5 @@ def _links(env: simpy.Environment, engine: Engine, count: int) -> dict[Lane, sim
 
 
 def _cells(engine: Engine, cells: int) -> dict[Lane, int]:
-    """The cell of each lane: engines stand in them one after another."""
+    """The cell of each lane, in the order of the engines."""
     return {lane: i * cells // len(engine.lanes) for i, lane in enumerate(engine.lanes)}

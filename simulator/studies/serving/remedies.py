@@ -71,8 +71,8 @@ def _changes(model: Model, plan: InferencePlan, device: Device, memory: ServingM
         yield {"replicate": ()}
     if plan.gpu_memory_utilization != _MOST_UTILIZATION:
         yield {"gpu_memory_utilization": _MOST_UTILIZATION}
-    if memory.num_blocks and memory.over_budget:
-        yield {"max_model_len": memory.num_blocks * memory.block_size}
+    if memory.num_blocks > memory.window_blocks and memory.over_budget:
+        yield {"max_model_len": (memory.num_blocks - memory.window_blocks) * memory.block_size}
     for tp in legal_tp(model, dealt=plan.experts == "dealt"):
         if plan.tp < tp <= 8 * plan.tp:
             yield {"tp": tp, "dp": 1}

@@ -214,9 +214,7 @@ def latencies(jobs: Sequence[Served]) -> Latencies:
     """Of the requests that count."""
     paces = [pace for pace in map(tpot_s, jobs) if pace is not None]
     return Latencies(
-        ttft=spread(map(ttft_s, jobs)),
-        tpot=spread(paces) if paces else None,
-        latency=spread(map(latency_s, jobs)),
+        ttft=spread(map(ttft_s, jobs)), tpot=spread(paces) if paces else None, latency=spread(map(latency_s, jobs))
     )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass
 from itertools import islice
+from math import ceil
 
 from simulator.studies.serving.batch import Batch, Chunk
 from simulator.studies.serving.workload import Request
@@ -30,6 +31,7 @@ class Limits:
     chunked: prompts are cut. mixed: sequences decode in steps that compute prompts; None: where they are cut.
     reuses: beginnings of prompts that are in the cache are not computed again.
     reserved: part of the answers of running sequences that a new one leaves blocks for; it needs all of its own then.
+    window_tokens, window_share: tokens of a sequence that some layers cache at most, and their part of what the others cache of one.
     host_blocks: of preempted sequences, that the host's memory keeps.
     hands_over: the blocks of an answered request stay until `release`, as another engine reads them.
     alternates, waiting_ratio, waiting_steps: of a stack's engine, when requests are admitted while others run.
@@ -44,6 +46,8 @@ class Limits:
     reuses: bool = True
     reserved: float = 0.0
     windows: tuple[int | None, ...] = (None,)
+    window_tokens: int = 0
+    window_share: float = 0.0
     host_blocks: int = 0
     hands_over: bool = False
     alternates: bool = False
@@ -146,11 +150,11 @@ class Scheduler:
 
     @property
     def undisturbed(self) -> bool:
-        """The step at hand only decodes, nobody waits, and nobody's answer ends with it."""
+        """The current step only decodes, no request waits, and none finishes with it."""
         return not self._pieces and not self.waiting and not self._finish.get(self._step)
 
     def alike(self, most: int) -> int:
-        """How many steps from the one at hand on are like it: nobody's answer ends, and blocks are free; `most` at most."""
+        """Number of equal steps from the current one on: no request finishes and blocks are free; at most `most`."""
         ends = min(step for step, jobs in self._finish.items() if jobs)
         count, free, size = min(most, ends - self._step), self.free, self.limits.block_size
         for ahead in range(1, count):
@@ -160,7 +164,7 @@ class Scheduler:
         return count
 
     def pass_over(self, count: int) -> float:
-        """So many steps that are alike end, the one at hand among them: blocks in use, mean over them."""
+        """Finish that many equal steps, including the current one; returns the mean blocks in use."""
         size, used, total = self.limits.block_size, self.used_blocks, self.used_blocks
         for ahead in range(1, count):
             used += self._need[(self._step + ahead) % size]
@@ -178,10 +182,10 @@ class Scheduler:
         self._pieces, self._decodes = [], 0
         self._take_over()
         if self.limits.chunked if self.limits.mixed is None else self.limits.mixed:
-            calm = self._make_room()
+            had_room = self._make_room()
             self._decodes = self._decoding
             self._take_blocks()
-            self._fill(self.limits.max_tokens - self._decodes, admit=calm)
+            self._fill(self.limits.max_tokens - self._decodes, admit=had_room)
         else:
             self._fill(self.limits.max_tokens, admit=True)
             if not self._pieces:
@@ -269,7 +273,15 @@ class Scheduler:
 
     def _own_blocks(self, job: RequestState, tokens: int) -> int:
         """Of so many tokens, without those that the job shares with others."""
-        return -(-tokens // self.limits.block_size) - self._shared_blocks(job)
+        return -(-tokens // self.limits.block_size) - self._shared_blocks(job) + self._window_blocks(job)
+
+    def _window_blocks(self, job: RequestState) -> int:
+        """Of layers that cache a window: as many from the beginning as the sequence ends with."""
+        limits = self.limits
+        if not limits.window_tokens:
+            return 0
+        tokens = min(limits.window_tokens, job.request.prompt_tokens + job.request.output_tokens - 1)
+        return ceil(limits.window_share * tokens / limits.block_size)
 
     def _shared_blocks(self, job: RequestState) -> int:
         """Whole blocks alone are shared."""

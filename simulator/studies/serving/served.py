@@ -36,6 +36,18 @@ class ServedRequests(Sequence[Served]):
         """Each request at its beginning, made when it is asked for."""
         return (RequestState(request=request, index=i) for i, request in enumerate(self.requests))
 
+    def state(self, index: int) -> RequestState:
+        """One of them."""
+        return RequestState(request=self.requests[index], index=index)
+
+    def arriving_per_s(self, until_s: float) -> float:
+        """Requests a second that come up to then; 0 where all come at once."""
+        if self._arrival_s is None:
+            return rate(self.requests)
+        times = [at_s for at_s in self._arrival_s if at_s <= until_s]
+        spanned_s = max(times) - min(times)
+        return (len(times) - 1) / spanned_s if spanned_s else 0.0
+
     def record(self, job: RequestState) -> None:
         """It is answered."""
         self._first_s[job.index] = nan if job.first_s is None else job.first_s
@@ -74,6 +86,12 @@ class ServedRequests(Sequence[Served]):
         if self._arrival_s is not None:
             request = replace(request, arrival_s=self._arrival_s[i])
         return Served(request, _known(self._first_s[i]), _known(self._end_s[i]))
+
+
+def rate(requests: Sequence[Request]) -> float:
+    """Requests a second of those in order of arrival; 0 where all come at once."""
+    spanned_s = requests[-1].arrival_s - requests[0].arrival_s
+    return (len(requests) - 1) / spanned_s if spanned_s else 0.0
 
 
 def _known(value: float) -> float | None:

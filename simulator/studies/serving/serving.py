@@ -26,10 +26,10 @@ from simulator.studies.serving.engine import Progress, ServedRun
 from simulator.studies.serving.plan import InferencePlan, check
 from simulator.studies.serving.remedies import of_prefill, remedies
 from simulator.studies.serving.report import HandedOver, Latencies, Load, Serving, Verdict, attained, latencies
-from simulator.studies.serving.served import Served
+from simulator.studies.serving.served import Served, rate
 from simulator.studies.serving.slo import Slo
 from simulator.studies.serving.sources import assumptions, sources
-from simulator.studies.serving.workload import Request, Requests
+from simulator.studies.serving.workload import NO_USERS, Request, Requests, Users
 
 _SHOWN_FAULTS = 20
 _NEARLY_FULL = 0.95
@@ -48,14 +48,14 @@ def serve(  # noqa: PLR0913  one a noun
     curves: LinkCurves | None = None,
     slo: Slo | None = None,
     warmup: float = 0.1,
-    users: int = 0,
+    users: Users = NO_USERS,
     interval: bool = False,
     progress: Progress | None = None,
 ) -> Serving:
     """Play `requests`, in order of arrival, through the plan's engines.
 
     calibration, stack, curves: as `predict` takes them. warmup: the part of the requests, first to arrive, that no figure
-    counts. users: of a closed loop: so many requests are in the system, and the next one comes when one is answered; 0: they
+    counts. users: of a closed loop, whose requests come when others are answered; without any they
     come when they say. interval: play them twice more, with all times at the ends of their 90 % interval. progress: is told
     (requests answered, requests in all plays) now and then. A plan that does not fit in memory, and requests that come
     faster than they are served, are answers.
@@ -65,13 +65,11 @@ def serve(  # noqa: PLR0913  one a noun
     check(plan, model, cluster)
     check_requests(model, plan, requests)
     setting = _deployed(model, plan, cluster, stack, calibration, curves)
-    said = sources(setting.costs, setting.calibration, cluster, setting.curves)
+    origins = sources(setting.costs, setting.calibration, cluster, setting.curves)
     if not setting.tightest.memory.fit.runs:
-        return _does_not_fit(setting, requests, said)
-    asked = _Asked(
-        requests=requests, slo=slo or Slo(), warmup=warmup, users=users, interval=interval, progress=progress
-    )
-    return _played(setting, asked, said)
+        return _does_not_fit(setting, requests, origins)
+    run = _Run(requests=requests, slo=slo or Slo(), warmup=warmup, users=users, interval=interval, progress=progress)
+    return _played(setting, run, origins)
 
 
 @remembered(1)  # the same plan at other rates, one after the other: its steps have been priced
@@ -88,13 +86,13 @@ def _deployed(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _Run:
     """What is simulated, and which results are wanted."""
 
     requests: Sequence[Request]
     slo: Slo
     warmup: float
-    users: int
+    users: Users
     interval: bool
     progress: Progress | None
 
@@ -102,53 +100,50 @@ class _Asked:
     def num_warmup(self) -> int:
         return math.floor(self.warmup * len(self.requests))
 
-    def watched(self, capacity_per_s: float) -> _Asked:
+    def watched(self, capacity_per_s: float) -> _Run:
         """The first of them, where more than that come faster than they are served."""
-        grows = not self.users and _rate(self.requests[0], self.requests[-1], len(self.requests)) >= capacity_per_s > 0
+        grows = not self.users.count and rate(self.requests) >= capacity_per_s > 0
         return replace(self, requests=self.requests[:_WATCHED]) if grows else self
 
     @property
     def window(self) -> Window:
         """From the first arrival that counts to the last; to the end of everything where those are one moment."""
-        if self.users:
+        if self.users.count:
             return 0.0, math.inf
         begin_s, end_s = self.requests[self.num_warmup].arrival_s, self.requests[-1].arrival_s
         return begin_s, end_s if end_s > begin_s else math.inf
 
 
-def _rate(first: Request, last: Request, count: int) -> float:
-    """Requests a second that arrive; 0 where all come at once."""
-    spanned_s = last.arrival_s - first.arrival_s
-    return (count - 1) / spanned_s if spanned_s else 0.0
-
-
-def _played(setting: Deployment, asked: _Asked, said: tuple[Source, ...]) -> Serving:
+def _played(setting: Deployment, run: _Run, origins: tuple[Source, ...]) -> Serving:
     """The answer of a plan that fits."""
-    costs, capacity = setting.costs, setting.capacity_per_s(asked.requests)
-    asked = asked.watched(capacity)
-    requests = asked.requests
-    told = _Progress(asked.progress, (3 if asked.interval else 1) * len(requests))
-    played = setting.play(requests, asked.window, told.part(len(requests)), users=asked.users)
-    jobs = played.jobs[asked.num_warmup :]
+    costs, capacity = setting.costs, setting.capacity_per_s(run.requests)
+    run = run.watched(capacity)
+    requests = run.requests
+    progress = _Progress(run.progress, (3 if run.interval else 1) * len(requests))
+    played = setting.play(requests, run.window, progress.part(len(requests)), users=run.users)
+    jobs = played.jobs[run.num_warmup :]
     size, context = _mean_step(costs, played, jobs)
     sigma = sigma_of(costs, batch_of(costs, size, context), setting.calibration, setting.curves)
     spread = math.exp(Z90 * sigma)
     ends = [
         latencies(
-            setting.play(requests, asked.window, told.part(len(requests)), pace, asked.users).jobs[asked.num_warmup :]
+            setting.play(requests, run.window, progress.part(len(requests)), pace, run.users).jobs[run.num_warmup :]
         )
-        for pace in ((1 / spread, spread) if asked.interval else ())
+        for pace in ((1 / spread, spread) if run.interval else ())
     ]
-    found, load = latencies(jobs), _load(setting, played, 0 if asked.users else asked.num_warmup, (capacity, spread))
-    attainments, share = attained(jobs, asked.slo)
-    verdict: Verdict = "overloaded" if load.arriving_per_s >= capacity and not asked.users else "ok"
+    found, load = (
+        latencies(jobs),
+        _load(setting, played, 0 if run.users.count else run.num_warmup, (capacity, spread)),
+    )
+    attainments, share = attained(jobs, run.slo)
+    verdict: Verdict = "overloaded" if load.arriving_per_s >= capacity and not run.users.count else "ok"
     return Serving(
-        **_common(setting, said),
+        **_common(setting, origins),
         verdict=verdict,
-        cause=_cause(verdict, load, asked.users),
+        cause=_cause(verdict, load, run.users.count),
         suggestion=_suggestion(setting, verdict, load, found),
         num_requests=len(requests),
-        num_warmup=asked.num_warmup,
+        num_warmup=run.num_warmup,
         latencies=found,
         low_latencies=ends[0] if ends else None,
         high_latencies=ends[1] if ends else None,
@@ -187,17 +182,14 @@ class _Progress:
 def check_requests(model: Model, plan: InferencePlan, requests: Sequence[Request]) -> None:
     """Raises InputError where there are none, where they are out of order, or longer than a sequence may be."""
     if not requests:
-        raise InputError(Fault(place="requests", problem="there are none", remedy="one at least"))
+        raise InputError.at("requests", "there are none", "one at least")
     if isinstance(requests, Requests) and requests.keep_to(plan.model_len(model)):
         return
     times = [request.arrival_s for request in requests]
     if not all(math.isfinite(time) for time in times) or times[0] < 0 or any(b < a for a, b in pairwise(times)):
-        problem = "arrivals are not finite times from 0 on, in order"
-        raise InputError(Fault(place="requests", problem=problem, remedy="sort them by arrival_s"))
+        raise InputError.at("requests", "arrivals are not finite times from 0 on, in order", "sort them by arrival_s")
     if any(min(request.prompt_tokens, request.output_tokens) < 1 for request in requests):
-        raise InputError(
-            Fault(place="requests", problem="a request has no token", remedy="prompt and answer of 1 at least")
-        )
+        raise InputError.at("requests", "a request has no token", "prompt and answer of 1 at least")
     longest = plan.model_len(model)
     seen: dict[tuple[int, int, int], int] = {}
     for request in requests:
@@ -227,7 +219,7 @@ def _shorter(model: Model, plan: InferencePlan, total: int) -> str:
     return f"shorter requests, or a model with more than {model.max_positions} positions"
 
 
-def _does_not_fit(setting: Deployment, requests: Sequence[Request], said: tuple[Source, ...]) -> Serving:
+def _does_not_fit(setting: Deployment, requests: Sequence[Request], origins: tuple[Source, ...]) -> Serving:
     tightest = setting.tightest
     costs, m = tightest.costs, tightest.memory
     found = remedies(costs.model, costs.plan, costs.cluster, costs.stack, m)
@@ -241,12 +233,12 @@ def _does_not_fit(setting: Deployment, requests: Sequence[Request], said: tuple[
         f"{costs.plan.gpu_memory_utilization:g} leaves too little for the CUDA context"
     )
     cause = f"of a GPU that computes prompts: {cause}" if tightest is setting.prefill else cause
-    told = "; ".join(f"{remedy.change} (cache of {remedy.kv_tokens:,} tokens)" for remedy in found)
+    changes = "; ".join(f"{remedy.change} (cache of {remedy.kv_tokens:,} tokens)" for remedy in found)
     return Serving(
-        **_common(setting, said),
+        **_common(setting, origins),
         verdict=Fit.DOES_NOT_FIT,
         cause=cause,
-        suggestion=told
+        suggestion=changes
         or "no single change that was tried makes it fit: more GPUs an engine (tp × pp), or a smaller model",
         num_requests=len(requests),
         num_warmup=0,
@@ -254,7 +246,7 @@ def _does_not_fit(setting: Deployment, requests: Sequence[Request], said: tuple[
     )
 
 
-def _common(setting: Deployment, said: tuple[Source, ...]) -> dict[str, Any]:
+def _common(setting: Deployment, origins: tuple[Source, ...]) -> dict[str, Any]:
     costs = setting.costs
     return {
         "model": costs.model.name,
@@ -263,9 +255,12 @@ def _common(setting: Deployment, said: tuple[Source, ...]) -> dict[str, Any]:
         "memory": setting.tightest.memory,
         "prefill_memory": setting.prefill.memory if setting.prefill else None,
         "assumptions": assumptions(
-            costs.model, handed_over=setting.prefill is not None, speculative=costs.plan.speculative
+            costs.model,
+            handed_over=setting.prefill is not None,
+            speculative=costs.plan.speculative,
+            half=costs.plan.compute_dtype == "fp16" and not costs.cluster.device.peak("bf16"),
         ),
-        "sources": said,
+        "sources": origins,
     }
 
 
@@ -277,7 +272,7 @@ def _load(setting: Deployment, played: ServedRun, skipped: int, capacity: tuple[
     answered = len(requests) - skipped if math.isinf(meter.end_s) else meter.finished
     return Load(
         measured_s=measured_s,
-        arriving_per_s=_rate(requests[0].request, requests[-1].request, len(requests)),
+        arriving_per_s=requests.arriving_per_s(meter.end_s),
         capacity_per_s=capacity[0],
         low_capacity_per_s=capacity[0] / capacity[1],
         high_capacity_per_s=capacity[0] * capacity[1],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -109,8 +110,9 @@ def weight_bytes(shard: StageShard, plan: InferencePlan) -> int:
 def _layer_bytes(part: ModelShard, kind: LayerKind, plan: InferencePlan) -> int:
     """One layer; a router stays in wide precision."""
     narrow = wide = 0
+    of = ("experts.",) if plan.weights == "mxfp4" else ("",)
     for name, shape in part.parameter_shapes(kind):
-        if len(shape) >= 2 and not name.startswith(_WIDE):
+        if len(shape) >= 2 and name.startswith(of) and not name.startswith(_WIDE):
             narrow += prod(shape)
         else:
             wide += prod(shape)
@@ -151,6 +153,28 @@ def cached_channels(part: ModelShard) -> int:
     return 2 * part.kv_width
 
 
+def layer_kv_bytes(shard: StageShard, plan: InferencePlan) -> int:
+    """Cached bytes of a token in one layer on one GPU: 2 (K and V) × kv heads × head_dim × bytes; of latents, their channels."""
+    return cached_channels(shard.part) * DTYPE_BYTES[plan.kv_dtype]
+
+
+def cached_layers(shard: StageShard, plan: InferencePlan) -> tuple[int, int]:
+    """Layers that cache whole sequences, and those that cache the window that a token sees."""
+    whole = dict(windows(shard.part, shard.layers)).get(None, 0)
+    return (whole, len(shard.layers) - whole) if plan.window_cache and whole else (len(shard.layers), 0)
+
+
 def kv_bytes_per_token(shard: StageShard, plan: InferencePlan) -> int:
-    """Cached bytes of a token on one GPU: 2 (K and V) × layers × kv heads × head_dim × bytes; of latents, their channels."""
-    return len(shard.layers) * cached_channels(shard.part) * DTYPE_BYTES[plan.kv_dtype]
+    """Cached bytes of a token on one GPU, in layers that cache whole sequences."""
+    return cached_layers(shard, plan)[0] * layer_kv_bytes(shard, plan)
+
+
+def windows(model: Model, layers: Iterable[int]) -> tuple[tuple[int | None, int], ...]:
+    """The attention windows of layers: (keys a token sees, None: all; layers that do) of the layers with these numbers."""
+    every = model.global_every
+    counts: dict[int | None, int] = {}
+    for layer in layers:
+        sees_all = model.sliding_window is None or (every > 0 and (layer + 1) % every == 0)
+        window = None if sees_all else model.sliding_window
+        counts[window] = counts.get(window, 0) + 1
+    return tuple(sorted(counts.items(), key=lambda item: item[0] or 0))

@@ -84,8 +84,10 @@ def problems(times: Mapping[float, float]) -> list[str]:
             found.append(f"a limit must be a time above zero; p{percentile:g} is {limit_s:g} s")
     for (low, low_s), (high, high_s) in pairwise(sorted(times.items())):
         if 0 < high_s < low_s:
-            told = f"p{high:g} within {format_seconds(high_s)} contradicts p{low:g} within {format_seconds(low_s)}"
-            found.append(f"{told}: a higher percentile is never lower")
+            contradiction = (
+                f"p{high:g} within {format_seconds(high_s)} contradicts p{low:g} within {format_seconds(low_s)}"
+            )
+            found.append(f"{contradiction}: a higher percentile is never lower")
     return found
 
 

@@ -27,14 +27,19 @@ _OF_MTP: Final = "modules of multi-token prediction are not loaded"
 _OF_GUESSES: Final = "every guess is accepted with the stated probability, whatever was guessed before it"
 
 
+_OF_HALF: Final = "the GPU multiplies no bf16: what is not quantised is in fp16"
+
+
 _OF_POOLS: Final = (
     "a prompt's cache is handed over when all of it is computed, at the speed of NCCL's send and receive",
 )
 
 
-def assumptions(model: Model, *, handed_over: bool = False, speculative: str = "none") -> tuple[str, ...]:
-    """Those that this model's answer rests on. speculative: what guesses tokens."""
-    found = [*ASSUMPTIONS, *(_OF_POOLS if handed_over else ())]
+def assumptions(
+    model: Model, *, handed_over: bool = False, speculative: str = "none", half: bool = False
+) -> tuple[str, ...]:
+    """Those that this model's answer rests on. speculative: what guesses tokens. half: in fp16 for want of bf16."""
+    found = [*ASSUMPTIONS, *([_OF_HALF] if half else ()), *(_OF_POOLS if handed_over else ())]
     found += [_OF_EXPERTS] if model.experts is not None else []
     found += [_OF_LATENTS] if model.latent is not None else []
     found += [_OF_GUESSES] if speculative != "none" else []

@@ -33,7 +33,7 @@ def held_besides(model: Model, plan: InferencePlan, shard: StageShard) -> tuple[
     if plan.speculative == "draft" and plan.draft_model is not None:
         (draft,) = stage_shards(Model.load(plan.draft_model), draft_plan(plan))
         return weight_bytes(draft, plan), kv_bytes_per_token(draft, plan)
-    if plan.speculative == "mtp":
+    if plan.guesses_by_a_layer:
         # one layer as the last, and the product that joins the last state with the new token's embedding; tables are shared
         layer = shard.part.model_copy(update={"num_layers": 1, "chunks": (shard.layers[-1:],)})
         narrow = sum(prod(shape) for _, shape in layer.parameter_shapes(layer.layer_kinds[-1]))
@@ -44,43 +44,39 @@ def held_besides(model: Model, plan: InferencePlan, shard: StageShard) -> tuple[
 
 
 def speculation_faults(plan: InferencePlan, model: Model) -> list[Fault]:
-    """What a plan says of guesses that does not go together."""
+    """Faults of a plan's speculative decoding."""
     given = {name for name in ("draft_tokens", "acceptance", "draft_model") if name in plan.model_fields_set}
     if plan.speculative == "none":
         given -= {name for name in given if getattr(plan, name) in (None, InferencePlan.model_fields[name].default)}
-        remedy = 'speculative = "draft", "mtp" or "ngram", or leave it out'
+        remedy = 'speculative = "draft", "eagle", "mtp" or "ngram", or leave it out'
         return [
-            Fault(place=f"inference: {name}", problem=f"{getattr(plan, name)!r}, and nothing is guessed", remedy=remedy)
+            Fault(f"inference: {name}", f"{getattr(plan, name)!r}, and nothing is guessed", remedy)
             for name in sorted(given)
         ]
     faults = []
     if plan.acceptance is None:
         problem = "decides what guesses are worth, and depends on model and texts"
-        faults.append(
-            Fault(place="inference: acceptance", problem=problem, remedy="the share of guesses accepted, as 0.7")
-        )
+        faults.append(Fault("inference: acceptance", problem, "the share of guesses accepted, as 0.7"))
     if plan.pp > 1:
-        problem = f"guesses over pp = {plan.pp} stages are not modelled"
-        faults.append(Fault(place="inference: speculative", problem=problem, remedy="pp = 1"))
+        faults.append(Fault("inference: speculative", f"guesses over pp = {plan.pp} stages are not modelled", "pp = 1"))
     if plan.speculative == "mtp" and not model.mtp_layers:
         problem = f"{model.name} has no module of multi-token prediction"
-        faults.append(Fault(place="inference: speculative", problem=problem, remedy='"draft" or "ngram"'))
+        faults.append(Fault("inference: speculative", problem, '"draft", "eagle" or "ngram"'))
     return [*faults, *_draft_faults(plan, model)]
 
 
 def _draft_faults(plan: InferencePlan, model: Model) -> list[Fault]:
     place = "inference: draft_model"
     if plan.speculative != "draft":
-        remedy = 'speculative = "draft", or leave it out'
-        return [Fault(place=place, problem="guesses nothing", remedy=remedy)] if plan.draft_model else []
+        return [Fault(place, "guesses nothing", 'speculative = "draft", or leave it out')] if plan.draft_model else []
     if plan.draft_model is None:
-        return [Fault(place=place, problem="is not given", remedy="a small model with the same vocabulary")]
+        return [Fault(place, "is not given", "a small model with the same vocabulary")]
     draft = Model.load(plan.draft_model)
     faults = []
     if draft.vocab_size != model.vocab_size:
         problem = f"{draft.name} has {draft.vocab_size} tokens, {model.name} has {model.vocab_size}"
-        faults.append(Fault(place=place, problem=problem, remedy="a model with the same vocabulary"))
+        faults.append(Fault(place, problem, "a model with the same vocabulary"))
     if draft.num_heads % plan.tp or draft.d_ff % plan.tp:
         problem = f"tp = {plan.tp} does not divide {draft.name}'s {draft.num_heads} heads and {draft.d_ff} columns"
-        faults.append(Fault(place=place, problem=problem, remedy="another model, or tp"))
+        faults.append(Fault(place, problem, "another model, or tp"))
     return faults

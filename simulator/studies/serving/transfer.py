@@ -14,8 +14,10 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving.plan import InferencePlan
+from simulator.studies.serving.costs import StepCosts
+from simulator.studies.serving.plan import InferencePlan, store_bytes_per_s
 from simulator.studies.serving.shards import kv_bytes_per_token, stage_shards
+from simulator.studies.serving.workload import Request
 from simulator.work.collectives import collective_s
 
 
@@ -38,8 +40,17 @@ def placing(plan: InferencePlan, cluster: Cluster) -> Placing:
     return Placing(cells=cells if near else 1, near=near)
 
 
+def fetched_s(costs: StepCosts, request: Request) -> float:
+    """Seconds of reading the beginning that a request finds in a store, all but what others share, into each GPU's cache."""
+    tokens = request.cached_tokens - request.shared_tokens
+    if not tokens or costs.plan.prefix_store == "gpu":
+        return 0.0
+    each = max(kv_bytes_per_token(shard, costs.plan) for shard in costs.shards)
+    return costs.pace * tokens * each / store_bytes_per_s(costs.plan, costs.cluster)
+
+
 class Transfers:
-    """Seconds of handing over a prompt's cache, by its tokens, from one engine to another over links that nobody else uses."""
+    """Seconds to transfer a prompt's cache between engines, by its tokens, on links without other traffic."""
 
     def __init__(
         self, model: Model, plan: InferencePlan, cluster: Cluster, stack: Stack, curves: LinkCurves, *, near: bool

@@ -42,6 +42,22 @@ class Request:
     shared_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Users:
+    """Of a closed loop. count: with one request at a time each; 0: requests come when they say.
+
+    turns: of a conversation. With more than one the requests are those of all users turn by turn, so that of `count` requests
+    apart the later one is the same user's next. gaps_s: of each request behind the answer before it; (): none.
+    """
+
+    count: int = 0
+    turns: int = 1
+    gaps_s: Sequence[float] = ()
+
+
+NO_USERS = Users()
+
+
 class Requests(Sequence[Request]):
     """Requests in columns of 8 bytes each, made one by one when they are asked for; by `of` from any others."""
 
@@ -182,10 +198,10 @@ class Workload(Strict):
 
     burstiness: other than 1, gaps between arrivals are gamma-distributed with this shape: below they come in bursts.
     concurrency: of a closed loop instead of a rate: so many users, each with one request at a time, and the next one when it
-    is answered; 0: none. ramp_s: its users come evenly within so long; 0: all at once.
+    is answered, in the mean `turn_gap_s` later where that or turns are given; 0: none. ramp_s: its users come evenly within so long; 0: all at once.
     prefix_tokens: the same before every prompt, a system prompt say, and not among prompt_tokens. turns: requests of a conversation; the prompt
     of each is all that was said before and prompt_tokens more, and it comes turn_gap_s behind the one before it in the
-    mean; some conversations are under way at the beginning. cache_hits: the part of requests that find such beginnings in the cache.
+    mean (of a closed loop: behind its answer); of a stream, some conversations are under way at the beginning. cache_hits: the part of requests that find such beginnings in the cache.
     trace: a CSV of arrival_s, prompt_tokens, output_tokens, instead of everything else. warmup: the part of the requests,
     the first to arrive, that no figure counts. seed: of arrivals and lengths, each with a stream of its own.
     """
@@ -223,10 +239,10 @@ class Workload(Strict):
 
     @model_validator(mode="after")
     def _turns_of_a_stream(self) -> Self:
-        if self.turns > 1 and (self.concurrency or not self.rate):
-            raise ValueError("turns of conversations are a stream's: give a rate above 0, and no concurrency")
-        if "turn_gap_s" in self.model_fields_set and self.turns == 1:
-            raise ValueError("turn_gap_s is between turns, and there is one: turns = 2 or more")
+        if self.turns > 1 and not self.concurrency and not self.rate:
+            raise ValueError("turns of conversations that begin all at once: give a rate above 0, or concurrency")
+        if "turn_gap_s" in self.model_fields_set and self.turns == 1 and not self.concurrency:
+            raise ValueError("turn_gap_s is between turns, and there is one: turns = 2 or more, or concurrency")
         if "cache_hits" in self.model_fields_set and self.turns == 1 and not self.prefix_tokens:
             raise ValueError("cache_hits is of shared beginnings, and there are none: give prefix_tokens or turns")
         return self
@@ -235,16 +251,22 @@ class Workload(Strict):
         """The requests in order of arrival, the first million at most. A trace is read by readers.arrivals_table instead."""
         arrivals, prompts, outputs, hits, gaps = _streams(self.seed)
         n, turns = min(self.num_requests, MOST_PLAYED), self.turns
-        talks = -(-n // turns)
+        num_conversations = -(-n // turns)
         streamed = self.rate and not self.concurrency
-        times = np.cumsum(self._gaps(arrivals, talks)) * turns / self.rate if streamed else self._begin_s(talks)
+        times = (
+            np.cumsum(self._gaps(arrivals, num_conversations)) * turns / self.rate
+            if streamed
+            else self._begin_s(num_conversations)
+        )
         drawn = _drawn(self.prompt_tokens, prompts, n), _drawn(self.output_tokens, outputs, n)
         if turns == 1 and not self.prefix_tokens:
             return Requests(times, *drawn)
         lengths = list(zip(*drawn, strict=True))
         found = hits.random(n) < self.cache_hits
+        if self.concurrency:
+            return Requests.of(self._turn_by_turn(lengths, found))
         apart = gaps.exponential(scale=self.turn_gap_s or 0.0, size=n)
-        asked = [
+        requests = [
             request
             for i, time in enumerate(times)
             for request in self._conversation(
@@ -252,8 +274,25 @@ class Workload(Strict):
             )
         ]
         span_s = float(times[-1])  # turns beyond it come at its beginning, as of conversations that are under way there
-        wrapped = (replace(one, arrival_s=one.arrival_s % span_s) if span_s else one for one in asked)
+        wrapped = (replace(one, arrival_s=one.arrival_s % span_s) if span_s else one for one in requests)
         return Requests.of(sorted(wrapped, key=lambda request: request.arrival_s))
+
+    def users(self) -> Users:
+        """Of the closed loop, with the time that each takes to think before a request, exponentially distributed."""
+        thinks = self.turns > 1 or "turn_gap_s" in self.model_fields_set
+        if not (self.concurrency and thinks and self.turn_gap_s):
+            return Users(count=self.concurrency, turns=self.turns)
+        gaps = _streams(self.seed)[-1].exponential(scale=self.turn_gap_s, size=min(self.num_requests, MOST_PLAYED))
+        return Users(count=self.concurrency, turns=self.turns, gaps_s=gaps.tolist())
+
+    def _turn_by_turn(self, lengths: list[tuple[int, int]], found: Bools) -> Iterator[Request]:
+        """Of a closed loop's users: the first turn of each, the second, and so on; then the next conversation of each."""
+        users, prefix, said = self.concurrency, self.prefix_tokens, [0] * self.concurrency
+        for i, ((new, answer), at_s) in enumerate(zip(lengths, self._begin_s(len(lengths)), strict=True)):
+            before = said[i % users] if i // users % self.turns else prefix
+            prompt, cached = before + new, before if found[i] else 0
+            yield _request(float(at_s), prompt, answer, 0, cached, min(cached, prefix))
+            said[i % users] = prompt + answer
 
     def _gaps(self, arrivals: np.random.Generator, count: int) -> Floats:
         """Between arrivals, 1 in the mean."""
@@ -270,13 +309,13 @@ class Workload(Strict):
         self, at_s: float, which: slice, lengths: list[tuple[int, int]], found: Bools, apart: Floats
     ) -> Iterator[Request]:
         """Its turns. What was said before is in blocks of its own; the prefix in blocks that all share."""
-        said = prefix = self.prefix_tokens
+        context = prefix = self.prefix_tokens
         for i, (new, answer) in enumerate(lengths[which], which.start):
             at_s += float(apart[i]) if i > which.start else 0.0
-            prompt = said + new
-            cached = said if found[i] else 0
+            prompt = context + new
+            cached = context if found[i] else 0
             yield _request(at_s, prompt, answer, 0, cached, min(cached, prefix))
-            said = prompt + answer
+            context = prompt + answer
 
 
 def _streams(seed: int) -> list[np.random.Generator]:

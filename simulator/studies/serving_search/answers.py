@@ -195,10 +195,10 @@ def _answer(one: Answer) -> dict[str, Any]:
 
 
 def _row(row: Row) -> dict[str, Any]:
-    whole = None if row.whole is None else [asdict(each) for each in row.whole]
+    complete = None if row.whole is None else [asdict(each) for each in row.whole]
     return {"rank": row.rank, **_answer(row.answer)} | {
         "tokens_per_s_gpu": row.tokens_per_s_gpu,
         "million_output_tokens": row.million_output_tokens,
         "pareto": row.pareto,
-        "whole": whole,
+        "whole": complete,
     }

@@ -24,16 +24,7 @@ from simulator.studies.serving_search.plays import Values
 from simulator.studies.serving_search.pools import Side, best_ratio, pair_answer, single_answer
 from simulator.studies.serving_search.space import Role, key_of, layouts, of_key
 from simulator.studies.serving_search.study import ServingSearch
-from simulator.studies.serving_search.tasks import (
-    Fewest,
-    Survey,
-    Task,
-    counts_of,
-    excess,
-    fewest_of,
-    slo_of,
-    survey_of,
-)
+from simulator.studies.serving_search.tasks import Fewest, Survey, Task, counts_of, excess, fewest_of, slo_of, survey_of
 from simulator.studies.serving_search.workers import Workers
 
 Tell = Callable[[Progress], None]
@@ -171,7 +162,7 @@ class _Run:
                 self._became["too_large"] += len(roles)
             else:
                 self._became["too_slow"] += sum(role not in found.least for role in roles)
-        self._told("survey")
+        self._report_progress("survey")
 
     def _sides(self, some: Sequence[InferencePlan], role: Role, spare: int = 0) -> list[Side]:
         """Those that may be in the table, with numbers of engines that take the rate. spare: GPUs that another pool takes."""
@@ -198,7 +189,7 @@ class _Run:
             for play in one.plays:
                 self._player.know(play)
             self._became["missed" if one.engines is None else "met"] += 1
-        self._told("plays")
+        self._report_progress("plays")
         return found
 
     def _singles(self, some: Sequence[InferencePlan]) -> None:
@@ -226,7 +217,7 @@ class _Run:
         for side in self._enough(engines, "decode", cheapest):
             for other in prompts:
                 self._pair(other, side)
-        self._told("pairs")
+        self._report_progress("pairs")
 
     def _pair(self, prompts: Side, answers: Side) -> None:
         """Its best ratio, where that may be in the table and has not been looked for."""
@@ -297,6 +288,6 @@ class _Run:
             pair = pair_answer(self._player, of_key(prompts), of_key(answers), (p, d))
             self._missed(pair if pair and pair.num_devices <= self.study.most_devices else None)
 
-    def _told(self, phase: str) -> None:
+    def _report_progress(self, phase: str) -> None:
         best = min((one.num_devices for one in self.answers), default=None)
         self._tell(Progress(phase, self._plays, None, best))

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.studies.search.journal import REMEDY, Journal, checked
 from simulator.studies.serving_search.tasks import Fewest, Survey, Task
 
@@ -23,13 +23,11 @@ class Notes(Journal):
         found = self._read(lambda text: checked(_ANSWER, text))
         lengths = {len(play[name]) for one in found.values() for play in one.get("plays", ()) for name in _OF_REQUESTS}
         if len(lengths) > 1:
-            problem = "is damaged: its answers are of different requests"
-            raise InputError(Fault(place=str(self.path), problem=problem, remedy=REMEDY))
+            raise InputError.at(str(self.path), "is damaged: its answers are of different requests", REMEDY)
         for key, answer in found.items():
             layouts = {one["layout"] for one in (answer, *answer.get("plays", ()))}
             if layouts != {json.loads(key)[1]}:
-                problem = f"is damaged: {key[:80]} has another task's answer"
-                raise InputError(Fault(place=str(self.path), problem=problem, remedy=REMEDY))
+                raise InputError.at(str(self.path), f"is damaged: {key[:80]} has another task's answer", REMEDY)
         return found
 
     def keep(self, task: Task, answer: dict[str, Any]) -> None:

@@ -14,13 +14,7 @@ from functools import cached_property
 from typing import Final, Self
 
 from simulator.studies.serving import InferencePlan, Request
-from simulator.studies.serving.deployment import (
-    Deployment,
-    answers_of,
-    link_capacity,
-    one_engine_capacity,
-    prompts_of,
-)
+from simulator.studies.serving.deployment import Deployment, answers_of, link_capacity, one_engine_capacity, prompts_of
 from simulator.studies.serving.engine import ServedRun
 from simulator.studies.serving.groups import pipeline_shape, tensor_shape
 from simulator.studies.serving.memory import serving_memory

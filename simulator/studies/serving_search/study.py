@@ -61,22 +61,20 @@ class ServingSearch:
     def __post_init__(self) -> None:
         faults: list[Fault] = []
         if not self.slo.any:
-            remedy = "--slo-ttft, --slo-tpot or --slo-latency"
-            faults.append(Fault(place="slo", problem="a search needs a limit to meet", remedy=remedy))
+            faults.append(Fault("slo", "a search needs a limit to meet", "--slo-ttft, --slo-tpot or --slo-latency"))
         if self.workload.trace is not None:
-            remedy = "a rate, and distributions of lengths"
-            faults.append(Fault(place="workload: trace", problem="a trace has its own rate", remedy=remedy))
+            faults.append(Fault("workload: trace", "a trace has its own rate", "a rate, and distributions of lengths"))
         elif self.workload.concurrency:
             problem, remedy = "a closed loop has no rate to find GPUs for", "a rate"
-            faults.append(Fault(place="workload: concurrency", problem=problem, remedy=remedy))
+            faults.append(Fault("workload: concurrency", problem, remedy))
         elif not self.workload.rate:
             problem = "all requests at once: no rate to find GPUs for"
-            faults.append(Fault(place="workload: rate", problem=problem, remedy="requests a second, as 10"))
+            faults.append(Fault("workload: rate", problem, "requests a second, as 10"))
         if self.workload.burstiness != 1:
             problem = "equal engines are simulated once, at a random share of a Poisson process"
-            faults.append(Fault(place="workload: burstiness", problem=problem, remedy="leave it out"))
+            faults.append(Fault("workload: burstiness", problem, "leave it out"))
         if self.max_gpus is not None and self.max_gpus < 1:
-            faults.append(Fault(place="max_gpus", problem=f"must be at least 1; it is {self.max_gpus}"))
+            faults.append(Fault("max_gpus", f"must be at least 1; it is {self.max_gpus}"))
         if faults:
             raise InputError(faults)
 
@@ -134,17 +132,16 @@ class ServingSearch:
 
 
 def degrees_given(plan: InferencePlan) -> dict[str, tuple[Any, ...]]:
-    """Degrees that somebody set in the plan: a search keeps them."""
+    """Degrees set in the plan, which a search keeps."""
     return {name: (getattr(plan, name),) for name in DEGREES if name in plan.model_fields_set}
 
 
 def fix_faults(name: str, values: Sequence[Any], place: str) -> list[Fault]:
     """What is wrong with values that a field of the plan may take."""
     if name == "stack":
-        return [Fault(place=place, problem="cannot be searched", remedy="one software a search: stack")]
+        return [Fault(place, "cannot be searched", "one software a search: stack")]
     if name not in InferencePlan.model_fields:
-        remedy = nearest(name, list(InferencePlan.model_fields))
-        return [Fault(place=place, problem="is no field of a serving plan", remedy=remedy)]
+        return [Fault(place, "is no field of a serving plan", nearest(name, list(InferencePlan.model_fields)))]
     found: list[Fault] = []
     for value in values:
         try:

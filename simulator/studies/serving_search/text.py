@@ -50,15 +50,15 @@ def _headline(report: ServingSearchReport) -> str:
         if study.any_nodes
         else f"{study.cluster.num_nodes} × {study.cluster.name}"
     )
-    what = f"{study.model.name} on {most} at {format_number(study.rate)} requests/s"
+    service = f"{study.model.name} on {most} at {format_number(study.rate)} requests/s"
     state = "INTERRUPTED, best so far: " if report.interrupted else ""
     best = report.best or (report.rows[0] if report.rows else None)
     if best is None:
         found = "no plan that meets the limits is known yet" if report.interrupted else "no layout meets the limits"
-        return f"{state}{what}: {found}"
+        return f"{state}{service}: {found}"
     nodes = -(-best.answer.num_devices // study.cluster.gpus_per_node)
     size = f"{counted(best.answer.num_devices, 'GPU')} ({counted(nodes, 'node')})"
-    return f"{state}{what}: {size}, {words(best.answer.plan)}"
+    return f"{state}{service}: {size}, {words(best.answer.plan)}"
 
 
 def _table(report: ServingSearchReport) -> Table:
@@ -102,8 +102,8 @@ def words(plan: InferencePlan) -> str:
 
 
 def _engine(plan: InferencePlan) -> str:
-    ways = [f"tp {plan.tp}", *([f"pp {plan.pp}"] if plan.pp > 1 else []), *(["ep"] if plan.experts == "dealt" else [])]
-    return f"({' '.join(ways)})"
+    parts = [f"tp {plan.tp}", *([f"pp {plan.pp}"] if plan.pp > 1 else []), *(["ep"] if plan.experts == "dealt" else [])]
+    return f"({' '.join(parts)})"
 
 
 def flags(plan: InferencePlan) -> str:
@@ -125,7 +125,7 @@ def _counts(report: ServingSearchReport) -> str:
         (c.missed, "miss a limit with any number of engines"),
         (c.met, "meet theirs"),
     ]
-    became = ", ".join(f"{count:,} {what}" for count, what in parts if count)
+    became = ", ".join(f"{count:,} {noun}" for count, noun in parts if count)
     pairs = f" {counted(c.pairs, 'pair')} of pools." if c.pairs else ""
     return f"{counted(c.layouts, 'layout')} of one engine; of these in each role: {became}.{pairs} {counted(c.plays, 'play')}."
 
@@ -135,13 +135,15 @@ def _assurance(report: ServingSearchReport, best: Row | None) -> list[str]:
     if report.interrupted:
         return ["Nothing is proven yet."]
     lines = [
-        f"† {row.rank} misses a limit when all its engines are played together: {_told(row.whole or ())}."
+        f"† {row.rank} misses a limit when all its engines are played together: {_missed_limits(row.whole or ())}."
         for row in report.rows
         if row.confirmed is False
     ]
     if best is None:
         return lines
-    lines.append(f"{best.rank} played whole, each request to the engine with the fewest: {_told(best.whole or ())}.")
+    lines.append(
+        f"{best.rank} played whole, each request to the engine with the fewest: {_missed_limits(best.whole or ())}."
+    )
     spread = report.spread or 1.0
     if report.sure is None:
         lines.append(
@@ -157,7 +159,7 @@ def _assurance(report: ServingSearchReport, best: Row | None) -> list[str]:
     return lines
 
 
-def _told(rows: tuple[Attainment, ...]) -> str:
+def _missed_limits(rows: tuple[Attainment, ...]) -> str:
     known = [(Limit(name=one.name, percentile=one.percentile, limit_s=one.limit_s).words, one) for one in rows]
     return ", ".join(f"{name} {format_seconds(one.measured_s)}" for name, one in known if one.measured_s is not None)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from simulator.base.processes import Crew
+from simulator.base.processes import WorkerPool
 from simulator.studies.serving_search.notes import Notes
 from simulator.studies.serving_search.plays import Player
 from simulator.studies.serving_search.study import ServingSearch
@@ -20,16 +20,16 @@ class Workers:
         self.player = Player(study)
         self._notes = notes
         self._known = notes.known() if notes is not None else {}
-        self._crew = Crew(jobs, _begin, (study,)) if jobs > 1 else None
+        self._workers = WorkerPool(jobs, _begin, (study,)) if jobs > 1 else None
 
     def answers(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
         """Of each task."""
-        asked = [task for task in tasks if task.key not in self._known]
-        if self._crew is not None:
-            found = self._crew.mapped(_run, asked, chunk=1)
+        missing = [task for task in tasks if task.key not in self._known]
+        if self._workers is not None:
+            found = self._workers.mapped(_run, missing, chunk=1)
         else:
-            found = (task.run(self.player) for task in asked)
-        for task, answer in zip(asked, found, strict=True):
+            found = (task.run(self.player) for task in missing)
+        for task, answer in zip(missing, found, strict=True):
             self._known[task.key] = answer
             if self._notes is not None:
                 self._notes.keep(task, answer)
@@ -41,8 +41,8 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._crew is not None:
-            self._crew.__exit__(kind, exc, trace)
+        if self._workers is not None:
+            self._workers.__exit__(kind, exc, trace)
 
 
 _PLAYERS: list[Player] = []  # of this worker

@@ -1,4 +1,4 @@
-"""Tensors one by one: which GPU of a node holds what when, and what moves between tiers where nobody has room."""
+"""Single tensors: the GPU of a node that holds each one over time, and moves between tiers when memory is short."""
 
 from simulator.studies.tensors.assign import Assignment, assign_shards
 from simulator.studies.tensors.table import Node

@@ -36,7 +36,7 @@ class Assignment:
     too_much: dict[int, int]
 
 
-class Held:
+class GpuMemory:
     """Bytes that each GPU holds, between moments at which anything begins or ends."""
 
     def __init__(self, tensors: Sequence[Tensor], node: Node) -> None:
@@ -103,10 +103,10 @@ def lower_bound_s(tensors: Sequence[Tensor], node: Node) -> float:
 def _result(
     tensors: Sequence[Tensor], node: Node, holders: Sequence[int], least_s: float, *, exact: bool
 ) -> Assignment:
-    held = Held(tensors, node)
+    memory = GpuMemory(tensors, node)
     for one, gpu in zip(tensors, holders, strict=True):
-        held.add(one, gpu)
-    over = held.over().max(axis=1)
+        memory.add(one, gpu)
+    over = memory.over().max(axis=1)
     return Assignment(
         holders=tuple(holders),
         road_s=summed(node.seconds(one, gpu) for one, gpu in zip(tensors, holders, strict=True)),
@@ -118,12 +118,12 @@ def _result(
 
 def _relieved(tensors: Sequence[Tensor], node: Node) -> list[int]:
     """From all at home: until no GPU is over-full, the tensor that relieves the worst moment at the least cost a byte moves."""
-    held, holders = Held(tensors, node), [one.gpu for one in tensors]
+    memory, holders = GpuMemory(tensors, node), [one.gpu for one in tensors]
     for one in tensors:
-        held.add(one, one.gpu)
+        memory.add(one, one.gpu)
     stuck: set[tuple[int, int]] = set()
     while True:
-        over = held.over()
+        over = memory.over()
         for key in stuck:
             over[key] = 0
         gpu, moment = (int(at) for at in np.unravel_index(int(over.argmax()), over.shape))
@@ -132,22 +132,22 @@ def _relieved(tensors: Sequence[Tensor], node: Node) -> list[int]:
         moves = [
             (node.seconds(one, to) / min(one.num_bytes, int(over[gpu, moment])), node.seconds(one, to), index, to)
             for index, one in enumerate(tensors)
-            if holders[index] == gpu == one.gpu and held.part(one).start <= moment < held.part(one).stop
+            if holders[index] == gpu == one.gpu and memory.part(one).start <= moment < memory.part(one).stop
             for to in range(len(node.room))
-            if to != gpu and held.fits(one, to)
+            if to != gpu and memory.fits(one, to)
         ]
         if not moves:
             stuck.add((gpu, moment))
             continue
         *_, index, to = min(moves)
-        held.add(tensors[index], gpu, -1)
-        held.add(tensors[index], to)
+        memory.add(tensors[index], gpu, -1)
+        memory.add(tensors[index], to)
         holders[index] = to
     for index in sorted(range(len(tensors)), key=lambda at: -node.seconds(tensors[at], holders[at])):
         one = tensors[index]
-        if holders[index] != one.gpu and held.fits(one, one.gpu):  # what moved later made room for it
-            held.add(one, holders[index], -1)
-            held.add(one, one.gpu)
+        if holders[index] != one.gpu and memory.fits(one, one.gpu):  # what moved later made room for it
+            memory.add(one, holders[index], -1)
+            memory.add(one, one.gpu)
             holders[index] = one.gpu
     return holders
 
@@ -156,7 +156,7 @@ class _Tried:
     """Every assignment, the cheapest first, without those that are over-full or no cheaper than the best. best: None: too many."""
 
     def __init__(self, tensors: Sequence[Tensor], node: Node) -> None:
-        self._tensors, self._node, self._held = tensors, node, Held(tensors, node)
+        self._tensors, self._node, self._held = tensors, node, GpuMemory(tensors, node)
         self._order = sorted(range(len(tensors)), key=lambda at: -tensors[at].num_bytes)
         self._now, self._left, self._least_s = [0] * len(tensors), MOST_TRIED, float("inf")
         self.best: list[int] | None = None

@@ -42,8 +42,8 @@ def own_tensors(lowering: Lowering) -> Own:
     plan, cluster = lowering.plan, lowering.cluster
     timeline = run(lowering.programs(min(plan.num_micro_batches, max(MOST_MICRO_BATCHES, 2 * plan.pp))))
     device = cluster.device
-    whole = device.usable_bytes - device.hypervisor_bytes
-    room, tensors = [whole] * cluster.gpus_per_node, list[Tensor]()
+    visible = device.usable_bytes - device.hypervisor_bytes
+    room, tensors = [visible] * cluster.gpus_per_node, list[Tensor]()
     history = device_history(lowering.model, plan, lowering.stack, device)
     saved = _saved(history)
     for rank in range(min(plan.num_devices, cluster.gpus_per_node)):
@@ -51,7 +51,7 @@ def own_tensors(lowering: Lowering) -> Own:
         spans = timeline.of(timeline.programs[stage if plan.pp > 1 else 0])
         mine = list(_tensors(lowering, spans, saved, gpu, stage))
         tensors += mine
-        room[gpu] = max(0, whole - outside_torch_bytes(device, plan, stack=lowering.stack) - _beside(history))
+        room[gpu] = max(0, visible - outside_torch_bytes(device, plan, stack=lowering.stack) - _beside(history))
     return Own(tensors=tuple(tensors), room=tuple(room), step_s=float(timeline.step_s))
 
 
@@ -63,11 +63,11 @@ def _saved(history: History) -> Counter[str]:
 
 
 def _beside(history: History) -> int:
-    """What a step holds at most that is neither a state nor saved for a backward."""
-    kept = {TAG[name] for name in ("parameters", "gradients", "optimizer_state", "activations")}
+    """Peak bytes of a step that are neither model states nor saved activations."""
+    tags = {TAG[name] for name in ("parameters", "gradients", "optimizer_state", "activations")}
     live, most, sizes = 0, 0, dict[int, int]()
     for slot, num_bytes, _, tag in history.events:
-        if num_bytes >= 0 and tag not in kept:
+        if num_bytes >= 0 and tag not in tags:
             sizes[slot] = num_bytes
             live += num_bytes
             most = max(most, live)

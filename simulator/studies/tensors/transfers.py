@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from simulator.studies.tensors.assign import Assignment, Held
+from simulator.studies.tensors.assign import Assignment, GpuMemory
 from simulator.studies.tensors.table import Node
 from simulator.work.offload.tiered import Tensor
 
@@ -35,9 +35,9 @@ class Transfer:
 
 def schedule_transfers(tensors: Sequence[Tensor], node: Node, found: Assignment) -> tuple[Transfer, ...]:
     """Every transfer, in the order of the uses. The first use makes the tensor, so that it is written in place."""
-    held = Held(tensors, node)
+    memory = GpuMemory(tensors, node)
     for one, gpu in zip(tensors, found.holders, strict=True):
-        held.add(one, gpu)
+        memory.add(one, gpu)
     out_s, in_s = [0.0] * len(node.room), [0.0] * len(node.room)
     uses = sorted(
         (used_s, number, index)
@@ -52,10 +52,12 @@ def schedule_transfers(tensors: Sequence[Tensor], node: Node, found: Assignment)
         port_s = max(out_s[source], in_s[one.gpu])
         before_s = one.uses_s[number - 1] if number else used_s
         start_s = max(port_s, before_s)
-        copy = Tensor(name=one.name, gpu=one.gpu, num_bytes=one.num_bytes, uses_s=(held.at_or_before(start_s), used_s))
-        ahead = number > 0 and start_s < used_s and held.fits(copy, one.gpu)
+        copy = Tensor(
+            name=one.name, gpu=one.gpu, num_bytes=one.num_bytes, uses_s=(memory.at_or_before(start_s), used_s)
+        )
+        ahead = number > 0 and start_s < used_s and memory.fits(copy, one.gpu)
         if ahead:
-            held.add(copy, one.gpu)
+            memory.add(copy, one.gpu)
         else:
             start_s = max(port_s, used_s)
         out_s[source] = in_s[one.gpu] = start_s + seconds

@@ -1,1 +1,1 @@
-"""Captured programs: a step that somebody's own program made, as kernels and as a StepScript."""
+"""Captured programs: a step of a user's own program, as kernels and as a StepScript."""

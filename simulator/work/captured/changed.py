@@ -43,7 +43,7 @@ class Forward:
 
 
 def forwards(capture: Capture) -> list[Forward]:
-    """Forwards of the repeated modules that save most, in order; empty where nothing is repeated, or nothing is saved."""
+    """Forwards of the repeated modules that save most, in order; empty if nothing is repeated or saved."""
     found: dict[str, list[Forward]] = defaultdict(list)
     for one in _runs(capture):
         found[one.group].append(one)
@@ -105,10 +105,10 @@ def _save(one: Forward, capture: Capture, ends: dict[int, list[int]], backward: 
         for storage in one.born
         if not any(one.begin <= end < backward for end in ends[storage])
     }
-    kept = [storage for storage in left if left[storage] >= 0][:-1]
-    one.saved = {storage: one.born[storage] for storage in kept}
-    if kept:
-        one.back = _operator_before(capture, min(left[storage] for storage in kept))
+    saved = [storage for storage in left if left[storage] >= 0][:-1]
+    one.saved = {storage: one.born[storage] for storage in saved}
+    if saved:
+        one.back = _operator_before(capture, min(left[storage] for storage in saved))
         if one.back < one.end:
             one.saved = {}
 

@@ -1,4 +1,4 @@
-"""`kernel_cost`: what somebody's own operator costs, said beside it in his program, and kept in the capture as values.
+"""`kernel_cost`: the cost of a user's own operator, annotated in the program and stored in the capture.
 
 A custom operator (`torch.library.custom_op`, a Triton kernel behind one, an extension in C++) has a name that no rule
 knows. Its author knows what it computes and moves, as a function of its arguments' shapes:
@@ -93,7 +93,7 @@ def kernel_cost(operator: str) -> Callable[[_Cost], _Cost]:
 
 
 def cost_of(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> KernelCost | None:
-    """What the program says of a call; None where it says nothing. operator: as torch prints it, `mylib.swiglu.default`.
+    """The annotated cost of a call; None if there is none. operator: as torch prints it, `mylib.swiglu.default`.
 
     Raises ValueError, in one line, where the user's function fails.
     """

@@ -1,4 +1,4 @@
-"""Folding: what repeats in captured events is stored once: layers, micro-batches, and stages that are alike.
+"""Folding: repeated captured events are stored once: layers, micro-batches, and equal stages.
 
 Events become tokens in which numbers that grow (calls, events, the first number of a module's path) are told from where
 they stand, and storages by how many of their category began after them and are alive, so that equal layers have equal
@@ -114,32 +114,32 @@ class _Relative:
         self._paths, self._categories, self._at = paths, categories, _Standing()
 
     def token(self, event: Sequence[int]) -> Token:
-        kind, *told = event
+        kind, *values = event
         at = self._at
         if kind == Kind.ALLOCATE:
-            return (kind, *self._begun(told[0]), *told[1:])
+            return (kind, *self._begun(values[0]), *values[1:])
         if kind in (Kind.FREE, Kind.RECORD_STREAM):
-            return (kind, *self._found(told[0], ends=kind == Kind.FREE), *told[1:])
-        if kind == Kind.MESSAGE and told[-1] >= 0:
-            batch, told[-1] = told[-1], told[-1] - at.numbers["batches"]
+            return (kind, *self._found(values[0], ends=kind == Kind.FREE), *values[1:])
+        if kind == Kind.MESSAGE and values[-1] >= 0:
+            batch, values[-1] = values[-1], values[-1] - at.numbers["batches"]
             at.passed("batches", batch)
         elif kind == Kind.MESSAGE:
-            told[-1] = _ALONE
+            values[-1] = _ALONE
         place, counted = at.place(kind)
         if place >= 0:
-            value, told[place] = told[place], at.numbers[counted] - told[place]
+            value, values[place] = values[place], at.numbers[counted] - values[place]
             at.passed(counted, value)
         named = _NAMED.get(kind)
         if named is not None:
-            told[named : named + 1] = self._path(told[named])
-        return (kind, *told)
+            values[named : named + 1] = self._path(values[named])
+        return (kind, *values)
 
     def _begun(self, storage: int) -> tuple[int, int, int]:
         """(whether it begins again, its number from the newest or from the last that did, its category)."""
         again, category = storage in self._at.categories, self._categories[storage]
-        told = storage - self._at.numbers["again" if again else "born"]
+        offset = storage - self._at.numbers["again" if again else "born"]
         self._at.begin(storage, category)
-        return int(again), told, category
+        return int(again), offset, category
 
     def _found(self, storage: int, *, ends: bool) -> tuple[int, int]:
         """(its category, how many of that are newer)."""
@@ -196,21 +196,21 @@ class _Absolute:
         return found
 
     def _other(self, token: Token) -> list[int]:
-        kind, *told = token
+        kind, *values = token
         at = self._at
         named = _NAMED.get(kind)
         if named is not None:
-            told[named : named + 2] = [self._name(told[named], told[named + 1])]
+            values[named : named + 2] = [self._name(values[named], values[named + 1])]
         place, counted = at.place(kind)
         if place >= 0:
-            told[place] = at.numbers[counted] - told[place]
-            at.passed(counted, told[place])
-        if kind == Kind.MESSAGE and told[-1] != _ALONE:
-            told[-1] += at.numbers["batches"]
-            at.passed("batches", told[-1])
+            values[place] = at.numbers[counted] - values[place]
+            at.passed(counted, values[place])
+        if kind == Kind.MESSAGE and values[-1] != _ALONE:
+            values[-1] += at.numbers["batches"]
+            at.passed("batches", values[-1])
         elif kind == Kind.MESSAGE:
-            told[-1] = -1
-        return [kind, *told]
+            values[-1] = -1
+        return [kind, *values]
 
     def _name(self, path: int, step: int) -> int:
         text = self._paths[path]
@@ -241,7 +241,7 @@ def _once(tokens: list[Token]) -> list[Token]:
 
 
 def _alike(tokens: list[Token], at: int, back: int) -> int:
-    """How many tokens from `at` on are those `back` before them."""
+    """How many tokens from `at` on equal those `back` positions earlier."""
     count = 0
     if 0 < back <= at:
         while at + count < len(tokens) and tokens[at + count - back] == tokens[at + count]:

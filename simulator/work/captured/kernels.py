@@ -137,9 +137,9 @@ def _optimizer(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
     """A fused update reads parameters, gradients and states, and writes all but the gradients."""
     large = [one for one in tensors(p) if one.numel > 1]
     count = max(1, sum(one.numel > 1 for one in tensors(p[0])))
-    read, kept = (sum(one.num_bytes for one in each) for each in (large, (*large[:count], *large[2 * count :])))
+    read, written = (sum(one.num_bytes for one in each) for each in (large, (*large[:count], *large[2 * count :])))
     launches = -(-count // _TENSORS_PER_LAUNCH)
-    kernel = Stream(op="optimizer", read_bytes=read, write_bytes=kept, launches=launches)
+    kernel = Stream(op="optimizer", read_bytes=read, write_bytes=written, launches=launches)
     return Priced(category="optimizer", kernels=(kernel,))
 
 
@@ -222,7 +222,7 @@ def _convolution_backward(p: Args, _n: Args, _made: list[CapturedTensor]) -> Pri
     mask = p[-1] if isinstance(p[-1], tuple) else (True, True, False)
     groups = next((one for one in reversed(p) if isinstance(one, int) and not isinstance(one, bool)), 1)
     one = _implicit(p[1], p[2], p[0], groups)
-    return Priced(category="gemm", kernels=(one,) * sum(bool(asked) for asked in mask[:2]))
+    return Priced(category="gemm", kernels=(one,) * sum(bool(needed) for needed in mask[:2]))
 
 
 # -- attention
@@ -243,8 +243,8 @@ def _attention(first: int, causal: int, direction: Literal["forward", "backward"
     """An operator whose queries, keys and values are the arguments from `first` on, and its is_causal the `causal`-th."""
 
     def rule(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
-        told = dict(named).get("is_causal", p[causal] if len(p) > causal else False)
-        return _attends(*p[first : first + 3], causal=bool(told), direction=direction)
+        causal_flag = dict(named).get("is_causal", p[causal] if len(p) > causal else False)
+        return _attends(*p[first : first + 3], causal=bool(causal_flag), direction=direction)
 
     return rule
 
@@ -276,10 +276,10 @@ def _join(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
 
 def _put_back(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     """The gradient of a part: zeros as large as the whole, and the part copied in (torch 2.13, native/TensorShape.cpp)."""
-    part, whole, dim = p[0], made[0], p[2]
-    op: StreamOp = "strided" if prod(whole.shape[:dim]) > 1 or not part.is_dense else "copy"
-    copied = _of(op, part.num_bytes, part.numel * whole.item_bytes, part.numel)
-    kernels = (_of("memset", 0, whole.num_bytes, 0), copied)
+    part, target, dim = p[0], made[0], p[2]
+    op: StreamOp = "strided" if prod(target.shape[:dim]) > 1 or not part.is_dense else "copy"
+    copied = _of(op, part.num_bytes, part.numel * target.item_bytes, part.numel)
+    kernels = (_of("memset", 0, target.num_bytes, 0), copied)
     return Priced(category="elementwise", kernels=tuple(one for one in kernels if one.num_bytes))
 
 

@@ -22,7 +22,7 @@ Way = tuple[int, int, int]  # sender, receiver, number of the group
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Captured ranks that exchange messages, ascending; each stands for `num_ranks` of the job."""
+    """Captured ranks that exchange messages, ascending; each represents `num_ranks` of the job."""
 
     captures: tuple[Capture, ...]
     num_ranks: int
@@ -90,17 +90,15 @@ def _message_faults(captures: Sequence[Capture]) -> Iterator[Fault]:
     for one in captures:
         for event in _steady(one):
             if event[0] == Kind.MESSAGE and event[4] in there:
-                _, _, way, group, peer, size, *_ = event
-                ends = (peer, one.rank) if way else (one.rank, peer)
-                (received if way else sent)[*ends, group].append(size)
+                _, _, pair, group, peer, size, *_ = event
+                ends = (peer, one.rank) if pair else (one.rank, peer)
+                (received if pair else sent)[*ends, group].append(size)
     for both in sorted(sent.keys() | received.keys()):
         for number, (out, back) in enumerate(zip_longest(sent[both], received[both])):
             if out != back:
                 problem = f"rank {both[0]} {_does('sends', out)}, and rank {both[1]} {_does('receives', back)}"
                 place = f"message {number} from rank {both[0]} to rank {both[1]}"
-                yield Fault(
-                    place=place, problem=problem, remedy="as many sends as receives, in one order, of equal size"
-                )
+                yield Fault(place, problem, "as many sends as receives, in one order, of equal size")
                 break
 
 
@@ -123,9 +121,9 @@ def _collective_faults(captures: Sequence[Capture]) -> Iterator[Fault]:
             for index, (a, b) in enumerate(zip_longest(mine, of_rank.get(rank, []))):
                 if a != b:
                     yield Fault(
-                        place=f"collective {index} of ranks {first} and {rank} in a group of {len(captures[0].groups[number])}",
-                        problem=f"rank {first} calls {_named(a)}, and rank {rank} {_named(b)}",
-                        remedy="the same calls on all ranks of a group",
+                        f"collective {index} of ranks {first} and {rank} in a group of {len(captures[0].groups[number])}",
+                        f"rank {first} calls {_named(a)}, and rank {rank} {_named(b)}",
+                        "the same calls on all ranks of a group",
                     )
                     break
 
@@ -180,11 +178,11 @@ class Meetings:
         self._counts[group,] += 1
         return f"group {group}, {self._counts[group,]}", self._members[group]
 
-    def message(self, way: int, group: int, peer: int) -> tuple[str, str] | None:
+    def message(self, pair: int, group: int, peer: int) -> tuple[str, str] | None:
         """What the next message to or from a rank is called, and its role; None where that rank is not captured."""
         if peer not in self._there:
             return None
-        both = (peer, self._rank) if way else (self._rank, peer)
+        both = (peer, self._rank) if pair else (self._rank, peer)
         self._counts[*both, group] += 1
         return (
             f"{both[0]} to {both[1]} in {group}, {self._counts[*both, group]}",

@@ -1,4 +1,4 @@
-"""A program at a number of ranks at which nobody captured it, from two captures at others.
+"""A program at another number of ranks, extrapolated from two captures.
 
 The rule, for each number in which the two captures differ (sizes of tensors and storages, ranks of groups): as many ranks,
 as many times it (pieces of an all-gather); or a share of one whole, which is rounded up to whole elements (shards, padded; at
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.work.captured.capture import Capture, Kind
 
 _NUMBERS = {  # places of values of events that are sizes; everything else names something
@@ -31,16 +31,16 @@ class _Rule:
         self._one, self._other, self._ranks = one.world_size, other.world_size, ranks
 
     def number(self, a: int, b: int) -> int | None:
-        """What is `a` in one capture and `b` in the other; None where no rule says."""
+        """The value of a number that is `a` in one capture and `b` in the other; None if no rule explains both."""
         if a == b:
             return a
         if a * self._other == b * self._one:
             return a * self._ranks // self._one if a * self._ranks % self._one == 0 else None
         low = max((a - 1) * self._one, (b - 1) * self._other) + 1
-        whole = min(a * self._one, b * self._other)
-        if whole < low:
+        base = min(a * self._one, b * self._other)
+        if base < low:
             return None
-        return -(-whole // self._ranks)  # the whole is known up to the padding of the finer capture
+        return -(-base // self._ranks)  # the base is known up to the padding of the finer capture
 
     def value(self, a: Any, b: Any) -> Any:  # noqa: ANN401  what the file holds
         """The same of whatever a signature holds. Raises ValueError where no rule says."""
@@ -83,7 +83,7 @@ def scaled(one: Capture, other: Capture, ranks: int) -> Capture:
         return replace(found, others=tuple(_scaled(a, b, rule, ranks) for a, b in pairs))
     except ValueError as exc:
         problem = f"does not follow from captures at {one.world_size:,} and {other.world_size:,}: {exc}"
-        raise InputError(Fault(place=place, problem=problem, remedy=_REMEDY.format(ranks=ranks))) from None
+        raise InputError.at(place, problem, _REMEDY.format(ranks=ranks)) from None
 
 
 def _same_program(one: Capture, other: Capture) -> None:

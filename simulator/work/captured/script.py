@@ -166,13 +166,13 @@ class _Writer:
         self._found.append(one)
         self._works[number] = {one.label}
 
-    def _message(self, number: int, way: int, group: int, peer: int, size: int, stream: int, batch: int) -> None:
+    def _message(self, number: int, pair: int, group: int, peer: int, size: int, stream: int, batch: int) -> None:
         """One end of a message."""
-        met = self._meetings.message(way, group, peer)
+        met = self._meetings.message(pair, group, peer)
         if met is None:
-            self.script.unmodelled[f"message {'from' if way else 'to'} rank {peer}"] += 1
+            self.script.unmodelled[f"message {'from' if pair else 'to'} rank {peer}"] += 1
             return
-        label, after = f"{'receive from' if way else 'send to'} {peer} #{number}", self._of(stream)
+        label, after = f"{'receive from' if pair else 'send to'} {peer} #{number}", self._of(stream)
         ends = sorted((self._capture.rank, peer))
         lane = f"messages {ends[0]}-{ends[1]}"
         if batch >= 0:
@@ -184,7 +184,7 @@ class _Writer:
             lane = f"batch {group}.{len(members)}"
         meets, role = met
         one = Communicate(
-            label, "send_recv", role, size, tuple(sorted(after)), meets=meets, members=2, lane=lane, sends=way == 0
+            label, "send_recv", role, size, tuple(sorted(after)), meets=meets, members=2, lane=lane, sends=pair == 0
         )
         self._communicates(number, stream, one)
 
@@ -207,7 +207,7 @@ class _Writer:
                 pass
 
     def _host_waits(self, streams: Iterable[int]) -> None:
-        """The host goes on when the last of what these streams have been given is over."""
+        """The host waits until all work issued to these streams is done."""
         for index in {self._last[stream] for stream in streams if stream in self._last}:
             one = self._found[index]
             if isinstance(one, Launch | Communicate):

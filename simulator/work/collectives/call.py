@@ -92,11 +92,7 @@ class Links:
 
     @classmethod
     def of(
-        cls,
-        cluster: Cluster,
-        shape: GroupShape | None = None,
-        kind: str = "all_reduce",
-        nccl: Nccl | None = None,
+        cls, cluster: Cluster, shape: GroupShape | None = None, kind: str = "all_reduce", nccl: Nccl | None = None
     ) -> Links:
         """The links of `cluster` as `kind` in a group sees them; without a group, as one GPU does.
 
@@ -200,10 +196,10 @@ class Call:
     def port(self) -> Port:
         """NVLink or PCIe, or both PCIe links and the host's memory between them where NCCL may not go directly."""
         links = self.links
-        way = transport_of(links, self.place, self.nccl)
-        if way != "direct" and family_of(links.port_kind) == "nvlink":
-            return Port("pcie4", links.host_bytes_per_s, way)
-        return Port(links.port_kind, links.port_bytes_per_s, way)
+        transport = transport_of(links, self.place, self.nccl)
+        if transport != "direct" and family_of(links.port_kind) == "nvlink":
+            return Port("pcie4", links.host_bytes_per_s, transport)
+        return Port(links.port_kind, links.port_bytes_per_s, transport)
 
     @property
     def network(self) -> str:
@@ -221,7 +217,7 @@ class Call:
 
     @property
     def traits(self) -> frozenset[str]:
-        """Settings by which calibrated networks of one kind are told apart."""
+        """Settings that distinguish calibrated networks of one kind."""
         environment = self.nccl.environment
         found = {f"NCCL_CROSS_NIC={environment.cross_nic}"}
         if self.network == "efa":
@@ -266,9 +262,9 @@ def nic_paths(cluster: Cluster, shape: GroupShape, kind: str, nccl: Nccl) -> Nic
     if inter is None or shape.num_nodes == 1 or cluster.nvlink_domain_size > cluster.gpus_per_node:
         return None
     level = _NIC_LEVELS.get(environment.gdr_level, "P2C")
-    asked = environment.pxn_disable or environment.gdr_read == 0 or level is None
+    settled = environment.pxn_disable or environment.gdr_read == 0 or level is None
     by_rdma = inter.rdma and not environment.sockets  # what TCP takes is calibrated as it is
-    if not inter.cards and not (by_rdma and asked):
+    if not inter.cards and not (by_rdma and settled):
         return None
     rules = nic_rules(cluster, shape, nccl)
     pattern = _PATTERNS.get(kind, "ring")

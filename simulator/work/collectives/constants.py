@@ -51,10 +51,10 @@ class Constants:
 @cache
 def _releases() -> tuple[tuple[tuple[int, ...], Constants], ...]:
     """(first release, constants), newest first: each states its changes to the one above it."""
-    found, told = [], dict[str, Any]()
+    found, values = [], dict[str, Any]()
     for release, changes in facts(__file__, "constants").items():
-        told = {name: _over(told.get(name, {}), value) for name, value in (told | changes).items()}
-        found.append((tuple(map(int, release.split("."))), Constants(**told)))
+        values = {name: _over(values.get(name, {}), value) for name, value in (values | changes).items()}
+        found.append((tuple(map(int, release.split("."))), Constants(**values)))
     return tuple(found)
 
 

@@ -10,7 +10,6 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
-from simulator.work.collectives.call import Call
 from simulator.work.collectives.cost import call_of, follows, link_capacities
 from simulator.work.collectives.effects import MEMORY_PASSES
 from simulator.work.program import CollectiveCost, Number
@@ -54,9 +53,5 @@ def copies(
     cost = CollectiveCost(
         latency_s=(shape.num_ranks - 1) * STEP_S, link_bytes={call.links.port_link: seconds * float(capacity)}
     )
-    read_bytes_per_s = _read_bytes_per_s(call) / slow
+    read_bytes_per_s = ENGINE_EFFICIENCY * call.port.bytes_per_s / float(call.links.detour) / slow
     return cost, min(0.9, memory_weight * MEMORY_PASSES * read_bytes_per_s / cluster.device.memory_bytes_per_s)
-
-
-def _read_bytes_per_s(call: Call) -> float:
-    return ENGINE_EFFICIENCY * call.port.bytes_per_s / float(call.links.detour)

@@ -14,16 +14,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from simulator.base.errors import ClusterError, Fault
+from simulator.base.errors import ClusterError
 from simulator.spec.calibration.collective_curves import (
     PORT_TOLERANCE,
     LearnedLinks,
     LinkCurves,
-    Mode,
     NetworkCurves,
     PortCurves,
     default_curves,
-    pipeline_fill_s,
 )
 from simulator.spec.software.nccl import Nccl
 from simulator.spec.software.nccl.software import NEWEST
@@ -39,16 +37,10 @@ from simulator.work.collectives.call import (
 )
 from simulator.work.collectives.chains import chain_fill_s
 from simulator.work.collectives.follow import Follow, Parts, follow_of
+from simulator.work.collectives.latency import latency_s, port_weight
 from simulator.work.collectives.measured_fabric import measured_fabric, stated_for
 from simulator.work.collectives.ports import ports_of
-from simulator.work.collectives.proxy_messages import (
-    ONE_MESSAGE,
-    Messages,
-    crowd,
-    fabric_of,
-    group_of,
-    messages_of,
-)
+from simulator.work.collectives.proxy_messages import crowd, fabric_of, group_of, messages_of
 from simulator.work.collectives.settings import (
     buffer_weight,
     channel_weight,
@@ -65,7 +57,6 @@ if TYPE_CHECKING:
     from simulator.parallel.mesh import GroupShape
     from simulator.spec.cluster import Cluster
 
-LOOPS = ("ring", "hierarchical")  # each of their steps is a message on every edge
 _MOST_COSTS = 65536  # a search prices many plans; a cost is quickly made again
 
 
@@ -255,7 +246,7 @@ def _cost(call: Call, curves: LinkCurves) -> CollectiveCost:
     """Volume × size over each link, weighted by the mode's distance from the ring, and the delay before it."""
     if call.place.num_domains > 1 and not call.links.num_nics:
         problem = f"a {call.kind} spans {call.place.num_domains} nodes that no network joins"
-        raise ClusterError(Fault(place="cluster: inter", problem=problem, remedy="give `inter`, or one node"))
+        raise ClusterError.at("cluster: inter", problem, "give `inter`, or one node")
     near = call.links.port_link
     if curves.ideal_links:
         algorithm = algorithm_of(call, curves)[0]
@@ -362,40 +353,6 @@ def port_curves(call: Call, curves: LinkCurves) -> PortCurves:
 def network_curves(call: Call, curves: LinkCurves) -> NetworkCurves:
     """The calibrated network between the call's nodes."""
     return curves.network(call.network, call.traits, call.nccl.release)
-
-
-def port_weight(port: PortCurves, algorithm: Algorithm, protocol: str, form: Volume) -> float:
-    """Seconds on a port per second at the data sheet's speed: the mode's efficiency, and a loop's cost beyond its steps."""
-    mode = port.mode(algorithm, protocol)
-    return (1 + mode.drain / form.loop_steps if form.loop_steps else 1) / mode.efficiency
-
-
-def latency_s(
-    port: PortCurves,
-    network: NetworkCurves | None,
-    algorithm: Algorithm,
-    protocol: str,
-    form: Volume,
-    transfer_s: float,
-    messages: Messages = ONE_MESSAGE,
-) -> float:
-    """Launch, steps and pipeline fill. Across nodes the network's fill decides: its chunks are the slower ones.
-
-    Steps of rings and trees follow one another; sends to many peers are no pipeline.
-    """
-    local = port.mode(algorithm, protocol)
-    if network is None:
-        return local.base_s + form.local_steps * local.hop_s + pipeline_fill_s(local, transfer_s)
-    far: Mode = network.mode(algorithm, protocol)
-    near_hop_s = max(local.hop_s, messages.channels * far.post_s) if algorithm in LOOPS else local.hop_s
-    far_hop_s = far.hop_s + (messages.channels - 1) * far.post_s + (far.copied_s if messages.copied else 0.0)
-    steps = form.local_steps * near_hop_s + form.network_steps * far_hop_s
-    launch_s = local.base_s + far.base_s
-    if algorithm in ("p2p", "send"):
-        return launch_s + steps + pipeline_fill_s(far, transfer_s)
-    every = form.local_steps + form.network_steps
-    part, ring = 1.0 if messages.sliced else 0.5, algorithm in LOOPS
-    return network.start_s(far, launch_s, every, steps, protocol, transfer_s, ring=ring, messages=part)
 
 
 def _drop_zero(link_bytes: dict[str, Number]) -> dict[str, Number]:

@@ -126,7 +126,7 @@ def _band(quality: Quality, size_bytes: int) -> float:
 
 
 def source(cluster: Cluster, curves: LinkCurves | None = None, *, nccl: Nccl | None = None) -> str:
-    """What calibrates this cluster's links, in words."""
+    """The calibration source of this cluster's links, as text."""
     curves = curves or default_curves()
     if curves.ideal_links:
         return "ideal links: data-sheet speed, no latency"
@@ -150,5 +150,5 @@ def _as_measured(cluster: Cluster) -> list[str]:
     nodes: dict[str, dict[int, None]] = {}
     for one in cluster.fabric.measured:
         nodes.setdefault(one.collective, {})[one.nodes] = None
-    told = [f"{kind} on {', '.join(map(str, counts))}" for kind, counts in nodes.items()]
-    return [f"the fabric as measured: {', '.join(told)} nodes"] if told else []
+    texts = [f"{kind} on {', '.join(map(str, counts))}" for kind, counts in nodes.items()]
+    return [f"the fabric as measured: {', '.join(texts)} nodes"] if texts else []

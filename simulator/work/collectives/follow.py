@@ -165,7 +165,7 @@ def _interpolated(times: dict[int, float], size: int) -> float:
 
 
 def _quicker(parts: Parts, time_s: float) -> tuple[float, float]:
-    """The factors on wait and flow at which a call takes less than the model says: both alike, until its bytes are at the wire."""
+    """Factors on wait and flow for a call faster than the model: equal, until its bytes move at wire speed."""
     flow_s, wait_s = parts.flow_s, parts.wait_s(parts.flow_s)
     ratio = time_s / (wait_s + flow_s)
     quick_s = max(ratio * flow_s, parts.wire_s)

@@ -79,8 +79,8 @@ def _taken_apart(cluster: Cluster, nccl: Nccl, model: Model) -> MeasuredFabric:
     waits = [wait for together in _together(known) if (wait := _rank_wait_s(together, model))]
     rank_s = cluster.fabric.call_rank_s
     rank_s = (median(waits) if waits else 0.0) if rank_s is None else rank_s
-    kept = {kind: [one for one in many if not _waited(one, rank_s, model)] for kind, many in known.items()}
-    return MeasuredFabric(rank_s, _halved(kept))
+    usable = {kind: [one for one in many if not _waited(one, rank_s, model)] for kind, many in known.items()}
+    return MeasuredFabric(rank_s, _halved(usable))
 
 
 def _together(known: Mapping[str, Sequence[Stated]]) -> list[list[Stated]]:

@@ -107,7 +107,7 @@ def local_groups(shape: GroupShape, num_gpus: int) -> tuple[Group, ...]:
 
 
 def _in_blocks(shape: GroupShape, num_gpus: int) -> tuple[Group, ...]:
-    """The same where a group's GPUs stand in blocks; a pattern that a node does not hold: as if they stood side by side."""
+    """The same for a group's GPUs in blocks; patterns that do not fit a node are treated as adjacent GPUs."""
     blocks, count = shape.local_blocks, min(shape.ranks_per_node, num_gpus)
     run = count // prod(size for size, _ in blocks)
     lattice = Lattice.of(((run, shape.local_stride), *blocks))

@@ -48,14 +48,14 @@ def group_of(call: Call) -> Group:
 def fabric_of(call: Call) -> NcclFabric:
     """What NCCL's search sees of the call's links."""
     links, port = call.links, call.port
-    asked = bool(call.nccl.environment.collnet) if links.in_network is None else links.in_network
+    in_network = bool(call.nccl.environment.collnet) if links.in_network is None else links.in_network
     return NcclFabric(
         family_of(port.kind),
         links.architecture,
         float(port.bytes_per_s / links.detour) / 1e9,
         (links.nics.bytes_per_s if links.nics else float(nic_share(links)) * links.islands) / 1e9,
         far_nics=call.far_nics,
-        sharp=call.network == "infiniband" and asked,
+        sharp=call.network == "infiniband" and in_network,
         efa=efa.instance_of(links.architecture, links.num_nics) if call.network.startswith("efa") else None,
         num_nics=max(1, links.num_nics * links.islands // links.gpus_per_node),
         host_gb_per_s=links.host_bytes_per_s / 1e9,

@@ -1,4 +1,4 @@
-"""What channels and buffers that somebody set cost a call, beside the calibrated ones.
+"""The effect on a call of channels and buffers that differ from the calibrated settings.
 
 Channels: NCCL's search fills a port with half of its channels (each is made twice for the two trees), so c of n channels
 carry c/(n/2) of it; what crosses the NICs of a node is carried by the same channels. Buffers: a chunk is an eighth of

@@ -84,7 +84,7 @@ class NcclFabric:
         )
 
     def plugin_us(self, network_us: float, protocol: str, *, adds: bool) -> float:
-        """A step over the network with the latency that the plugin reports; whole chunks wait for a flush, once more."""
+        """A network step with the plugin's latency; whole chunks also wait for a flush."""
         reported = efa.LATENCY_US[self.efa] if self.efa else 0.0
         if not adds:
             return reported or network_us
@@ -132,7 +132,7 @@ def pick(kind: Kind, size_bytes: int, group: Group, fabric: NcclFabric, nccl: Nc
         if found and rule.matches(kind, size_bytes, group.num_nodes, group.num_ranks):
             return Pick(found[0], found[1], rule.channels)
     if fabric.efa and not nccl.environment.tuner_plugin:
-        wanted = efa.asked(fabric.efa, kind, size_bytes, group.num_ranks, group.num_nodes)
+        wanted = efa.choice(fabric.efa, kind, size_bytes, group.num_ranks, group.num_nodes)
         found = pairs.get(wanted)
         if found:
             return Pick(found[0], found[1])

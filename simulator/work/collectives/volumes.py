@@ -13,20 +13,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
-from simulator.base.errors import Fault, PlanError
+from simulator.base.errors import PlanError
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv"]
 Algorithm = Literal[
-    "ring",
-    "tree",
-    "collnetdirect",
-    "collnetchain",
-    "nvls",
-    "nvlstree",
-    "pat",
-    "hierarchical",
-    "p2p",
-    "send",
+    "ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat", "hierarchical", "p2p", "send"
 ]
 KINDS: tuple[Kind, ...] = (
     "all_reduce",
@@ -224,5 +215,5 @@ def checked_kind(kind: str) -> Kind:
     """`kind` if it is one. Raises PlanError with the legal ones."""
     found = next((k for k in KINDS if k == kind), None)
     if found is None:
-        raise PlanError(Fault(place="collective", problem=f"no kind {kind!r}", remedy=f"one of {', '.join(KINDS)}"))
+        raise PlanError.at("collective", f"no kind {kind!r}", f"one of {', '.join(KINDS)}")
     return found

@@ -9,15 +9,4 @@ from simulator.work.offload.moves import Moves, UnitMoves, moves
 from simulator.work.offload.tier_usage import tier_usage
 from simulator.work.offload.transfers import SIGMA, Transfers
 
-__all__ = [
-    "SIGMA",
-    "Moves",
-    "Object",
-    "Tier",
-    "Transfers",
-    "UnitMoves",
-    "hierarchy",
-    "moves",
-    "place",
-    "tier_usage",
-]
+__all__ = ["SIGMA", "Moves", "Object", "Tier", "Transfers", "UnitMoves", "hierarchy", "moves", "place", "tier_usage"]

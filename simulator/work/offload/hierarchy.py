@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from simulator.base.errors import ClusterError, Fault
+from simulator.base.errors import ClusterError
 from simulator.spec.cluster import Cluster
 
 
@@ -42,7 +42,7 @@ def hierarchy(cluster: Cluster, num_ranks: int) -> tuple[Tier, ...]:
     """
     tier = cluster.host_tier
     if tier is None:
-        raise ClusterError(Fault(place=cluster.name, problem="has no [host], so nothing below HBM"))
+        raise ClusterError.at(cluster.name, "has no [host], so nothing below HBM")
     device = cluster.device
     busy = min(num_ranks, cluster.gpus_per_node)
     own = device.usable_bytes - device.hypervisor_bytes
@@ -84,5 +84,5 @@ def place(objects: Iterable[Object], tiers: Sequence[Tier]) -> tuple[dict[str, d
                 seconds += moved * (item.read_bytes / tier.read_bytes_per_s + item.write_bytes / tier.write_bytes_per_s)
         if left:
             problem = f"{item.name}: {left} bytes are left over when every tier is full"
-            raise ClusterError(Fault(place="memory hierarchy", problem=problem, remedy="more nodes, or larger tiers"))
+            raise ClusterError.at("memory hierarchy", problem, "more nodes, or larger tiers")
     return found, seconds

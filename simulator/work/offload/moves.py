@@ -71,22 +71,22 @@ def _fsdp(model: Model, plan: Plan) -> dict[str, dict[str, int]]:
     master = DTYPE_BYTES[plan.precision.master]
     root, *layers = units(model, plan)
 
-    def of(unit: ParameterUnit, *, kept: bool) -> dict[str, int]:
+    def of(unit: ParameterUnit, *, keeps_gathered: bool) -> dict[str, int]:
         numel = sum(unit.local_numels)
         fetched = numel * master + unit.frozen_shard_bytes
         return {
             "fetch_forward_bytes": fetched,
-            "fetch_backward_bytes": 0 if kept else fetched,
+            "fetch_backward_bytes": 0 if keeps_gathered else fetched,
             "gradient_bytes": numel * master,
             "added_numel": numel,
         }
 
-    found = {unit.name: of(unit, kept=keeps_layers(plan)) for unit in layers}
-    whole = of(root, kept=keeps_root(plan))
+    found = {unit.name: of(unit, keeps_gathered=keeps_layers(plan)) for unit in layers}
+    root_bytes = of(root, keeps_gathered=keeps_root(plan))
     return {
         **found,
-        "embedding": {**whole, "fetch_backward_bytes": 0},
-        "head": {"fetch_backward_bytes": whole["fetch_backward_bytes"]},
+        "embedding": {**root_bytes, "fetch_backward_bytes": 0},
+        "head": {"fetch_backward_bytes": root_bytes["fetch_backward_bytes"]},
     }
 
 
@@ -94,10 +94,10 @@ def _deepspeed(model: Model, plan: Plan) -> dict[str, dict[str, int]]:
     """16-bit gradients go down as they are reduced; added to earlier micro-batches' in HBM, so those come up first."""
     compute, ranks = DTYPE_BYTES[plan.compute_dtype], shard_ranks(plan)
     found: dict[str, dict[str, int]] = {}
-    for (name, shapes), held in zip(pieces(model, plan), frozen_pieces(model, plan), strict=True):
+    for (name, shapes), frozen in zip(pieces(model, plan), frozen_pieces(model, plan), strict=True):
         numel = -(-numel_of(shapes) // ranks)
         size = numel * compute
-        still = sum(-(-one.size // ranks) for one in held)
+        still = sum(-(-one.size // ranks) for one in frozen)
         fetched = size + still if plan.offload.parameters != "none" else 0
         down = size if plan.offload.optimizer != "none" else 0
         found[name] = {

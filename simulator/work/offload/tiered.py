@@ -132,13 +132,13 @@ class _Run:
 
     def hold(self, after: Mapping[int, int], used: int) -> None:
         """Beyond all tiers, or in one that is full, or in use and not in HBM: it finds no place."""
-        held: Counter[str] = Counter()
+        resident: Counter[str] = Counter()
         for number, tier in after.items():
-            held[self.tiers[tier].name if tier < len(self.tiers) else ""] += self.tensors[number].num_bytes
+            resident[self.tiers[tier].name if tier < len(self.tiers) else ""] += self.tensors[number].num_bytes
         unusable = self.tensors[used].num_bytes if after[used] else 0
-        beyond = sum(max(0, held[one.name] - one.num_bytes) for one in self.tiers)
-        self.over = max(self.over, held.pop("", 0) + beyond, unusable)
-        self.peaks = {name: max(self.peaks.get(name, 0), held[name]) for name in {**self.peaks, **+held}}
+        beyond = sum(max(0, resident[one.name] - one.num_bytes) for one in self.tiers)
+        self.over = max(self.over, resident.pop("", 0) + beyond, unusable)
+        self.peaks = {name: max(self.peaks.get(name, 0), resident[name]) for name in {**self.peaks, **+resident}}
 
 
 def restacked(stack: Sequence[int], used: int, rank: Callable[[int], float]) -> list[int]:

@@ -113,7 +113,7 @@ class Transfers:
         yield HOST_MEMORY, 2 * memory_bytes * min(1.0, self.tier.memory_bytes_per_s / (2 * most) if most else 1.0)
 
     def _sharing(self, link: str, rank: int | None) -> int:
-        """Equal ranks that one program stands for on a link."""
+        """Equal ranks of one program that share a link."""
         if rank is not None:
             return 1
         if link in (SWITCH_UP, SWITCH_DOWN):

@@ -180,7 +180,17 @@ def _pair(g: Graph, s: OpContext, name: str, x: Value, shape: tuple[int, int, in
     up = _product(g, s, f"{name}.lora_b", first, (t, n, r), (held, dtype), experts)
     if s.stack.traits.fuses_elementwise:  # scale and sum are one kernel
         return up
+    if s.stack.kernels.adapters == "copied" and module_of(g, name) == "attention.qkv":
+        copied = g.value(f"{name}.lora_columns", t * _adapted_columns(s), dtype)
+        g.op(copied.name, "elementwise", inputs=(up,), outputs=(copied,), saved=(copied,))
     return g.pointwise(f"{name}.lora", [up], g.value(f"{name}.lora", up.numel, dtype), grads=[up])
+
+
+def _adapted_columns(s: OpContext) -> int:
+    """Columns of Q, K and V that have pairs; none where all have, as nothing is copied then."""
+    widths = {"q": s.model.q_columns, "k": s.model.kv_columns, "v": s.model.kv_columns}
+    found = [width for name, width in widths.items() if s.plan.peft.adapts(f"attention.{name}")]
+    return sum(found) if len(found) < len(widths) else 0
 
 
 def _dropped(g: Graph, name: str, x: Value) -> Value:
@@ -211,7 +221,7 @@ def _product(
         g.op(weights[0].name, "elementwise", inputs=(), outputs=weights, forward=(casts,), backward=(back,),
              parameter_numel=numel)  # fmt: skip
     rows, of = -(-t // experts), cast("Dtype", dtype)
-    wrapped = s.plan.traits.wraps_adapters and s.plan.gathers and s.plan.num_data_parallel > 1
+    wrapped = s.plan.adapters_apart and s.plan.gathers and s.plan.num_data_parallel > 1
     one = Gemm(m=rows, n=n, k=k, dtype=of, batch=experts, grouped=experts > 1, launches=experts)
     g.op(
         name,

@@ -18,8 +18,9 @@ from simulator.work.ops.core import Block, ModelBlocks, Op
 from simulator.work.ops.cuda_graphs import with_graphs
 from simulator.work.ops.fusion import fuse_residuals
 from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.head_loss import loss_with_head
 from simulator.work.ops.linear import linear
-from simulator.work.ops.loss import SHIFTED, cross_entropy, cut_cross_entropy, linear_cross_entropy
+from simulator.work.ops.loss import SHIFTED, cross_entropy
 from simulator.work.ops.mlp import mlp
 from simulator.work.ops.norm import norm
 from simulator.work.ops.op_context import OpContext, uses_autocast
@@ -80,14 +81,14 @@ def _ended(block: Block, *, lowest: bool) -> Iterator[Op]:
     for op in block.ops:
         if lowest and (op.parameter_numel or needs.intersection(op.inputs)):
             needs |= {*(tensor.name for tensor in op.outputs), *op.views}
-            kept = _towards(op, needs) if op.category != "attention" else op
+            ended = _towards(op, needs) if op.category != "attention" else op
         else:
-            kept = replace(op, backward=(), saved=(), grad_inputs=(), grad_aliases=(), grad_overwrites=(), views=(),
+            ended = replace(op, backward=(), saved=(), grad_inputs=(), grad_aliases=(), grad_overwrites=(), views=(),
                            backward_temporary_bytes=0, parameter_numel=0, backward_exchanges=())  # fmt: skip
         last = block.output in {
             tensor.name for tensor in op.outputs
         }  # what comes goes on as a gradient that nobody asks for
-        yield replace(kept, grad_aliases=tuple({*kept.grad_aliases, block.input})) if last else kept
+        yield replace(ended, grad_aliases=tuple({*ended.grad_aliases, block.input})) if last else ended
 
 
 def _towards(op: Op, needs: set[str]) -> Op:
@@ -259,14 +260,7 @@ def _mtp_pass(g: Graph, s: OpContext, x: Value, number: int) -> Value:
     lookup = stream("embedding_forward", size, size)
     scatter = (stream("memset", 0, table), stream("embedding_backward", size, size, 6))
     added = stream("elementwise", 2 * table, table)
-    g.op(
-        "mtp.embedding",
-        "embedding",
-        inputs=(),
-        outputs=(next_tokens,),
-        forward=(lookup,),
-        backward=(*scatter, added),
-    )
+    g.op("mtp.embedding", "embedding", inputs=(), outputs=(next_tokens,), forward=(lookup,), backward=(*scatter, added))
     parts = [norm(g, s, "mtp.stream_norm", x, d), norm(g, s, "mtp.embedding_norm", next_tokens, d)]
     both = g.value("mtp.both", 2 * x.numel, x.dtype)
     joins = (stream("join", 2 * size, 2 * size, numel=both.numel),)
@@ -366,9 +360,8 @@ def _loss(g: Graph, s: OpContext, x: Value) -> Value:
     m = s.model
     x = enter(g, s, "head.enter", x) if s.vocab_parallel else gather(g, s, "head.gather", x)
     split: Split = "columns" if s.vocab_parallel else "none"
-    if s.stack.kernels.loss in ("fused_linear", "cut"):
-        make = linear_cross_entropy if s.stack.kernels.loss == "fused_linear" else cut_cross_entropy
-        return make(g, s, x, trains=s.trains("lm_head.weight"))
+    if s.stack.kernels.loss in ("fused_linear", "cut", "chunked"):
+        return loss_with_head(g, s, x, trains=s.trains("lm_head.weight"))
     logits = linear(g, s, "logits", x, m.vocab_size, bias=m.lm_head_bias, split=split, head=True)
     if s.vocab_parallel and s.stack.kernels.gathers_logits:
         logits = whole_columns(g, s, "logits.whole", logits, alike=True)

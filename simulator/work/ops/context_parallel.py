@@ -60,7 +60,7 @@ def joins_halves(s: OpContext) -> bool:
 
 
 def ring_forward_bytes(s: OpContext, o: Value) -> int:
-    """What a ring's forward holds beside its results: keys and values of every rank, and what it sums results from.
+    """Temporary bytes of a ring's forward: keys and values of every rank, and partial results.
 
     Transformer Engine keeps the 16-bit result of each of the cp steps (the last rank's are all whole). torch merges each
     step's into one in fp32 (torch/distributed/tensor/experimental: _SDPAMerger): the sum, a step's result in fp32 where it

@@ -30,7 +30,7 @@ def sent_rows(s: OpContext, tokens: int) -> int:
 
 
 def host_counts(s: OpContext) -> bool:
-    """The host reads how many rows each expert has before it goes on: no capacity says it, and no graph holds the step.
+    """The host waits for the number of rows of each expert: there is no capacity and no CUDA graph.
 
     Megatron-LM's dispatchers all do (token_dispatcher.py: d2h_event.synchronize, tokens_per_expert.cpu; DeepEP's and HybridEP's
     dispatch wait in C++ for the rows they will receive). So do loops over experts and over their slices. DeepSpeed's gate copies the
@@ -72,10 +72,10 @@ def dispatch(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
         sent_with = _weights_exchange(s, received.numel // d)
         rows = travel(g, "dispatch", rows, received, rows_exchange(s, received.num_bytes), beside=sent_with)
     if plan.experts.etp > 1 and s.sequence_parallel:
-        whole = g.value("gathered", rows.numel * plan.experts.etp, x.dtype)
-        gather = Exchange(kind="all_gather", axis="etp", num_bytes=whole.num_bytes)
-        back = Exchange(kind="reduce_scatter", axis="etp", num_bytes=whole.num_bytes)
-        rows = travel(g, "gather", rows, whole, gather, back)
+        gathered = g.value("gathered", rows.numel * plan.experts.etp, x.dtype)
+        gather = Exchange(kind="all_gather", axis="etp", num_bytes=gathered.num_bytes)
+        back = Exchange(kind="reduce_scatter", axis="etp", num_bytes=gathered.num_bytes)
+        rows = travel(g, "gather", rows, gathered, gather, back)
     scope.append(rows)
     return sort_rows(g, s, "sorted", rows)
 
@@ -132,16 +132,16 @@ def _gathered(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
     """Every token of the group on every rank, and of them the rows of the rank's experts (MoEAllGatherTokenDispatcher)."""
     d, plan = row_width(s), s.plan
     rows = ceil(sent_rows(s, x.numel // d) * plan.experts.imbalance)
-    ways: tuple[tuple[Literal["ep", "etp"], int], ...] = (("ep", plan.ep), ("etp", plan.experts.etp))
-    for axis, degree in ways:
+    axes: tuple[tuple[Literal["ep", "etp"], int], ...] = (("ep", plan.ep), ("etp", plan.experts.etp))
+    for axis, degree in axes:
         if degree > 1 and (axis == "ep" or s.sequence_parallel):
-            whole, rows = (
+            gathered, rows = (
                 g.value(f"tokens of {axis}", x.numel * degree, x.dtype),
                 rows * (degree if axis == "etp" else 1),
             )
-            there = Exchange(kind="all_gather", axis=axis, num_bytes=whole.num_bytes)
-            back = Exchange(kind="reduce_scatter", axis=axis, num_bytes=whole.num_bytes)
-            x = travel(g, f"gather over {axis}", x, whole, there, back)
+            there = Exchange(kind="all_gather", axis=axis, num_bytes=gathered.num_bytes)
+            back = Exchange(kind="reduce_scatter", axis=axis, num_bytes=gathered.num_bytes)
+            x = travel(g, f"gather over {axis}", x, gathered, there, back)
     scope.append(x)
     out = g.value("permuted", rows * d, x.dtype)
     kernels = (stream("copy", out.num_bytes, out.num_bytes, 2),)
@@ -154,16 +154,24 @@ def _scattered(g: Graph, s: OpContext, rows: Value) -> Value:
     """Rows summed into all tokens of the group, and these back to their ranks."""
     d, plan = row_width(s), s.plan
     degrees: list[tuple[Literal["ep", "etp"], int]] = [("etp", plan.experts.etp)] if s.sequence_parallel else []
-    ways = [(axis, degree) for axis, degree in (*degrees, ("ep", plan.ep)) if degree > 1]
-    whole = g.value("unpermuted", s.stream_tokens * d * prod(degree for _, degree in ways), rows.dtype)
-    there, back = (stream("copy", rows.num_bytes, size, 2) for size in (whole.num_bytes, rows.num_bytes))
-    g.op(whole.name, "elementwise", inputs=(rows,), outputs=(whole,), forward=(there,), backward=(back,), grads=(rows,))
-    for axis, degree in ways:
-        part = g.value(f"tokens from {axis}", whole.numel // degree, whole.dtype)
-        scatter = Exchange(kind="reduce_scatter", axis=axis, num_bytes=whole.num_bytes)
+    axes = [(axis, degree) for axis, degree in (*degrees, ("ep", plan.ep)) if degree > 1]
+    unpermuted = g.value("unpermuted", s.stream_tokens * d * prod(degree for _, degree in axes), rows.dtype)
+    there, back = (stream("copy", rows.num_bytes, size, 2) for size in (unpermuted.num_bytes, rows.num_bytes))
+    g.op(
+        unpermuted.name,
+        "elementwise",
+        inputs=(rows,),
+        outputs=(unpermuted,),
+        forward=(there,),
+        backward=(back,),
+        grads=(rows,),
+    )
+    for axis, degree in axes:
+        part = g.value(f"tokens from {axis}", unpermuted.numel // degree, unpermuted.dtype)
+        scatter = Exchange(kind="reduce_scatter", axis=axis, num_bytes=unpermuted.num_bytes)
         gather = replace(scatter, kind="all_gather")
-        whole = travel(g, f"scatter over {axis}", whole, part, scatter, gather)
-    return _leave(g, s, whole)
+        unpermuted = travel(g, f"scatter over {axis}", unpermuted, part, scatter, gather)
+    return _leave(g, s, unpermuted)
 
 
 def rows_exchange(s: OpContext, num_bytes: int) -> Exchange:

@@ -32,19 +32,19 @@ _SLICE_BACKWARD: Final = 3
 
 def in_turns(g: Graph, s: OpContext, rows: Value, tokens: Value) -> Value:
     """What the loop costs beside the products: the rows are the same."""
-    held = _held(s)
-    size, whole = rows.num_bytes, held * tokens.num_bytes
+    num_experts = _held(s)
+    size, total_bytes = rows.num_bytes, num_experts * tokens.num_bytes
     out = g.value("turns", rows.numel, rows.dtype)
     g.op(
         "turns",
         "elementwise",
         inputs=(rows,),
         outputs=(out,),
-        forward=(stream("copy", size, size, held * _TURN_FORWARD), stream("elementwise", 2 * size, size)),
+        forward=(stream("copy", size, size, num_experts * _TURN_FORWARD), stream("elementwise", 2 * size, size)),
         backward=(
-            stream("copy", size, size, held * (_TURN_BACKWARD - 2)),
-            stream("memset", 0, whole, held),
-            stream("elementwise", 2 * whole, whole, held),
+            stream("copy", size, size, num_experts * (_TURN_BACKWARD - 2)),
+            stream("memset", 0, total_bytes, num_experts),
+            stream("elementwise", 2 * total_bytes, total_bytes, num_experts),
         ),
         grads=(rows,),
     )
@@ -58,19 +58,19 @@ def padded_numel(s: OpContext, rows: Value) -> int:
 
 
 def sliced(g: Graph, s: OpContext, name: str, rows: Value, numel: int) -> Value:
-    """Rows of each expert copied to where they stand in a tensor with as many for every expert, or back."""
+    """Copy each expert's rows into a tensor padded to equal rows per expert, or back."""
     out = g.value(name, numel, rows.dtype)
-    held, size, moved = _held(s), (rows.num_bytes + out.num_bytes) // 2, min(rows.num_bytes, out.num_bytes)
+    num_experts, size, moved = _held(s), (rows.num_bytes + out.num_bytes) // 2, min(rows.num_bytes, out.num_bytes)
     g.op(
         out.name,
         "elementwise",
         inputs=(rows,),
         outputs=(out,),
-        forward=(stream("memset", 0, out.num_bytes), stream("copy", moved, moved, held * _SLICE_FORWARD)),
+        forward=(stream("memset", 0, out.num_bytes), stream("copy", moved, moved, num_experts * _SLICE_FORWARD)),
         backward=(
-            stream("copy", held * size, held * size, held * _SLICE_BACKWARD),
-            stream("memset", 0, held * size, held),
-            stream("elementwise", 2 * held * size, held * size, held),
+            stream("copy", num_experts * size, num_experts * size, num_experts * _SLICE_BACKWARD),
+            stream("memset", 0, num_experts * size, num_experts),
+            stream("elementwise", 2 * num_experts * size, num_experts * size, num_experts),
         ),
         grads=(rows,),
     )

@@ -66,12 +66,12 @@ def _summed(g: Graph, out: Value, shared: list[Value]) -> Value:
 
 def _by_program(g: Graph, s: OpContext, experts: Experts, x: Value, rows: Value, weights: Value | None) -> Value:
     """The rank's experts on their rows, and what the program's own way to them costs."""
-    way = way_of_rows(s)
-    if way == "sorted":
+    kernel = way_of_rows(s)
+    if kernel == "sorted":
         return _products(g, s, experts, rows, weights)
-    if way == "each":
+    if kernel == "each":
         return in_turns(g, s, _products(g, s, experts, rows, weights), x)
-    if way == "stacked":
+    if kernel == "stacked":
         stacked_weights(g, s, rows, experts.d_ff)
     padded = sliced(g, s, "padded", rows, padded_numel(s, rows))
     return sliced(g, s, "unpadded", _products(g, s, experts, padded, weights), rows.numel)

@@ -148,7 +148,7 @@ class Graph:
         return replace(kernel, op="elementwise") if self._fused else kernel
 
     def hold(self, name: str, values: Sequence[Value]) -> None:
-        """Python locals: `values` live until here whether or not anybody saves them."""
+        """Python locals: `values` live until here even if no op saves them."""
         self.op(name, "elementwise", inputs=values)
 
     def pointwise(  # noqa: PLR0913  an op has that many facts

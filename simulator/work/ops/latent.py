@@ -104,7 +104,7 @@ def _keys_and_values(g: Graph, s: OpContext, latent: Latent, kv: Value, rope: Va
     k, v = g.value("k", s.tokens * m.q_width, kv.dtype), g.value("v", s.tokens * m.o_width, kv.dtype)
     size = k.num_bytes + v.num_bytes
     shared = rope.num_bytes
-    whole = s.tokens * latent.qk_rope_head_dim * s.element_bytes
+    rope_bytes = s.tokens * latent.qk_rope_head_dim * s.element_bytes
     gathers = s.sequence_parallel and s.stack.traits.linears_communicate
     forward: tuple[Kernel, ...] = (
         stream("elementwise", shared, shared),
@@ -129,7 +129,7 @@ def _keys_and_values(g: Graph, s: OpContext, latent: Latent, kv: Value, rope: Va
         forward=forward,
         backward=backward,
         grads=(kv, rope),
-        forward_exchanges=(Exchange(kind="all_gather", axis="tp", num_bytes=whole),) if gathers else (),
-        backward_exchanges=(Exchange(kind="reduce_scatter", axis="tp", num_bytes=whole),) if gathers else (),
+        forward_exchanges=(Exchange(kind="all_gather", axis="tp", num_bytes=rope_bytes),) if gathers else (),
+        backward_exchanges=(Exchange(kind="reduce_scatter", axis="tp", num_bytes=rope_bytes),) if gathers else (),
     )
     return k, v

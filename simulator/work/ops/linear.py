@@ -42,16 +42,11 @@ def linear(  # noqa: PLR0913  a product has that many facts
     weight = _parameters(g, s, name, n * k) if tuning.trains else ()
     given = x
     x = x if x.dtype == "fp8" else g.cast(x, s.dtype, f"{name}.input")
-    parts = s.plan.tp if comm.gathers_input else 1, comm.gradient_parts
-    quantise = None
+    casts: tuple[Kernel, ...] = ()
+    casts_back: tuple[Kernel, ...] = ()
     if dtype in ("fp8", "fp4"):
-        quantise = Quantiser(g, s, name, (t * k, n * k, t * n), parts=parts, shared=g.quantised_before(x))
-    if quantise is not None:
-        x = quantise.input(x)
+        x, casts, casts_back = _quantised(g, s, name, x, (t, n, k), comm)
     y = g.value(name, t * n // (s.plan.tp if comm.scatters_output else 1), s.dtype)
-    casts, casts_back = (quantise.forward(), quantise.backward()) if quantise else ((), ())
-    if quantise is not None and (x.dtype == "fp8" or comm.casts_gradient) and not s.stack.traits.casts_in_modules:
-        casts, casts_back = quantise.after_gathers(input_came=x.dtype == "fp8", gradient_parts=comm.gradient_parts)
     pair = (
         fused_kernels(s, (t, n, k), s.plan.peft.rank_of(tuning.module))
         if tuning.adapts and s.stack.kernels.adapters == "fused"
@@ -99,6 +94,20 @@ def linear(  # noqa: PLR0913  a product has that many facts
     if tuning.keeps_dtype:
         y = g.cast(y, given.dtype, f"{name}.widened")
     return y if pair else adapted(g, s, name, given, y, (t, n, k))
+
+
+def _quantised(
+    g: Graph, s: OpContext, name: str, x: Value, shape: tuple[int, int, int], comm: LayerCommunication
+) -> tuple[Value, tuple[Kernel, ...], tuple[Kernel, ...]]:
+    """The input in fp8 or fp4, and the casts of forward and backward. shape: (T, N, K)."""
+    (t, n, k), gathered = shape, s.plan.tp if comm.gathers_input else 1
+    parts = gathered, comm.gradient_parts
+    quantise = Quantiser(g, s, name, (t * k, n * k, t * n), parts=parts, shared=g.quantised_before(x))
+    x = quantise.input(x)
+    if (x.dtype == "fp8" or comm.casts_gradient) and not s.stack.traits.casts_in_modules:
+        casts, casts_back = quantise.after_gathers(input_came=x.dtype == "fp8", gradient_parts=comm.gradient_parts)
+        return x, casts, casts_back
+    return x, quantise.forward(), quantise.backward()
 
 
 def _whole_bytes(s: OpContext, x: Value, numel: int) -> int:
@@ -162,9 +171,9 @@ def _added(s: OpContext, numel: int, launches: int = 1) -> tuple[Kernel, ...]:
     """What adds a weight's gradient to Megatron's buffer (core/distributed, a hook of each parameter), if its product does not."""
     if s.stack.kernels.weight_gradients != "added" or not s.plan.traits.fuses_gradient_sums:
         return ()
-    made, kept = s.element_bytes, DTYPE_BYTES[s.plan.gradient_dtype]
-    op: StreamOp = "widen" if kept > made else "elementwise"
-    return (stream(op, numel * (made + kept), numel * kept, launches, numel=numel),)
+    made, gradient_bytes = s.element_bytes, DTYPE_BYTES[s.plan.gradient_dtype]
+    op: StreamOp = "widen" if gradient_bytes > made else "elementwise"
+    return (stream(op, numel * (made + gradient_bytes), numel * gradient_bytes, launches, numel=numel),)
 
 
 def grouped_linear(
@@ -185,45 +194,45 @@ def grouped_linear(
     narrow with its scales. gradient_came: that of the result comes narrow, so that nothing casts it.
     """
     assert s.model.experts is not None
-    held, (n, k) = s.model.experts.num_local, widths
+    num_experts, (n, k) = s.model.experts.num_local, widths
     t = rows or x.numel // k
-    tuning = Tuning(s, module_of(g, name), n, k, held)
-    weight = _parameters(g, s, name, held * n * k) if tuning.trains else ()
+    tuning = Tuning(s, module_of(g, name), n, k, num_experts)
+    weight = _parameters(g, s, name, num_experts * n * k) if tuning.trains else ()
     given = x
-    launches = 1 if s.stack.kernels.grouped_gemm == "one" or s.fuses_experts else held
-    numels = t * k, held * n * k, t * n
+    launches = 1 if s.stack.kernels.grouped_gemm == "one" or s.fuses_experts else num_experts
+    numels = t * k, num_experts * n * k, t * n
     quantise = Quantiser(g, s, name, numels, launches) if s.plan.narrow else None
     if quantise is not None and x.dtype != "fp8":
         x = quantise.input(x)
     y = g.value(name, t * n, s.dtype)
     casts, casts_back = (quantise.forward(), () if gradient_came else quantise.backward()) if quantise else ((), ())
-    rows = -(-t // held)
-    one = Gemm(m=rows, n=n, k=k, dtype=s.gemm_dtype, layout="tn", batch=held, grouped=True, launches=launches)
-    kept = (g.value(f"{name}.dequantised", held * n * k, s.dtype),) if tuning.keeps_weight else ()
+    rows = -(-t // num_experts)
+    one = Gemm(m=rows, n=n, k=k, dtype=s.gemm_dtype, layout="tn", batch=num_experts, grouped=True, launches=launches)
+    dequantised = (g.value(f"{name}.dequantised", num_experts * n * k, s.dtype),) if tuning.keeps_weight else ()
     backward: list[Kernel] = [*tuning.dequantised_again, replace(one, n=k, k=n, layout="nn")]
     if tuning.trains:
         backward.append(replace(one, m=n, n=k, k=rows, layout="nt", accumulate_fp32=_accumulates(s)))
     if bias and tuning.trains_bias:
-        backward.append(stream("reduce", y.num_bytes, held * n * s.element_bytes))
-    backward += _added(s, held * n * k, held) if tuning.trains else ()
+        backward.append(stream("reduce", y.num_bytes, num_experts * n * s.element_bytes))
+    backward += _added(s, num_experts * n * k, num_experts) if tuning.trains else ()
     g.op(
         name,
         "gemm",
         inputs=(x, *weight),
-        outputs=(y, *kept),
+        outputs=(y, *dequantised),
         forward=(*casts, *tuning.dequantised, *_scaled(s, one)),
         backward=(*casts_back, *_exact(s, *_scaled(s, *backward))),
-        saved=(x, *weight) if tuning.trains else kept,
+        saved=(x, *weight) if tuning.trains else dequantised,
         grads=(x, *weight),
         forward_temporary_bytes=tuning.temporary_bytes,
         backward_temporary_bytes=tuning.temporary_bytes,
-        parameter_numel=(held * n if bias and tuning.trains_bias else 0)
-        + (held * n * k if tuning.trains and not weight else 0),
+        parameter_numel=(num_experts * n if bias and tuning.trains_bias else 0)
+        + (num_experts * n * k if tuning.trains and not weight else 0),
         selective_save=True,
     )
     if tuning.keeps_dtype:
         y = g.cast(y, given.dtype, f"{name}.widened")
-    return adapted(g, s, name, given, y, (t, n, k), held)
+    return adapted(g, s, name, given, y, (t, n, k), num_experts)
 
 
 def _parameters(g: Graph, s: OpContext, name: str, numel: int) -> tuple[Value, ...]:

@@ -6,9 +6,7 @@ compiled ones 8.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from simulator.base.kernels import Gemm, Kernel, Stream
+from simulator.base.kernels import Stream
 from simulator.work.ops.core import Exchange
 from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.op_context import OpContext
@@ -27,20 +25,11 @@ _ROW_BYTES_FORWARD, _ROW_BYTES_BACKWARD = 12, 33
 
 def cross_entropy(g: Graph, s: OpContext, logits: Value) -> Value:
     """The mean loss, a scalar, of logits [T, V], and what the stack's training metrics make of the logits."""
-    if s.stack.kernels.loss in ("eager", "fp32_eager"):
-        loss = _eager(g, s, logits)
-    elif s.stack.kernels.loss in SHIFTED:
-        loss = _shifted(g, s, logits)
-    elif s.stack.kernels.loss == "fused" and s.stack.traits.jit_loss:
-        loss = _megatron(g, s, logits)
-    elif s.stack.kernels.loss == "fp32_in_place":
-        loss = _megatron_unfused(g, s, logits)
-    elif s.stack.kernels.loss == "fp32_beside":
-        loss = _beside(g, s, logits)
-    elif s.stack.kernels.loss == "in_place":
-        loss = _in_place(g, s, logits)
-    else:
-        loss = _one_kernel(g, s, logits)
+    kind, kernels = s.stack.kernels.loss, dict.fromkeys(SHIFTED, _shifted)
+    kernels |= {"eager": _eager, "fp32_eager": _eager, "fp32_in_place": _megatron_unfused}
+    kernels |= {"fp32_beside": _beside, "in_place": _in_place}
+    fused = _megatron if s.stack.traits.jit_loss else _one_kernel
+    loss = kernels.get(kind, fused if kind == "fused" else _one_kernel)(g, s, logits)
     for index in range(s.stack.kernels.loss_metrics):
         _metric(g, s, logits, f"metric{index}")
     return loss
@@ -124,67 +113,6 @@ def _shifted(g: Graph, s: OpContext, logits: Value) -> Value:
             overwrites=(rows,),
         )
     g.hold("shifted.scope", [*([logits] if kind.startswith("fp32_shifted") else []), wide, rows, loss])
-    return loss
-
-
-def _chunks(tokens: int, vocab: int, width: int) -> int:
-    """Of a power of two rows, whose logits weigh about what the input does (liger_kernel/ops/fused_linear_cross_entropy.py)."""
-    rows = -(-tokens // -(-vocab // width))
-    return -(-tokens // (1 << (rows - 1).bit_length()))
-
-
-def linear_cross_entropy(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
-    """Liger's head and loss together: the forward makes the gradients too, chunk by chunk. trains: the head's weight is."""
-    t, v, d = s.tokens, s.model.vocab_size, s.model.d_model
-    count = _chunks(t, v, d)
-    rows, element = -(-t // count), s.element_bytes
-    size = rows * v * element
-    one = Gemm(m=rows, n=v, k=d, dtype=s.wide_dtype, batch=count, launches=count)
-    loss, gradient = g.value("loss", 1, "fp32"), g.value("loss.input_gradient", x.numel, x.dtype)
-    weight = g.value("loss.weight_gradient", v * d, s.dtype) if trains else None
-    products: tuple[Kernel, ...] = (one, replace(one, n=d, k=v, layout="nn"))
-    if trains:
-        products = (*products, replace(one, m=v, n=d, k=rows, layout="nt"))
-    kernels = (stream("softmax", 2 * size * count, size * count, count), stream("memset", 0, x.num_bytes))
-    made = (gradient, *((weight,) if weight else ()))
-    g.op(
-        "linear_cross_entropy",
-        "loss",
-        inputs=(x,),
-        outputs=(loss, *made),
-        forward=(*products, *kernels),
-        backward=(stream("elementwise", sum(one.num_bytes for one in made), sum(one.num_bytes for one in made)),),
-        saved=made,
-        grads=(x,),
-        forward_temporary_bytes=size,
-        parameter_numel=v * d if trains else 0,
-    )
-    g.hold("loss.scope", [x, loss])
-    return loss
-
-
-def cut_cross_entropy(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
-    """Head and loss in one kernel each way, whose logits stay on the chip (arXiv 2411.09009): made again in the backward.
-
-    Kept: the log-sum-exp of each row. The backward's filter, which skips blocks without a gradient to speak of, hangs on the
-    data and is not counted. trains: the head's weight is.
-    """
-    t, v, d = s.tokens, s.model.vocab_size, s.model.d_model
-    one = Gemm(m=t, n=v, k=d, dtype=s.wide_dtype)
-    again: tuple[Kernel, ...] = (one, replace(one, n=d, k=v, layout="nn"))
-    loss, sums = g.value("loss", 1, "fp32"), g.value("loss.log_sum_exp", t, "fp32")
-    g.op(
-        "cut_cross_entropy",
-        "loss",
-        inputs=(x,),
-        outputs=(loss, sums),
-        forward=(one,),
-        backward=(*again, replace(one, m=v, n=d, k=t, layout="nt")) if trains else again,
-        saved=(x, sums),
-        grads=(x,),
-        parameter_numel=v * d if trains else 0,
-    )
-    g.hold("loss.scope", [x, loss])
     return loss
 
 

@@ -281,7 +281,7 @@ def _part(s: OpContext, scan: _Sizes, direction: Direction, dtype: Dtype | None 
     return part
 
 
-def _chunks(s: OpContext, scan: _Sizes, *, kept: int, small: int = 1) -> tuple[Kernel, ...]:
+def _chunks(s: OpContext, scan: _Sizes, *, state_bytes: int, small: int = 1) -> tuple[Kernel, ...]:
     """Convolution, decays, states of chunks, their passing on, C Bᵀ.
 
     kept: bytes of an element of the states passed on. small: launches that make the decays.
@@ -291,7 +291,7 @@ def _chunks(s: OpContext, scan: _Sizes, *, kept: int, small: int = 1) -> tuple[K
         stream("activation", scan.convolved, scan.convolved),
         stream("elementwise", scan.steps, scan.decays, small),
         part(scan.by_state, scan.inner + scan.grouped + scan.decays, states),
-        stream("elementwise", states, kept * scan.states),
+        stream("elementwise", states, state_bytes * scan.states),
         part(scan.squares, 2 * scan.grouped, scan.scores),
         *_delta(scan, part),
     )
@@ -312,7 +312,7 @@ def _forward(s: OpContext, scan: _Sizes, *, gate: int) -> tuple[Kernel, ...]:
     """gate: bytes of z, where the last kernel writes the gated result beside its own."""
     read = scan.scores + scan.inner + scan.grouped + scan.decays + scan.element * scan.states
     last = _part(s, scan, "forward")(scan.by_state + scan.inside, read + gate, scan.inner + gate)
-    return (*_chunks(s, scan, kept=scan.element, small=_SMALL_FORWARD), last)
+    return (*_chunks(s, scan, state_bytes=scan.element, small=_SMALL_FORWARD), last)
 
 
 def _backward(s: OpContext, scan: _Sizes, gradient: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
@@ -321,7 +321,7 @@ def _backward(s: OpContext, scan: _Sizes, gradient: tuple[Kernel, ...]) -> tuple
     wide, narrow = 4 * scan.states, scan.element * scan.states
     part = _part(s, scan, "backward")
     return (
-        *_chunks(s, scan, kept=4),
+        *_chunks(s, scan, state_bytes=4),
         *gradient,
         part(scan.by_state, inner + grouped + decays, wide),  # of the states
         stream("elementwise", 2 * wide, 2 * narrow),  # passed back; both cast for the products behind

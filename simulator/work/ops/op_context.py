@@ -9,6 +9,7 @@ from simulator.base.kernels import DTYPE_BYTES, Dtype
 from simulator.spec.model import Model
 from simulator.spec.plan import Fp8Recipe, Plan
 from simulator.spec.software.stack import Stack
+from simulator.work.parameters import mixed_with
 
 
 def uses_autocast(stack: Stack, plan: Plan) -> bool:
@@ -16,8 +17,8 @@ def uses_autocast(stack: Stack, plan: Plan) -> bool:
 
     Sharded implementations hand over parameters in the compute dtype; plain modules and DDP hold the master weights.
     """
-    whole = plan.traits.whole_modules and plan.precision.master != plan.compute_dtype
-    return whole or (stack.kernels.autocast and plan.traits.whole_modules)
+    unsharded = plan.traits.whole_modules and plan.precision.master != plan.compute_dtype
+    return unsharded or (stack.kernels.autocast and plan.traits.whole_modules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class OpContext:
 
     @property
     def casts_before_gathers(self) -> bool:
-        """The tensor-parallel styles of torchao cast tokens to fp8 before they gather them, where one scale stands for a tensor."""
+        """The tensor-parallel styles of torchao cast tokens to fp8 before gathering them, if there is one scale per tensor."""
         by_tensor = self.gemm_dtype == "fp8" and self.recipe == "tensorwise"
         return by_tensor and self.sequence_parallel and self.stack.traits.dtensor
 
@@ -147,11 +148,12 @@ class OpContext:
         return DTYPE_BYTES[self.dtype]
 
     def trains(self, parameter: str) -> bool:
-        """A parameter of the model is trained, and so is not stored as it computes."""
+        """A parameter of the model has a gradient, and so is not stored as it computes."""
         if not self.plan.peft.any:
             return True
         tied = self.model.tied_embeddings and parameter == "lm_head.weight"
-        return self.plan.peft.trains("embedding.weight" if tied else parameter)
+        name = "embedding.weight" if tied else parameter
+        return self.plan.peft.trains(name) or mixed_with(self.model, name, self.plan)
 
     @property
     def stream_dtype(self) -> str:

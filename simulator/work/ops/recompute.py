@@ -64,10 +64,10 @@ def cached_tensors(block: Block, again: tuple[Op, ...], plan: Plan, stack: Stack
     """
     if plan.recompute.mode != "selective" or stack.traits.recomputes_modules:
         return frozenset()
-    kept = {tensor.name for op in block.ops if op.selective_save for tensor in op.outputs}
+    saved = {tensor.name for op in block.ops if op.selective_save for tensor in op.outputs}
     if stack.traits.plans_saved:
-        kept &= {name for op in block.ops for name in op.saved} | {name for op in again for name in op.inputs}
-    return frozenset(kept)
+        saved &= {name for op in block.ops for name in op.saved} | {name for op in again for name in op.inputs}
+    return frozenset(saved)
 
 
 def _end(block: Block) -> int:

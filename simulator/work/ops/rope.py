@@ -39,7 +39,7 @@ def rejoins(s: OpContext) -> bool:
 
 
 def _tables(g: Graph, s: OpContext) -> list[Value]:
-    """Tables of cosines and sines in the compute dtype; the fp32 tables are buffers, so in fp32 nothing is made."""
+    """Cosine and sine tables in the compute dtype; in fp32 the buffers themselves are used."""
     if s.dtype == "fp32":
         return []
     numel = s.seq_q * int(s.model.head_dim * s.model.rotary_fraction)

@@ -79,7 +79,7 @@ def enter(g: Graph, s: OpContext, name: str, x: Value, feeds: tuple[str, ...] = 
 
 
 def gather(g: Graph, s: OpContext, name: str, x: Value) -> Value:
-    """Whole tokens for what every rank computes alike: of their gradient, the same everywhere, each keeps its part."""
+    """Gather tokens for replicated computation; of their gradient, equal on all ranks, each keeps its part."""
     return _gather(g, s, name, x) if s.sequence_parallel else x
 
 
@@ -93,16 +93,16 @@ def _gather(
     times: int = 1,
 ) -> Value:
     narrow = bool(feeds) and s.casts_before_gathers
-    whole = g.value(name, x.numel * s.plan.tp, "fp8" if narrow else x.dtype)
+    full = g.value(name, x.numel * s.plan.tp, "fp8" if narrow else x.dtype)
     in_pieces = bool(feeds) and s.gathers_in_pieces
-    copied = 0 if in_pieces else _copied_bytes(s, whole)
+    copied = 0 if in_pieces else _copied_bytes(s, full)
     scattered = x.num_bytes * s.plan.tp if backward_exchanges else 0
     late = _copies(
-        _copied_bytes(s, whole) if in_pieces else 0
+        _copied_bytes(s, full) if in_pieces else 0
     )  # for the weights' gradients, whose other factor is in order
     before = (stream("cast", 2 * x.num_bytes, x.numel, 2),) if narrow else ()
-    staged = _copies(whole.num_bytes // s.plan.tp if in_pieces else 0)  # where the others read it
-    gathered = exchange("all_gather", whole.num_bytes, len(before) + len(staged))
+    staged = _copies(full.num_bytes // s.plan.tp if in_pieces else 0)  # where the others read it
+    gathered = exchange("all_gather", full.num_bytes, len(before) + len(staged))
     if in_pieces:
         gathered = replace(gathered, pieces=s.plan.tp, feeds=feeds, copied=True)
     summed = (stream("elementwise", 2 * x.num_bytes, x.num_bytes),) * (times - 1)
@@ -110,7 +110,7 @@ def _gather(
         name,
         "elementwise",
         inputs=(x,),
-        outputs=(whole,),
+        outputs=(full,),
         forward=(*before, *staged, *_copies(copied) * times),
         backward=(*late, *_copies(scattered or x.num_bytes) * times, *summed),
         grads=(x,),
@@ -119,7 +119,7 @@ def _gather(
         forward_exchanges=(gathered,) * times,
         backward_exchanges=backward_exchanges * times,
     )
-    return whole
+    return full
 
 
 def part(g: Graph, s: OpContext, name: str, x: Value) -> Value:
@@ -142,9 +142,9 @@ def part(g: Graph, s: OpContext, name: str, x: Value) -> Value:
     return out
 
 
-def _copied_bytes(s: OpContext, whole: Value) -> int:
+def _copied_bytes(s: OpContext, gathered: Value) -> int:
     """What puts gathered parts in order: the ranks' parts of one sequence lie right as they come."""
-    return whole.num_bytes if s.batch > 1 else 0
+    return gathered.num_bytes if s.batch > 1 else 0
 
 
 def _copies(num_bytes: int) -> tuple[Kernel, ...]:
@@ -159,12 +159,7 @@ def leave(g: Graph, s: OpContext, name: str, x: Value) -> Value:
     if not s.sequence_parallel:
         summed = (exchange("all_reduce", x.num_bytes),)
         g.op(
-            name,
-            "elementwise",
-            inputs=(x,),
-            aliases=(x,),
-            forward_exchanges=summed,
-            forward_temporary_bytes=temporary,
+            name, "elementwise", inputs=(x,), aliases=(x,), forward_exchanges=summed, forward_temporary_bytes=temporary
         )
         return x
     out = g.value(name, x.numel // s.plan.tp, x.dtype)
@@ -191,25 +186,25 @@ def whole_columns(g: Graph, s: OpContext, name: str, x: Value, *, alike: bool = 
 
     alike: every rank computes the same from there on, so that each has the whole gradient and keeps its columns of it.
     """
-    whole = g.value(name, x.numel * s.plan.tp, x.dtype)
-    copied = stream("join", whole.num_bytes, whole.num_bytes, numel=whole.numel)
+    gathered = g.value(name, x.numel * s.plan.tp, x.dtype)
+    copied = stream("join", gathered.num_bytes, gathered.num_bytes, numel=gathered.numel)
     own = (stream("strided", x.num_bytes, x.num_bytes, numel=x.numel),)
     g.op(
         name,
         "elementwise",
         inputs=(x,),
-        outputs=(whole,),
+        outputs=(gathered,),
         forward=(copied,),
         backward=own
         if alike
-        else (stream("memset", 0, whole.num_bytes), copied),  # of the gradient it has its own columns
+        else (stream("memset", 0, gathered.num_bytes), copied),  # of the gradient it has its own columns
         grads=(x,),
-        forward_temporary_bytes=whole.num_bytes,
-        backward_temporary_bytes=0 if alike else 2 * whole.num_bytes,
-        forward_exchanges=(exchange("all_gather", whole.num_bytes),),
-        backward_exchanges=() if alike else (exchange("reduce_scatter", whole.num_bytes, 2),),
+        forward_temporary_bytes=gathered.num_bytes,
+        backward_temporary_bytes=0 if alike else 2 * gathered.num_bytes,
+        forward_exchanges=(exchange("all_gather", gathered.num_bytes),),
+        backward_exchanges=() if alike else (exchange("reduce_scatter", gathered.num_bytes, 2),),
     )
-    return whole
+    return gathered
 
 
 class LayerCommunication:

@@ -82,10 +82,10 @@ class _Writer:
         ready = max(self._stream_end.get(op.stream, 0.0), 0.0 if op.issued_s is None else self._host)
         waits = {*late, *self._known(index, op)}
         ready = max([ready, *(self._one.ops[one].end_s for one in waits)])
-        held = self._held_by(op, ready)
-        if held is not None:
-            waits.add(held)
-            ready = self._one.ops[held].end_s
+        delayed_by = self._held_by(op, ready)
+        if delayed_by is not None:
+            waits.add(delayed_by)
+            ready = self._one.ops[delayed_by].end_s
         self._awaited |= waits
         seconds = op.duration_s if op.alone_s is None else op.alone_s
         measured = Measured(seconds, max(0.0, op.start_s - ready), host_s, f"{op.stream}")

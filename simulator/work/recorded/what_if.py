@@ -1,4 +1,4 @@
-"""What if: changes of a recorded script. Each gives a new list of instructions; what the recording says stays as it is."""
+"""What if: changes of a recorded script. Each returns a new list of instructions; the recording is unchanged."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def hidden(step: Sequence[Op]) -> Step:
     sent = {one.label for one in step if isinstance(one, Communicate)}
     found: Step = []
     for one in step:
-        kept = one.after if one.label == END else tuple(label for label in one.after if label not in sent)
+        after = one.after if one.label == END else tuple(label for label in one.after if label not in sent)
         waits = one.waits and isinstance(one, Launch)
-        found.append(one._replace(after=kept, waits=waits))
+        found.append(one._replace(after=after, waits=waits))
     return found
 
 

@@ -24,15 +24,15 @@ def buckets(model: Model, plan: Plan) -> tuple[tuple[str, tuple[Shape, ...], str
     cap = FIRST_BUCKET_BYTES if plan.ddp.bucket_bytes == DEFAULT_BUCKET_BYTES else plan.ddp.bucket_bytes
     buckets: list[tuple[str, tuple[Shape, ...], str]] = []
     current: list[Shape] = []
-    held = 0
+    filled = 0
     name = ""
     for name, shapes in reversed(pieces(model, plan)):
         for shape in reversed(shapes):
             current.append(shape)
-            held += prod(shape) * size
-            if held >= cap:
+            filled += prod(shape) * size
+            if filled >= cap:
                 buckets.append((f"bucket{len(buckets)}", tuple(current), name))
-                current, held, cap = [], 0, plan.ddp.bucket_bytes
+                current, filled, cap = [], 0, plan.ddp.bucket_bytes
     if current:
         buckets.append((f"bucket{len(buckets)}", tuple(current), name))
     return tuple(buckets)

@@ -155,12 +155,12 @@ def foreach_groups(numels: Sequence[int], model: Model, plan: Plan) -> list[Sequ
     if plan.tp == 1 or plan.vocab_parallel or not (plan.traits.hooks_modules or plan.traits.whole_modules):
         return [numels]
     ranks = shard_ranks(plan) if plan.traits.shards_rows and plan.zero == 3 else 1
-    split, whole = list[int](), list[int]()
+    split, unsplit = list[int](), list[int]()
     for name, shapes in pieces(model, plan):
         for shape in shapes:
             apart = len(shape) > 1 and name not in ("embedding", "head")
-            (split if apart else whole).append(-(-shape[0] // ranks) * prod(shape[1:]))
-    return [split, whole] if sum(split) + sum(whole) == sum(numels) else [numels]
+            (split if apart else unsplit).append(-(-shape[0] // ranks) * prod(shape[1:]))
+    return [split, unsplit] if sum(split) + sum(unsplit) == sum(numels) else [numels]
 
 
 class ShardedBuffers(Buffers):
@@ -208,8 +208,8 @@ class ShardedBuffers(Buffers):
 
     def take_kept(self, unit: int, gradients: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
         """Gradients to reduce: this micro-batch's, added to those kept before."""
-        kept = self.kept.pop(unit, None)
-        if kept is None:
+        buffers = self.kept.pop(unit, None)
+        if buffers is None:
             return gradients
         self.storages.free(*[slot for slot, _ in gradients])
-        return kept
+        return buffers

@@ -117,7 +117,7 @@ def bucketed_communication(model: Model, plan: Plan, node_ranks: int | None) -> 
     filled: dict[str, list[tuple[Shape, ...]]] = {}
     for _, shapes, piece in buckets(model, plan):
         filled.setdefault(piece, []).append(shapes)
-    numels = {piece: [numel_of(shapes) for shapes in held] for piece, held in filled.items()}
+    numels = {piece: [numel_of(shapes) for shapes in content] for piece, content in filled.items()}
     return tuple(
         UnitComm(
             unit=name,
@@ -147,10 +147,10 @@ def whole_resident(model: Model, plan: Plan) -> dict[str, list[int]]:
     stored = [prod(shape) for _, shapes in pieces(model, plan) for shape in shapes]
     alone = plan.num_data_parallel * plan.cp == 1
     master = DTYPE_BYTES[plan.precision.master]
-    held = [] if alone else [unit.numel * master for unit in bucket_units(model, plan)] + hook_tensors(model, plan)
+    gradients = [] if alone else [unit.numel * master for unit in bucket_units(model, plan)] + hook_tensors(model, plan)
     by_shape = plan.zero == 0 and (OPTIMIZERS[plan.optimizer.kind].matrices or plan.optimizer.kind == "adafactor")
     return torch_resident(
-        stored, stepped_numels(model, plan), held, plan, shaped_states(model, plan) if by_shape else None
+        stored, stepped_numels(model, plan), gradients, plan, shaped_states(model, plan) if by_shape else None
     )
 
 

@@ -279,8 +279,8 @@ def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[Un
 def _resident(model: Model, plan: Plan) -> dict[str, list[int]]:
     compute = DTYPE_BYTES[plan.compute_dtype]
 
-    def gradients(shard: int, whole: int) -> list[int]:
-        return [shard * compute] if plan.zero == 3 else [whole * 4] if plan.sums_in_fp32 else []
+    def gradients(shard: int, full: int) -> list[int]:
+        return [shard * compute] if plan.zero == 3 else [full * 4] if plan.sums_in_fp32 else []
 
     buckets = [plan.deepspeed.reduce_bucket_numel * compute] if plan.zero == 3 else []
     if plan.offload.optimizer != "none" and plan.zero < 3:  # through which gradients leave
@@ -302,8 +302,8 @@ def _part_numel(model: Model, plan: Plan) -> int:
     total, pairs = 0, [one[1:] for one in apart(model, plan)]
     for which, ranks in enumerate((shard_ranks(plan), expert_shard_ranks(plan))):
         sizes = [prod(shape) for pair in pairs for shape in pair[which]]
-        begins, whole = accumulate(sizes, initial=0), sum(sizes)
-        total += sum(size for size, begin in zip(sizes, begins, strict=False) if begin * ranks < whole)
+        begins, all_numel = accumulate(sizes, initial=0), sum(sizes)
+        total += sum(size for size, begin in zip(sizes, begins, strict=False) if begin * ranks < all_numel)
     return total
 
 

@@ -27,8 +27,8 @@ def flat_units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
     """Stage 3: one a piece of the model. Below it: one flat group."""
     ranks = shard_ranks(plan)
     if plan.zero == 3:
-        held = zip(pieces(model, plan), frozen_pieces(model, plan), strict=True)
-        return tuple(replace(flat(name, shapes, ranks), frozen=still) for (name, shapes), still in held)
+        pairs = zip(pieces(model, plan), frozen_pieces(model, plan), strict=True)
+        return tuple(replace(flat(name, shapes, ranks), frozen=still) for (name, shapes), still in pairs)
     everything = tuple(shape for _, shapes in pieces(model, plan) for shape in shapes)
     return (flat("parameters", everything, ranks),)
 
@@ -69,11 +69,11 @@ def flat_resident(
     gradients: those that stay, of (elements of this rank's part, of all).
     """
     compute = DTYPE_BYTES[plan.compute_dtype]
-    whole = sum(-(-numel // ranks) * ranks for numel, ranks in flat_numels(model, plan))
+    padded = sum(-(-numel // ranks) * ranks for numel, ranks in flat_numels(model, plan))
     shard = stepped_numel(model, plan)
     return {
-        "parameters": [(shard if plan.zero == 3 else whole) * compute],
-        "gradients": gradients(shard, whole),
+        "parameters": [(shard if plan.zero == 3 else padded) * compute],
+        "gradients": gradients(shard, padded),
         "optimizer_state": [shard * 4, *optimizer_tensors(shard, plan)],
         "buckets": buckets,
     }

@@ -47,15 +47,15 @@ def fsdp_units(model: Model, plan: Plan, make: MakeUnit) -> tuple[ParameterUnit,
     """One a transformer block, and the root (embedding, final norm, head), which comes first."""
     ranks = shard_ranks(plan)
     (_, embedding, _), *body, (_, head, _) = apart(model, plan)
-    first, *held, last = frozen_pieces(model, plan)
+    first, *middle, last = frozen_pieces(model, plan)
     share = plan.fsdp.shard_share
     root = replace(make("root", (*embedding, *head), ranks), frozen=(*first, *last)).with_share(share)
     made: dict[object, ParameterUnit] = {}
-    for (name, shapes, routed), still in zip(body, held, strict=True):
+    for (name, shapes, routed), still in zip(body, middle, strict=True):
         if (shapes, routed, still) not in made:
             one = _with_experts(make(name, shapes, ranks), routed, expert_shard_ranks(plan))
             made[shapes, routed, still] = replace(one, frozen=still).with_share(share)
-    units = zip(body, held, strict=True)
+    units = zip(body, middle, strict=True)
     return root, *(replace(made[shapes, routed, still], name=name) for (name, shapes, routed), still in units)
 
 
@@ -77,7 +77,7 @@ def _with_experts(unit: ParameterUnit, routed: tuple[Shape, ...], ranks: int) ->
 def fsdp_communication(units: Sequence[ParameterUnit], plan: Plan, passes: PassesOf) -> tuple[UnitComm, ...]:
     """What each piece of the model sends. units: of `fsdp_units`; passes: over memory around a unit's collectives."""
     root, *layers = units
-    comm = _unit_comm(root, plan, passes, kept=keeps_root(plan))
+    comm = _unit_comm(root, plan, passes, keeps_gathered=keeps_root(plan))
     embedding = replace(comm, unit="embedding", all_gather_backward_bytes=0, gather_backward_kernels=())
     head = UnitComm(
         unit="head",
@@ -90,38 +90,38 @@ def fsdp_communication(units: Sequence[ParameterUnit], plan: Plan, passes: Passe
     made: dict[object, UnitComm] = {}
     for unit in layers:
         if (unit.shapes, unit.frozen) not in made:
-            made[unit.shapes, unit.frozen] = _unit_comm(unit, plan, passes, kept=keeps_layers(plan))
+            made[unit.shapes, unit.frozen] = _unit_comm(unit, plan, passes, keeps_gathered=keeps_layers(plan))
     return embedding, *(replace(made[unit.shapes, unit.frozen], unit=unit.name) for unit in layers), head
 
 
-def _unit_comm(unit: ParameterUnit, plan: Plan, passes_of: PassesOf, *, kept: bool) -> UnitComm:
+def _unit_comm(unit: ParameterUnit, plan: Plan, passes_of: PassesOf, *, keeps_gathered: bool) -> UnitComm:
     """What a unit sends; passes over its memory are those of all its tensors."""
     rest, routed = unit.apart()
-    comm = _unit_bytes(rest, plan, kept=kept)
+    comm = _unit_bytes(rest, plan, keeps_gathered=keeps_gathered)
     passes = passes_of(unit, plan)
     gather = passes.gather if plan.zero > 0 else ()
     if not unit.shapes:
         passes = passes._replace(gradient=(), keep=(), add=())
     return replace(
         comm,
-        experts=None if routed is None else _unit_bytes(routed, plan, kept=kept),
+        experts=None if routed is None else _unit_bytes(routed, plan, keeps_gathered=keeps_gathered),
         gather_forward_kernels=gather,
-        gather_backward_kernels=() if kept else gather,
+        gather_backward_kernels=() if keeps_gathered else gather,
         gradient_kernels=passes.gradient,
         keep_kernels=passes.keep,
         add_kernels=passes.add,
     )
 
 
-def _unit_bytes(unit: ParameterUnit, plan: Plan, *, kept: bool) -> UnitComm:
+def _unit_bytes(unit: ParameterUnit, plan: Plan, *, keeps_gathered: bool) -> UnitComm:
     compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
     sharded = unit.shards > 1
-    whole = sum(gathered_sizes(unit, plan)) if plan.precision.fp8_all_gather else unit.padded_numel * compute
-    gathered = whole + unit.frozen_bytes if plan.zero > 0 else 0
+    full_bytes = sum(gathered_sizes(unit, plan)) if plan.precision.fp8_all_gather else unit.padded_numel * compute
+    gathered = full_bytes + unit.frozen_bytes if plan.zero > 0 else 0
     reduced_numel = unit.padded_numel
     if plan.fsdp.shard_sizes != "equal" and sharded:  # a broadcast, or a reduction, of each rank's part
         gathered, reduced_numel = (-(-size * unit.shards // (unit.shards - 1)) for size in (gathered, reduced_numel))
-    again = 0 if kept else gathered
+    again = 0 if keeps_gathered else gathered
     ranks = plan.reshard_ranks or unit.shards
     replicas = plan.dp_replicate
     return UnitComm(
@@ -136,12 +136,14 @@ def _unit_bytes(unit: ParameterUnit, plan: Plan, *, kept: bool) -> UnitComm:
 
 def added(unit: ParameterUnit, plan: Plan, kept_dtype: str) -> tuple[Stream, ...]:
     """A gradient added to the one kept of earlier micro-batches, of the same dtype or a wider one."""
-    compute, kept = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[kept_dtype]
+    compute, stored = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[kept_dtype]
     if plan.syncs_every_micro_batch:
         return ()
-    numel, add = unit.padded_numel, "widen" if kept > compute else "elementwise"
+    numel, add = unit.padded_numel, "widen" if stored > compute else "elementwise"
     return (
-        Stream(op=cast("StreamOp", add), read_bytes=numel * (kept + compute), write_bytes=numel * kept, numel=numel),
+        Stream(
+            op=cast("StreamOp", add), read_bytes=numel * (stored + compute), write_bytes=numel * stored, numel=numel
+        ),
     )
 
 

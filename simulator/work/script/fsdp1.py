@@ -12,14 +12,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.plan.traits import Traits
 from simulator.work.script.buffers import ShardedBuffers
-from simulator.work.script.fsdp import (
-    UnitPasses,
-    added,
-    fsdp_communication,
-    fsdp_gradients,
-    fsdp_resident,
-    fsdp_units,
-)
+from simulator.work.script.fsdp import UnitPasses, added, fsdp_communication, fsdp_gradients, fsdp_resident, fsdp_units
 from simulator.work.script.implementation import Implementation
 from simulator.work.script.order import Chunk, Gathers, Sharded, ahead
 from simulator.work.script.sharding import ParameterUnit, flat
@@ -49,7 +42,7 @@ class Fsdp1Order(Sharded):
 
 def _adapts(plan: Plan, block: str, modules: tuple[str, ...]) -> bool:
     """Some of a block's linear layers have pairs, which FSDP wraps."""
-    return plan.peft.pairs and any(plan.peft.adapts(f"{block}.{module}") for module in modules)
+    return plan.adapters_apart and any(plan.peft.adapts(f"{block}.{module}") for module in modules)
 
 
 def _late(plan: Plan) -> bool:
@@ -128,7 +121,7 @@ class Fsdp1Buffers(ShardedBuffers):
         piece = self.units[unit]
         if _late(self.plan):
             self._gather(unit - 1)
-        if self.plan.peft.adds:
+        if self.plan.adapters_apart:
             self._keep_input(unit)
         if not piece.shapes:
             self._reshard(unit)
@@ -171,7 +164,18 @@ class Fsdp1Buffers(ShardedBuffers):
 
 
 def _units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
-    return fsdp_units(model, plan, flat)
+    """What is gathered, reduced and kept as gradients: of a unit where frozen parameters stand beside trained ones, all of it."""
+    found = fsdp_units(model, plan, flat)
+    return tuple(_mixed(unit, plan) for unit in found) if plan.mixes_units else found
+
+
+def _mixed(unit: ParameterUnit, plan: Plan) -> ParameterUnit:
+    """One flat vector, of which autograd makes one gradient (torch/distributed/fsdp/_flat_param.py: _use_unsharded_views)."""
+    if not unit.shapes or not unit.frozen:
+        return unit
+    still = sum(one.size for one in unit.frozen) // DTYPE_BYTES[plan.precision.master]
+    whole = flat(unit.name, (*unit.shapes, (still,)), unit.shards)
+    return whole.with_share(plan.fsdp.shard_share)
 
 
 def _passes(unit: ParameterUnit, plan: Plan) -> UnitPasses:
@@ -206,7 +210,7 @@ FSDP1: Final = Implementation(
     order=lambda _: Fsdp1Order(),
     units=_units,
     communication=_communication,
-    resident=lambda model, plan: fsdp_resident(_units(model, plan), plan),
+    resident=lambda model, plan: fsdp_resident(fsdp_units(model, plan, flat), plan),
     gradients=lambda model, plan: fsdp_gradients(_units(model, plan), plan),
     buffers=lambda *_: Fsdp1Buffers,
 )

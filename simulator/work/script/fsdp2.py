@@ -12,14 +12,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.plan.traits import Traits
 from simulator.work.script.buffers import ShardedBuffers
-from simulator.work.script.fsdp import (
-    UnitPasses,
-    added,
-    fsdp_communication,
-    fsdp_gradients,
-    fsdp_resident,
-    fsdp_units,
-)
+from simulator.work.script.fsdp import UnitPasses, added, fsdp_communication, fsdp_gradients, fsdp_resident, fsdp_units
 from simulator.work.script.implementation import Implementation, Library, MakeBuffers
 from simulator.work.script.order import Sharded
 from simulator.work.script.sharding import ParameterUnit, by_rows, gathered_sizes

@@ -45,15 +45,15 @@ class Compressed:
 
 def compressed(shapes: Iterable[Shape], plan: Plan) -> Compressed:
     """What PowerSGD makes of a bucket: a matrix is worth it where (n + m) r times the rate is less than n m."""
-    matrices, whole = [], 0
+    matrices, rest = [], 0
     for shape in shapes:
         n, m = shape[0], prod(shape[1:])
         r = min(n, m, plan.ddp.comm_hook.rank)
         if (n + m) * r * plan.ddp.comm_hook.min_compression_rate < n * m:
             matrices.append((n, m, r))
         else:
-            whole += n * m
-    return Compressed(matrices=tuple(matrices), whole_numel=whole)
+            rest += n * m
+    return Compressed(matrices=tuple(matrices), whole_numel=rest)
 
 
 def hook_hops(filled: tuple[tuple[Shape, ...], ...], plan: Plan) -> tuple[Hop, ...]:
@@ -81,12 +81,12 @@ def hook_tensors(model: Model, plan: Plan) -> list[int]:
     hook, size = plan.ddp.comm_hook, DTYPE_BYTES[plan.precision.master]
     if hook.kind != "powersgd":
         return []
-    held: list[int] = []
+    sizes: list[int] = []
     for _, shapes, _ in buckets(model, plan):
         bucket = compressed(shapes, plan)
-        held += [numel_of(shapes) * size] if hook.error_feedback else []
-        held += [bucket.p_numel * size, bucket.q_numel * size] if hook.warm_start else []
-    return held
+        sizes += [numel_of(shapes) * size] if hook.error_feedback else []
+        sizes += [bucket.p_numel * size, bucket.q_numel * size] if hook.warm_start else []
+    return sizes
 
 
 def _powersgd(bucket: Compressed, plan: Plan) -> tuple[Hop, ...]:
@@ -96,8 +96,8 @@ def _powersgd(bucket: Compressed, plan: Plan) -> tuple[Hop, ...]:
     """
     size, hook = DTYPE_BYTES[plan.precision.master], plan.ddp.comm_hook
     total = (bucket.matrix_numel + bucket.whole_numel) * size
-    whole, factors = bucket.whole_numel * size, (bucket.p_numel * size, bucket.q_numel * size)
-    copy = Stream(op="copy", read_bytes=whole, write_bytes=whole)
+    full, factors = bucket.whole_numel * size, (bucket.p_numel * size, bucket.q_numel * size)
+    copy = Stream(op="copy", read_bytes=full, write_bytes=full)
     feedback: tuple[Kernel, ...] = ()
     if hook.error_feedback:
         feedback = (
@@ -110,7 +110,7 @@ def _powersgd(bucket: Compressed, plan: Plan) -> tuple[Hop, ...]:
     if hook.error_feedback:
         last = (*last, Stream(op="elementwise", read_bytes=2 * total, write_bytes=total))
     return (
-        Hop(kernels=before, kind="all_reduce", role="replicate", size_bytes=whole, blocking=True),
+        Hop(kernels=before, kind="all_reduce", role="replicate", size_bytes=full, blocking=True),
         Hop(kernels=(copy,), kind="all_reduce", role="replicate", size_bytes=factors[0], blocking=True),
         Hop(
             kernels=(*_orthogonalised(columns_p, size), *_products(bucket, plan, "q")),

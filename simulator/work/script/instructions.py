@@ -134,7 +134,7 @@ class Agree(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a recording says of an op (`play.lower.recorded`): nothing of it is priced.
+    """A recorded op with its measured time (`play.lower.recorded`).
 
     seconds: it ran, of a collective from its last member's arrival on. gap_s: passed before with nothing that it is known to
     have waited for. host_s: until the host had issued it. lane: the stream of a collective.

@@ -100,8 +100,8 @@ def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[Un
 def _resident(model: Model, plan: Plan) -> dict[str, list[int]]:
     """Megatron-FSDP adds reduced gradients up in fp32 shards, the distributed optimizer keeps whole gradients."""
 
-    def gradients(shard: int, whole: int) -> list[int]:
-        return [shard * 4] if plan.zero == 3 else [whole * DTYPE_BYTES[plan.gradient_dtype]]
+    def gradients(shard: int, full: int) -> list[int]:
+        return [shard * 4] if plan.zero == 3 else [full * DTYPE_BYTES[plan.gradient_dtype]]
 
     return flat_resident(model, plan, gradients, [])
 

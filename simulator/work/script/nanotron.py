@@ -94,13 +94,13 @@ def _numels(model: Model, plan: Plan) -> list[int]:
 
 def _buckets(model: Model, plan: Plan) -> Counter[str]:
     """How many of DDP's buckets each unit fills: one closes as soon as it holds its cap, in the order of the backward."""
-    filled, held = Counter[str](), 0
+    filled, size = Counter[str](), 0
     for name, shapes in reversed(_pieces(model, plan)):
         for shape in reversed(shapes):
-            held += prod(shape) * DTYPE_BYTES[plan.compute_dtype]
-            if held >= DEFAULT_BUCKET_BYTES:
+            size += prod(shape) * DTYPE_BYTES[plan.compute_dtype]
+            if size >= DEFAULT_BUCKET_BYTES:
                 filled[name] += 1
-                held = 0
+                size = 0
     return filled
 
 

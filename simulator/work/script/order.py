@@ -166,7 +166,7 @@ class Sharded(Order):
 
     @override
     def forward_gathers(self, plan: Plan, chunk: Chunk, unit: int) -> Gathers:
-        """The unit itself if nobody gathered it ahead, and those `forward_prefetch` units ahead."""
+        """The unit itself unless prefetched, and those `forward_prefetch` units ahead."""
         window, newest = self.forward_window(plan), unit + plan.fsdp.forward_prefetch
         ahead = range(newest + 1) if unit == 0 else range(newest, newest + 1)
         gates = ((one, one - window if window is not None and one >= window else None) for one in ahead)
@@ -174,7 +174,7 @@ class Sharded(Order):
 
     @override
     def backward_gathers(self, plan: Plan, chunk: Chunk, unit: int) -> Gathers:
-        """The unit itself if nobody gathered it ahead, and those `backward_prefetch` units ahead."""
+        """The unit itself unless prefetched, and those `backward_prefetch` units ahead."""
         return ahead(unit, plan.fsdp.backward_prefetch, chunk.num_units - 1)
 
     @override

@@ -34,13 +34,13 @@ def with_zeropp(comm: UnitComm, shapes: tuple[Shape, ...], plan: Plan, node_rank
     size, ranks = DTYPE_BYTES[plan.compute_dtype], comm.backward_gather_ranks
     numel, near = comm.all_gather_forward_bytes // size, zeropp.secondary_ranks
     again = near if near > 1 else ranks
-    kept = Stream(op="copy", read_bytes=numel // near * size, write_bytes=numel // near * size)
+    copy = Stream(op="copy", read_bytes=numel // near * size, write_bytes=numel // near * size)
     comm = replace(
         comm,
         all_gather_forward_bytes=_gathered(numel, ranks, plan),
         all_gather_backward_bytes=_gathered(numel, again, plan),
         backward_gather_ranks=again,
-        gather_forward_kernels=(*_gather_passes(numel, ranks, plan), *((kept,) if near > 1 else ())),
+        gather_forward_kernels=(*_gather_passes(numel, ranks, plan), *((copy,) if near > 1 else ())),
         gather_backward_kernels=_gather_passes(numel, again, plan),
     )
     return _two_hops(comm, shapes, plan, ranks, node_ranks) if zeropp.quantized_gradients else comm

@@ -44,9 +44,9 @@ def _forward_only(comm: UnitComm) -> UnitComm:
 def _with_frozen(comms: tuple[UnitComm, ...], model: Model, plan: Plan) -> tuple[UnitComm, ...]:
     """Frozen weights are gathered as they are stored; a piece without trained ones reduces nothing."""
     found = []
-    for comm, (_, shapes), held in zip(comms, pieces(model, plan), frozen_pieces(model, plan), strict=True):
+    for comm, (_, shapes), frozen in zip(comms, pieces(model, plan), frozen_pieces(model, plan), strict=True):
         ranks = max(comm.backward_gather_ranks, 1)
-        more = sum(-(-one.size // ranks) * ranks for one in held) if plan.gathers and shard_ranks(plan) > 1 else 0
+        more = sum(-(-one.size // ranks) * ranks for one in frozen) if plan.gathers and shard_ranks(plan) > 1 else 0
         idle = replace(comm, gradient_kernels=(), keep_kernels=(), add_kernels=(), num_buckets=1)
         forward, backward = comm.all_gather_forward_bytes + more, comm.all_gather_backward_bytes + more
         one = comm if shapes else idle
@@ -77,8 +77,8 @@ def paged_bytes(model: Model, plan: Plan) -> int:
     if not OPTIMIZERS[kind].paged:
         return 0
     plans = (plan.copy_with(optimizer=kind.removeprefix("paged_"), optimizer_impl="foreach"), plan)
-    whole, held = (sum(implementation_of(one).resident(model, one)["optimizer_state"]) for one in plans)
-    return whole - held
+    unpaged, paged = (sum(implementation_of(one).resident(model, one)["optimizer_state"]) for one in plans)
+    return unpaged - paged
 
 
 def trained_tensors(model: Model, plan: Plan) -> list[int]:
@@ -89,8 +89,8 @@ def trained_tensors(model: Model, plan: Plan) -> list[int]:
 def _frozen_tensors(model: Model, plan: Plan) -> list[int]:
     """Bytes of weights that are not trained: this rank's part where they are gathered, and all of their scales."""
     ranks = shard_ranks(plan) if plan.gathers else 1
-    held = [one for piece in frozen_pieces(model, plan) for one in piece]
-    return [size for one in held for size in (-(-one.size // ranks), *one.beside)]
+    frozen = [one for piece in frozen_pieces(model, plan) for one in piece]
+    return [size for one in frozen for size in (-(-one.size // ranks), *one.beside)]
 
 
 def buffer_tensors(model: Model, plan: Plan) -> list[int]:
@@ -125,6 +125,6 @@ def update_kernels(model: Model, plan: Plan) -> tuple[Stream, ...]:
 
 def model_state_bytes(model: Model, plan: Plan) -> int:
     """Parameters, gradients and optimizer state on one GPU: the figure of ZeRO's table."""
-    held = resident_tensors(model, plan)
+    resident = resident_tensors(model, plan)
     kinds = ("parameters", "gradients", "optimizer_state")
-    return sum(sum(held[kind]) for kind in kinds) + sum(gradient_tensors(model, plan))
+    return sum(sum(resident[kind]) for kind in kinds) + sum(gradient_tensors(model, plan))

@@ -14,11 +14,7 @@ from simulator.work.script.sharding import pieces, shard_ranks
 
 
 def torch_resident(
-    stored: Sequence[int],
-    stepped: Sequence[int],
-    buckets: list[int],
-    plan: Plan,
-    states: list[int] | None = None,
+    stored: Sequence[int], stepped: Sequence[int], buckets: list[int], plan: Plan, states: list[int] | None = None
 ) -> dict[str, list[int]]:
     """Of torch's own implementations: parameters in the master dtype, and the state of those that the rank steps.
 
@@ -73,9 +69,9 @@ def stepped_numels(model: Model, plan: Plan) -> list[int]:
 def _largest_part(numels: list[int], ranks: int) -> list[int]:
     """ZeRO-1 of torch gives whole parameters away, largest first, to the rank that has least; the fullest rank's part."""
     parts: list[list[int]] = [[] for _ in range(ranks)]
-    held = [0] * ranks
+    sizes = [0] * ranks
     for numel in sorted(numels, reverse=True):
-        rank = held.index(min(held))
+        rank = sizes.index(min(sizes))
         parts[rank].append(numel)
-        held[rank] += numel
-    return parts[held.index(max(held))]
+        sizes[rank] += numel
+    return parts[sizes.index(max(sizes))]

@@ -46,7 +46,7 @@ class UnitComm:
 
 
 def last_of(root: UnitComm, head: UnitComm) -> UnitComm:
-    """What a stage with the head and without the embedding sends of its end: the head's, or FSDP's root, which holds it."""
+    """Communication of the last unit of a stage with the head and without the embedding: the head's, or FSDP's root, which contains it."""
     own = head.reduce_scatter_bytes or head.all_reduce_bytes or head.parameter_gather_bytes or head.hops
     return head if own else replace(root, unit=head.unit)
 

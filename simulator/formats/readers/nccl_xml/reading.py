@@ -1,4 +1,4 @@
-"""From the tree of elements to a Host: what is a GPU, what a NIC, and how they are joined."""
+"""From the tree of elements to a Host: its GPUs, NICs and connections."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.base.errors import Fault, PlanError
+from simulator.base.errors import PlanError
 from simulator.base.files import ordinary
 from simulator.base.schema import is_python, parse_json, parse_toml, read_json, unreadable
 from simulator.formats.readers import PLAN_FORMATS
@@ -174,7 +174,7 @@ def recipe_of(text: str) -> str:
 
 
 def _script_form(text: str, file: str) -> str | None:
-    """That of a script's commands: a library's own program is told by its name, Megatron's by its arguments; None: no script's."""
+    """The format of a script's commands: other libraries' programs by name, Megatron's by its arguments; None: not a script."""
     shell, other = text.startswith("#!"), Path(file).suffix in _OTHERS
     if (shell or not other) and NAMED.search(text):
         return "launch"
@@ -204,9 +204,7 @@ def detect(text: str, file: str) -> str:
     if file.endswith(".py"):
         raise PlanError(is_python(file))
     problem = "is in no format that holds a plan"
-    raise PlanError(
-        Fault(place=file, problem=problem, remedy=f"one of {', '.join(PLAN_FORMATS)}; --plan-format forces one")
-    )
+    raise PlanError.at(file, problem, f"one of {', '.join(PLAN_FORMATS)}; --plan-format forces one")
 
 
 def _detect_json(text: str, file: str) -> str:
@@ -215,8 +213,7 @@ def _detect_json(text: str, file: str) -> str:
     if keys >= {"plans", "inputs", "counts"}:
         return "search"
     if "peft_type" in keys:
-        problem = "is peft's adapter_config.json, which holds no plan"
-        raise PlanError(Fault(place=file, problem=problem, remedy=f"--recipe {file}"))
+        raise PlanError.at(file, "is peft's adapter_config.json, which holds no plan", f"--recipe {file}")
     tuning = next((form for form, own in _TUNING.items() if keys & own), None)
     return tuning or (
         "torchtitan" if keys & _TORCHTITAN and not keys & _DEEPSPEED else "deepspeed"
@@ -231,14 +228,14 @@ def _quietly(load: Any, text: str) -> object:  # noqa: ANN401  json.loads or tom
 
 
 def text_of(path: Path) -> str:
-    """What a file holds, at most MAX_BYTES of UTF-8. Raises PlanError."""
+    """The text of a file of at most MAX_BYTES, UTF-8. Raises PlanError."""
     try:
         if not path.is_char_device():  # which has no size and no end: the bound below is for it
             ordinary(path)
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
-            raise PlanError(Fault(place=str(path), problem=f"is larger than {MAX_BYTES} bytes", remedy="a plan's file"))
+            raise PlanError.at(str(path), f"is larger than {MAX_BYTES} bytes", "a plan's file")
         return data.decode("utf-8").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as exc:
         raise PlanError(unreadable(path, exc)) from None
@@ -248,7 +245,7 @@ def _json(path: Path) -> Mapping[str, Any]:
     text_of(path)
     data = read_json(path, PlanError)
     if not isinstance(data, dict):
-        raise PlanError(Fault(place=str(path), problem="holds no object", remedy='{"key": value}'))
+        raise PlanError.at(str(path), "holds no object", '{"key": value}')
     return data
 
 
@@ -257,7 +254,7 @@ def _template(text: str, path: Path, define: Mapping[str, str]) -> tuple[Mapping
     plain, placeholders = strict(text, define)
     data = parse_json(plain, path, PlanError)
     if not isinstance(data, dict):
-        raise PlanError(Fault(place=str(path), problem="holds no object", remedy='{"key": value}'))
+        raise PlanError.at(str(path), "holds no object", '{"key": value}')
     note = (
         f"{path}: placeholders of a template, taken as auto: {', '.join(placeholders)}; --define NAME=VALUE gives one"
     )
@@ -281,14 +278,14 @@ def _toml(text: str, path: Path) -> dict[str, Any]:
     try:
         return parse_toml(text)
     except (ValueError, RecursionError) as exc:
-        raise PlanError(Fault(place=str(path), problem=f"not TOML: {exc}")) from None
+        raise PlanError.at(str(path), f"not TOML: {exc}") from None
 
 
 def _own(data: dict[str, Any], path: Path) -> Draft:
     """Our own plan: a [plan] table of a study, or its fields alone."""
     table = data.get("plan", data)
     if not isinstance(table, dict):
-        raise PlanError(Fault(place=f"{path}: plan", problem="is not a table", remedy="[plan]"))
+        raise PlanError.at(f"{path}: plan", "is not a table", "[plan]")
     fields = Plan.flattened(table)
     model, cluster = (data.get(name) if "plan" in data else None for name in ("model", "cluster"))
     stated = {"dp_shard", "dp_replicate"} & set(fields)

@@ -59,12 +59,12 @@ def trainer_settings(
     ]
     found: Found = {}
     if "use_fsdp" in own:
-        found = {f"fsdp_config.{name}": told for name, told in stated.items() if name.startswith("fsdp_")}
+        found = {f"fsdp_config.{name}": value for name, value in stated.items() if name.startswith("fsdp_")}
         found.setdefault("fsdp_config.fsdp_version", (1, ("fsdp_version", script)))
     elif "use_deepspeed" in own:
         found = _deepspeed(stated)
     found |= {
-        f"parallelism_config.{name}": told for name, told in stated.items() if name.startswith("parallelism_config_")
+        f"parallelism_config.{name}": value for name, value in stated.items() if name.startswith("parallelism_config_")
     }
     precision, place = stated.get("mixed_precision", ("no", ("", "")))
     if precision in ("bf16", "fp16"):

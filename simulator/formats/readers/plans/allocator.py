@@ -1,4 +1,4 @@
-"""What a launch script says of PyTorch's allocator: its variable, exported, before a command, or passed on by a launcher.
+"""PyTorch's allocator settings in a launch script: the variable exported, set before a command, or passed by a launcher.
 
 Of several names the newest holds: torch 2.13 reads PYTORCH_ALLOC_CONF first (c10/core/AllocatorConfig.h).
 """
@@ -36,21 +36,21 @@ def allocator_of(
     for name in (name for name in VARIABLES if name in stated):
         text, words = stated[name]
         place = f"--define {name}" if name in define else f"{file}:{words[0].line}"
-        told = {"name": name, "value": shortened(text)}
+        setting = {"name": name, "value": shortened(text)}
         unknown = [one.what for word in words for one in word.unknown]
         if unknown:
             note = f"hangs on {', '.join(unknown)}: taken as not set; --define {name}='…' gives it"
-            settings.append(Setting(**{**told, "value": "?"}, place=place, use="unknown", note=note))
+            settings.append(Setting(**{**setting, "value": "?"}, place=place, use="unknown", note=note))
         elif found is not None:
-            settings.append(Setting(**told, place=place, use="overruled", note=f"torch reads {found.name} first"))
+            settings.append(Setting(**setting, place=place, use="overruled", note=f"torch reads {found.name} first"))
         elif _DRIVERS.search(text):
             note = "the driver's pool has no published rules: PyTorch's own allocator is taken"
-            settings.append(Setting(**told, place=place, use="not modelled", note=note))
+            settings.append(Setting(**setting, place=place, use="not modelled", note=note))
         else:
             faults += (wrong := _faults(name, text, place))
             if not wrong:
                 found = Entry(name=name, value=text, place=place)
-                settings.append(Setting(**told, place=place, use="used", note="plan.memory.alloc_conf"))
+                settings.append(Setting(**setting, place=place, use="used", note="plan.memory.alloc_conf"))
     return found, settings, faults
 
 

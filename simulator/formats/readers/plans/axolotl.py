@@ -160,8 +160,7 @@ def _unfrozen(job: Job) -> None:
 
         def frozen(model: Model, _: object) -> object:
             words = _frozen(patterns, model)
-            remedy = "--freeze-modules with what stays frozen"
-            return words if isinstance(words, tuple) else Fault(place=place, problem=words, remedy=remedy)
+            return words if isinstance(words, tuple) else Fault(place, words, "--freeze-modules with what stays frozen")
 
         job.by_model = {**job.by_model, "freeze_modules": frozen}
 

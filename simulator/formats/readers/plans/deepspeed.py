@@ -71,7 +71,7 @@ _ASSUMED: Final[Mapping[str, tuple[object, str]]] = {
 
 def assumed(fields: Mapping[str, Any], total: int | None, bf16: bool) -> dict[str, tuple[object, str]]:  # noqa: FBT001
     """What is taken for the fields that the training script decides. bf16: the file knows bf16."""
-    found = {name: told for name, told in _ASSUMED.items() if name not in fields}
+    found = {name: entry for name, entry in _ASSUMED.items() if name not in fields}
     if total is not None:  # it gives the one of these two that is missing
         found.pop("num_micro_batches" if "micro_batch_size" in fields else "micro_batch_size", None)
     if not bf16 and "precision" in found:

@@ -58,13 +58,13 @@ class Draft:
     def settled(self, given: Collection[str], model: Model | None, device: Device | None = None) -> Draft:
         """With what has to be assumed, where the caller states other fields and has this model and device."""
         longest = model.max_positions if model is not None and model.positions == "learned" else None
-        found = {name: told for name, told in self.assumed.items() if name not in given}
+        found = {name: entry for name, entry in self.assumed.items() if name not in given}
         if "seq_len" in found and longest is not None:
             found["seq_len"] = (min(int(str(found["seq_len"][0])), longest), found["seq_len"][1])
         if self.half_by_gpu and device is not None and not device.peak("bf16") and "precision" not in given:
             found["precision"] = ("fp16", f"{device.name} has no bf16")
-        kept = {name: value for name, value in self.fields.items() if name not in found}
-        return replace(self, assumed=found, fields=kept)
+        remaining = {name: value for name, value in self.fields.items() if name not in found}
+        return replace(self, assumed=found, fields=remaining)
 
     def named(self, *uses: str) -> tuple[Setting, ...]:
         """The settings of these uses, in the file's order."""
@@ -91,7 +91,7 @@ class Draft:
         return max(1, self.global_batch_size // each) * _inner(fields)
 
     def report(self) -> dict[str, Any]:
-        """What was read and what was not, as plain data."""
+        """The settings that were read and that were not, as plain data."""
         return {
             "format": self.format,
             "software": self.software,
@@ -162,20 +162,19 @@ def _degrees(draft: Draft, fields: dict[str, Any], num_devices: int, given: Mapp
         remedy, more = f"{near} GPUs, or other degrees", ((GPUS, f"{below + inner}"),)
         return [Fault(place=place, problem=problem, remedy=remedy, flags=more)]
     ranks = num_devices // inner
-    asked = [name for name in ("dp_shard", "dp_replicate") if name in given]
-    if len(asked) == 2:
+    degrees = [name for name in ("dp_shard", "dp_replicate") if name in given]
+    if len(degrees) == 2:
         return []
-    if draft.leftover is None and not asked:
+    if draft.leftover is None and not degrees:
         return _stated(draft, fields, ranks, num_devices)
     leftover = draft.leftover or "dp_shard"
-    if asked:
-        leftover = "dp_replicate" if asked == ["dp_shard"] else "dp_shard"
+    if degrees:
+        leftover = "dp_replicate" if degrees == ["dp_shard"] else "dp_shard"
     other = "dp_replicate" if leftover == "dp_shard" else "dp_shard"
     fixed = _count(fields, other)
     if ranks % fixed:
         problem = f"{other} = {fixed} does not divide the {ranks} ranks of data parallelism"
-        remedy = f"{other} = {gcd(ranks, fixed)}"
-        return [Fault(place=draft.places.get(other, place), problem=problem, remedy=remedy)]
+        return [Fault(place=draft.places.get(other, place), problem=problem, remedy=f"{other} = {gcd(ranks, fixed)}")]
     fields |= {other: fixed, leftover: ranks // fixed}
     return []
 

@@ -85,9 +85,9 @@ class LaunchLine:
         variables = ", ".join(text.partition("=")[0] for _, text in faults[0].flags)
         problem = f"{', '.join(names)} hang on {variables}, which this file does not settle"
         place, flags = faults[0].place.split(": ")[0], faults[0].flags
-        return [Fault(place=place, problem=problem, remedy=self.asked_for(flags), flags=flags)]
+        return [Fault(place=place, problem=problem, remedy=self.remedy_for(flags), flags=flags)]
 
-    def asked_for(self, flags: Sequence[tuple[str, str]]) -> str:
+    def remedy_for(self, flags: Sequence[tuple[str, str]]) -> str:
         """Flags without their values, and the values that the script knows."""
         names = [text.partition("=")[0] for _, text in flags]
         known = self._known(flags)
@@ -104,7 +104,7 @@ def read_launch_line(text: str, file: str, define: Mapping[str, str]) -> LaunchL
     shell.variables |= {name: [[(char, 1) for char in value]] for name, value in slurm.items()}
     found = _training(shell.read()) or _training(shell.read_uncalled())
     line = LaunchLine({}, {}, World(file), choices=shell.shared.literals)
-    if not found and (options := _held(shell)):
+    if not found and (options := _options_of_variables(shell)):
         found = [options]
         note = "no command here trains: the options that its variables hold are read"
         line.settings.append(Setting(name="the script", value="settings", place=file, use="not modelled", note=note))
@@ -117,25 +117,25 @@ def read_launch_line(text: str, file: str, define: Mapping[str, str]) -> LaunchL
                 line.options.pop(name)
     _take_stage(shell, file, line)
     line.world = world_of(launcher, text, file)
-    held = {name: words_of(shell.value(name, quoted=True), shell.unknown) for name in VARIABLES if shell.holds(name)}
-    line.allocator, settings, faults = allocator_of(held, launcher, file, define)
+    values = {name: words_of(shell.value(name, quoted=True), shell.unknown) for name in VARIABLES if shell.holds(name)}
+    line.allocator, settings, faults = allocator_of(values, launcher, file, define)
     line.settings, line.faults = [*line.settings, *line.world.settings, *settings], [*line.faults, *faults]
     _tell(shell, file, line)
     return line
 
 
 def _take_stage(shell: Shell, file: str, line: LaunchLine) -> None:
-    """ZeRO's stage where it stands in DeepSpeed's own file alone: a here-document of the script, or a file beside it."""
-    asked = line.options.get("--deepspeed_config")
-    if "--deepspeed" not in line.options or "--zero-stage" in line.options or asked is None:
+    """Take ZeRO's stage from DeepSpeed's own file: a here-document of the script, or a file in its folder."""
+    config = line.options.get("--deepspeed_config")
+    if "--deepspeed" not in line.options or "--zero-stage" in line.options or config is None:
         return
-    beside = _beside(file, str(asked.value).rpartition("/")[2])
+    beside = _beside(file, str(config.value).rpartition("/")[2])
     for text in (*(text for text, _ in shell.shared.bodies), *([beside] if beside else [])):
         found = re.search(r'"stage"\s*:\s*(\d|\$\{?(\w+)\}?)', text)
         value = words_of(shell.value(found[2], quoted=False), shell.unknown) if found and found[2] else []
         digit = value[0].text if value else found[1] if found else ""
         if digit.isdecimal():
-            line.options["--zero-stage"] = Entry(name="--zero-stage", value=digit, place=asked.place)
+            line.options["--zero-stage"] = Entry(name="--zero-stage", value=digit, place=config.place)
 
 
 def _beside(file: str, name: str) -> str | None:
@@ -160,7 +160,7 @@ def _training(commands: Sequence[Sequence[Word]]) -> list[list[Word]]:
     return list(found.values())
 
 
-def _held(shell: Shell) -> list[Word]:
+def _options_of_variables(shell: Shell) -> list[Word]:
     """Options in the script's variables, where another script is to take them."""
     words: list[Word] = []
     for name in list(shell.variables):
@@ -173,7 +173,7 @@ def _held(shell: Shell) -> list[Word]:
 def _only(found: Sequence[list[Word]], file: str, chosen: str) -> list[Word]:
     if not found:
         problem = "no command here has Megatron's arguments (--micro-batch-size, --hidden-size, …)"
-        raise PlanError(Fault(place=file, problem=problem, remedy="the training command, or its arguments"))
+        raise PlanError.at(file, problem, "the training command, or its arguments")
     if 1 <= (number := whole(chosen) or 0) <= len(found):
         return found[number - 1]
     if len(found) > 1:
@@ -243,7 +243,7 @@ def _take_options(words: Sequence[Word], file: str, line: LaunchLine, shell: She
             unknown += word.unknown
     close()
     if len(line.options) > MAX_SETTINGS:
-        raise PlanError(Fault(place=file, problem=f"more than {MAX_SETTINGS} options", remedy="a training command"))
+        raise PlanError.at(file, f"more than {MAX_SETTINGS} options", "a training command")
 
 
 def _wants_value(name: str, values: Sequence[str]) -> bool:
@@ -264,7 +264,7 @@ def _loose(word: Word, file: str, line: LaunchLine, shell: Shell) -> None:
             variable = unknown.what.split()[0].removeprefix("$")
             cures = _cures([unknown], variable, shell)
             remedy = f"--define {variable}='…' with what this run has"
-            remedy += f", or {line.asked_for(cures)}" if unknown.asks else ""
+            remedy += f", or {line.remedy_for(cures)}" if unknown.asks else ""
             line.faults.append(Fault(place=place, problem=f"options: {unknown.what}", remedy=remedy, flags=cures))
         else:
             note = "not set in the file: taken as empty; --define NAME='…' gives it"

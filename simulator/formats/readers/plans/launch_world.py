@@ -80,13 +80,13 @@ def _unsettled(words: Sequence[Word], file: str, world: World, counts: dict[str,
         kind = kinds.get(option.text)
         if kind is None or not value.unknown or kind in counts:
             continue
-        what = value.unknown[0].what
+        text = value.unknown[0].what
         variable = value.unknown[0].variable
         remedy = f"--define {variable}=N, or --nodes N" if variable else "--nodes N"
-        problem = f"{option.text} hangs on {what}, which this file does not settle"
+        problem = f"{option.text} hangs on {text}, which this file does not settle"
         place = f"{file}:{option.line}"
         if kind == "each":
-            note = f"{what} is not settled: all GPUs of a node" + (f"; --define {variable}=N" if variable else "")
+            note = f"{text} is not settled: all GPUs of a node" + (f"; --define {variable}=N" if variable else "")
             world.settings.append(Setting(name=option.text, value="?", place=place, use="used", note=note))
             if not any(word.text in kinds and kinds[word.text] == "nodes" for word in words):
                 counts.setdefault("nodes", (1, place))

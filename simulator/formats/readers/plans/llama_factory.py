@@ -15,6 +15,13 @@ from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.trainer import UNSLOTH, Job
 from simulator.spec.model import Model
 
+_OF_VERSION_1: Final = (
+    "dist_config",
+    "kernel_config",
+    "model_class",
+    "peft_config",
+    "quant_config",
+)  # src/llamafactory/v1/config
 _STAGES: Final = ("pt", "sft", "rm", "ppo", "dpo", "kto")
 # Optimizers by switches of their own; {}: which word of TrainingArguments that is
 _SWITCHES: Final = {"use_galore": "galore_adamw", "use_apollo": "apollo_adamw", "use_badam": "badam", "use_adam_mini": "adam_mini", "use_muon": "muon"}  # fmt: skip
@@ -24,6 +31,13 @@ def read_llama_factory(stated: Stated) -> Draft:
     """The plan of a configuration that was read as plain data."""
     job = trainer.begin(stated, "llama-factory")
     r = job.r
+    later = next((name for name in r.entries if name.partition(".")[0] in _OF_VERSION_1), None)
+    if later is not None:
+        r.fault(
+            later,
+            "is of LLaMA-Factory 1's files, which are not read",
+            "a file of 0.9 (finetuning_type, lora_rank), or flags",
+        )
     trainer.precision(job)
     pure = bool(r.flag("pure_bf16"))
     if pure:
@@ -52,7 +66,7 @@ def read_llama_factory(stated: Stated) -> Draft:
 
 
 def _packing(r: Reading, stage: str) -> str:
-    """The setting that packs: neat packing does too, and pretraining unless it is told not to (hparams/parser.py)."""
+    """The setting that enables packing: packing, neat_packing, or pretraining unless disabled (hparams/parser.py)."""
     neat = r.flag("neat_packing")
     if neat and stage != "sft":
         r.fault("neat_packing", f"LLaMA-Factory takes it for sft alone, not for {stage}", "packing")

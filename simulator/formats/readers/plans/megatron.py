@@ -94,7 +94,7 @@ _TP_KINDS: Final = {"all_gather": "ag", "reduce_scatter": "rs"}
 
 
 def _full(name: str) -> str:
-    """The option that an abbreviation stands for, as argparse takes it; names of older and other releases as today's."""
+    """The full option of an abbreviation, as argparse resolves it; options of other releases under their current names."""
     name = table_of("megatron")["renamed"].get(name.removeprefix("--"), name)
     arguments = megatron_arguments()
     every = arguments.known | arguments.flags
@@ -156,12 +156,12 @@ def _parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object,
     if tp > 1:
         where = r.place("--tp-comm-overlap") if overlap else f"{r.file}: no --tp-comm-overlap"
         stack["tp_overlap"] = ("userbuffers" if overlap else "backward", where)
-    kept = {kind: r.flag(f"--disable-tp-comm-overlap-{word}") for kind, word in _TP_KINDS.items()}
-    if overlap and tp > 1 and any(kept.values()):
+    disabled = {kind: r.flag(f"--disable-tp-comm-overlap-{word}") for kind, word in _TP_KINDS.items()}
+    if overlap and tp > 1 and any(disabled.values()):
         places = ", ".join(
-            r.place(f"--disable-tp-comm-overlap-{word}") for kind, word in _TP_KINDS.items() if kept[kind]
+            r.place(f"--disable-tp-comm-overlap-{word}") for kind, word in _TP_KINDS.items() if disabled[kind]
         )
-        stack["tp_whole"] = ([kind for kind, is_whole in kept.items() if is_whole], places)
+        stack["tp_whole"] = ([kind for kind, is_whole in disabled.items() if is_whole], places)
     kinds = {"p2p": "ring", "a2a": "all_to_all"}
     kind = r.text("--cp-comm-type")
     if kind is not None and kind in kinds:
@@ -171,7 +171,7 @@ def _parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object,
 
 
 def _experts(r: Reading, fields: dict[str, Any]) -> None:
-    """How experts are split, how many rows they take, and where pipeline stages stand in the order of ranks."""
+    """Expert parallelism, expert capacity, and the position of pipeline stages in the rank order."""
     etp = r.integer("--expert-tensor-parallel-size", plan_field="etp")
     if "--num-experts" in r:
         fields["etp"] = etp or fields.get("tp", 1)
@@ -237,7 +237,7 @@ _UNFUSED: Final = (
 
 
 def read_stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str]:
-    """The software's preset, and what the arguments say of it otherwise."""
+    """The software's preset, with changes from the arguments."""
     local = r.choice("--transformer-impl", ("local", "transformer_engine")) == "local"
     flash, backend = bool(r.flag("--use-flash-attn")), r.text("--attention-backend")
     dropouts = [r.number(name) for name in ("--attention-dropout", "--hidden-dropout")]

@@ -50,10 +50,7 @@ def _megatron_deepspeed(r: Reading, fields: dict[str, Any], stack: dict[str, tup
     stage = r.integer("--zero-stage", least=0, plan_field="zero")
     if stage is None and "zero" not in r.given:
         r.fault(
-            "--deepspeed",
-            "the stage is in DeepSpeed's own file",
-            "--zero-stage N in the file, or --zero N",
-            _ANY_STAGE,
+            "--deepspeed", "the stage is in DeepSpeed's own file", "--zero-stage N in the file, or --zero N", _ANY_STAGE
         )
     elif stage is not None and stage > 3:
         r.fault("--zero-stage", f"there is no stage {stage}", "0, 1, 2 or 3")
@@ -72,7 +69,7 @@ def _megatron_deepspeed(r: Reading, fields: dict[str, Any], stack: dict[str, tup
 
 
 def _torch_fsdp_faults(r: Reading, fields: Mapping[str, Any], *, distributed: bool, own_fsdp: bool) -> None:
-    """What validate_args refuses beside --use-torch-fsdp2."""
+    """Options that validate_args refuses with --use-torch-fsdp2."""
     against = {
         "--use-distributed-optimizer": distributed,
         "--use-megatron-fsdp": own_fsdp,

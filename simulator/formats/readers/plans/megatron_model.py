@@ -64,10 +64,10 @@ _DEGREES: Final = {"tp": "--tensor-model-parallel-size", "ep": "--expert-model-p
 
 def _indivisible(r: Reading, plan: Mapping[str, Any], counts: Mapping[str, tuple[int | None, str]]) -> None:
     """Sizes that the degrees do not divide, if the model cannot be built (otherwise the mesh reports them)."""
-    for degree, (count, what) in counts.items():
+    for degree, (count, noun) in counts.items():
         parts = plan.get(degree, 1)
         if count and count % parts and degree not in r.given:
-            problem = f"{parts} does not divide the model's {count} {what}"
+            problem = f"{parts} does not divide the model's {count} {noun}"
             near = nearest_divisor(count, parts)
             r.fault(_DEGREES[degree], problem, f"{near}", (("--define", f"{_DEGREES[degree]}={near}"),))
 

@@ -99,24 +99,24 @@ def _layout(r: Reading, fields: dict[str, Any], stages: int, layers: int) -> Non
         return
     if "m" in flat:
         r.unmodelled(name, "layers of multi-token prediction")
-    held = tuple(part.count("t") for part in flat.split("|"))
-    if sum(held) != layers or len(held) % stages:
-        problem = f"has {sum(held)} layers in {len(held)} parts, for {layers} layers and {stages} stages"
+    counts = tuple(part.count("t") for part in flat.split("|"))
+    if sum(counts) != layers or len(counts) % stages:
+        problem = f"has {sum(counts)} layers in {len(counts)} parts, for {layers} layers and {stages} stages"
         r.fault(name, problem, "parts in a multiple of the stages, holding every layer")
         return
-    fields["stage_layers"] = held
-    if len(held) > stages:
-        fields["virtual_stages"] = len(held) // stages
+    fields["stage_layers"] = counts
+    if len(counts) > stages:
+        fields["virtual_stages"] = len(counts) // stages
 
 
 def _repeated(text: str) -> str | None:
     """`(…)*n` and `x*n` written out; None beyond what a model can have."""
     pattern = re.compile(r"\(([^()]*)\)(?:\*(\d{1,5}))?|([^()*])\*(\d{1,5})")
     while found := pattern.search(text):
-        what, times = found.group(1) or found.group(3) or "", int(found.group(2) or found.group(4) or 1)
-        if len(text) + len(what) * times > _MAX_LAYOUT:
+        layers, times = found.group(1) or found.group(3) or "", int(found.group(2) or found.group(4) or 1)
+        if len(text) + len(layers) * times > _MAX_LAYOUT:
             return None
-        text = text[: found.start()] + what * times + text[found.end() :]
+        text = text[: found.start()] + layers * times + text[found.end() :]
     return text
 
 

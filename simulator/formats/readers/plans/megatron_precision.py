@@ -10,7 +10,7 @@ _ADAMW: Final = (("--optimizer", "adamw"),)  # what a ready command shows
 
 
 def read_precision(r: Reading, fields: dict[str, Any]) -> None:
-    """What layers compute in, and what gradients are summed in."""
+    """The precision of layers and of gradient sums."""
     bf16, fp16 = bool(r.flag("--bf16")), bool(r.flag("--fp16"))
     fp8 = r.choice("--fp8-format", ("e4m3", "hybrid"))
     if bf16 and fp16:
@@ -83,7 +83,7 @@ def _ends_in_bf16(r: Reading, fields: dict[str, Any], *, narrow: bool) -> None:
 
 
 def read_optimizer(r: Reading, fields: dict[str, Any]) -> None:
-    """The optimizer, and what its states are kept in."""
+    """The optimizer, and the precision of its states."""
     name = str(r.raw("--optimizer", "optimizer") or "adam").lower()
     momentum = r.number("--sgd-momentum")
     if name not in ("adam", "adamw", "sgd") and "optimizer" not in r.given:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.base.errors import Fault, PlanError
+from simulator.base.errors import PlanError
 from simulator.base.files import ordinary
 from simulator.formats.readers.plans.reading import MAX_SETTINGS, Entry
 from simulator.formats.readers.plans.yaml_file import MAX_BYTES, read_yaml
@@ -29,15 +29,15 @@ _RENAMED: Final = {"layernorm_epsilon": "norm-epsilon", "activation_func": ""}
 
 def with_yaml(entries: dict[str, Entry], file: str) -> dict[str, Entry]:
     """The options with those of the file that --yaml-cfg names, if it lies beside the script; the script's come first."""
-    asked = entries.get("--yaml-cfg")
-    if asked is None or not isinstance(asked.value, str):
+    option = entries.get("--yaml-cfg")
+    if option is None or not isinstance(option.value, str):
         return entries
-    path = Path(file).parent / Path(asked.value).name
+    path = Path(file).parent / Path(option.value).name
     try:
         text = ordinary(path, MAX_BYTES).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as exc:
-        problem = f"{asked.value} is not beside the script, or cannot be read: {type(exc).__name__}"
-        raise PlanError(Fault(place=asked.place, problem=problem, remedy="put it there")) from None
+        problem = f"{option.value} is not beside the script, or cannot be read: {type(exc).__name__}"
+        raise PlanError.at(option.place, problem, "put it there") from None
     found = {entry.name: entry for entry in _options(read_yaml(text, str(path)), str(path))}
     return {**found, **{name: entry for name, entry in entries.items() if name != "--yaml-cfg"}}
 

@@ -1,4 +1,4 @@
-"""What each format's settings do, where no field of Plan takes them: a table a format, beside this module."""
+"""The effect of settings without a field of Plan: one table per format, beside this module."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def options_of(name: str) -> Options:
     return Options(
         known=base.known | frozenset(table["known"]),
         no_effect=base.no_effect | frozenset(table["no_effect"]),
-        off={**base.off, **{name: _off(told) for name, told in table["not_modelled"].items()}},
+        off={**base.off, **{name: _off(entry) for name, entry in table["not_modelled"].items()}},
     )
 
 
@@ -71,7 +71,7 @@ def megatron_arguments() -> Arguments:
     return Arguments(
         known=model | others,
         no_effect=frozenset(),
-        off={f"--{name}": _off(told) for name, told in table["not_modelled"].items()},
+        off={f"--{name}": _off(entry) for name, entry in table["not_modelled"].items()},
         model=model,
         flags=flags,
         begins=re.compile(f"--({'|'.join(table['no_effect'])})"),
@@ -83,5 +83,5 @@ def table_of(name: str) -> Mapping[str, Any]:
     return facts(__file__, f"tables/{name}")
 
 
-def _off(told: str | Mapping[str, Any]) -> Off:
-    return Off(told) if isinstance(told, str) else Off(told["why"], tuple(told["values"]))
+def _off(entry: str | Mapping[str, Any]) -> Off:
+    return Off(entry) if isinstance(entry, str) else Off(entry["why"], tuple(entry["values"]))

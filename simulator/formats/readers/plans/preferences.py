@@ -1,4 +1,4 @@
-"""Trainers on preferences: what a step of theirs runs beside one on plain text (trl's DPOTrainer, KTOTrainer)."""
+"""Preference trainers: the further work of their steps (trl's DPOTrainer, KTOTrainer)."""
 
 from __future__ import annotations
 

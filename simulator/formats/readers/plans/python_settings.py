@@ -1,4 +1,4 @@
-"""A Python file's settings, read and never run: what it assigns, and the arguments of the calls that it makes."""
+"""Settings of a Python file, which is parsed and never run: its assignments, and the arguments of its calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from simulator.base.errors import Fault, PlanError
+from simulator.base.errors import PlanError
 
 _MATHS: Final = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv,
@@ -30,7 +30,7 @@ def python_settings(text: str, file: str) -> tuple[dict[str, Any], dict[str, dic
             if isinstance(call, ast.Call):
                 calls.setdefault(ast.unparse(call.func).rpartition(".")[2], {}).update(_arguments(call, known))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:
-        raise PlanError(Fault(place=file, problem=f"not Python: {str(exc)[:80] or type(exc).__name__}")) from None
+        raise PlanError.at(file, f"not Python: {str(exc)[:80] or type(exc).__name__}") from None
     return known, calls
 
 

@@ -1,4 +1,4 @@
-"""What a reader of a foreign format does with each setting: used, without effect, overruled, not modelled, or unknown.
+"""The treatment of each setting of a foreign format: used, without effect, overruled, not modelled, or unknown.
 
 Nothing is dropped: what no reader asks for is sorted by the format's tables, and what those do not hold is unknown.
 """
@@ -29,7 +29,7 @@ _SHOWN: Final = 60  # characters of a value in a report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One setting as it stands in the file. value: plain data; for command lines text, a list of them, or True (a flag)."""
+    """One setting of the file. value: plain data; on command lines a text, a list of texts, or True (a flag)."""
 
     name: str
     value: Any
@@ -38,7 +38,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting and what became of it. note: what it became, or what a prediction misses without it."""
+    """One setting and its treatment. note: its result, or what a prediction misses without it."""
 
     name: str
     value: str
@@ -74,7 +74,7 @@ class Reading:
         return entry is not None and entry.value is not None
 
     def place(self, name: str) -> str:
-        """Where the setting stands; where it would stand, if it does not."""
+        """The place of the setting, or where it would be."""
         return self.entries[name].place if name in self.entries else f"{self.file}: {name}"
 
     def fault(self, name: str, problem: str, remedy: str = "", flags: tuple[tuple[str, str], ...] = ()) -> None:
@@ -155,10 +155,10 @@ class Reading:
             self.fault(name, f"{_wrong(value)} is unknown", f"one of {', '.join(words)}")
         return found
 
-    def note(self, name: str, what: str) -> None:
-        """Note what the setting became."""
+    def note(self, name: str, text: str) -> None:
+        """Note the setting's result."""
         if name in self.entries:
-            self._mark(self.entries[name], "used", what)
+            self._mark(self.entries[name], "used", text)
 
     def unmodelled(self, name: str, why: str) -> None:
         """Its effect on time or memory is not modelled."""
@@ -166,7 +166,7 @@ class Reading:
             self._mark(self.entries[name], "not modelled", why)
 
     def overruled(self, name: str, why: str) -> None:
-        """The framework itself does not do what the setting says."""
+        """Note a setting that the framework itself overrides."""
         if name in self.entries:
             self._mark(self.entries[name], "overruled", why)
 
@@ -178,7 +178,7 @@ class Reading:
     # -- what is left --------------------------------------------------------------------------------------------
 
     def sort_rest(self, options: Options, *, typos: bool = False) -> None:
-        """Judge every setting that was not taken. A name ending in "." stands for all below it.
+        """Classify every setting that was not read. A name ending in "." covers all settings below it.
 
         typos: a name that is all but one that the reader asks for is a fault, since it would matter.
         """

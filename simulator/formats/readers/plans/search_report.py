@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.base.errors import Fault, PlanError
+from simulator.base.errors import PlanError
 from simulator.formats.readers.plans.draft import Draft
 
 RANK = "rank"  # --define rank=2
@@ -15,12 +15,12 @@ def read_search(data: Mapping[str, Any], file: str, define: Mapping[str, str]) -
     """The plan of one row, with the model, the cluster and the length that were searched for. Raises PlanError."""
     rows, inputs = data.get("plans"), data.get("inputs")
     if not isinstance(rows, list) or not isinstance(inputs, Mapping):
-        raise PlanError(Fault(place=file, problem="is not a report of a search", remedy="what `search --json` printed"))
+        raise PlanError.at(file, "is not a report of a search", "what `search --json` printed")
     text = define.get(RANK, "1")
     found = [row for row in rows if isinstance(row, Mapping) and str(row.get("rank")) == text]
     if not found or not isinstance(found[0].get("plan"), Mapping):
         problem = f"has no plan of rank {text}" if rows else "found no plan"
-        raise PlanError(Fault(place=file, problem=problem, remedy=f"--define {RANK}=1 to {len(rows)}" if rows else ""))
+        raise PlanError.at(file, problem, f"--define {RANK}=1 to {len(rows)}" if rows else "")
     row = found[0]
     fields = {"dp_shard": 1, "dp_replicate": 1, "seq_len": inputs.get("seq_len"), **row["plan"]}
     model, cluster, devices = inputs.get("model"), inputs.get("cluster"), row.get("num_devices")

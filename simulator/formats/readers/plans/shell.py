@@ -16,7 +16,7 @@ from simulator.base.errors import PlanError
 from simulator.formats.readers.plans.shell_blocks import OPEN, Blocks
 from simulator.formats.readers.plans.shell_expansion import PLACEHOLDER
 from simulator.formats.readers.plans.shell_tests import Block, Conditions
-from simulator.formats.readers.plans.shell_words import MARK, Chars, Word, kept, words_of
+from simulator.formats.readers.plans.shell_words import MARK, Chars, Word, protected, words_of
 
 _MOST_NESTED: Final = 12  # shells, sourced files and calls of functions inside each other
 
@@ -75,7 +75,7 @@ class Shell(Blocks):
         return self.commands
 
     def read_uncalled(self) -> list[list[Word]]:
-        """Commands of functions that nobody called, and of here-documents: another script may run them."""
+        """Commands of functions that are never called, and of here-documents: another script may run them."""
         for body, line, calls in list(self.shared.functions.values()):
             self.commands += self._inner(body, line) if not calls else []
         for text, line in list(self.shared.bodies):
@@ -90,7 +90,7 @@ class Shell(Blocks):
         return Word(sign, self.line)
 
     def _join(self) -> None:
-        """What ends a command; && and || decide on the next one."""
+        """Handle a command's separator; && and || decide on the next one."""
         char = self.next()
         self.gate = True
         if char in "&|" and self.peek() == char:
@@ -144,7 +144,7 @@ class Shell(Blocks):
                 steps = int(count[0]) if count and count[0].isdecimal() and len(count[0]) < 5 else 1
                 self.pass_on(self.arguments.get("@", [])[steps:])
             case ["set", "--", *rest]:
-                self.pass_on([[(kept(c), line) for c in text] for text in rest])
+                self.pass_on([[(protected(c), line) for c in text] for text in rest])
             case ["unset", *names]:
                 for name in names:
                     self.variables.pop(name, None)
@@ -199,7 +199,7 @@ class Shell(Blocks):
                 return self.evaluated(" ".join(rest))
             case [["basename", path, *suffix]]:
                 name = path.rstrip("/").rpartition("/")[2]
-                return [(kept(c), self.line) for c in (name.removesuffix(suffix[0]) if suffix else name)]
+                return [(protected(c), self.line) for c in (name.removesuffix(suffix[0]) if suffix else name)]
             case [["echo", *rest]] | [
                 ["echo", *rest],
                 ["xargs"] | ["tr", "-s", " "] | ["sed", *_, "s/  */ /g" | r"s/\s\+/ /g"],
@@ -252,7 +252,7 @@ class Shell(Blocks):
         body, line, calls = self.shared.functions[name]
         self.step(len(body), "functions are called too often")
         self.shared.functions[name] = (body, line, calls + 1)
-        return self._inner(body, line, arguments=[[(kept(c), word.line) for c in word.text] for word in words])
+        return self._inner(body, line, arguments=[[(protected(c), word.line) for c in word.text] for word in words])
 
     def _parenthesis(self, words: list[Word]) -> list[Word]:
         """`name() {` opens a function, `((…))` computes, a bare parenthesis groups."""
@@ -338,7 +338,7 @@ class Shell(Blocks):
         return True
 
     def _name(self, name: str, value: Chars) -> None:
-        """What is unknown and has no name of its own is called by the variable that holds it."""
+        """Name an unnamed unknown by the variable that holds it."""
         marks = [ord(c) - MARK for c, _ in value if c != "\x01"]
         if len(marks) == 1 and 0 <= marks[0] < len(self.unknown) and not self.unknown[marks[0]].name:
             self.unknown[marks[0]] = replace(self.unknown[marks[0]], name=name)
@@ -349,12 +349,12 @@ class Shell(Blocks):
         old = [] if adds else self.variables.get(name, [])
         words = [word for part in (*old, *value) for word in words_of(part, self.unknown)]
         within = [unknown for word in words for unknown in word.unknown]
-        held = {one.partition("=")[0] for word in words for one in word.text.split() if one.startswith("--")}
-        held.update(option for unknown in within for option in unknown.options)
+        names = {one.partition("=")[0] for word in words for one in word.text.split() if one.startswith("--")}
+        names.update(option for unknown in within for option in unknown.options)
         asks = {one for block in self.blocks if block.live is None for one, _ in block.tested if one}
         asks.update(one for unknown in within if unknown.kind == "condition" for one in unknown.asks)
         chars = self.mark(f"${name} depends on what begins at line {line}", "condition")
-        self.unknown[-1] = replace(self.unknown[-1], options=frozenset(held), asks=frozenset(asks))
+        self.unknown[-1] = replace(self.unknown[-1], options=frozenset(names), asks=frozenset(asks))
         return [[(" ", self.line), *chars] if adds else chars]
 
 
@@ -369,7 +369,7 @@ def _added(old: list[Chars], new: list[Chars]) -> list[Chars] | None:
 
 
 def _plain(chars: Chars) -> str:
-    return "".join(kept(c) for c, _ in chars if c != "\x01")
+    return "".join(protected(c) for c, _ in chars if c != "\x01")
 
 
 def _in_brackets(words: list[Word]) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 
 from simulator.formats.readers.plans.shell_expansion import Expansion
 from simulator.formats.readers.plans.shell_tests import Block, Conditions, both
-from simulator.formats.readers.plans.shell_words import Word, kept, words_of
+from simulator.formats.readers.plans.shell_words import Word, protected, words_of
 
 _MOST_STEPS: Final = 2000  # turns of loops and calls of functions, together
 _MOST_READ: Final = 2**22  # characters that they read again
@@ -17,7 +17,7 @@ OPEN: Final = {"if": "fi", "while": "done", "until": "done", "for": "done", "sel
 
 @dataclass
 class Shared:
-    """What a script, the shells in it and the files it takes in know together.
+    """State shared by a script, its subshells and the files that it sources.
 
     functions: body, line, and how often called. steps, characters: turns of loops and calls so far, and what they read.
     bodies: here-documents. missing: sourced files that are not there. literals: what the script compares a variable
@@ -51,7 +51,7 @@ class Blocks(Expansion):
         self.shared = Shared()
 
     def live(self) -> bool | None:
-        """Whether the command that stands here runs; None: only a run knows."""
+        """Whether the current command runs; None: unknown."""
         found = both(self.outer, self.gate)
         for block in self.blocks:
             found = both(found, True if block.testing else block.live)
@@ -102,7 +102,7 @@ class Blocks(Expansion):
         self.note(conditions)
 
     def note(self, conditions: Conditions) -> None:
-        """What conditions compare variables with, and which they take as unset."""
+        """Note the values that conditions compare variables with, and variables assumed unset."""
         for name, value in conditions.tested:
             if name and value not in self.shared.literals.setdefault(name, []):
                 self.shared.literals[name].append(value)
@@ -110,8 +110,8 @@ class Blocks(Expansion):
             self.shared.unset.setdefault(word.unknown[0].what, word.line)
 
     def begin_for(self, words: list[Word], block: Block) -> None:
-        """`for NAME in WORDS`: one turn a word; with words that only a run knows, one turn that may be."""
-        given = [[(kept(c), word.line) for c in word.text] for word in words[3:]]
+        """`for NAME in WORDS`: one iteration per word; with unknown words, one iteration that may happen."""
+        given = [[(protected(c), word.line) for c in word.text] for word in words[3:]]
         unknown = len(words) < 3 or any(word.unknown for word in words[3:])
         block.name = words[1].text if len(words) > 1 and words[1].text.isidentifier() else "_"
         block.live, block.values = (None, []) if unknown else (bool(given), given[1:])

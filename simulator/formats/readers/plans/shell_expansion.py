@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from simulator.base.errors import Fault, PlanError
-from simulator.formats.readers.plans.shell_words import MARK, Chars, Unknown, arithmetic, bare, fields, kept
+from simulator.formats.readers.plans.shell_words import MARK, Chars, Unknown, arithmetic, fields, protected, unprotected
 
 _MAX_CHARACTERS: Final = 2**20
 _MAX_DEPTH: Final = 40
@@ -40,10 +40,10 @@ class Expansion:
     def __post_init__(self) -> None:
         self.unknown: list[Unknown] = []
         self.variables: dict[str, list[Chars]] = {}  # every variable is a list; a plain one has one element
-        self.defined = {name: _held(value) for name, value in self.define.items() if name != "@"}
-        self.arguments: dict[str, list[Chars]] = {}  # $1 and its kin, where they are known
+        self.defined = {name: _as_elements(value) for name, value in self.define.items() if name != "@"}
+        self.arguments: dict[str, list[Chars]] = {}  # positional parameters, where they are known
         if "@" in self.define:
-            self.pass_on([_held(word)[0] for word in self.define["@"].split()])
+            self.pass_on([_as_elements(word)[0] for word in self.define["@"].split()])
         self.skips: dict[int, tuple[int, int]] = {}  # ends of lines that here-documents follow: where, how many lines
         self.documents: set[int] = set()  # where here-documents are asked for that were found
         self.counts = 1  # 0: every line counts as the one that reads this text in
@@ -69,11 +69,11 @@ class Expansion:
     def refuse(self, problem: str, remedy: str = "") -> PlanError:
         return PlanError(Fault(place=f"{self.file}:{self.line}", problem=problem, remedy=remedy))
 
-    def mark(self, what: str, kind: str) -> Chars:
-        """A character that stands for something unknown."""
+    def mark(self, name: str, kind: str) -> Chars:
+        """A placeholder character for something unknown."""
         if len(self.unknown) >= _MAX_UNKNOWN:
             raise self.refuse("too many variables that are not set", "a training script")
-        self.unknown.append(Unknown(what, kind, self.line))
+        self.unknown.append(Unknown(name, kind, self.line))
         return [(chr(MARK + len(self.unknown) - 1), self.line)]
 
     def spend(self, chars: Chars) -> Chars:
@@ -101,13 +101,13 @@ class Expansion:
     # -- words ---------------------------------------------------------------------------------------------------
 
     def pass_on(self, words: list[Chars]) -> None:
-        """Set $1 and its kin."""
+        """Set the positional parameters: $1, $2, …, $@ and $#."""
         numbered = {str(index): [word] for index, word in enumerate(words, 1)}
         rest: dict[str, list[Chars]] = {str(index): [[]] for index in range(len(words) + 1, 10)}
-        self.arguments = {**rest, **numbered, "@": words, "*": words, "#": _held(str(len(words)))}
+        self.arguments = {**rest, **numbered, "@": words, "*": words, "#": _as_elements(str(len(words)))}
 
     def output(self, text: str) -> Chars | None:
-        """What a command prints, None where only a run knows."""
+        """The output of a command; None if unknown."""
         del text
         return None
 
@@ -126,7 +126,7 @@ class Expansion:
             elif char in ";&|<>(":
                 found = PLACEHOLDER.match(self.text, self.at)
                 start, self.at = self.at, found.end() if found else self.at + 1
-                elements.append([(kept(c), self.line) for c in self.text[start : self.at]])
+                elements.append([(protected(c), self.line) for c in self.text[start : self.at]])
             else:
                 elements += fields(self.word())
 
@@ -143,7 +143,7 @@ class Expansion:
                 if self.peek() == "\n":
                     self.next()
                 elif self.peek():
-                    chars.append((kept(self.next()), self.line))
+                    chars.append((protected(self.next()), self.line))
             elif char in "$`":
                 chars += self._dollar(depth, quoted=False)
             else:
@@ -156,7 +156,7 @@ class Expansion:
         while self.peek() != "'":
             if not self.peek():
                 raise self.refuse("a quote is not closed", "'")
-            chars.append((kept(self.next()), self.line))
+            chars.append((protected(self.next()), self.line))
         self.next()
         return chars
 
@@ -171,12 +171,12 @@ class Expansion:
                 self.at += 1
                 char = self.next()
                 if char != "\n":
-                    chars.append((kept(char), self.line))
+                    chars.append((protected(char), self.line))
             elif char in "$`":
-                chars += [(kept(c), line) for c, line in self._dollar(depth, quoted=True)]
+                chars += [(protected(c), line) for c, line in self._dollar(depth, quoted=True)]
             else:
                 line = self.line
-                chars.append((kept(self.next()), line))
+                chars.append((protected(self.next()), line))
         self.next()
         return [] if len(chars) == 1 and _ALL.fullmatch(self.text, start, self.at) else chars
 
@@ -205,7 +205,7 @@ class Expansion:
         return [(c, line) for c, _ in known] if known is not None else self.mark(f"$({text.strip()[:40]})", "command")
 
     def _skip_to(self, end: str) -> None:
-        """Behind the sign that ends a command: quotes, parentheses and a case's patterns stand inside."""
+        """Skip past the closing sign of a command substitution, over nested quotes, parentheses and case patterns."""
         open_signs, cases = [end], list[int]()
         while open_signs:
             if not self.peek():
@@ -235,7 +235,7 @@ class Expansion:
         return cases
 
     def _braces(self, depth: int, *, quoted: bool) -> Chars:
-        """`${NAME}`, `${NAME[@]}`, `${NAME:-word}`, `${NAME%pattern}` and their kin; other forms are not known."""
+        """`${NAME}`, `${NAME[@]}`, `${NAME:-word}`, `${NAME%pattern}` and similar; other forms are unknown."""
         self.next()
         start = self.at
         name = _NAME.match(self.text, self.at) or re.compile(r"[@*]|\d+").match(self.text, self.at)
@@ -253,20 +253,20 @@ class Expansion:
                 )
         while self.peek() and self.peek() != "}":
             self.next()
-        what = self.text[start : self.at]
+        expression = self.text[start : self.at]
         if not self.peek():
             raise self.refuse("a brace is not closed", "}")
         self.next()
-        index = re.fullmatch(r"(\w+)\[(\d{1,18})\]", what)
-        held = self._held(index.group(1)) if index else None
-        if index and held and int(index.group(2)) < len(held):
-            return [(c, line) for c, line in held[int(index.group(2))] if c != "\x01"]
-        return self.mark(f"${{{what}}}", "command")
+        index = re.fullmatch(r"(\w+)\[(\d{1,18})\]", expression)
+        elements = self._elements(index.group(1)) if index else None
+        if index and elements and int(index.group(2)) < len(elements):
+            return [(c, line) for c, line in elements[int(index.group(2))] if c != "\x01"]
+        return self.mark(f"${{{expression}}}", "command")
 
-    def _altered(self, name: str, sign: str, word: Chars, what: str) -> Chars:
-        """A value with its default, its alternative, or without what a pattern matches."""
-        held = self._held(name)
-        value = None if held is None else [c for part in held for c in part]
+    def _altered(self, name: str, sign: str, word: Chars, expression: str) -> Chars:
+        """A value with its default or alternative, or with a matched pattern removed."""
+        elements = self._elements(name)
+        value = None if elements is None else [c for part in elements for c in part]
         is_set = value is not None and not (sign[0] == ":" and all(c == "\x01" for c, _ in value))
         if sign[-1] == "+":
             return word if is_set else []
@@ -277,9 +277,9 @@ class Expansion:
                 self.variables[name] = [word]
             return value if is_set and value is not None else word
         if value is None or any(MARK <= ord(c) < MARK + _MAX_UNKNOWN for c, _ in (*value, *word)):
-            return self.mark(f"${{{what}", "command")
-        text, pattern = ("".join(bare(c) for c, _ in chars if c != "\x01") for chars in (value, word))
-        return [(kept(c), self.line) for c in _trimmed(text, sign, pattern)]
+            return self.mark(f"${{{expression}", "command")
+        text, pattern = ("".join(unprotected(c) for c, _ in chars if c != "\x01") for chars in (value, word))
+        return [(protected(c), self.line) for c in _trimmed(text, sign, pattern)]
 
     def _until_brace(self, depth: int) -> Chars:
         chars: Chars = []
@@ -297,29 +297,29 @@ class Expansion:
         self.next()
         return chars
 
-    def _held(self, name: str) -> list[Chars] | None:
+    def _elements(self, name: str) -> list[Chars] | None:
         return self.arguments.get(name, self.defined.get(name, self.variables.get(name)))
 
     def holds(self, name: str) -> bool:
-        """The script, or what is defined beside it, sets this variable."""
-        return self._held(name) is not None
+        """Whether the script, or `define`, sets this variable."""
+        return self._elements(name) is not None
 
     def value(self, name: str, *, quoted: bool) -> Chars:
-        """What a variable expands to."""
-        held = self._held(name)
-        if held is None:
+        """The expansion of a variable."""
+        elements = self._elements(name)
+        if elements is None:
             kind = "arguments" if name in "@*" else "variable"
             return self.mark(f"${name}", kind)
         chars: Chars = []
-        for index, part in enumerate(held):
+        for index, part in enumerate(elements):
             if index:
                 chars.append((" ", part[0][1] if part else self.line))
-            protects = len(held) > 1 or quoted
-            chars += [(c if protects else bare(c), line) for c, line in part if c != "\x01"]
-            if not part and (quoted or len(held) > 1):
+            protects = len(elements) > 1 or quoted
+            chars += [(c if protects else unprotected(c), line) for c, line in part if c != "\x01"]
+            if not part and (quoted or len(elements) > 1):
                 chars.append(("\x01", self.line))
         # an array's elements are words, whether its expansion is quoted or not; a plain quoted value is one word
-        return self.spend([(("\x02" if c == " " and quoted and len(held) > 1 else c), line) for c, line in chars])
+        return self.spend([(("\x02" if c == " " and quoted and len(elements) > 1 else c), line) for c, line in chars])
 
     def _arithmetic(self) -> Chars:
         start, depth = self.at + 2, 2
@@ -336,10 +336,10 @@ class Expansion:
         if "$(" in text or "`" in text:
             return self.mark(f"$(({text.strip()[:40]}))", "command")
         for name in dict.fromkeys(re.findall(r"\$?\{?([A-Za-z_]\w*|\d+(?=\}))\}?", text)):
-            held = self._held(name)
-            value = "".join(bare(c) for part in held or [] for c, _ in part if c not in "\x01\x02")
-            if held is None or not re.fullmatch(r"\s*-?\d{1,18}\s*", value):
-                return self.mark(f"${name}" if held is None else f"$(({text.strip()}))", "variable")
+            elements = self._elements(name)
+            value = "".join(unprotected(c) for part in elements or [] for c, _ in part if c not in "\x01\x02")
+            if elements is None or not re.fullmatch(r"\s*-?\d{1,18}\s*", value):
+                return self.mark(f"${name}" if elements is None else f"$(({text.strip()}))", "variable")
             text = re.sub(rf"\$\{{{name}\}}|\${name}\b|\b{name}\b", value.strip(), text)
         try:
             return [(c, line) for c in str(arithmetic(text))]
@@ -347,7 +347,7 @@ class Expansion:
             return self.mark(f"$(({text.strip()[:40]}))", "command")
 
 
-def _held(value: str) -> list[Chars]:
+def _as_elements(value: str) -> list[Chars]:
     return [[(c, 0) for c in value]]
 
 

@@ -1,4 +1,4 @@
-"""Words of a shell after expansion: which blanks split, what is not known, and the value of an arithmetic expression."""
+"""Words of a shell after expansion: splitting at blanks, unknown parts, and arithmetic expressions."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Unknown:
 
     @property
     def variable(self) -> str:
-        """What `--define` calls it; empty: it has no name."""
+        """Its name for `--define`; empty: it has none."""
         own = self.what.split()[0].lstrip("$") if self.kind in ("variable", "condition") else ""
         return own if own.isidentifier() or (own.isdecimal() and not self.name) else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word of a command after expansion. unknown: what in it is not known."""
+    """One word of a command after expansion. unknown: its unknown parts."""
 
     text: str
     line: int
@@ -76,27 +76,27 @@ def fields(chars: Chars) -> list[Chars]:
 
 
 def words_of(chars: Chars, unknown: Sequence[Unknown]) -> list[Word]:
-    """The words of an expansion; `unknown` is what the marks in it stand for."""
+    """The words of an expansion; `unknown`: what each placeholder in it means."""
     return [_word(part, unknown) for part in fields(chars)]
 
 
 def _word(chars: Chars, unknown: Sequence[Unknown]) -> Word:
     seen = tuple(unknown[index] for c, _ in chars if 0 <= (index := ord(c) - MARK) < len(unknown))
     line = next((line for c, line in chars if c != "\x01"), chars[0][1])
-    return Word("".join(bare(c) for c, _ in chars if c != "\x01"), line, seen)
+    return Word("".join(unprotected(c) for c, _ in chars if c != "\x01"), line, seen)
 
 
 _BLANKS: Final = {" ": "\uf700", "\t": "\uf701", "\n": "\uf702", "\r": "\uf703"}
-_BACK: Final = {kept: blank for blank, kept in _BLANKS.items()}
+_BACK: Final = {mark: blank for blank, mark in _BLANKS.items()}
 
 
-def kept(char: str) -> str:
-    """A blank that a quote protects from splitting."""
+def protected(char: str) -> str:
+    """A private character in place of a blank that a quote protects from splitting."""
     return _BLANKS.get(char, char)
 
 
-def bare(char: str) -> str:
-    """The blank that a kept one stands for."""
+def unprotected(char: str) -> str:
+    """The blank of a protected one; other characters unchanged."""
     return _BACK.get(char, char)
 
 

@@ -1,4 +1,4 @@
-"""A file's settings as plain data, with what the command that names the file says over them."""
+"""A file's settings as plain data, overridden by the options of the command that names it."""
 
 from __future__ import annotations
 

@@ -206,8 +206,7 @@ def _virtual_stages(
         return parts // stages
     place = r.place(f"{_P}pipeline_parallel_layers_per_stage")
     near = math.ceil((model.num_layers + sum(less)) / (max(parts // stages, 1) * stages))
-    problem = f"{each} layers a stage make {parts} stages, no multiple of {stages}"
-    return Fault(place=place, problem=problem, remedy=str(near))
+    return Fault(place, f"{each} layers a stage make {parts} stages, no multiple of {stages}", str(near))
 
 
 def _stage_layers(
@@ -219,14 +218,14 @@ def _stage_layers(
     place = r.place(_PLACES["pp"])
     if each is not None and chunks == 1 and math.ceil(weighed / each) != stages:
         problem = f"{each} layers a stage do not make {stages} stages of {model.num_layers} layers"
-        return Fault(place=place, problem=problem, remedy=str(math.ceil(weighed / stages)))
+        return Fault(place, problem, str(math.ceil(weighed / stages)))
     if weighed // parts < max(*less, 1):
         problem = f"{parts} parts are too many for {model.num_layers} layers and the ends' {less[0]} and {less[1]}"
-        return Fault(place=place, problem=problem, remedy=f"{weighed // max(*less, 1)} parts at most")
-    held = [weighed // parts + (part < weighed % parts) for part in range(parts)]
-    held[0] -= less[0]
-    held[-1] -= less[1]
-    return tuple(held)
+        return Fault(place, problem, f"{weighed // max(*less, 1)} parts at most")
+    counts = [weighed // parts + (part < weighed % parts) for part in range(parts)]
+    counts[0] -= less[0]
+    counts[-1] -= less[1]
+    return tuple(counts)
 
 
 def _gathers(r: Reading, fields: dict[str, Any]) -> None:

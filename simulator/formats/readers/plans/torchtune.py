@@ -50,9 +50,9 @@ def read_torchtune(stated: Stated) -> Draft:
             r.note(other[1], f"the value of {entry.name}")
     if "batch_size" not in r and "optimizer._component_" not in r:
         r.fault("batch_size", "and optimizer are not stated: no recipe that trains", "a training recipe's file")
-    for name, what in _OTHER_RECIPES.items():
+    for name, purpose in _OTHER_RECIPES.items():
         if any(entry.partition(".")[0] == name and r.entries[entry].value is not None for entry in r.entries):
-            r.fault(name, f"{what}: not modelled", "a recipe that fine-tunes: lora_finetune_distributed and its kin")
+            r.fault(name, f"{purpose}: not modelled", "a recipe that fine-tunes: lora_finetune_distributed and its kin")
     r.sort_rest(options_of("torchtune"), typos=True)
     return Draft(
         format="torchtune",

@@ -79,7 +79,7 @@ class Job:
             model=model,
             model_unknown=unknown,
             global_batch_size=total,
-            assumed={name: told for name, told in self.assumed.items() if name not in self.fields},
+            assumed={name: entry for name, entry in self.assumed.items() if name not in self.fields},
             by_model=self.by_model,
             half_by_gpu=self.by_gpu,
             stack=stack,
@@ -107,7 +107,7 @@ _PLACES: Final = {
 def begin(stated: Stated, form: str) -> Job:
     """The settings under common names, as the format's table has them."""
     names = table_of(form)["names"]
-    unset = {names.get(name, name): told for name, told in stated.unset.items()}
+    unset = {names.get(name, name): entry for name, entry in stated.unset.items()}
     cures = {names.get(name, name): flags for name, flags in stated.cures.items()}
     r = Reading(_entries(stated, names), stated.file, stated.given, unset=unset, auto=stated.auto, cures=cures)
     return Job(r, stated.read_json, devices=(stated.num_devices, stated.num_nodes or 1))

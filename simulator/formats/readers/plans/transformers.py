@@ -64,11 +64,11 @@ def read_transformers(stated: Stated) -> Draft:
         job.assumed["master_dtype"] = ("fp32", why)
     trainer.optimizer(job, "adamw_torch")
     trainer.kernels(job)
-    _preferences(job, program)
+    _preferences(job, program, of_trl=of_trl)
     return job.draft("transformers", f"trl's {program}" if program else "transformers' TrainingArguments")
 
 
-def _preferences(job: Job, program: str) -> None:
+def _preferences(job: Job, program: str, *, of_trl: bool) -> None:
     """What is trained on beside plain text: by the trainer that a command names, or by its own arguments."""
     r = job.r
     paired = next((name for name in _PAIRS if r.raw(name) is not None), None)
@@ -78,8 +78,27 @@ def _preferences(job: Job, program: str) -> None:
             answers(job, "num_generations")
         elif program in ("dpo", "kto") or (not program and (weighed or paired)):
             pairs(job, weighed or paired or "beta", unpaired=program == "kto" or weighed is not None)
+        else:
+            _loss(job, of_trl=of_trl)
     else:
         r.fault(program, "its rewards or losses are not modelled", "trl sft, dpo, kto or grpo")
+
+
+def _loss(job: Job, *, of_trl: bool) -> None:
+    """Of plain text (trl/trainer/sft_config.py): from 1.10 on `chunked_nll` unless Liger's kernels make it."""
+    r = job.r
+    kind = r.text("loss_type")
+    if kind == "chunked_nll" and r.flag("use_liger_kernel"):
+        r.fault("loss_type", "chunked_nll goes without Liger's kernels", "use_liger_kernel: false, or loss_type: nll")
+    elif kind == "chunked_nll":
+        job.change("loss_type", loss="chunked")
+    elif kind not in (None, "nll"):
+        r.unmodelled(
+            "loss_type",
+            "the loss of plain text, nll, is taken; trl dpo and its kin in a launch line name their trainer",
+        )
+    elif kind is None and of_trl and not r.flag("use_liger_kernel"):
+        r.default_unmodelled("loss_type", "chunked_nll", "TRL 1.10 and later: --set stack.loss=chunked; nll is taken")
 
 
 def _frozen(job: Job) -> None:

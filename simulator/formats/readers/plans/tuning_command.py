@@ -116,7 +116,7 @@ def command_of(commands: Sequence[Sequence[Word]], file: str, chosen: str) -> Co
         return every[0]
     if not every:
         problem = "no command here fine-tunes (accelerate launch, torchrun, trl, llamafactory-cli, axolotl, tune, litgpt, xtuner, …)"
-        raise PlanError(Fault(place=file, problem=problem, remedy="the training command; or the file that it names"))
+        raise PlanError.at(file, problem, "the training command; or the file that it names")
     lines = ", ".join(str(command.line) for command in every)
     remedy = f"keep one, or --define command=N, 1 to {len(every)}"
     problem = f"{len(every)} commands train, at lines {lines}"
@@ -207,7 +207,7 @@ def parsed(words: Sequence[Word], file: str) -> tuple[list[Word], dict[str, Opti
             name = ""
             loose.append(word)
     if len(found) + len(loose) > MAX_SETTINGS:
-        raise PlanError(Fault(place=file, problem=f"more than {MAX_SETTINGS} options", remedy="a training command"))
+        raise PlanError.at(file, f"more than {MAX_SETTINGS} options", "a training command")
     return loose, found
 
 

@@ -52,8 +52,8 @@ def read_tuning_launch(
     draft = read_stated(form, stated)
     if launch.own_words:
         draft = replace(draft, **_assumed(draft, launch.data))
-    held = {name: words_of(shell.value(name, quoted=True), shell.unknown) for name in VARIABLES if shell.holds(name)}
-    allocator, more, faults = allocator_of(held, command.launcher, file, define)
+    values = {name: words_of(shell.value(name, quoted=True), shell.unknown) for name in VARIABLES if shell.holds(name)}
+    allocator, more, faults = allocator_of(values, command.launcher, file, define)
     return _with_world(
         replace(
             draft,

@@ -312,11 +312,7 @@ def _recipe(words: list[Word], file: str) -> tuple[dict[str, Option], list[Word]
             behind and words[index - 1].text not in ("--standalone", "--no-python")
         ):
             return parsed(words[:index], file)[1], words[index + 1 :], word.text
-    raise PlanError(
-        Fault(
-            place=file, problem="tune run names no recipe", remedy="tune run lora_finetune_single_device --config FILE"
-        )
-    )
+    raise PlanError.at(file, "tune run names no recipe", "tune run lora_finetune_single_device --config FILE")
 
 
 def _torchtune(launch: Launch, loose: list[Word], options: dict[str, Option]) -> None:

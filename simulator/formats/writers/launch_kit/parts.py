@@ -70,13 +70,7 @@ class Kit:
         return Mesh(self.job.plan, self.cluster)
 
 
-def make_kit(
-    job: Job,
-    cluster: Cluster,
-    *,
-    hosts: Sequence[str] = (),
-    host: Host | None = None,
-) -> Kit:
+def make_kit(job: Job, cluster: Cluster, *, hosts: Sequence[str] = (), host: Host | None = None) -> Kit:
     """The kit of a job. Without seats ranks sit as the cluster has them.
 
     Raises PlanError with every fault: hosts that are too few or stand twice, a node that looks otherwise, ranks without
@@ -89,7 +83,7 @@ def make_kit(
     faults = _host_faults(named, cluster)
     if host is not None and len(host.gpus) != each:
         problem = f"{host.source} has {len(host.gpus)} GPUs, a node of {cluster.name} {each}"
-        faults.append(Fault(place="--topology", problem=problem, remedy="the topology of one of the job's nodes"))
+        faults.append(Fault("--topology", problem, "the topology of one of the job's nodes"))
     if faults:
         raise PlanError(faults)
     return Kit(job=job, cluster=cluster, hosts=named, named=bool(hosts), host=host, seats=seats)
@@ -100,12 +94,9 @@ def _host_faults(hosts: Sequence[str], cluster: Cluster) -> list[Fault]:
     faults = []
     if len(hosts) != cluster.num_nodes:
         problem = f"{counted(len(hosts), 'host')} for {counted(cluster.num_nodes, 'node')}"
-        faults.append(
-            Fault(place=place, problem=problem, remedy=f"{counted(cluster.num_nodes, 'host')}, or --nodes {len(hosts)}")
-        )
+        faults.append(Fault(place, problem, f"{counted(cluster.num_nodes, 'host')}, or --nodes {len(hosts)}"))
     if twice := sorted({host for host in hosts if hosts.count(host) > 1}):
-        faults.append(Fault(place=place, problem=f"{', '.join(twice[:3])} appears twice", remedy="each host once"))
+        faults.append(Fault(place, f"{', '.join(twice[:3])} appears twice", "each host once"))
     if wrong := [host for host in hosts if _NAME.fullmatch(host) is None]:
-        problem = f"{wrong[0]!r} is not a host's name"
-        faults.append(Fault(place=place, problem=problem, remedy="letters, digits, dots and dashes"))
+        faults.append(Fault(place, f"{wrong[0]!r} is not a host's name", "letters, digits, dots and dashes"))
     return faults

@@ -133,9 +133,9 @@ def _experts(model: Model) -> Iterator[str]:
     if experts.first_dense_layers:
         rest = model.num_layers - experts.first_dense_layers
         pattern = ",".join(["1", *["0"] * (experts.every - 1)])
-        whole, part = divmod(rest, experts.every)
+        quotient, part = divmod(rest, experts.every)
         tail = f"+[{','.join(pattern.split(',')[:part])}]*1" if part else ""
-        yield f'--moe-layer-freq "([0]*{experts.first_dense_layers}+[{pattern}]*{whole}{tail})"'
+        yield f'--moe-layer-freq "([0]*{experts.first_dense_layers}+[{pattern}]*{quotient}{tail})"'
     elif experts.every > 1:
         yield f"--moe-layer-freq {experts.every}"
     yield f"--moe-router-score-function {experts.score}"

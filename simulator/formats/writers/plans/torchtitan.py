@@ -78,10 +78,10 @@ def _parallelism(job: Job) -> dict[str, Any]:
     if plan.cp > 1:
         found["context_parallel_rotate_method"] = "alltoall"
     if plan.implementation == "fsdp2":
-        kept = plan.zero == 2 or plan.fsdp.reshard_after_forward is False
+        keeps_gathered = plan.zero == 2 or plan.fsdp.reshard_after_forward is False
         always = plan.fsdp.reshard_after_forward is True
         in_pipeline = "always" if plan.pp > 1 else "default"
-        found["fsdp_reshard_after_forward"] = "never" if kept else "always" if always else in_pipeline
+        found["fsdp_reshard_after_forward"] = "never" if keeps_gathered else "always" if always else in_pipeline
     if plan.pp > 1:
         found["pipeline_parallel_schedule"] = _SCHEDULES.get(plan.pipeline_schedule, plan.pipeline_schedule)
         found["pipeline_parallel_microbatch_size"] = plan.micro_batch_size
@@ -95,8 +95,10 @@ def _parts(job: Job) -> list[list[str]]:
     stages = stage_layers(
         job.model.num_layers, plan.pp, plan.pipeline.virtual_stages, split=plan.split, schedule=plan.pipeline_schedule
     )
-    held = sorted((layers for chunks in stages for layers in chunks), key=lambda layers: (layers.start, layers.stop))
-    parts = [[f"layers.{number}" for number in layers] for layers in held]
+    layer_counts = sorted(
+        (layers for chunks in stages for layers in chunks), key=lambda layers: (layers.start, layers.stop)
+    )
+    parts = [[f"layers.{number}" for number in layers] for layers in layer_counts]
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", "output"]
     return parts

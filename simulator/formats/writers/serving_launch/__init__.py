@@ -55,13 +55,13 @@ def _faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
             problem = (
                 f"an engine of {size} GPUs lies on several nodes of {gpus}, each of which needs a command of its own"
             )
-            faults.append(Fault(place=f"inference: {name}", problem=problem, remedy=f"engines of {gpus} GPUs at most"))
-    if plan.host_cache:
-        problem = "each engine's connector to the host's memory is set up in its own way"
-        faults.append(Fault(place="inference: host_cache", problem=problem, remedy="0, and the engine's own flags"))
+            faults.append(Fault(f"inference: {name}", problem, f"engines of {gpus} GPUs at most"))
+    for name, given, off in (("host_cache", plan.host_cache, "0"), ("prefix_store", plan.prefix_store != "gpu", "gpu")):
+        if given:
+            problem = "each engine's connector to other memory is set up in its own way"
+            faults.append(Fault(f"inference: {name}", problem, f"{off}, and the engine's own flags"))
     if plan.replicate:
-        problem = "no engine holds these whole on every GPU"
-        faults.append(Fault(place="inference: replicate", problem=problem, remedy="leave it out"))
+        faults.append(Fault("inference: replicate", "no engine holds these whole on every GPU", "leave it out"))
     return faults
 
 

@@ -28,15 +28,40 @@ class Pool:
 class Launcher:
     """software: as stacks name it. image: of its container. command: the words that start one engine of a pool on a port.
 
-    files: beside it, name -> text. faults: what of a plan the engine has no option for. notes: what the command leaves to others.
+    files: beside it, name -> text. no_option: faults of plans that the engine has no option for. mixing: whether the engine can
+    mix prompts and answers in a step as the plan says, and what it does. cache_of: what its flag for memory is a share of.
+    quantises: precisions to which it casts 16-bit weights as it loads them. router: what stands before pools of two kinds.
     """
 
     software: str
     image: str
     command: Callable[[Pool, int], list[str]]
-    faults: Callable[[InferencePlan], list[Fault]]
     files: Callable[[Pool], Mapping[str, str]] = lambda _: {}
-    notes: Callable[[Pool], list[str]] = lambda _: []
+    no_option: Callable[[InferencePlan], list[Fault]] = lambda _: []
+    mixing: tuple[Callable[[InferencePlan], bool], str] = (lambda _: True, "")
+    cache_of: str = ""
+    quantises: tuple[str, ...] = ("fp8",)
+    router: str = ""
+
+    def faults(self, plan: InferencePlan) -> list[Fault]:
+        """What of a plan the engine has no option for."""
+        faults, (can_mix, mixes) = self.no_option(plan), self.mixing
+        if not can_mix(plan):
+            problem = f"chunked_prefill = {str(plan.chunked_prefill).lower()} with mixed_steps = {str(plan.mixed).lower()}: {mixes}"
+            faults.append(Fault("inference: mixed_steps", problem, "leave it to the engine's default"))
+        if plan.cache_of != self.cache_of and self.cache_of:
+            problem = f"{plan.cache_of}: the engine's own share of memory is one of `{self.cache_of}`"
+            faults.append(Fault("inference: cache_of", problem, f'cache_of = "{self.cache_of}"'))
+        if plan.speculative in ("draft", "eagle"):
+            problem = "a draft model is a checkpoint of its own, which these files do not name"
+            faults.append(Fault("inference: speculative", problem, "mtp, ngram, or the engine's own flags"))
+        return faults
+
+    def notes(self, pool: Pool) -> list[str]:
+        """What the command leaves to others."""
+        given = pool.plan.weights in ("bf16", "fp16", *self.quantises)
+        quantised = [] if given else [f"The checkpoint's weights must be quantised already ({pool.plan.weights})."]
+        return quantised + ([] if pool.role == "both" else [self.router])
 
 
 def pools_of(plan: InferencePlan, model: Model) -> tuple[Pool, ...]:
@@ -57,36 +82,3 @@ def flags(values: Mapping[str, object]) -> list[str]:
         if value is not None and value is not False:
             words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return words
-
-
-def scheduling_fault(plan: InferencePlan, *, holds: bool, what: str) -> list[Fault]:
-    """Unless it holds."""
-    if holds:
-        return []
-    problem = (
-        f"chunked_prefill = {str(plan.chunked_prefill).lower()} with mixed_steps = {str(plan.mixed).lower()}: {what}"
-    )
-    return [Fault(place="inference: mixed_steps", problem=problem, remedy="leave it to the engine's default")]
-
-
-def cache_fault(plan: InferencePlan, wanted: str) -> list[Fault]:
-    """Where the engine's share of memory is another."""
-    if plan.cache_of == wanted:
-        return []
-    problem = f"{plan.cache_of}: the engine's own share of memory is one of `{wanted}`"
-    return [Fault(place="inference: cache_of", problem=problem, remedy=f'cache_of = "{wanted}"')]
-
-
-def checkpoint_note(plan: InferencePlan, *, on_the_fly: tuple[str, ...]) -> list[str]:
-    """What the checkpoint must be."""
-    if plan.weights in ("bf16", "fp16", *on_the_fly):
-        return []
-    return [f"The checkpoint's weights must be quantised already ({plan.weights})."]
-
-
-def draft_fault(plan: InferencePlan) -> list[Fault]:
-    """A second checkpoint has no place in these files."""
-    if plan.speculative != "draft":
-        return []
-    problem = "a draft model is a checkpoint of its own, which these files do not name"
-    return [Fault(place="inference: speculative", problem=problem, remedy="mtp, ngram, or the engine's own flags")]

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulator.base.errors import Fault
-from simulator.formats.writers.serving_launch.launcher import (
-    Launcher,
-    Pool,
-    cache_fault,
-    checkpoint_note,
-    draft_fault,
-    flags,
-    scheduling_fault,
-)
+from simulator.formats.writers.serving_launch.launcher import Launcher, Pool, flags
 from simulator.studies.serving import InferencePlan
 
 
@@ -67,16 +58,11 @@ def _guesses(plan: InferencePlan) -> dict[str, object]:
     return {**kind, "speculative-num-draft-tokens": plan.draft_tokens + 1}
 
 
-def _faults(plan: InferencePlan) -> list[Fault]:
-    mixed = scheduling_fault(
-        plan, holds=plan.chunked_prefill or not plan.mixed, what="it mixes steps only where prompts are cut"
-    )
-    return mixed + cache_fault(plan, "static") + draft_fault(plan)
-
-
-def _notes(pool: Pool) -> list[str]:
-    router = [] if pool.role == "both" else ["sglang_router --pd-disaggregation stands before both pools."]
-    return checkpoint_note(pool.plan, on_the_fly=("fp8",)) + router
-
-
-SGLANG: Final = Launcher(software="SGLang", image="lmsysorg/sglang", command=_command, faults=_faults, notes=_notes)
+SGLANG: Final = Launcher(
+    software="SGLang",
+    image="lmsysorg/sglang",
+    command=_command,
+    mixing=(lambda plan: plan.chunked_prefill or not plan.mixed, "it mixes steps only where prompts are cut"),
+    cache_of="static",
+    router="sglang_router --pd-disaggregation stands before both pools.",
+)

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from simulator.base.errors import Fault
-from simulator.formats.writers.serving_launch.launcher import (
-    Launcher,
-    Pool,
-    cache_fault,
-    checkpoint_note,
-    draft_fault,
-    flags,
-    scheduling_fault,
-)
-from simulator.studies.serving import InferencePlan
+from simulator.formats.writers.serving_launch.launcher import Launcher, Pool, flags
 
 
 def _command(pool: Pool, port: int) -> list[str]:
@@ -66,21 +56,13 @@ def _options(pool: Pool) -> Mapping[str, str]:
     return {_file(pool): str(yaml.safe_dump(options, sort_keys=False))}
 
 
-def _faults(plan: InferencePlan) -> list[Fault]:
-    mixed = scheduling_fault(plan, holds=plan.mixed, what="prompts and answers share its steps")
-    return mixed + cache_fault(plan, "free") + draft_fault(plan)
-
-
-def _notes(pool: Pool) -> list[str]:
-    router = [] if pool.role == "both" else ["trtllm-serve disaggregated stands before both pools."]
-    return checkpoint_note(pool.plan, on_the_fly=()) + router
-
-
 TENSORRT_LLM: Final = Launcher(
     software="TensorRT-LLM",
     image="nvcr.io/nvidia/tensorrt-llm/release",
     command=_command,
     files=_options,
-    faults=_faults,
-    notes=_notes,
+    mixing=(lambda plan: plan.mixed, "prompts and answers share its steps"),
+    cache_of="free",
+    quantises=(),
+    router="trtllm-serve disaggregated stands before both pools.",
 )

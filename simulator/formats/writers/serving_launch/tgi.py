@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simulator.base.errors import Fault
-from simulator.formats.writers.serving_launch.launcher import Launcher, Pool, checkpoint_note, draft_fault, flags
+from simulator.formats.writers.serving_launch.launcher import Launcher, Pool, flags
 from simulator.studies.serving import InferencePlan
 
 _GRAPHS: Final = "1,2,4,8,16,32"
@@ -31,7 +31,7 @@ def _command(pool: Pool, port: int) -> list[str]:
     return ["text-generation-launcher", *flags(values)]
 
 
-def _faults(plan: InferencePlan) -> list[Fault]:
+def _no_option(plan: InferencePlan) -> list[Fault]:
     absent: tuple[tuple[str, bool, str], ...] = (
         ("pp", plan.pp > 1, "1"),
         ("prefill_dp", plan.prefill_dp > 0, "0"),
@@ -39,22 +39,13 @@ def _faults(plan: InferencePlan) -> list[Fault]:
         ("speculative", plan.speculative == "mtp", "ngram"),
         ("lora_rank", plan.lora_rank > 0, "0, and the launcher's own --lora-adapters"),
     )
-    faults = [
+    return [
         Fault(place=f"inference: {name}", problem="the launcher has nothing of the kind", remedy=remedy)
         for name, given, remedy in absent
         if given
     ]
-    return faults + draft_fault(plan)
-
-
-def _notes(pool: Pool) -> list[str]:
-    return checkpoint_note(pool.plan, on_the_fly=("fp8",))
 
 
 TGI: Final = Launcher(
-    software="TGI",
-    image="ghcr.io/huggingface/text-generation-inference",
-    command=_command,
-    faults=_faults,
-    notes=_notes,
+    software="TGI", image="ghcr.io/huggingface/text-generation-inference", command=_command, no_option=_no_option
 )

@@ -5,16 +5,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from simulator.base.errors import Fault
-from simulator.formats.writers.serving_launch.launcher import (
-    Launcher,
-    Pool,
-    cache_fault,
-    checkpoint_note,
-    draft_fault,
-    flags,
-    scheduling_fault,
-)
+from simulator.formats.writers.serving_launch.launcher import Launcher, Pool, flags
 from simulator.studies.serving import InferencePlan
 
 _HANDED: Final = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})
@@ -40,6 +31,7 @@ def _command(pool: Pool, port: int) -> list[str]:
         "no-enable-chunked-prefill": not plan.chunked_prefill,
         "enforce-eager": not plan.cuda_graphs,
         "no-enable-prefix-caching": not plan.prefix_caching,
+        "disable-hybrid-kv-cache-manager": "window_cache" in plan.model_fields_set and not plan.window_cache,
         **_adapters(plan),
         "speculative-config": _guesses(plan),
         "kv-transfer-config": None if pool.role == "both" else _HANDED,
@@ -58,18 +50,11 @@ def _guesses(plan: InferencePlan) -> str | None:
     return json.dumps({"method": plan.speculative, "num_speculative_tokens": plan.draft_tokens})
 
 
-def _faults(plan: InferencePlan) -> list[Fault]:
-    mixed = scheduling_fault(
-        plan, holds=plan.mixed == plan.chunked_prefill, what="it mixes steps where prompts are cut"
-    )
-    return mixed + cache_fault(plan, "budget") + draft_fault(plan)
-
-
-def _notes(pool: Pool) -> list[str]:
-    router = (
-        [] if pool.role == "both" else ["A proxy sends each request to a prefill engine, then to one that decodes."]
-    )
-    return checkpoint_note(pool.plan, on_the_fly=("fp8",)) + router
-
-
-VLLM: Final = Launcher(software="vLLM", image="vllm/vllm-openai", command=_command, faults=_faults, notes=_notes)
+VLLM: Final = Launcher(
+    software="vLLM",
+    image="vllm/vllm-openai",
+    command=_command,
+    mixing=(lambda plan: plan.mixed == plan.chunked_prefill, "it mixes steps where prompts are cut"),
+    cache_of="budget",
+    router="A proxy sends each request to a prefill engine, then to one that decodes.",
+)

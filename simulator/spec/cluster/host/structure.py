@@ -121,7 +121,7 @@ def _reaches(path: Path | None, reach: str) -> bool:
 
 
 def domains(host: Host) -> tuple[tuple[int, ...], ...]:
-    """The islands; where nothing is joined directly, the widest PCIe groups that still divide the host."""
+    """The islands; without direct connections, the widest PCIe groups that still divide the host."""
     found = islands(host)
     if any(len(island.gpus) > 1 for island in found):
         return tuple(island.gpus for island in found)

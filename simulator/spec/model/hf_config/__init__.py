@@ -51,8 +51,8 @@ def config_fields(
     if "experts" not in known.tables:
         for key in key_facts()["experts"]:
             if isinstance(config.get(key), int) and config[key] > 1:
-                way = "; ".join(f"--like {name} reads it" for name in _readers(config)[:1])
-                keys.fault(key, f"experts of model_type {known.name!r} are not known", way)
+                suggestion = "; ".join(f"--like {name} reads it" for name in _readers(config)[:1])
+                keys.fault(key, f"experts of model_type {known.name!r} are not known", suggestion)
     if keys.faults:
         raise ModelError(dict.fromkeys(keys.faults))
     return {**fields, "sources": _sources(keys, known, config, read_as=like if like != own else None)}
@@ -127,14 +127,12 @@ def _unknown_family(config: Mapping[str, Any], place: str) -> Fault:
     else:
         hint += f"no known family has its keys; {_nearest_size(config)}"
     return Fault(
-        place=f"{place}: model_type",
-        problem=problem,
-        remedy=f"{hint}; docs/reference/model-families.md lists all {len(family_names())}",
+        f"{place}: model_type", problem, f"{hint}; docs/reference/model-families.md lists all {len(family_names())}"
     )
 
 
 def _readers(config: Mapping[str, Any], alike: Sequence[str] = ()) -> list[str]:
-    """Three families that can read a file, those first that look at most of it, then those that are called alike."""
+    """Three families that can read a file: those that use most of its keys first, then those with similar names."""
     scores = {name: _score(config, name) for name in (*alike, *families_by_file())}
     return sorted((name for name in scores if scores[name]), key=lambda name: -scores[name])[:3]
 

@@ -1,4 +1,4 @@
-"""Families of `config.json` files: `topologies/families`, a table a `model_type`. What their fields mean stands in those files."""
+"""Families of `config.json` files: `topologies/families`, one table per `model_type`, which defines its fields."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def family_names() -> tuple[str, ...]:
 
 
 def families_by_file() -> tuple[str, ...]:
-    """The same as they stand in the files: the plainest first."""
+    """The same in the order of the files, the simplest first."""
     return tuple(_written())
 
 

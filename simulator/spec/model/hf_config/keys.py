@@ -41,7 +41,7 @@ class Keys:
         return self._of(parsed(expression)) if isinstance(expression, str) else expression
 
     def value(self, key: str) -> Any:  # noqa: ANN401  JSON is any of six types
-        """What the file says, else what the family's class fills in; None where neither does."""
+        """The file's value, else the default of the family's class; None if there is neither."""
         name, found = self._stated(key)
         default = self._family.values.get(key)
         if found is None:
@@ -141,7 +141,7 @@ def parsed(expression: str) -> ast.expr:
 
 
 def _at(config: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401  as value's
-    """What stands at a dotted name."""
+    """The value at a dotted name."""
     found: object = config
     for part in name.split("."):
         found = found.get(part, _ABSENT) if isinstance(found, Mapping) else _ABSENT
@@ -149,7 +149,7 @@ def _at(config: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401  as value'
 
 
 def _wrong(key: str, value: object, default: object) -> str:
-    """What is wrong with a value's type or sign, by the class's default; "" where nothing is."""
+    """The fault of a value's type or sign, judged by the class's default; "" if there is none."""
     if key in key_facts()["open"] or isinstance(default, str | list):
         return ""
     if isinstance(default, bool):

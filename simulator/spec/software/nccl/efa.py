@@ -28,7 +28,7 @@ def instance_of(architecture: str, num_nics: int) -> Instance:
     return "p4d"
 
 
-def asked(instance: Instance, kind: str, size_bytes: int, num_ranks: int, num_nodes: int) -> tuple[str, str] | None:
+def choice(instance: Instance, kind: str, size_bytes: int, num_ranks: int, num_nodes: int) -> tuple[str, str] | None:
     """Algorithm and protocol that the tuner wants; None where it leaves the choice to NCCL."""
     columns: dict[str, list[tuple[float, str, str]]] | None = facts(__file__, "efa").get(kind, {}).get(instance)
     if columns is None or num_nodes < 2 or num_ranks != GPUS_PER_NODE * num_nodes:

@@ -61,11 +61,7 @@ _SWITCHES: Final = {
     "NCCL_LL128_C2C": ("ll128_c2c", (0, 1)),
 }
 TUNER_FILE: Final = "NCCL_TUNER_CONFIG_FILE"
-_TEXTS: Final = {
-    "NCCL_NET": "net",
-    "NCCL_TUNER_PLUGIN": "tuner_plugin",
-    TUNER_FILE: "tuner_file",
-}
+_TEXTS: Final = {"NCCL_NET": "net", "NCCL_TUNER_PLUGIN": "tuner_plugin", TUNER_FILE: "tuner_file"}
 
 Restriction = tuple[tuple[str, frozenset[str]], ...]  # collective ("" for all) -> the names that are left
 

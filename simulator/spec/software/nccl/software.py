@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.spec.software.nccl.environment import Environment, read_environment
 
 if TYPE_CHECKING:
@@ -51,5 +51,5 @@ def parse_version(text: str, place: str = "nccl") -> tuple[int, ...]:
     match = _VERSION.fullmatch(text)
     found = tuple(int(part) for part in match.groups() if part) if match else ()
     if not found or found < _OLDEST:
-        raise InputError(Fault(place=place, problem=f"{text!r} is not a version of NCCL 2", remedy="as 2.27.3"))
+        raise InputError.at(place, f"{text!r} is not a version of NCCL 2", "as 2.27.3")
     return found

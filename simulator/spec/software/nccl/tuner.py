@@ -68,7 +68,7 @@ class TunerRule:
     def matches(self, kind: str, size_bytes: int, num_nodes: int, num_ranks: int) -> bool:
         """A lone call (one pipelined operation) of buffers that are not registered."""
         mine = ((self.nodes, num_nodes), (self.ranks, num_ranks), (self.pipe_ops, 1), (self.registered, 0))
-        fits = all(asked in (_ANY, own) for asked, own in mine)
+        fits = all(stated in (_ANY, own) for stated, own in mine)
         return kind == self.kind and self.min_bytes <= size_bytes <= self.max_bytes and fits
 
 
@@ -85,7 +85,7 @@ def read_tuner(path: Path) -> tuple[TunerRule, ...]:
             rule = _rule(line, f"{path}: line {number}", faults)
             rules += [rule] if rule else []
     if not rules and not faults:
-        faults.append(Fault(place=str(path), problem="has no rule", remedy=",".join(_FIELDS)))
+        faults.append(Fault(str(path), "has no rule", ",".join(_FIELDS)))
     if faults:
         raise InputError(faults)
     return tuple(rules)
@@ -95,16 +95,15 @@ def _rule(line: str, place: str, faults: list[Fault]) -> TunerRule | None:
     cells = [cell.strip() for cell in line.split(",")]
     before = len(faults)
     if not _REQUIRED <= len(cells) <= len(_FIELDS):
-        remedy = f"{_REQUIRED} to {len(_FIELDS)}: {','.join(_FIELDS)}"
-        faults.append(Fault(place=place, problem=f"has {len(cells)} fields", remedy=remedy))
+        faults.append(Fault(place, f"has {len(cells)} fields", f"{_REQUIRED} to {len(_FIELDS)}: {','.join(_FIELDS)}"))
         return None
     row = dict(zip(_FIELDS, cells, strict=False))
     for name, legal in (("collective", _COLLECTIVES), ("algorithm", _ALGORITHMS), ("protocol", _PROTOCOLS)):
         if row[name] not in legal:
-            faults.append(Fault(place=f"{place}: {name}", problem=f"{row[name]!r} is unknown", remedy=", ".join(legal)))
+            faults.append(Fault(f"{place}: {name}", f"{row[name]!r} is unknown", ", ".join(legal)))
     numbers = {name: _number(name, row.get(name, "-1"), place, faults) for name in _FIELDS[1:3] + _FIELDS[5:]}
     if numbers["min_bytes"] > numbers["max_bytes"] and len(faults) == before:
-        faults.append(Fault(place=place, problem="min_bytes is above max_bytes", remedy="min,max"))
+        faults.append(Fault(place, "min_bytes is above max_bytes", "min,max"))
     if len(faults) > before:
         return None
     channels = numbers.pop("channels")
@@ -123,10 +122,10 @@ def _number(name: str, cell: str, place: str, faults: list[Fault]) -> int:
         number = _ANY
     if number is None or number < lowest:
         remedy = "bytes from 0" if lowest == 0 else "a count, or -1 for any"
-        faults.append(Fault(place=f"{place}: {name}", problem=f"{cell[:40]!r} is not a count", remedy=remedy))
+        faults.append(Fault(f"{place}: {name}", f"{cell[:40]!r} is not a count", remedy))
         return lowest
     if name == "channels" and number == 0:
-        faults.append(Fault(place=f"{place}: {name}", problem="no channel carries nothing", remedy="1 to 64, or -1"))
+        faults.append(Fault(f"{place}: {name}", "no channel carries nothing", "1 to 64, or -1"))
     if name == "registered" and number > 1:
-        faults.append(Fault(place=f"{place}: {name}", problem=f"{cell} is neither yes nor no", remedy="0, 1 or -1"))
+        faults.append(Fault(f"{place}: {name}", f"{cell} is neither yes nor no", "0, 1 or -1"))
     return number

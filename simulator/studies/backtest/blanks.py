@@ -1,4 +1,4 @@
-"""What a row leaves blank: by its columns, by its software's documents, or every way that a run could have had.
+"""Blank cells of a row, filled from its other columns, from its software's documented defaults, or with every possible value.
 
 A row is predicted in the first of those ways that fits the device: nobody recomputes or shards more than a run needs.
 Its interval spans all that fit.
@@ -11,10 +11,12 @@ from dataclasses import fields, replace
 from itertools import product
 from typing import Any, Final
 
+from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.software.described import Described, Nature, named_in
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.models import with_sizes
+from simulator.studies.backtest.notes import shows_fused, worded
 from simulator.studies.backtest.rows import RunRow
 from simulator.studies.backtest.unstated import VOCABULARIES, adapted, adapters_of, routed
 
@@ -28,59 +30,74 @@ _COLUMNS: Final = {f.name for f in fields(RunRow)}
 
 
 def described(row: RunRow) -> tuple[str, Described]:
-    """The stack of a row, by its own column or by its framework's name, and what that stack's file says of the framework."""
+    """The stack of a row, by its column or by its framework's name, and that stack file's description of the framework."""
     if not row.stack:
-        return Stack.described_as(row.framework, row.compile, _nature(row), tiled=row.flash_attn != "n")
+        row = worded(row)
+        nature = _nature(row)
+        return Stack.described_as(row.framework, row.compile, nature, tiled=_tiled(row, nature))
     entries = Stack.load(row.stack).describes
     return row.stack, next(iter((*named_in(row.framework, entries), *entries)), Described())
 
 
 def _nature(row: RunRow) -> Nature:
-    """Whose kernels software runs that no file names, by what the row says of the run.
+    """The kernels of software that no stack file names, guessed from the row.
 
     Products in fp8 or fp4 are Transformer Engine's, but under FSDP torchao's, which are made for torch.compile. Models split over
     tensors or stages are split in Megatron's way, but where parameters are sharded over replicas too, as torch's own are.
     """
     narrow, fsdp = row.precision.startswith(("fp8", "nvfp4")), row.zero_or_fsdp.startswith(("fsdp", "hsdp"))
+    if shows_fused(row):
+        return "fused"
     if narrow:
         return "compiled" if fsdp else "fused"
     split = (row.tp or 1) * (row.pp or 1) > 1
     return "fused" if split and not fsdp and row.zero_or_fsdp not in ("zero2", "zero3") else "eager"
 
 
-def ways_of(row: RunRow) -> tuple[RunRow, ...]:
-    """The row with its blanks filled, once a way: less sharded and less recomputed first. Never empty.
+def _tiled(row: RunRow, nature: Nature) -> bool:
+    """Whether attention is tiled: as stated, or, where hand-written layers run, by what such layers could do at their time.
+
+    Kernels of Transformer Engine's kind begin with Ampere; and models were split in fp16 on GPUs with bf16 before there were any.
+    """
+    if row.flash_attn or nature != "fused" or not row.gpu:
+        return row.flash_attn != "n"
+    return row.precision != "fp16" and Device.load(row.gpu).half == "bf16"
+
+
+def filled_rows(row: RunRow) -> tuple[RunRow, ...]:
+    """The row with its blanks filled, one row per combination: less sharded and less recomputed first. Never empty.
 
     What has one answer, a documented default, is filled in all of them.
     """
+    row = worded(row)
     software = described(row)[1]
     defaults = software.defaults
     row = routed(_dealt(_cut(counted(with_sizes(_with_defaults(row, defaults))), software)))
     vocabularies = (row.vocab,) if row.vocab or row.model else VOCABULARIES
-    ways = product(
+    choices = product(
         adapted(row), _micro_batches(row), _shardings(row, defaults), _recomputations(row, defaults), vocabularies
     )
     return tuple(
         _with_batch(replace(one, micro_batch=size, zero_or_fsdp=word, act_ckpt=again, vocab=vocab), defaults)
-        for one, size, word, again, vocab in ways
+        for one, size, word, again, vocab in choices
     )
 
 
-def as_words(way: RunRow, ways: Sequence[RunRow]) -> str:
-    """How a way fills the columns that the ways differ in: `zero_or_fsdp ddp, act_ckpt full`."""
-    open_columns = [name for name in _OPEN if len({getattr(each, name) for each in ways}) > 1]
-    words = [f"{name} {getattr(way, name)}" for name in open_columns]
-    adapters = {each: adapters_of(each) for each in ways}
-    return ", ".join([*words, adapters[way]] if len({*adapters.values()}) > 1 else words)
+def filled_words(filled: RunRow, variants: Sequence[RunRow]) -> str:
+    """The values of a filled row in the columns that differ between variants: `zero_or_fsdp ddp, act_ckpt full`."""
+    open_columns = [name for name in _OPEN if len({getattr(each, name) for each in variants}) > 1]
+    words = [f"{name} {getattr(filled, name)}" for name in open_columns]
+    adapters = {each: adapters_of(each) for each in variants}
+    return ", ".join([*words, adapters[filled]] if len({*adapters.values()}) > 1 else words)
 
 
 def states_recompute(row: RunRow) -> bool:
-    """The table itself says what was recomputed."""
+    """Whether the table states what was recomputed."""
     return bool(row.act_ckpt) or "recompute" in row.of("plan")
 
 
 def _with_defaults(row: RunRow, defaults: Mapping[str, Any]) -> RunRow:
-    """Blank columns, and keys of the plan, by the software's documents, where these leave one answer."""
+    """Fill blank columns and plan keys with the software's documented defaults, where there is only one."""
     single = {name: value for name, value in defaults.items() if not isinstance(value, list)}
     columns = {
         name: value
@@ -93,7 +110,7 @@ def _with_defaults(row: RunRow, defaults: Mapping[str, Any]) -> RunRow:
 
 
 def _cut(row: RunRow, software: Described) -> RunRow:
-    """A pipeline's micro-batches by the software's default, where the row states no more than a rank's whole batch."""
+    """Split a pipeline's batch by the software's default number of micro-batches, if the row states only a rank's batch."""
     if software.pipeline == "stated" or (row.pp or 1) == 1 or row.num_micro_batches or not row.global_batch:
         return row
     share, rest = divmod(row.global_batch, _ranks(row))
@@ -104,7 +121,7 @@ def _cut(row: RunRow, software: Described) -> RunRow:
 
 
 def _dealt(row: RunRow) -> RunRow:
-    """Where chunks of a pipeline cannot share the layers evenly, fewer in the last, which has the head: recipes state it so."""
+    """If a pipeline's chunks cannot share the layers evenly, the last one, which has the head, gets fewer, as recipes do."""
     chunks, layers, stated = (row.pp or 1) * (row.vpp or 1), row.n_layers or 0, row.of("plan").keys()
     most = -(-layers // chunks)
     last = layers - most * (chunks - 1)
@@ -120,7 +137,7 @@ def _ranks(row: RunRow) -> int:
 
 
 def _micro_batches(row: RunRow) -> Iterator[int | None]:
-    """A rank's whole share first, as who accumulates nothing; in a pipeline, or where that is more than a few, from 1 on."""
+    """Possible micro-batch sizes: a rank's whole share first (no accumulation); in a pipeline, or if that is large, from 1 on."""
     if row.micro_batch or not row.global_batch:
         yield row.micro_batch
         return
@@ -128,9 +145,9 @@ def _micro_batches(row: RunRow) -> Iterator[int | None]:
     if row.num_micro_batches:
         yield -(-share // row.num_micro_batches)
         return
-    whole = (row.pp or 1) == 1 and share <= max(_LATER_MICRO_BATCHES)
+    undivided = (row.pp or 1) == 1 and share <= max(_LATER_MICRO_BATCHES)
     sizes = [size for size in (1, *_LATER_MICRO_BATCHES) if share % size == 0 and size <= share]
-    yield from dict.fromkeys([share, 1] if whole else sizes)
+    yield from dict.fromkeys([share, 1] if undivided else sizes)
 
 
 def _shardings(row: RunRow, defaults: Mapping[str, Any]) -> Sequence[str]:
@@ -143,7 +160,7 @@ def _recomputations(row: RunRow, defaults: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _answers(column: str, row: RunRow, defaults: Mapping[str, Any]) -> Sequence[str]:
-    """What a blank column may mean."""
+    """Possible values of a blank column."""
     if stated := getattr(row, column):
         return (stated,)
     default = defaults.get(column, _UNSAID[column])
@@ -151,7 +168,7 @@ def _answers(column: str, row: RunRow, defaults: Mapping[str, Any]) -> Sequence[
 
 
 def _with_batch(row: RunRow, defaults: Mapping[str, Any]) -> RunRow:
-    """The software's global batch where none is stated; else one without accumulation, where no pipeline needs it."""
+    """The software's default global batch if none is stated; else one without accumulation, unless a pipeline needs it."""
     default = defaults.get("global_batch")
     if row.global_batch or not row.micro_batch or ((row.pp or 1) > 1 and default is None):
         return row
@@ -160,12 +177,17 @@ def _with_batch(row: RunRow, defaults: Mapping[str, Any]) -> RunRow:
 
 
 def counted(row: RunRow) -> RunRow:
-    """The row with blank counts, and a blank precision, that its other columns leave no choice for."""
-    return _with_precision(_with_degrees(row))
+    """The row with blank counts and precision that follow from its other columns."""
+    return _with_precision(_with_degrees(_with_gpu(row)))
+
+
+def _with_gpu(row: RunRow) -> RunRow:
+    """The GPU of the machine that it names."""
+    return replace(row, gpu=Cluster.load(row.machine).device.name) if row.machine and not row.gpu else row
 
 
 def _with_degrees(row: RunRow) -> RunRow:
-    """GPUs from the degrees; `dp` without what its framework counts inside it.
+    """The number of GPUs from the degrees; `dp` without the axes that its framework counts inside it.
 
     Some count cp's ranks among dp's, DeepSpeed and others ep's beside them, some all GPUs of one stage.
     """
@@ -179,5 +201,5 @@ def _with_degrees(row: RunRow) -> RunRow:
 
 
 def _with_precision(row: RunRow) -> RunRow:
-    """A blank precision is the mixed one that the row's GPU has units for."""
+    """A blank precision is mixed 16-bit, bf16 or fp16 by the row's GPU."""
     return replace(row, precision=row.precision or (Device.load(row.gpu).half if row.gpu else "bf16"))

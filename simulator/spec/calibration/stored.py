@@ -14,14 +14,14 @@ VARIABLE: Final = "SHARDWISE_CALIBRATIONS"
 
 def folder() -> Path | None:
     """The folder that the variable names; XDG's place for settings if it is unset; None if it is empty: then none is taken."""
-    told = os.environ.get(VARIABLE)
-    if told is not None:
-        return Path(told) if told else None
+    variable = os.environ.get(VARIABLE)
+    if variable is not None:
+        return Path(variable) if variable else None
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111  never raises
     return Path(home) / "shardwise" / "calibrations"
 
 
-def kept_file(device: str) -> Path | None:
+def stored_file(device: str) -> Path | None:
     """The file of a device's own calibration, if one was kept."""
     path = place(device)
     return path if path is not None and path.is_file() else None

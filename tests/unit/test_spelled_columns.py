@@ -1,0 +1,155 @@
+"""Tables of runs from strangers: columns under other names, results in columns of their own, units that are stated or asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simulator.base.errors import ClusterError, TableError
+from simulator.formats.readers.measured_table import read_measured
+from simulator.formats.readers.spelled_columns import names, plain
+from simulator.spec.cluster.device import Device
+from simulator.studies.backtest.evaluate import evaluate_row
+from simulator.studies.backtest.measured import step_seconds
+from simulator.studies.backtest.resolve import resolve
+from simulator.studies.backtest.rows import BadRow, RunRow, Table
+
+HEADER = "Model,GPU,# GPUs,Seq Len,MBS,GBS,Precision"
+CELLS = "Llama-3-8B,H100 SXM,8,4096,1,64,BF16"
+
+
+def read(tmp_path: Path, header: str, *lines: str) -> Table:
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join((header, *lines, "")))
+    return read_measured(path)
+
+
+def row(tmp_path: Path, header: str, line: str) -> RunRow:
+    (found,) = read(tmp_path, header, line).rows
+    assert isinstance(found, RunRow), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "metric", "value"),
+    [
+        ("Tokens/s/GPU", "9000", "tokens_per_s_per_gpu", 9000),
+        ("tokens_per_sec_per_gpu", "9000", "tokens_per_s_per_gpu", 9000),
+        ("TGS", "9000", "tokens_per_s_per_gpu", 9000),
+        ("tokens/s", "72000", "tokens_per_s", 72000),
+        ("kTokens / s", "72", "tokens_per_s", 72000),
+        ("Samples/s", "17.5", "samples_per_s", 17.5),
+        ("Step time (s)", "3.5", "step_time_s", 3.5),
+        ("step_time_ms", "3500", "step_time_s", 3.5),
+        ("elapsed time per iteration (ms)", "3500", "step_time_s", 3.5),
+        ("TFLOP/s/GPU", "450", "model_tflops_per_gpu", 450),
+        ("TFLOPS/GPU", "450", "model_tflops_per_gpu", 450),
+        ("MFU (%)", "45.5%", "mfu", 0.455),
+        ("mfu_fraction", "0.455", "mfu", 0.455),
+    ],
+)
+def test_a_result_says_its_metric_and_unit_in_its_name(
+    tmp_path: Path, column: str, cell: str, metric: str, value: float
+) -> None:
+    found = row(tmp_path, f"{HEADER},{column}", f"{CELLS},{cell}")
+    assert (found.metric, found.value) == (metric, pytest.approx(value))
+
+
+@pytest.mark.parametrize("column", ["MFU", "step time", "throughput", "TFLOPS", "tps", "speed"])
+def test_a_unit_is_asked_for_and_never_guessed(tmp_path: Path, column: str) -> None:
+    with pytest.raises(TableError) as caught:
+        read(tmp_path, f"{HEADER},{column}", f"{CELLS},0.4")
+    assert f"unknown column {column!r} ({names()['open'][plain(column)]}" in str(caught.value)
+
+
+def test_what_is_left_out_beside_a_result_is_named_with_what_would_be_right(tmp_path: Path) -> None:
+    table = read(tmp_path, f"{HEADER},tokens/s/GPU,MFU,batch_size", f"{CELLS},9000,45,8")
+    assert table.unread == (
+        "'MFU': mfu_percent or mfu_fraction",
+        "'batch_size': micro_batch (of a GPU and forward) or global_batch (of a step)",
+    )
+
+
+def test_columns_are_known_by_other_names(tmp_path: Path) -> None:
+    found = row(
+        tmp_path,
+        "run_id,Software,num_layers,hidden_size,num_attention_heads,intermediate_size,activation,vocab_size,seq_length,accelerator,"
+        "world_size,tensor_model_parallel_size,dtype,per_device_train_batch_size,global_batch_size,Sequence Parallel,s/step",
+        "a,ours,2,64,4,256,GELU,100,128,H100,8,2,bf16-mixed,1,8,Yes,0.5",
+    )
+    assert (found.id, found.framework, found.n_layers, found.d_model, found.n_heads, found.d_ff) == ("a", "ours", 2, 64, 4, 256)  # fmt: skip
+    assert (found.mlp_kind, found.vocab, found.seq_len, found.gpu, found.n_gpus, found.tp) == ("gelu", 100, 128, "H100", 8, 2)  # fmt: skip
+    assert (found.precision, found.micro_batch, found.global_batch, found.seq_parallel) == ("bf16", 1, 8, "y")
+
+
+def test_counts_follow_from_nodes_and_accumulation(tmp_path: Path) -> None:
+    header = "model,gpu,nodes,gpus per node,tp,seq,mbs,grad_accum,ZeRO stage,step_time_s"
+    found = row(tmp_path, header, "llama2-7b,A100-80GB,4,8,2,4096,2,3,3,9")
+    assert (found.n_gpus, found.global_batch, found.zero_or_fsdp) == (32, 2 * 3 * 32 // 2, "zero3")
+
+
+def test_a_run_out_of_memory_is_one(tmp_path: Path) -> None:
+    found = row(tmp_path, f"{HEADER},tokens/s,Peak memory (GB)", f"{CELLS},OOM,-")
+    assert (found.metric, found.mem_metric, found.mem_value) == (None, "oom", None)
+
+
+def test_memory_keeps_its_unit(tmp_path: Path) -> None:
+    allocated = row(tmp_path, f"{HEADER},max_memory_allocated (GB)", f"{CELLS},40")
+    assert (allocated.mem_metric, allocated.mem_value) == ("peak_allocated_gib", pytest.approx(40e9 / 2**30))
+    unsaid = row(tmp_path, f"{HEADER},GPU memory (GiB)", f"{CELLS},40")
+    assert (unsaid.mem_metric, unsaid.mem_value) == ("gpu_memory_gb", pytest.approx(40 * 2**30 / 1e9))
+
+
+def test_an_mfu_is_of_the_dense_peak_in_the_precision_of_the_run(tmp_path: Path) -> None:
+    run = resolve(row(tmp_path, f"{HEADER},mfu_fraction", f"{CELLS},0.5"))
+    tokens, model = 64 * 4096, run.model
+    flop = tokens * (6 * model.num_matmul_parameters + 12 * model.num_layers * model.num_heads * model.head_dim * 4096)
+    peak = Device.load("h100-sxm5-80gb").peak("bf16")
+    assert step_seconds(run.row, 8, "full_attention", model) == pytest.approx(flop / (0.5 * peak * 8))
+    (bad,) = read(tmp_path, f"{HEADER},mfu_fraction", f"{CELLS},50").rows
+    assert isinstance(bad, BadRow)
+    assert "an MFU above 1 (a fraction, or the column mfu_percent)" in str(bad.faults[0])
+
+
+def test_a_public_name_brings_the_sizes_and_an_instance_its_gpu(tmp_path: Path) -> None:
+    found = row(
+        tmp_path,
+        "model,instance,nodes,gpus_per_node,seq,mbs,gbs,step_time_s",
+        "meta-llama/Llama-2-7b-hf,p4d.24xlarge,2,8,2048,1,32,3",
+    )
+    run = resolve(found)
+    assert (run.model.num_layers, run.cluster.device.name, run.cluster.num_nodes) == (32, "a100-sxm4-40gb", 2)
+
+
+def test_an_unknown_model_is_named_with_the_nearest(tmp_path: Path) -> None:
+    header = "model,gpu,n_gpus,seq,mbs,gbs,step_time_s"
+    outcome = evaluate_row(row(tmp_path, header, "lama3-8b,H100,8,2048,1,32,3"))
+    assert outcome.status == "refused"
+    assert "no preset is called 'lama3-8b' (did you mean llama3-8b" in outcome.reason
+
+
+@pytest.mark.parametrize("sign", [";", "\t"])
+def test_a_table_with_other_separators_is_told_so(tmp_path: Path, sign: str) -> None:
+    with pytest.raises(TableError, match="commas between columns"):
+        read(tmp_path, sign.join(HEADER.split(",")), sign.join(CELLS.split(",")))
+
+
+def test_two_spellings_of_a_column_are_refused_but_beside_our_own_name_one_is_left_out(tmp_path: Path) -> None:
+    both = read(tmp_path, f"{HEADER.replace('# GPUs', 'n_gpus')},world_size,tokens/s", f"{CELLS},9,5")
+    assert both.unread == ("'world_size'",)
+    with pytest.raises(TableError, match="'n_gpus' appears 2 times"):
+        read(tmp_path, f"{HEADER},world_size,tokens/s", f"{CELLS},8,5")
+
+
+def test_every_name_in_the_file_is_plain_and_means_one_thing() -> None:
+    tables = [names()[kind] for kind in ("column", "result", "memory", "open")]
+    every = [name for table in tables for name in table]
+    assert [name for name in every if plain(name) != name] == []
+    assert len(set(every)) == len(every)
+
+
+@pytest.mark.parametrize("name", ["TPU v5e", "v6e", "Gaudi2", "trn1.32xlarge", "Trainium2", "Ascend 910B"])
+def test_accelerators_that_are_no_gpus_are_named(name: str) -> None:
+    with pytest.raises(ClusterError, match="is no GPU: accelerators of other kinds are not modelled"):
+        Device.resolve(name)
