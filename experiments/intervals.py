@@ -6,9 +6,9 @@
 Of each source at most so many published runs are predicted, drawn by the SHA-256 of their ids: with their stacks, and some as if
 nobody had described them. The factors of the parts are the most probable ones where log(measured / predicted) scatters as
 Student's t with their sigma, above zero with that of the upper end: heavy tails, since a few sources stand for many; half of all
-runs are taken to lie on either side. Each source counts once, whatever its runs; all
-together count as many as there are groups of a source's runs on one GPU in one precision. Each factor starts at 1, within a factor
-of two, and nearer where the part itself was measured. Then all are multiplied by what 90 % of the sources' weight needs (split conformal), over a normal distribution's 1.645.
+runs are taken to lie on either side. Each source counts once, whatever its runs; all together count as many as there are groups of
+a source's runs on one GPU in one precision. Each factor starts at 1, within a factor of two, and nearer where the part itself was
+measured. Then all are multiplied by what 90 % of the sources' weight needs (split conformal), over a normal distribution's 1.645.
 Runs with options that no prediction holds, and those that calibrated a stack, take no part. The factor of undescribed software
 follows from the undescribed runs, with all others as they are.
 

@@ -51,7 +51,7 @@ _STATES_OFFLOAD = re.compile(
     r"(optimi[sz]er|cpu|zero|param(eter)?s?)[ _-]?offload|offload_(optimizer|param)", re.IGNORECASE
 )
 _PARAMETERS_OFFLOAD = re.compile(r"param(eter)?s?[ _-]?offload|offload_param|zero3_offload|infinity", re.IGNORECASE)
-_SWAPPED_HEADS = re.compile(r"cp_comm_type=a2a\b(?!\+)")
+_SWAPPED_HEADS = re.compile(r"cp_comm_type=a2a\b(?!\+)|\bulysses\b", re.IGNORECASE)
 _EVERY_SECOND_BLOCK = re.compile(r"AC=selective layer")
 _REDUCE_DTYPES = {"mixed_precision=PURE": "bf16", "fp32 grad accumulation": "fp32"}
 _STATE_SPACE = re.compile(r"--hybrid-layer-pattern|--mamba-|\bmamba", re.IGNORECASE)

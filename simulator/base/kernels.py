@@ -83,7 +83,7 @@ class Gemm:
     @property
     def tile_rows(self) -> int:
         """Rows that its kernels compute at least, where the device has instructions for as many."""
-        return 64
+        return 16 if self.grouped else 64  # BLOCK_SIZE_M for few tokens (fused_moe.py of vLLM and SGLang)
 
     @property
     def num_bytes(self) -> int:
@@ -179,10 +179,15 @@ class Scan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """A kernel that its author described: FLOP at `dtype` and bytes moved, or seconds, which then count on any device."""
+    """A kernel that its author described: FLOP at `dtype` and bytes moved, or seconds, which then count on any device.
+
+    over: what the bytes pass in place of the device's memory: to or from the host in pinned copies, either way in others, or
+    the CPU's own memory. How fast that is, a program's cluster says (`simulator.play.lower.script`).
+    """
 
     flop: int = 0
     num_bytes: int = 0
+    over: Literal["", "h2d", "d2h", "pageable", "cpu"] = ""
     seconds: float = 0.0
     dtype: Dtype = "bf16"
     launches: int = 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from simulator.base.errors import EngineError, InputError
@@ -16,7 +17,7 @@ from simulator.base.kernels import Attention, Gemm, Kernel
 from simulator.base.units import format_bytes
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.history import History, script_history, step_live_bytes
-from simulator.memory.outside import outside_torch_bytes, workspace_bytes
+from simulator.memory.outside import capacity_bytes, outside_torch_bytes, workspace_bytes
 from simulator.memory.pools import asks_for_pool, compressed
 from simulator.memory.use import MemoryUse, history_use, memory_trace
 from simulator.parallel.mesh import Mesh
@@ -274,12 +275,22 @@ def _memory_use(
     *,
     quick: bool,
 ) -> tuple[MemoryUse, partial[MemoryTrace]]:
-    """Memory of a captured rank, and what makes its course; settings: None where the plan names the pool. quick: as `history_memory` has it."""
-    history = _history(script, device, plan.memory)
+    """Memory of a captured rank, and what makes its course; settings: None where the plan names the pool. quick: as `history_memory` has it.
+
+    On another device with equal workspaces the allocator does the same as long as it does not end.
+    """
     groups = sum(len(group) > 1 and one.rank in group for group in one.groups)
     outside = outside_torch_bytes(device, plan, groups, stack=stack)
+    key = (workspace_bytes(device), plan.memory.model_dump_json(), settings)
+    if quick and key in script.held:
+        room = capacity_bytes(device, plan, outside)
+        use = replace(script.held[key], outside_torch_bytes=outside, capacity_bytes=room, pressure=None)
+        return use, partial(MemoryTrace, samples=(), peak_index=0, by_category=use.by_category)
+    history = _history(script, device, plan.memory)
     live = step_live_bytes(history)
     use, reserved = history_use(history, live, plan, device, outside, settings, quick=quick)
+    if not quick and settings is not None:
+        script.held[key] = use
     return use, partial(memory_trace, history, live, reserved, use, quick=quick)
 
 

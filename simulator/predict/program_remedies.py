@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from simulator.base.errors import InputError
 from simulator.base.fit import Fit
@@ -54,8 +55,8 @@ def advised(
         return found
     here = partial(predict, cluster=cluster, calibration=calibration, stack=stack, curves=curves)
     elsewhere = partial(predict, capture, stack=stack, scripts=scripts)
-    changes = (_of_the_program(capture, cluster, here, scripts), _larger_gpus(found, capture, cluster, elsewhere))
-    remedies = [one for each in changes for one in _fitting(each, found)]
+    larger = _fitting(_larger_gpus(found, capture, cluster, elsewhere), found)
+    remedies = [*_fitting(_of_the_program(capture, cluster, here, scripts), found), *islice(larger, 1)]
     remedies.sort(key=lambda remedy: remedy.cost)
     text = fitting(remedies[:NUM_REMEDIES], found.num_devices) if remedies else _NOTHING
     return replace(found, remedies=tuple(remedies[:NUM_REMEDIES]), suggestion=text)
@@ -88,8 +89,8 @@ def _of_the_program(
 
 
 def _larger_gpus(found: Prediction, capture: Capture, cluster: Cluster, predict: Predict) -> Iterator[_Tried]:
-    """The same number of GPUs with more memory: the smallest sufficient preset, preferably of the same family."""
-    needed = found.memory.peak_reserved_bytes + found.memory.outside_torch_bytes
+    """The same number of GPUs with more memory: sufficient presets, least first, of equal ones those of the same family."""
+    needed = found.memory.high_reserved_bytes + found.memory.outside_torch_bytes
     larger = [
         one
         for one in map(Cluster.load, cluster_names())
@@ -97,11 +98,9 @@ def _larger_gpus(found: Prediction, capture: Capture, cluster: Cluster, predict:
         and one.device.architecture in _CUDA
         and capture.world_size % one.gpus_per_node == 0
     ]
-    if larger:
-        family = cluster.name.partition("-")[0]
-        best = min(larger, key=lambda one: (one.device.memory_bytes, not one.name.startswith(family), one.name))
-        where = best.with_nodes(capture.world_size // best.gpus_per_node)
-        yield f"--cluster {best.name}", "", partial(predict, where)
+    family = cluster.name.partition("-")[0]
+    for one in sorted(larger, key=lambda one: (one.device.memory_bytes, not one.name.startswith(family), one.name)):
+        yield f"--cluster {one.name}", "", partial(predict, one.with_nodes(capture.world_size // one.gpus_per_node))
 
 
 def _fitting(changes: Iterable[_Tried], found: Prediction) -> Iterator[Remedy]:

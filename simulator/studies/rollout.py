@@ -201,13 +201,13 @@ def _sync_s(rollout: Rollout, model: Model, plan: Plan, cluster: Cluster) -> flo
 
 
 def _bytes(rollout: Rollout, prediction: Prediction, serving: Serving, model: Model, plan: Plan) -> dict[str, int]:
-    """What a GPU holds while it answers and while it trains; apart: of the training's GPUs."""
+    """A GPU's memory during generation and during training; if separate, of the training GPUs."""
     memory, value_model = prediction.memory, prediction.memory.resident_bytes if rollout.critic else 0
     beside = reference_bytes(model, plan, "model") * ((rollout.reference == "model") + (rollout.reward == "model"))
     states, training = memory.resident_bytes + value_model + beside, memory.used_bytes + value_model + beside
     engine = serving.memory.used_bytes
     return {
-        "generating_bytes": engine if rollout.engine == "apart" else engine + states,
+        "generating_bytes": states + (engine if rollout.engine != "apart" else 0),
         "training_bytes": training + (engine if rollout.engine == "stays" else 0),
         "capacity_bytes": memory.capacity_bytes,
     }

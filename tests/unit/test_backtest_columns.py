@@ -230,6 +230,13 @@ def _text(report: backtest.BacktestReport) -> str:
         ("Megatron-Core 0.12", None, "megatron-core-2025"),
         ("Megatron-LM v2.5", None, "megatron-2021"),
         ("Megatron-LM v3.0", None, "megatron-2022"),
+        ("Megatron-LM 23.08", None, "megatron-lm-2023"),
+        ("Megatron-LM + TE 1.7 (2024-06)", None, "nemo-24"),  # a date before a release of something else
+        ("NeMo 2.0", None, "nemo-24"),
+        ("NeMo 2.3", None, "megatron-core-2025"),
+        ("NeMo (2024-10)", None, "nemo-24"),
+        ("NeMo", None, "megatron-core-2025"),
+        ("Meta Lingua", None, "torch-2.4-compiled"),
         ("Megatron-LM 2 nodes", None, "megatron-core-2025"),  # no release
         ("Megatron-DeepSpeed 2022-03", None, "megatron-deepspeed-2022"),
         ("Megatron-DeepSpeed 2024", None, "megatron-lm-2023"),
@@ -286,6 +293,8 @@ def test_a_stack_is_found_by_the_public_name_and_version_of_its_software(
         ({"tp": "2", "zero_or_fsdp": "zero3"}, "torch-2.4-eager"),
         ({"tp": "2", "zero_or_fsdp": "zero1", "compile": "y"}, "torch-2.4-compiled"),
         ({"framework": "somebody's under torch.compile"}, "torch-2.4-compiled"),
+        ({"framework": "somebody's (compiled)"}, "torch-2.4-compiled"),
+        ({"framework": "somebody's", "notes": "compile time 40 s"}, "torch-2.4-eager"),
         ({"framework": "somebody's", "notes": "no torch.compile"}, "torch-2.4-eager"),
         ({"framework": "somebody's with Transformer Engine 2.1"}, "fused-2025"),
         ({"tp": "2", "zero_or_fsdp": "zero1", "flash_attn": "n"}, "fused-2022"),  # before tiled kernels

@@ -29,7 +29,7 @@ from simulator.studies.serving.batch import Batch, padded
 from simulator.studies.serving.decoding import UNKNOWN_ENGINE_SIGMA, batch_of, sigma_of
 from simulator.studies.serving.engine import Engine
 from simulator.studies.serving.groups import own_all_reduce_s
-from simulator.studies.serving.kernels import NarrowWeights, RoutedProducts
+from simulator.studies.serving.kernels import NarrowWeights
 from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
 from simulator.work.ops import Exchange
 
@@ -268,7 +268,7 @@ def test_narrow_weights_and_experts_are_computed_in_tiles_of_16_rows() -> None:
         assert calibration.kernel_s(narrow, device) == pytest.approx(read_s, rel=1e-9)
     h20 = Device.load("h20")  # in tiles of 64 rows bound by products
     calibration = Calibration.for_device(h20)
-    routed = RoutedProducts.of(replace(plain, batch=8, grouped=True))
+    routed = replace(plain, batch=8, grouped=True)
     assert calibration.kernel_s(routed, h20) < calibration.kernel_s(replace(plain, batch=8), h20) / 1.5
 
 

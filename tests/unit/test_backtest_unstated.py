@@ -173,6 +173,8 @@ def test_what_a_note_says_of_overlap() -> None:
     assert (apart.overlap.communication, apart.overlap.tp) == (False, "none")
     torch = replace(ROW, framework="torchtitan", tp=2, seq_parallel="y", compile="y", zero_or_fsdp="fsdp_full")
     assert resolve(replace(torch, notes="async TP")).stack.overlap.tp == "symmetric_memory"
+    assert resolve(replace(torch, tp=1, cp=2, notes="Ulysses-style all-to-all")).plan.cp_exchange == "all_to_all"
+    assert resolve(replace(torch, tp=1, cp=2, notes="no Ulysses")).plan.cp_exchange == "ring"
 
 
 def test_layers_that_stages_cannot_share_evenly() -> None:

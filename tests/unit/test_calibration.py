@@ -125,6 +125,15 @@ def test_a_device_without_such_units_is_an_error_that_names_what_it_has() -> Non
         Calibration.for_device(a100).kernel_s(Gemm(m=64, n=64, k=64, dtype="fp8"), a100)
 
 
+def test_leave_to_round_fp32_means_nothing_to_a_device_without_such_units() -> None:
+    """A captured program's fp32 products may run as TF32 (`torch.backends`): before Ampere they run in fp32."""
+    v100 = Device.load("v100-sxm2-32gb")
+    seconds = [
+        Calibration.for_device(v100).kernel_s(Gemm(m=4096, n=4096, k=4096, dtype=one), v100) for one in ("tf32", "fp32")
+    ]  # type: ignore[arg-type]
+    assert seconds[0] == seconds[1]
+
+
 def test_unfused_attention_is_no_kernel() -> None:
     with pytest.raises(CalibrationError, match="two products and a softmax"):
         Calibration.load("h200-sxm").kernel_s(ATTENTION, H200, backend=AttentionBackend(kernel="math"))

@@ -117,7 +117,8 @@ def test_passes_over_memory_by_their_bytes() -> None:
     assert (narrow.op, narrow.num_bytes) == ("cast", 6 * 8192)
     (wide,) = kernels("aten._to_copy.default", [x], tensor(8, 1024, dtype="fp32"))
     assert wide.op == "widen"
-    assert kernels("aten._to_copy.default", [[*x, "cpu"]], x) == ()  # over PCIe
+    (sent,) = kernels("aten._to_copy.default", [[*x, "cpu"]], x)
+    assert (sent.over, sent.num_bytes) == ("pageable", 2 * 8192)  # over PCIe
     p = tensor(1000, dtype="fp32")
     (update,) = kernels("aten._fused_adamw_.default", [[p], [p], [p], [p], [], [tensor(1, dtype="fp32")]], [])
     assert (update.read_bytes, update.write_bytes) == (16_000, 12_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,20 @@ def test_a_program_that_does_not_fit_gets_remedies_that_do() -> None:
     assert list(found.remedies) == sorted(found.remedies, key=lambda remedy: remedy.cost)
     assert any("checkpoint" in remedy.change for remedy in found.remedies)
     assert all(remedy.used_bytes < found.memory.used_bytes or "--cluster" in remedy.change for remedy in found.remedies)
+
+
+def test_larger_gpus_are_predicted_as_a_question_about_them_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their memory too, which is not played anew where libraries hold as much: of a GPU with less memory, what that is of others."""
+    monkeypatch.setattr(import_module("simulator.predict.program_remedies"), "NUM_REMEDIES", 99)
+    small = Cluster.load("hgx-h100-8")
+    device = small.device.model_copy(update={"memory_bytes": 7 * 2**30, "cuda_memory_bytes": None})
+    capture = layered(events=_times(layered().events, 20))
+    found = predict_program(capture, small.model_copy(update={"device": device}), advise=True)
+    (remedy,) = (one for one in found.remedies if one.change.startswith("--cluster "))
+    place = Cluster.load(remedy.change.removeprefix("--cluster "))
+    there = predict_program(capture, place.with_nodes(capture.world_size // place.gpus_per_node))
+    assert (remedy.step_s, remedy.used_bytes) == (there.step_s, there.memory.used_bytes)
+    assert remedy.peak_reserved_bytes == there.memory.peak_reserved_bytes
 
 
 def _times(events: Any, factor: int) -> list[list[int]]:

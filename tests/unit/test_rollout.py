@@ -78,6 +78,9 @@ def test_an_engine_apart_works_meanwhile() -> None:
     assert apart.sync_s > 0
     assert apart.iteration_s == pytest.approx(apart.generate_s + rest + apart.sync_s)
     assert ahead.iteration_s == pytest.approx(max(apart.generate_s, rest) + apart.sync_s)
+    larger = iteration(engine="apart", cluster="4xh200", inference={"dp": 4})  # its engine takes more than an A100 has
+    assert larger.fits
+    assert larger.generating_bytes == trained(DDP).memory.resident_bytes
 
 
 def test_sharded_weights_are_gathered_for_the_engine() -> None:

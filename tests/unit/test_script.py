@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.base.kernels import Stream
+from simulator.base.kernels import Stated, Stream
 from simulator.memory.history import label, moment_of, script_history, step_live_bytes
 from simulator.play.engine import run
 from simulator.play.lower.script import script_program
@@ -73,6 +73,22 @@ def test_a_script_written_by_hand_is_played_in_time() -> None:
     assert start == pytest.approx(max(spans["first"][1], spans["gather"][1]), rel=1e-9)
     assert spans["gather"][0] == 0
     assert spans["first"][0] == 0
+
+
+def test_what_passes_the_host_is_as_fast_as_the_host() -> None:
+    """Over PCIe by the tier's rates; in the CPU's memory an eighth of what a node of eight ranks has."""
+    tier = CLUSTER.host_tier
+    assert tier is not None
+    rates = {"h2d": tier.h2d_bytes_per_s, "d2h": tier.d2h_bytes_per_s, "pageable": tier.pageable_bytes_per_s}
+    beside = tier.memory_bytes_per_s / 8
+    script = tuple(
+        Launch(way, "offload", (Stated(num_bytes=GIB, over=way),), stream=1)  # type: ignore[arg-type]
+        for way in (*rates, "cpu")
+    )
+    spans = played(script)
+    for way, (start, end) in spans.items():
+        latency = 0 if way == "cpu" else tier.copy_latency_s
+        assert end - start == pytest.approx(GIB / min(rates.get(way, beside), beside) + latency, rel=1e-9)
 
 
 def test_what_waits_for_nothing_does_not_wait_for_the_gather() -> None:

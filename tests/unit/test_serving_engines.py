@@ -116,6 +116,8 @@ def test_gpus_without_bf16_compute_in_fp16() -> None:
         assert (plan.weights, plan.compute_dtype) == (weights, dtype)
     tokens = with_defaults(InferencePlan(), Stack.load("tgi-2025"), t4, model).max_batched_tokens
     assert tokens == int(65e12 / (2 * model.num_active_parameters))  # FLOP of a second over a token's
+    h100 = Cluster.load("hgx-h100-8").device
+    assert with_defaults(InferencePlan(dtype="fp16"), Stack.load("vllm-2025"), h100, model).weights == "fp16"
     with pytest.raises(PlanError, match="leave it out"):
         check(InferencePlan(weights="bf16", dtype="fp16"), model, Cluster.load("hgx-h100-8"))
 

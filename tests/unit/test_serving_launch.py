@@ -126,6 +126,13 @@ def test_guesses_and_attention_of_each_gpu_are_told() -> None:
     }
     with pytest.raises(PlanError, match="a checkpoint of its own"):
         files_of("sglang-2025", speculative="draft", draft_model="llama3.2-1b", acceptance=0.5)
+    with pytest.raises(PlanError, match="a checkpoint of its own"):
+        files_of("vllm-2025", speculative="eagle", acceptance=0.5)
+    flag = "--disable-hybrid-kv-cache-manager"
+    for said, given in (({}, False), ({"window_cache": False}, True), ({"prefill_dp": 1}, False)):
+        assert (flag in files_of("vllm-2025", **said)["launch.sh"]) == given
+    with pytest.raises(PlanError, match="connector to other memory"):
+        files_of("vllm-2025", prefix_store="host")
     stack, model = Stack.load("sglang-2025"), Model.load("qwen3-30b-a3b")
     plan = with_defaults(InferencePlan(stack="sglang-2025", tp=4, experts="dealt", attention_dp=True), stack)
     text = " ".join(commands(launch_files(plan, model, CLUSTER, stack)["launch.sh"])[0])

@@ -601,3 +601,20 @@ def test_llama_factory_s_later_files_are_refused_and_not_read_as_earlier_ones(tm
     later = {"model": "Qwen/Qwen3-4B", "peft_config": {"name": "lora", "r": 16}, "dist_config": {"name": "fsdp2"},
              "train_dataset": "data.yaml", "micro_batch_size": 1, "cutoff_len": 2048}  # fmt: skip
     assert "LLaMA-Factory 1's files" in told(read(tmp_path, "v1.json", **later))
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "orpo", "simpo"])
+def test_pairs_without_a_reference_are_told_apart(loss: str, tmp_path: Path) -> None:
+    """LLaMA-Factory's use_ref_model; axolotl's rl words."""
+    common = {"model_name_or_path": "meta-llama/Llama-3.2-1B", "finetuning_type": "lora", "template": "llama3", "cutoff_len": 512,
+              "per_device_train_batch_size": 2}  # fmt: skip
+    factory = read(tmp_path, "f.json", **common, stage="dpo", pref_loss=loss)
+    told_of = [factory]
+    if loss != "sigmoid":
+        told_of.append(read(tmp_path, "a.json", base_model="meta-llama/Llama-3.2-1B", rl=loss, micro_batch_size=2,
+                            sequence_len=512, datasets=[{"path": "x"}]))  # fmt: skip
+    for draft in told_of:
+        assert plan_of(draft).micro_batch_size == 4
+        notes = " ".join(one.note for one in draft.named("not modelled"))
+        assert ("no reference" in notes) == (loss != "sigmoid")
+        assert ("--reference" in notes) == (loss == "sigmoid")

@@ -53,6 +53,25 @@ while True:
     optimizer.step()
     optimizer.zero_grad()
 """
+TIED = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(1024, 64), torch.nn.Linear(64, 1024, bias=False)
+        self.table.weight = self.head.weight
+
+    def forward(self, ids):
+        return self.head(torch.nn.functional.dropout(self.table(ids), 0.1))
+
+model = torch.compile(Model().cuda())
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+while True:
+    model(torch.randint(1024, (4, 32), device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 UNTRACEABLE = (
     BLOCK.replace("return x +", "print(float(y.sum())); return x +")
     .replace(
@@ -137,3 +156,14 @@ def test_a_compiled_llama_is_the_described_compiled_stack(folder: Path) -> None:
     ours, theirs = predict_program(capture, cluster, stack=stack), predict(model, plan, cluster, stack=stack)
     assert ours.hardware_flop_per_step == theirs.hardware_flop_per_step
     assert ours.step_s == pytest.approx(theirs.step_s, rel=0.05)
+
+
+def test_tied_weights_and_dropout_are_compiled(tmp_path: Path) -> None:
+    """A small language model's; dropout's numbers are drawn inside of the kernels that use them, so none stands alone."""
+    (tmp_path / "tied.py").write_text(TIED)
+    out = tmp_path / "tied.capture.gz"
+    assert main(["capture", str(tmp_path / "tied.py"), "-o", str(out), "--ranks=1"]) == ExitCode.OK
+    capture = read_capture(out)
+    assert "torch.compile: Inductor's kernels, one graph a region" in capture.answers
+    assert not any("not compiled" in one for one in capture.answers)
+    assert not any("dropout" in name for name, _, _ in capture.signatures)

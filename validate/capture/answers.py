@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch import nn
+from torch.distributed import checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.nn import parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from simulator.work.captured.capture import Kind
-from validate.capture import graphs, kernels, tensors
+from validate.capture import data_parallel, graphs, kernels, tensors
 from validate.capture.collectives import Collectives
 from validate.capture.log import Log
 from validate.capture.mode import CaptureMode
@@ -234,7 +234,7 @@ def _groups(machine: Machine, log: Log, collectives: Collectives) -> None:
             module.ProcessGroupNCCL = _NCCL
     dist.distributed_c10d._set_pg_timeout = lambda *_: None  # nothing here waits for NCCL
     collectives.install()
-    _data_parallel(collectives)
+    data_parallel.install(collectives)
 
 
 class _NCCL:
@@ -245,37 +245,6 @@ class _NCCL:
 
         def __init__(self, **given: object) -> None:
             super().__init__(config=types.SimpleNamespace(), **given)
-
-
-def _data_parallel(collectives: Collectives) -> None:
-    """DDP reduces in C++ by futures that a fake group does not give: a hook stands for it."""
-    ddp = nn.parallel.DistributedDataParallel
-    make, forward = ddp.__init__, ddp._pre_forward
-
-    def hook(group: Any, bucket: Any) -> Any:
-        buffer = bucket.buffer()
-        collectives.bucket(buffer)
-        number = collectives.write("all_reduce", group, buffer.numel() * buffer.element_size(), waits=False)
-        future = torch.futures.Future()
-        future.set_result(buffer)
-        collectives.at_end(number)
-        return future
-
-    hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
-
-    @wraps(make)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        self.register_comm_hook(self.process_group, hook)
-
-    @wraps(forward)
-    def pre_forward(self: Any, *args: object, **kwargs: object) -> Any:
-        self.logger = types.SimpleNamespace(set_runtime_stats_and_log=lambda: None)
-        return forward(self, *args, **kwargs)
-
-    ddp.__init__, ddp._pre_forward = init, pre_forward
-    parallel.distributed._verify_param_shape_across_processes = lambda *_: True  # of ranks that are not there
-    parallel.distributed._sync_module_states = lambda *_, **__: None
 
 
 def _meshes(mode: CaptureMode) -> None:
@@ -333,3 +302,12 @@ def _loaders(log: Log) -> None:
 def _checkpoints() -> None:
     """Nothing is written: a state of shapes would be no checkpoint."""
     torch.save = lambda *_, **__: None
+    for module in (checkpoint, checkpoint.state_dict_saver):
+        module.save = module.save_state_dict = lambda *_, **__: None
+        module.async_save = _saved_beside
+
+
+def _saved_beside(*_: object, **__: object) -> Future[None]:
+    future = Future[None]()
+    future.set_result(None)
+    return future

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import distributed as dist
@@ -249,14 +250,6 @@ class Collectives:
             if number is not None:
                 Recorder.write(Kind.WAIT_WORK, Recorder.stack[-1].number, number)
 
-    def at_end(self, number: int) -> None:
-        """A collective that the default stream waits for behind the backward (DDP)."""
-
-        def wait() -> None:
-            Recorder.write(Kind.WAIT_WORK, Recorder.stack[-1].number, number)
-
-        torch.autograd.Variable._execution_engine.queue_callback(wait)
-
     def _wrapped(self, original: Callable[..., Any], kind: str, out: int, sent: int) -> Callable[..., Any]:
         @wraps(original)
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -276,7 +269,7 @@ class Collectives:
                 waits=not _is_async(args),
             )
             work = _over()
-            pending = Pending(work, (number,))
+            pending = Pending(work, (number,), results=tuple(map(ref, results)))
             if self._batch is not None:
                 self._batch.members.append(pending)
             Recorder.works[id(work)] = pending

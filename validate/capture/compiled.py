@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -105,7 +106,7 @@ class Compilers:
             def flat(values: list[Any], args: Any, kwargs: Any) -> Any:
                 if module is None:
                     return function(*args, **kwargs)
-                with _reparametrize_module(module, dict(zip(names, values, strict=True))):
+                with _reparametrize_module(module, dict(zip(names, values, strict=True)), tie_weights=True):
                     return function(*args, **kwargs)
 
             inputs = (list(named.values()), args, kwargs)
@@ -276,13 +277,18 @@ def _key(leaf: Any) -> Any:
 def partitioned(joint: Any, inputs: Any, **how: Any) -> Any:
     """Forward and backward of a region: what is cheap is made again in the backward and not saved.
 
-    Of Inductor's passes over both together, those that need no measurement: a loss's gradient is no scatter into zeros.
+    Of Inductor's passes over both together, those that need no measurement: a loss's gradient is no scatter into zeros, and
+    random numbers are drawn inside of the kernels that use them.
     """
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.fx_passes.joint_graph import pass_patterns
+    from torch._inductor.fx_passes.replace_random import replace_random_passes
+    from torch._inductor.virtualized import V
 
     for patterns in pass_patterns:
         patterns.apply(joint.graph)
+    with V.set_fake_mode(detect_fake_mode(inputs)):
+        replace_random_passes(joint)
     return min_cut_rematerialization_partition(joint, inputs, **how)
 
 

@@ -32,6 +32,8 @@ def install() -> None:
             library.impl(name, lambda *_: None, "CUDA")
         _LIBRARIES.append(library)
     _grouped_products()
+    _batch_norm_across_ranks()
+    _recurrent()
     _attention()
     flex_attention.flex_attention = _flex
 
@@ -57,6 +59,53 @@ def _grouped_products() -> None:
         return _meta_registrations._create_grouped_mm_output_tensor(mat_a, mat_b, kwargs["offs"], dtype)
 
     _meta_registrations._meta_grouped_mm_common = grouped_mm
+
+
+def _batch_norm_across_ranks() -> None:
+    """SyncBatchNorm's kernels, of which torch has no shapes: statistics are in fp32 (ATen, Normalization.cuh)."""
+    library = torch.library.Library("aten", "IMPL", "Meta")
+
+    def channels(x: Any, count: int) -> tuple[Any, ...]:
+        dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+        return tuple(x.new_empty(x.shape[1], dtype=dtype) for _ in range(count))
+
+    def of_gradient(_: Any, x: Any, __: Any, ___: Any, weight: Any, *asked: bool) -> tuple[Any, ...]:
+        sums, like = channels(x, 2 * asked[0]), x if weight is None else weight
+        return (*(sums or (None, None)), *(like.new_empty(x.shape[1]) if one else None for one in asked[1:]))
+
+    library.impl("batch_norm_stats", lambda x, _: channels(x, 2))
+    library.impl("batch_norm_gather_stats_with_counts", lambda x, *_: channels(x, 2))
+    library.impl("batch_norm_backward_reduce", of_gradient)
+    for name in ("batch_norm_elemt", "batch_norm_backward_elemt"):
+        library.impl(name, lambda one, *_: torch.empty_like(one))
+    _LIBRARIES.append(library)
+
+
+def _recurrent() -> None:
+    """Layers that cuDNN runs in a few kernels, and whose operators without it a capture writes down: the report says so."""
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        original = getattr(torch._VF, name)
+
+        @wraps(original)
+        def layer(*args: Any, _name: str = name, _original: Any = original) -> Any:
+            if args[0].device.type == "cuda":
+                Recorder.log.answer(f"torch.{_name}: step by step as without cuDNN, which is slower")
+            return _original(*args)
+
+        setattr(torch._VF, name, layer)
+    library = torch.library.Library("aten", "IMPL", "Meta")
+
+    def cell(_: Any, __: Any, hx: Any, *___: Any) -> tuple[Any, Any]:
+        return torch.empty_like(hx), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
+
+    def cell_backward(gradient: Any, kept: Any, biased: bool) -> tuple[Any, ...]:  # noqa: FBT001
+        gates = [kept.new_empty(kept.shape[0], 3 * gradient.shape[1]) for _ in range(2)]
+        biases = [kept.new_empty(3 * gradient.shape[1]) for _ in range(2)] if biased else [None, None]
+        return (*gates, torch.empty_like(gradient), *biases)
+
+    library.impl("_thnn_fused_gru_cell", cell)  # of which torch has no shapes (ATen, RNN.cu)
+    library.impl("_thnn_fused_gru_cell_backward", cell_backward)
+    _LIBRARIES.append(library)
 
 
 def _attention() -> None:

@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from simulator.work.captured.capture import DISPATCH, VIEW, Kind
+from simulator.work.captured.capture import CPU, DISPATCH, VIEW, Kind, Phase
 from simulator.work.captured.cost import cost_of
-from validate.capture import trees, values
+from validate.capture import trees, truths, values
 from validate.capture.collectives import Collectives
 from validate.capture.fakes import Fakes
 from validate.capture.log import Log
@@ -116,7 +116,8 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
             return True
         devices = {one.type for one in (*args, *kwargs.values()) if isinstance(one, torch.device)}
         if devices:
-            return "cuda" in devices or ("cpu" in devices and _made_elements(args) > LARGEST_REAL)
+            like = max((one.numel() for one in read if one.device.type == "meta"), default=0)  # as `to_empty` asks
+            return "cuda" in devices or ("cpu" in devices and max(like, _made_elements(args)) > LARGEST_REAL)
         return not read and _made_elements(args) > LARGEST_REAL
 
     def _on_gpu(
@@ -145,17 +146,27 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         made = [one for one in results if one.device.type == "cuda"]
         if _is_view(func):
             log.handled(VIEW, log.phase)
+        self._told(func, args, kwargs, found, read, made)
+        found = values.follow(func, *given, found, read, results)
+        self._routing.follow(func, args, read, results)
+        truths.follow(func, args, made, log.answer)
+        return found
+
+    def _told(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any, read: list[Any], made: list[Any]
+    ) -> None:
+        """Write an operator down, and follow what it made on the GPU. On the CPU an optimizer's are the step's, too."""
+        written = self._log.detailed and not _is_view(func)
         if made or any(one.device.type == "cuda" for one in read):
-            if func.namespace not in ("c10d", "_c10d_functional") and log.detailed and not _is_view(func):
+            if func.namespace not in ("c10d", "_c10d_functional") and written:
                 self._write(func, args, kwargs, found)
-            elif func in _COPIED and log.detailed:
+            elif func in _COPIED and self._log.detailed:
                 self._write(aten.clone.default, args[:1], {}, found)
             for one in made:
                 self._storages.see(one)
             self.collectives.operator(func, args, found)
-        found = values.follow(func, *given, found, read, results)
-        self._routing.follow(func, args, read, results)
-        return found
+        elif written and self._log.phase == Phase.OPTIMIZER:
+            self._write(func, args, kwargs, found, stream=CPU)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operator on the program's own fake tensors that nobody writes down."""
@@ -174,16 +185,19 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
     def _faked(self, value: Any) -> Any:
         return self.to_fake(value) if isinstance(value, torch.Tensor) else value
 
-    def _write(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any) -> None:
+    def _write(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any, stream: int | None = None
+    ) -> None:
         signature = (str(func), described((args, kwargs)), described(found))
+        if _on_tensor_cores(func):
+            signature = _as_tf32(signature)
         known = signature in self._log.signatures
         number = self._log.signature(signature)
         cost = None if known else cost_of(str(func), tuple(args), dict(kwargs))
         if cost is not None:
             self._log.costs[number] = cost
-        self._log.add(
-            Kind.OPERATOR, number, Recorder.stack[-1].number, self._log.name(self._modules.path()), int(self._log.phase)
-        )
+        stream = Recorder.stack[-1].number if stream is None else stream
+        self._log.add(Kind.OPERATOR, number, stream, self._log.name(self._modules.path()), int(self._log.phase))
 
 
 class UnknownShapeError(Exception):
@@ -205,6 +219,20 @@ def described(value: Any) -> Any:
     return str(value) if isinstance(value, torch.dtype | torch.device | torch.memory_format | torch.layout) else None
 
 
+def _on_tensor_cores(func: Any) -> bool:
+    """PyTorch multiplies fp32 as TF32 here: in convolutions unless it is told not to, in other products where it is told to."""
+    if func in _CONVOLUTIONS:
+        return bool(torch.backends.cudnn.allow_tf32)
+    return func in _PRODUCTS and bool(torch.backends.cuda.matmul.allow_tf32)
+
+
+def _as_tf32(told: Any) -> Any:
+    """What `described` says, its fp32 tensors as such."""
+    if not isinstance(told, tuple):
+        return told
+    return (*told[:1], "tf32", *told[2:]) if told[:2] == ("T", "fp32") else tuple(map(_as_tf32, told))
+
+
 def _is_view(func: Any) -> bool:
     """No kernel: the result looks at what its argument holds."""
     return func.is_view or func in _NO_KERNEL
@@ -214,6 +242,15 @@ aten, functional = torch.ops.aten, torch.ops._c10d_functional
 _DEVICE = torch.ops.prim.device.default
 _WAIT = functional.wait_tensor.default
 _WRAP = getattr(getattr(functional, "_wrap_tensor_autograd", None), "default", None)  # of torch 2.13
+_CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
+_PRODUCTS = {
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten.linear.default,
+    aten.mm.out,
+}
 _COPIED = {functional.all_reduce.default, functional.broadcast.default}  # on a copy of what they are given
 _NO_KERNEL = {
     aten._unsafe_view.default, aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,

@@ -1,9 +1,8 @@
 """Tokens per expert, which depend on values: equal parts, or as uneven ones as were stated; the report says so.
 
 A router's choices become counts (`histc`, `bincount`, a sum over a mask) that the host may read, and masks whose true
-elements are picked. Of a mask made from chosen indices (`one_hot`, a `scatter` of ones) the share of true elements is known,
-and kept beside its storage; counts get the values that equal parts have, or of which the first is so many
-times the mean as was stated (`--expert-imbalance`): the captured rank is the busiest. Other ranks are taken to have the same. Of any other
+elements are picked. Of a mask made from chosen indices (`one_hot`, a `scatter` of ones, `indices == expert`) the share of
+true elements is known, and kept beside its storage; counts get the values that equal parts have, or of which the first is so many times the mean as was stated (`--expert-imbalance`): the captured rank is the busiest. Other ranks are taken to have the same. Of any other
 mask whose values nobody knows every element is picked, and values of which only the different ones are wanted all differ: no
 real step has more.
 """
@@ -29,6 +28,8 @@ _KEPT = {  # of one element each: a mask's copy, another dtype, rows of it
     aten.copy_.default,
 }  # fmt: skip
 _PICKS = {aten.nonzero.default, aten.masked_select.default, aten.bincount.default}
+_CHOOSES = {aten.topk.default, aten.argmax.default, aten.max.dim}  # the largest along a dim, and where they are
+_AMONG = "_shardwise_among"  # of a storage of choices: among how many each is
 _DIFFERENT = {aten._unique2.default, aten.unique_consecutive.default}
 
 
@@ -44,22 +45,40 @@ class Routing:
 
     def follow(self, func: Any, args: Sequence[Any], read: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """What an operator that was run says of its results."""
-        if func is aten.topk.default:
-            self._tokens[made[1].numel()] = made[1].numel() // max(args[1], 1)
+        if func in _CHOOSES:
+            self._chosen(func, args, made[-1])
         elif func in _MASKS:
             self._mask(args, made)
         elif func is aten.eq.Tensor and len(read) == len(made) + 1 == 2:
             self._equal(read, made[0])
+        elif func is aten.eq.Scalar and (among := getattr(read[0].untyped_storage(), _AMONG, 0)):
+            self._active = True
+            _keep(made[0], 1 / among)
         elif func is aten.histc.default:
             self._counts(made[0], read[0].numel())
-        elif not self._active or not read or not made:
+        elif self._active and read and made:
+            self._carried(func, read, made[0])
+
+    def _carried(self, func: Any, read: list[torch.Tensor], made: torch.Tensor) -> None:
+        """What an operator makes of a mask whose share of true elements is known."""
+        share = _share(read[-1] if func is aten.copy_.default else read[0])
+        if share is None:
             return
-        elif func in _KEPT:
-            share = _share(read[-1] if func is aten.copy_.default else read[0])
-            if share is not None:
-                _keep(made[0], share)
-        elif func in _SUMS and (share := _share(read[0])) is not None:
-            self._counts(made[0], round(read[0].numel() * share))
+        if func in _KEPT:
+            _keep(made, share)
+        elif func is aten.any.dim:  # a token chooses an expert at most once
+            _keep(made, min(1.0, share * read[0].numel() / made.numel()))
+        elif func in _SUMS:
+            self._counts(made, round(read[0].numel() * share))
+
+    def _chosen(self, func: Any, args: Sequence[Any], chosen: torch.Tensor) -> None:
+        """Note among how many the largest were sought: topk(input, k, dim), argmax(input, dim), max(input, dim)."""
+        place, dim = (2, -1) if func is aten.topk.default else (1, None)
+        dim = args[place] if len(args) > place else dim
+        if func is aten.topk.default:
+            self._tokens[chosen.numel()] = chosen.numel() // max(args[1], 1)
+        if dim is not None and args[0].dim() and isinstance(chosen, FakeTensor):
+            setattr(chosen.untyped_storage(), _AMONG, args[0].size(dim))
 
     def picked(self, func: Any, args: Sequence[Any], kwargs: Any, run: Callable[..., Any]) -> Any:
         """The result of an operator whose shape depends on values; None where nobody knows it. run: an operator on fake tensors."""

@@ -16,12 +16,16 @@ _ELAPSED_MS = 1.0  # what an event answers that is asked for a time: none has pa
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """What a handle stands for: collectives and messages by number, tensors it keeps alive, what waiting for it does."""
+    """What a handle stands for: collectives and messages by number, tensors it keeps alive, what waiting for it does.
+
+    results: of a collective, which it does not keep alive.
+    """
 
     work: object
     numbers: tuple[int, ...]
     tensors: tuple[object, ...] = ()
     arrive: tuple[Callable[[], None], ...] = ()
+    results: tuple[Callable[[], object], ...] = ()
 
 
 class Recorder:

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.jit._builtins import _register_builtin
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
 
 from validate.capture import trees
 from validate.capture.mode import CaptureMode
@@ -29,6 +32,10 @@ def install(storages: Storages, mode: CaptureMode) -> None:
         return make(data, *args, **kwargs)
 
     torch.tensor = tensor
+    _register_builtin(tensor, "aten::tensor")  # TorchScript knows it as it knew torch's own
+    FakeTensor.__format__ = _formatted
+    for module in (_foreach_utils, optimizer):  # which a GPU's tensors take together, unless a program says otherwise
+        module._foreach_supported_types.append(FakeTensor)
     resize = torch.UntypedStorage.resize_
 
     @wraps(resize)
@@ -56,6 +63,11 @@ def install(storages: Storages, mode: CaptureMode) -> None:
     _keeping_notes()
     _registered(nn.Module, "register_parameter", mode)
     _registered(nn.Module, "register_buffer", mode)
+
+
+def _formatted(tensor: FakeTensor, wanted: str) -> str:
+    """As torch formats a tensor of one value, which the host waits for: `f"{loss:.3f}"`."""
+    return tensor.item().__format__(wanted) if tensor.dim() == 0 else object.__format__(tensor, wanted)
 
 
 def _without_values(tensor: nn.Parameter, mode: CaptureMode) -> nn.Parameter:

@@ -30,7 +30,7 @@ from simulator.formats.readers.csv_table import (
     text_cell,
 )
 from simulator.formats.readers.run_settings import setting_of, setting_parser
-from simulator.formats.readers.spelled_columns import advice, folded, has_result, own_names, parsers
+from simulator.formats.readers.spelled_columns import advice, folded, has_result, names, own_names, parsers
 from simulator.spec.model.files import preset_names
 from simulator.studies.backtest.rows import BadRow, FlopConvention, MemoryMetric, Metric, RunRow
 
@@ -39,34 +39,6 @@ __all__ = ["COLUMNS", "REQUIRED", "BadRow", "RunRow", "read_runs"]
 _PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp8_mx", "nvfp4")
 _MLP_KINDS = ("gelu", "swiglu", "squared_relu", "relu")
 _SHARDING = re.compile(r"ddp|zero[123]|zero1_intragroup[1-9][0-9]{0,5}|fsdp_full|fsdp_grad_op|hsdp")
-# Other spellings of the tables' words, small and without separators
-_SHARDING_ALSO = {
-    **dict.fromkeys(("dp", "none", "zero0", "noshard", "replicated"), "ddp"),
-    **dict.fromkeys(("zero1", "distopt", "distributedoptimizer", "zero1distributedoptimizer"), "zero1"),
-    **dict.fromkeys(
-        ("fsdp", "fsdp1", "fsdp2", "fullshard", "fsdpfullshard", "megatronfsdp", "fullysharded"), "fsdp_full"
-    ),
-    **dict.fromkeys(("shardgradop", "fsdpshardgradop", "fsdpgradop"), "fsdp_grad_op"),
-    **dict.fromkeys(("hybridshard", "fsdphybrid", "fsdphybridshard", "fsdphsdp"), "hsdp"),
-    **dict.fromkeys(("gemini", "zero3gemini"), "zero3"),
-}
-_MLP_ALSO = {"geglu": "swiglu", "gelu_tanh": "gelu", "gelu_new": "gelu", "silu": "swiglu", "relu2": "squared_relu"}
-_PRECISION_ALSO = {
-    **dict.fromkeys(("bfloat16", "bf16mixed", "bf16true", "ampbf16"), "bf16"),
-    **dict.fromkeys(("float16", "fp16mixed", "half", "ampfp16"), "fp16"),
-    **dict.fromkeys(("float8", "fp8cs", "fp8tensorwise", "fp8delayed", "fp8ds", "fp8hybrid"), "fp8"),
-    **dict.fromkeys(("mxfp8", "fp8mx"), "fp8_mx"),
-    "float32": "fp32",
-}
-_RECOMPUTE_ALSO = {
-    **dict.fromkeys(("n", "no", "off", "false", "disabled"), "none"),
-    **dict.fromkeys(("y", "yes", "on", "true", "fullac", "full_ac", "uniform"), "full"),
-    **dict.fromkeys(("sac", "selectiveac", "selective_ac", "selectiveop", "op"), "selective"),
-}
-_YES_NO_ALSO = {
-    **dict.fromkeys(("yes", "true", "on", "1", "enabled"), "y"),
-    **dict.fromkeys(("no", "false", "off", "0", "none", "disabled"), "n"),
-}
 _SHARDING_WORDS = ("ddp", "zero1", "zero2", "zero3", "zero1_intragroup8", "fsdp_full", "fsdp_grad_op", "hsdp")
 
 
@@ -197,7 +169,7 @@ def _contradictions(values: Mapping[str, Any], unread: str) -> Iterator[tuple[st
 
 
 def _sharding(cell: str) -> str:
-    word = cell if _SHARDING.fullmatch(cell) else _SHARDING_ALSO.get(_bare(cell), _bare(cell))
+    word = cell if _SHARDING.fullmatch(cell) else names()["words"]["sharding"].get(_bare(cell), _bare(cell))
     if word and not _SHARDING.fullmatch(word):
         raise CellError(f"unknown word {shown(cell)}", nearest(cell[:60], _SHARDING_WORDS))
     return word
@@ -207,9 +179,9 @@ def _bare(cell: str) -> str:
     return re.sub(r"[\s_\-()]+", "", cell.casefold())
 
 
-def _spelled(parse: Callable[[str], object], also: Mapping[str, str]) -> Callable[[str], object]:
+def _spelled(parse: Callable[[str], object], kind: str) -> Callable[[str], object]:
     """The parser of a cell that may hold a word in another spelling."""
-    return lambda cell: parse(also.get(_bare(cell), also.get(cell.casefold(), cell.casefold())))
+    return lambda cell: parse(names()["words"][kind].get(_bare(cell), cell.casefold()))
 
 
 def _memory_metric(cell: str) -> tuple[str | None, str, str] | None:
@@ -232,11 +204,11 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(COLUMNS, text_cell),
     **dict.fromkeys(_INTEGER_COLUMNS, integer_cell),
     **dict.fromkeys(("inter_link_gbps_per_node", "value", "mem_value"), number_cell),
-    **dict.fromkeys(("flash_attn", "seq_parallel", "compile"), _spelled(one_of("y", "n", blank=None), _YES_NO_ALSO)),
+    **dict.fromkeys(("flash_attn", "seq_parallel", "compile"), _spelled(one_of("y", "n", blank=None), "yes_no")),
     "id": name_cell,
-    "mlp_kind": _spelled(one_of(*_MLP_KINDS), _MLP_ALSO),
-    "precision": _spelled(one_of(*_PRECISIONS), _PRECISION_ALSO),
-    "act_ckpt": _spelled(one_of("none", "full", "selective"), _RECOMPUTE_ALSO),
+    "mlp_kind": _spelled(one_of(*_MLP_KINDS), "mlp"),
+    "precision": _spelled(one_of(*_PRECISIONS), "precision"),
+    "act_ckpt": _spelled(one_of("none", "full", "selective"), "recompute"),
     "zero_or_fsdp": _sharding,
     "metric": one_of(*get_args(Metric), blank=None),
     "mem_metric": _memory_metric,

@@ -47,7 +47,7 @@ def plain(name: str) -> str:
 
 @cache
 def names() -> Mapping[str, Mapping[str, Any]]:
-    """The file: column, result, memory, open."""
+    """The file: column, result, memory, open; words of cells."""
     return read_toml(TOPOLOGIES / "names" / "columns.toml", TableError)
 
 

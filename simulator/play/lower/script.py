@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from simulator.base.kernels import Kernel
+from simulator.base.kernels import Kernel, Stated
 from simulator.parallel.mesh import Mesh
 from simulator.play.lower.builder import Builder
 from simulator.play.lower.fabric import MeshFabric
@@ -48,7 +48,7 @@ def script_program(
         nccl=stack.software(),
     )
     build = Builder(fabric, stage=None if part is None else part[0])
-    script = list(script)
+    script = _by_its_host(list(script), cluster)
     launches = [one.kernels for one in script if type(one) is Launch]
     each, launched = {id(kernels): kernels for kernels in launches}, Counter[Kernel]()
     for number, times in Counter(map(id, launches)).items():
@@ -58,3 +58,29 @@ def script_program(
     StageReader(build, Stage(index=0, plan=plan, chunks=(), message_bytes=0), clock).read(script)
     program = build.program()
     return program if part is None else replace(program, name=f"rank{part[0]}", num_ranks=part[1])
+
+
+def _by_its_host(script: list[Instruction], cluster: Cluster) -> list[Instruction]:
+    """The script with what passes the host's link or memory in seconds; a node's ranks share its memory."""
+    launches = {id(one.kernels): one.kernels for one in script if type(one) is Launch}
+    passing = {
+        number: tuple(_timed(one, cluster) if isinstance(one, Stated) and one.over else one for one in kernels)
+        for number, kernels in launches.items()
+        if any(isinstance(one, Stated) and one.over for one in kernels)
+    }
+    if not passing:
+        return script
+    return [
+        one._replace(kernels=passing[id(one.kernels)]) if type(one) is Launch and id(one.kernels) in passing else one
+        for one in script
+    ]
+
+
+def _timed(one: Stated, cluster: Cluster) -> Stated:
+    tier = cluster.host_tier
+    if tier is None:
+        return Stated()  # a cluster that has no host: nothing is known of it
+    beside = tier.memory_bytes_per_s / min(cluster.gpus_per_node, cluster.num_devices)
+    own = {"h2d": tier.h2d_bytes_per_s, "d2h": tier.d2h_bytes_per_s, "pageable": tier.pageable_bytes_per_s}
+    seconds = one.num_bytes / min(beside, own.get(one.over, beside))
+    return Stated(seconds=seconds + (0.0 if one.over == "cpu" else tier.copy_latency_s))

@@ -180,10 +180,7 @@ class GemmCurve(Strict):
     def seconds(
         self, kernel: Gemm, flop_per_s: float, bytes_per_s: float, num_sms: int, tile_rows: int = TILE_ROWS
     ) -> float:
-        """Time of one product at a compute speed `flop_per_s` (e · peak) and memory of `bytes_per_s`.
-
-        tile_rows: that the device's widest matrix instructions take.
-        """
+        """Time of one product at `flop_per_s` (e · peak) and `bytes_per_s`. tile_rows: of the device's widest instructions."""
         few = self.few_rows
         if few is not None and kernel.m <= few.rows and kernel.layout == "tn" and not kernel.accumulate_fp32:
             return few.seconds(kernel, flop_per_s, bytes_per_s, min(tile_rows, kernel.tile_rows))

@@ -92,6 +92,8 @@ class Timer:
     def _gemm_s(self, kernel: Gemm) -> float:
         if kernel.flop == 0:
             return 0.0
+        if kernel.dtype == "tf32" and not self.device.peak("tf32"):  # leave to round is none to have such units
+            kernel = replace(kernel, dtype="fp32")
         rate = self._gemm_rates.get(kernel.dtype)
         if rate is None:
             rate = self._gemm_rates[kernel.dtype] = self._gemm_rate(kernel.dtype)

@@ -25,7 +25,10 @@ from simulator.spec.plan import DataParallel
 _VERSION = re.compile(
     r"[\s(,@=v-]*(?:core[\s_-]*)?[rv]?(\d+(?:[.-]\d+)*)"
 )  # right behind a name; Megatron-Core's, too: core_r0.5
-_LATER_VERSION = re.compile(r"(?<![\w.])(20\d\d(?:-\d+)*|\d+(?:\.\d+)+)")  # a date or release further on
+_LATER = (
+    re.compile(r"(?<![\w.])(20\d\d(?:-\d+)*)"),
+    re.compile(r"(?<![\w.])(\d+(?:\.\d+)+)"),
+)  # a date further on, or a release
 _TORCH = re.compile(r"(?<![a-z])(?:py)?torch[\s(=v-]*(\d+(?:\.\d+)+)", re.IGNORECASE)
 _NEWEST = re.compile(r"\b(?:dev|main|master|nightly|latest|head)\b", re.IGNORECASE)
 _Version = tuple[int, ...]
@@ -111,7 +114,7 @@ def _name(name: str) -> re.Pattern[str]:
 
 
 def _version_at(text: str, end: int) -> _Version:
-    found = _VERSION.match(text, end) or _LATER_VERSION.search(text, end)
+    found = _VERSION.match(text, end) or next(filter(None, (later.search(text, end) for later in _LATER)), None)
     return _numbers(found[1]) if found else ()
 
 

@@ -41,7 +41,7 @@ _MODULES: Final = {"o": "out", "c_proj": "out down", "w1": "gate", "w2": "up", "
 _EVERYWHERE: Final[Settings] = {"plan.lora_rank": 64, "plan.lora_targets": ("all",), "plan.lora_dropout": 0.05}
 _ADAPTED: Final = (_EVERYWHERE, {"plan.lora_rank": 8, "plan.lora_targets": ("q", "v")})
 # Compilers, tiled attention and Transformer Engine's layers by their usual names
-_COMPILED: Final = re.compile(r"\btorch[._ ]?compiled?\b|\binductor\b", re.IGNORECASE)
+_COMPILED: Final = re.compile(r"(?:\btorch[._ ])?\bcompiled?\b(?![- ](?:time|caches?)\b)|\binductor\b", re.IGNORECASE)
 _FLASH: Final = re.compile(r"\bflash[-_ ]?att(?:ention|n)|\bFA-?[23]\b", re.IGNORECASE)
 _FUSED: Final = re.compile(r"\btransformer[-_ ]?engine\b|\bTE ?v?\d", re.IGNORECASE)
 # (what is written, what it means): FSDP's CPUOffload keeps parameters, gradients and moments in host memory; torch's asynchronous
@@ -53,6 +53,7 @@ _TECHNIQUES: Final[tuple[tuple[re.Pattern[str], Settings], ...]] = (
      {"plan.offload.parameters": "host", "plan.offload.optimizer": "host"}),
     (re.compile(r"\boptim\w*(?: states?)?[- _]offload", re.IGNORECASE), {"plan.offload.optimizer": "host"}),
     (re.compile(r"\basync(?:hronous)?[- ]?tp\b", re.IGNORECASE), {"stack.tp_overlap": "symmetric_memory"}),
+    (re.compile(r"\bulysses\b", re.IGNORECASE), {"plan.cp_exchange": "all_to_all"}),
     (re.compile(r"\bno comm(?:unication)? overlap\b", re.IGNORECASE), {"stack.overlap": False, "stack.tp_overlap": "none"}),
     (re.compile(r"\btied?[-_ ](?:word[-_ ])?embeddings?\b", re.IGNORECASE), {"model.tied_embeddings": True}),
     (re.compile(r"\btie_word_embeddings ?[=:] ?false\b|\buntied?[-_ ](?:word[-_ ])?embeddings?\b", re.IGNORECASE),

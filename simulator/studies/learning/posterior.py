@@ -101,8 +101,8 @@ class Posterior:
 
     @property
     def reach(self) -> float:
-        """90 % quantile of what scatters as a few runs said."""
-        return float(student.ppf(0.95, FREEDOM + len(self.steps)))
+        """90 % quantile of what scatters as runs are weighed: some lie far off, and count little for how far most do."""
+        return float(student.ppf(0.95, FREEDOM))
 
     @property
     def shared(self) -> Array:

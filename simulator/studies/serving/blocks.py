@@ -14,7 +14,6 @@ from simulator.base.kernels import Attention, Gemm, Kernel, Stream
 from simulator.spec.model.experts import Experts
 from simulator.spec.plan import ExpertsPlan, Plan, PrecisionPlan
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving.kernels import RoutedProducts
 from simulator.studies.serving.plan import InferencePlan, Part
 from simulator.studies.serving.shards import StageShard, experts_reached
 from simulator.work.ops import Block, Category, Op, build_blocks
@@ -136,7 +135,7 @@ class ForwardOps:
 
 def _sized(single: Kernel, double: Kernel, experts: Experts | None, imbalance: float, ranks: int) -> _Line | _Routed:
     if isinstance(single, Gemm) and single.grouped and experts is not None:
-        return _Routed(RoutedProducts.of(single), experts, imbalance, ranks)
+        return _Routed(single, experts, imbalance, ranks)
     return _Line.through(single, double)
 
 

@@ -45,10 +45,6 @@ class Meter:
     peak_blocks: int = 0
     request_s: float = 0.0
 
-    def ends(self, at_s: float) -> None:
-        """Nothing counts that ends later."""
-        self.end_s = min(self.end_s, at_s)
-
     def counts(self, at_s: float) -> bool:
         """Steps that end then count."""
         return self.start_s <= at_s <= self.end_s
@@ -239,7 +235,7 @@ class Engine:
             following = (self._loop.behind(job, self._env.now) for job in finished)
             self._come(sorted((job for job in following if job), key=lambda job: job.request.arrival_s))
             if self._loop.thins_out:
-                self.meter.ends(self._env.now)
+                self.meter.end_s = min(self.meter.end_s, self._env.now)
         if self._handed_on is not None:
             for job in finished:
                 self._handed_on(job, lane)

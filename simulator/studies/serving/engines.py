@@ -46,11 +46,12 @@ def with_defaults(
     longest = plan.max_model_len or (model.max_positions if model else 0)
     on = {} if device is None else engine.on(device, plan.tp, longest).plan
     stated = engine.plan | on | ({"kv_cache": cache} if cache else {})
-    if (
+    cannot = (
         device is not None
         and not device.peak("bf16")
         and ("weights" not in plan.model_fields_set or plan.weights != "bf16")
-    ):
+    )
+    if cannot or plan.dtype == "fp16":
         stated |= {"weights": "fp16", "dtype": "fp16"}
     if engine.prompt_s and device is not None and model is not None:
         multiplied = (

@@ -7,7 +7,6 @@ backs is said in docs/background/inference.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
 
 from typing_extensions import override
 
@@ -84,27 +83,6 @@ class NarrowWeights(Gemm):
         return self.batch * (e * (self.m * self.k + self.m * self.n) + int(self.k * self.n * self.weight_bits / 8))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutedProducts(Gemm):
-    """The products of a layer's experts, in tiles of 16 rows where each has few.
-
-    vLLM and SGLang, fused_moe.py, get_default_config: BLOCK_SIZE_M is 16 up to as many tokens as there are experts.
-    """
-
-    @property
-    @override
-    def tile_rows(self) -> int:
-        return 16
-
-    @classmethod
-    def of(cls, kernel: Gemm) -> Self:
-        return cls(**_fields(kernel))
-
-
-def _fields(kernel: Gemm) -> dict[str, Any]:
-    return {field.name: getattr(kernel, field.name) for field in fields(kernel)}
-
-
 def stored_as(kernels: tuple[Kernel, ...], weights: str, *, cast: bool = True, fp4: bool = False) -> tuple[Kernel, ...]:
     """The kernels of a layer with its weights stored so: narrower reads, or narrow products behind quantised activations.
 
@@ -126,5 +104,6 @@ def stored_as(kernels: tuple[Kernel, ...], weights: str, *, cast: bool = True, f
                 found.append(Stream(op="quantise", read_bytes=read, write_bytes=int(numbers * each)))
             found.append(replace(kernel, dtype=dtype))
         else:
-            found.append(NarrowWeights(**_fields(kernel), weight_bits=WEIGHT_BITS[weights]))
+            same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
+            found.append(NarrowWeights(**same, weight_bits=WEIGHT_BITS[weights]))
     return tuple(found)

@@ -320,13 +320,11 @@ def _place_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
 
 def _store_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
     place, store = "inference: prefix_store", plan.prefix_store
-    if store == "gpu":
-        return []
     faults = []
-    if not plan.prefix_caching:
+    if store != "gpu" and not plan.prefix_caching:
         problem = f"{store}, and prefix_caching = false: nothing is reused"
         faults.append(Fault(place, problem, 'prefix_caching = true, or prefix_store = "gpu"'))
-    if not store_bytes_per_s(plan, cluster):
+    if store != "gpu" and not store_bytes_per_s(plan, cluster):
         missing, table = (
             ("no link between GPUs and host memory", "host") if store == "host" else ("no network", "inter")
         )

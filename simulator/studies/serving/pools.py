@@ -132,8 +132,8 @@ class Pools:
         if following is not None:
             self._come([following])
         if self._loop and self._loop.thins_out:
-            self._prefill.meter.ends(self._env.now)
-            self._decode.meter.ends(self._env.now)
+            for meter in (self._prefill.meter, self._decode.meter):
+                meter.end_s = min(meter.end_s, self._env.now)
         total = len(self._requests)
         if self._progress is not None and (self._done - 1) * 100 // total != self._done * 100 // total:
             self._progress(self._done, total)

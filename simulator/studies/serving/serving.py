@@ -131,10 +131,8 @@ def _played(setting: Deployment, run: _Run, origins: tuple[Source, ...]) -> Serv
         )
         for pace in ((1 / spread, spread) if run.interval else ())
     ]
-    found, load = (
-        latencies(jobs),
-        _load(setting, played, 0 if run.users.count else run.num_warmup, (capacity, spread)),
-    )
+    found = latencies(jobs)
+    load = _load(setting, played, 0 if run.users.count else run.num_warmup, (capacity, spread))
     attainments, share = attained(jobs, run.slo)
     verdict: Verdict = "overloaded" if load.arriving_per_s >= capacity and not run.users.count else "ok"
     return Serving(

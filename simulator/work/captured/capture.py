@@ -33,7 +33,7 @@ from simulator.work.captured.cost import KernelCost
 class Kind(IntEnum):
     """What an event is, and its values."""
 
-    OPERATOR = 0  # signature, stream, name of the module, phase
+    OPERATOR = 0  # signature, stream (or `CPU`), name of the module, phase
     COLLECTIVE = 1  # number, name of the kind, group, bytes of the full tensor, stream
     ALLOCATE = 2  # storage, bytes, stream
     FREE = 3  # storage
@@ -79,6 +79,7 @@ class Phase(IntEnum):
 HOST = ("views", "nodes", "dispatches", "wraps", "layouts")
 VIEW, NODE, DISPATCH, WRAP, LAYOUT = range(len(HOST))
 
+CPU = 1 << 21  # in place of a stream: the host runs an operator on its own tensors
 STATE = ("parameters", "optimizer_state")  # categories of what a checkpoint saves
 
 

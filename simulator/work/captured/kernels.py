@@ -6,34 +6,30 @@ operator that no rule knows is a pass over its arguments and results, and says s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from simulator.base.kernels import Attention, Dtype, Gemm, Kernel, Layout, Stream, StreamOp
+from simulator.base.kernels import Kernel, Stated, Stream, StreamOp
 from simulator.work.captured.cost import KernelCost
 from simulator.work.captured.operators import ACTIVATIONS, BY_BYTES, GATHERS, POINTWISE, REDUCTIONS, SCATTERS
+from simulator.work.captured.products import (
+    Args,
+    Priced,
+    Rule,
+    addmm,
+    attention,
+    convolution,
+    convolution_backward,
+    grouped,
+    linear,
+    mm,
+    scaled_mm,
+)
 from simulator.work.captured.tensors import CapturedTensor, tensors
 
 _TENSORS_PER_LAUNCH = 32  # as in simulator.work.ops.optimizer: multi-tensor kernels take their pointers by value
-_NARROWEST = 8  # columns of the smallest product that tensor cores take (mma.m16n8k16, PTX ISA)
 _FEW_ROWS_BYTES = 100_000  # as in simulator.work.ops.loss: shorter rows are still in a cache at log-softmax's last pass
-
-Args = tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Priced:
-    """An operator's kernels and the category of the breakdown that they count in. known: a rule is about this operator."""
-
-    category: str
-    kernels: tuple[Kernel, ...]
-    known: bool = True
-
-
-_Rule = Callable[[Args, Args, list[CapturedTensor]], Priced]
 
 
 def priced(name: str, args: Args, results: Any, cost: KernelCost | None = None) -> Priced:  # noqa: ANN401
@@ -46,6 +42,9 @@ def priced(name: str, args: Args, results: Any, cost: KernelCost | None = None) 
     space, _, rest = name.partition(".")
     base = rest.partition(".")[0]
     made = [one for one in tensors(results) if one.on_gpu]
+    if (every := [*tensors(args), *tensors(results)]) and not any(one.on_gpu for one in every):
+        passed = Stated(num_bytes=sum(one.num_bytes for one in every), over="cpu")
+        return Priced(category="CPU", kernels=(passed,), waits=True)
     with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):  # what no release has as arguments
         if base in _RULES and space in ("aten", "fsdp"):
             return _RULES[base](args[0], args[1], made)
@@ -143,122 +142,21 @@ def _optimizer(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
     return Priced(category="optimizer", kernels=(kernel,))
 
 
-# -- products
-
-
-def _dtype(one: CapturedTensor) -> Dtype:
-    """int8 products run at the speed of fp8."""
-    narrow = {"int8": "fp8"}.get(one.dtype, one.dtype)
-    return cast("Dtype", narrow if narrow in ("fp32", "bf16", "fp16", "fp8") else "fp32")
-
-
-def _layout(a: CapturedTensor, b: CapturedTensor) -> Layout:
-    """The names of cuBLAS for row-major inputs: y = x Wᵀ is tn, the data gradient nn, the weight gradient nt."""
-    if a.is_transposed:
-        return "nt"
-    return "tn" if b.is_transposed else "nn"
-
-
-def _product(a: CapturedTensor, b: CapturedTensor, **more: Any) -> Priced:  # noqa: ANN401
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    gemm = Gemm(m=m, n=n, k=k, dtype=_dtype(a), layout=_layout(a, b), batch=prod(a.shape[:-2]), **more)
-    return Priced(category="gemm", kernels=(gemm,) if gemm.flop else ())
-
-
-def _mm(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
-    return _product(p[0], p[1])
-
-
-def _scaled_mm(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
-    """A product of fp8 operands. More scales than rows: one for each block of a row."""
-    scale = dict(named).get("scale_a", p[2] if len(p) > 2 else None)
-    by_blocks = isinstance(scale, CapturedTensor) and scale.numel > p[0].shape[-2]
-    return _product(p[0], p[1], by_blocks=by_blocks)
-
-
-def _addmm(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
-    return _product(p[1], p[2])
-
-
-def _linear(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
-    x, w = p[0], p[1]
-    rows = CapturedTensor(x.dtype, (prod(x.shape[:-1]), x.shape[-1]))
-    return _product(rows, CapturedTensor(w.dtype, (w.shape[1], w.shape[0]), (1, w.shape[1])))
-
-
-def _grouped(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
-    """A product for each expert, in one kernel; a dim that all of them share is shared out evenly."""
-    a, b = p[0], p[1]
-    sizes = [a.shape[-2], a.shape[-1], b.shape[-1]]
-    groups = next((one.shape[0] for one in (a, b, made[0]) if len(one.shape) == 3), 1)
-    shared = {(2, 3): 0, (2, 2): 1, (3, 2): 2}.get((len(a.shape), len(b.shape)))
-    if shared is not None:  # else padded to equal parts
-        sizes[shared] = max(1, sizes[shared] // groups)
-    m, k, n = sizes
-    gemm = Gemm(m=m, n=n, k=k, dtype=_dtype(a), layout=_layout(a, b), batch=groups, grouped=True)
-    return Priced(category="gemm", kernels=(gemm,))
-
-
-def _convolution(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
-    """The implicit product of cuDNN: m output positions, n channels out, k channels in of a group times the window."""
-    x, w, groups = p[0], p[1], p[-1] if isinstance(p[-1], int) else 1
-    return Priced(category="gemm", kernels=(_implicit(x, w, made[0], groups),))
-
-
-def _depthwise(x: CapturedTensor, w: CapturedTensor, y: CapturedTensor, groups: int) -> bool:
-    """A channel or a few of its own for each group: no product for tensor cores, whose tiles are eight wide at least."""
-    return groups > 1 and w.shape[0] // groups < _NARROWEST and x.numel > w.numel < y.numel
-
-
-def _implicit(x: CapturedTensor, w: CapturedTensor, y: CapturedTensor, groups: int) -> Kernel:
-    if _depthwise(x, w, y, groups):
-        return _of("elementwise", x.num_bytes + w.num_bytes, y.num_bytes, 0)
-    positions, window = y.numel // y.shape[1], prod(w.shape[1:])
-    return Gemm(m=positions, n=max(1, w.shape[0] // groups), k=window, dtype=_dtype(x), batch=groups)
-
-
-def _convolution_backward(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
-    """The same product for each gradient asked for."""
-    mask = p[-1] if isinstance(p[-1], tuple) else (True, True, False)
-    groups = next((one for one in reversed(p) if isinstance(one, int) and not isinstance(one, bool)), 1)
-    one = _implicit(p[1], p[2], p[0], groups)
-    return Priced(category="gemm", kernels=(one,) * sum(bool(needed) for needed in mask[:2]))
-
-
-# -- attention
-
-
-def _attends(
-    q: CapturedTensor, k: CapturedTensor, v: CapturedTensor, *, causal: bool, direction: Literal["forward", "backward"]
-) -> Priced:
-    kernel = Attention(
-        batch=q.shape[0], num_heads=q.shape[1], seq_q=q.shape[2], head_dim=q.shape[3],
-        seq_kv=k.shape[2], num_kv_heads=k.shape[1], v_head_dim=v.shape[3] if v.shape[3] != q.shape[3] else 0,
-        causal=causal, direction=direction, dtype=_dtype(q),
-    )  # fmt: skip
-    return Priced(category="attention", kernels=(kernel,))
-
-
-def _attention(first: int, causal: int, direction: Literal["forward", "backward"]) -> _Rule:
-    """An operator whose queries, keys and values are the arguments from `first` on, and its is_causal the `causal`-th."""
-
-    def rule(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
-        causal_flag = dict(named).get("is_causal", p[causal] if len(p) > causal else False)
-        return _attends(*p[first : first + 3], causal=bool(causal_flag), direction=direction)
-
-    return rule
-
-
 # -- passes over memory
 
 
-def _copy(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
-    """A copy or a cast, from what is read to what is written."""
-    source = next(tensors(p[1] if len(p) > 1 and isinstance(p[1], CapturedTensor) else p[0]), None)
-    if source is None or not made:
+def _copy(p: Args, named: Args, made: list[CapturedTensor]) -> Priced:
+    """A copy or a cast, from what is read to what is written. The host waits for one over PCIe unless it is told not to."""
+    into = len(p) > 1 and isinstance(p[1], CapturedTensor)
+    source = next(tensors(p[1] if into else p[0]), None)
+    if source is None:
         return Priced(category="copies", kernels=())
-    if not source.on_gpu or not (target := made[0]).on_gpu:
-        return Priced(category="copies", kernels=())  # over PCIe: what the host does is not in the step's device time
+    if not source.on_gpu or not made:
+        pinned = bool(dict(named).get("non_blocking", into and p[2:3] == (True,)))
+        way: Literal["h2d", "d2h", "pageable"] = "pageable" if not pinned else "d2h" if source.on_gpu else "h2d"
+        copied = (Stated(num_bytes=source.num_bytes, over=way),) if source.num_bytes else ()
+        return Priced(category="offload", kernels=copied, waits=not pinned)
+    target = made[0]
     op: StreamOp = "copy"
     if source.dtype != target.dtype:
         op = "widen" if target.item_bytes > source.item_bytes else "cast"
@@ -318,6 +216,11 @@ def _norm_backward(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     return Priced(category="norm", kernels=kernels)
 
 
+def _across_ranks(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """Batch norm whose statistics all ranks share, in kernels before and behind the exchange: each reads what is large once."""
+    return _stream("norm_forward", "norm", [one for one in tensors(p[:2]) if one.shape == p[0].shape], made)
+
+
 def _embedding(_p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     return _gathered("embedding_forward", "embedding", made)
 
@@ -372,16 +275,16 @@ def _nothing(_p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
     return Priced(category="elementwise", kernels=())
 
 
-_RULES: dict[str, _Rule] = {
-    "mm": _mm, "bmm": _mm, "_scaled_mm": _scaled_mm, "_int_mm": _mm, "addmm": _addmm, "baddbmm": _addmm, "linear": _linear,
-    "_grouped_mm": _grouped, "_scaled_grouped_mm": _grouped,
-    "convolution": _convolution, "cudnn_convolution": _convolution, "convolution_backward": _convolution_backward,
-    "_scaled_dot_product_flash_attention": _attention(0, 4, "forward"),
-    "_scaled_dot_product_flash_attention_backward": _attention(1, 11, "backward"),
-    "_scaled_dot_product_cudnn_attention": _attention(0, 6, "forward"),
-    "_scaled_dot_product_cudnn_attention_backward": _attention(1, 14, "backward"),
-    "_scaled_dot_product_efficient_attention": _attention(0, 6, "forward"),
-    "_scaled_dot_product_efficient_attention_backward": _attention(1, 11, "backward"), "sort": _sort,
+_RULES: dict[str, Rule] = {
+    "mm": mm, "bmm": mm, "_scaled_mm": scaled_mm, "_int_mm": mm, "addmm": addmm, "baddbmm": addmm, "linear": linear,
+    "_grouped_mm": grouped, "_scaled_grouped_mm": grouped,
+    "convolution": convolution, "cudnn_convolution": convolution, "convolution_backward": convolution_backward,
+    "_scaled_dot_product_flash_attention": attention(0, 4, "forward"),
+    "_scaled_dot_product_flash_attention_backward": attention(1, 11, "backward"),
+    "_scaled_dot_product_cudnn_attention": attention(0, 6, "forward"),
+    "_scaled_dot_product_cudnn_attention_backward": attention(1, 14, "backward"),
+    "_scaled_dot_product_efficient_attention": attention(0, 6, "forward"),
+    "_scaled_dot_product_efficient_attention_backward": attention(1, 11, "backward"), "sort": _sort,
     "_fused_adam_": _optimizer, "_fused_adamw_": _optimizer, "_fused_sgd_": _optimizer, "_fused_adagrad_": _optimizer,
     "_to_copy": _copy, "copy_": _copy, "clone": _copy, "contiguous": _copy, "_pin_memory": _nothing,
     "cat": _join, "stack": _join, "constant_pad_nd": _join, "slice_backward": _put_back, "select_backward": _put_back,
@@ -393,6 +296,8 @@ _RULES: dict[str, _Rule] = {
     "native_layer_norm": _norm, "_fused_rms_norm": _norm, "native_group_norm": _norm, "native_batch_norm": _norm,
     "native_layer_norm_backward": _norm_backward, "_fused_rms_norm_backward": _norm_backward,
     "native_group_norm_backward": _norm_backward, "native_batch_norm_backward": _norm_backward,
+    "batch_norm_stats": _across_ranks, "batch_norm_elemt": _across_ranks, "batch_norm_backward_reduce": _across_ranks,
+    "batch_norm_backward_elemt": _across_ranks, "batch_norm_gather_stats_with_counts": lambda p, n, made: _join(p[1:], n, made),
     "embedding": _embedding, "embedding_dense_backward": _embedding_backward,
     "nll_loss_forward": _picked, "nll_loss_backward": _picked_backward,
     "nll_loss2d_forward": _picked, "nll_loss2d_backward": _picked_backward,

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from simulator.base.kernels import Kernel
 from simulator.work.captured.capture import Capture, Kind, Phase
-from simulator.work.captured.kernels import Priced, priced
+from simulator.work.captured.kernels import priced
 from simulator.work.captured.meetings import Column, Meetings, lattice
+from simulator.work.captured.products import Priced
 from simulator.work.captured.reuse import delays
 from simulator.work.captured.tensors import parsed
 from simulator.work.script.instructions import Allocate, Communicate, Free, Happened, Instruction, Launch
@@ -32,7 +34,7 @@ class CapturedScript:
 
     before: storages since the program began. unpriced: operators that no rule knows -> how often. flop: of this rank's
     kernels. unmodelled: collectives that no cost model knows -> how often. kernels: of each operator once, in order of
-    their first launch; launches: of all of them.
+    their first launch; launches: of all of them. held: what a prediction of its memory rests on -> what it found.
     """
 
     before: list[Instruction]
@@ -42,6 +44,7 @@ class CapturedScript:
     flop: int = 0
     kernels: list[tuple[Kernel, ...]] = field(default_factory=list)
     launches: int = 0
+    held: dict[Any, Any] = field(default_factory=dict)
 
 
 def captured_script(
@@ -144,7 +147,7 @@ class _Writer:
         self._last[stream] = len(self._found)
         after = tuple(sorted(self._behind.pop(stream, ())))
         handled = self._handled.get(phase, ())
-        self._found.append(Launch(label, one.category, one.kernels, after, stream, handled=handled))
+        self._found.append(Launch(label, one.category, one.kernels, after, stream, handled=handled, waits=one.waits))
         self._computed[stream] = label
 
     def _collective(self, number: int, kind: int, group: int, size: int, stream: int) -> None:

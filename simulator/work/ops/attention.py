@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from simulator.base.kernels import Attention, Gemm, Kernel, Layout, StreamOp
-from simulator.work.ops.context_parallel import joins_halves, ring, ring_backward_bytes, ring_forward_bytes, swap
+from simulator.work.ops.context_parallel import (
+    joins_halves,
+    ring,
+    ring_backward_bytes,
+    ring_forward_bytes,
+    ring_steps,
+    ring_sums,
+    swap,
+)
 from simulator.work.ops.core import Category
 from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.latent import latent_projections
@@ -205,14 +213,14 @@ def _core_fused(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
         "attention",
         inputs=(q, k, v),
         outputs=(o, lse, *state),
-        forward=kernels[:1],
-        backward=kernels[1:],
+        forward=(*ring_steps(s, kernels[0]), *ring_sums(s, o, backward=False)),
+        backward=(*ring_steps(s, kernels[1]), *ring_sums(s, o, backward=True)),
         saved=(q, k, v, o, lse, *state),
         grads=(q, k, v),
         forward_temporary_bytes=ring_forward_bytes(s, o),
         backward_temporary_bytes=_backward_temporary_bytes(s) + ring_backward_bytes(s, o),
-        forward_exchanges=ring(s, "all_gather"),
-        backward_exchanges=ring(s, "all_gather", "reduce_scatter"),
+        forward_exchanges=ring(s, backward=False),
+        backward_exchanges=ring(s, backward=True),
         selective_save=True,
     )
     if not rejoins(s) and not joins_halves(s):
@@ -249,8 +257,8 @@ def _core_math(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
         backward=(_product(s, sq, c, skv, "nn"), _product(s, skv, c, sq, "nt")),
         saved=(q, k),
         grads=(q, k),
-        forward_exchanges=ring(s, "all_gather"),
-        backward_exchanges=ring(s, "all_gather", "reduce_scatter"),
+        forward_exchanges=ring(s, backward=False),
+        backward_exchanges=ring(s, backward=True),
     )
     probs = _softmax(g, s, scores)
     if s.stack.kernels.dropout:

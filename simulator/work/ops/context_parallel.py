@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
 
-from simulator.base.kernels import StreamOp
+from simulator.base.kernels import Attention, Stream, StreamOp
 from simulator.work.ops.core import Exchange
 from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.op_context import OpContext
@@ -36,15 +36,91 @@ def swap(g: Graph, name: str, *values: Value, by: tuple[StreamOp, StreamOp] = ("
     return outputs
 
 
-def ring(s: OpContext, *kinds: Literal["all_gather", "reduce_scatter"]) -> tuple[Exchange, ...]:
-    """Ring attention: keys and values of the whole sequence pass every rank of cp beside the kernel.
+def ring(s: OpContext, *, backward: bool) -> tuple[Exchange, ...]:
+    """Ring attention: keys and values of the whole sequence pass every rank of cp beside the kernels of its steps.
 
-    Backward they pass once more, and their gradients come back.
+    Backward they pass once more, and their gradients come back. torch gathers them all at once, beside the first step alone
+    (_AllGatherRotater, its default, and torchtitan's); Transformer Engine sends them on while a step runs, in all but the last.
     """
     if not _rings(s):
         return ()
     size = 2 * s.batch * s.plan.seq_len * s.model.kv_width * s.element_bytes
-    return tuple(Exchange(kind=kind, axis="cp", num_bytes=size, beside=1) for kind in kinds)
+    sent = s.stack.traits.attention_communicates
+    first = 1 if not sent else s.plan.cp if backward else s.plan.cp - 1
+    gathered = Exchange(kind="all_gather", axis="cp", num_bytes=size, beside=first)
+    if not backward:
+        return (gathered,)
+    at, beside = (0, first) if sent else (1, s.plan.cp - 1)
+    return gathered, Exchange(kind="reduce_scatter", axis="cp", num_bytes=size, at=at, beside=beside)
+
+
+def ring_steps(s: OpContext, kernel: Attention) -> tuple[Attention, ...]:
+    """A kernel as a ring runs it: a rank's own keys under the mask, then, of each other rank's, half of all pairs without one.
+
+    A rank has two parts of the sequence, one from either end: all its queries see the first half of another's keys, or the
+    latter half of its queries all of them (Transformer Engine's context_parallel.py; torch's `enable_load_balance`).
+    """
+    if not _rings(s):
+        return (kernel,)
+    own = replace(kernel, seq_kv=max(1, kernel.seq_kv // s.plan.cp))
+    other = replace(own, seq_kv=max(1, own.seq_kv // 2), causal=False)
+    return (own, *(other,) * (s.plan.cp - 1))
+
+
+def ring_sums(s: OpContext, o: Value, *, backward: bool) -> tuple[Stream, ...]:
+    """What makes one result of a ring's steps: kernels that stream over results or gradients, on an average rank.
+
+    Of cp - 1 steps half are of all queries, half of the latter half of them. Transformer Engine corrects and adds the 16-bit
+    results behind the steps, a kernel each (flash_attn_fwd_out_correction); backward it adds dQ, dK and dV. torch works in
+    fp32, operator by operator: _SDPAMerger's casts, difference, product and sum, `cat` where half of a tensor was updated.
+    """
+    if not _rings(s):
+        return ()
+    more, n, kv = s.plan.cp - 1, o.numel, _kv_bytes(s) // s.element_bytes
+    if s.stack.traits.attention_communicates:
+        first = stream("elementwise", 2 * n, 2 * n, numel=n)
+        added = stream("elementwise", 3 * n * more, 3 * n * more // 2, more, numel=3 * n * more // 4)
+        keys = stream("elementwise", 3 * kv * more, 3 * kv * more // 2, 2 * more, numel=3 * kv * more // 4)
+        return (first, added, keys) if backward else (first, added)
+    sent = stream("join", 2 * kv * more, 2 * kv * more, more, numel=kv * more)
+    if s.stack.traits.fuses_elementwise:
+        return sent, *_compiled_sums(n + kv if backward else n, more)
+    return (sent, *(_torch_gradients(n, kv, more) if backward else _torch_results(n, more)))
+
+
+def _compiled_sums(n: int, more: int) -> tuple[Stream, ...]:
+    """The same under a compiler: a kernel a step reads 16 bits and the fp32 sum, and writes all of it, also where half is new."""
+    summed = stream("elementwise", 2 * n + 11 * n * more // 2, 4 * n * (more + 1), more + 1, numel=n * (more + 1))
+    return summed, stream("cast", 4 * n, 2 * n, numel=n)
+
+
+def _torch_results(n: int, more: int) -> tuple[Stream, ...]:
+    """Results widened, difference and sum, the product with a weight a row, `cat` in half of the steps, and narrowed at last."""
+    steps = n + 3 * n * more // 4
+    return (
+        stream("widen", 2 * steps, 4 * steps, more + 1, numel=steps),
+        stream("elementwise", 12 * n * more, 6 * n * more, 2 * more, numel=3 * n * more // 2),
+        stream("strided", 3 * n * more, 3 * n * more, more, numel=3 * n * more // 4),
+        stream("join", 2 * n * more, 2 * n * more, -(-more // 2), numel=n * more // 2),
+        stream("cast", 4 * n, 2 * n, numel=n),
+    )
+
+
+def _torch_gradients(n: int, kv: int, more: int) -> tuple[Stream, ...]:
+    """Gradients added in fp32, `cat` in half of the steps, those of keys joined each step to be sent on, and narrowed at last."""
+    both, steps = n + kv, more + 1
+    return (
+        stream(
+            "widen",
+            6 * both + 9 * both * more // 2,
+            (4 + 3 * more) * both,
+            3 * steps,
+            numel=both + 3 * both * more // 4,
+        ),
+        stream("join", 2 * both * more, 2 * both * more, 3 * more // 2, numel=both * more // 2),
+        stream("join", 4 * kv * steps, 4 * kv * steps, steps, numel=kv * steps),
+        stream("cast", 4 * both, 2 * both, 3, numel=both),
+    )
 
 
 def _rings(s: OpContext) -> bool:

@@ -13,7 +13,7 @@ from simulator.formats.readers.peft_words import scoped
 from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.options import table_of
-from simulator.formats.readers.plans.preferences import pairs
+from simulator.formats.readers.plans.preferences import ALONE, pairs
 from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.trainer import LIGER, Job
 from simulator.spec.model import Model, ModelPart
@@ -132,12 +132,12 @@ def _kernels(job: Job) -> None:
 def _refusals(job: Job) -> None:
     r = job.r
     kind = r.text("rl")
-    if kind in ("dpo", "ipo"):
-        pairs(job, "rl")
+    if kind in ("dpo", "ipo", *ALONE):
+        pairs(job, "rl", alone=kind in ALONE)
     elif kind == "kto":
         pairs(job, "rl", unpaired=True)
     elif kind:
-        r.fault("rl", f"{kind}: its generation, rewards or losses are not modelled", "dpo, kto, or without rl")
+        r.fault("rl", f"{kind}: its generation, rewards or losses are not modelled", "dpo, kto, orpo, or without rl")
     if r.raw("unfrozen_parameters") and "freeze_modules" not in r.given:
         _unfrozen(job)
 

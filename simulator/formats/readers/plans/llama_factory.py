@@ -9,7 +9,7 @@ from simulator.base.errors import Fault
 from simulator.formats.readers.peft_words import scoped
 from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.draft import Draft
-from simulator.formats.readers.plans.preferences import pairs
+from simulator.formats.readers.plans.preferences import ALONE, pairs
 from simulator.formats.readers.plans.reading import Reading
 from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.trainer import UNSLOTH, Job
@@ -59,7 +59,7 @@ def read_llama_factory(stated: Stated) -> Draft:
     if r.flag("use_unsloth"):
         job.change("use_unsloth", **UNSLOTH)
     if stage in ("dpo", "kto"):
-        pairs(job, "stage", unpaired=stage == "kto")
+        pairs(job, "stage", unpaired=stage == "kto", alone=r.text("pref_loss") in ALONE)
     elif stage not in ("pt", "sft"):
         r.fault("stage", f"{stage}: its generation or rewards are not modelled", "sft: the policy's own step")
     return job.draft("llama-factory", "LLaMA-Factory 0.9")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from simulator.formats.readers.plans.reading import Reading
 from simulator.formats.readers.plans.trainer import Job
 
+# Losses of a pair that ask no reference (LLaMA-Factory, hparams/finetuning_args.py: use_ref_model)
+ALONE: Final = ("orpo", "simpo")
 
-def pairs(job: Job, name: str, *, unpaired: bool = False) -> None:
+
+def pairs(job: Job, name: str, *, unpaired: bool = False, alone: bool = False) -> None:
     """Preferences: the chosen and the rejected answer run as one batch (trl's DPOTrainer).
 
-    unpaired: single answers (KTOTrainer.compute_loss), of which policy and reference see mismatched ones too, without gradients.
+    alone: without a reference. unpaired: single answers (KTOTrainer.compute_loss), of which policy and reference see
+    mismatched ones too, without gradients.
     """
     if unpaired:
         r, forwards = job.r, 3
@@ -25,7 +31,7 @@ def pairs(job: Job, name: str, *, unpaired: bool = False) -> None:
         return
     job.fields["micro_batch_size"] = 2 * int(job.fields["micro_batch_size"])
     why = "two sequences a pair; --reference model (base, with adapters) adds the reference's forward and weights"
-    _differs(job.r, name, why)
+    _differs(job.r, name, "two sequences a pair, and no reference" if alone else why)
 
 
 def _differs(r: Reading, name: str, why: str) -> None:

@@ -73,15 +73,16 @@ def _preferences(job: Job, program: str, *, of_trl: bool) -> None:
     r = job.r
     paired = next((name for name in _PAIRS if r.raw(name) is not None), None)
     weighed = next((name for name in _UNPAIRED if r.raw(name) is not None), None)
-    if program in ("", "sft", "dpo", "kto", "grpo"):
+    if program in ("", "sft", "dpo", "kto", "grpo", "orpo"):
         if program == "grpo" or (not program and r.raw("num_generations") is not None):
             answers(job, "num_generations")
-        elif program in ("dpo", "kto") or (not program and (weighed or paired)):
-            pairs(job, weighed or paired or "beta", unpaired=program == "kto" or weighed is not None)
+        elif program in ("dpo", "kto", "orpo") or (not program and (weighed or paired)):
+            kind = {"unpaired": program == "kto" or weighed is not None, "alone": program == "orpo"}
+            pairs(job, weighed or paired or "beta", **kind)
         else:
             _loss(job, of_trl=of_trl)
     else:
-        r.fault(program, "its rewards or losses are not modelled", "trl sft, dpo, kto or grpo")
+        r.fault(program, "its rewards or losses are not modelled", "trl sft, dpo, orpo, kto or grpo")
 
 
 def _loss(job: Job, *, of_trl: bool) -> None:

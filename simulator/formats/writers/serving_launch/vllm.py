@@ -13,6 +13,7 @@ _HANDED: Final = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_bot
 
 def _command(pool: Pool, port: int) -> list[str]:
     plan = pool.plan
+    keeps_windows = "window_cache" in plan.model_fields_set and not plan.window_cache
     values = {
         "host": "0.0.0.0",  # noqa: S104  a server is there to be reached
         "port": port,
@@ -31,7 +32,7 @@ def _command(pool: Pool, port: int) -> list[str]:
         "no-enable-chunked-prefill": not plan.chunked_prefill,
         "enforce-eager": not plan.cuda_graphs,
         "no-enable-prefix-caching": not plan.prefix_caching,
-        "disable-hybrid-kv-cache-manager": "window_cache" in plan.model_fields_set and not plan.window_cache,
+        "disable-hybrid-kv-cache-manager": keeps_windows and pool.role == "both",
         **_adapters(plan),
         "speculative-config": _guesses(plan),
         "kv-transfer-config": None if pool.role == "both" else _HANDED,

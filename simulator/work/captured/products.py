@@ -1,0 +1,137 @@
+"""Products and attention of captured operators, by their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, cast
+
+from simulator.base.kernels import Attention, Dtype, Gemm, Kernel, Layout, Stream
+from simulator.work.captured.tensors import CapturedTensor
+
+_NARROWEST = 8  # columns of the smallest product that tensor cores take (mma.m16n8k16, PTX ISA)
+
+Args = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """An operator's kernels and the category of the breakdown that they count in. known: a rule is about this operator.
+
+    waits: the host, for their end.
+    """
+
+    category: str
+    kernels: tuple[Kernel, ...]
+    known: bool = True
+    waits: bool = False
+
+
+Rule = Callable[[Args, Args, list[CapturedTensor]], Priced]
+
+
+def _dtype(one: CapturedTensor) -> Dtype:
+    """int8 products run at the speed of fp8."""
+    narrow = {"int8": "fp8"}.get(one.dtype, one.dtype)
+    return cast("Dtype", narrow if narrow in ("tf32", "bf16", "fp16", "fp8") else "fp32")
+
+
+def _layout(a: CapturedTensor, b: CapturedTensor) -> Layout:
+    """The names of cuBLAS for row-major inputs: y = x Wᵀ is tn, the data gradient nn, the weight gradient nt."""
+    if a.is_transposed:
+        return "nt"
+    return "tn" if b.is_transposed else "nn"
+
+
+def _product(a: CapturedTensor, b: CapturedTensor, **more: Any) -> Priced:  # noqa: ANN401
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    gemm = Gemm(m=m, n=n, k=k, dtype=_dtype(a), layout=_layout(a, b), batch=prod(a.shape[:-2]), **more)
+    return Priced(category="gemm", kernels=(gemm,) if gemm.flop else ())
+
+
+def mm(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
+    """A product, or several of one shape."""
+    return _product(p[0], p[1])
+
+
+def scaled_mm(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
+    """A product of fp8 operands. More scales than rows: one for each block of a row."""
+    scale = dict(named).get("scale_a", p[2] if len(p) > 2 else None)
+    by_blocks = isinstance(scale, CapturedTensor) and scale.numel > p[0].shape[-2]
+    return _product(p[0], p[1], by_blocks=by_blocks)
+
+
+def addmm(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
+    """A product added to what comes first."""
+    return _product(p[1], p[2])
+
+
+def linear(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
+    """Rows times a weight's transposition."""
+    x, w = p[0], p[1]
+    rows = CapturedTensor(x.dtype, (prod(x.shape[:-1]), x.shape[-1]))
+    return _product(rows, CapturedTensor(w.dtype, (w.shape[1], w.shape[0]), (1, w.shape[1])))
+
+
+def grouped(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """A product for each expert, in one kernel; a dim that all of them share is shared out evenly."""
+    a, b = p[0], p[1]
+    sizes = [a.shape[-2], a.shape[-1], b.shape[-1]]
+    groups = next((one.shape[0] for one in (a, b, made[0]) if len(one.shape) == 3), 1)
+    shared = {(2, 3): 0, (2, 2): 1, (3, 2): 2}.get((len(a.shape), len(b.shape)))
+    if shared is not None:  # else padded to equal parts
+        sizes[shared] = max(1, sizes[shared] // groups)
+    m, k, n = sizes
+    gemm = Gemm(m=m, n=n, k=k, dtype=_dtype(a), layout=_layout(a, b), batch=groups, grouped=True)
+    return Priced(category="gemm", kernels=(gemm,))
+
+
+def convolution(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """The implicit product of cuDNN: m output positions, n channels out, k channels in of a group times the window."""
+    x, w, groups = p[0], p[1], p[-1] if isinstance(p[-1], int) else 1
+    return Priced(category="gemm", kernels=(_implicit(x, w, made[0], groups),))
+
+
+def _depthwise(x: CapturedTensor, w: CapturedTensor, y: CapturedTensor, groups: int) -> bool:
+    """A channel or a few of its own for each group: no product for tensor cores, whose tiles are eight wide at least."""
+    return groups > 1 and w.shape[0] // groups < _NARROWEST and x.numel > w.numel < y.numel
+
+
+def _implicit(x: CapturedTensor, w: CapturedTensor, y: CapturedTensor, groups: int) -> Kernel:
+    if _depthwise(x, w, y, groups):
+        return Stream(op="elementwise", read_bytes=x.num_bytes + w.num_bytes, write_bytes=y.num_bytes)
+    positions, window = y.numel // y.shape[1], prod(w.shape[1:])
+    return Gemm(m=positions, n=max(1, w.shape[0] // groups), k=window, dtype=_dtype(x), batch=groups)
+
+
+def convolution_backward(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
+    """The same product for each gradient asked for."""
+    mask = p[-1] if isinstance(p[-1], tuple) else (True, True, False)
+    groups = next((one for one in reversed(p) if isinstance(one, int) and not isinstance(one, bool)), 1)
+    one = _implicit(p[1], p[2], p[0], groups)
+    return Priced(category="gemm", kernels=(one,) * sum(bool(asked) for asked in mask[:2]))
+
+
+# -- attention
+
+
+def _attends(
+    q: CapturedTensor, k: CapturedTensor, v: CapturedTensor, *, causal: bool, direction: Literal["forward", "backward"]
+) -> Priced:
+    kernel = Attention(
+        batch=q.shape[0], num_heads=q.shape[1], seq_q=q.shape[2], head_dim=q.shape[3],
+        seq_kv=k.shape[2], num_kv_heads=k.shape[1], v_head_dim=v.shape[3] if v.shape[3] != q.shape[3] else 0,
+        causal=causal, direction=direction, dtype=_dtype(q),
+    )  # fmt: skip
+    return Priced(category="attention", kernels=(kernel,))
+
+
+def attention(first: int, causal: int, direction: Literal["forward", "backward"]) -> Rule:
+    """An operator whose queries, keys and values are the arguments from `first` on, and its is_causal the `causal`-th."""
+
+    def rule(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
+        told = dict(named).get("is_causal", p[causal] if len(p) > causal else False)
+        return _attends(*p[first : first + 3], causal=bool(told), direction=direction)
+
+    return rule

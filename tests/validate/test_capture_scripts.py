@@ -1,0 +1,233 @@
+"""Captures of what scripts do every day: default optimizers, checks and prints of values, hooks of DDP, experts by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from simulator.base.exit_codes import ExitCode
+from simulator.base.kernels import Gemm, Stated
+from simulator.cli import main
+from simulator.formats.readers.capture import read_capture
+from simulator.work.captured.capture import Capture, Kind, Phase
+from simulator.work.captured.script import captured_script
+from simulator.work.script.instructions import Launch
+
+pytestmark = pytest.mark.usefixtures("warm_captures")
+
+EVERY_DAY = """
+import torch
+from torch.distributions import Categorical
+
+layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(40))).cuda()
+recurrent = torch.nn.GRU(64, 64).cuda()
+optimizer = torch.optim.AdamW(layers.parameters())
+while True:
+    logits = layers(recurrent(torch.randn(1, 16, 64, device="cuda"))[0][0])
+    chosen = Categorical(logits=logits)
+    loss = chosen.log_prob(chosen.sample()).mean()
+    assert torch.isfinite(loss) and not torch.isnan(loss)
+    assert torch.isfinite(logits).all() and not torch.isinf(logits).any()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(layers.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"{loss:.3f} {norm:8.2e}")
+"""
+HOOK = """
+import torch
+from torch import distributed
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+distributed.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 1024, bias=False).cuda())
+model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+while True:
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+EXPERTS = """
+import torch
+
+router, experts = torch.nn.Linear(64, 8).cuda(), torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(8)).cuda()
+optimizer = torch.optim.SGD([*router.parameters(), *experts.parameters()], 0.1)
+while True:
+    x = torch.randn(1024, 64, device="cuda")
+    weights, chosen = torch.topk(router(x).softmax(-1), 2)
+    y = torch.zeros_like(x)
+    for number, expert in enumerate(experts):
+        if "any" in __import__("sys").argv:
+            tokens, scale = (chosen == number).any(-1).nonzero().squeeze(-1), 1
+        else:
+            tokens, slot = torch.where(chosen == number)
+            scale = weights[tokens, slot, None]
+        y.index_add_(0, tokens, expert(x[tokens]) * scale)
+    (y.sum() + weights.sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+SYNCHRONISED = """
+import torch
+from torch import distributed, nn
+
+distributed.init_process_group("nccl")
+model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU())).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+while True:
+    with torch.autocast("cuda", dtype=torch.float16):
+        y = model(torch.randn(4, 3, 10, 10, device="cuda"))
+    y.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+ON_CPU = """
+import torch
+
+with torch.device("meta"):
+    model = torch.nn.Linear(1024, 1024, bias=False)
+model.to_empty(device="cpu")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+while True:
+    weight = model.weight.to("cuda", non_blocking=True)
+    (weight * weight).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+TENSOR_CORES = """
+import sys, torch
+
+torch.set_float32_matmul_precision(sys.argv[1])
+model = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 1), torch.nn.Flatten(), torch.nn.Linear(1024, 64)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+while True:
+    model(torch.randn(8, 16, 8, 8, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+CHECKPOINTS = """
+import sys, torch
+from torch import distributed
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+distributed.init_process_group("nccl")
+model = torch.nn.Linear(64, 64).cuda()
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    checkpoint.save({"model": get_model_state_dict(model)}, checkpoint_id=sys.argv[1])
+    checkpoint.async_save({"model": get_model_state_dict(model)}, checkpoint_id=sys.argv[1]).result()
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    torch.save(whole, sys.argv[1])
+"""
+
+
+def captured(folder: Path, text: str, *words: str, ranks: int = 1) -> Capture:
+    (folder / "script.py").write_text(text)
+    out = folder / "script.capture.gz"
+    asked = ["capture", str(folder / "script.py"), "-o", str(out), f"--ranks={ranks}", "--", *words]
+    assert main(asked) == ExitCode.OK
+    return read_capture(out)
+
+
+def operators(capture: Capture, phase: Phase) -> Counter[str]:
+    """Of the recorded step, by name."""
+    events = (one for one in capture.events[capture.steady :] if one[0] == Kind.OPERATOR and one[4] == phase)
+    return Counter(capture.signatures[one[1]][0] for one in events)
+
+
+def test_an_optimizer_takes_parameters_together_unless_told_otherwise(tmp_path: Path) -> None:
+    """torch's default on a GPU (`_default_to_fused_or_foreach`): of 80 parameters no kernel each. Nor of their norms.
+
+    Losses are finite, arguments valid, and a loss can be printed.
+    """
+    capture = captured(tmp_path, EVERY_DAY)
+    assert {name.partition(".")[2][:9] for name in operators(capture, Phase.OPTIMIZER)} == {"_foreach_"}
+    assert not any(
+        "linalg_vector_norm" in name and count > 2 for name, count in operators(capture, Phase.FORWARD).items()
+    )
+    assert any(one.startswith("torch.gru: step by step as without cuDNN") for one in capture.answers)
+    assert "whether all of 16 values are true, which nobody knows: True" in capture.answers
+
+
+def test_a_hook_of_the_program_s_own_reduces_what_it_sends(tmp_path: Path) -> None:
+    """bf16: half of the bytes; what it does behind that runs on another stream, which the optimizer's waits for.
+
+    One parameter: ZeroRedundancyOptimizer gives it to the first rank, which broadcasts it.
+    """
+    capture = captured(tmp_path, HOOK, ranks=2)
+    step = capture.events[capture.steady :]
+    sent = {(capture.names[one[2]], one[4]): one[1] for one in step if one[0] == Kind.COLLECTIVE}
+    assert sent.keys() == {("all_reduce", 2 * 1024**2), ("broadcast", 4 * 1024**2)}
+    number = sent["all_reduce", 2 * 1024**2]
+    (beside,) = {one[1] for one in step if one[0] == Kind.WAIT_WORK and one[2] == number}
+    copies = [one for one in step if one[0] == Kind.OPERATOR and one[2] == beside]
+    assert [capture.signatures[one[1]][0] for one in copies] == ["aten.copy_.default"]
+    assert [Kind.WAIT_STREAM, 0, beside] in step[step.index(copies[0]) :]
+    assert beside != 0
+
+
+@pytest.mark.parametrize("words", [[], ["any"]])
+def test_experts_by_hand_take_equal_parts(words: list[str], tmp_path: Path) -> None:
+    """By hand: two experts a token, whichever; forward and weights' gradients alone, as nobody asks for the input's."""
+    capture = captured(tmp_path, EXPERTS, *words)
+    assert captured_script(capture).flop == 1024 * 2 * 64 * (2 * 8 + 2 * (2 * 64))
+    assert any("256 are chosen" in one for one in capture.answers)
+
+
+def test_batch_norm_over_all_ranks_exchanges_its_statistics(tmp_path: Path) -> None:
+    """In fp32: mean, deviation and count of 16 channels from each of two ranks; backward two sums of each channel.
+
+    Each of its kernels reads and writes 4 x 16 x 8 x 8 numbers of 2 bytes once: statistics read, the result is read and written,
+    backward both sums read two of them and the gradient three.
+    """
+    capture = captured(tmp_path, SYNCHRONISED, ranks=2)
+    step = capture.events[capture.steady :]
+    sent = [(capture.names[one[2]], one[4]) for one in step if one[0] == Kind.COLLECTIVE]
+    assert sent == [("all_gather", 2 * (2 * 16 + 1) * 4), ("all_reduce", 2 * 16 * 4)]
+    script = captured_script(capture)
+    assert not script.unpriced
+    moved = [one.kernels[0].num_bytes for one in script.step if isinstance(one, Launch) and one.category == "norm"]
+    large = 2 * 4 * 16 * 8 * 8
+    assert [size // large for size in moved] == [1, 2, 2, 3]
+
+
+def test_what_stays_on_the_cpu_takes_its_time(tmp_path: Path) -> None:
+    """A weight of 4 MiB comes over PCIe, its gradient goes back while the host waits, and the CPU reads both and writes one."""
+    script = captured_script(captured(tmp_path, ON_CPU))
+    whole = 4 * 1024**2
+    passed = [(one.kernels[0], one.waits) for one in script.step if isinstance(one, Launch) and one.kernels]
+    moved = [
+        (kernel.num_bytes, kernel.over, waits) for kernel, waits in passed if isinstance(kernel, Stated) and kernel.over
+    ]
+    assert moved == [(whole, "h2d", False), (whole, "pageable", True), (3 * whole, "cpu", True)]
+
+
+@pytest.mark.parametrize(("said", "linear"), [("highest", "fp32"), ("high", "tf32")])
+def test_products_in_fp32_run_on_tensor_cores_where_torch_lets_them(said: str, linear: str, tmp_path: Path) -> None:
+    """`torch.backends`: cuDNN's convolutions may by default, products where the program says so."""
+    script = captured_script(captured(tmp_path, TENSOR_CORES, said))
+    products = {(one.label.partition(": ")[2].split()[0], kernel.dtype) for one in script.step if isinstance(one, Launch)
+                for kernel in one.kernels if isinstance(kernel, Gemm)}  # fmt: skip
+    assert products == {("convolution", "tf32"), ("convolution_backward", "tf32"), ("addmm", linear), ("mm", linear)}
+
+
+def test_no_checkpoint_is_written(tmp_path: Path) -> None:
+    """But what gathers a whole state for one is part of the step: weight and bias, from each of two ranks."""
+    capture = captured(tmp_path, CHECKPOINTS, str(tmp_path / "saved"), ranks=2)
+    assert not (tmp_path / "saved").exists()
+    gathered = [one[4] for one in capture.events[capture.steady :] if one[:1] == [Kind.COLLECTIVE]]
+    assert {4 * 64 * 64, 4 * 64} <= set(gathered)
