@@ -14,6 +14,7 @@ from typing_extensions import override
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from simulator.base.garbage import COLLECT
 from simulator.predict import MemoryUse, Prediction, Source
 from simulator.work.trace import MemoryTrace, Timeline
 from tests import examples, warm
@@ -85,6 +86,7 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+        gc.set_threshold(*COLLECT)  # as in the command line
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from simulator.base.files import abandoned, owned_file
+from simulator.base.garbage import COLLECT
 
 ItemT = TypeVar("ItemT")
 FoundT = TypeVar("FoundT")
-COLLECT: Final = 50_000, 20, 50  # a simulation makes many objects and few cycles: collect them less often
 RETRIES: Final = 5  # of a task whose process died
 _DEEPEST: Final = 89  # bytes of a folder: a socket's path has 107 (Linux's sockaddr_un), and its name in there takes 18
 _OWNER: Final = "owner"  # a file, locked by the process whose folder it lies in

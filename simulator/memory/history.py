@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from operator import itemgetter
 
-from simulator.memory.allocator import Block, CachingAllocator
+from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator
+from simulator.memory.allocator.blocks import MIN_BLOCK_BYTES, SMALL_BYTES
 from simulator.memory.offloading import saved_bytes
 from simulator.memory.step import StepWriter
 from simulator.memory.tape import CATEGORIES, DONE, FREE, FREE_LATER, TAG, Event
@@ -57,7 +58,7 @@ class History:
     @cached_property
     def bounds(self) -> list[int]:
         """Event indices of the steady step between which nothing but one moment happens: two at least."""
-        later = {len(self.events), *(at for at in self.begins if at > self.steady)}
+        later = {len(self.events), *self.begins[bisect_right(self.begins, self.steady) :]}
         return [self.steady, *(sorted(later - {self.steady}) or [self.steady])]
 
 
@@ -130,10 +131,11 @@ def write_history(  # noqa: PLR0913  what a history hangs on
     early = plan.traits.master_copy  # their optimizers make their state when they are built
     step.persistent(workspaces, optimizer_state=early or steps == 1)
     count = filling(plan.pipeline_schedule, plan.pp, plan.num_micro_batches)
+    script = step.script(count)
     if steps == 2:
-        step.step(count, first=not early)
+        step.step(script, count, first=not early)
     steady = len(step.writer.events)
-    step.step(count)
+    step.step(script, count)
     writer = step.writer
     return History(events=writer.events, marks=writer.marks, num_slots=writer.num_slots, steady=steady)
 
@@ -179,17 +181,17 @@ def _write(writer: Writer, slots: dict[Hashable, int], script: Iterable[Instruct
 
 
 def step_live_bytes(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> StepLiveBytes:
-    """Sum of live bytes over the steady step, each storage rounded up to `granularity_bytes`."""
+    """Sum of live bytes over the steady step, each storage rounded up to `granularity_bytes`, a power of two."""
     sizes = [0] * history.num_slots
-    up = granularity_bytes - 1
+    events, up, down = history.events, granularity_bytes - 1, -granularity_bytes
     live = 0
     most: list[tuple[int, int]] = []
     ends: list[int] = []
     for start, end in pairwise([0, *history.bounds]):
         highest, at = live, start
-        for index, (slot, num_bytes, _, _) in enumerate(history.events[start:end], start):
+        for index, (slot, num_bytes, _, _) in enumerate(events[start:end], start):
             if num_bytes >= 0:
-                sizes[slot] = size = (num_bytes + up) // granularity_bytes * granularity_bytes
+                sizes[slot] = size = (num_bytes + up) & down
                 live += size
                 if live > highest:
                     highest, at = live, index
@@ -197,20 +199,20 @@ def step_live_bytes(history: History, granularity_bytes: int = CUDA_GRANULARITY_
                 live -= sizes[slot]
         most.append((highest, at))
         ends.append(live)
-    still = [(live, len(history.events) - 1)]  # of a step that allocates nothing
+    still = [(live, len(events) - 1)]  # of a step that allocates nothing
     return StepLiveBytes(most=most[1:] or still, ends=ends[1:] or [live], resident=ends[0], final=live)
 
 
 def live_by_category(history: History, at: int, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> dict[str, int]:
     """Category -> live bytes just after event `at`."""
-    alive: dict[int, tuple[int, int]] = {}
-    for slot, num_bytes, _, tag in history.events[: at + 1]:
-        if num_bytes >= 0:
-            alive[slot] = (num_bytes, tag)
-        elif num_bytes != DONE:
-            del alive[slot]
+    alive: dict[int, Event] = {}
+    for event in history.events[: at + 1]:
+        if event[1] >= 0:
+            alive[event[0]] = event
+        elif event[1] != DONE:
+            del alive[event[0]]
     totals = dict.fromkeys(CATEGORIES, 0)
-    for num_bytes, tag in alive.values():
+    for _, num_bytes, _, tag in alive.values():
         totals[CATEGORIES[tag]] += -(-num_bytes // granularity_bytes) * granularity_bytes
     return {name: size for name, size in totals.items() if size}
 
@@ -219,25 +221,85 @@ def step_reserved_bytes(
     history: History, allocator: CachingAllocator, at_steady: Callable[[], None] | None = None
 ) -> list[int]:
     """Bytes the allocator has reserved at the end of each moment of the steady step. at_steady: called where that begins."""
-    malloc, free = allocator.malloc, allocator.free
+    usual = allocator.settings == AllocatorSettings()
+    play = partial(_played_usually, merged=list[Block]()) if usual else _played
     blocks: dict[int, Block] = {}
     reserved: list[int] = []
     for start, end in pairwise([0, *history.bounds]):
-        for slot, num_bytes, stream, _ in history.events[start:end]:
-            if num_bytes >= 0:
-                blocks[slot] = malloc(num_bytes, stream)
-            elif num_bytes == FREE:
-                free(blocks.pop(slot))
-            elif num_bytes == FREE_LATER:
-                block = blocks.pop(slot)
-                allocator.record_stream(block, stream)
-                free(block)
-            else:
-                allocator.synchronize(stream)
+        play(history.events[start:end], allocator, blocks)
         if not reserved and at_steady is not None:
             at_steady()
         reserved.append(allocator.reserved_bytes)
     return reserved[1:] or reserved
+
+
+def _played(events: Iterable[Event], allocator: CachingAllocator, blocks: dict[int, Block]) -> None:
+    """blocks: of the storages that are alive."""
+    for slot, num_bytes, stream, _ in events:
+        if num_bytes >= 0:
+            blocks[slot] = allocator.malloc(num_bytes, stream)
+        elif num_bytes == FREE:
+            allocator.free(blocks.pop(slot))
+        elif num_bytes == FREE_LATER:
+            block = blocks.pop(slot)
+            allocator.record_stream(block, stream)
+            allocator.free(block)
+        else:
+            allocator.synchronize(stream)
+
+
+def _played_usually(  # noqa: C901  one loop is what it is for
+    events: Iterable[Event], allocator: CachingAllocator, blocks: dict[int, Block], merged: list[Block]
+) -> None:
+    """The same under PyTorch's defaults: `malloc` and `free` in one place, as a prediction makes ten thousand calls.
+
+    Of the allocator's figures only what is reserved is counted. merged: blocks that became part of others, to be used again.
+    """
+    for event in events:
+        slot, num_bytes, stream, _ = event
+        if num_bytes >= 0:
+            size = (num_bytes + MIN_BLOCK_BYTES - 1) & -MIN_BLOCK_BYTES or MIN_BLOCK_BYTES
+            small = size <= SMALL_BYTES
+            pool = allocator.pools.get((stream, small)) or allocator.new_pool(stream, small=small)
+            free = pool.free
+            at = bisect_left(free, (size,))
+            block = free.pop(at)[2] if at < len(free) else allocator.from_driver(pool, size)
+            left = block.size - size
+            if left > (0 if small else SMALL_BYTES):
+                address, after = block.address + size, block.next
+                if merged:
+                    rest = merged.pop()
+                    rest.address, rest.size, rest.pool = address, left, pool
+                else:
+                    rest = Block(address, left, pool)
+                block.size, block.next, rest.prev, rest.next = size, rest, block, after
+                if after is not None:
+                    after.prev = rest
+                insort(free, (left, address, rest))
+            block.used = True
+            blocks[slot] = block
+        elif num_bytes == FREE and not (block := blocks[slot]).uses:
+            del blocks[slot]
+            block.used = False
+            free, before, after = block.pool.free, block.prev, block.next
+            if before is not None and not before.used:
+                del free[bisect_left(free, (before.size, before.address))]
+                before.size += block.size
+                before.next = after
+                if after is not None:
+                    after.prev = before
+                merged.append(block)
+                block = before
+            if after is not None and not after.used:
+                del free[bisect_left(free, (after.size, after.address))]
+                block.size += after.size
+                block.next = after.next
+                if after.next is not None:
+                    after.next.prev = block
+                merged.append(after)
+            insort(free, (block.size, block.address, block))
+        else:
+            _played((event,), allocator, blocks)
 
 
 def moment_of(history: History, index: int) -> tuple[str, int, str, str]:

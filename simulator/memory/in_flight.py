@@ -18,7 +18,7 @@ class InFlight:
     saved: (tape, base, input slot) of each unit that it passed; gradients: slots of their outputs' gradients, where a
     backward is split. value: slot of what the last one made, an activation
     or a gradient. coming: units whose evicted activations were sent for. own: gradients of the unit that ran last; head: those of the head. ones, loss: of the loss.
-    sent: slot of what the next stage got, where it is kept.
+    sent: slot of what the next stage got, where it is kept. units: of the chunk, as `StepWriter._unit` has them.
     """
 
     index: int
@@ -35,6 +35,7 @@ class InFlight:
     loss: int = 0
     sent: int | None = None
     adds: bool = False
+    units: dict[int, tuple[int, str, Tape]] = field(default_factory=dict)
 
     @property
     def splits(self) -> bool:

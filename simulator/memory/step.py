@@ -62,6 +62,7 @@ class StepWriter:
         self._parts = parts_of(model)
         self._names, self._kinds = body_names(model), model.body
         self._messages = Messages(self.writer, plan, blocks.layer.input_bytes, stage)
+        self._resident = resident_tensors(model, plan)
         self.buffers = buffers(self.writer, model, plan)
         self._parameter_bytes = DTYPE_BYTES[gradient_dtype(plan, stack)]
         self.buffers.whole_table_numel = whole_table_numel(model, blocks)
@@ -82,10 +83,9 @@ class StepWriter:
         workspaces: of the libraries' handles, taken by a thread's first product: the forward's, then the backward's.
         """
         self.writer.at("start", 0, "", "persistent state")
-        for category, sizes in resident_tensors(self.model, self.plan).items():
+        for category, sizes in self._resident.items():
             if category != "optimizer_state" or optimizer_state:
-                for size in sizes:
-                    self.writer.alloc(size, category)
+                self.writer.alloc_each(sizes, category)
         tokens = self.plan.micro_batch_size * self.plan.seq_len // self.plan.cp
         tokens *= self._messages.micro_batches_here
         self._inputs = self.writer.alloc(tokens * 8, "inputs")
@@ -96,15 +96,18 @@ class StepWriter:
             for size in grouped_workspaces(self._stack, workspaces):
                 self.writer.alloc(size, "workspaces")
 
-    def step(self, num_micro_batches: int, *, first: bool = False) -> None:
-        """One optimizer step. `first`: it creates the optimizer's state."""
+    def script(self, num_micro_batches: int) -> list[Instruction]:
+        """One optimizer step."""
+        return list(step_script(self.plan, self._stack, [p.chunk for p in self._parts], num_micro_batches, self.stage))
+
+    def step(self, script: Iterable[Instruction], num_micro_batches: int, *, first: bool = False) -> None:
+        """An optimizer step of so many micro-batches. first: it creates the optimizer's state."""
         chunks = [part.chunk for part in self._parts]
-        script = step_script(self.plan, self._stack, chunks, num_micro_batches, self.stage)
         self._messages.begin(chunks, self.plan.num_micro_batches - num_micro_batches)
         self.read(script, num_micro_batches, first=first)
 
     def read(self, script: Iterable[Instruction], num_micro_batches: int = 1, *, first: bool = False) -> None:
-        """A script's step. Collectives have buffers of their own, outside of it."""
+        """A script's step. Collectives have buffers of their own, outside of it. first: it creates the optimizer's state."""
         self.buffers.begin()
         self._graded.clear()
         for one in script:
@@ -126,8 +129,7 @@ class StepWriter:
         self.writer.catch_up()
 
     def _state(self) -> None:
-        for size in resident_tensors(self.model, self.plan)["optimizer_state"]:
-            self.writer.alloc(size, "optimizer_state")
+        self.writer.alloc_each(self._resident["optimizer_state"], "optimizer_state")
 
     # -- passes
 
@@ -252,6 +254,7 @@ class StepWriter:
     def _choose_tapes(self, one: Pass, state: InFlight) -> None:
         """A chunk's first gradients are kept, later ones added to them."""
         if one.chunk in self._graded and self.buffers.adds_in_place:
+            state.units = {}
             state.tapes, state.adds = self._adding, self.model.tied_embeddings and state.part.chunk.embedding
             if state.adds:  # to a tied matrix's gradient when both ends have theirs
                 state.tapes = replace(self._adding, head=self._tapes.head, embedding=self._tapes.embedding)
@@ -273,14 +276,16 @@ class StepWriter:
     def _units(self, state: InFlight, one: Pass, group: Sequence[UnitInstruction]) -> None:
         for instruction in group:
             number = instruction.unit
-            unit, name, tape = self._unit(state, number)
+            if number not in state.units:
+                state.units[number] = self._unit(state, number)
+            unit, name, tape = state.units[number]
             match instruction:
                 case Unshard():
                     self._unshard(state, one, instruction, unit, name, tape)
                 case Run(_, "forward"):
                     self._run_forward(state, number, tape)
                 case Run(_, phase):
-                    self._run(state, number, unit, phase)
+                    self._run(state, number, unit, phase, tape)
                 case Evict():
                     assert state.evictor is not None
                     state.evictor.forward(number, tape, state.saved[number][1])
@@ -295,6 +300,7 @@ class StepWriter:
                     pass
 
     def _unit(self, state: InFlight, number: int) -> tuple[int, str, Tape]:
+        """A unit of the chunk as the buffers number it, its name, and its tape."""
         part, tapes = state.part, state.tapes
         if part.chunk.is_embedding(number):
             return ROOT, "embedding", tapes.embedding
@@ -340,10 +346,9 @@ class StepWriter:
         self.writer.play(tape.forward, base, given, 0, start=tape.early, end=tape.cut if head else None)
         state.value = base + tape.output if tape.output >= 0 else given
 
-    def _run(self, state: InFlight, number: int, unit: int, phase: str) -> None:
+    def _run(self, state: InFlight, number: int, unit: int, phase: str, tape: Tape) -> None:
         """The loss, or a unit's backward."""
         writer, (_, base, given) = self.writer, state.saved[number]
-        _, _, tape = self._unit(state, number)
         if phase == "loss":
             state.loss = state.value
             writer.play(tape.forward, base, given, 0, start=tape.cut)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -230,10 +231,12 @@ def memory_trace(
     history: History, live: StepLiveBytes, reserved: list[int], use: MemoryUse, *, quick: bool
 ) -> MemoryTrace:
     """What is alive and reserved over the steady step; quick: without its moments."""
-    per_moment = () if quick else zip(live.most, reserved, strict=True)
+    steady = history.marks[bisect_left(history.begins, history.steady) :]
+    latest = {} if quick else {mark[0]: mark[1:] for mark in steady}
+    moments = () if quick else zip(history.bounds[:-1], live.most, reserved, strict=True)
     samples = tuple(
-        MemorySample(label=label(moment_of(history, index)), allocated_bytes=highest, reserved_bytes=reserved_bytes)
-        for (highest, index), reserved_bytes in per_moment
+        MemorySample(label(latest.get(start) or moment_of(history, start)), highest, reserved_bytes)
+        for start, (highest, _), reserved_bytes in moments
     )
     peak_index = live.most.index(live.peak)
     return MemoryTrace(samples=samples, peak_index=peak_index, by_category=use.by_category)

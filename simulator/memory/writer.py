@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from simulator.memory.tape import DONE, FREE, FREE_LATER, GRADIENT, INPUT, RECORDED, TAG, Event, Part
 from simulator.work.script.storage import COMPUTE
 
@@ -30,6 +32,12 @@ class Writer:
         self.num_slots += 1
         self.events.append((slot, num_bytes, stream, TAG[category]))
         return slot
+
+    def alloc_each(self, sizes: Sequence[int], category: str) -> list[int]:
+        slots, tag = list(range(self.num_slots, self.num_slots + len(sizes))), TAG[category]
+        self.num_slots += len(sizes)
+        self.events.extend([(slot, size, COMPUTE, tag) for slot, size in zip(slots, sizes, strict=True)])
+        return slots
 
     def free(self, *slots: int) -> None:
         self.events.extend([(slot, FREE, COMPUTE, 0) for slot in slots])

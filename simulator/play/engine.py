@@ -44,6 +44,7 @@ from simulator.work.program import Chain, Collective, Compute, Number, Program, 
 from simulator.work.trace import Span, Timeline
 
 MOST_INTERFERENCE = Fraction(9, 10)  # compute never stops entirely: NCCL takes some SMs, not all
+_LITTLE = 0.5  # surely less: comparing a float with a Fraction takes longer than all the rest of a change of rate
 
 _REPORT_EVERY = 20_000  # events: some 50 ms
 _NAMED = 8  # waiting ops that an error names
@@ -343,7 +344,8 @@ class _Player:
         self._rerate()
 
     def _rerate(self) -> None:
-        self._rate = 1 - min(summed(self._slowed_by.values()), MOST_INTERFERENCE)
+        slowed = summed(self._slowed_by.values())
+        self._rate = 1 - (slowed if slowed < _LITTLE else min(slowed, MOST_INTERFERENCE))
         for process in self._computing:
             process.interrupt()
 

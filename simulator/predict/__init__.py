@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from simulator.base.arguments import checked
 from simulator.base.fit import Fit
+from simulator.base.garbage import collected_rarely
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.play.lower import Lowering, lower
 from simulator.play.lower.host_lead import passes_ahead
@@ -49,11 +50,12 @@ def predict(
     a second; the command line does); over several nodes, what hangs on the network between them.
     Raises PlanError, ModelError, ClusterError, StackError or CalibrationError with every fault found.
     """
-    stack = stack or Stack.of(plan)
-    calibration = calibration or Calibration.for_device(cluster.device)
-    curves = curves or calibration.links or default_curves()
-    lowering = lower(model, plan, cluster, stack, calibration, curves)
-    return prediction_of(lowering, memory_of(lowering), fold=fold, advise=advise)
+    with collected_rarely():
+        stack = stack or Stack.of(plan)
+        calibration = calibration or Calibration.for_device(cluster.device)
+        curves = curves or calibration.links or default_curves()
+        lowering = lower(model, plan, cluster, stack, calibration, curves)
+        return prediction_of(lowering, memory_of(lowering), fold=fold, advise=advise)
 
 
 def memory_of(lowering: Lowering, *, quick: bool = False) -> StepMemory:

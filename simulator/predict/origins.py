@@ -30,7 +30,11 @@ def extrapolated(lowering: Lowering) -> tuple[str, ...]:
 
 
 def _kernels(lowering: Lowering) -> list[Kernel]:
-    return [kernel for block in lowering.blocks.kinds for op in block.ops for kernel in (*op.forward, *op.backward)]
+    return list(
+        dict.fromkeys(
+            kernel for one in lowering.blocks.kinds for op in one.ops for kernel in (*op.forward, *op.backward)
+        )
+    )
 
 
 def sources(lowering: Lowering) -> tuple[Source, ...]:

@@ -190,8 +190,7 @@ def _overlap(left: list[Interval], right: list[Interval]) -> Number:
     return total
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySample:
+class MemorySample(NamedTuple):
     """What is held after one memory event. `label` names the moment."""
 
     label: str

@@ -17,7 +17,7 @@ import os
 import sys
 import time
 
-from simulator.base.processes import COLLECT
+from simulator.base.garbage import COLLECT
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.studies.search import Processes, SearchReport, SearchStudy, Serial, Space, search

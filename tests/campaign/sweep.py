@@ -2,8 +2,8 @@
 
 A scheduler and two workers on this machine; a worker in turn is killed every so many seconds, and another begins. The answer
 must be that of the same search in one process, byte for byte, and the journal below 2 GB for a million plans. The exit code
-is 1 if it is not. A plan takes some 40 ms of a core in each of the two searches, so a million take half a day of two cores;
-fewer tell the same (needs `distributed`).
+is 1 if it is not. A plan takes some 12 ms of a core in each of the two searches (of its own, most in what any plan costs,
+not in its layers), so a million take three and a half hours of two cores; fewer tell the same (needs `distributed`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.campaign.lost import Served
 
 MOST_BYTES: Final = 2e9  # of a journal of a million plans
 _SIZES: Final = 8  # plans of the space below, by size of bucket: at least so many
-_LEAST_KIB: Final = 8192  # all gradients in few buckets: a plan takes 40 ms, not a second
+_LEAST_KIB: Final = 8192  # all gradients in few buckets: a plan takes 12 ms, not a second
 _STARTS: Final = 10  # of the same command
 _MODEL: Final = b'name = "small"\nnum_layers = 2\nd_model = 512\nnum_heads = 8\nd_ff = 1408\nvocab_size = 1024\n'
 

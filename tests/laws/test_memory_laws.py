@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.memory import simulate_memory, step_live_bytes, step_reserved_bytes, write_history
-from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator
+from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemoryError
 from simulator.spec.cluster.device import Device, PeakFlop
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -196,6 +196,26 @@ def test_a_step_gives_back_what_it_took_and_never_frees_twice(model: Model, stac
     allocator = CachingAllocator()
     reserved = step_reserved_bytes(history, allocator)
     assert all(held >= highest for (highest, _), held in zip(course.most, reserved, strict=True))
+
+
+@given(MODELS, STACKS, plans(), st.none() | st.floats(0.5, 1))
+@examples(60)
+def test_all_calls_in_one_place_leave_what_each_by_itself_does(
+    model: Model, stack: Stack, plan: Plan, share: float | None
+) -> None:
+    history = write_history(model, plan, stack, build_blocks(model, stack, plan), ())
+    capacity = None if share is None else int(share * max(step_reserved_bytes(history, CachingAllocator())))
+    apart = AllocatorSettings(max_non_split_rounding_bytes=MIB)  # means nothing where every block may be split
+    left = []
+    for settings in (None, apart):
+        allocator = CachingAllocator(settings, capacity_bytes=capacity)
+        try:
+            reserved = step_reserved_bytes(history, allocator)
+        except OutOfMemoryError as exc:
+            reserved = [exc.needed_bytes]
+        blocks = [(one.address, one.size, one.used) for one in allocator.blocks()]
+        left.append((reserved, blocks, allocator.peak_reserved_bytes, allocator.num_retries))
+    assert left[0] == left[1]
 
 
 @given(MODELS, STACKS, plans())

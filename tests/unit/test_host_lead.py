@@ -75,7 +75,7 @@ def test_nothing_waits_for_ever() -> None:
         )
         step.persistent((), optimizer_state=True)
         for _ in range(steps):
-            step.step(2)
+            step.read(step.script(2), 2)
         writer = step.writer
         history = History(events=writer.events, marks=writer.marks, num_slots=writer.num_slots, steady=0)
         reserved.append(max(step_reserved_bytes(history, CachingAllocator())))

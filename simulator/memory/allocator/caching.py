@@ -86,8 +86,8 @@ class CachingAllocator(ExpandableSegments):
         divisions = settings.roundup_power2_divisions
         size = round_request(num_bytes, divisions) if divisions or num_bytes < 1 else (num_bytes + 511) & -512
         small = size <= SMALL_BYTES
-        pool = self.pools.get((stream, small)) or self._new_pool(stream, small=small)
-        block = self._find(pool, size) or self._from_driver(pool, size)
+        pool = self.pools.get((stream, small)) or self.new_pool(stream, small=small)
+        block = self._find(pool, size) or self.from_driver(pool, size)
         remaining = block.size - size
         if small or settings.expandable_segments:
             cut = remaining >= MIN_BLOCK_BYTES
@@ -160,7 +160,7 @@ class CachingAllocator(ExpandableSegments):
 
         expandable: it is one mapped range; ranges of one stream and size come in order of address and share a segment.
         """
-        pool = self.pools.get((stream, small)) or self._new_pool(stream, small=small)
+        pool = self.pools.get((stream, small)) or self.new_pool(stream, small=small)
         if expandable:
             rest = self._adopt_range(pool, address, num_bytes)
         else:
@@ -182,7 +182,7 @@ class CachingAllocator(ExpandableSegments):
 
     def adopt_space(self, address: int, stream: int, *, small: bool) -> None:
         """Take over the address space of an expandable segment, nothing of which is mapped yet."""
-        pool = self.pools.get((stream, small)) or self._new_pool(stream, small=small)
+        pool = self.pools.get((stream, small)) or self.new_pool(stream, small=small)
         self._space(pool, address, ADOPTED_SPAN_BYTES)
 
     def empty_segment(self, address: int) -> None:
@@ -222,7 +222,8 @@ class CachingAllocator(ExpandableSegments):
         del free[at]
         return block
 
-    def _from_driver(self, pool: Pool, size: int) -> Block:
+    def from_driver(self, pool: Pool, size: int) -> Block:
+        """A block for which no cached one is large enough. Raises OutOfMemoryError."""
         if self.settings.garbage_collection_threshold > 0:
             self._collect_garbage()
         for attempt in (self._nothing, self._release_oversize, self._retry):
@@ -327,7 +328,8 @@ class CachingAllocator(ExpandableSegments):
 
     # --- counters
 
-    def _new_pool(self, stream: int, *, small: bool) -> Pool:
+    def new_pool(self, stream: int, *, small: bool) -> Pool:
+        """The first block of a stream and a size class is asked for."""
         pool = self.pools[stream, small] = Pool(stream, small=small, large_bytes=self.settings.large_segment_bytes)
         return pool
 

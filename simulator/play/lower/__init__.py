@@ -245,9 +245,15 @@ class Lowering:
 
 
 def lower(
-    model: Model, plan: Plan, cluster: Cluster, stack: Stack, calibration: Calibration, curves: LinkCurves
+    model: Model,
+    plan: Plan,
+    cluster: Cluster,
+    stack: Stack,
+    calibration: Calibration,
+    curves: LinkCurves,
+    blocks: ModelBlocks | None = None,
 ) -> Lowering:
-    """Check that the inputs fit together and price every phase.
+    """Check that the inputs fit together and price every phase. blocks: the plan's, where they have been made.
 
     Raises PlanError with every fault: degrees, divisibilities, and what cannot be modelled yet.
     """
@@ -259,7 +265,7 @@ def lower(
     stack = stack.without_interpreter() if calibration.kind == "ideal" else stack
     exceptions, kinds = cluster.exceptions, GpuKinds.of(cluster) if cluster.exceptions else None
     mesh, cluster = Mesh(plan, cluster), cluster.usual
-    blocks, shares = build_blocks(model, stack, plan), shard_shares(plan, kinds)
+    blocks, shares = blocks or build_blocks(model, stack, plan), shard_shares(plan, kinds)
     near = mesh.group_shape("dp_shard_cp").ranks_per_node
 
     def plan_on(device: Device) -> Plan:

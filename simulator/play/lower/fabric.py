@@ -39,6 +39,7 @@ class MeshFabric:
     _prices: dict[tuple[str, str, int, GroupKinds | None], tuple[CollectiveCost, float]] = field(
         default_factory=dict, compare=False, repr=False
     )
+    _slows: dict[tuple[str, str, GroupKinds | None], float] = field(default_factory=dict, compare=False, repr=False)
     _messages: dict[tuple[tuple[int, int], int, GroupKinds | None], CollectiveCost] = field(
         default_factory=dict, compare=False, repr=False
     )
@@ -120,10 +121,11 @@ class MeshFabric:
                 if group_kinds is None or self.rank_classes is None
                 else self.rank_classes.memory_weight(group_kinds)
             )
-            found = (
-                collective_cost(kind, size_bytes, shape, cluster, curves=curves, nccl=self.nccl),
-                float(interference(kind, shape, cluster, curves, memory_weight=weight, nccl=self.nccl)),
-            )
+            slows = self._slows.get((kind, role, group_kinds))
+            if slows is None:  # the same for calls of any size
+                slows = float(interference(kind, shape, cluster, curves, memory_weight=weight, nccl=self.nccl))
+                self._slows[kind, role, group_kinds] = slows
+            found = collective_cost(kind, size_bytes, shape, cluster, curves=curves, nccl=self.nccl), slows
             self._prices[kind, role, size_bytes, group_kinds] = found
         return found
 

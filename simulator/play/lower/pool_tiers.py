@@ -122,7 +122,7 @@ class PoolTiers:
             pressure=None,
         )
         samples = tuple(
-            replace(one, allocated_bytes=min(one.allocated_bytes, most), reserved_bytes=min(one.reserved_bytes, most))
+            one._replace(allocated_bytes=min(one.allocated_bytes, most), reserved_bytes=min(one.reserved_bytes, most))
             for one in self.trace.samples
         )
         return use, replace(self.trace, samples=samples, by_category=use.by_category)

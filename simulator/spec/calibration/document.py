@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Self
@@ -57,7 +58,14 @@ class Calibration(CurveSet, defer_build=False):
         known = calibration_names()
         if str(name_or_path) not in known:
             raise CalibrationError(unknown_name("calibration", str(name_or_path), known, "a calibration's .json"))
-        return cls._read(_shipped() / f"{name_or_path}{SUFFIX}")
+        found = cls._of_package(str(name_or_path)).model_copy()
+        found._timers = _Timers()  # noqa: SLF001  its own: shared ones would grow with every device that they time
+        return found
+
+    @classmethod
+    @cache  # what ships does not change while a process runs
+    def _of_package(cls, name: str) -> Self:
+        return cls._read(_shipped() / f"{name}{SUFFIX}")
 
     @classmethod
     def _read(cls, path: Path) -> Self:

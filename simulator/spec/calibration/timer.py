@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from simulator.base.errors import CalibrationError, Fault
 from simulator.base.kernels import PARENT, Attention, Dtype, Gemm, Kernel, Scan, Stated, Stream, StreamOp
@@ -20,6 +21,8 @@ from simulator.spec.calibration.narrow import BLOCKS, MX_BLOCKS, SPLIT, fp4_frac
 from simulator.spec.calibration.scan import FRACTION, SPEED, tiled_attention_curve
 from simulator.spec.cluster.device import Device
 from simulator.spec.software.stack import AttentionBackend
+
+_MOST_KERNELS: Final = 50_000  # remembered
 
 
 class Timer:
@@ -43,6 +46,8 @@ class Timer:
         """Seconds of one kernel. Raises CalibrationError where a number is missing."""
         seconds = self._memo.get(kernel)
         if seconds is None:
+            if len(self._memo) >= _MOST_KERNELS:
+                self._memo.clear()
             seconds = self._memo[kernel] = self._compute(kernel)
         return seconds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self, get_args
 
@@ -107,7 +107,7 @@ class Cluster(Strict):
         return cluster
 
     @classmethod
-    def load(cls, name_or_path: str | Path, num_nodes: int | None = None) -> Self:
+    def load(cls, name_or_path: str | Path, num_nodes: int | None = None) -> Cluster:
         """A preset by its name or the one it is sold under, a TOML file, or `8xh100`: so many GPUs of their usual machine.
 
         Raises ClusterError with every fault.
@@ -124,10 +124,7 @@ class Cluster(Strict):
                 known = f"a matrix or XML becomes one by `shardwise topo {text} --device GPU --save node.toml`"
                 fault = replace(fault, remedy=known)
             raise ClusterError(fault)
-        path = Path(text) if is_path else TOPOLOGIES / f"{text}.toml"
-        data = read_toml(path, ClusterError)
-        changes = {} if num_nodes is None else {"num_nodes": num_nodes}  # exceptions name nodes of these
-        return cls.parse({**data, **changes}, str(path), ClusterError, from_file=True)
+        return _read(Path(text), num_nodes) if is_path else _shipped(text, num_nodes)
 
     @classmethod
     def synthesise(
@@ -269,6 +266,16 @@ class Cluster(Strict):
 def _sold_as() -> dict[str, str]:
     """Names of machines and of clouds' instance types -> presets."""
     return dict(read_toml(TOPOLOGIES / "names" / "clusters.toml", ClusterError)["preset"])
+
+
+def _read(path: Path, num_nodes: int | None) -> Cluster:
+    changes = {} if num_nodes is None else {"num_nodes": num_nodes}  # exceptions name nodes of these
+    return Cluster.parse({**read_toml(path, ClusterError), **changes}, str(path), ClusterError, from_file=True)
+
+
+@lru_cache(maxsize=64)  # what ships does not change while a process runs
+def _shipped(name: str, num_nodes: int | None) -> Cluster:
+    return _read(TOPOLOGIES / f"{name}.toml", num_nodes)
 
 
 @cache

@@ -55,6 +55,7 @@ class HostTier(Strict):
     sources: dict[str, str] = {}
 
     @classmethod
+    @cache
     def of_kind(cls, kind: str) -> Self:
         """The usual host behind a link of this kind (pcie3, pcie4, pcie5, c2c). Raises ClusterError."""
         return cls.parse(usual_tier(kind), str(TIERS / f"{kind}.toml"), ClusterError, from_file=True)

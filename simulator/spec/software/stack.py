@@ -197,8 +197,7 @@ class Stack(Nested):
 
         Raises StackError with every fault; an unknown name is told the nearest ones.
         """
-        file = Path(name)
-        return _read(file) if file.suffix == ".toml" else _shipped(str(name))
+        return _read(Path(name)) if str(name).endswith(".toml") else _shipped(str(name))
 
     @classmethod
     def described_as(
@@ -222,8 +221,7 @@ class Stack(Nested):
     @staticmethod
     def of(plan: _Planned) -> Stack:
         """The plan's stack; `assumed` where the plan does not name it. Raises StackError."""
-        stack = Stack.load(plan.stack)
-        return stack if "stack" in plan.model_fields_set else stack.copy_with(known="assumed")
+        return Stack.load(plan.stack) if "stack" in plan.model_fields_set else _assumed(plan.stack)
 
     @staticmethod
     def names() -> tuple[str, ...]:
@@ -241,6 +239,11 @@ def _shipped(name: str) -> Stack:
     if name not in _names():
         raise StackError(unknown_name("stack", name, _names(), "a stack's .toml"))
     return _read(_folder() / f"{name}.toml")
+
+
+@functools.cache
+def _assumed(name: str) -> Stack:
+    return _shipped(name).copy_with(known="assumed")
 
 
 def _read(file: Path) -> Stack:

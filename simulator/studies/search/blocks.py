@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from simulator.base.kernels import Kernel
+from simulator.memory.saved import Saved
 from simulator.play.lower.work import Clock, Direction, Phase
 from simulator.spec.plan import Plan
 from simulator.studies.search.context import SearchContext
@@ -80,6 +81,7 @@ class Shape:
     _totals: dict[object, Use] = field(default_factory=dict)
     _uses: dict[tuple[str, int], Use] = field(default_factory=dict)
     _chains: dict[tuple[str, str, int], Chain] = field(default_factory=dict)
+    saved: dict[tuple[str, str], Saved] = field(default_factory=dict)  # by what is recomputed, and the implementation
 
     def use(self, clock: Clock, step: int, plan: Plan, body: Mapping[str, int]) -> Use:
         """Of one micro-batch through the embedding, a body of so many blocks of each kind, and the head."""

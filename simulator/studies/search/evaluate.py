@@ -23,7 +23,10 @@ def evaluate(study: SearchStudy, key: str) -> PlanOutcome:
 def _evaluated(study: SearchStudy, key: str) -> PlanOutcome:
     plan, nodes = parsed(key)
     context = study.context(study.cluster(nodes), plan.stack)
-    lowering = lower(context.model, plan, context.cluster, context.stack, context.calibration, context.curves)
+    inputs, known = (context.stack, context.calibration, context.curves), context.blocks_like(plan)
+    lowering = lower(context.model, plan, context.cluster, *inputs, known)
+    if known is None:
+        context.keep(plan, lowering.blocks)
     usage = memory_of(lowering, quick=True)
     memory = usage.memory
     if not usage.verdict.runs or (study.fits_only and usage.verdict is not Fit.FITS):

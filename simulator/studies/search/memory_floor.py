@@ -40,7 +40,6 @@ class MemoryFloor:
     shapes: BlockShapes
     _stages: StageMemories = field(init=False)
     _inputs: dict[int, Saved] = field(default_factory=dict)
-    _saved: dict[object, Saved] = field(default_factory=dict)
     _flights: dict[object, tuple[Flight, ...]] = field(default_factory=dict)
     _last: Shape | None = None
     _tapes: dict[object, Tape] = field(default_factory=dict)  # of the last shape
@@ -117,15 +116,15 @@ class MemoryFloor:
         )
 
     def _recorded(self, plan: Plan, shape: Shape) -> bool:
-        return (id(shape), plan.recompute.mode, plan.implementation) in self._saved
+        return (plan.recompute.mode, plan.implementation) in shape.saved
 
     def _of_blocks(self, plan: Plan, shape: Shape) -> Saved:
-        key = (id(shape), plan.recompute.mode, plan.implementation)
-        found = self._saved.get(key)
+        key = (plan.recompute.mode, plan.implementation)
+        found = shape.saved.get(key)
         if found is None:
             if self._last is not shape:  # plans that differ in what they recompute come one after another
                 self._last, self._tapes = shape, {}
-            found = self._saved[key] = saved_of(shape.blocks, plan, self.context.stack, self._tapes)
+            found = shape.saved[key] = saved_of(shape.blocks, plan, self.context.stack, self._tapes)
         return found
 
     def _while_alive(self, plan: Plan, stage: int, held: StageMemory, saved: Saved) -> int:

@@ -13,6 +13,7 @@ from simulator.parallel.legality.pipeline import layer_faults
 from simulator.parallel.legality.rule import Pipeline
 from simulator.predict.play import num_played
 from simulator.spec.plan import Plan
+from simulator.studies.search.context import AROUND
 from simulator.studies.search.memory_floor import MemoryFloor
 from simulator.studies.search.outcome import bound_group_of, key_of, layout_of
 from simulator.studies.search.shards import ModelShards
@@ -154,6 +155,8 @@ class Surveyor:
     study: SearchStudy
     _shares: dict[str, ModelShards] = field(default_factory=dict)  # by how the software cuts experts
     _floors: dict[object, tuple[MemoryFloor, TimeFloor]] = field(default_factory=dict)
+    _alike: object = None  # what the blocks of the last floors hang on
+    _last: TimeFloor | None = None
     _idle: dict[int, bool] = field(default_factory=dict)
 
     def survey(self, branch: Branch, limit: float = math.inf, *, scouts: bool = False) -> Survey:
@@ -208,7 +211,7 @@ class Surveyor:
         return found
 
     def _of(self, branch: Branch) -> tuple[MemoryFloor, TimeFloor]:
-        """The floors of a branch; those of another start are forgotten, as branches come in order."""
+        """The floors of a branch; those of another start are forgotten, as branches come in order, but for equal blocks."""
         chosen = ("data_parallel", "zero", "tp", "cp", "pp", "ep", "sequence_parallel")
         start = tuple((name, repr(value)) for name, value in branch.fields.items() if name not in chosen)
         key = (branch.cluster.num_nodes, start)
@@ -216,7 +219,10 @@ class Surveyor:
             equal = branch.cluster.usual  # floors are those of equal nodes, and asked of these alone
             context = self.study.context(equal, branch.fields.get("stack", Plan().stack))
             shares = self._shares.setdefault(context.stack.kernels.expert_shards, ModelShards(context.model))
-            time = TimeFloor(context, shares)
-            self._idle.clear()
+            alike = branch.cluster.num_nodes, tuple(one for one in start if one[0] not in AROUND)
+            if alike != self._alike:
+                self._alike, self._last = alike, None
+                self._idle.clear()
+            time = self._last = TimeFloor(context, shares, self._last)
             self._floors = {key: (MemoryFloor(context, shares, time.shapes), time)}
         return self._floors[key]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -42,10 +42,11 @@ _ROUNDING: Final = 1 - 1e-9  # sums of the same seconds in another order
 
 @dataclass(slots=True)
 class TimeFloor:
-    """Floors of plans one after another; what they share is made once."""
+    """Floors of plans one after another; what they share is made once. like: those of plans with the same blocks."""
 
     context: SearchContext
     shards: ModelShards
+    like: InitVar[TimeFloor | None] = None
     clocks: Clocks = field(init=False)
     shapes: BlockShapes = field(init=False)
     prices: CollectiveTimes = field(init=False)
@@ -57,12 +58,12 @@ class TimeFloor:
     leasts: dict[object, float] = field(default_factory=dict)
     passed: dict[object, Counter[str]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, like: TimeFloor | None) -> None:
         context = self.context
-        self.clocks = Clocks(context)
+        self.clocks = Clocks(context) if like is None else like.clocks
         ideal = context.calibration.kind == "ideal"
         self.pace = 1.0 + (0.0 if ideal else slowdown(context.cluster.num_devices))
-        self.shapes = BlockShapes(context, self.shards, self.pace)
+        self.shapes = BlockShapes(context, self.shards, self.pace) if like is None else like.shapes
         self.prices = CollectiveTimes(context)
 
     def seconds(self, plan: Plan, enough_s: float = math.inf) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from simulator.base.sums import summed
@@ -44,6 +44,9 @@ class Deployment:
     prefill: Deployment | None = None
     place: Placing | None = None
     transfers: Transfers | None = None
+    _capacity: dict[tuple[Request, ...], float] = field(
+        default_factory=dict, compare=False, repr=False
+    )  # of the last queue
 
     @classmethod
     def of(
@@ -170,7 +173,11 @@ class Deployment:
         """Of all engines; of one, and of one of its GPUs, times their number, where a queue for all would be too long."""
         queue = self.full_queue(requests, self.plan.dp)
         if len(queue) < _MOST_SATURATING:
-            return capacity(queue, self.play(queue, ALWAYS))
+            key = tuple(queue)  # of any rate
+            if key not in self._capacity:
+                self._capacity.clear()
+                self._capacity[key] = capacity(queue, self.play(queue, ALWAYS))
+            return self._capacity[key]
         limits, ranks = self.limits, self.plan.ranks
         one = replace(
             limits,

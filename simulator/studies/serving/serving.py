@@ -10,6 +10,7 @@ from typing import Any
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.fit import Fit
+from simulator.base.remembered import remembered
 from simulator.base.sums import summed
 from simulator.base.units import format_bytes, format_number
 from simulator.predict.prediction import Source
@@ -61,16 +62,27 @@ def serve(  # noqa: PLR0913  one a noun
     Raises PlanError, StackError, CalibrationError, or InputError with every fault found.
     """
     stack = stack or Stack.of(plan)
-    calibration = calibration or Calibration.for_device(cluster.device)
-    curves = curves or calibration.links or default_curves()
     check(plan, model, cluster)
     check_requests(model, plan, requests)
-    setting = Deployment.of(model, plan, cluster, stack, calibration, curves)
-    origins = sources(setting.costs, calibration, cluster, curves)
+    setting = _deployed(model, plan, cluster, stack, calibration, curves)
+    origins = sources(setting.costs, setting.calibration, cluster, setting.curves)
     if not setting.tightest.memory.fit.runs:
         return _does_not_fit(setting, requests, origins)
     run = _Run(requests=requests, slo=slo or Slo(), warmup=warmup, users=users, interval=interval, progress=progress)
     return _played(setting, run, origins)
+
+
+@remembered(1)  # the same plan at other rates, one after the other: its steps have been priced
+def _deployed(
+    model: Model,
+    plan: InferencePlan,
+    cluster: Cluster,
+    stack: Stack,
+    calibration: Calibration | None,
+    curves: LinkCurves | None,
+) -> Deployment:
+    calibration = calibration or Calibration.for_device(cluster.device)
+    return Deployment.of(model, plan, cluster, stack, calibration, curves or calibration.links or default_curves())
 
 
 @dataclass(frozen=True, kw_only=True)

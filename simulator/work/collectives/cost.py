@@ -161,6 +161,8 @@ def link_capacities(cluster: Cluster, curves: LinkCurves | None = None, *, suffi
 
 def renamed(cost: CollectiveCost, suffix: str) -> CollectiveCost:
     """The same cost on links named with `suffix`."""
+    if not suffix:
+        return cost
     names = {f"{name}{suffix}": value for name, value in cost.link_bytes.items()}
     return replace(cost, link_bytes=names)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from math import prod
 
 from typing_extensions import override
@@ -72,13 +73,17 @@ class Buffers:
     def agree(self) -> None:
         """Replicas that took steps alone reduce one flat copy of their parameters."""
         if self.plan.sync_every_steps > 1:
-            size = sum(trained_tensors(self.model, self.plan))
+            size = sum(self._trained)
             self.storages.free(self.storages.alloc(size, "temporaries"))
 
     def stepped(self) -> list[tuple[int, ...]]:
         """Elements of the tensors that the optimizer steps on this rank."""
         size = DTYPE_BYTES[self.plan.precision.master]
-        return [(num_bytes // size,) for num_bytes in trained_tensors(self.model, self.plan)]
+        return [(num_bytes // size,) for num_bytes in self._trained]
+
+    @cached_property
+    def _trained(self) -> list[int]:
+        return trained_tensors(self.model, self.plan)
 
     def temporaries(self, numels: Sequence[int]) -> None:
         """Square roots of the second momenta: a group's at once (foreach), two of one parameter (loop), none (fused)."""
@@ -95,7 +100,7 @@ class Buffers:
         size = DTYPE_BYTES[self.plan.optimizer.dtype]
         if self.plan.optimizer.impl == "foreach":
             for group in foreach_groups(numels, self.model, self.plan):
-                self.storages.free(*[self.storages.alloc(numel * size, "temporaries") for numel in group])
+                self.storages.free(*self.storages.alloc_each([numel * size for numel in group], "temporaries"))
             return
         denominator: list[int] = []  # Python's variable holds the last parameter's until it is bound anew
         for numel in numels:
@@ -110,7 +115,7 @@ class Buffers:
         before: list[int] = []
         for shape in _stepped_shapes(self.model, self.plan):
             sizes = _temporary_bytes(shape, master, self.plan)
-            made = [self.storages.alloc(size, "temporaries") for size in sizes]
+            made = self.storages.alloc_each(sizes, "temporaries")
             self.storages.free(*before, *made[1:])
             before = made[:1]
         self.storages.free(*before)

@@ -98,7 +98,7 @@ class HookedBuffers(ReplicatedBuffers):
             copies = [numel * size] * 2 if hook.error_feedback else []
             factors = [] if hook.warm_start else [parts.p_numel * size, parts.q_numel * size]
             sizes = [*copies, parts.whole_numel * size, *factors]
-        self.storages.free(*[self.storages.alloc(num_bytes, "buckets") for num_bytes in sizes])
+        self.storages.free(*self.storages.alloc_each(sizes, "buckets"))
 
 
 def bucket_units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeAlias, cast
 
 from simulator.base.kernels import DTYPE_BYTES, Stream, StreamOp
+from simulator.base.remembered import remembered
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.work.script.resident import torch_resident
@@ -41,6 +42,7 @@ MakeUnit: TypeAlias = Callable[[str, tuple[Shape, ...], int], ParameterUnit]
 PassesOf: TypeAlias = Callable[[ParameterUnit, Plan], UnitPasses]
 
 
+@remembered(16)  # a prediction asks ten times
 def fsdp_units(model: Model, plan: Plan, make: MakeUnit) -> tuple[ParameterUnit, ...]:
     """One a transformer block, and the root (embedding, final norm, head), which comes first."""
     ranks = shard_ranks(plan)

@@ -42,6 +42,7 @@ class Fsdp2Buffers(ShardedBuffers):
         self._scattering: int | None = None  # input of the reduce-scatter in flight
         self._summed: list[int] = []  # what replicas all-reduced, where it is not the gradient itself
         self._smaller: dict[int, int] = {}  # unit -> its copy resharded to a smaller group
+        self._sizes: dict[int, tuple[int, ...]] = {}  # unit -> bytes of its parameters, once they were gathered
         # torch's pipelines gather once a step (torch 2.13, pipelining/stage.py: set_reshard_after_backward)
         self._stay_gradients = self.compute == self.reduced  # (to_accumulated_grad_if_needed)
         self._stays = plan.pp > 1 and plan.traits.uses_torch_pipelines
@@ -85,9 +86,11 @@ class Fsdp2Buffers(ShardedBuffers):
         return given
 
     def _copy_out(self, unit: int) -> None:
-        piece = self.units[unit]
-        sizes = (*gathered_sizes(piece, self.plan), *(one.size for one in piece.frozen))
-        self.parameters[unit] = [self.storages.alloc(size, "unsharded_parameters") for size in sizes]
+        sizes = self._sizes.get(unit)
+        if sizes is None:
+            piece = self.units[unit]
+            sizes = self._sizes[unit] = (*gathered_sizes(piece, self.plan), *(one.size for one in piece.frozen))
+        self.parameters[unit] = self.storages.alloc_each(sizes, "unsharded_parameters")
 
     @override
     def before_forward(self, unit: int, ahead: Sequence[int] = ()) -> None:

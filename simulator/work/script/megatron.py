@@ -73,7 +73,7 @@ class MegatronBuffers(Buffers):
 
     @override
     def optimizer(self, state: Callable[[], None]) -> None:
-        wide = [self.storages.alloc(size, "gradients") for size in gradient_tensors(self.model, self.plan)]
+        wide = self.storages.alloc_each(gradient_tensors(self.model, self.plan), "gradients")
         super().optimizer(state)
         self.storages.free(*wide)
 

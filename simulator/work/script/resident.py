@@ -21,15 +21,14 @@ def torch_resident(
     stored, stepped: elements of each tensor. states: bytes of the optimizer's tensors, where they hang on shapes.
     """
     master = DTYPE_BYTES[plan.precision.master]
+    made = {
+        numel: [*(optimizer_tensors(numel, plan) if states is None else ()), *_outer_tensors(numel, plan)]
+        for numel in dict.fromkeys(stepped)
+    }
     return {
         "parameters": [numel * master for numel in stored],
         "gradients": [],
-        "optimizer_state": [
-            size
-            for numel in stepped
-            for size in (*(optimizer_tensors(numel, plan) if states is None else ()), *_outer_tensors(numel, plan))
-        ]
-        + (states or []),
+        "optimizer_state": [size for numel in stepped for size in made[numel]] + (states or []),
         "buckets": buckets,
     }
 

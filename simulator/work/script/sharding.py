@@ -7,6 +7,7 @@ from math import ceil, prod
 from typing import Final
 
 from simulator.base.kernels import DTYPE_BYTES
+from simulator.base.remembered import remembered
 from simulator.parallel.model_shard import body_names, whole_body
 from simulator.spec.model import Model
 from simulator.spec.model import ModelPart as Part
@@ -97,7 +98,11 @@ def pieces(model: Model, plan: Plan, *, cut_first: bool = False) -> tuple[tuple[
 
     cut_first: the dimension that the plan's implementation cuts stands first.
     """
-    cut_by = _by_rows(model, plan) if cut_first else False
+    return _pieces(model, plan, _by_rows(model, plan) if cut_first else False)
+
+
+@remembered(16)  # a prediction asks twenty times
+def _pieces(model: Model, plan: Plan, cut_by: bool) -> tuple[tuple[str, tuple[Shape, ...]], ...]:  # noqa: FBT001
     shapes = {kind: _shapes(model, kind, plan, by_rows=cut_by) for kind in dict.fromkeys(whole_body(model, plan))}
     body = ((name, shapes[kind]) for name, kind in zip(body_names(model), whole_body(model, plan), strict=True))
     return ("embedding", _shapes(model, "embedding", plan)), *body, ("head", _shapes(model, "head", plan))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 COMPUTE, GATHER, REDUCE, ALL_REDUCE = range(4)  # streams that own memory
@@ -13,6 +14,10 @@ class Storages(Protocol):
 
     def alloc(self, num_bytes: int, category: str, stream: int = COMPUTE) -> int:
         """A storage begins: its slot."""
+        ...
+
+    def alloc_each(self, sizes: Sequence[int], category: str) -> list[int]:
+        """Storages of the compute stream begin, one after the other: their slots."""
         ...
 
     def free(self, *slots: int) -> None:

@@ -1,0 +1,41 @@
+"""What a function has made of the same records is not made again while it is likely to be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
+
+MadeT = TypeVar("MadeT")
+
+
+class _Same:
+    """Equal to what holds the very same object, which stays alive as long as this does."""
+
+    __slots__ = ("one",)
+
+    def __init__(self, one: Any) -> None:  # noqa: ANN401  any record
+        self.one = one
+
+    def __hash__(self) -> int:
+        return id(self.one)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.one is other.one
+
+
+def remembered(count: int) -> Callable[[Callable[..., MadeT]], Callable[..., MadeT]]:
+    """Of a function of frozen records, the last `count` results, by which records they were made of."""
+
+    def decorate(make: Callable[..., MadeT]) -> Callable[..., MadeT]:
+        @lru_cache(maxsize=count)
+        def found(*arguments: _Same) -> MadeT:
+            return make(*(each.one for each in arguments))
+
+        @wraps(make)
+        def call(*arguments: Any) -> MadeT:  # noqa: ANN401  as `make`
+            return found(*map(_Same, arguments))
+
+        return call
+
+    return decorate
