@@ -13,12 +13,16 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import Empty
+from typing import Any
 
 from tests.campaign.cases import Ended
 from tests.campaign.seeds import Seed, seeds
@@ -90,6 +94,19 @@ def run(seed: int, minutes: float, jobs: int, cases: int | None, out: Path) -> i
     workers = [context.Process(target=work, args=(seed, first, jobs, until_s, cases, queue)) for first in range(jobs)]
     for worker in workers:
         worker.start()
+    with contextlib.suppress(KeyboardInterrupt):
+        _gathered(workers, queue, tally)
+    for worker in workers:
+        if worker.is_alive():  # stopped by hand: what is done is reported
+            worker.terminate()
+        elif worker.exitcode:
+            tally.kinds[f"a worker of the campaign ended with {worker.exitcode}"] += 1
+        worker.join()
+    tally.report()
+    return len(tally.kinds)
+
+
+def _gathered(workers: Sequence[BaseProcess], queue: Any, tally: Tally) -> None:
     shown_s = time.monotonic()
     while any(worker.is_alive() for worker in workers) or not queue.empty():
         with contextlib.suppress(Empty):
@@ -99,10 +116,6 @@ def run(seed: int, minutes: float, jobs: int, cases: int | None, out: Path) -> i
             tally.show()
     for worker in workers:
         worker.join()
-        if worker.exitcode:
-            tally.kinds[f"a worker of the campaign ended with {worker.exitcode}"] += 1
-    tally.report()
-    return len(tally.kinds)
 
 
 def main() -> int:
@@ -114,6 +127,8 @@ def main() -> int:
     parser.add_argument("--case", type=int, help="play this one and print it")
     parser.add_argument("--out", type=Path, default=Path("campaign-faults"))
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     if options.case is None:
         return int(run(options.seed, options.minutes, options.jobs, options.cases, options.out) > 0)
     warm()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import multiprocessing
 import random
 import shutil
 import tempfile
@@ -69,13 +70,19 @@ def work(seed: int, first: int, stride: int, until_s: float, last: int | None, q
     scratch = Path(tempfile.mkdtemp(prefix="campaign-"))
     indices = _indices(first, stride, last)
     try:
-        while time.time() < until_s and (few := list(islice(indices, TOGETHER))):
+        while time.time() < until_s and _wanted() and (few := list(islice(indices, TOGETHER))):
             for index, case, ended, fault in _several(seed, few, until_s, scratch):
                 queue.put((index, case, ended, fault) if fault else (index, *_short(case, ended), fault))
     except KeyboardInterrupt:
         pass
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _wanted() -> bool:
+    """The campaign is still there: killed, it tells its workers nothing."""
+    parent = multiprocessing.parent_process()
+    return parent is None or parent.is_alive()
 
 
 def _several(seed: int, indices: list[int], until_s: float, scratch: Path) -> Iterator[tuple[int, Seed, Ended, str]]:
