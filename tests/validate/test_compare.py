@@ -133,11 +133,14 @@ def test_a_run_as_predicted_has_no_error(name: str, mode: str) -> None:
         assert row["in_the_noise"]
 
 
-def test_the_interval_of_the_prediction_is_its_uncertainty() -> None:
-    """low and high are step · exp(∓1.6449 σ), so σ is what both give back."""
-    prediction = predicted(SHARDED)
-    step = by_name(compare_run(record())["time"])["step_s"]
-    sigma = math.log(prediction.high_s / prediction.step_s) / 1.6449
+@pytest.mark.parametrize("slower", [0.9, 1.1])
+def test_the_interval_of_the_prediction_is_its_uncertainty(slower: float) -> None:
+    """The end on the side of the measurement is step · exp(±1.6449 σ), so σ is what it gives back."""
+    prediction, measured = predicted(SHARDED), record()
+    measured["time"]["median_s"] *= slower
+    step = by_name(compare_run(measured)["time"])["step_s"]
+    end = prediction.high_s if slower > 1 else prediction.low_s
+    sigma = abs(math.log(end / prediction.step_s)) / 1.6449
     assert step["u_input"] == pytest.approx(sigma * prediction.step_s, rel=1e-6)
     assert (step["u_num"], step["u_data"]) == (0.0, 0.0)
 

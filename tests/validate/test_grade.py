@@ -112,4 +112,5 @@ def test_fit_keeps_where_predictions_look(
 def test_the_stack_is_that_of_the_installed_torch() -> None:
     assert nearest_stack("2.13.0+cpu", "fake-cpu") == "torch-2.13-fake-cpu"
     assert nearest_stack("2.12.1", "eager") == "torch-2.11-eager"
-    assert nearest_stack("2.5.0", "eager") == "torch-2.6-eager"  # older than all: the oldest
+    assert nearest_stack("2.5.0", "eager") == "torch-2.4-eager"
+    assert nearest_stack("2.1.0", "eager") == "torch-2.4-eager"  # older than all: the oldest

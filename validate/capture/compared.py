@@ -114,12 +114,12 @@ def _step(record: Mapping[str, Any], folder: Path, machine: Cluster, calibration
         read_capture(folder / name), machine, numbers, Stack.load(CPU_STACK) if on_cpu else None
     )
     time = record["time"]
-    spread = (predicted.high_s - predicted.low_s) / (2 * Z90)
+    late = time["median_s"] > predicted.step_s  # the end on the side of the measurement counts
     return Line(
         name="step_s",
         predicted=predicted.step_s,
         measured=time["median_s"],
-        u_input=spread,
+        u_input=(predicted.high_s - predicted.step_s if late else predicted.step_s - predicted.low_s) / Z90,
         u_data=time["standard_error_s"],
     )
 

@@ -26,7 +26,7 @@ def compare_time(found: dict[str, Any], run: Run, prediction: Prediction, refere
     reference_s: the reference product's time at the pace that the calibration holds for (CPU).
     """
     measured = run.record["time"]
-    relative = math.log(prediction.high_s / prediction.low_s) / (2 * Z90)
+    ends = prediction.low_s / prediction.step_s, prediction.high_s / prediction.step_s
     alone = run.record["mode"] == "solo"
     without = _communication_s(prediction) if alone else 0.0
     pace = measured["reference_s"] / reference_s if reference_s and measured.get("reference_s") else 1.0
@@ -38,16 +38,16 @@ def compare_time(found: dict[str, Any], run: Run, prediction: Prediction, refere
     if alone:
         found["notes"].append("solo: collectives return at once, so the prediction stands without its communication")
     step = prediction.step_s - without
-    lines = [_seconds("step_s", step, measured, relative)]
+    lines = [_seconds("step_s", step, measured, ends)]
     phases = predicted_phases(prediction, alone=alone)
     parts = [
-        _seconds(f"{name}_s", phases[name], measured["phases"][name], relative)
+        _seconds(f"{name}_s", phases[name], measured["phases"][name], ends)
         for name in PHASES
         if name in measured["phases"]
     ]
     if pace != 1.0:
         calibrated = {name: measured[name] / pace for name in ("median_s", "standard_error_s")}
-        lines.append(_seconds("step at the calibrated pace_s", step, calibrated, relative))
+        lines.append(_seconds("step at the calibrated pace_s", step, calibrated, ends))
     found["time"] = [line.as_json() for line in (*lines, *parts)]
     profile = run.record.get("profile")
     if profile:
@@ -57,12 +57,14 @@ def compare_time(found: dict[str, Any], run: Run, prediction: Prediction, refere
     found["explains"]["time"] = explains(lines[0].error, {line.name: line.error for line in parts})
 
 
-def _seconds(name: str, predicted: float, measured: Mapping[str, float], relative: float) -> Line:
+def _seconds(name: str, predicted: float, measured: Mapping[str, float], ends: tuple[float, float]) -> Line:
+    """A line; ends: of the prediction's 90 % interval over its middle, of which the one on the side of the measurement counts."""
+    low, high = ends
     return Line(
         name=name,
         predicted=predicted,
         measured=measured["median_s"],
-        u_input=relative * predicted,
+        u_input=predicted * math.log(high if measured["median_s"] > predicted else 1 / low) / Z90,
         u_data=measured["standard_error_s"],
     )
 
