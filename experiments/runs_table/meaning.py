@@ -38,6 +38,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.beyond import beyond_models
 from simulator.studies.backtest.blanks import described
+from simulator.studies.backtest.notes import techniques
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.resolve import as_measured, with_attention
 from simulator.studies.backtest.rows import RunRow
@@ -236,6 +237,7 @@ def _model(row: RunRow) -> Model:
         "max_positions": row.seq_len,
         **({"num_kv_heads": row.n_kv_heads} if row.n_kv_heads else {}),
         **(mixture_fields(row) if (row.n_experts or 1) > 1 else family_fields(row)),
+        **{name.removeprefix("model."): value for name, value in techniques(row).items() if name.startswith("model.")},
     }
     return Model.parse(fields, f"line {row.line}", ModelError)
 
