@@ -8,6 +8,8 @@ be common: it counts for both. Of the logarithm of the ratio of two steps,
 
     σ² = Σ over shared categories (a_c − b_c)² + Σ over the others (a_c² + b_c²) + a_s² + b_s²
 
+A category that only lengthens steps (a network that may be slower than its sheet) moves the ratio up by a's and down by b's.
+
 experiments/search_regret.py counts how often measured differences lie inside the interval.
 """
 
@@ -18,8 +20,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from simulator.base.sums import summed
-from simulator.predict.confidence import CARRIERS, EAGER, LEARNED, RELEASE, SLOWER, SOFTWARE, UNCOUNTED, Z90
+from simulator.predict.confidence import CARRIERS, EAGER, LEARNED, RELEASE, SLOWER, SOFTWARE, UNCOUNTED, Z90, upward
 from simulator.predict.slopes import HOST
 from simulator.spec.plan import Plan
 
@@ -84,18 +85,24 @@ def sharing(a: Timed, b: Timed) -> tuple[Timed, Timed]:
 
 def difference(step: Timed, other: Timed) -> Difference:
     """`step` over `other`."""
-    variance = summed(
-        _variance(name, step.spread.get(name, 0.0), other.spread.get(name, 0.0), step, other)
-        for name in dict.fromkeys((*step.spread, *other.spread))
-    )
-    variance += step.stack_sigma**2 + other.stack_sigma**2
-    reach = math.exp(Z90 * math.sqrt(variance))
+    below = above = step.stack_sigma**2 + other.stack_sigma**2
+    for name in dict.fromkeys((*step.spread, *other.spread)):
+        less, more = _variances(name, step.spread.get(name, 0.0), other.spread.get(name, 0.0), step, other)
+        below, above = below + less, above + more
     ratio = step.step_s / other.step_s
-    return Difference(ratio=ratio, low=ratio / reach, high=ratio * reach)
+    return Difference(ratio=ratio, low=ratio / _reach(below), high=ratio * _reach(above))
 
 
-def _variance(category: str, one: float, another: float, step: Timed, other: Timed) -> float:
-    """The variance of the difference of a category's two contributions."""
-    category = category.removeprefix(SLOWER)
-    same = step.traffic == other.traffic if category in _SENT else step.kernels == other.kernels
-    return (one - another) ** 2 if same or category.startswith(_COMMON) else one**2 + another**2
+def _reach(variance: float) -> float:
+    return math.exp(Z90 * math.sqrt(variance))
+
+
+def _variances(category: str, one: float, another: float, step: Timed, other: Timed) -> tuple[float, float]:
+    """Of the difference of a category's two contributions, below it and above. What only lengthens steps moves it to one side each."""
+    sent = category.removeprefix(SLOWER) in _SENT
+    same = step.traffic == other.traffic if sent else step.kernels == other.kernels
+    shared = same or category.removeprefix(SLOWER).startswith(_COMMON)
+    if not upward(category):
+        both = (one - another) ** 2 if shared else one**2 + another**2
+        return both, both
+    return (max(0.0, another - one) ** 2, max(0.0, one - another) ** 2) if shared else (another**2, one**2)
