@@ -6,8 +6,7 @@ change) is not said.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,12 +22,12 @@ from simulator.memory.use import MemoryUse, history_use, memory_trace
 from simulator.parallel.mesh import Mesh
 from simulator.play.engine import run
 from simulator.play.lower.script import script_program
-from simulator.predict.confidence import LINKS, carrier, host_parts, reaches, seen, shares
+from simulator.predict.confidence import seen
 from simulator.predict.play import SimulatedStep, bounds, issuing_s, launched_s
 from simulator.predict.prediction import KindUse, Prediction, Source
+from simulator.predict.program_intervals import program_reach, program_spread
 from simulator.predict.program_remedies import advised
 from simulator.predict.program_sources import input_sources, listed, sources_of
-from simulator.predict.slopes import HOST
 from simulator.predict.verdict import cause_of, compute_s, pool_sources, waiting_s, with_stalls
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
@@ -40,13 +39,10 @@ from simulator.spec.software.stack import Stack
 from simulator.work.captured.capture import Capture
 from simulator.work.captured.meetings import Column, columns, unlike
 from simulator.work.captured.script import CapturedScript, Prices, captured_script
-from simulator.work.collectives import sigma as collective_sigma
 from simulator.work.program import COMPUTE_STREAM, Collective, Program
-from simulator.work.script.instructions import Communicate
 from simulator.work.trace import MemoryTrace, Timeline
 
 STACK = "torch-2.11-eager"  # what an eager program's host takes, unless somebody names another
-UNPRICED_SIGMA = math.log(2)  # of kernels that bytes alone price: assumed, a factor of two either way is one sigma
 
 
 def predict_program(  # noqa: PLR0913  what a prediction hangs on
@@ -110,9 +106,9 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
     played = played_programs(capture.target, _programs(scripts, column, plan, cluster, stack, calibration, curves))
     script = scripts.get(int(played.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
     played = with_stalls(played, use, calibration)
-    spread = _spread(played, script, stack, calibration, Mesh(plan, cluster), curves)
+    spread = program_spread(played, script, stack, calibration, Mesh(plan, cluster), curves)
     peak_flop_per_s = _peak(scripts.values(), device)
-    low_s, high_s = _reach(played.step_s, scripts.values(), spread, stack, peak_flop_per_s)
+    low_s, high_s = program_reach(played.step_s, scripts.values(), spread, stack, peak_flop_per_s)
     return Prediction(
         model=capture.target,
         cluster=cluster.name,
@@ -155,19 +151,6 @@ def _scripts(
         if one.rank not in known:
             known[one.rank] = captured_script(one, column if one.rank in column.ranks else None, prices)
         yield one, known[one.rank]
-
-
-def _reach(
-    step_s: float,
-    scripts: Collection[CapturedScript],
-    spread: Mapping[str, float],
-    stack: Stack,
-    peak_flop_per_s: float,
-) -> tuple[float, float]:
-    """Ends of the 90 % interval, not below the largest rank's FLOP at the device's peak."""
-    down, up = reaches(seen("stack", stack.fitted.sigma), spread)
-    floor_s = max(one.flop for one in scripts) / peak_flop_per_s
-    return max(step_s * math.exp(-down), min(step_s, floor_s)), step_s * math.exp(up)
 
 
 def _programs(
@@ -356,45 +339,6 @@ def _peak(scripts: Iterable[CapturedScript], device: Device) -> float:
     used = {kernel.dtype for kernel in _kernels(scripts) if isinstance(kernel, Gemm | Attention)}
     peaks = [device.peak(dtype) for dtype in used or ("fp16", "bf16", "fp32")]
     return max(peaks) or device.peak("fp32")
-
-
-def _spread(
-    played: SimulatedStep,
-    script: CapturedScript,
-    stack: Stack,
-    calibration: Calibration,
-    mesh: Mesh,
-    curves: LinkCurves,
-) -> dict[str, float]:
-    """The effect of each category's error on the step: one sigma, relative; unknown operators widen it."""
-    calls = {
-        (one.kind, one.role): one.size_bytes for one in script.step if isinstance(one, Communicate) and one.size_bytes
-    }
-    links = [
-        (collective_sigma(kind, size, shape, mesh.cluster, curves, nccl=stack.software()), kind, shape.spans_domain)
-        for (kind, role), size in calls.items()
-        for shape in (mesh.group_shape(role),)
-    ]
-    worst, kind, spans = max(links, default=(0.0, "", False))
-    parts, step_s = shares(played.breakdown, played.step_s), played.step_s
-    found = {name: part * calibration.sigma(name) for name, part in parts.items() if name not in (HOST, LINKS)}
-    found |= {carrier(kind, mesh.cluster, spans_domain=spans): worst * parts.get(LINKS, 0.0)}
-    found |= host_parts(played) if calibration.kind != "ideal" else {}
-    found = {name: seen(name, one) for name, one in found.items() if one}
-    unknown_s = _unpriced_s(played, script)
-    return found | ({"operators without a rule": UNPRICED_SIGMA * unknown_s / step_s} if unknown_s else {})
-
-
-def _unpriced_s(played: SimulatedStep, script: CapturedScript) -> float:
-    """Seconds of operators that are priced by their bytes alone."""
-    if not script.unpriced:
-        return 0.0
-    unknown = {name.partition(".")[2].partition(".")[0] for name in script.unpriced}
-    return sum(
-        float(span.nominal_s)
-        for span in played.timeline.of(played.program.name)
-        if span.label.rpartition(": ")[2].partition(" #")[0] in unknown
-    )
 
 
 def _extrapolated(scripts: Iterable[CapturedScript], calibration: Calibration, stack: Stack) -> tuple[str, ...]:
