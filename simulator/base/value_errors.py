@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import heapq
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _SEPARATORS: Final = re.compile(r"[-_.\s]+")
 FEW: Final = 12  # names that a reader takes in at one glance
+_MOST_COMPARED: Final = 1000  # names that a wrong one is compared with
 _LONGEST: Final = 40  # characters of a value that a message repeats
 
 _KINDS: Final = {
@@ -174,7 +176,10 @@ def close_names(name: str, known: Iterable[str], most: int = 3, cutoff: float = 
         near = (m for m in matchers if part or (m.real_quick_ratio() >= cutoff and m.quick_ratio() >= cutoff))
         return part + max((m.ratio() for m in near), default=0.0)
 
-    rated = sorted((-likeness(one), one) for one in set(known))
+    names = set(known)
+    if len(names) > _MOST_COMPARED:  # names of somebody's file, not of ours
+        names = set(heapq.nsmallest(_MOST_COMPARED, names, key=lambda one: (abs(len(one) - len(name)), one)))
+    rated = sorted((-likeness(one), one) for one in names)
     return [one for negative, one in rated[:most] if -negative >= cutoff]
 
 

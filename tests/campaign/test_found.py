@@ -55,6 +55,8 @@ FOUND = {
     "a module whose name is a number": ("capture", "step.capture.gz", _inside(b'"names": [', b'"names": [0, '), 3, "is no text"),
     "a count of thousands of digits": ("tuner", "tuner.csv", _new(b",8,-1", b",8," + b"9" * 5000), 3, "is not a count"),
     "a source of a number that has a number's name": ("calibrations diff", "new.calibration.json", _new(b'"nccl_communicator_bytes": "prior"', b'"p95": "prior"'), 0, ""),
+    "many lines with unknown keys": ("slurm", "topology.conf", lambda data: data + b"\nx = 1" * 2**18, 3, "this line and those behind it were not read"),
+    "a group of something else than ranks": ("capture", "step.capture.gz", _inside(b'"groups": [[', b'"groups": [[[], '), 3, "is no list of ranks"),
     "a note with a character that a terminal obeys": ("megatron yaml", "run.args", _new(b"--micro", b"--no\x1bsuch 1 --micro"), 0, "no\\x1bsuch"),
 }  # fmt: skip
 
@@ -114,3 +116,20 @@ def test_a_command_that_works_spells_out_what_a_terminal_obeys(
     (command,) = (line.partition("in: ")[2] for line in errors.splitlines() if "put your own values in" in line)
     words = subprocess.run(["/bin/bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, check=True).stdout
     assert name in words.decode().splitlines()
+
+
+def test_a_journal_has_at_least_one_engine() -> None:
+    from simulator.studies.serving_search.notes import ANSWER
+
+    fewest = {"role": "both", "layout": "{}", "engines": 1, "plays": []}
+    assert ANSWER.validate_python(fewest).engines == 1
+    with pytest.raises(ValueError, match="engines"):
+        ANSWER.validate_python({**fewest, "engines": 0})
+
+
+def test_a_name_among_many_is_found_in_little_time() -> None:
+    """Hints for names of a file of twenty thousand are found among those of about its length."""
+    from simulator.base.value_errors import close_names
+
+    names = [f"switch{number:05}" for number in range(20_000)] + ["leaf-12"]
+    assert close_names("leaf12", names)[0] == "leaf-12"

@@ -108,6 +108,8 @@ def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON
     _check_signatures(data["signatures"], f"{place}: signatures")
     if wrong := [number for number, name in enumerate(data["names"]) if not isinstance(name, str)]:
         raise InputError.at(f"{place}: names.{wrong[0]}", "is no text", _AGAIN)
+    if wrong := [number for number, group in enumerate(data["groups"]) if not _is_group(group)]:
+        raise InputError.at(f"{place}: groups.{wrong[0]}", "is no list of ranks", _AGAIN)
     for one in data["ranks"]:
         _check_keys(one, _RANK, f"{place}: ranks")
         _check_host(one, f"{place}: rank {one['rank']}: host")
@@ -126,6 +128,10 @@ def _of_rank(head: Mapping[str, Any], one: Mapping[str, Any]) -> Capture:
     categories = {int(storage): name for storage, name in one["categories"].items()}
     host = {Phase[phase.upper()]: tuple(counts) for phase, counts in one.get("host", {}).items()}
     return Capture(**head, **{**{name: one[name] for name in _RANK}, "categories": categories, "host": host})
+
+
+def _is_group(found: object) -> bool:
+    return isinstance(found, list) and all(type(rank) is int and rank >= 0 for rank in found)
 
 
 def _check_signatures(found: list[Any], place: str) -> None:

@@ -35,6 +35,9 @@ def read_conf(text: str, source: str) -> NodeTree:
     for number, line in _logical_lines(text):
         pairs = {key.lower(): value for key, value in _PAIR.findall(line)}
         place = f"{source}: line {number}"
+        if len(reading.faults) >= _MOST_FAULTS:
+            reading.faults.append(Fault(place, "this line and those behind it were not read"))
+            break
         if len(_PAIR.sub("", line).strip()) or not pairs:
             reading.fault(place, f"{line[:60]!r} is not KEY=VALUE", "SwitchName=s0 Nodes=node[0-15]")
             continue
@@ -208,7 +211,8 @@ class _Reading:
         """Each node or switch has one parent, and every named switch an entry."""
         for name in names:
             if noun == "switch" and name not in self.entries:
-                self.fault(entry.place, f"switch {name!r} has no entry", nearest(name, self.entries))
+                near = nearest(name, self.entries) if len(self.faults) < _MOST_FAULTS else ""  # which takes its time
+                self.fault(entry.place, f"switch {name!r} has no entry", near)
             elif name in owners:
                 text = f"{noun} {name} is below {owners[name]} and below {entry.name}"
                 self.fault(entry.place, text, "one above each")

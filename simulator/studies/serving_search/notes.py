@@ -12,7 +12,7 @@ from simulator.studies.search.journal import REMEDY, Journal, checked
 from simulator.studies.serving_search.tasks import Fewest, Survey, Task
 
 _OF_REQUESTS: Final = ("first_s", "rest_s")  # of a play: a number a request
-_ANSWER: Final = TypeAdapter[Survey | Fewest](Survey | Fewest)
+ANSWER: Final = TypeAdapter[Survey | Fewest](Survey | Fewest)
 
 
 class Notes(Journal):
@@ -20,7 +20,7 @@ class Notes(Journal):
 
     def known(self) -> dict[str, dict[str, Any]]:
         """All answers. Raises InputError where one cannot be read."""
-        found = self._read(lambda text: checked(_ANSWER, text))
+        found = self._read(lambda text: checked(ANSWER, text))
         lengths = {len(play[name]) for one in found.values() for play in one.get("plays", ()) for name in _OF_REQUESTS}
         if len(lengths) > 1:
             raise InputError.at(str(self.path), "is damaged: its answers are of different requests", REMEDY)

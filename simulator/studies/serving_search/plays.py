@@ -11,7 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Self
+from typing import Annotated, Final, Self
+
+from pydantic import Field
 
 from simulator.studies.serving import InferencePlan, Request
 from simulator.studies.serving.deployment import Deployment, answers_of, link_capacity, one_engine_capacity, prompts_of
@@ -37,7 +39,7 @@ class Play:
 
     role: Role
     layout: str
-    engines: int
+    engines: Annotated[int, Field(ge=1)]
     pace: float
     first_s: tuple[float, ...]
     rest_s: tuple[float, ...]

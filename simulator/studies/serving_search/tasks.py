@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import Field
 
 from simulator.studies.serving import InferencePlan, Slo
 from simulator.studies.serving.report import Attainment, judged
@@ -29,7 +31,7 @@ class Survey:
     layout: str
     missing_bytes: int
     capacity: dict[Role, float]
-    least: dict[Role, int]
+    least: dict[Role, Annotated[int, Field(ge=1)]]
     floor: dict[Role, float]
 
 
@@ -39,7 +41,7 @@ class Fewest:
 
     role: Role
     layout: str
-    engines: int | None
+    engines: Annotated[int, Field(ge=1)] | None
     plays: tuple[Play, ...]
 
 
