@@ -353,10 +353,10 @@ _LEAST_S = 1e-12
 def _bad_seconds(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"= {value!r} is not a number"
-    if isinstance(value, int) and value > _YEAR_S:
-        return "is longer than a year"
     if isinstance(value, float) and not math.isfinite(value):  # an int may be too large for a float
         return f"= {value} is not finite"
+    if value > _YEAR_S:
+        return "is longer than a year"
     if 0 < value < _LEAST_S:
         return f"= {value} is less than any clock can tell"
     return f"= {value} is not above 0" if value <= 0 else ""

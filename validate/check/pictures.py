@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from simulator.formats.drawing import Axes
     from validate.check.fleet import Node
 
-_FARTHEST: Final = 100.0  # logarithm of a time over the first: beyond it nothing can be drawn
 _NAMED: Final = 8  # lines that a legend can hold
 _GREY, _FLAG = "0.75", "--plot"
 
@@ -30,7 +29,7 @@ def levels(runs: Sequence[SampleFile]) -> tuple[list[str], dict[Component, list[
     for part in sorted({part for one in measured_runs for part in one}):
         first = next(one for one in measured_runs if part in one)
         logs = [level(one, first, part) for one in measured_runs]
-        found[part] = [None if log is None else math.exp(min(max(log, -_FARTHEST), _FARTHEST)) for log in logs]
+        found[part] = [None if log is None else math.exp(log) for log in logs]
     return [run.machine.text("date")[:16] or "undated" for run in ordered], found
 
 
