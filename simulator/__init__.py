@@ -99,22 +99,14 @@ def _public(name: str) -> object:  # noqa: C901, PLR0911, PLR0912  a case a modu
             from simulator.spec.plan import Plan
 
             return Plan
-        case "Prediction":
-            from simulator.predict import Prediction
-
-            return Prediction
         case "Stack":
             from simulator.spec.software.stack import Stack
 
             return Stack
-        case "bounds":
-            from simulator.predict import bounds
+        case "Prediction" | "bounds" | "predict":
+            from simulator.predict import Prediction, bounds, predict
 
-            return bounds
-        case "predict":
-            from simulator.predict import predict
-
-            return predict
+            return {"Prediction": Prediction, "bounds": bounds, "predict": predict}[name]
         case _:
             raise AttributeError(f"module 'simulator' has no attribute {name!r}")
 

@@ -105,14 +105,14 @@ def _assumptions(lowering: Lowering) -> list[Source]:
 def _links_detail(lowering: Lowering) -> str:
     """The calibration source of the links, and NCCL variables of the stack that are not modelled."""
     nccl = lowering.fabric.nccl
-    unheard = nccl.environment.unmodelled
+    unmodelled = nccl.environment.unmodelled
     detail = links_source(lowering.cluster, lowering.curves, nccl=nccl)
     detail += (
         "; between nodes by the data sheet alone, which the interval's upper end allows for"
         if lowering.network_by_sheet
         else ""
     )
-    return f"{detail}; not modelled: {', '.join(unheard)}" if unheard else detail
+    return f"{detail}; not modelled: {', '.join(unmodelled)}" if unmodelled else detail
 
 
 def _kernels_from(lowering: Lowering) -> str:

@@ -129,10 +129,8 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
         suggestion="",
         extrapolated=_extrapolated(scripts.values(), calibration, stack),
         sources=(
-            *sources_of(capture, scripts),
-            *_beside(column, others, uses),
-            *input_sources(cluster, calibration, stack),
-            *pool_sources(use, calibration),
+            *(*sources_of(capture, scripts), *_beside(column, others, uses)),
+            *(*input_sources(cluster, calibration, stack), *pool_sources(use, calibration)),
         ),
         timeline=played.timeline,
         memory_trace=trace_of(),

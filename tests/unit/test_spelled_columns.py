@@ -153,3 +153,10 @@ def test_every_name_in_the_file_is_plain_and_means_one_thing() -> None:
 def test_accelerators_that_are_no_gpus_are_named(name: str) -> None:
     with pytest.raises(ClusterError, match="is no GPU: accelerators of other kinds are not modelled"):
         Device.resolve(name)
+
+
+@pytest.mark.parametrize(("column", "cell"), [("mfu_fraction", "0.5%"), ("step_time_s", "3.5%")])
+def test_a_sign_of_per_cent_stands_only_behind_per_cent(tmp_path: Path, column: str, cell: str) -> None:
+    (bad,) = read(tmp_path, f"{HEADER},{column}", f"{CELLS},{cell}").rows
+    assert not isinstance(bad, RunRow)
+    assert "a decimal number without separators" in str(bad.faults[0])

@@ -172,20 +172,20 @@ LONGER: dict[str, dict[str, Any]] = {
 @ON_DEMAND
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_stage_holds_on_fake_tensors_what_is_predicted(name: str) -> None:
-    every_stage_is_predicted(FOUR, plan(**{"zero": 0, **SCHEDULES[name]}))
+    assert_every_stage_is_predicted(FOUR, plan(**{"zero": 0, **SCHEDULES[name]}))
 
 
 @ON_DEMAND
 @pytest.mark.parametrize("name", LONGER)
 def test_what_micro_batches_leave_stays_to_the_end_of_the_step(name: str) -> None:
-    every_stage_is_predicted(FOUR, plan(zero=0, pp=2, **LONGER[name]))
+    assert_every_stage_is_predicted(FOUR, plan(zero=0, pp=2, **LONGER[name]))
 
 
 @ON_DEMAND
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 @pytest.mark.parametrize("model", MODELS)
 def test_halves_of_backwards_hold_what_is_predicted_of_every_model(model: str, schedule: str) -> None:
-    every_stage_is_predicted(MODELS[model], plan(zero=0, pp=2, num_micro_batches=4, schedule=schedule))
+    assert_every_stage_is_predicted(MODELS[model], plan(zero=0, pp=2, num_micro_batches=4, schedule=schedule))
 
 
 @ON_DEMAND
@@ -199,14 +199,14 @@ def test_halves_of_a_checkpoints_backward_run_it_again_for_every_weight() -> Non
     assert tracked > 1.4 * kept
 
 
-def every_stage_is_predicted(model: Model, asked: Plan) -> None:
-    for stage in range(asked.pp):
-        tracked = fake.play(model, asked, FAKE, rank=stage * (asked.num_devices // asked.pp))
-        predicted = borders(model, asked, FAKE, granularity_bytes=1, stage=stage)
+def assert_every_stage_is_predicted(model: Model, played_plan: Plan) -> None:
+    for stage in range(played_plan.pp):
+        tracked = fake.play(model, played_plan, FAKE, rank=stage * (played_plan.num_devices // played_plan.pp))
+        predicted = borders(model, played_plan, FAKE, granularity_bytes=1, stage=stage)
         index = (
-            8 * asked.seq_len * (model.positions == "learned")
+            8 * played_plan.seq_len * (model.positions == "learned")
         )  # of rows of the table, which the prediction leaves out
-        bound = (SCALARS * model.num_layers // asked.pp + index) * asked.num_micro_batches
+        bound = (SCALARS * model.num_layers // played_plan.pp + index) * played_plan.num_micro_batches
         assert predicted.start_bytes == tracked.start.total_bytes
         assert predicted.after_backward_bytes == tracked.after_backward.total_bytes
         assert abs(predicted.after_forward_bytes - tracked.after_forward.total_bytes) <= bound

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 from simulator.base.errors import TableError
@@ -53,7 +53,11 @@ def names() -> Mapping[str, Mapping[str, Any]]:
 
 def parsers() -> dict[str, Callable[[str], object]]:
     """Of the columns that are none of a row's: results, and what other columns follow from."""
-    results = dict.fromkeys((*names()["result"], *names()["memory"]), _result)
+    results = {
+        name: partial(_result, percent=name.endswith("_percent"))
+        for kind in ("result", "memory")
+        for name in names()[kind]
+    }
     counts = dict.fromkeys(("n_nodes", "accumulation"), integer_cell)
     return {**results, **counts, "zero_stage": lambda cell: _stage(cell.casefold().removeprefix("zero").strip(" -_"))}
 
@@ -62,8 +66,8 @@ def folded(values: dict[str, Any]) -> dict[str, Any]:
     """A record's cells with what its other columns say of `metric`, `value`, counts and sharding, where these are blank."""
     found = {name: values.pop(name) for name in parsers() if name in values}
     for kind, metric, amount in (("result", "metric", "value"), ("memory", "mem_metric", "mem_value")):
-        said = ((name, found[name]) for name in names()[kind] if found.get(name) not in (None, "oom"))
-        name, number = next(said, ("", None))
+        stated = ((name, found[name]) for name in names()[kind] if found.get(name) not in (None, "oom"))
+        name, number = next(stated, ("", None))
         if name and not values.get(metric):
             word, times = names()[kind][name]["metric"], names()[kind][name].get("times", 1)
             values |= {metric: word if kind == "result" else (word, "", ""), amount: number * times}
@@ -93,13 +97,13 @@ def _own(name: str, known: Collection[str]) -> str:
     return str(names()["column"].get(word, word if word in known else name))
 
 
-def _result(cell: str) -> object:
-    """A number; `oom` where the run ended for lack of memory. A sign of per cent may stand behind it."""
+def _result(cell: str, *, percent: bool) -> object:
+    """A number; `oom` where the run ended for lack of memory. percent: a sign of per cent may stand behind it."""
     if _OOM.fullmatch(cell.strip()):
         return "oom"
     if cell.strip() in ("-", "–", "—", "n/a", "N/A", "na", "NA"):
         return None
     try:
-        return number_cell(cell.removesuffix("%").strip())
+        return number_cell(cell.removesuffix("%").strip() if percent else cell)
     except CellError as exc:
         raise CellError(exc.problem, "a decimal number without separators, `OOM`, or blank if unknown") from None

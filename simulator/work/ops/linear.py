@@ -47,12 +47,9 @@ def linear(  # noqa: PLR0913  a product has that many facts
     if dtype in ("fp8", "fp4"):
         x, casts, casts_back = _quantised(g, s, name, x, (t, n, k), comm)
     y = g.value(name, t * n // (s.plan.tp if comm.scatters_output else 1), s.dtype)
-    pair = (
-        fused_kernels(s, (t, n, k), s.plan.peft.rank_of(tuning.module))
-        if tuning.adapts and s.stack.kernels.adapters == "fused"
-        else None
-    )
-    added = r * (n + k) if pair and (r := s.plan.peft.rank_of(tuning.module)) else 0
+    fused = tuning.adapts and s.stack.kernels.adapters == "fused"
+    rank = s.plan.peft.rank_of(tuning.module) if fused else 0  # of adapters that are part of this product's op
+    pair = fused_kernels(s, (t, n, k), rank) if fused else None
     if not tuning.trains:
         keeps_input = pair is not None or tuning.keeps_input
         weight = (g.value(f"{name}.dequantised", n * k, s.dtype),) if tuning.keeps_weight else ()
@@ -63,15 +60,13 @@ def linear(  # noqa: PLR0913  a product has that many facts
         inputs=(x, *(weight if tuning.trains else ())),
         outputs=(y, *(() if tuning.trains else weight)),
         forward=(
-            *casts,
-            *tuning.dequantised,
+            *(*casts, *tuning.dequantised),
             *_scaled(s, *_forward(s, comm, t, n, k, dtype)),
             *(pair[0] if pair else ()),
             *comm.sums(whole_output),
         ),
         backward=(
-            *casts_back,
-            *tuning.dequantised_again,
+            *(*casts_back, *tuning.dequantised_again),
             *_exact(s, *_scaled(s, *_backward(s, dtype, (t, n, k), tuning, bias=bias, pieces=comm.backward_pieces))),
             *(pair[1] if pair else ()),
             *comm.ordered(s.batch, whole_output),
@@ -81,7 +76,7 @@ def linear(  # noqa: PLR0913  a product has that many facts
         grads=(x, *(weight if tuning.trains else ())),
         parameter_numel=(n if bias and tuning.trains_bias else 0)
         + (n * k if tuning.trains and not weight else 0)
-        + added,
+        + rank * (n + k),
         forward_exchanges=comm.forward(whole_input, whole_output, len(casts)),
         backward_exchanges=comm.backward(whole_input, t * k * s.element_bytes, whole_output, len(casts_back)),
         forward_temporary_bytes=tuning.temporary_bytes + comm.forward_temporary_bytes(whole_input, whole_output),
