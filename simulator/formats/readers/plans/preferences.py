@@ -23,10 +23,8 @@ def pairs(job: Job, name: str, *, unpaired: bool = False, alone: bool = False) -
             forwards = 1
         if r.flag("precompute_ref_log_probs"):
             forwards //= 2
-        why = (
-            f"single answers; --reference model:{forwards} (base:{forwards}, with adapters) adds {forwards} forwards, "
-        )
-        why += "of the reference, and of both on mismatched answers, and the reference's weights"
+        why = f"single answers; --reference model:{forwards} (base:{forwards}, with adapters) adds {forwards} "
+        why += "forwards, of the reference, and of both on mismatched answers, and the reference's weights"
         _differs(r, name, why if forwards else "single answers, and nothing beside them")
         return
     job.fields["micro_batch_size"] = 2 * int(job.fields["micro_batch_size"])
