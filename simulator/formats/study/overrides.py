@@ -131,8 +131,7 @@ def patched(target: InputT, overrides: Iterable[Override], error: type[InputErro
             faults += _leaf_faults(type(target), override) or _put(data, override)
         if "sources" in type(target).model_fields and override.path[0] != "sources":
             data["sources"] = {**data.get("sources", {}), override.path[0]: f"given: {override.flag}={override.text}"}
-    if faults:
-        raise error(faults)
+    error.raise_for(faults)
     return type(target).parse(data, ", ".join(override.flag for override in overrides), error)
 
 

@@ -194,8 +194,7 @@ def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
     from simulator.studies.serving.speculation import speculation_faults  # which know plans
 
     faults += [*_pool_faults(plan, model, cluster), *speculation_faults(plan, model), *lora_faults(plan)]
-    if faults:
-        raise PlanError(faults)
+    PlanError.raise_for(faults)
 
 
 def _pool_faults(plan: InferencePlan, model: Model, cluster: Cluster) -> list[Fault]:

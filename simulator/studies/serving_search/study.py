@@ -75,8 +75,7 @@ class ServingSearch:
             faults.append(Fault("workload: burstiness", problem, "leave it out"))
         if self.max_gpus is not None and self.max_gpus < 1:
             faults.append(Fault("max_gpus", f"must be at least 1; it is {self.max_gpus}"))
-        if faults:
-            raise InputError(faults)
+        InputError.raise_for(faults)
 
     @property
     def rate(self) -> float:
