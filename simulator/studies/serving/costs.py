@@ -32,7 +32,7 @@ from simulator.studies.serving.batch import MOST_CAPTURED, Batch, busiest_rank, 
 from simulator.studies.serving.blocks import ForwardOps, forward_ops, head_ops
 from simulator.studies.serving.cost import Cost
 from simulator.studies.serving.groups import own_all_reduce_s, pipeline_shape, tensor_shape
-from simulator.studies.serving.kernels import stored_as
+from simulator.studies.serving.kernels import multiplied, stored_as
 from simulator.studies.serving.lora import lora_kernels
 from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.shards import cached_channels, kv_bytes_per_token, stage_shards, windows
@@ -68,7 +68,7 @@ class StepCosts:
         self._casts = stack.engine is None or stack.engine.casts == "separate"
         self._graphs = stack.engine.graphs(cluster.device, plan.tp) if stack.engine else ()
         self.ranks = plan.ranks
-        self._fp4 = cluster.device.peak("fp4") > 0
+        self._multiplied = multiplied(cluster.device)
         self._each = plan.draft_tokens + 1 if plan.speculative != "none" else 1
         self.tokens_a_step = tokens_a_step(self._each - 1, plan.acceptance or 0.0)
         self._draft: StepCosts | None = None
@@ -322,7 +322,7 @@ class StepCosts:
         total = Cost()
         for category, kernels, exchanges in block.at(tokens):
             factor = 1.0 if self._ideal or category == "gemm" else self._elementwise
-            stored = stored_as(kernels, self.plan.weights, cast=self._casts, fp4=self._fp4) if narrow else kernels
+            stored = stored_as(kernels, self.plan.weights, self._multiplied, cast=self._casts) if narrow else kernels
             total += self._kernels(stored, clock, factor)
             for exchange in exchanges:
                 waits_s = 0.0 if self._ideal else self.stack.fitted.collective_wait_s

@@ -162,7 +162,7 @@ class Deployment:
     def full_queue(self, requests: Sequence[Request], engines: int, *, of_a_rank: bool = False) -> list[Request]:
         """Requests of the same lengths, all present from the beginning: several times as many as run at once."""
         memory, plan = self.memory, self.plan
-        mean = (requests if isinstance(requests, Requests) else Requests.of(requests)).tokens / len(requests)
+        mean = Requests.of(requests).tokens / len(requests)
         room = max(1, int(memory.num_blocks * memory.block_size / mean))
         ranks = 1 if of_a_rank else plan.ranks
         at_once = ranks * min(plan.max_sequences, room) * memory.num_schedulers * engines

@@ -14,6 +14,7 @@ from simulator.base.schema import Strict, read_toml
 from simulator.base.units import Bytes, format_bytes
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
 
 Weights = Literal["bf16", "fp16", "fp8", "int8", "int4", "nvfp4", "mxfp4"]
 KvDtype = Literal["auto", "bf16", "fp16", "fp8"]
@@ -41,7 +42,7 @@ class InferencePlan(Strict):
     """One way to serve a model. An engine has tp × pp GPUs; dp engines share the requests.
 
     weights: of the layers' matrices. bf16, fp16: as they are. fp8: both operands of the products, activations quantised on
-    the fly. int8, int4: weights alone (a scale a row; groups of 128 with scale and zero), products in 16 bits. nvfp4: blocks
+    the fly; weights alone on GPUs that multiply no fp8. int8, int4: weights alone (a scale a row; groups of 128 with scale and zero), products in 16 bits. nvfp4: blocks
     of 16 with a scale; both operands where the GPU multiplies them, weights alone elsewhere. mxfp4: of experts alone, blocks of 32
     with a scale, products in 16 bits, all else as bf16 (gpt-oss). Embedding,
     norms and head stay in 16 bits, as in published checkpoints.
@@ -306,6 +307,10 @@ def _place_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
                 f"{remedy}nodes = {-(-plan.num_devices // gpus)}",
             )
         )
+    device = cluster.device
+    if plan.weights == "fp8" and not device.peak("fp8") and not device.peak("bf16"):
+        problem = f"engines have no kernel for weights in fp8 on {device.name}: it takes Ampere or later"
+        faults.append(Fault("inference: weights", problem, 'weights = "int4", "int8" or "fp16"'))
     tier = cluster.host_tier
     if plan.host_cache and tier is None:
         problem = f"{cluster.name} states no link between GPUs and host memory"
@@ -349,6 +354,12 @@ def _group_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
     return [Fault("inference: tp", f"groups of tp = {plan.tp} do not fill nodes of {gpus} GPUs evenly", f"tp = {near}")]
 
 
+def _refuses_prompts(plan: InferencePlan) -> bool:
+    """The engine starts with steps shorter than its sequences, which it never pre-empts, and refuses single prompts instead."""
+    engine = Stack.of(plan).engine
+    return engine is not None and engine.reserved == 1.0
+
+
 def _length_faults(plan: InferencePlan, model: Model) -> list[Fault]:
     faults: list[Fault] = []
     longest, batched = plan.model_len(model), plan.batched_tokens(model)
@@ -358,7 +369,8 @@ def _length_faults(plan: InferencePlan, model: Model) -> list[Fault]:
     if plan.block_size > longest:
         problem = f"blocks of {plan.block_size} tokens, and no sequence has more than {longest}"
         faults.append(Fault("inference: block_size", problem, "block_size = 16, or its like"))
-    if not plan.chunked_prefill and batched < longest:
+    stated = plan.max_model_len is not None or not _refuses_prompts(plan)
+    if not plan.chunked_prefill and batched < longest and stated:
         problem = f"{batched} tokens a step, and a whole prompt may have max_model_len = {longest}"
         remedy = f"max_batched_tokens = {longest}, or chunked_prefill = true"
         faults.append(Fault("inference: max_batched_tokens", problem, remedy))

@@ -181,6 +181,10 @@ def check_requests(model: Model, plan: InferencePlan, requests: Sequence[Request
     """Raises InputError where there are none, where they are out of order, or longer than a sequence may be."""
     if not requests:
         raise InputError.at("requests", "there are none", "one at least")
+    room = plan.batched_tokens(model)
+    if not plan.chunked_prefill and (prompt := Requests.of(requests).longest_prompt) > room:
+        problem = f"a prompt has {prompt} tokens, and a step computes whole ones, of {room} tokens at most"
+        raise InputError.at("requests", problem, f"max_batched_tokens = {prompt} or more, or chunked_prefill = true")
     if isinstance(requests, Requests) and requests.keep_to(plan.model_len(model)):
         return
     times = [request.arrival_s for request in requests]
@@ -236,8 +240,7 @@ def _does_not_fit(setting: Deployment, requests: Sequence[Request], origins: tup
         **_common(setting, origins),
         verdict=Fit.DOES_NOT_FIT,
         cause=cause,
-        suggestion=changes
-        or "no single change that was tried makes it fit: more GPUs an engine (tp × pp), or a smaller model",
+        suggestion=changes or "nothing that was tried makes it fit: more GPUs an engine (tp × pp), or a smaller model",
         num_requests=len(requests),
         num_warmup=0,
         remedies=found,
