@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from simulator.base.errors import StackError
 from simulator.base.kernels import DTYPE_BYTES, Gemm
 from simulator.parallel.model_shard import ModelShard
 from simulator.play.lower.work import Clock
@@ -111,3 +112,12 @@ class AttentionCosts:
             queries=queries,
             cached_bytes=cached_bytes,
         )
+
+
+def refuse_unknown_speed(stack: Stack) -> None:
+    """Attention over a cache needs a fused kernel and its curve. Raises StackError."""
+    backend = stack.attention
+    if backend.kernel == "math" or backend.states_speed("forward"):
+        why = "has no fused kernel" if backend.kernel == "math" else "states speeds of whole sequences only"
+        problem = f"attention of {stack.name} {why}: what reading a cache costs cannot be told"
+        raise StackError.at("inference: stack", problem, 'stack = "vllm-2025"')

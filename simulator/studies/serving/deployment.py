@@ -101,7 +101,7 @@ class Deployment:
             max_tokens=ranks * plan.batched_tokens(model),
             chunked=plan.chunked_prefill,
             mixed=plan.mixed,
-            reuses=plan.prefix_caching,
+            reuses=plan.prefix_caching and model.mamba is None,
             reserved=engine.reserved,
             alternates=engine.alternates,
             waiting_ratio=engine.waiting_ratio,
@@ -109,6 +109,7 @@ class Deployment:
             windows=self.costs.windows,
             window_tokens=self.memory.window_tokens,
             window_share=self.memory.window_share,
+            state_blocks=self.memory.state_blocks,
             host_blocks=ranks * (plan.host_cache // self.memory.block_bytes),
         )
 

@@ -186,17 +186,29 @@ class InferencePlan(Strict):
 
 def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
     """Raise PlanError with every way in which plan, model and cluster do not fit together."""
-    if model.mamba is not None:
-        problem = f"{model.name} has Mamba layers, whose states no cache of keys and values holds: serving them is not modelled"
-        raise PlanError.at("model", problem, "a model whose layers all have attention")
     split = _wide_faults(plan, model) if plan.attention_dp else _split_faults(plan, model)
-    faults = [*split, *_place_faults(plan, cluster), *_length_faults(plan, model)]
+    faults = [*split, *_mixer_faults(plan, model), *_place_faults(plan, cluster), *_length_faults(plan, model)]
     from simulator.studies.serving.lora import lora_faults
     from simulator.studies.serving.speculation import speculation_faults  # which know plans
 
     faults += [*_pool_faults(plan, model, cluster), *speculation_faults(plan, model), *lora_faults(plan)]
     if faults:
         raise PlanError(faults)
+
+
+def _mixer_faults(plan: InferencePlan, model: Model) -> list[Fault]:
+    """Of hybrids, whose mixers keep states."""
+    if model.mamba is None:
+        return []
+    if not model.num_attention_layers:
+        return [Fault("model", f"{model.name} has no attention: there is no cache to serve it from", "a hybrid")]
+    given = {
+        "prefill_dp": plan.prefill_dp > 0,
+        "speculative": plan.speculative != "none",
+        "lora_rank": plan.lora_rank > 0,
+    }
+    problem = f"together with the states of {model.name}'s mixers is not modelled"
+    return [Fault(f"inference: {key}", problem, f"leave {key} out") for key, there in given.items() if there]
 
 
 def _pool_faults(plan: InferencePlan, model: Model, cluster: Cluster) -> list[Fault]:
@@ -221,18 +233,25 @@ def legal_tp(model: Model, *, dealt: bool = False) -> tuple[int, ...]:
     return tuple(
         tp
         for tp in range(1, min(most, 1024) + 1)
-        if most % tp == 0 and (model.num_kv_heads % tp == 0 or tp % model.num_kv_heads == 0)
+        if most % tp == 0 and all(n % tp == 0 or tp % n == 0 for n, _ in _repeated(model))
     )
+
+
+def _repeated(model: Model) -> list[tuple[int, str]]:
+    """What tp splits, or several GPUs hold alike."""
+    groups = [(model.mamba.num_groups, "groups of mixers")] if model.mamba else []
+    return [(model.num_kv_heads, "key-value heads"), *groups]
 
 
 def _widths(model: Model, *, dealt: bool) -> list[tuple[int, str]]:
     """What tp splits besides heads: columns, or whole experts."""
     experts = model.experts
+    mixer = [(model.mamba.num_heads, "heads of mixers")] if model.mamba else []
     if experts is None:
-        return [(model.d_ff, "columns of the MLP")]
+        return [*mixer, (model.d_ff, "columns of the MLP")]
     routed = (experts.num_experts, "experts") if dealt else (experts.d_ff, "columns of an expert")
-    found = [routed, (experts.shared_d_ff, "columns of the shared experts")]
-    if "dense_layer" in model.layer_kinds:
+    found = [*mixer, routed, (experts.shared_d_ff, "columns of the shared experts")]
+    if {"dense_layer", "mlp"} & set(model.layer_kinds):
         found.append((model.d_ff, "columns of the MLP"))
     return [(n, noun) for n, noun in found if n]
 
@@ -261,14 +280,13 @@ def _wide_faults(plan: InferencePlan, model: Model) -> list[Fault]:
 
 
 def _split_faults(plan: InferencePlan, model: Model) -> list[Fault]:
-    tp, kv = plan.tp, model.num_kv_heads
+    tp = plan.tp
     faults: list[Fault] = []
     dealt = plan.experts == "dealt"
     legal = legal_tp(model, dealt=dealt)
     nearest = " or ".join(map(str, sorted(sorted(legal, key=lambda n: (abs(n - tp), n))[:2])))
     wrong = [f"{n} {noun}" for n, noun in ((model.num_heads, "heads"), *_widths(model, dealt=dealt)) if n % tp]
-    if kv % tp and tp % kv:
-        wrong.append(f"{kv} key-value heads (nor is it a multiple of them)")
+    wrong += [f"{n} {noun} (nor is it a multiple of them)" for n, noun in _repeated(model) if n % tp and tp % n]
     if wrong:
         problem = f"tp = {tp} does not divide the model's {', '.join(wrong)}"
         faults.append(Fault("inference: tp", problem, f"tp = {nearest}"))

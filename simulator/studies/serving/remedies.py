@@ -75,8 +75,9 @@ def of_prefill(remedy: Remedy) -> Remedy:
 
 def _shorter(memory: ServingMemory) -> Iterator[dict[str, Any]]:
     """Sequences as long as the cache has room for."""
-    if memory.num_blocks > memory.window_blocks and memory.over_budget:
-        yield {"max_model_len": (memory.num_blocks - memory.window_blocks) * memory.block_size}
+    blocks = memory.num_blocks - memory.window_blocks - memory.state_blocks
+    if blocks > 0 and memory.over_budget:
+        yield {"max_model_len": blocks * memory.block_size}
 
 
 def _changes(model: Model, plan: InferencePlan, device: Device, memory: ServingMemory) -> Iterator[dict[str, Any]]:

@@ -32,6 +32,7 @@ class Limits:
     reuses: beginnings of prompts that are in the cache are not computed again.
     reserved: part of the answers of running sequences that a new one leaves blocks for; it needs all of its own then.
     window_tokens, window_share: tokens of a sequence that some layers cache at most, and their part of what the others cache of one.
+    state_blocks: that a sequence takes whatever its length.
     host_blocks: of preempted sequences, that the host's memory keeps.
     hands_over: the blocks of an answered request stay until `release`, as another engine reads them.
     alternates, waiting_ratio, waiting_steps: of a stack's engine, when requests are admitted while others run.
@@ -48,6 +49,7 @@ class Limits:
     windows: tuple[int | None, ...] = (None,)
     window_tokens: int = 0
     window_share: float = 0.0
+    state_blocks: int = 0
     host_blocks: int = 0
     hands_over: bool = False
     alternates: bool = False
@@ -273,15 +275,15 @@ class Scheduler:
 
     def _own_blocks(self, job: RequestState, tokens: int) -> int:
         """Of so many tokens, without those that the job shares with others."""
-        return -(-tokens // self.limits.block_size) - self._shared_blocks(job) + self._window_blocks(job)
+        return -(-tokens // self.limits.block_size) - self._shared_blocks(job) + self._fixed_blocks(job)
 
-    def _window_blocks(self, job: RequestState) -> int:
-        """Of layers that cache a window: as many from the beginning as the sequence ends with."""
+    def _fixed_blocks(self, job: RequestState) -> int:
+        """Of states, and of layers that cache a window: as many from the beginning as the sequence ends with."""
         limits = self.limits
         if not limits.window_tokens:
-            return 0
+            return limits.state_blocks
         tokens = min(limits.window_tokens, job.request.prompt_tokens + job.request.output_tokens - 1)
-        return ceil(limits.window_share * tokens / limits.block_size)
+        return limits.state_blocks + ceil(limits.window_share * tokens / limits.block_size)
 
     def _shared_blocks(self, job: RequestState) -> int:
         """Whole blocks alone are shared."""
