@@ -12,9 +12,9 @@ from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import Batch, Chunk, InferencePlan, Request, StepCosts, check, serve
 from simulator.studies.serving.decoding import batch_of
+from simulator.studies.serving.legal import legal_tp
 from simulator.studies.serving.memory import serving_memory
 from simulator.studies.serving.mixers import state_bytes
-from simulator.studies.serving.plan import legal_tp
 from simulator.studies.serving.shards import kv_bytes_per_token, stage_shards
 
 MODEL, CLUSTER, STACK = Model.load("nemotron-h-8b"), Cluster.load("hgx-h100-8"), Stack.load("vllm-2025")

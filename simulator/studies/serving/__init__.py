@@ -10,8 +10,9 @@ from simulator.studies.serving.decoding import decode_step
 from simulator.studies.serving.deployment import Deployment
 from simulator.studies.serving.engines import engine_of, stack_named, usual_values, with_defaults
 from simulator.studies.serving.highest_rate import highest_rate
+from simulator.studies.serving.legal import check
 from simulator.studies.serving.memory import serving_memory
-from simulator.studies.serving.plan import InferencePlan, check
+from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.report import Latencies, Load, Serving, Spread
 from simulator.studies.serving.serving import serve
 from simulator.studies.serving.slo import Limit, Slo

@@ -9,10 +9,10 @@ two exact prices KEYS_APART keys a sequence apart, within 0.1 % of the exact one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from typing import cast
 
@@ -29,19 +29,14 @@ from simulator.spec.software.stack import Stack
 from simulator.studies.serving.attention import KEYS_APART, AttentionCosts, refuse_unknown_speed
 from simulator.studies.serving.batch import MOST_CAPTURED, Batch, busiest_rank, padded
 from simulator.studies.serving.blocks import ForwardOps, forward_ops, head_ops
-from simulator.studies.serving.cost import Cost
+from simulator.studies.serving.context import ContextCosts
+from simulator.studies.serving.cost import Cost, mean_use
 from simulator.studies.serving.groups import own_all_reduce_s, pipeline_shape, tensor_shape
 from simulator.studies.serving.kernels import multiplied, stored_as
 from simulator.studies.serving.lora import lora_kernels
 from simulator.studies.serving.mixers import MixerCosts
 from simulator.studies.serving.plan import InferencePlan
-from simulator.studies.serving.shards import (
-    WITHOUT_ATTENTION,
-    cached_channels,
-    kv_bytes_per_token,
-    stage_shards,
-    windows,
-)
+from simulator.studies.serving.shards import NO_ATTENTION, cached_channels, kv_bytes_per_token, stage_shards, windows
 from simulator.studies.serving.speculation import draft_plan, tokens_a_step
 from simulator.work.collectives import collective_s
 from simulator.work.ops import Exchange
@@ -97,7 +92,10 @@ class StepCosts:
             each=self._each,
         )
         self._mixers = MixerCosts(self.shards, plan, stack, self._streamed)
-        self._exchanges: dict[tuple[str, int], float] = {}
+        layers = [sum(counts) for counts in self.layers_by_window]
+        price = partial(self._exchange_s, ranks=plan.dcp)
+        self._context = ContextCosts(self.shards[0].part, plan, layers, price, stack.host.collective_s)
+        self._exchanges: dict[tuple[str, int, int], float] = {}
         self._messages: dict[tuple[GroupShape, int], float] = {}
         self._captured: dict[int, tuple[float, ...]] = {}
 
@@ -219,7 +217,7 @@ class StepCosts:
         bases = self._captured.get(count)
         if bases is None:
             alone = Batch(decodes=count, keys=())
-            found = (self._verifying(n, count) + self._mixers.of(n, alone) for n in range(len(self.shards)))
+            found = (self._verifying(n, count) + self._beside(n, alone) for n in range(len(self.shards)))
             bases = self._captured[count] = tuple(cost.busy_s for cost in found)
         if len(batch.keys) == 1:
             each_s = self.attention.decode_s(count, batch.keys[0])
@@ -250,7 +248,7 @@ class StepCosts:
         tokens = padded(batch.decodes + more, self._graphs) if graphed else batch.tokens + more
         found = []
         for stage, counts in enumerate(self.layers_by_window):
-            cost = self._stage(stage, tokens, batch.rows + more) + self._mixers.of(stage, batch)
+            cost = self._stage(stage, tokens, batch.rows + more) + self._beside(stage, batch)
             for count, window, keys in zip(counts, self.windows, batch.keys, strict=True):
                 if batch.decodes and count:
                     cost += self._booked(self.attention.decode_s(batch.decodes, keys)).times(count)
@@ -281,6 +279,10 @@ class StepCosts:
             cost += Cost(exchange_s=self._message_s(stage, tokens), host_s=self.stack.host.collective_s)
         return cost
 
+    def _beside(self, stage: int, batch: Batch) -> Cost:
+        """What depends on whose tokens they are, but for attention itself."""
+        return self._mixers.of(stage, batch) + self._context.of(stage, batch)
+
     def _linear_of(self, tokens: int) -> tuple[dict[str, Cost], Clock]:
         """The embedding and a layer of each kind without its attention kernel, for so many new tokens; and their clock."""
         found = self._linear.get(tokens)
@@ -293,7 +295,7 @@ class StepCosts:
             costs = {"embedding": self._ops(self._forward["embedding"], tokens, clock)}
             for kind in self._forward.keys() - costs.keys():
                 costs[kind] = self._ops(self._forward[kind], tokens, clock, narrow=True)
-                costs[kind] += Cost(host_s=self.stack.host.layer_s) if kind in WITHOUT_ATTENTION else store
+                costs[kind] += Cost(host_s=self.stack.host.layer_s) if kind in NO_ATTENTION else store
                 if self.plan.lora_rank:
                     adapters = lora_kernels(self.shards[0].part, cast("LayerKind", kind), self.plan, tokens)
                     costs[kind] += self._kernels(adapters, clock)
@@ -347,11 +349,12 @@ class StepCosts:
     def _streamed(self, kernels: Sequence[Kernel]) -> Cost:
         return self._kernels(kernels, self._clock, self._elementwise)
 
-    def _exchange_s(self, exchange: Exchange) -> float:
-        key = (exchange.kind, exchange.num_bytes)
+    def _exchange_s(self, exchange: Exchange, ranks: int | None = None) -> float:
+        """Among tp's ranks, or so many of them."""
+        key = (exchange.kind, exchange.num_bytes, ranks or self.plan.tp)
         found = self._exchanges.get(key)
         if found is None:
-            shape = tensor_shape(self.plan, self.cluster)
+            shape = tensor_shape(self.plan, self.cluster, ranks)
             seconds = collective_s(
                 exchange.kind,
                 bytes_sent_once(exchange, shape),
@@ -386,14 +389,8 @@ class StepCosts:
         kernels = [kernel for _, kernels, _ in layer.at(tokens) for kernel in kernels]
         clock = self._clock
         for _ in range(2):
-            use = round(100 * _mean_use(clock, kernels))
+            use = round(100 * mean_use(clock, kernels))
             if use not in self._clocks:
                 self._clocks[use] = self._clock.under(max(use, 1) / 100)
             clock = self._clocks[use]
         return clock
-
-
-def _mean_use(clock: Clock, kernels: Iterable[Kernel]) -> float:
-    times = [(clock.seconds(kernel), clock.tensor_use(kernel)) for kernel in kernels]
-    whole_s = summed(seconds for seconds, _ in times)
-    return summed(seconds * use for seconds, use in times) / whole_s if whole_s else 1.0

@@ -109,6 +109,7 @@ class Deployment:
             windows=self.costs.windows,
             window_tokens=self.memory.window_tokens,
             window_share=self.memory.window_share,
+            window_part=plan.window_part,
             state_blocks=self.memory.state_blocks,
             host_blocks=ranks * (plan.host_cache // self.memory.block_bytes),
         )

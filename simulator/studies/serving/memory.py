@@ -182,7 +182,7 @@ def _stage(
         num_blocks=max(0, left // block // plan.pp),
         num_schedulers=plan.pp,
         longest_tokens=plan.model_len(model),
-        window_tokens=(model.sliding_window or 0) if windowed else 0,
+        window_tokens=(model.sliding_window or 0) if windowed or plan.window_part < 1 else 0,
         window_share=windowed / whole if whole else 0.0,
         state_bytes=state_bytes(shard, plan),
     )

@@ -12,8 +12,9 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
+from simulator.studies.serving.legal import check, legal_tp
 from simulator.studies.serving.memory import ServingMemory, serving_memory
-from simulator.studies.serving.plan import InferencePlan, check, legal_tp
+from simulator.studies.serving.plan import InferencePlan
 
 NUM_REMEDIES = 4
 _MOST_UTILIZATION = 0.95

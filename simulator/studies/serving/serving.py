@@ -23,7 +23,8 @@ from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.decoding import Z90, batch_of, decode_step, sigma_of
 from simulator.studies.serving.deployment import Deployment, Window
 from simulator.studies.serving.engine import Progress, ServedRun
-from simulator.studies.serving.plan import InferencePlan, check
+from simulator.studies.serving.legal import check
+from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.remedies import of_prefill, remedies
 from simulator.studies.serving.report import HandedOver, Latencies, Load, Serving, Verdict, attained, latencies
 from simulator.studies.serving.served import Served, rate

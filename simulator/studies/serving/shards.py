@@ -16,7 +16,7 @@ from simulator.studies.serving.kernels import WEIGHT_BITS
 from simulator.studies.serving.plan import InferencePlan, Part
 
 _WIDE = ("router", "shared_gate")
-WITHOUT_ATTENTION = ("mamba", "mlp", "moe")  # layers of hybrids
+NO_ATTENTION = ("mamba", "mlp", "moe")  # layers of hybrids
 VOCAB_MULTIPLE = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE (model_executor/layers/vocab_parallel_embedding.py)
 
 
@@ -167,8 +167,11 @@ def cached_channels(part: ModelShard) -> int:
 
 
 def layer_kv_bytes(shard: StageShard, plan: InferencePlan) -> int:
-    """Cached bytes of a token in one layer on one GPU: 2 (K and V) × kv heads × head_dim × bytes; of latents, their channels."""
-    return cached_channels(shard.part) * DTYPE_BYTES[plan.kv_dtype]
+    """Cached bytes of a token in one layer on one GPU: 2 (K and V) × kv heads × head_dim × bytes; of latents, their channels.
+
+    Where dcp GPUs have a part of the tokens each, in the mean.
+    """
+    return -(-cached_channels(shard.part) * DTYPE_BYTES[plan.kv_dtype] // plan.dcp)
 
 
 def cached_layers(shard: StageShard, plan: InferencePlan) -> tuple[int, int]:
@@ -179,8 +182,13 @@ def cached_layers(shard: StageShard, plan: InferencePlan) -> tuple[int, int]:
 
 
 def kv_bytes_per_token(shard: StageShard, plan: InferencePlan) -> int:
-    """Cached bytes of a token on one GPU, in layers that cache whole sequences."""
-    return cached_layers(shard, plan)[0] * layer_kv_bytes(shard, plan)
+    """Cached bytes of a token on one GPU, in layers that cache whole sequences, or a part of all tokens."""
+    whole, each = cached_layers(shard, plan)[0], layer_kv_bytes(shard, plan)
+    if plan.window_cache or plan.window_part == 1.0:
+        return whole * each
+    found = dict(windows(shard.part, shard.layers))
+    every = found.get(None, 0)
+    return ceil((every + plan.window_part * (whole - every)) * each) if every else whole * each
 
 
 def windows(model: Model, layers: Iterable[int]) -> tuple[tuple[int | None, int], ...]:
@@ -189,7 +197,7 @@ def windows(model: Model, layers: Iterable[int]) -> tuple[tuple[int | None, int]
     counts: dict[int | None, int] = {}
     kinds = dict(zip(model.layer_numbers, model.layer_kinds, strict=True))
     for layer in layers:
-        if kinds[layer] in WITHOUT_ATTENTION:
+        if kinds[layer] in NO_ATTENTION:
             continue
         sees_all = model.sliding_window is None or (every > 0 and (layer + 1) % every == 0)
         window = None if sees_all else model.sliding_window

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from simulator.base.errors import Fault, InputError, PlanError
 from simulator.studies.serving import InferencePlan, check
-from simulator.studies.serving.plan import legal_tp
+from simulator.studies.serving.legal import legal_tp
 from simulator.studies.serving_search.study import DEGREES, ServingSearch
 
 Role = Literal["both", "prefill", "decode"]  # what an engine computes of a request
