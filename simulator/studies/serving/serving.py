@@ -12,7 +12,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.fit import Fit
 from simulator.base.remembered import remembered
 from simulator.base.sums import summed
-from simulator.base.units import format_bytes, format_number
+from simulator.base.units import counted, format_bytes, format_number
 from simulator.predict.prediction import Source
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
@@ -316,7 +316,7 @@ def _cause(verdict: Verdict, load: Load, users: int) -> str:
             "say how long it was watched"
         )
     if users:
-        return f"{users} users, each with one request at a time: {arriving} of the {capacity} requests/s that could be served"
+        return f"{counted(users, 'user')}, each with one request at a time: {arriving} of the {capacity} requests/s that could be served"
     if not load.arriving_per_s:
         return "all requests stand in the queue from the beginning: latencies are those of a batch job"
     return f"{arriving} of the {capacity} requests/s that could be served"
