@@ -272,6 +272,10 @@ def test_a_stack_may_be_named_as_its_engine_is(text: str, stack: str) -> None:
     assert read_serving_study(None, {}, {"inference.stack": text}, ()).plan.stack == stack
 
 
+def test_no_users_of_a_closed_loop_leave_the_rate_as_it_is() -> None:
+    assert read_serving_study(None, {}, {"workload.concurrency": "0"}, ()).workload.rate == 4.0
+
+
 def test_weights_in_fp8_are_widened_on_gpus_that_multiply_none_and_refused_where_no_kernel_is() -> None:
     """A product of one row reads its weights: half as many bytes as in 16 bits."""
     product = Gemm(m=1, n=8192, k=8192, dtype="bf16")

@@ -184,7 +184,7 @@ def _merged(
     base: Mapping[str, Any], flags: Mapping[str, str], table_flags: Mapping[str, str], overrides: Sequence[Override]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The study as plain data, and for each key that the command line gave, by which flag."""
-    traced = any(key in _NO_RATE for key in table_flags) or any(
+    traced = any(table_flags.get(key, "0") != "0" for key in _NO_RATE) or any(
         f"{o.root}.{'.'.join(o.path)}" in _NO_RATE for o in overrides
     )
     raw = {**base, **({"workload": {}} if traced and base is DEFAULT else {}), **flags}
