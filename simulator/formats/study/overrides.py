@@ -58,9 +58,9 @@ class Override:
 
 
 def literal(text: str) -> object:
-    """What TOML would read in `key = text`; text that is no TOML value is a string ("400Gb/s", bf16)."""
+    """What TOML would read in `key = text`, or in `key = 0.5` of `.5`; text that is no TOML value is a string ("400Gb/s", bf16)."""
     try:
-        table = tomllib.loads(f"value = {text}")
+        table = tomllib.loads(f"value = {'0' * text[:1].startswith('.')}{text}")
     except (ValueError, RecursionError):  # not TOML, or digits beyond what Python reads
         return text
     return table["value"] if list(table) == ["value"] else text

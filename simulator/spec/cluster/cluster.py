@@ -140,6 +140,8 @@ class Cluster(Strict):
         """
         base, _, profile = Device.resolve(device).partition(":")
         node = cls.load(hosts.usual_host(base)).model_dump()
+        if node["device"]["name"] != base:
+            node["name"] = f"{base} in {node['name']}"
         return cls.parse(
             hosts.adapt(
                 (sliced_host(node, base, profile) if profile else node) | {"device": Device.load(device)},
