@@ -164,8 +164,8 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 )
 @click.option(
     "--reference",
-    metavar="model|base",
-    help="A reference model's forward in every micro-batch (DPO; KTO: model:3, base:3): of its own weights, or of the base below adapters.",
+    metavar="model|base|none",
+    help="A reference model's forward in every micro-batch (DPO; KTO: model:3, base:3): of its own weights, or of the base below adapters. A trainer's file that has one needs no flag; none leaves it out.",
 )
 @click.option(
     "--lengths",
@@ -223,7 +223,7 @@ def command(
     wrong += _given_sizes(flags, settings) if largest else []
     loaded = _loaded(study, flags, settings, fabric, wrong)
     lengths = read_lengths(spec) if spec is not None else ()
-    beside = check_forwards(kind, loaded.plan) if kind is not None else None
+    beside = _reference(kind, loaded)
     rolled = _rollout(rollout) if rollout is not None else None
     loaded, found = _with_largest_batch(loaded) if largest else (loaded, None)
     prediction, stall = with_data_of(loaded, _predicted(loaded, beside))
@@ -257,6 +257,14 @@ def _loaded(
     if faults:
         raise InputError(faults)
     return loaded
+
+
+def _reference(text: str | None, study: Study) -> tuple[Kind, int] | None:
+    """What --reference says, or the file that the plan came from implies. Raises InputError."""
+    forwards = study.draft.reference_forwards if study.draft else 0
+    if text is None and forwards:
+        text = f"{'base' if study.plan.peft.adds else 'model'}:{forwards}"
+    return None if text in (None, "none") else check_forwards(text, study.plan)
 
 
 def _report(prediction: Prediction, study: Study, further: Mapping[str, Any]) -> Mapping[str, Any]:

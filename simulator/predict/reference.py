@@ -44,7 +44,7 @@ def check_reference(kind: str, plan: Plan) -> Kind:
         raise InputError.at("--reference", problem, "--reference model, or --peft lora")
     if plan.pp > 1 or plan.offload.parameters != "none":
         problem = "a reference in a pipeline, or in host memory, is not modelled"
-        raise InputError.at("--reference", problem, "--pp 1, without offload.parameters")
+        raise InputError.at("--reference", problem, "--pp 1, without offload.parameters; or --reference none")
     return "model" if kind == "model" else "base"
 
 

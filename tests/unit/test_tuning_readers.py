@@ -343,7 +343,7 @@ def test_pairs_are_two_sequences_each(tmp_path: Path) -> None:
     ):
         draft = read(tmp_path, name, **settings)
         assert plan_of(draft, 1).micro_batch_size == 6
-        assert any("--reference" in setting.note for setting in draft.named("not modelled"))
+        assert draft.reference_forwards == 1
 
 
 def test_grpo_s_files_are_the_policy_s_own_step(tmp_path: Path) -> None:
@@ -452,7 +452,7 @@ def test_unsloth_s_script_is_read_and_not_run(tmp_path: Path) -> None:
     assert not draft.named("unknown")
     pairs = python(tmp_path, "train.py", UNSLOTH.replace("SFTConfig(", "KTOConfig("))
     assert plan_of(pairs, 1).micro_batch_size == 2
-    assert any("model:3" in setting.note for setting in pairs.named("not modelled"))
+    assert pairs.reference_forwards == 3
     assert "generation and rewards" in told(python(tmp_path, "train.py", UNSLOTH.replace("SFTConfig(", "PPOConfig(")))
     answers = python(tmp_path, "train.py", UNSLOTH.replace("SFTConfig(", "GRPOConfig(max_completion_length=100, "))
     assert plan_of(answers, 1).seq_len == 512 + 100
@@ -517,16 +517,16 @@ def test_python_that_cannot_be_read_is_told(text: str, words: str, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("settings", "forwards"),
-    [({}, "model:3"), ({"loss_type": "apo_zero_unpaired"}, "model:1"), ({"precompute_ref_log_probs": True}, "model:1")],
+    [({}, 3), ({"loss_type": "apo_zero_unpaired"}, 1), ({"precompute_ref_log_probs": True}, 1)],
 )
 def test_kto_s_answers_are_single_and_meet_more_forwards(
-    settings: dict[str, object], forwards: str, tmp_path: Path
+    settings: dict[str, object], forwards: int, tmp_path: Path
 ) -> None:
     draft = read(
         tmp_path, "a.json", per_device_train_batch_size=4, desirable_weight=1.0, max_length=512, bf16=True, **settings
     )
     assert plan_of(draft, 1).micro_batch_size == 4
-    assert any(forwards in setting.note for setting in draft.named("not modelled"))
+    assert draft.reference_forwards == forwards
 
 
 @pytest.mark.parametrize(
@@ -615,6 +615,5 @@ def test_pairs_without_a_reference_are_told_apart(loss: str, tmp_path: Path) -> 
                             sequence_len=512, datasets=[{"path": "x"}]))  # fmt: skip
     for draft in told_of:
         assert plan_of(draft).micro_batch_size == 4
-        notes = " ".join(one.note for one in draft.named("not modelled"))
-        assert ("no reference" in notes) == (loss != "sigmoid")
-        assert ("--reference" in notes) == (loss == "sigmoid")
+        assert draft.reference_forwards == (loss == "sigmoid")
+        assert ("--reference none" in " ".join(draft.notes)) == (loss == "sigmoid")

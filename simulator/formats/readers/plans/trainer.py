@@ -58,6 +58,8 @@ class Job:
     by_gpu: bool = False
     leftover: Degree | None = "dp_replicate"
     devices: tuple[int | None, int] = (None, 1)
+    reference_forwards: int = 0
+    notes: tuple[str, ...] = ()
 
     def change(self, name: str, **settings: object) -> None:
         """Settings of the stack that the file's setting `name` implies."""
@@ -87,6 +89,8 @@ class Job:
             stack_changes=self.changes,
             settings=r.settings(),
             faults=tuple(r.faults),
+            reference_forwards=self.reference_forwards,
+            notes=self.notes,
         )
 
 
