@@ -617,3 +617,33 @@ def test_pairs_without_a_reference_are_told_apart(loss: str, tmp_path: Path) -> 
         assert plan_of(draft).micro_batch_size == 4
         assert draft.reference_forwards == (loss == "sigmoid")
         assert ("--reference none" in " ".join(draft.notes)) == (loss == "sigmoid")
+
+
+@pytest.mark.parametrize(
+    ("attention", "mlp", "targets"), [(True, True, ("all",)), (True, False, ("attention",)), (False, True, ("mlp",))]
+)
+def test_unsloth_s_words_for_what_is_finetuned(
+    *, attention: bool, mlp: bool, targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    """FastModel's notebooks: parts of the language model; nothing trained of it is an error."""
+    words = f"finetune_vision_layers=False, finetune_attention_modules={attention}, finetune_mlp_modules={mlp}"
+    script = UNSLOTH_FAST.format(words)
+    draft = python(tmp_path, "fast.py", script)
+    assert not draft.named("unknown")
+    assert plan_of(draft, 1).peft.targets == targets
+    with pytest.raises(PlanError, match="nothing of the language model"):
+        plan_of(python(tmp_path, "fast.py", script.replace("vision_layers", "language_layers")), 1)
+
+
+UNSLOTH_FAST = """from unsloth import FastModel
+model, tokenizer = FastModel.from_pretrained(model_name="unsloth/gemma-3-4b-it", max_seq_length=2048, load_in_4bit=True)
+model = FastModel.get_peft_model(model, r=8, {})
+trainer = SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2))
+"""
+
+
+@pytest.mark.parametrize(("model", "targets"), [("openai/gpt-oss-20b", ("attention",)), ("Qwen/Qwen3-8B", ("all",))])
+def test_experts_that_are_no_modules_have_no_adapters(model: str, targets: tuple[str, ...], tmp_path: Path) -> None:
+    """gpt-oss's are parameters of one module each, which `all-linear` does not find."""
+    draft = read(tmp_path, "a.yml", base_model=model, adapter="lora", lora_r=8, lora_target_linear=True)
+    assert plan_of(draft, 1).peft.targets == targets

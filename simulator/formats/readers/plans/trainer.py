@@ -71,6 +71,9 @@ class Job:
         model, unknown = _model(r)
         r.sort_rest(options_of(form), typos=True)
         stack = "torch-2.11-compiled" if self.fields.pop("compiled", False) else "transformers-2024"
+        if form != "unsloth" and self.fields.get("lora_targets") == ("all",):  # Unsloth makes a module of each expert
+            self.by_model = {**self.by_model, "lora_targets": _all_linear}
+            del self.fields["lora_targets"]
         return Draft(
             format=form,
             software=software,
@@ -92,6 +95,11 @@ class Job:
             reference_forwards=self.reference_forwards,
             notes=self.notes,
         )
+
+
+def _all_linear(model: Model, _: object) -> tuple[str, ...]:
+    """What peft finds as linear modules: experts with biases are parameters of one module (modeling_gpt_oss.py)."""
+    return ("attention",) if model.experts is not None and model.experts.bias else ("all",)
 
 
 _PLACES: Final = {
