@@ -647,3 +647,45 @@ def test_experts_that_are_no_modules_have_no_adapters(model: str, targets: tuple
     """gpt-oss's are parameters of one module each, which `all-linear` does not find."""
     draft = read(tmp_path, "a.yml", base_model=model, adapter="lora", lora_r=8, lora_target_linear=True)
     assert plan_of(draft, 1).peft.targets == targets
+
+
+TRL = """from peft import LoraConfig, prepare_model_for_kbit_training
+from trl import SFTConfig, SFTTrainer
+NAME = "mistralai/Mistral-7B-v0.1"
+quantised = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+model = AutoModelForCausalLM.from_pretrained(NAME, quantization_config=quantised, torch_dtype=torch.bfloat16)
+tokenizer = AutoTokenizer.from_pretrained(NAME)
+model = prepare_model_for_kbit_training(model)
+lora = LoraConfig(r=64, lora_alpha=16, lora_dropout=0.1, target_modules="all-linear", task_type="CAUSAL_LM")
+args = SFTConfig(output_dir="out", per_device_train_batch_size=2, gradient_accumulation_steps=8, max_length=1024,
+                 optim="paged_adamw_8bit", packing=True, bf16=True, learning_rate=2e-4)
+SFTTrainer(model=model, args=args, peft_config=lora, train_dataset=data).train()
+"""
+
+
+def test_a_script_of_trl_s_is_read_and_not_run(tmp_path: Path) -> None:
+    draft = python(tmp_path, "sft.py", TRL + "raise SystemExit('scripts are not run')")
+    plan = plan_of(draft, 1)
+    assert (draft.format, draft.model, plan.seq_len, plan.num_micro_batches) == ("transformers", "mistral-7b", 1024, 8)
+    assert (plan.peft.stored, plan.peft.rank, plan.peft.dropout, plan.peft.targets) == ("nf4_double", 64, 0.1, ("all",))
+    assert (plan.peft.upcasts, plan.recompute.mode, plan.optimizer.kind) == (True, "full", "paged_adam8bit")
+    assert not draft.named("unknown")
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        ('DPOTrainer("Qwen/Qwen3-8B", args=DPOConfig(per_device_train_batch_size=2, bf16=True))', (4, 1)),
+        ('GRPOTrainer(model="Qwen/Qwen3-8B", args=GRPOConfig(per_device_train_batch_size=8, bf16=True))', (8, 0)),
+        ('Trainer("Qwen/Qwen3-8B", args=TrainingArguments(per_device_train_batch_size=3, bf16=has_bf16()))', (3, 0)),
+    ],
+)
+def test_a_script_s_trainer_says_what_is_trained_on(call: str, found: tuple[int, int], tmp_path: Path) -> None:
+    draft = python(tmp_path, "x.py", call)
+    assert (plan_of(draft, 1).micro_batch_size, draft.reference_forwards) == found
+    assert draft.model == "qwen3-8b"
+
+
+def test_what_a_script_computes_is_an_error_where_the_plan_needs_it(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"per_device_train_batch_size.*args\.batch"):
+        plan_of(python(tmp_path, "x.py", "Trainer(args=TrainingArguments(per_device_train_batch_size=args.batch))"), 1)
