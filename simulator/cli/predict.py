@@ -38,7 +38,7 @@ from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
 from simulator.predict import Prediction, Source, predict
 from simulator.predict.lengths import padding_of, read_lengths
-from simulator.predict.reference import Kind, check_forwards, with_reference
+from simulator.predict.reference import Kind, reference_of, with_reference
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.checkpoint import saving
@@ -223,7 +223,7 @@ def command(
     wrong += _given_sizes(flags, settings) if largest else []
     loaded = _loaded(study, flags, settings, fabric, wrong)
     lengths = read_lengths(spec) if spec is not None else ()
-    beside = _reference(kind, loaded)
+    beside = reference_of(kind, loaded.plan, loaded.draft.reference_forwards if loaded.draft else 0)
     rolled = _rollout(rollout) if rollout is not None else None
     loaded, found = _with_largest_batch(loaded) if largest else (loaded, None)
     prediction, stall = with_data_of(loaded, _predicted(loaded, beside))
@@ -257,14 +257,6 @@ def _loaded(
     if faults:
         raise InputError(faults)
     return loaded
-
-
-def _reference(text: str | None, study: Study) -> tuple[Kind, int] | None:
-    """What --reference says, or the file that the plan came from implies. Raises InputError."""
-    forwards = study.draft.reference_forwards if study.draft else 0
-    if text is None and forwards:
-        text = f"{'base' if study.plan.peft.adds else 'model'}:{forwards}"
-    return None if text in (None, "none") else check_forwards(text, study.plan)
 
 
 def _report(prediction: Prediction, study: Study, further: Mapping[str, Any]) -> Mapping[str, Any]:
