@@ -40,7 +40,7 @@ from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
 from simulator.predict import Prediction, Source, predict
 from simulator.predict.lengths import padding_of, read_lengths
-from simulator.predict.reference import Kind, check_forwards, with_reference
+from simulator.predict.reference import Kind, reference_of, with_reference
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.checkpoint import saving
@@ -168,8 +168,8 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 )
 @click.option(
     "--reference",
-    metavar="model|base",
-    help="A reference model's forward in every micro-batch (DPO; KTO: model:3, base:3): of its own weights, or of the base below adapters.",
+    metavar="model|base|none",
+    help="A reference model's forward in every micro-batch (DPO; KTO: model:3, base:3): of its own weights, or of the base below adapters. A trainer's file that has one needs no flag; none leaves it out.",
 )
 @click.option(
     "--lengths",
@@ -224,7 +224,7 @@ def command(
     wrong += _given_sizes(flags, settings) if largest else []
     loaded = _loaded(study, flags, settings, fabric, wrong)
     lengths = read_lengths(spec) if spec is not None else ()
-    beside = check_forwards(kind, loaded.plan) if kind is not None else None
+    beside = reference_of(kind, loaded.plan, loaded.draft.reference_forwards if loaded.draft else 0)
     rolled = _rollout(rollout) if rollout is not None else None
     loaded, found = _with_largest_batch(loaded) if largest else (loaded, None)
     prediction, stall = with_data_of(loaded, _predicted(loaded, beside))

@@ -140,17 +140,16 @@ class Cluster(Strict):
         """
         base, _, profile = Device.resolve(device).partition(":")
         node = cls.load(hosts.usual_host(base)).model_dump()
-        return cls.parse(
-            hosts.adapt(
-                (sliced_host(node, base, profile) if profile else node) | {"device": Device.load(device)},
-                num_devices,
-                gpus_per_node,
-                intra_kind,
-                inter_bytes_per_s_per_node,
-            ),
-            f"{device} × {num_devices}",
-            ClusterError,
+        made = hosts.adapt(
+            (sliced_host(node, base, profile) if profile else node) | {"device": Device.load(device)},
+            num_devices,
+            gpus_per_node,
+            intra_kind,
+            inter_bytes_per_s_per_node,
         )
+        if node["device"]["name"] != base or made["gpus_per_node"] > node["gpus_per_node"]:
+            made["name"] = f"{num_devices}x{base}"  # the preset of that name is another machine
+        return cls.parse(made, f"{device} × {num_devices}", ClusterError)
 
     def with_nodes(self, num_nodes: int) -> Self:
         """The same nodes, `num_nodes` of them. Raises ClusterError."""

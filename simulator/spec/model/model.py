@@ -85,11 +85,11 @@ class Model(ModelParameters, defer_build=False):
 
             fields, place = file_fields(path, like)
             return Model.parse(fields, place, ModelError)
-        from simulator.spec.model.families import preset_of
+        from simulator.spec.model.families import preset_of, presets_of
 
         preset = None if like else preset_of(text)
         if preset is None:
-            raise ModelError(unknown_model(text))
+            raise ModelError(unknown_model(text, presets_of(text)))
         return _preset(preset)
 
     @staticmethod
