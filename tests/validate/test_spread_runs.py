@@ -128,14 +128,14 @@ GPT: dict[str, Any] = {
 }  # fmt: skip
 MODELS: dict[str, Model] = {
     "llama": FOUR,
-    "large vocabulary": FOUR.model_copy(update={"vocab_size": 2048}),
-    "normed heads": FOUR.model_copy(update={"qk_norm": True}),
-    "gpt": Model.model_validate({**FOUR.model_dump(), **GPT}),
+    "large vocabulary": TINY.model_copy(update={"vocab_size": 2048}),
+    "normed heads": TINY.model_copy(update={"qk_norm": True}),
+    "gpt": Model.model_validate({**TINY.model_dump(), **GPT}),
 }
 SCALARS = 24  # bytes a layer and micro-batch: losses, counters
 SCHEDULES: dict[str, dict[str, Any]] = {
     "gpipe": {"pp": 2, "num_micro_batches": 4, "schedule": "gpipe"},
-    "1f1b": {"pp": 4, "num_micro_batches": 8, "schedule": "1f1b"},
+    "1f1b": {"pp": 4, "num_micro_batches": 5, "schedule": "1f1b"},
     "1f1b, replicas, bf16": {"pp": 2, "num_micro_batches": 4, "dp_replicate": 2, "precision": "bf16"},
     "1f1b, zero1, recomputed": {"pp": 2, "num_micro_batches": 4, "zero": 1, "dp_shard": 2, "recompute": "full"},
     "1f1b, fsdp2, bf16": {
@@ -156,15 +156,15 @@ SCHEDULES: dict[str, dict[str, Any]] = {
         "reshard_after_forward": False,
     },
     "interleaved": {"pp": 2, "num_micro_batches": 4, "virtual_stages": 2, "schedule": "interleaved"},
-    "zb_h1": {"pp": 4, "num_micro_batches": 8, "schedule": "zb_h1"},
+    "zb_h1": {"pp": 4, "num_micro_batches": 5, "schedule": "zb_h1"},
     "zb_h1, bf16": {"pp": 2, "num_micro_batches": 4, "schedule": "zb_h1", "precision": "bf16"},
     "dualpipe_v": {"pp": 2, "num_micro_batches": 4, "virtual_stages": 2, "schedule": "dualpipe_v"},
 }
 # of these more micro-batches than fill the pipeline twice: what a step leaves of each stays to its end
 LONGER: dict[str, dict[str, Any]] = {
-    "gpipe": {"num_micro_batches": 6, "schedule": "gpipe"},
-    "interleaved": {"num_micro_batches": 8, "virtual_stages": 2, "schedule": "interleaved"},
-    "zb_h1": {"num_micro_batches": 8, "schedule": "zb_h1"},
+    "gpipe": {"num_micro_batches": 5, "schedule": "gpipe"},
+    "interleaved": {"num_micro_batches": 6, "virtual_stages": 2, "schedule": "interleaved"},
+    "zb_h1": {"num_micro_batches": 6, "schedule": "zb_h1"},
     "dualpipe_v": {"num_micro_batches": 9, "virtual_stages": 2, "schedule": "dualpipe_v"},
 }
 
