@@ -21,8 +21,7 @@ def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
     faults = [*split, *_mixer_faults(plan, model), *_context_faults(plan, model)]
     faults += [*_place_faults(plan, cluster), *_length_faults(plan, model)]
     faults += [*_pool_faults(plan, model, cluster), *speculation_faults(plan, model), *lora_faults(plan)]
-    if faults:
-        raise PlanError(faults)
+    PlanError.raise_for(faults)
 
 
 def _mixer_faults(plan: InferencePlan, model: Model) -> list[Fault]:

@@ -78,8 +78,7 @@ class ServingSearch:
         if self.disaggregated == "yes" and not self.hands_over:
             problem = "states of mixers, and caches of dcp or attention_dp, are not handed over: it is not modelled"
             faults.append(Fault("--disaggregated", problem, "both, which leaves such plans whole, or no"))
-        if faults:
-            raise InputError(faults)
+        InputError.raise_for(faults)
 
     @property
     def hands_over(self) -> bool:
