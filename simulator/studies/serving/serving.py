@@ -316,7 +316,8 @@ def _cause(verdict: Verdict, load: Load, users: int) -> str:
             "say how long it was watched"
         )
     if users:
-        return f"{counted(users, 'user')}, each with one request at a time: {arriving} of the {capacity} requests/s that could be served"
+        served = f"{format_number(load.requests_per_s)} requests/s are answered"
+        return f"{counted(users, 'user')}, each with one request at a time: {served}, {capacity} where the queue never empties"
     if not load.arriving_per_s:
         return "all requests stand in the queue from the beginning: latencies are those of a batch job"
     return f"{arriving} of the {capacity} requests/s that could be served"
