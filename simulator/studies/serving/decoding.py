@@ -9,7 +9,7 @@ from simulator.base.kernels import DTYPE_BYTES
 from simulator.base.sums import summed
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
-from simulator.studies.serving.batch import Batch
+from simulator.studies.serving.batch import Batch, busiest_rank
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.groups import pipeline_shape, tensor_shape
 from simulator.studies.serving.mixers import state_bytes
@@ -106,6 +106,7 @@ def _read_bytes(costs: StepCosts, stage: int, batch: Batch) -> int:
     """Weights and cache that a GPU of a stage reads: all but a table that only looks tokens up and experts not reached."""
     shard, plan = costs.shards[stage], costs.plan
     looked_up = 0 if shard.part.tied_embeddings else part_bytes(shard, plan, "embedding")
-    seen = summed(n * keys for n, keys in zip(costs.layers_by_window[stage], batch.keys, strict=True))
-    cached = seen * layer_kv_bytes(shard, plan) + batch.decodes * state_bytes(shard, plan)
+    own = busiest_rank(batch, costs.ranks)
+    seen = summed(n * keys for n, keys in zip(costs.layers_by_window[stage], own.keys, strict=True))
+    cached = seen * layer_kv_bytes(shard, plan) + own.decodes * state_bytes(shard, plan)
     return weight_bytes(shard, plan) - looked_up - idle_expert_bytes(shard, plan, batch.tokens) + cached
