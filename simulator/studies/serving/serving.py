@@ -256,12 +256,7 @@ def _common(setting: Deployment, origins: tuple[Source, ...]) -> dict[str, Any]:
         "num_devices": setting.num_devices,
         "memory": setting.tightest.memory,
         "prefill_memory": setting.prefill.memory if setting.prefill else None,
-        "assumptions": assumptions(
-            costs.model,
-            handed_over=setting.prefill is not None,
-            speculative=costs.plan.speculative,
-            half=costs.plan.compute_dtype == "fp16" and not costs.cluster.device.peak("bf16"),
-        ),
+        "assumptions": assumptions(costs, handed_over=setting.prefill is not None),
         "sources": origins,
     }
 
