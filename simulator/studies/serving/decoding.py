@@ -24,7 +24,7 @@ Z90: Final = 1.6449  # two-sided 90 % of a normal distribution
 CACHE_SIGMA: Final = 0.3
 HOST_SIGMA: Final = 0.25
 # One sigma of a step of software that no stack describes, besides. Measured: every fourth row of experiments/measured/serving.csv.gz
-# predicted as if nobody had described its engine (six engines, 168 rows, 2026-11-23): with it 93 % of them, and 90 % in the mean
+# predicted as if nobody had described its engine (six engines, 168 rows, 2026-11-23, with HOST_SIGMA 0.5): with it 93 % of them, and 90 % in the mean
 # over engines, lie in their 90 % interval; without it 68 and 63 %.
 UNKNOWN_ENGINE_SIGMA: Final = 0.25
 
