@@ -89,8 +89,7 @@ class Cluster(Strict):
         if not (info.context or {}).get("structure_checked"):
             plain = self.model_dump(exclude={"device", "sources", "exceptions"})
             faults = structure_faults(plain | {"device": self.device, "exceptions": self.exceptions}, self.name)
-            if faults:
-                raise ClusterError(faults)
+            ClusterError.raise_for(faults)
         return self
 
     @override
@@ -102,8 +101,7 @@ class Cluster(Strict):
             cluster = cls.model_validate(data, context={"from_file": from_file, "structure_checked": True})
         except ValidationError as exc:
             raise error([*faults_of(exc, place, cls), *faults]) from None
-        if faults:
-            raise error(faults)
+        error.raise_for(faults)
         return cluster
 
     @classmethod

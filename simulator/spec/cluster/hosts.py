@@ -87,8 +87,7 @@ def adapt(
     if gpus > usual and intra_kind is None and data["intra"]["shape"] in _WIRED:
         problem = f"{data['name']} wires {usual} GPUs to each other, not {gpus}"
         faults.append(Fault("gpus_per_node", problem, f"at most {usual}, or another intra_kind"))
-    if faults:
-        raise ClusterError(faults)
+    ClusterError.raise_for(faults)
     data |= {"num_nodes": num_devices // gpus} | first_gpus(data, gpus, intra_kind)
     data["inter"] = _inter(data["inter"], inter_bytes_per_s_per_node, gpus / usual)
     data["fabric"] |= {"confirmed": False}  # of the GPU, not of the network that joins it

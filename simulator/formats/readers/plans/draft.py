@@ -116,8 +116,7 @@ def plan_fields(draft: Draft, num_devices: int, given: Mapping[str, Any], model:
     Raises PlanError with every fault: the file's own, degrees that do not divide, batches that do not add up.
     """
     fields, faults = drafted_fields(draft, num_devices, given, model)
-    if faults:
-        raise PlanError(faults)
+    PlanError.raise_for(faults)
     return fields
 
 
