@@ -635,6 +635,20 @@ def test_adapters_stand_on_the_model_that_their_file_names(tmp_path: Path, capsy
         assert name is not None or "base_model_name_or_path: me/mine is not a preset" in printed.err
 
 
+def test_scales_stay_on_the_gpu_when_the_weights_leave() -> None:
+    """bitsandbytes' quant_state is no parameter, which FSDP's CPUOffload moves: a byte for 64 elements, and four for 256 of these."""
+    model = Model.load("llama2-7b")
+    fields = {
+        "dp_shard": 2,
+        "data_parallel": "fsdp1",
+        "peft": "qlora",
+        "offload": {"optimizer": "host", "parameters": "host"},
+    }
+    matrices = [prod(shape) for _, shape in model.parameter_shapes("layer") if len(shape) > 1]
+    scales = sum(numel // 64 + numel // 64 // 256 * 4 for numel in matrices) * model.num_layers
+    assert sum(resident_tensors(model, Plan.model_validate(fields))["parameters"]) == scales
+
+
 def test_paged_states_leave_the_gpu_only_where_it_is_full() -> None:
     """bitsandbytes (optim/optimizer.py: get_state_buffer): unified memory from 100,000 elements on; pages cross at half the link's rate."""
     model = Model.load("llama3.2-3b")
