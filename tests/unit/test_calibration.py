@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -305,28 +304,3 @@ def _products(device: Device, dtype: Dtype) -> float:
     side = 8192
     seconds = Timer(Calibration.for_device(device), device).kernel_s(Gemm(m=side, n=side, k=side, dtype=dtype))
     return 2 * side**3 / seconds
-
-
-@pytest.mark.parametrize("kernel", ["flash2", "flash3"])
-def test_attention_beside_slow_tensor_cores_takes_their_time_and_the_rest(kernel: Literal["flash2", "flash3"]) -> None:
-    """An SM of an H20 takes its products' time at least, and at most what an H100's takes more."""
-    seconds = {}
-    for name in ("h20", "h100-sxm5-80gb"):
-        device = Device.load(name)
-        timer = Timer(Calibration.for_device(device), device, AttentionBackend(kernel=kernel))
-        seconds[name] = timer.kernel_s(_LONG) * device.num_sms
-    products = _LONG.flop / (148e12 / 78 * 0.92)
-    assert products < seconds["h20"] < products + seconds["h100-sxm5-80gb"]
-
-
-_LONG = Attention(
-    direction="forward",
-    batch=1,
-    num_heads=32,
-    num_kv_heads=8,
-    seq_q=32768,
-    seq_kv=32768,
-    head_dim=128,
-    causal=True,
-    dtype="bf16",
-)

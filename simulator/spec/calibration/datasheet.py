@@ -174,27 +174,12 @@ def fed(curve: GemmCurve, device: Device) -> GemmCurve:
 
     The beginning of a tile, and what small tiles read more often, take as long as on others: as much less in their products.
     """
-    slower = _reduced(device)
-    if slower is None:
+    slower = device.peak("bf16") / (device.num_sms * _FULL_RATE)
+    if device.architecture != "hopper" or not 0 < slower < 0.5:
         return curve
     fractions = dict.fromkeys(("e_burst", "e_sust"), _OF_HALF_RATE)
     changed = {"k_ramp": curve.k_ramp * slower, "tile_pen": curve.tile_pen * slower}
     return curve.model_copy(update=fractions | changed)
-
-
-def fed_attention(curve: AttentionCurve, device: Device) -> AttentionCurve:
-    """The same of attention: beside its products, what else it does takes as long as on others. Derived; nothing was measured."""
-    slower = _reduced(device)
-    if slower is None:
-        return curve
-    e_max = {width: 1 / (1 / _OF_HALF_RATE + slower * (1 / e - 1)) for width, e in curve.e_max.items()}
-    return curve.model_copy(update={"e_max": e_max})
-
-
-def _reduced(device: Device) -> float | None:
-    """Rate of an SM's tensor cores over Hopper's full one, where it is less than half of it."""
-    slower = device.peak("bf16") / (device.num_sms * _FULL_RATE)
-    return slower if device.architecture == "hopper" and 0 < slower < 0.5 else None
 
 
 def _held(t: Typical, device: Device) -> Typical:

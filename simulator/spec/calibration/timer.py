@@ -17,7 +17,7 @@ from simulator.spec.calibration.curves import (
     StreamCurve,
     curve_dtype,
 )
-from simulator.spec.calibration.datasheet import fed, fed_attention
+from simulator.spec.calibration.datasheet import fed
 from simulator.spec.calibration.narrow import BLOCKS, MX_BLOCKS, SPLIT, fp4_fraction
 from simulator.spec.calibration.scan import FRACTION, SPEED, tiled_attention_curve
 from simulator.spec.cluster.device import Device
@@ -183,7 +183,6 @@ class Timer:
         if given is not None:
             return kernel.flop / (peak * given)
         curve = self.calibration.attention_curve(kernel.direction, self.backend)
-        curve = curve if self.calibration.kind == "ideal" else fed_attention(curve, self.device)
         speed = self._attention_peak(curve, peak)
         return curve.seconds(kernel, speed, self.device.memory_bytes_per_s, self.device.num_sms)
 
