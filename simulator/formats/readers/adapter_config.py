@@ -21,7 +21,7 @@ _STACKS: Final = ("layers", "layer", "h", "blocks", "block")  # names of the lis
 
 
 def read_adapter_config(path: Path) -> dict[str, str]:
-    """Flags of Plan's fields, as text. Raises InputError with every fault of the file."""
+    """Flags of Plan's fields, as text, and `model`, the base's name as it stands. Raises InputError with every fault of the file."""
     if path.is_file() and path.stat().st_size > _MOST_BYTES:
         raise InputError.at(str(path), f"larger than {_MOST_BYTES} bytes", "adapter_config.json")
     data = read_json(path, InputError)
@@ -34,6 +34,8 @@ def read_adapter_config(path: Path) -> dict[str, str]:
     flags |= {flag: ",".join(_words(data[key])) for key, flag in _LISTS.items() if data.get(key)}
     if data["peft_type"] == "LORA":
         flags = {"lora_rank": "8", **flags, "lora_targets": ",".join(_targets(data)[0])}  # peft's own rank
+    base = data.get("base_model_name_or_path")
+    flags |= {"model": base} if isinstance(base, str) and base else {}
     return flags | ({"lora_dropout": str(data["lora_dropout"])} if data.get("lora_dropout") else {})
 
 

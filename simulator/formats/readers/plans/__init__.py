@@ -38,6 +38,7 @@ _TUNING: Final[Mapping[str, frozenset[str]]] = {
 }
 # Lines that no other format has
 _LINES: Final = {
+    "litgpt": re.compile(r"^checkpoint_dir\s*:", re.MULTILINE),
     "torchtune": re.compile(r"^[ \t]+_component_\s*:", re.MULTILINE),
     "unsloth": re.compile(r"^training:\s*\n[ \t]+training_type\s*:|^[ \t]*(from|import) unsloth\b", re.MULTILINE),
     "megatron-bridge": re.compile(
