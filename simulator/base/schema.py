@@ -289,8 +289,7 @@ def parse_json(text: str, path: Path, error: type[InputError], *, finite: bool =
             _refuse_non_finite(data, str(path), error)
     except (ValueError, RecursionError) as exc:  # ValueError: not JSON, or digits beyond what Python reads
         raise error(Fault(place=str(path), problem=f"not JSON: {exc}")) from None
-    if faults:
-        raise error(faults)
+    error.raise_for(faults)
     return data
 
 
@@ -323,8 +322,7 @@ def unreadable(path: Path, exc: OSError | UnicodeDecodeError) -> Fault:
 
 def _refuse_non_finite(data: object, place: str, error: type[InputError]) -> None:
     faults = [Fault(place=f"{place}: {p}", problem="is not a finite number") for p in _non_finite(data, "")]
-    if faults:
-        raise error(faults)
+    error.raise_for(faults)
 
 
 def _non_finite(data: object, path: str) -> list[str]:

@@ -307,8 +307,7 @@ def _header(
         signs = [sign for sign in (";", "\t", "|") if sign in names[0]]
         remedy = f"commas between columns, not {signs[0]!r}" if signs else ", ".join(required)
         faults = [Fault(place, "the first line names no known column", remedy)]
-    if faults:
-        raise TableError(faults)
+    TableError.raise_for(faults)
     return names
 
 

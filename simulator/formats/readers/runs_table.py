@@ -122,8 +122,7 @@ def _refuse_two_spellings(path: str | Path, settings: Mapping[str, str]) -> None
         for each in columns.values()
         if len(each) > 1
     ]
-    if faults:
-        raise TableError(faults)
+    TableError.raise_for(faults)
 
 
 def _row(values: dict[str, Any] | BadRow, line: int, settings: Mapping[str, str]) -> RunRow | BadRow:

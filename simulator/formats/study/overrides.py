@@ -57,9 +57,9 @@ class Override:
 
 
 def literal(text: str) -> object:
-    """What TOML would read in `key = text`; text that is no TOML value is a string ("400Gb/s", bf16)."""
+    """What TOML would read in `key = text`, or in `key = 0.5` of `.5`; text that is no TOML value is a string ("400Gb/s", bf16)."""
     try:
-        table = parse_toml(f"value = {text}")
+        table = parse_toml(f"value = {'0' * text[:1].startswith('.')}{text}")
     except (ValueError, RecursionError):  # not TOML, or digits beyond what Python reads
         return text
     return table["value"] if list(table) == ["value"] else text
@@ -130,8 +130,7 @@ def patched(target: InputT, overrides: Iterable[Override], error: type[InputErro
             faults += _leaf_faults(type(target), override) or _put(data, override)
         if "sources" in type(target).model_fields and override.path[0] != "sources":
             data["sources"] = {**data.get("sources", {}), override.path[0]: f"given: {override.flag}={override.text}"}
-    if faults:
-        raise error(faults)
+    error.raise_for(faults)
     return type(target).parse(data, ", ".join(override.flag for override in overrides), error)
 
 

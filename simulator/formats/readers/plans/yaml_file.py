@@ -38,8 +38,7 @@ def read_yaml(text: str, file: str) -> dict[str, Any]:
         raise refused(f"not YAML: {exc.problem or exc.context}", line) from None
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
         raise refused(f"not YAML: {exc}") from None
-    if doubles:
-        raise PlanError(doubles)
+    PlanError.raise_for(doubles)
     if not isinstance(data, dict):
         raise refused("holds no table", remedy="key: value")
     named: dict[str, Any] = _named(data)
