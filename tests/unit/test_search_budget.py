@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -29,12 +30,12 @@ from simulator.studies.search import (
     search,
     search_stacks,
 )
-from simulator.studies.search.engines import Task
+from simulator.studies.search.engines import Task, _surveyed
 from simulator.studies.search.evaluate import evaluate
 from simulator.studies.search.outcome import bound_group_of, key_of, layout_of
 from simulator.studies.search.report import Row, compared
 from simulator.studies.search.space import Branch, Pruned
-from simulator.studies.search.survey import Prospect, work_of
+from simulator.studies.search.survey import Prospect, Survey, work_of
 from simulator.studies.search.table import WINDOW, Layouts
 
 MODEL = Model(name="small", num_layers=4, d_model=1024, num_heads=8, num_kv_heads=4, d_ff=2816, vocab_size=8192)
@@ -154,6 +155,22 @@ def test_an_interrupted_search_claims_no_gap() -> None:
     assert report.gain is None
     assert report.as_json()["at_most_better"] is None
     assert "Nothing is proven yet" in _text(report)
+
+
+def test_a_search_says_where_it_stands_from_its_first_branches_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulator.studies.search.driver._LISTED", 1)
+    study, seen, asked = _study(budget=5), list[tuple[str, int]](), list[int]()
+
+    def surveyed(*given: Any, scouts: bool) -> Survey:
+        asked.append(len(seen))
+        return _surveyed(*given, scouts=scouts)
+
+    monkeypatch.setattr("simulator.studies.search.engines._surveyed", surveyed)
+    with Serial(study) as engine:
+        search(study, engine, None, lambda progress: seen.append((progress.phase, progress.done)))
+    assert list(dict.fromkeys(phase for phase, _ in seen))[:3] == ["listing", "scouting", "survey"]
+    assert len(asked) > 1
+    assert asked == sorted(set(asked))  # something was said before each task
 
 
 # -- what is tried next ------------------------------------------------------------------------------------------------

@@ -228,11 +228,14 @@ def parallelism(job: Job) -> None:
         job.engine = "deepspeed"
         given = {*r.given, "precision", "micro_batch_size", "num_micro_batches", "optimizer"}
         inner = replace(r, given=given)  # what this file says fills in "auto"
-        value = r.raw(_DEEPSPEED)
-        read, path = (
-            (job.read_json, str(value)) if not isinstance(value, Mapping) else (lambda _: value, r.place(_DEEPSPEED))
-        )
-        job.leftover, job.by_model = accelerate.deepspeed_file(inner, fields, read, path, mixed)
+        table: Any = r.entries[_DEEPSPEED].value
+        inside = isinstance(table, Mapping)
+        path = r.place(_DEEPSPEED) if inside else r.text(_DEEPSPEED)
+        if inside:
+            r.raw(_DEEPSPEED)
+        if path is not None:  # else a fault says what it is
+            read = (lambda _: table) if inside else job.read_json
+            job.leftover, job.by_model = accelerate.deepspeed_file(inner, fields, read, path, mixed)
     elif sharded:
         job.engine = "fsdp"
         job.leftover = accelerate.fsdp(r, fields, *job.devices)
