@@ -57,6 +57,17 @@ def run(programs: Sequence[Program]) -> Timeline:
     Raises EngineError, naming the ops that wait and for what, where programs cannot finish: a cycle, or a collective
     with fewer arrivals than members. Programs have different names; links of one name have one capacity.
     """
+    spans = tuple(span for player in _played(programs) for span in player.spans())
+    return Timeline(spans=spans, step_s=max((span.end_s for span in spans), default=0))
+
+
+def seconds(programs: Sequence[Program]) -> Number:
+    """`run(programs).step_s`, without what happened when."""
+    return max((player.end_s for player in _played(programs)), default=0)
+
+
+def _played(programs: Sequence[Program]) -> list[_Player]:
+    """Programs that have ended."""
     env = Environment()
     links: dict[str, Number] = {}
     for program in programs:
@@ -70,8 +81,7 @@ def run(programs: Sequence[Program]) -> Timeline:
     if stuck:
         more = [f"... and {len(stuck) - _NAMED} more"] if len(stuck) > _NAMED else []
         raise EngineError("\n  ".join(["the programs cannot finish; these ops wait", *stuck[:_NAMED], *more]))
-    spans = tuple(span for player in players for span in player.spans())
-    return Timeline(spans=spans, step_s=max((span.end_s for span in spans), default=0))
+    return players
 
 
 def _play(env: Environment, players: Sequence[_Player], num_ops: int) -> None:
@@ -196,6 +206,10 @@ class _Player:
     @property
     def num_ended(self) -> int:
         return len(self._ended)
+
+    @property
+    def end_s(self) -> Number:
+        return max((one.end_s for one in self._ended.values()), default=0)
 
     def spans(self) -> Iterator[Span]:
         for op in self._program.runs:

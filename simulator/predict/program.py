@@ -6,8 +6,8 @@ change) is not said.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from simulator.base.errors import EngineError, InputError
@@ -20,7 +20,7 @@ from simulator.memory.outside import capacity_bytes, outside_torch_bytes, worksp
 from simulator.memory.pools import asks_for_pool, compressed
 from simulator.memory.use import MemoryUse, history_use, memory_trace
 from simulator.parallel.mesh import Mesh
-from simulator.play.engine import run
+from simulator.play.engine import run, seconds
 from simulator.play.lower.script import script_program
 from simulator.predict.confidence import seen
 from simulator.predict.play import SimulatedStep, bounds, issuing_s, launched_s
@@ -42,6 +42,7 @@ from simulator.work.captured.script import CapturedScript, Prices, captured_scri
 from simulator.work.program import COMPUTE_STREAM, Collective, Program
 from simulator.work.trace import MemoryTrace, Timeline
 
+Change = Callable[[Capture], Capture | None]  # of one rank; None: it stays as it is
 STACK = "torch-2.11-eager"  # what an eager program's host takes, unless somebody names another
 
 
@@ -64,52 +65,96 @@ def predict_program(  # noqa: PLR0913  what a prediction hangs on
     does. expandable_segments: as PYTORCH_CUDA_ALLOC_CONF says it. memory: the pool, and what its calls take; without tiers below HBM. advise: where it does not surely fit, also predict what
     would make it fit. Raises InputError, ClusterError or CalibrationError with every fault found.
     """
-    scripts: dict[int, CapturedScript] = {}
-    found = _predicted(
-        capture, cluster, calibration, stack, curves=curves, tokens_per_step=tokens_per_step,
-        expandable_segments=expandable_segments, memory=memory, scripts=scripts,
-    )  # fmt: skip
+    asked = _Asked.of(capture, cluster, calibration, stack, curves, memory)
+    found, played = _predicted(asked, tokens_per_step, expandable_segments=expandable_segments)
+    if not advise:
+        return found
+    again = partial(_remedied, stack=stack, memory=memory)
+    return advised(found, capture, cluster, calibration, curves, again, asked.scripts, played)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A capture on a cluster, and what prices it.
+
+    scripts: of the capture's ranks, as far as they are written; filled. change: what becomes of a rank, None: nothing.
+    """
+
+    capture: Capture
+    cluster: Cluster
+    calibration: Calibration
+    stack: Stack
+    curves: LinkCurves
+    plan: Plan
+    scripts: dict[int, CapturedScript]
+    columns: Sequence[Column]
+    change: Change | None = None
+
+    @classmethod
+    def of(  # noqa: PLR0913  what predict_program is asked, and what is known already
+        cls,
+        capture: Capture,
+        cluster: Cluster,
+        calibration: Calibration | None,
+        stack: Stack | None,
+        curves: LinkCurves | None,
+        memory: MemoryPlan,
+        scripts: dict[int, CapturedScript] | None = None,
+        *,
+        known: bool = False,
+        change: Change | None = None,
+    ) -> _Asked:
+        """known: it exchanges the messages of one that has been predicted."""
+        _check(capture, cluster)
+        calibration = calibration or Calibration.for_device(cluster.device)
+        return cls(
+            capture=capture,
+            cluster=cluster,
+            calibration=calibration,
+            stack=stack or Stack.load(STACK),
+            curves=curves or calibration.links or default_curves(),
+            plan=_plan(capture).model_copy(update={"memory": memory}),
+            scripts={} if scripts is None else scripts,
+            columns=columns(capture, known=known),
+            change=change,
+        )
+
+    def memory(
+        self, *, expandable_segments: bool, quick: bool = False
+    ) -> tuple[dict[int, MemoryUse], tuple[MemoryUse, partial[MemoryTrace]]] | None:
+        """As `_memory_of_ranks` has it."""
+        settings = None if asks_for_pool(self.plan) else AllocatorSettings(expandable_segments=expandable_segments)
+        scripts = _scripts(self.capture, self.columns[0], self.scripts, self.change)
+        return _memory_of_ranks(scripts, self.plan, self.cluster.device, self.stack, settings, only_fitting=quick)
+
+    def programs(self) -> list[Program]:
+        """What the engine plays."""
+        column, scripts = self.columns[0], self.scripts
+        given = self.plan, self.cluster, self.stack, self.calibration, self.curves
+        parts = ((rank, column.num_ranks) if len(column.ranks) > 1 else None for rank in column.ranks)
+        return [
+            script_program(scripts[rank].step, *given, part=part)
+            for rank, part in zip(column.ranks, parts, strict=True)
+        ]
+
+
+def _predicted(
+    asked: _Asked, tokens_per_step: int | None, *, expandable_segments: bool
+) -> tuple[Prediction, SimulatedStep]:
+    """Also the step in time before what its memory costs."""
+    capture, cluster, stack, calibration = asked.capture, asked.cluster, asked.stack, asked.calibration
+    found = asked.memory(expandable_segments=expandable_segments)
     assert found is not None
-    again = partial(_predicted, only_fitting=True, memory=memory)
-    return advised(found, capture, cluster, calibration, stack, curves, again, scripts) if advise else found
-
-
-def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is known already
-    capture: Capture,
-    cluster: Cluster,
-    calibration: Calibration | None = None,
-    stack: Stack | None = None,
-    *,
-    curves: LinkCurves | None = None,
-    tokens_per_step: int | None = None,
-    expandable_segments: bool = False,
-    memory: MemoryPlan = USUAL_MEMORY,
-    scripts: dict[int, CapturedScript] | None = None,
-    only_fitting: bool = False,
-) -> Prediction | None:
-    """scripts: of the capture, as far as they are known; filled. only_fitting: None where it does not surely fit, before time is played."""
-    _check(capture, cluster)
-    stack = stack or Stack.load(STACK)
-    calibration = calibration or Calibration.for_device(cluster.device)
-    curves = curves or calibration.links or default_curves()
-    column, *others = columns(capture, known=only_fitting)  # what would make it fit exchanges the same messages
-    scripts = {} if scripts is None else scripts
-    plan, device = _plan(capture).model_copy(update={"memory": memory}), cluster.device
-    settings = None if asks_for_pool(plan) else AllocatorSettings(expandable_segments=expandable_segments)
-    found = _memory_of_ranks(
-        _scripts(capture, column, scripts), plan, device, stack, settings, only_fitting=only_fitting
-    )
-    if found is None:
-        return None
     uses, (use, trace_of) = found
-    scripts = {rank: scripts[rank] for rank in column.ranks}
-    played = played_programs(capture.target, _programs(scripts, column, plan, cluster, stack, calibration, curves))
-    script = scripts.get(int(played.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
-    played = with_stalls(played, use, calibration)
-    spread = program_spread(played, script, stack, calibration, Mesh(plan, cluster), curves)
-    peak_flop_per_s = _peak(scripts.values(), device)
+    column, *others = asked.columns
+    scripts = {rank: asked.scripts[rank] for rank in column.ranks}
+    alone = played_programs(capture.target, asked.programs())
+    script = scripts.get(int(alone.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
+    played = with_stalls(alone, use, calibration)
+    spread = program_spread(played, script, stack, calibration, Mesh(asked.plan, cluster), asked.curves)
+    peak_flop_per_s = _peak(scripts.values(), cluster.device)
     low_s, high_s = program_reach(played.step_s, scripts.values(), spread, stack, peak_flop_per_s)
-    return Prediction(
+    prediction = Prediction(
         model=capture.target,
         cluster=cluster.name,
         num_devices=capture.world_size,
@@ -136,44 +181,58 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
         memory_trace=trace_of(),
         spread=spread,
         stack_sigma=seen("stack", stack.fitted.sigma),
-        kinds=() if only_fitting else _kinds(column, played, uses, device),
+        kinds=_kinds(column, played, uses, cluster.device),
     )
+    return prediction, alone
+
+
+def _remedied(  # noqa: PLR0913  what predict_program is asked, and what is known already
+    capture: Capture,
+    cluster: Cluster,
+    calibration: Calibration | None = None,
+    stack: Stack | None = None,
+    *,
+    curves: LinkCurves | None = None,
+    expandable_segments: bool = False,
+    memory: MemoryPlan = USUAL_MEMORY,
+    scripts: dict[int, CapturedScript] | None = None,
+    played: SimulatedStep | None = None,
+    change: Change | None = None,
+) -> tuple[float, MemoryUse] | None:
+    """Seconds of a step and memory of what would make a program fit; None where it does not surely, before time is played.
+
+    played: the step in time, where it is that of the program as it is.
+    """
+    asked = _Asked.of(capture, cluster, calibration, stack, curves, memory, scripts, known=True, change=change)
+    found = asked.memory(expandable_segments=expandable_segments, quick=True)
+    if found is None:
+        return None
+    _, (use, _) = found
+    played = played or played_briefly(asked.programs())
+    return with_stalls(played, use, asked.calibration).step_s, use
 
 
 def _scripts(
-    capture: Capture, column: Column, known: dict[int, CapturedScript]
+    capture: Capture, column: Column, known: dict[int, CapturedScript], change: Change | None
 ) -> Iterator[tuple[Capture, CapturedScript]]:
     """Each captured rank with its script; those not known yet are written, and kept, when they are asked for."""
-    prices = dict[int, Prices]()
+    prices, alive = dict[int, Prices](), list[object]()  # whose ids are prices' keys
     for one in (capture, *capture.others):
         if one.rank not in known:
-            known[one.rank] = captured_script(one, column if one.rank in column.ranks else None, prices)
+            changed = (change(one) if change else None) or one
+            alive.append(changed.signatures)
+            known[one.rank] = captured_script(changed, column if one.rank in column.ranks else None, prices)
         yield one, known[one.rank]
-
-
-def _programs(
-    scripts: Mapping[int, CapturedScript],
-    column: Column,
-    plan: Plan,
-    cluster: Cluster,
-    stack: Stack,
-    calibration: Calibration,
-    curves: LinkCurves,
-) -> list[Program]:
-    found = []
-    for rank, each in scripts.items():
-        part = (rank, column.num_ranks) if len(scripts) > 1 else None
-        found.append(script_program(each.step, plan, cluster, stack, calibration, curves, part=part))
-    return found
 
 
 def lowered_programs(
     capture: Capture, cluster: Cluster, stack: Stack, calibration: Calibration, curves: LinkCurves
 ) -> list[Program]:
     """The programs that the engine simulates."""
-    column, *_ = columns(capture)
-    scripts = {one.rank: captured_script(one, column) for one in column.captures}
-    return _programs(scripts, column, _plan(capture), cluster, stack, calibration, curves)
+    asked = _Asked.of(capture, cluster, calibration, stack, curves, USUAL_MEMORY)
+    column = asked.columns[0]
+    asked.scripts.update({one.rank: captured_script(one, column) for one in column.captures})
+    return asked.programs()
 
 
 def played_programs(target: str, programs: Sequence[Program]) -> SimulatedStep:
@@ -202,6 +261,22 @@ def played_programs(target: str, programs: Sequence[Program]) -> SimulatedStep:
         num_played=1,
         host_s=max(map(launched_s, programs)),
         issuing_s=max(map(issuing_s, programs)),
+    )
+
+
+def played_briefly(programs: Sequence[Program]) -> SimulatedStep:
+    """How long the step takes, and nothing more."""
+    step_s = float(seconds(programs))
+    return SimulatedStep(
+        step_s=step_s,
+        lower_s=step_s,
+        upper_s=step_s,
+        breakdown={},
+        communication={},
+        timeline=Timeline(spans=(), step_s=step_s),
+        program=programs[0],
+        num_played=1,
+        host_s=max(map(launched_s, programs)),
     )
 
 
