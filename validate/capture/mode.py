@@ -54,6 +54,11 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         self._routing = Routing(log.answer, imbalance)
         self.paused = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Dynamo runs nothing under this mode, so torch need not switch it off for every operator."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
