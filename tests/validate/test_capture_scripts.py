@@ -29,6 +29,7 @@ while True:
     chosen = Categorical(logits=logits)
     loss = chosen.log_prob(chosen.sample()).mean()
     assert torch.isfinite(loss) and not torch.isnan(loss)
+    assert not (torch.randint(0, 9, (8,), device="cuda").view(2, 4) == -100).view(-1).all()  # of labels, none ignored
     assert torch.isfinite(logits).all() and not torch.isinf(logits).any()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(layers.parameters(), 1.0)
