@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from simulator.base.errors import EngineError, InputError
+from simulator.base.errors import InputError
 from simulator.base.fit import Fit
 from simulator.base.kernels import Attention, Gemm, Kernel
 from simulator.base.units import format_bytes
@@ -20,12 +20,12 @@ from simulator.memory.outside import capacity_bytes, outside_torch_bytes, worksp
 from simulator.memory.pools import asks_for_pool, compressed
 from simulator.memory.use import MemoryUse, history_use, memory_trace
 from simulator.parallel.mesh import Mesh
-from simulator.play.engine import run, seconds
 from simulator.play.lower.script import script_program
 from simulator.predict.confidence import seen
-from simulator.predict.play import SimulatedStep, bounds, issuing_s, launched_s
+from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import KindUse, Prediction, Source
 from simulator.predict.program_intervals import program_reach, program_spread
+from simulator.predict.program_play import breakdown_of, played_briefly, played_programs
 from simulator.predict.program_remedies import advised
 from simulator.predict.program_sources import input_sources, listed, sources_of
 from simulator.predict.verdict import cause_of, compute_s, pool_sources, waiting_s, with_stalls
@@ -39,8 +39,8 @@ from simulator.spec.software.stack import Stack
 from simulator.work.captured.capture import Capture
 from simulator.work.captured.meetings import Column, columns, unlike
 from simulator.work.captured.script import CapturedScript, Prices, captured_script
-from simulator.work.program import COMPUTE_STREAM, Collective, Program
-from simulator.work.trace import MemoryTrace, Timeline
+from simulator.work.program import Program
+from simulator.work.trace import MemoryTrace
 
 Change = Callable[[Capture], Capture | None]  # of one rank; None: it stays as it is
 STACK = "torch-2.11-eager"  # what an eager program's host takes, unless somebody names another
@@ -123,9 +123,9 @@ class _Asked:
         self, *, expandable_segments: bool, quick: bool = False
     ) -> tuple[dict[int, MemoryUse], tuple[MemoryUse, partial[MemoryTrace]]] | None:
         """As `_memory_of_ranks` has it."""
-        settings = None if asks_for_pool(self.plan) else AllocatorSettings(expandable_segments=expandable_segments)
+        given = self.plan, self.cluster.device, self.stack
         scripts = _scripts(self.capture, self.columns[0], self.scripts, self.change)
-        return _memory_of_ranks(scripts, self.plan, self.cluster.device, self.stack, settings, only_fitting=quick)
+        return _memory_of_ranks(scripts, *given, expandable=expandable_segments, only_fitting=quick)
 
     def programs(self) -> list[Program]:
         """What the engine plays."""
@@ -152,6 +152,7 @@ def _predicted(
     script = scripts.get(int(alone.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
     played = with_stalls(alone, use, calibration)
     spread = program_spread(played, script, stack, calibration, Mesh(asked.plan, cluster), asked.curves)
+    ranks = (*sources_of(capture, scripts), *_beside(column, others, uses))
     peak_flop_per_s = _peak(scripts.values(), cluster.device)
     low_s, high_s = program_reach(played.step_s, scripts.values(), spread, stack, peak_flop_per_s)
     prediction = Prediction(
@@ -173,10 +174,7 @@ def _predicted(
         cause=cause_of(use),
         suggestion="",
         extrapolated=_extrapolated(scripts.values(), calibration, stack),
-        sources=(
-            *(*sources_of(capture, scripts), *_beside(column, others, uses)),
-            *(*input_sources(cluster, calibration, stack), *pool_sources(use, calibration)),
-        ),
+        sources=(*ranks, *input_sources(cluster, calibration, stack), *pool_sources(use, calibration)),
         timeline=played.timeline,
         memory_trace=trace_of(),
         spread=spread,
@@ -235,60 +233,6 @@ def lowered_programs(
     return asked.programs()
 
 
-def played_programs(target: str, programs: Sequence[Program]) -> SimulatedStep:
-    """The programs' step in time, seen from the one that computes longest. Raises InputError where they never end."""
-    try:
-        timeline = run(programs)
-    except EngineError as exc:
-        remedy = "calls in one order on both sides, or batch_isend_irecv for what goes both ways"
-        raise InputError.at(target, f"as on GPUs, {exc}", remedy) from None
-    program = max(programs, key=lambda one: timeline.busy(one.name, COMPUTE_STREAM))
-    limits = [bounds(one) for one in programs]
-    lower_s, upper_s = max(one for one, _ in limits), sum(one for _, one in limits)
-    kinds = dict.fromkeys(op.kind for op in program.runs if isinstance(op, Collective))
-    waits = {k: (float(timeline.exposed(k, program.name)), float(timeline.hidden(k, program.name))) for k in kinds}
-    step_s, breakdown = float(timeline.step_s), _breakdown(timeline, program.name)
-    if "send_recv" in waits and len(programs) > 1:  # waiting for the other end is the bubble
-        waits["send_recv"] = breakdown.get("exposed:send_recv", 0.0), waits["send_recv"][1]
-    return SimulatedStep(
-        step_s=step_s,
-        lower_s=min(float(lower_s), step_s),
-        upper_s=max(float(upper_s), step_s),
-        breakdown=breakdown,
-        communication=waits,
-        timeline=timeline,
-        program=program,
-        num_played=1,
-        host_s=max(map(launched_s, programs)),
-        issuing_s=max(map(issuing_s, programs)),
-    )
-
-
-def played_briefly(programs: Sequence[Program]) -> SimulatedStep:
-    """How long the step takes, and nothing more."""
-    step_s = float(seconds(programs))
-    return SimulatedStep(
-        step_s=step_s,
-        lower_s=step_s,
-        upper_s=step_s,
-        breakdown={},
-        communication={},
-        timeline=Timeline(spans=(), step_s=step_s),
-        program=programs[0],
-        num_played=1,
-        host_s=max(map(launched_s, programs)),
-    )
-
-
-def _breakdown(timeline: Timeline, name: str) -> dict[str, float]:
-    """Where a program's step goes. Waiting for the other end of a message is the bubble of a pipeline."""
-    found = {part: float(value) for part, value in timeline.breakdown(name).items()}
-    if len(timeline.programs) > 1:
-        bubble = sum(found.pop(part, 0.0) for part in ("wait:send_recv", "idle"))
-        found |= {"bubble": bubble} if bubble else {}
-    return found
-
-
 def program_history(capture: Capture, cluster: Cluster, memory: MemoryPlan = USUAL_MEMORY) -> History:
     """The allocations and frees of the rank that holds most, event by event: all until the recorded step, then that step."""
     column, *_ = columns(capture)
@@ -306,11 +250,12 @@ def _memory_of_ranks(
     plan: Plan,
     device: Device,
     stack: Stack,
-    settings: AllocatorSettings | None,
     *,
+    expandable: bool,
     only_fitting: bool,
 ) -> tuple[dict[int, MemoryUse], tuple[MemoryUse, partial[MemoryTrace]]] | None:
     """Memory by captured rank, and the fullest rank's with its trace; only_fitting: None at the first rank that does not fit."""
+    settings = None if asks_for_pool(plan) else AllocatorSettings(expandable_segments=expandable)
     uses, fullest = dict[int, MemoryUse](), list[tuple[MemoryUse, partial[MemoryTrace]]]()
     for one, script in scripts:
         fullest.append(_memory_use(one, script, plan, device, stack, settings, quick=only_fitting))
@@ -354,7 +299,7 @@ def _kinds(column: Column, played: SimulatedStep, uses: Mapping[int, MemoryUse],
     """Time and memory of each kind of rank, if there are several."""
     if len(column.ranks) == 1:
         return ()
-    parts = {rank: _breakdown(played.timeline, f"rank{rank}") for rank in column.ranks}
+    parts = {rank: breakdown_of(played.timeline, f"rank{rank}") for rank in column.ranks}
     return tuple(
         KindUse(
             kind=f"rank {rank}",
