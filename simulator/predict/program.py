@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from simulator.base.errors import InputError
+from simulator.base.errors import EngineError, InputError
 from simulator.base.fit import Fit
 from simulator.base.kernels import Attention, Gemm, Kernel
 from simulator.base.units import format_bytes
@@ -20,12 +20,12 @@ from simulator.memory.outside import capacity_bytes, outside_torch_bytes, worksp
 from simulator.memory.pools import asks_for_pool, compressed
 from simulator.memory.use import MemoryUse, history_use, memory_trace
 from simulator.parallel.mesh import Mesh
+from simulator.play.engine import run
 from simulator.play.lower.script import script_program
 from simulator.predict.confidence import seen
-from simulator.predict.play import SimulatedStep
+from simulator.predict.play import SimulatedStep, bounds, issuing_s, launched_s
 from simulator.predict.prediction import KindUse, Prediction, Source
 from simulator.predict.program_intervals import program_reach, program_spread
-from simulator.predict.program_play import breakdown_of, played_briefly, played_programs
 from simulator.predict.program_remedies import advised
 from simulator.predict.program_sources import input_sources, listed, sources_of
 from simulator.predict.verdict import cause_of, compute_s, pool_sources, waiting_s, with_stalls
@@ -39,8 +39,8 @@ from simulator.spec.software.stack import Stack
 from simulator.work.captured.capture import Capture
 from simulator.work.captured.meetings import Column, columns, unlike
 from simulator.work.captured.script import CapturedScript, Prices, captured_script
-from simulator.work.program import Program
-from simulator.work.trace import MemoryTrace
+from simulator.work.program import COMPUTE_STREAM, Collective, Program
+from simulator.work.trace import MemoryTrace, Timeline
 
 Change = Callable[[Capture], Capture | None]  # of one rank; None: it stays as it is
 STACK = "torch-2.11-eager"  # what an eager program's host takes, unless somebody names another
@@ -65,8 +65,8 @@ def predict_program(  # noqa: PLR0913  what a prediction hangs on
     does. expandable_segments: as PYTORCH_CUDA_ALLOC_CONF says it. memory: the pool, and what its calls take; without tiers below HBM. advise: where it does not surely fit, also predict what
     would make it fit. Raises InputError, ClusterError or CalibrationError with every fault found.
     """
-    asked = _Asked.of(capture, cluster, calibration, stack, curves, memory)
-    found, played = _predicted(asked, tokens_per_step, expandable_segments=expandable_segments)
+    asked = _asked(capture, cluster, calibration, stack, curves, memory)
+    found, played = _predicted(asked, tokens_per_step, expandable=expandable_segments)
     if not advise:
         return found
     again = partial(_remedied, stack=stack, memory=memory)
@@ -86,64 +86,37 @@ class _Asked:
     stack: Stack
     curves: LinkCurves
     plan: Plan
-    scripts: dict[int, CapturedScript]
     columns: Sequence[Column]
-    change: Change | None = None
-
-    @classmethod
-    def of(  # noqa: PLR0913  what predict_program is asked, and what is known already
-        cls,
-        capture: Capture,
-        cluster: Cluster,
-        calibration: Calibration | None,
-        stack: Stack | None,
-        curves: LinkCurves | None,
-        memory: MemoryPlan,
-        scripts: dict[int, CapturedScript] | None = None,
-        *,
-        known: bool = False,
-        change: Change | None = None,
-    ) -> _Asked:
-        """known: it exchanges the messages of one that has been predicted."""
-        _check(capture, cluster)
-        calibration = calibration or Calibration.for_device(cluster.device)
-        return cls(
-            capture=capture,
-            cluster=cluster,
-            calibration=calibration,
-            stack=stack or Stack.load(STACK),
-            curves=curves or calibration.links or default_curves(),
-            plan=_plan(capture).model_copy(update={"memory": memory}),
-            scripts={} if scripts is None else scripts,
-            columns=columns(capture, known=known),
-            change=change,
-        )
-
-    def memory(
-        self, *, expandable_segments: bool, quick: bool = False
-    ) -> tuple[dict[int, MemoryUse], tuple[MemoryUse, partial[MemoryTrace]]] | None:
-        """As `_memory_of_ranks` has it."""
-        given = self.plan, self.cluster.device, self.stack
-        scripts = _scripts(self.capture, self.columns[0], self.scripts, self.change)
-        return _memory_of_ranks(scripts, *given, expandable=expandable_segments, only_fitting=quick)
+    scripts: dict[int, CapturedScript]
+    change: Change | None
 
     def programs(self) -> list[Program]:
         """What the engine plays."""
-        column, scripts = self.columns[0], self.scripts
-        given = self.plan, self.cluster, self.stack, self.calibration, self.curves
-        parts = ((rank, column.num_ranks) if len(column.ranks) > 1 else None for rank in column.ranks)
-        return [
-            script_program(scripts[rank].step, *given, part=part)
-            for rank, part in zip(column.ranks, parts, strict=True)
-        ]
+        (column, *_), given = self.columns, (self.plan, self.cluster, self.stack, self.calibration, self.curves)
+        parts = [(rank, column.num_ranks) if len(column.ranks) > 1 else None for rank in column.ranks]
+        of_ranks = zip(column.ranks, parts, strict=True)
+        return [script_program(self.scripts[rank].step, *given, part=part) for rank, part in of_ranks]
 
 
-def _predicted(
-    asked: _Asked, tokens_per_step: int | None, *, expandable_segments: bool
-) -> tuple[Prediction, SimulatedStep]:
+def _asked(  # noqa: PLR0913  what predict_program is asked, and what is known already
+    capture: Capture, cluster: Cluster, calibration: Calibration | None, stack: Stack | None, curves: LinkCurves | None,
+    memory: MemoryPlan = USUAL_MEMORY, scripts: dict[int, CapturedScript] | None = None, change: Change | None = None,
+    *, known: bool = False,
+) -> _Asked:  # fmt: skip
+    """known: it exchanges the messages of one that has been predicted."""
+    _check(capture, cluster)
+    calibration = calibration or Calibration.for_device(cluster.device)
+    return _Asked(
+        capture=capture, cluster=cluster, calibration=calibration, stack=stack or Stack.load(STACK),
+        curves=curves or calibration.links or default_curves(), columns=columns(capture, known=known), change=change,
+        plan=_plan(capture).model_copy(update={"memory": memory}), scripts={} if scripts is None else scripts,
+    )  # fmt: skip
+
+
+def _predicted(asked: _Asked, tokens_per_step: int | None, *, expandable: bool) -> tuple[Prediction, SimulatedStep]:
     """Also the step in time before what its memory costs."""
     capture, cluster, stack, calibration = asked.capture, asked.cluster, asked.stack, asked.calibration
-    found = asked.memory(expandable_segments=expandable_segments)
+    found = _memory_of_ranks(asked, expandable=expandable)
     assert found is not None
     uses, (use, trace_of) = found
     column, *others = asked.columns
@@ -185,39 +158,29 @@ def _predicted(
 
 
 def _remedied(  # noqa: PLR0913  what predict_program is asked, and what is known already
-    capture: Capture,
-    cluster: Cluster,
-    calibration: Calibration | None = None,
-    stack: Stack | None = None,
-    *,
-    curves: LinkCurves | None = None,
-    expandable_segments: bool = False,
-    memory: MemoryPlan = USUAL_MEMORY,
-    scripts: dict[int, CapturedScript] | None = None,
-    played: SimulatedStep | None = None,
-    change: Change | None = None,
-) -> tuple[float, MemoryUse] | None:
+    capture: Capture, cluster: Cluster, calibration: Calibration | None = None, stack: Stack | None = None, *,
+    curves: LinkCurves | None = None, expandable_segments: bool = False, memory: MemoryPlan = USUAL_MEMORY,
+    scripts: dict[int, CapturedScript] | None = None, played: SimulatedStep | None = None, change: Change | None = None,
+) -> tuple[float, MemoryUse] | None:  # fmt: skip
     """Seconds of a step and memory of what would make a program fit; None where it does not surely, before time is played.
 
     played: the step in time, where it is that of the program as it is.
     """
-    asked = _Asked.of(capture, cluster, calibration, stack, curves, memory, scripts, known=True, change=change)
-    found = asked.memory(expandable_segments=expandable_segments, quick=True)
+    asked = _asked(capture, cluster, calibration, stack, curves, memory, scripts, change, known=True)
+    found = _memory_of_ranks(asked, expandable=expandable_segments, only_fitting=True)
     if found is None:
         return None
     _, (use, _) = found
-    played = played or played_briefly(asked.programs())
-    return with_stalls(played, use, asked.calibration).step_s, use
+    return with_stalls(played or played_briefly(asked.programs()), use, asked.calibration).step_s, use
 
 
-def _scripts(
-    capture: Capture, column: Column, known: dict[int, CapturedScript], change: Change | None
-) -> Iterator[tuple[Capture, CapturedScript]]:
+def _scripts(asked: _Asked) -> Iterator[tuple[Capture, CapturedScript]]:
     """Each captured rank with its script; those not known yet are written, and kept, when they are asked for."""
     prices, alive = dict[int, Prices](), list[object]()  # whose ids are prices' keys
-    for one in (capture, *capture.others):
+    column, known = asked.columns[0], asked.scripts
+    for one in (asked.capture, *asked.capture.others):
         if one.rank not in known:
-            changed = (change(one) if change else None) or one
+            changed = (asked.change(one) if asked.change else None) or one
             alive.append(changed.signatures)
             known[one.rank] = captured_script(changed, column if one.rank in column.ranks else None, prices)
         yield one, known[one.rank]
@@ -227,10 +190,58 @@ def lowered_programs(
     capture: Capture, cluster: Cluster, stack: Stack, calibration: Calibration, curves: LinkCurves
 ) -> list[Program]:
     """The programs that the engine simulates."""
-    asked = _Asked.of(capture, cluster, calibration, stack, curves, USUAL_MEMORY)
+    asked = _asked(capture, cluster, calibration, stack, curves)
     column = asked.columns[0]
     asked.scripts.update({one.rank: captured_script(one, column) for one in column.captures})
     return asked.programs()
+
+
+def played_programs(target: str, programs: Sequence[Program]) -> SimulatedStep:
+    """The programs' step in time, seen from the one that computes longest. Raises InputError where they never end."""
+    try:
+        timeline = run(programs)
+    except EngineError as exc:
+        remedy = "calls in one order on both sides, or batch_isend_irecv for what goes both ways"
+        raise InputError.at(target, f"as on GPUs, {exc}", remedy) from None
+    program = max(programs, key=lambda one: timeline.busy(one.name, COMPUTE_STREAM))
+    limits = [bounds(one) for one in programs]
+    lower_s, upper_s = max(one for one, _ in limits), sum(one for _, one in limits)
+    kinds = dict.fromkeys(op.kind for op in program.runs if isinstance(op, Collective))
+    waits = {k: (float(timeline.exposed(k, program.name)), float(timeline.hidden(k, program.name))) for k in kinds}
+    step_s, breakdown = float(timeline.step_s), _breakdown(timeline, program.name)
+    if "send_recv" in waits and len(programs) > 1:  # waiting for the other end is the bubble
+        waits["send_recv"] = breakdown.get("exposed:send_recv", 0.0), waits["send_recv"][1]
+    return SimulatedStep(
+        step_s=step_s,
+        lower_s=min(float(lower_s), step_s),
+        upper_s=max(float(upper_s), step_s),
+        breakdown=breakdown,
+        communication=waits,
+        timeline=timeline,
+        program=program,
+        num_played=1,
+        host_s=max(map(launched_s, programs)),
+        issuing_s=max(map(issuing_s, programs)),
+    )
+
+
+def played_briefly(programs: Sequence[Program]) -> SimulatedStep:
+    """How long the step takes, and nothing more."""
+    timeline = run(programs, briefly=True)
+    step_s = float(timeline.step_s)
+    return SimulatedStep(
+        step_s=step_s, lower_s=step_s, upper_s=step_s, breakdown={}, communication={}, program=programs[0], num_played=1,
+        timeline=timeline, host_s=max(map(launched_s, programs)),
+    )  # fmt: skip
+
+
+def _breakdown(timeline: Timeline, name: str) -> dict[str, float]:
+    """Where a program's step goes. Waiting for the other end of a message is the bubble of a pipeline."""
+    found = {part: float(value) for part, value in timeline.breakdown(name).items()}
+    if len(timeline.programs) > 1:
+        bubble = sum(found.pop(part, 0.0) for part in ("wait:send_recv", "idle"))
+        found |= {"bubble": bubble} if bubble else {}
+    return found
 
 
 def program_history(capture: Capture, cluster: Cluster, memory: MemoryPlan = USUAL_MEMORY) -> History:
@@ -246,19 +257,13 @@ def _history(script: CapturedScript, device: Device, memory: MemoryPlan) -> Hist
 
 
 def _memory_of_ranks(
-    scripts: Iterable[tuple[Capture, CapturedScript]],
-    plan: Plan,
-    device: Device,
-    stack: Stack,
-    *,
-    expandable: bool,
-    only_fitting: bool,
+    asked: _Asked, *, expandable: bool, only_fitting: bool = False
 ) -> tuple[dict[int, MemoryUse], tuple[MemoryUse, partial[MemoryTrace]]] | None:
     """Memory by captured rank, and the fullest rank's with its trace; only_fitting: None at the first rank that does not fit."""
-    settings = None if asks_for_pool(plan) else AllocatorSettings(expandable_segments=expandable)
+    settings = None if asks_for_pool(asked.plan) else AllocatorSettings(expandable_segments=expandable)
     uses, fullest = dict[int, MemoryUse](), list[tuple[MemoryUse, partial[MemoryTrace]]]()
-    for one, script in scripts:
-        fullest.append(_memory_use(one, script, plan, device, stack, settings, quick=only_fitting))
+    for one, script in _scripts(asked):
+        fullest.append(_memory_use(one, script, asked, settings, quick=only_fitting))
         uses[one.rank] = fullest[-1][0]
         if only_fitting and uses[one.rank].fit is not Fit.FITS:
             return None
@@ -267,21 +272,15 @@ def _memory_of_ranks(
 
 
 def _memory_use(
-    one: Capture,
-    script: CapturedScript,
-    plan: Plan,
-    device: Device,
-    stack: Stack,
-    settings: AllocatorSettings | None,
-    *,
-    quick: bool,
+    one: Capture, script: CapturedScript, asked: _Asked, settings: AllocatorSettings | None, *, quick: bool
 ) -> tuple[MemoryUse, partial[MemoryTrace]]:
     """Memory of a captured rank, and what makes its course; settings: None where the plan names the pool. quick: as `history_memory` has it.
 
     On another device with equal workspaces the allocator does the same as long as it does not end.
     """
+    plan, device = asked.plan, asked.cluster.device
     groups = sum(len(group) > 1 and one.rank in group for group in one.groups)
-    outside = outside_torch_bytes(device, plan, groups, stack=stack)
+    outside = outside_torch_bytes(device, plan, groups, stack=asked.stack)
     key = (workspace_bytes(device), plan.memory.model_dump_json(), settings)
     if quick and key in script.memory_uses:
         room = capacity_bytes(device, plan, outside)
@@ -299,7 +298,7 @@ def _kinds(column: Column, played: SimulatedStep, uses: Mapping[int, MemoryUse],
     """Time and memory of each kind of rank, if there are several."""
     if len(column.ranks) == 1:
         return ()
-    parts = {rank: breakdown_of(played.timeline, f"rank{rank}") for rank in column.ranks}
+    parts = {rank: _breakdown(played.timeline, f"rank{rank}") for rank in column.ranks}
     return tuple(
         KindUse(
             kind=f"rank {rank}",

@@ -17,8 +17,7 @@ from simulator.play.lower import Lowering, lower
 from simulator.play.lower.builder import Builder
 from simulator.predict import Prediction
 from simulator.predict.play import SimulatedStep, play
-from simulator.predict.program import lowered_programs
-from simulator.predict.program_play import played_programs
+from simulator.predict.program import lowered_programs, played_programs
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
