@@ -104,8 +104,6 @@ def command(
     prices: Path | None,
     price_kind: str | None,
     settings: tuple[str, ...],
-    as_json: bool,
-    plain: bool,
     **flags: Any,  # noqa: ANN401  text of Plan's and LongRun's fields, and a plan's file
 ) -> int:
     """Predict the step, play the run, print."""
@@ -146,7 +144,7 @@ def command(
     inputs = loaded.inputs() if program is None else place_inputs(program, loaded)
     inputs |= {"run": run.model_dump(mode="json")}
     report, text = partial(_report, answer, inputs, elastic), partial(_text, answer, elastic)
-    print_answer("goodput", report, text, as_json=as_json, plain=plain)
+    print_answer("goodput", report, text)
     return ExitCode.OK
 
 
@@ -160,8 +158,7 @@ def _energy(study: Study, prediction: Prediction, answer: Goodput) -> RunEnergy:
     """Of the mean run. Raises InputError where a cap of the study's cannot be tried."""
     from simulator.predict.energy import Energy, energy_of, energy_of_run
 
-    inputs = (study.model, study.plan, study.cluster, study.calibration, study.stack)
-    found = energy_of((study.energy or Energy()).model_copy(update={"caps_w": ()}), prediction, *inputs)
+    found = energy_of((study.energy or Energy()).model_copy(update={"caps_w": ()}), prediction, *study.parts)
     return energy_of_run(found, study.cluster.device, answer.steps, sum(part.seconds for part in answer.parts))
 
 
@@ -206,13 +203,11 @@ def read_run(study: Path | None, flags: Mapping[str, str], settings: Sequence[st
         table = nested(table, path, {"preset": value} if path == ("failures",) and isinstance(value, str) else value)
     name = "run" if study is None else f"{study}: run"
     places = {one.path[0]: one.flag for one in overrides} | {field: _flag(field) for field in flags}
-    faults: list[Fault] = []
-    run = None
-    with Collected(faults):
+    try:
         run = LongRun.parse(table, name, InputError, from_file=True)
-    wrong += [_relabelled(fault, name, places) for fault in faults]
-    if run is None or wrong:
-        raise InputError(wrong)
+    except InputError as exc:
+        raise InputError([*wrong, *(_relabelled(fault, name, places) for fault in exc.faults)]) from None
+    InputError.raise_for(wrong)
     return run
 
 
@@ -223,7 +218,7 @@ def _relabelled(fault: Fault, name: str, places: Mapping[str, str]) -> Fault:
 
 def _predicted(study: Study, captured: Capture | None) -> Prediction:
     if captured is None:
-        prediction = predict(study.model, study.plan, study.cluster, study.calibration, study.stack)
+        prediction = predict(*study.parts)
         return with_data_of(study, prediction)[0]
     return predict_program(captured, study.cluster, study.calibration, study.stack)
 

@@ -30,21 +30,31 @@ def recipe_options(function: _Command) -> _Command:
         "Fine-tune: all weights, or adapters beside frozen ones (peft's file says which); what such runs usually set."
     )
     function = click.option("--recipe", metavar=f"{'|'.join(RECIPES)}|adapter_config.json", help=what)(function)
+    return gpus_option(function)
+
+
+def gpus_option(function: _Command) -> _Command:
+    """--gpus."""
     count = "COUNTxGPU, as 8xh100: the GPU's usual machine, instead of --cluster."
     return click.option("--gpus", metavar="COUNTxGPU", help=count)(function)
+
+
+def with_gpus(flags: dict[str, Any], gpus: str | None) -> list[Fault]:
+    """Fill a command's --cluster from --gpus; returns the faults."""
+    if gpus is None:
+        return []
+    if flags.get("cluster") is not None:
+        return [Fault(place="--gpus", problem="--cluster is given too", remedy="one of the two")]
+    if not re.match(r"0*[1-9]\d*\s*[x×*]\s*\S", gpus):
+        return [Fault(place="--gpus", problem=f"{gpus!r} is no COUNTxGPU", remedy="for example 8xh100")]
+    flags["cluster"] = gpus
+    return []
 
 
 def with_recipe(flags: dict[str, Any]) -> list[Fault]:
     """Fill a command's unset flags from --recipe and --gpus; returns the faults of both."""
     recipe, gpus = flags.pop("recipe"), flags.pop("gpus")
-    faults = []
-    if gpus is not None:
-        if flags["cluster"] is not None:
-            faults.append(Fault(place="--gpus", problem="--cluster is given too", remedy="one of the two"))
-        elif re.match(r"0*[1-9]\d*\s*[x×*]\s*\S", gpus):
-            flags["cluster"] = gpus
-        else:
-            faults.append(Fault(place="--gpus", problem=f"{gpus!r} is no COUNTxGPU", remedy="for example 8xh100"))
+    faults = with_gpus(flags, gpus)
     if recipe is None:
         return faults
     if recipe.endswith(".json"):

@@ -99,14 +99,12 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @click.option("--scheduler", metavar="HOST:PORT", help="Of dask.")
 @click.option("--jobs", type=click.IntRange(1, 1024), help="Processes. [the machine's cores]")
 @answer_options
-def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path | None, **options: Any) -> int:  # noqa: ANN401  one type an option
+def command(*, journal: Path | None, exported: Path | None, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Search, print, export."""
     kit = _kit(options)
     study = _study(options)
     if options["sizes"]:
-        return run_front(
-            study, options | {"exported": exported}, journal, _engine, _ProgressLine(), as_json=as_json, plain=plain
-        )
+        return run_front(study, options | {"exported": exported}, journal, _engine, _ProgressLine())
     refuse_without_front(options)
     if exported is not None:
         check_export(exported)
@@ -122,7 +120,7 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
             if stop.report is None:
                 return ExitCode.INTERRUPTED
             report, interrupted = stop.report, True
-    print_answer("search", report.as_json, lambda: render(report), as_json=as_json, plain=plain, width=WIDTH)
+    print_answer("search", report.as_json, lambda: render(report), width=WIDTH)
     if exported is not None:
         export(report, exported)
         print_status(f"written to {exported}")

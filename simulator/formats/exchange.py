@@ -96,8 +96,7 @@ def export_plan(job: Job, form: str, head: dict[str, str | int] | None = None) -
     stated = {name for name in _BESIDE[form] if plan.value(name) != default.value(name)} | set(draft.assumed)
     beside = {name: plan.value(name) for name in Plan.flat_fields() if name in stated and name not in draft.fields}
     faults = list(_faults(job, draft, beside, form))
-    if faults:
-        raise PlanError(faults)
+    PlanError.raise_for(faults)
     return Export(format=form, text=text, beside=beside, draft=draft)
 
 

@@ -95,18 +95,17 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
     column, *others = columns(capture, known=only_fitting)  # what would make it fit exchanges the same messages
     scripts = {} if scripts is None else scripts
     plan, device = _plan(capture).model_copy(update={"memory": memory}), cluster.device
-    settings = None if asks_for_pool(plan) else AllocatorSettings(expandable_segments=expandable_segments)
-    found = _memory_of_ranks(
-        _scripts(capture, column, scripts), plan, device, stack, settings, only_fitting=only_fitting
-    )
+    written = _scripts(capture, column, scripts)
+    found = _memory_of_ranks(written, plan, device, stack, expandable=expandable_segments, only_fitting=only_fitting)
     if found is None:
         return None
     uses, (use, trace_of) = found
     scripts = {rank: scripts[rank] for rank in column.ranks}
     played = played_programs(capture.target, _programs(scripts, column, plan, cluster, stack, calibration, curves))
-    script = scripts.get(int(played.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
     played = with_stalls(played, use, calibration)
-    spread = program_spread(played, script, stack, calibration, Mesh(plan, cluster), curves)
+    seen_from = scripts.get(int(played.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
+    spread = program_spread(played, seen_from, stack, calibration, Mesh(plan, cluster), curves)
+    ranks = (*sources_of(capture, scripts), *_beside(column, others, uses))
     peak_flop_per_s = _peak(scripts.values(), device)
     low_s, high_s = program_reach(played.step_s, scripts.values(), spread, stack, peak_flop_per_s)
     return Prediction(
@@ -128,10 +127,7 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
         cause=cause_of(use),
         suggestion="",
         extrapolated=_extrapolated(scripts.values(), calibration, stack),
-        sources=(
-            *(*sources_of(capture, scripts), *_beside(column, others, uses)),
-            *(*input_sources(cluster, calibration, stack), *pool_sources(use, calibration)),
-        ),
+        sources=(*ranks, *input_sources(cluster, calibration, stack), *pool_sources(use, calibration)),
         timeline=played.timeline,
         memory_trace=trace_of(),
         spread=spread,
@@ -231,11 +227,12 @@ def _memory_of_ranks(
     plan: Plan,
     device: Device,
     stack: Stack,
-    settings: AllocatorSettings | None,
     *,
+    expandable: bool,
     only_fitting: bool,
 ) -> tuple[dict[int, MemoryUse], tuple[MemoryUse, partial[MemoryTrace]]] | None:
     """Memory by captured rank, and the fullest rank's with its trace; only_fitting: None at the first rank that does not fit."""
+    settings = None if asks_for_pool(plan) else AllocatorSettings(expandable_segments=expandable)
     uses, fullest = dict[int, MemoryUse](), list[tuple[MemoryUse, partial[MemoryTrace]]]()
     for one, script in scripts:
         fullest.append(_memory_use(one, script, plan, device, stack, settings, quick=only_fitting))

@@ -67,6 +67,17 @@ def test_two_ranks_run_the_plan(options: dict[str, Any], kinds: set[str], tmp_pa
 
 
 @pytest.mark.usefixtures("warm_ranks")
+def test_two_ranks_multiply_in_fp8() -> None:
+    """By torch's scaled product, which a CPU has as well; 16-bit operands stay between forward and backward."""
+    asked = task("cpu", dp_shard=2, precision="fp8", fp8_recipe="rowwise")
+    record = play(asked)
+    assert record["verdict"] == "ok", record["trouble"]
+    predicted = borders(TINY, asked.plan, CPU, granularity_bytes=1, library="gloo")
+    for name in ("start_bytes", "peak_bytes"):
+        assert record["memory"][name] == pytest.approx(getattr(predicted, name), rel=0.02), name
+
+
+@pytest.mark.usefixtures("warm_ranks")
 def test_one_process_plays_a_rank_of_many() -> None:
     asked = task("solo", dp_shard=16, dp_replicate=4, precision="bf16")
     record = play(asked)

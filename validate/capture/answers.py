@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import types
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 
 from simulator.work.captured.capture import Kind
 from validate.capture import data_parallel, graphs, kernels, tensors
@@ -70,6 +72,7 @@ def install(machine: Machine, log: Log, storages: Storages, mode: CaptureMode, c
     kernels.install()
     _loaders(log)
     _checkpoints()
+    _exports()
 
 
 def _cuda(machine: Machine, log: Log) -> None:
@@ -233,6 +236,7 @@ def _groups(machine: Machine, log: Log, collectives: Collectives) -> None:
         if not hasattr(module, "ProcessGroupNCCL"):  # of a torch without CUDA
             module.ProcessGroupNCCL = _NCCL
     dist.distributed_c10d._set_pg_timeout = lambda *_: None  # nothing here waits for NCCL
+    dist.device_mesh.init_process_group = init_process_group  # a mesh starts the group where the program has not
     collectives.install()
     data_parallel.install(collectives)
 
@@ -305,6 +309,20 @@ def _checkpoints() -> None:
     for module in (checkpoint, checkpoint.state_dict_saver):
         module.save = module.save_state_dict = lambda *_, **__: None
         module.async_save = _saved_beside
+
+
+def _exports() -> None:
+    """torch.export, by which `torch.distributed.pipelining.pipeline` cuts models, looks at a program without running it."""
+    export = torch.export.export
+
+    @wraps(export)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if stage := sys.modules.get("torch.distributed.pipelining.stage"):
+            stage.FakeTensor = ()  # type: ignore[attr-defined]  # whose parameters it would leave on the CPU
+        with _disable_current_modes():
+            return export(*args, **kwargs)
+
+    torch.export.export = call
 
 
 def _saved_beside(*_: object, **__: object) -> Future[None]:

@@ -25,6 +25,7 @@ from validate.capture.collectives import Collectives
 from validate.capture.fakes import Fakes
 from validate.capture.log import Log
 from validate.capture.modules import Modules
+from validate.capture.ranks import RefusedError
 from validate.capture.routing import Routing
 from validate.capture.storages import Storages
 from validate.capture.streams import Recorder
@@ -200,8 +201,14 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         self._log.add(Kind.OPERATOR, number, stream, self._log.name(self._modules.path()), int(self._log.phase))
 
 
-class UnknownShapeError(Exception):
+class UnknownShapeError(RefusedError):
     """An operator whose result's shape depends on values, which nobody has."""
+
+    def __init__(self, operator: str) -> None:
+        super().__init__(
+            f"{operator} gives a result whose shape depends on values, which a capture does not have; "
+            "replace it by an operator of fixed shape (a mask, padding, a stated capacity)"
+        )
 
 
 def described(value: Any) -> Any:

@@ -28,8 +28,7 @@ def read_adapter_config(path: Path) -> dict[str, str]:
     if not isinstance(data, dict) or "peft_type" not in data:
         raise InputError.at(str(path), "no peft_type", "peft's adapter_config.json")
     faults = [Fault(place=f"{path}: {key}", problem=problem, remedy=remedy) for key, problem, remedy in _faults(data)]
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     flags = {"peft": "dora" if data.get("use_dora") else _METHODS[data["peft_type"]]}
     flags |= {flag: str(data[key]) for key, flag in _COUNTS.items() if data.get(key) is not None}
     flags |= {flag: ",".join(_words(data[key])) for key, flag in _LISTS.items() if data.get(key)}

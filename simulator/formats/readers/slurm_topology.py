@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from simulator.base.errors import ClusterError, Fault
-from simulator.base.schema import nearest
+from simulator.base.schema import nearest, refuse_long_numbers
 from simulator.formats.readers.hostlist import MOST_NAMES, expand
 from simulator.spec.cluster.host import NodeTree, Switch
 
@@ -109,11 +109,13 @@ def _load(text: str, source: str) -> Any:  # noqa: ANN401  YAML is any of its ty
             if isinstance(event, yaml.AliasEvent):
                 place = f"{source}: line {event.start_mark.line + 1}" if event.start_mark else source
                 raise ClusterError.at(place, "an alias, which can blow up", "write it out")
-        return yaml.load(text, Loader=loader)  # noqa: S506  a safe one
+        data = yaml.load(text, Loader=loader)  # noqa: S506  a safe one
+        refuse_long_numbers(data)
     except (yaml.YAMLError, RecursionError, ValueError) as exc:
         mark = getattr(exc, "problem_mark", None)
         place = f"{source}: line {mark.line + 1}" if mark is not None else source
         raise ClusterError.at(place, f"not YAML: {getattr(exc, 'problem', None) or type(exc).__name__}") from None
+    return data
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

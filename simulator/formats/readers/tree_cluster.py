@@ -51,8 +51,7 @@ def _chosen(hosts: str, leaf_of: Mapping[str, str]) -> tuple[str, ...]:
     faults = [
         Fault("--hosts", f"{name} is below no switch of the tree", nearest(name, leaf_of)) for name in strange[:8]
     ]
-    if faults:
-        raise ClusterError(faults)
+    ClusterError.raise_for(faults)
     return names
 
 

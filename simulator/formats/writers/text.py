@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _COLORS = {Fit.FITS: "bold green", Fit.TIGHT: "bold yellow", Fit.DOES_NOT_FIT: "bold red"}
 PLAIN_WIDTH = 120
-SCREEN_WIDTH = 80  # columns of a terminal as it opens
 _LARGEST = 3
 _DETAIL_WIDTH = 76
 

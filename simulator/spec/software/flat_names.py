@@ -10,7 +10,7 @@ FLAT_NAMES: Final = {
     **named("name framework date describes attention"),
     **named(
         "blocks norm rope latent_rope gated_activation activation_backward norm_dtype loss gathers_logits "
-        "holds_logits gathers_each weight_gradients squared_relu dequantised quantised_keeps_input "
+        "holds_logits gathers_each fills_outputs weight_gradients squared_relu dequantised quantised_keeps_input "
         "adapters loss_metrics dropout autocast selective_keeps fp8_transposes grouped_gemm",
         "kernels",
     ),
@@ -22,7 +22,7 @@ FLAT_NAMES: Final = {
         "host",
         "host_",
     ),
-    "activation_tensors": "host.activation_tensors",
+    **named("activation_tensors parameter_calls step_calls", "host"),
     "host_kernel_s": "host.kernel_s",
     "host_blocking": "host.blocking",
     "reads_loss": "host.reads_loss",

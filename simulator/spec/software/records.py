@@ -115,6 +115,11 @@ class Kernels(Strict):
         "(`ColwiseParallel(input_layouts=Shard(1))` on Q, K, V, gate and up), instead of once for all that read them "
         "(`PrepareModuleInput`)",
     )
+    fills_outputs: bool = Field(
+        default=False,
+        description="every tensor that an extension's own products, norms and attention return is filled first, a kernel each "
+        "(`torch.use_deterministic_algorithms`)",
+    )
     weight_gradients: Literal["made", "accumulated", "added"] = Field(
         default="made",
         description="a tensor each; or added into Megatron's gradient buffer by the product, while autograd gets a dummy of "
@@ -249,6 +254,17 @@ class HostTimes(Strict):
         default=0.0,
         description="host time of a parameter in the loops of a step's end that run over parameters one by one: norm and "
         "scale of its gradient, its optimizer's group, its copy",
+    )
+    parameter_calls: int = Field(
+        ge=0,
+        default=0,
+        description="operators that the step's end calls for each parameter whose state the rank holds, to log what it finds "
+        "(Megatron-LM: `--log-params-norm` 1, `--log-num-zeros-in-grad` 4)",
+    )
+    step_calls: int = Field(
+        ge=0,
+        default=0,
+        description="further calls at the step's end, each as long as an operator: scalars that are reduced, read and logged",
     )
     message_s: Seconds = Field(
         ge=0,

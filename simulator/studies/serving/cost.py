@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from simulator.base.kernels import Kernel
+from simulator.base.sums import summed
+from simulator.play.lower.work import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +52,10 @@ class Cost:
     @property
     def busy_s(self) -> float:
         return self.device_s + self.exchange_s
+
+
+def mean_use(clock: Clock, kernels: Iterable[Kernel]) -> float:
+    """Share of the matrix units that kernels use, one after another."""
+    times = [(clock.seconds(kernel), clock.tensor_use(kernel)) for kernel in kernels]
+    whole_s = summed(seconds for seconds, _ in times)
+    return summed(seconds * use for seconds, use in times) / whole_s if whole_s else 1.0

@@ -12,6 +12,7 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.studies.serving.batch import Batch
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.groups import pipeline_shape, tensor_shape
+from simulator.studies.serving.mixers import state_bytes
 from simulator.studies.serving.report import DecodeStep
 from simulator.studies.serving.shards import idle_expert_bytes, layer_kv_bytes, part_bytes, weight_bytes
 from simulator.work.collectives import sigma as collective_sigma
@@ -101,5 +102,5 @@ def _read_bytes(costs: StepCosts, stage: int, batch: Batch) -> int:
     shard, plan = costs.shards[stage], costs.plan
     looked_up = 0 if shard.part.tied_embeddings else part_bytes(shard, plan, "embedding")
     seen = summed(n * keys for n, keys in zip(costs.layers_by_window[stage], batch.keys, strict=True))
-    cached = seen * layer_kv_bytes(shard, plan)
+    cached = seen * layer_kv_bytes(shard, plan) + batch.decodes * state_bytes(shard, plan)
     return weight_bytes(shard, plan) - looked_up - idle_expert_bytes(shard, plan, batch.tokens) + cached

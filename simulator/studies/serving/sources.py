@@ -10,6 +10,7 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.studies.serving.costs import StepCosts
+from simulator.studies.serving.mixers import hybrid_notes
 from simulator.work.collectives import Links, calibrated
 from simulator.work.collectives import source as links_source
 
@@ -41,6 +42,7 @@ def assumptions(
     """Those that this model's answer rests on. speculative: what guesses tokens. half: in fp16 for want of bf16."""
     found = [*ASSUMPTIONS, *([_OF_HALF] if half else ()), *(_OF_POOLS if handed_over else ())]
     found += [_OF_EXPERTS] if model.experts is not None else []
+    found += hybrid_notes(model)
     found += [_OF_LATENTS] if model.latent is not None else []
     found += [_OF_GUESSES] if speculative != "none" else []
     return tuple([*found, _OF_MTP] if model.mtp_layers and speculative != "mtp" else found)

@@ -90,7 +90,7 @@ class _Run:
         """Everything, small engines first, as the table's limit then drops most of the large ones."""
         space, study = self.space, self.study
         alone, pooled = study.disaggregated != "yes", study.disaggregated != "no"
-        pooled = pooled and any(request.output_tokens > 1 for request in self._player.counted)
+        pooled = pooled and study.hands_over and any(request.output_tokens > 1 for request in self._player.counted)
         roles: tuple[Role, ...] = (*(("both",) if alone else ()), *(("decode",) if pooled else ()))
         for size in sorted({one.engine_devices for one in (*space.engines, *space.prompts)}):
             engines = [one for one in space.engines if one.engine_devices == size]

@@ -47,6 +47,9 @@ SIGMA: Final = {
 KINDS: Final = tuple(SIGMA)
 _OF_THE_NODE: Final = (HOST_MEMORY, CPU_ADAM, NVME_READ, NVME_WRITE)
 _ADD_BYTES_PER_NUMEL = 12  # the CPU reads two fp32 gradients and writes one
+# Passes of torch.optim's loop on a CPU (adam.py, _single_tensor_adam): decay 8, lerp 12, mul 8, addcmul 12, sqrt 8, div 8,
+# add 8, addcdiv 16
+_TORCH_ADAM_BYTES_PER_NUMEL = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,11 @@ class Transfers:
             return 1
         if link in (SWITCH_UP, SWITCH_DOWN):
             return max(sum(gpu < self.ranks_per_node for gpu in switch) for switch in self.switches)
-        return self.ranks_per_node if link in _OF_THE_NODE else 1
+        return self.ranks_per_node if self._of_the_node(link) else 1
+
+    def _of_the_node(self, link: str) -> bool:
+        """A process runs torch's own Adam in its own thread (torchrun sets OMP_NUM_THREADS to 1)."""
+        return link in _OF_THE_NODE and (self.vectorised or link != CPU_ADAM)
 
     def _name(self, link: str, rank: int | None) -> str:
         if rank is None:
@@ -128,7 +135,7 @@ class Transfers:
             node, gpu = divmod(at, self.gpus_per_node)
             switch = next((i for i, gpus in enumerate(self.switches) if gpu in gpus), f"of {gpu}")
             return f"{link}:{node}.{switch}"
-        return f"{link}:node{at // self.gpus_per_node}" if link in _OF_THE_NODE else f"{link}:{rank}"
+        return f"{link}:node{at // self.gpus_per_node}" if self._of_the_node(link) else f"{link}:{rank}"
 
     def _loads(self, kind: str, amount: int) -> tuple[float, dict[str, int]]:
         """(latency, what one rank puts on each link)."""
@@ -142,7 +149,8 @@ class Transfers:
             case "cpu_add":
                 return 0.0, {HOST_MEMORY: _ADD_BYTES_PER_NUMEL * amount}
             case _:
-                return 0.0, {CPU_ADAM: amount, HOST_MEMORY: ADAM_BYTES_PER_NUMEL * amount}
+                moved = ADAM_BYTES_PER_NUMEL if self.vectorised else _TORCH_ADAM_BYTES_PER_NUMEL
+                return 0.0, {CPU_ADAM: amount, HOST_MEMORY: moved * amount}
 
     def _copy(self, direction: str, size: int) -> dict[str, int]:
         links = {direction: size, BOTH: size, HOST_MEMORY: size}

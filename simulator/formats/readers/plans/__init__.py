@@ -111,6 +111,10 @@ def _of_yaml(form: str, text: str, path: Path, given: Collection[str], define: M
 
         return read_accelerate(data, file, read_json, given)
     recipe = (define.get("recipe") or recipe_of(text)) if form == "torchtune" else ""
+    if form == "transformers" and file.endswith(".py"):
+        from simulator.formats.readers.plans.trainer_script import program_of
+
+        recipe = program_of(text)
     if form == "megatron-bridge":
         from simulator.formats.readers.plans.megatron_bridge import stated_over
 
@@ -126,6 +130,10 @@ def settings_of(form: str, text: str, file: str, define: Mapping[str, str]) -> d
         from simulator.formats.readers.plans.further_tuning import further_settings
 
         return further_settings(form, text, file, define)
+    if form == "transformers" and file.endswith(".py"):
+        from simulator.formats.readers.plans.trainer_script import trainer_settings
+
+        return trainer_settings(text, file)
     from simulator.formats.readers.plans.yaml_file import read_yaml
 
     return read_yaml(text, file)
@@ -196,15 +204,22 @@ def detect(text: str, file: str) -> str:
         if "plan" in table or set(table) & set(Plan.written_fields()):
             return "toml"
     line = next((form for form, pattern in _LINES.items() if pattern.search(text)), None)
-    if line is not None:
-        return line
+    if line is not None or file.endswith(".py"):
+        return line or _python_form(text, file)
     keys = frozenset(re.findall(r"^(\w+)\s*:", text, re.MULTILINE))
     if keys & (_ACCELERATE | frozenset().union(*_TUNING.values())):
         return next((form for form, own in _TUNING.items() if keys & own), "accelerate")
-    if file.endswith(".py"):
-        raise PlanError(is_python(file))
     problem = "is in no format that holds a plan"
     raise PlanError.at(file, problem, f"one of {', '.join(PLAN_FORMATS)}; --plan-format forces one")
+
+
+def _python_form(text: str, file: str) -> str:
+    """Scripts that make a Trainer hold its plan."""
+    from simulator.formats.readers.plans.trainer_script import CALLS
+
+    if CALLS.search(text):
+        return "transformers"
+    raise PlanError(is_python(file))
 
 
 def _detect_json(text: str, file: str) -> str:

@@ -58,6 +58,8 @@ class Job:
     by_gpu: bool = False
     leftover: Degree | None = "dp_replicate"
     devices: tuple[int | None, int] = (None, 1)
+    reference_forwards: int = 0
+    notes: tuple[str, ...] = ()
 
     def change(self, name: str, **settings: object) -> None:
         """Settings of the stack that the file's setting `name` implies."""
@@ -69,6 +71,9 @@ class Job:
         model, unknown = _model(r)
         r.sort_rest(options_of(form), typos=True)
         stack = "torch-2.11-compiled" if self.fields.pop("compiled", False) else "transformers-2024"
+        if form != "unsloth" and self.fields.get("lora_targets") == ("all",):  # Unsloth makes a module of each expert
+            self.by_model = {**self.by_model, "lora_targets": _all_linear}
+            del self.fields["lora_targets"]
         return Draft(
             format=form,
             software=software,
@@ -87,7 +92,14 @@ class Job:
             stack_changes=self.changes,
             settings=r.settings(),
             faults=tuple(r.faults),
+            reference_forwards=self.reference_forwards,
+            notes=self.notes,
         )
+
+
+def _all_linear(model: Model, _: object) -> tuple[str, ...]:
+    """What peft finds as linear modules: experts with biases are parameters of one module (modeling_gpt_oss.py)."""
+    return ("attention",) if model.experts is not None and model.experts.bias else ("all",)
 
 
 _PLACES: Final = {

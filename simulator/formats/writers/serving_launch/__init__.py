@@ -36,8 +36,7 @@ def launch_files(plan: InferencePlan, model: Model, cluster: Cluster, stack: Sta
     """Name -> text. The plan has its engine's defaults. Raises PlanError with everything that the engine has no option for."""
     launcher = launcher_of(stack)
     faults = [*launcher.faults(plan), *_faults(plan, cluster)]
-    if faults:
-        raise PlanError(faults)
+    PlanError.raise_for(faults)
     pools = pools_of(plan, model)
     extra = {name: text for pool in pools for name, text in launcher.files(pool).items()}
     return {
