@@ -297,7 +297,7 @@ def test_an_engine_of_whole_prompts_starts_and_refuses_longer_ones(capsys: pytes
 
 def test_gpus_name_their_usual_machine_and_no_other_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--gpus", "1x5090", "--requests", "4", "--json"]) == ExitCode.OK
-    assert json.loads(capsys.readouterr().out)["cluster"] == "rtx-5090 in pcie-rtx4090-4"
+    assert json.loads(capsys.readouterr().out)["cluster"] == "1xrtx-5090"
     assert main(["serve", "--gpus", "8xh100", "--cluster", "8xh100"]) == ExitCode.BAD_INPUT
     assert "--gpus: --cluster is given too" in capsys.readouterr().err
 
