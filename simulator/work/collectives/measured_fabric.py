@@ -79,8 +79,10 @@ def _taken_apart(cluster: Cluster, nccl: Nccl, model: Model) -> MeasuredFabric:
     waits = [wait for together in _together(known) if (wait := _rank_wait_s(together, model))]
     rank_s = cluster.fabric.call_rank_s
     rank_s = (median(waits) if waits else 0.0) if rank_s is None else rank_s
-    usable = {kind: [one for one in many if not _waited(one, rank_s, model)] for kind, many in known.items()}
-    return MeasuredFabric(rank_s, _halved(usable))
+    known = _halved(known, rank_s)
+    return MeasuredFabric(
+        rank_s, {kind: [one for one in many if not _waited(one, rank_s, model)] for kind, many in known.items()}
+    )
 
 
 def _together(known: Mapping[str, Sequence[Stated]]) -> list[list[Stated]]:
@@ -108,13 +110,19 @@ def _waited(one: Stated, rank_s: float, model: Model) -> bool:
     return rank_s > 0 and one.time_s <= 2 * (rank_s * one.place.num_ranks + model(one))
 
 
-def _halved(known: Mapping[str, Sequence[Stated]]) -> dict[str, Sequence[Stated]]:
-    """An all-reduce takes no longer than a reduce-scatter and an all-gather: what else its number shows was in its way once."""
+def _halved(known: Mapping[str, Sequence[Stated]], rank_s: float) -> dict[str, Sequence[Stated]]:
+    """An all-reduce takes no longer than a reduce-scatter and an all-gather: what else its number shows was in its way once.
+
+    It waits once for the ranks, where the two wait twice.
+    """
     gathers = [one for kind in _GATHERS for one in known.get(kind, ())]
 
     def most_s(one: Stated) -> float:
         who = one.place, one.size_bytes
-        return 2 * max((each.time_s for each in gathers if (each.place, each.size_bytes) == who), default=float("inf"))
+        gathered_s = max(
+            (each.time_s for each in gathers if (each.place, each.size_bytes) == who), default=float("inf")
+        )
+        return 2 * gathered_s - min(rank_s * one.place.num_ranks, gathered_s)
 
     reduced = [replace(one, time_s=min(one.time_s, most_s(one))) for one in known.get("all_reduce", ())]
     return {**known, "all_reduce": reduced} if reduced else dict(known)
