@@ -71,7 +71,7 @@ def test_a_disturbed_all_reduce_does_not_hide_the_wait() -> None:
     disturbed = stating(16, {"all_reduce": 0.1, "all_gather": 0.038, "reduce_scatter": 0.038})
     assert rank_wait_s(disturbed) > 0
     for kind in ("all_reduce", "send_recv", "all_to_all"):
-        assert collective_cost(kind, SIZE, group(16), disturbed) == collective_cost(kind, SIZE, group(16), H100)  # type: ignore[arg-type]  # kinds
+        assert collective_cost(kind, SIZE, group(16), disturbed) == collective_cost(kind, SIZE, group(16), H100)
 
 
 def test_links_behind_waiting_hosts_stay_the_models() -> None:
