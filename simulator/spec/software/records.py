@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from simulator.base.schema import Strict
 from simulator.base.units import Bytes, Seconds
@@ -156,8 +156,7 @@ class Kernels(Strict):
         "which keeps nothing but the input (unsloth); or operators, and a copy among columns of zeros of what adapts some of a joint "
         "Q, K and V, which keeps what it copied (LitGPT: LoRAQKVLinear)",
     )
-    loss_metrics: int = Field(
-        ge=0,
+    loss_metrics: NonNegativeInt = Field(
         default=0,
         description="training metrics that compute an eager fp32 cross-entropy of the logits again, forward only",
     )
@@ -199,8 +198,7 @@ class Kernels(Strict):
         description="the router's product in fp32: of operands cast to it, or of 16-bit operands into an fp32 result and as "
         "tf32 backward (Megatron-LM since June 2025, RouterGatingLinearFunction: Transformer Engine's general_gemm)",
     )
-    routing_launches: int = Field(
-        ge=0,
+    routing_launches: NonNegativeInt = Field(
         default=30,
         description="small kernels of a layer's router and dispatcher, each way: logits, top-k, maps, counts, losses",
     )
@@ -248,14 +246,12 @@ class HostTimes(Strict):
         "host time of a parameter in the loops of a step's end that run over parameters one by one: norm and "
         "scale of its gradient, its optimizer's group, its copy",
     )
-    parameter_calls: int = Field(
-        ge=0,
+    parameter_calls: NonNegativeInt = Field(
         default=0,
         description="operators that the step's end calls for each parameter whose state the rank holds, to log what it finds "
         "(Megatron-LM: `--log-params-norm` 1, `--log-num-zeros-in-grad` 4)",
     )
-    step_calls: int = Field(
-        ge=0,
+    step_calls: NonNegativeInt = Field(
         default=0,
         description="further calls at the step's end, each as long as an operator: scalars that are reduced, read and logged",
     )
@@ -362,16 +358,14 @@ class Fitted(Strict):
     step_overhead_s: Seconds = _seconds("a constant a step")
     # 0.05: the factors found for six fitted stacks lie 4 % (products, some 60 % of a step) and 35 % (elementwise kernels, some
     # 12 %) around their priors, which makes 0.05 of a step
-    sigma: float = Field(
-        gt=0,
+    sigma: PositiveFloat = Field(
         le=5,
         default=0.05,
         description="one-sigma relative uncertainty of steps that kernels and links do not explain. Of a fitted stack: what "
         "`experiments/fit_stacks.py` measures on plans that it did not see",
     )
     # 0.11: what releases of the one framework differ by whose tables repeat the same plans (experiments/release_spread.py)
-    experts_sigma: float = Field(
-        ge=0,
+    experts_sigma: NonNegativeFloat = Field(
         le=5,
         default=0.11,
         description="the same of mixtures of experts, besides: what releases of the software differ by. Plans under one stack "
