@@ -166,6 +166,12 @@ def test_tokens_cost_what_the_devices_cost_while_they_are_made(
     assert "no price of dgx-a100-80-8" in capsys.readouterr().err
 
 
+def test_a_window_that_no_answer_ends_in_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for rate, there in (("500", True), ("1", False)):
+        assert main(["serve", "--rate", rate, "--requests", "40", "--output", "60", "--plain"]) == ExitCode.OK
+        assert ("none is answered before the last comes" in capsys.readouterr().out) == there
+
+
 @pytest.mark.parametrize("requests", ["1", "2", "5", "20"])
 @pytest.mark.parametrize("more", [[], ["--warmup", "0"], ["--rate", "0"], ["--rate", "30"], ["--output", "1"]])
 def test_a_few_requests_are_answered_with_or_without_a_cost(
