@@ -176,6 +176,7 @@ def test_torchtune_on_one_device_shards_nothing(tmp_path: Path) -> None:
         ({"adapter": "qlora"}, ("load_in_4bit", "load_in_4bit: true")),
         ({"adapter": "prompt"}, ("adapter", "one of lora, qlora")),
         ({"deepspeed": "none.json", "fsdp": ["full_shard"]}, ("contradicts fsdp", "none.json")),
+        ({"deepspeed": [1, 2]}, ("deepspeed", "[1, 2] is not text")),
         ({"bf16": True, "fp16": True}, ("fp16", "contradicts bf16")),
         ({"micro_batch_size": 0}, ("micro_batch_size", "0 is not a whole number of 1 or more")),
         ({"adapter": "lora", "lora_dropout": 2}, ("lora_dropout", "2 is no fraction")),

@@ -88,11 +88,8 @@ def _layer_faults(data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in numbers):
         yield "layers_to_transform", f"must be numbers of layers; it is {str(layers)[:60]!r}", "for example [0, 1, 2]"
     elif numbers and isinstance(data.get("target_modules"), str):
-        yield (
-            "layers_to_transform",
-            "peft refuses it beside target_modules that is no list",
-            "target_modules as a list of names",
-        )
+        problem = "peft refuses it beside target_modules that is no list"
+        yield "layers_to_transform", problem, "target_modules as a list of names"
     if stack and set([stack] if isinstance(stack, str) else stack) - set(_STACKS):
         yield "layers_pattern", f"{str(stack)[:60]!r} is no list of layers", "layers"
     if ranks is None or (isinstance(ranks, dict) and not all(isinstance(key, str) for key in ranks)):
