@@ -53,6 +53,33 @@ while True:
     optimizer.step()
     optimizer.zero_grad()
 """
+CLOSED_OVER = """
+import sys, torch
+from torch.nn import functional as F
+
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+@torch.compile
+def loss_of(x, y):
+    return F.mse_loss(model(x), y)
+
+@torch.compile
+def step(x, y):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+
+while True:
+    x, y = (torch.randn(64, 256, device="cuda") for _ in range(2))
+    if sys.argv[1:]:
+        step(x, y)
+    else:
+        loss_of(x, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
 TIED = """
 import torch
 
@@ -167,3 +194,18 @@ def test_tied_weights_and_dropout_are_compiled(tmp_path: Path) -> None:
     assert "torch.compile: Inductor's kernels, one graph a region" in capture.answers
     assert not any("not compiled" in one for one in capture.answers)
     assert not any("dropout" in name for name, _, _ in capture.signatures)
+
+
+@pytest.mark.parametrize(("words", "eager"), [([], set()), (["step"], {"aten.mse_loss.default"})])
+def test_a_function_s_modules_get_gradients(words: list[str], eager: set[str], tmp_path: Path) -> None:
+    """One that only calls modules is a region with them; where it steps an optimizer, its modules are regions, and no more."""
+    (tmp_path / "script.py").write_text(CLOSED_OVER)
+    out = tmp_path / "script.capture.gz"
+    assert main(["capture", str(tmp_path / "script.py"), "-o", str(out), "--ranks=1", "--", *words]) == ExitCode.OK
+    capture = read_capture(out)
+    ran = [event for event in capture.events[capture.steady :] if event[0] == Kind.OPERATOR]
+    names = {phase: [capture.signatures[one[1]][0] for one in ran if one[4] == phase] for phase in Phase}
+    assert sum(name.endswith("mm.default") for name in names[Phase.FORWARD]) == 1
+    assert names[Phase.BACKWARD].count("aten.mm.default") == 1  # the weight's gradient; nobody asks for the input's
+    assert {name for name in names[Phase.FORWARD] if "mse" in name} == eager
+    assert names[Phase.OPTIMIZER]

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only
@@ -32,10 +33,11 @@ from simulator.work.captured.capture import Kind
 from simulator.work.captured.cost import KernelCost
 from validate.capture.log import Log
 from validate.capture.mode import CaptureMode, described
-from validate.capture.modules import Modules
+from validate.capture.modules import Modules, reached
 from validate.capture.storages import Storages
 from validate.capture.streams import Recorder
 
+_COMPILED = "_shardwise_compiled"  # marks a module whose forward is a region
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 # what Inductor asks of a device beside its name and size; the same of all data-centre GPUs since Volta (CUDA programming guide)
 _PROPERTIES = {
@@ -92,9 +94,17 @@ class Compilers:
 
     def _region(self, function: Callable[..., Any], module: nn.Module | None) -> Callable[..., Any]:
         known: dict[Any, Callable[..., Any] | None] = {}
+        method = module
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
+            module = method
+            if module is None and not self.mode.paused:
+                modules, breaks = reached(function, (*args, *kwargs.values()))
+                if breaks:
+                    self._each(modules)
+                    return function(*args, **kwargs)
+                module = nn.ModuleList(modules)
             named = {**dict(module.named_parameters()), **dict(module.named_buffers())} if module is not None else {}
             args, kwargs = tree_map_only(torch.Tensor, _waited, (args, kwargs))
             leaves, _ = tree_flatten((list(named.values()), args, kwargs))
@@ -122,6 +132,14 @@ class Compilers:
                 self.mode.paused -= 1
 
         return call
+
+    def _each(self, modules: Sequence[nn.Module]) -> None:
+        """A function's graph breaks at backwards, optimizers and hooks: the modules that it calls are regions."""
+        for one in modules:
+            inner = one.module if isinstance(one, DistributedDataParallel) else one
+            if not hasattr(inner, _COMPILED):
+                setattr(inner, _COMPILED, True)
+                self._module(inner)
 
     def _traced(self, flat: Callable[..., Any], inputs: Any) -> Callable[..., Any] | None:
         """The region compiled, or None where Inductor cannot take it.
