@@ -13,7 +13,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from math import prod
 from typing import Any
 
@@ -24,13 +24,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.nn.attention import flex_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from simulator.work.captured.capture import Kind
 from simulator.work.captured.cost import KernelCost
+from validate.capture import trees
 from validate.capture.log import Log
 from validate.capture.mode import CaptureMode, described
 from validate.capture.modules import Modules, reached
@@ -76,6 +78,8 @@ class Compilers:
         def compiled(model: Any = None, **kwargs: Any) -> Any:
             if model is None:
                 return lambda one: compiled(one, **kwargs)
+            if model is flex_attention.flex_attention:  # one kernel, however it is called
+                return model
             if isinstance(model, nn.Module):
                 self._module(model)
                 return model
@@ -110,10 +114,14 @@ class Compilers:
             leaves, _ = tree_flatten((list(named.values()), args, kwargs))
             if self.mode.paused or not any(isinstance(one, torch.Tensor) and one.is_cuda for one in leaves):
                 return function(*args, **kwargs)
+            masks = list[Any]()  # FlexAttention's, which no graph takes
+            args, kwargs = tree_map(partial(trees.put_aside, masks), (args, kwargs), is_leaf=trees.is_mask)
+            leaves, _ = tree_flatten((list(named.values()), args, kwargs))
             key = (torch.is_grad_enabled(), torch.is_autocast_enabled("cuda"), *map(_key, leaves))
             names = list(named)
 
             def flat(values: list[Any], args: Any, kwargs: Any) -> Any:
+                args, kwargs = tree_map_only(trees.Mask, lambda one: masks[int(one)], (args, kwargs))
                 if module is None:
                     return function(*args, **kwargs)
                 with _reparametrize_module(module, dict(zip(names, values, strict=True)), tie_weights=True):
