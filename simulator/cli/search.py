@@ -272,7 +272,8 @@ class _ProgressLine:
 
     def __call__(self, progress: Progress) -> None:
         stack = f"{progress.stack}: " if progress.stack else ""
-        parts = f" of {progress.total:,} branches" if progress.total is not None else " plans"
+        of_all = f" of {progress.total:,}" if progress.total is not None else ""
+        parts = f"{of_all} {'plans' if progress.phase == 'simulation' else 'branches'}"
         best = f", best {progress.best:.6g}" if progress.best is not None else ""
         seconds = format_seconds(time.monotonic() - self._since)
         self._line.show(f"{stack}{progress.phase} of {progress.done:,}{parts}{best}, {seconds}")

@@ -176,6 +176,7 @@ def test_torchtune_on_one_device_shards_nothing(tmp_path: Path) -> None:
         ({"adapter": "qlora"}, ("load_in_4bit", "load_in_4bit: true")),
         ({"adapter": "prompt"}, ("adapter", "one of lora, qlora")),
         ({"deepspeed": "none.json", "fsdp": ["full_shard"]}, ("contradicts fsdp", "none.json")),
+        ({"deepspeed": [1, 2]}, ("deepspeed", "[1, 2] is not text")),
         ({"bf16": True, "fp16": True}, ("fp16", "contradicts bf16")),
         ({"micro_batch_size": 0}, ("micro_batch_size", "0 is not a whole number of 1 or more")),
         ({"adapter": "lora", "lora_dropout": 2}, ("lora_dropout", "2 is no fraction")),
@@ -689,3 +690,10 @@ def test_a_script_s_trainer_says_what_is_trained_on(call: str, found: tuple[int,
 def test_what_a_script_computes_is_an_error_where_the_plan_needs_it(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"per_device_train_batch_size.*args\.batch"):
         plan_of(python(tmp_path, "x.py", "Trainer(args=TrainingArguments(per_device_train_batch_size=args.batch))"), 1)
+
+
+def test_litgpt_s_file_is_no_megatron_bridge_s(tmp_path: Path) -> None:
+    """Both have a table `train` with a global_batch_size."""
+    file = tmp_path / "lit.yaml"
+    file.write_text("checkpoint_dir: checkpoints/meta-llama/Llama-3.2-3B\nlora_r: 32\ntrain:\n  global_batch_size: 8\n")
+    assert read_plan(file).format == "litgpt"
