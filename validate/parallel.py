@@ -25,6 +25,7 @@ from simulator.spec.software.stack import Stack
 from simulator.work.ops import uses_autocast
 from simulator.work.ops.op_context import OpContext
 from validate.models import Block, Decoder, Part, Style, loss_fn
+from validate.scaled import scale_products
 from validate.torch_private import CheckpointImpl, checkpoint_wrapper, group_of, kept_by_selective_checkpoints
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -88,6 +89,8 @@ def build(
     for part in _parts(model, plan, stage):
         with torch.device("meta"):
             module = Decoder(model, style, part)
+        if plan.narrow:
+            scale_products(module, plan)
         _spread(module, plan, mesh, device.type)
         _checkpoint_blocks(module, plan)
         if stack.traits.compiles_blocks:

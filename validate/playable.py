@@ -61,6 +61,12 @@ _ANY: Final = (
         "leave sync_every_micro_batch out",
     ),
     _rule(
+        "precision",
+        lambda played: not played.plan.narrow,
+        "fp8 products are played by torch's own data parallelism alone",
+        'precision = "bf16"',
+    ),
+    _rule(
         "precision.master",
         lambda played: played.plan.precision.master == "fp32",
         "engines keep their own copy of the parameters in fp32",
@@ -180,6 +186,8 @@ def played_otherwise(model: Model, plan: Plan, stack: Stack, mode: Mode, device:
         notes.append("cp: each rank keeps its own rows of the position tables; the prediction counts whole ones")
     if model.experts is not None:
         notes.append("experts: tokens are dealt evenly, and a rank's experts are one batched product each way")
+    if plan.narrow and stack.traits.runs_operators:
+        notes.append("fp8: without a compiler a cast is several operators, whose time is not predicted")
     notes += _of_engines(plan, device)
     if plan.pp > 1 and device == "cpu" and mode != "fake":
         notes.append(

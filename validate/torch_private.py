@@ -28,6 +28,7 @@ SEEN: Final[dict[str, tuple[str, str]]] = {
     "fused attention's operators": ("2.11", "2.13"),
     "the switch of autocast": ("2.13", "2.13"),
     "ring attention": ("2.13", "2.15"),
+    "scaled products": ("2.13", "2.13"),
     "pipelining": ("2.13", "2.15"),
     "the dispatcher's table": ("2.13", "2.13"),
     "the dispatcher's collectives": ("2.13", "2.13"),
@@ -147,6 +148,12 @@ def flash_attention() -> Any:  # noqa: ANN401
     """CUDA's flash attention, called directly."""
     with _of("fused attention's operators"):
         return torch.ops.aten._scaled_dot_product_flash_attention  # noqa: SLF001
+
+
+def scaled_product() -> Any:  # noqa: ANN401
+    """The product of fp8 operands that have scales."""
+    with _of("scaled products"):
+        return torch._scaled_mm  # noqa: SLF001
 
 
 def efficient_attention() -> Any:  # noqa: ANN401

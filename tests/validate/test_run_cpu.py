@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.program import COMPUTE_STREAM
+from validate.command import nearest_stack
 from validate.compare.borders import borders
 from validate.run_plan import play, read_records
 from validate.spanfile import read_spans
@@ -67,6 +69,17 @@ def test_two_ranks_run_the_plan(options: dict[str, Any], kinds: set[str], tmp_pa
 
 
 @pytest.mark.usefixtures("warm_ranks")
+def test_two_ranks_multiply_in_fp8() -> None:
+    """By torch's scaled product, which a CPU has as well; 16-bit operands stay between forward and backward."""
+    asked = task("cpu", dp_shard=2, precision="fp8", fp8_recipe="rowwise")
+    record = play(asked)
+    assert record["verdict"] == "ok", record["trouble"]
+    predicted = borders(TINY, asked.plan, CPU, granularity_bytes=1, library="gloo")
+    for name in ("start_bytes", "peak_bytes"):
+        assert record["memory"][name] == pytest.approx(getattr(predicted, name), rel=0.02), name
+
+
+@pytest.mark.usefixtures("warm_ranks")
 def test_one_process_plays_a_rank_of_many() -> None:
     asked = task("solo", dp_shard=16, dp_replicate=4, precision="bf16")
     record = play(asked)
@@ -110,6 +123,25 @@ def test_a_bad_plan_starts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[
     study = write_study(tmp_path, pp=2, dp_shard=4)
     assert main(["validate", "run", str(study), "--mode", "cpu"]) == 3
     assert "plan: sync_every_micro_batch" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("fake", "fake-cpu"), ("cpu", "cpu"), ("solo", "eager")])
+def test_a_plan_without_a_stack_gets_that_of_the_installed_torch(
+    mode: str, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[Task] = []
+    monkeypatch.setattr("validate.run_plan.play", lambda task, *_, **__: played.append(task) or {"verdict": "failed"})
+    study = write_study(tmp_path, dp_shard=8)
+    named = study.read_text(encoding="utf-8")
+    study.write_text(named.replace('stack = "torch-2.13-cpu"', ""), encoding="utf-8")
+    line = ["validate", "run", str(study), "--mode", mode, "--set", "stack.rope=complex_fp32", "-o", "/dev/full"]
+    main(line)
+    stack = nearest_stack(version("torch"), kind)
+    assert f"stack {stack}, the nearest to torch" in capfd.readouterr().err
+    study.write_text(named, encoding="utf-8")
+    main(line)
+    assert [task.stack.name for task in played] == [stack, "torch-2.13-cpu"]
+    assert {task.stack.kernels.rope for task in played} == {"complex_fp32"}
 
 
 def test_a_device_that_a_mode_does_not_have_is_a_usage_error(tmp_path: Path) -> None:

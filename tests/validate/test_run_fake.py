@@ -447,7 +447,7 @@ def test_memory_shrinks_with_the_stage_only_where_the_stage_says(strategy: str) 
     [
         ({"pp": 2}, "plan: sync_every_micro_batch"),
         ({"dp_replicate": 2, "rank_order": "dp_replicate-dp_shard"}, "plan: rank_order"),
-        ({"precision": "fp8"}, "plan: precision"),
+        ({"precision": "nvfp4"}, "plan: precision"),
         ({"optimizer": "adam8bit"}, "plan: optimizer"),
         ({"optimizer_dtype": "bf16"}, "plan: optimizer_dtype"),
         ({"optimizer": "sgd", "optimizer_impl": "fused"}, "plan: optimizer_impl"),

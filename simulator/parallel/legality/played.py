@@ -9,6 +9,7 @@ from typing import Final
 from simulator.parallel.legality.degrees import nearest_divisor
 from simulator.parallel.legality.played_apart import SPREAD
 from simulator.parallel.legality.rule import Played, PlayRule
+from simulator.parallel.schedule_traits import splits_backward
 from simulator.spec.plan import AXES, NOTHING_OFFLOADED, Plan
 from simulator.spec.plan.memory import USUAL_MEMORY
 from simulator.spec.plan.optimizers import OPTIMIZERS
@@ -85,13 +86,6 @@ _PLAN: Final = (
         remedy='rank_order = "tp-cp-ep-dp-pp"; `shardwise predict` takes any',
     ),
     PlayRule(
-        where="precision",
-        fields=("precision",),
-        holds=lambda played: not played.plan.narrow,
-        equation=lambda played: f"{played.plan.precision.compute} products need more than torch",
-        remedy='precision = "bf16"',
-    ),
-    PlayRule(
         where="optimizer",
         fields=("optimizer",),
         holds=lambda played: _of_torch(played.plan),
@@ -128,6 +122,73 @@ _PLAN: Final = (
         holds=lambda played: played.plan.precision.master in ("fp32", played.plan.gradient_dtype),
         equation=lambda played: f"DDP's hooks only narrow fp32 gradients, and these are {played.plan.precision.master}",
         remedy=lambda played: f'reduce_dtype = "{played.plan.precision.master}"',
+    ),
+)
+
+
+def _widths(played: Played) -> dict[str, int]:
+    """Sides of fp8 products: tokens of a rank, and what layers read and write."""
+    model, plan = played.model, played.plan
+    tokens = plan.micro_batch_size * plan.seq_len // plan.cp
+    own = {name: getattr(model, name) for name in ("d_model", "d_ff", "q_width", "kv_width")}
+    return {"micro_batch_size × seq_len / cp": tokens, **own}
+
+
+def _odd(played: Played) -> dict[str, int]:
+    return {name: width for name, width in _widths(played).items() if width % _MULTIPLE}
+
+
+_MULTIPLE: Final = 16  # elements that cuBLAS's fp8 products come in
+_narrow_rule = partial(PlayRule, where="precision", applies=lambda played: played.plan.narrow)
+_NARROW: Final = (
+    _narrow_rule(
+        fields=("precision",),
+        holds=lambda played: played.plan.precision.compute != "nvfp4",
+        equation="nvfp4 products need more than torch",
+        remedy='precision = "fp8" or "bf16"',
+    ),
+    _narrow_rule(
+        where="fp8_recipe",
+        fields=("precision", "fp8_recipe"),
+        holds=lambda played: played.plan.precision.fp8_recipe in (None, "tensorwise", "rowwise"),
+        equation=lambda played: f"torch scales by tensor or by row, not {played.plan.precision.fp8_recipe}",
+        remedy='fp8_recipe = "tensorwise" or "rowwise"',
+    ),
+    _narrow_rule(
+        where="fp8_all_gather",
+        fields=("precision", "fp8_all_gather"),
+        holds=lambda played: not played.plan.precision.fp8_all_gather,
+        equation="weights are gathered in 16 bits and cast behind it",
+        remedy="fp8_all_gather = false",
+    ),
+    _narrow_rule(
+        fields=("precision", "tp"),
+        holds=lambda played: played.plan.tp == 1 and played.model.experts is None,
+        equation="fp8 products that tp splits, and experts' own, are not played",
+        remedy='tp = 1 and a dense model, or precision = "bf16"',
+    ),
+    _narrow_rule(
+        fields=("precision", "seq_len", "micro_batch_size", "cp"),
+        holds=lambda played: not _odd(played),
+        equation=lambda played: (
+            " and ".join(f"{name} = {width}" for name, width in _odd(played).items())
+            + f": torch's fp8 products have sides that {_MULTIPLE} divides"
+        ),
+        remedy=f'multiples of {_MULTIPLE}, or precision = "bf16"',
+    ),
+    _narrow_rule(
+        where="recompute",
+        fields=("precision", "recompute"),
+        holds=lambda played: played.plan.recompute.mode != "selective",
+        equation="selective checkpointing does not keep the results of fp8 products",
+        remedy='recompute = "full" or "none"',
+    ),
+    _narrow_rule(
+        where="schedule",
+        fields=("precision", "pipeline_schedule", "pp"),
+        holds=lambda played: played.plan.pp == 1 or not splits_backward(played.plan.pipeline_schedule),
+        equation="an fp8 product's backward makes both gradients at once",
+        remedy='schedule = "1f1b"',
     ),
 )
 
@@ -328,4 +389,4 @@ _HOOKS: Final = (
     ),
 )
 
-PLAYED: Final = (*_MODEL, *_PLAN, *_OFFLOAD, *_STACK, *_SPLIT, *SPREAD, *_MODE, *_HOOKS)
+PLAYED: Final = (*_MODEL, *_PLAN, *_NARROW, *_OFFLOAD, *_STACK, *_SPLIT, *SPREAD, *_MODE, *_HOOKS)
