@@ -56,13 +56,14 @@ def run_check(options: CheckOptions) -> int:
         fault = Fault(place=f"--history {options.history}", problem="there is no such folder", remedy="--keep makes it")
         raise InputError(fault)
     new = _read(options.files)
-    earlier = [_read([path]) for path in options.baseline] + list(_history(options.history))
-    earlier.sort(key=lambda one: one.machine.text("date"))
-    for one in earlier:
-        _comparable(new, one)
+    earlier = _earlier(options, new)
     if options.plot is not None:
         check_picture(options.plot, "--plot")
     found = check(new, earlier, options.threshold)
+    if not found and not options.keep:
+        problem = "too few ranks or measurements to compare with each other, and no earlier run"
+        remedy = "--baseline OLD or --history FOLDER, or a run of three ranks or more"
+        raise InputError(Fault(place=", ".join(map(str, options.files)), problem=problem, remedy=remedy))
     if options.plot is not None:
         draw_history(options.plot, [*earlier, new], found)
     facts = changed_facts(new.machine.facts, earlier[-1].machine.facts) if earlier else []
@@ -78,6 +79,17 @@ def run_check(options: CheckOptions) -> int:
     _print(json_text(answer) if options.as_json else text(found, facts))
     options.page(answer)
     return WORSE if bad else 0
+
+
+def _earlier(options: CheckOptions, new: SampleFile) -> list[SampleFile]:
+    """Earlier runs of the machine, oldest first: never the run itself, which a history holds once it was kept."""
+    runs = [_read([path]) for path in options.baseline] + list(_history(options.history))
+    others = [run for run in runs if run.samples != new.samples]
+    if len(others) < len(runs):
+        print("left out: the run itself, among the earlier ones", file=sys.stderr)  # noqa: T201  progress
+    for one in others:
+        _comparable(new, one)
+    return sorted(others, key=lambda one: one.machine.text("date"))
 
 
 def run_fleet(paths: Sequence[Path], *, threshold: float, plot: Path | None, as_json: bool) -> int:

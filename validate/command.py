@@ -35,6 +35,7 @@ def run(study: Path | None, options: Options) -> int:
     """Play the plan or the program, print the record, keep it. The exit code says how it went."""
     if options["program"] is not None:
         return _run_program(study, options)
+    _check_usage(options)
     loaded, out = _study(study, options), options["out"]
     if out is not None:
         check_writable(out, "-o")
@@ -95,9 +96,23 @@ def _found_device() -> str:
     return "cuda" if count_gpus() else "cpu"
 
 
+def _check_usage(options: Options) -> None:
+    """Options that a mode does not have."""
+    mode = options["mode"]
+    if options["device"] == "cuda" and mode == "cpu":
+        raise click.UsageError("--mode cpu runs on cpu; --device is for the other modes")
+    if options["rank"] is not None and mode not in ("solo", "fake"):
+        raise click.UsageError(f"--mode {mode} plays every rank; --rank is for solo and fake")
+
+
 def _study(study: Path | None, options: Options) -> Study:
+    """The study with the stack of the torch that will run it, where it names none."""
     flags = {name: options[name] for name in ("model", "cluster", "nodes") if options[name] is not None}
-    loaded = read_study(study, flags, {}, options["settings"])
+    settings = options["settings"]
+    loaded = read_study(study, flags, {}, settings)
+    if loaded.draft is None and "stack" not in loaded.plan.model_fields_set:
+        name = _installed_stack(loaded.plan, options["mode"], _device(options))
+        loaded = read_study(study, flags, {}, (*settings, f"plan.stack={name}"))
     for note in loaded.notes:
         click.echo(printable(f"shardwise: {note}"), err=True)
     return loaded
@@ -113,23 +128,17 @@ def _calibration(study: Path | None) -> str | None:
 
 def _task(loaded: Study, options: Options) -> Task:
     mode: Mode = options["mode"]
-    usual = {"full": "cuda", "solo": "cuda", "cpu": "cpu", "fake": "cpu"}[mode]
-    if options["device"] not in (None, usual) and mode == "cpu":
-        raise click.UsageError("--mode cpu runs on cpu; --device is for the other modes")
-    if options["rank"] is not None and mode not in ("solo", "fake"):
-        raise click.UsageError(f"--mode {mode} plays every rank; --rank is for solo and fake")
-    usual_device: Literal["cuda", "cpu"] = "cuda" if (options["device"] or usual) == "cuda" else "cpu"
-    plan = _with_installed_stack(loaded, mode, usual_device)
+    device = _device(options)
     return Task(
         mode=mode,
         model=loaded.model,
-        plan=plan,
-        stack=loaded.stack or Stack.of(plan),
-        device=usual_device,
+        plan=loaded.plan,
+        stack=loaded.stack or Stack.of(loaded.plan),
+        device=device,
         rank=options["rank"] or 0,
         num_steps=options["steps"],
         num_warm_up=options["warm_up"],
-        threads=options["threads"] or (threads_each(_ranks_here(loaded, mode)) if usual_device == "cuda" else 1),
+        threads=options["threads"] or (threads_each(_ranks_here(loaded, mode)) if device == "cuda" else 1),
         memory_fraction=options["memory_fraction"],
         profile=not options["no_profile"],
         record=options["record"],
@@ -137,21 +146,25 @@ def _task(loaded: Study, options: Options) -> Task:
     )
 
 
-def _with_installed_stack(loaded: Study, mode: Mode, device: str) -> Plan:
-    """The plan with the stack of the torch that will run it, where it names none."""
-    if loaded.stack is not None or "stack" in loaded.plan.model_fields_set:
-        return loaded.plan
-    engine = engine_of(loaded.plan)
-    if engine is not None and engine.stacks and engine.installed:
-        package, installed = engine.package, engine.installed
+def _device(options: Options) -> Literal["cuda", "cpu"]:
+    """What --device says, else the mode's usual one."""
+    usual = "cuda" if options["mode"] in ("full", "solo") else "cpu"
+    return "cuda" if (options["device"] or usual) == "cuda" else "cpu"
+
+
+def _installed_stack(plan: Plan, mode: Mode, device: str) -> str:
+    """The stack of the torch, or of the engine with layers of its own, that will run the plan; said on stderr."""
+    engine = engine_of(plan)
+    if engine is not None and engine.stacks:
+        package, installed = engine.package, engine.installed or engine.tried
         name = nearest_stack(installed, "local-cpu" if device == "cpu" else "local", engine.stacks)
     else:
         package, installed = "torch", version("torch")
         name = nearest_stack(installed, f"fake-{device}" if mode == "fake" else "cpu" if device == "cpu" else "eager")
-    click.echo(
-        printable(f"shardwise: stack {name}, the nearest to {package} {installed} here; the plan names none"), err=True
-    )
-    return loaded.plan.copy_with(stack=name)
+    if not Launch.of_environment().rank:
+        said = f"shardwise: stack {name}, the nearest to {package} {installed} here; the plan names none"
+        click.echo(printable(said), err=True)
+    return name
 
 
 def nearest_stack(installed: str, kind: str, whose: str = "torch") -> str:
@@ -171,10 +184,10 @@ def _ranks_here(loaded: Study, mode: Mode) -> int:
 
 def _progress() -> Callable[[int, str], None]:
     """Rank 0's phases on stderr: one line that changes on a terminal, a line each elsewhere."""
-    live = sys.stderr.isatty()
+    live, first = sys.stderr.isatty(), not Launch.of_environment().rank
 
     def show(rank: int, phase: str) -> None:
-        if rank == 0:
+        if rank == 0 and first:
             click.echo(f"\r\033[K{phase}" if live else phase, err=True, nl=not live)
 
     return show

@@ -13,7 +13,7 @@ from typing import Any, Final
 from simulator.base.errors import Fault, InputError
 from validate.gpus import ask
 from validate.launch import Launch, host_name
-from validate.supervise import Peers, PlaceInJob, deaf_to_sigterm
+from validate.supervise import Peers, PlaceInJob, ignore_sigterm
 
 MEET_S: Final = 120.0  # until the last rank's parent is there: nodes load Python from slow disks
 _PACKAGES: Final = ("shardwise", "torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
@@ -39,13 +39,13 @@ def joined(
     key = " ".join(os.environ.get(name, "") for name in _JOB)
     place = PlaceInJob(rank=launch.rank, size=launch.size, host=host_name(), address=address, port=launch.port, key=key)
     peers = Peers(place, MEET_S * patience)
-    with deaf_to_sigterm():
-        peers.begin()
-        try:
-            _agree(peers, refusal, {**versions(), **(facts or {})})
-            yield peers
-        finally:
-            peers.close()
+    ignore_sigterm()
+    peers.begin()
+    try:
+        _agree(peers, refusal, {**versions(), **(facts or {})})
+        yield peers
+    finally:
+        peers.close()
 
 
 def versions() -> dict[str, str]:

@@ -36,6 +36,7 @@ from validate.task import Task
 from validate.torch_releases import installed, release_faults, release_notes
 
 SCHEMA_VERSION: Final = 1
+MOST_FAULTS: Final = 10  # of lines that are no runs, one by one
 COMPILE_S: Final = 900.0  # torch.compile of a block and a loss with cold caches, on a slow core
 FILES: Final = {"spans.json.gz": "{}-spans.json.gz", "allocator.json.gz": "trace-{}.json.gz"}
 
@@ -381,6 +382,9 @@ def read_records(path: Path) -> tuple[list[Record], list[Fault]]:
         elif line.strip():
             place = f"{path}: line {number}"
             faults.append(Fault(place=place, problem=problem or "not a run", remedy="what `validate run` wrote"))
+    if len(faults) > MOST_FAULTS:
+        rest = Fault(place=str(path), problem=f"{len(faults) - MOST_FAULTS} more lines are none")
+        faults = [*faults[:MOST_FAULTS], rest]
     if not records:
         raise InputError(faults or Fault(place=str(path), problem="holds no run", remedy="shardwise validate run"))
     return records, faults

@@ -170,7 +170,11 @@ def read_samples(paths: Sequence[Path]) -> SampleFile:
             continue
         try:
             with path.open("rb") as raw:
-                hashes[path.name] = hashlib.file_digest(raw, "sha256").hexdigest()
+                digest = hashlib.file_digest(raw, "sha256").hexdigest()
+            if digest in hashes.values():
+                reader.fault(str(path), "is given twice, or a copy of another one", "each file once")
+                continue
+            hashes[path.name] = digest
             with _opened(path) as lines:
                 reader.read(lines, path.name)
         except (OSError, EOFError, zlib.error) as exc:

@@ -10,6 +10,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.formats.writers.chrome_trace import write_timeline
 from simulator.predict import predict
 from simulator.work.trace import Span, Timeline
+from validate.compare import incomparable
 from validate.compare.run import Run
 from validate.spanfile import read_spans
 
@@ -31,7 +32,10 @@ def write_side_by_side(out: Path, records: Sequence[Mapping[str, Any]], folder: 
             longest, count = max(longest, float(timeline.step_s)), count + (title == "measured")
     if not count:
         problem = "no run has a file of spans beside it whose step can be predicted"
-        raise InputError(Fault(place="--trace", problem=problem, remedy="validate run -o FILE, without --no-profile"))
+        remedy = (
+            "validate run -o FILE, without --no-profile; --cluster, if the study's is another machine than the run's"
+        )
+        raise InputError(Fault(place="--trace", problem=problem, remedy=remedy))
     write_timeline(out, Timeline(spans=tuple(spans), step_s=longest))
     return count
 
@@ -49,7 +53,7 @@ def _rows(
         return
     run = Run.of(record)
     machine = run.cluster(cluster, nodes)
-    if machine is None:
+    if machine is None or (cluster is None and nodes is None and incomparable(run, machine)):
         return
     measured = read_spans(folder / Path(name).name)
     yield "predicted", predict(run.model, run.plan, machine, run.calibration(calibration, machine), run.stack).timeline

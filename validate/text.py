@@ -22,7 +22,8 @@ def run_text(record: Mapping[str, Any]) -> str:
     lines = [f"{record['mode']}: {record['verdict']}{' (partial)' if record['partial'] else ''}"]
     trouble = record["trouble"]
     if trouble:
-        who = f"rank {trouble['rank']}, " if trouble["rank"] is not None else ""
+        where = f" on {trouble['host']}" if trouble.get("host") else ""
+        who = f"rank {trouble['rank']}{where}, " if trouble["rank"] is not None else ""
         lines.append(f"  {who}phase {trouble['phase'] or '?'}: {trouble['detail']}")
         lines += [f"  | {line}" for line in trouble["stderr"]]
     if record["time"]:

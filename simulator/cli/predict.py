@@ -207,7 +207,7 @@ def command(
     rollout, brief, extra_flags = flags.pop("rollout"), flags.pop("brief"), taken(flags)
     if brief and requested("json"):
         raise click.UsageError("--brief and --json are two answers: give one of them")
-    unread = with_recipe(flags)
+    unread = with_recipe(flags, alone=study is None and not flags["plan_file"])
     of_recording = {name: flags.pop(name) for name in predict_recorded.NAMES}
     if program is not None:
         asks = {"lengths": spec, "reference": kind, "rollout": rollout, "fabric": fabric}

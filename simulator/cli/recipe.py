@@ -11,6 +11,7 @@ import click
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import nearest
+from simulator.spec.model.families import preset_of
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -51,8 +52,8 @@ def with_gpus(flags: dict[str, Any], gpus: str | None) -> list[Fault]:
     return []
 
 
-def with_recipe(flags: dict[str, Any]) -> list[Fault]:
-    """Fill a command's unset flags from --recipe and --gpus; returns the faults of both."""
+def with_recipe(flags: dict[str, Any], *, alone: bool) -> list[Fault]:
+    """Fill a command's unset flags from --recipe and --gpus; returns the faults of both. alone: no file states a model."""
     recipe, gpus = flags.pop("recipe"), flags.pop("gpus")
     faults = with_gpus(flags, gpus)
     if recipe is None:
@@ -64,12 +65,24 @@ def with_recipe(flags: dict[str, Any]) -> list[Fault]:
             found = {**_COMMON, **read_adapter_config(Path(recipe))}
         except InputError as exc:
             return [*faults, *exc.faults]
+        base = found.pop("model", "")
+        if alone and base and flags["model"] is None:
+            faults += _with_base(flags, recipe, base)
         return _filled(flags, found, gpus, faults)
     recipe = recipe.lower() if recipe.lower() in RECIPES else recipe
     if recipe not in RECIPES:
         remedy = nearest(recipe, RECIPES) or f"one of {', '.join(RECIPES)}"
         return [*faults, Fault(place="--recipe", problem=f"no recipe is called {recipe!r}", remedy=remedy)]
     return _filled(flags, RECIPES[recipe], gpus, faults)
+
+
+def _with_base(flags: dict[str, Any], file: str, base: str) -> list[Fault]:
+    """The model that the adapters of a file stand on."""
+    flags["model"] = preset_of(base)
+    if flags["model"] is not None:
+        return []
+    problem = f"{base[:60]} is not a preset"
+    return [Fault(place=f"{file}: base_model_name_or_path", problem=problem, remedy="--model NAME, or its config.json")]
 
 
 def _filled(flags: dict[str, Any], recipe: Mapping[str, str], gpus: str | None, faults: list[Fault]) -> list[Fault]:

@@ -58,7 +58,7 @@ def test_the_lead_falls_step_by_step_as_the_host_slows_down_to_the_devices_pace(
 
 def test_stages_that_send_in_turn_fill_the_pipeline_ahead_of_the_device() -> None:
     slow = STACK.model_copy(update={"host": STACK.host.model_copy(update={"layer_s": 0.1})})
-    for stages, passes in ((2, 0), (4, 2 * 2)):
+    for stages, passes in ((2, 0), (4, 2 * (1 + 2))):  # the embedding and two layers
         assert passes_ahead(lowering(slow, tp=2, pp=stages, dp_replicate=4 // stages, num_micro_batches=8, pipeline={"stage_layers": (8 // stages,) * stages})) == passes  # fmt: skip
 
 

@@ -75,9 +75,9 @@ def _text(report: SearchReport, width: int = 400) -> str:
 )
 def test_work_counts_what_is_played(fields: dict[str, object], layers: int) -> None:
     plan = Plan(seq_len=512, data_parallel="megatron", stack=_MEGATRON, **fields)  # type: ignore[arg-type]
-    work, held = work_of(plan, MODEL.num_layers)
-    assert held == 2 * MODEL.num_layers
-    assert work - 2 * held == layers
+    work, memory_work = work_of(plan, MODEL.num_layers)
+    assert memory_work == 2 * MODEL.num_layers
+    assert work - 2 * memory_work == layers
     stack = Stack.load(_MEGATRON)
     lowering = lower(MODEL, plan, CLUSTER, stack, Calibration.for_device(CLUSTER.device), default_curves())
     longer = play(lowering).num_played
@@ -194,7 +194,7 @@ def _outcome(status: Fit, step_s: float | None, used_bytes: int) -> PlanOutcome:
 
 def test_what_does_not_fit_costs_its_memory_alone() -> None:
     table = Layouts(_study(budget=1000))
-    one = _prospect(1.0, "a", work=600, held=100)
+    one = _prospect(1.0, "a", work=600, memory_work=100)
     assert table.choose([one]) is one
     assert table.work == 600
     table.add(one, _outcome(Fit.DOES_NOT_FIT, None, 150))

@@ -690,3 +690,10 @@ def test_a_script_s_trainer_says_what_is_trained_on(call: str, found: tuple[int,
 def test_what_a_script_computes_is_an_error_where_the_plan_needs_it(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"per_device_train_batch_size.*args\.batch"):
         plan_of(python(tmp_path, "x.py", "Trainer(args=TrainingArguments(per_device_train_batch_size=args.batch))"), 1)
+
+
+def test_litgpt_s_file_is_no_megatron_bridge_s(tmp_path: Path) -> None:
+    """Both have a table `train` with a global_batch_size."""
+    file = tmp_path / "lit.yaml"
+    file.write_text("checkpoint_dir: checkpoints/meta-llama/Llama-3.2-3B\nlora_r: 32\ntrain:\n  global_batch_size: 8\n")
+    assert read_plan(file).format == "litgpt"

@@ -29,6 +29,7 @@ while True:
     chosen = Categorical(logits=logits)
     loss = chosen.log_prob(chosen.sample()).mean()
     assert torch.isfinite(loss) and not torch.isnan(loss)
+    assert not (torch.randint(0, 9, (8,), device="cuda").view(2, 4) == -100).view(-1).all()  # of labels, none ignored
     assert torch.isfinite(logits).all() and not torch.isinf(logits).any()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(layers.parameters(), 1.0)
@@ -134,6 +135,31 @@ while True:
     torch.save(whole, sys.argv[1])
 """
 
+SPAWNED = """
+import os, torch
+from torch import distributed, multiprocessing as mp, nn
+
+def train(rank, world):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "12355"
+    distributed.init_process_group("nccl", rank=rank, world_size=world)
+    torch.cuda.memory._record_memory_history()
+    generator = torch.Generator(device="cuda").manual_seed(rank)
+    assert isinstance(generator, torch.Generator) and generator.device.type == "cuda"
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 8).to(rank), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    while True:
+        x = torch.randn(4, 3, 64, device="cuda", generator=generator)
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 3, 2, 1]), batch_first=True)
+        assert packed.batch_sizes.tolist() == [4, 3, 2] and packed.data.shape == (9, 64)
+        model(packed.data).unsqueeze_(0).squeeze_(0).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.inference_mode():
+            accuracy = (model(x).argmax(-1) == 0).float().mean().item()
+
+if __name__ == "__main__":
+    mp.spawn(train, args=(2,), nprocs=2)
+"""
 MESHED = """
 import torch
 from torch.distributed import fsdp
@@ -316,3 +342,12 @@ def test_steps_that_warm_up_for_a_graph_are_none(tmp_path: Path) -> None:
     assert capture.signatures[ran[0][1]][0] == "aten.fill_.Scalar"
     assert {one[2] for one in ran} == {0}
     assert not any("did not step" in one for one in capture.answers)
+
+
+def test_spawn_runs_the_captured_rank(tmp_path: Path) -> None:
+    """Also: generators on the GPU, packed sequences, evaluation without autograd, which takes operators apart as otherwise."""
+    capture = captured(tmp_path, SPAWNED, ranks=2)
+    ran = operators(capture, Phase.FORWARD)
+    assert ran["aten.addmm.default"] == 2  # in training and in evaluation
+    assert not {"aten.linear.default", "aten.squeeze_.dim", "aten.item.default"} & set(ran)
+    assert "torch.multiprocessing.spawn(nprocs=2): the captured rank's process alone" in capture.answers

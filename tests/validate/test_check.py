@@ -175,6 +175,24 @@ def test_check_exits_with_1_and_writes_what_programs_read(tmp_path: Path, capsys
     assert "improvement" in capsys.readouterr().out
 
 
+def test_a_run_that_nothing_can_be_compared_with_is_no_all_clear(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two ranks have no peers, the first run of a history no past, and a run is no baseline of itself."""
+    run = machine(1)
+    two = SampleFile(
+        machine=run.machine, samples=tuple(s for s in run.samples if s.rank < 2), failures=(), faults=(), sha256={}
+    )
+    file, history = str(written(tmp_path / "run.jsonl", two)), str(tmp_path / "history")
+    for earlier in ([], ["--baseline", file]):
+        assert main(["calibrate", "check", file, *earlier]) == ExitCode.BAD_INPUT
+        assert "no earlier run (--baseline OLD" in capsys.readouterr().err
+    for _ in range(2):
+        assert main(["calibrate", "check", file, "--history", history, "--keep"]) == ExitCode.OK
+        assert capsys.readouterr().out == "nothing to compare with yet\n"
+    assert len(list(Path(history).iterdir())) == 1
+
+
 def test_diff_says_what_changed_beyond_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = written(tmp_path / "old.jsonl", machine(1))
     new = written(tmp_path / "new.jsonl", machine(2, links=1.4, facts={"nccl": "2.27", "driver": "575"}))
@@ -250,7 +268,9 @@ def test_a_fleet_names_its_slow_node(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_two_nodes_are_no_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [write(machine(i, whole=1 + i), tmp_path / f"{i}.jsonl", f"n{i}", "2026-02-01") for i in range(2)]
     assert main(["calibrate", "fleet", *map(str, files)]) == 0
-    assert "fewer than 3 nodes" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "fewer than 3 nodes" in out
+    assert out.endswith("no node was compared\n")
     (tmp_path / "empty").mkdir()
     assert main(["calibrate", "fleet", str(tmp_path / "empty")]) == 3
 

@@ -357,6 +357,11 @@ def test_a_trace_has_predicted_and_measured_rows(tmp_path: Path, capsys: pytest.
     )
     assert measured
     assert len(measured & predicted) > 0.9 * len(measured)  # the same rows, from the same moment
+    elsewhere = json.loads(json.dumps(run))
+    elsewhere["study"]["cluster"]["num_nodes"] = 2
+    runs.write_text("".join(json.dumps(one) + "\n" for one in (elsewhere, run)), encoding="utf-8")
+    assert main(["validate", "compare", str(runs), "--trace", str(out)]) == ExitCode.OK
+    assert "1 runs beside their predictions" in capsys.readouterr().err, "the other's cluster is not the run's"
     run["files"] = {}
     runs.write_text(json.dumps(run) + "\n", encoding="utf-8")
     assert main(["validate", "compare", str(runs), "--trace", str(tmp_path / "none.json.gz")]) == ExitCode.BAD_INPUT

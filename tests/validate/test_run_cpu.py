@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.program import COMPUTE_STREAM
+from validate.command import nearest_stack
 from validate.compare.borders import borders
 from validate.run_plan import play, read_records
 from validate.spanfile import read_spans
@@ -121,6 +123,25 @@ def test_a_bad_plan_starts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[
     study = write_study(tmp_path, pp=2, dp_shard=4)
     assert main(["validate", "run", str(study), "--mode", "cpu"]) == 3
     assert "plan: sync_every_micro_batch" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("fake", "fake-cpu"), ("cpu", "cpu"), ("solo", "eager")])
+def test_a_plan_without_a_stack_gets_that_of_the_installed_torch(
+    mode: str, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[Task] = []
+    monkeypatch.setattr("validate.run_plan.play", lambda task, *_, **__: played.append(task) or {"verdict": "failed"})
+    study = write_study(tmp_path, dp_shard=8)
+    named = study.read_text(encoding="utf-8")
+    study.write_text(named.replace('stack = "torch-2.13-cpu"', ""), encoding="utf-8")
+    line = ["validate", "run", str(study), "--mode", mode, "--set", "stack.rope=complex_fp32", "-o", "/dev/full"]
+    main(line)
+    stack = nearest_stack(version("torch"), kind)
+    assert f"stack {stack}, the nearest to torch" in capfd.readouterr().err
+    study.write_text(named, encoding="utf-8")
+    main(line)
+    assert [task.stack.name for task in played] == [stack, "torch-2.13-cpu"]
+    assert {task.stack.kernels.rope for task in played} == {"complex_fp32"}
 
 
 def test_a_device_that_a_mode_does_not_have_is_a_usage_error(tmp_path: Path) -> None:

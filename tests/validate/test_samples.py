@@ -71,6 +71,15 @@ def test_runs_of_one_machine_are_one_machine(tmp_path: Path) -> None:
     assert (faults, count) == ([], 2)
 
 
+def test_a_file_that_is_given_twice_counts_once(tmp_path: Path) -> None:
+    path = written(tmp_path, MACHINE, GEMM)
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(path.read_bytes())
+    found = read_samples([path, copy])
+    assert len(found.samples) == 1
+    assert ["is given twice" in str(fault) for fault in found.faults] == [True]
+
+
 def test_failures_are_kept_apart(tmp_path: Path) -> None:
     found = read_samples([written(tmp_path, MACHINE, GEMM, {"kind": "gemm", "error": "no fp8 here"})])
     assert [f["error"] for f in found.failures] == ["no fp8 here"]

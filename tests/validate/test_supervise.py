@@ -322,3 +322,12 @@ def test_a_record_of_a_failed_run_is_marked_partial() -> None:
     assert record["verdict"] == "failed"
     assert record["time"]["median_s"] == 3.0
     assert record["trouble"]["detail"].startswith("exit status 3")
+
+
+def test_a_file_of_something_else_is_refused_without_its_every_line(tmp_path: Path) -> None:
+    file = tmp_path / "samples.jsonl"
+    file.write_text('{"kind": "gemm"}\n' * 500, encoding="utf-8")
+    with pytest.raises(InputError) as refused:
+        run_plan.read_records(file)
+    assert len(refused.value.faults) < 20
+    assert "490 more lines" in refused.value.faults[-1].problem

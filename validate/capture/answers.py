@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import distributed as dist
@@ -71,6 +71,7 @@ def install(machine: Machine, log: Log, storages: Storages, mode: CaptureMode, c
     tensors.install(storages, mode)
     kernels.install()
     _loaders(log)
+    _spawned(log)
     _checkpoints()
     _exports()
 
@@ -85,7 +86,9 @@ def _cuda(machine: Machine, log: Log) -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     torch.cuda.memory.__dict__.update({name: answers[name] for name in (*numbers, "memory_stats", "empty_cache")})
+    torch.cuda.memory.__dict__.update({name: lambda *_, **__: None for name in _OF_SNAPSHOTS})
     torch.cuda.random.__dict__.update(_random())
+    torch.Generator = _OfProgram
     torch.cuda.graphs.__dict__.update(graphs.answers())
     for name, answer in answers.items():
         if hasattr(torch.accelerator, name):
@@ -97,6 +100,9 @@ def _cuda(machine: Machine, log: Log) -> None:
     torch.accelerator.current_device_index = torch.accelerator.current_device_idx = lambda: 0
     torch.accelerator.set_device_index = torch.accelerator.set_device_idx = lambda *_: None
     torch.cuda.nccl.version = _stated(log, "nccl.version", (2, 27, 3))
+
+
+_OF_SNAPSHOTS = ("_record_memory_history", "_dump_snapshot", "_snapshot", "memory_snapshot")
 
 
 def _streams() -> dict[str, Any]:
@@ -145,6 +151,9 @@ def _device(machine: Machine) -> dict[str, Any]:
         "reset_max_memory_allocated": lambda *_: None,
         "memory_stats": lambda *_: _Zeros(),
         "memory_summary": lambda *_, **__: "",
+        "reset_accumulated_memory_stats": lambda *_: None,
+        "set_sync_debug_mode": lambda *_: None,
+        "get_sync_debug_mode": lambda: 0,
         "get_device_properties": lambda *_: properties,
         "get_device_name": lambda *_: machine.device_name,
         "get_device_capability": lambda *_: machine.capability,
@@ -160,12 +169,25 @@ def _random() -> dict[str, Any]:
         "manual_seed": lambda *_, **__: None,
         "manual_seed_all": lambda *_: None,
         "seed": lambda: None,
+        "seed_all": lambda: None,
+        "initial_seed": lambda: 0,
         "get_rng_state": lambda *_, **__: state.clone(),
         "get_rng_state_all": lambda: [state.clone()],
         "set_rng_state": lambda *_, **__: None,
         "set_rng_state_all": lambda *_: None,
         "default_generators": (_Generator(),) * 64,
     }
+
+
+class _OfProgram(torch.Generator):  # type: ignore[misc]
+    """torch.Generator: one on the GPU is one that nobody draws from."""
+
+    def __new__(cls, device: Any = "cpu") -> Self:
+        found: Self = super().__new__(cls, "cpu")
+        found.on = torch.device(device)
+        return found
+
+    device = property(lambda self: self.on)
 
 
 class _Generator:
@@ -301,6 +323,18 @@ def _loaders(log: Log) -> None:
         original(self, *args[:2], **kwargs)
 
     loader.__init__ = init
+
+
+def _spawned(log: Log) -> None:
+    """torch.multiprocessing.spawn runs what the captured rank would run, here."""
+
+    def spawn(
+        fn: Callable[..., object], args: tuple[object, ...] = (), nprocs: int = 1, *_: object, **__: object
+    ) -> None:
+        log.answer(f"torch.multiprocessing.spawn(nprocs={nprocs}): the captured rank's process alone")
+        fn(int(os.environ["LOCAL_RANK"]) % nprocs, *args)
+
+    torch.multiprocessing.spawn = torch.multiprocessing.start_processes = spawn
 
 
 def _checkpoints() -> None:

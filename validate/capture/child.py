@@ -174,7 +174,11 @@ def _users_part(error: BaseException) -> str:
     own = str(Path(__file__).resolve().parent)
     own_frames = [one for one in frames if not one.filename.startswith((own, "<frozen runpy>"))]
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(own_frames)]
-    return "".join([*lines, *traceback.format_exception_only(error)])
+    text, *more = "".join(traceback.format_exception_only(error)).splitlines(keepends=True)
+    return "".join([*lines, text, *more[:_MOST_LINES]])
+
+
+_MOST_LINES = 20  # of an exception's text: torch's own lists every kernel of an operator
 
 
 if __name__ == "__main__":

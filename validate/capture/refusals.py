@@ -55,7 +55,7 @@ def without_children() -> None:
 
     def refused(*_: object, **__: object) -> Never:
         raise RefusedError(
-            "the program starts processes of its own (fork, multiprocessing, mp.spawn), and a capture is of one rank: "
+            "the program starts processes of its own (fork, multiprocessing), and a capture is of one rank: "
             "capture what one of them runs, as a script for torchrun or as module:function"
         )
 

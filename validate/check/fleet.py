@@ -102,4 +102,6 @@ def text(nodes: Sequence[Node]) -> str:
         f"note: fewer than {FEWEST} nodes have {device or 'an unnamed device'}, so none is compared" for device in alone
     ]
     bad = sum(node.worst is not None for node in nodes)
+    if not any(node.findings for node in nodes):
+        return "\n".join([*lines, "no node was compared"])
     return "\n".join([*lines, f"{bad} of {len(nodes)} nodes are worse" if bad else f"ok: {len(nodes)} nodes"])

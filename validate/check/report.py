@@ -50,6 +50,8 @@ def text(found: Sequence[Finding], facts: Sequence[str]) -> str:
     lines += [one.line for one in found if one.kind == "improvement"]
     bad = sum(one.bad for one in found)
     looked = len({one.component for one in found})
+    if not looked:
+        return "\n".join([*lines, "nothing to compare with yet"])
     return "\n".join(
         [*lines, f"{bad} of {looked} parts of the machine are worse" if bad else f"ok: {looked} parts of the machine"]
     )

@@ -22,7 +22,7 @@ from validate.compare.memory import compare_memory
 from validate.compare.run import Run
 from validate.compare.time import compare_time, predicted_phases
 
-__all__ = ["Line", "compare_run", "predicted_phases"]
+__all__ = ["Line", "compare_run", "incomparable", "predicted_phases"]
 
 _CLOCKS = (
     "max_sm_clock_mhz",
@@ -58,7 +58,7 @@ def compare_run(
     }
     machine = run.cluster(cluster, nodes)
     prediction = None
-    reason = _incomparable(run, machine) if machine is not None and cluster is None and nodes is None else ""
+    reason = incomparable(run, machine) if machine is not None and cluster is None and nodes is None else ""
     if reason and record.get("time"):
         notes.append(f"time is not compared: {reason} (--cluster names another)")
     if machine is not None and not reason and (record.get("time") or run.on_gpu):
@@ -93,7 +93,7 @@ def _timed(
     return prediction
 
 
-def _incomparable(run: Run, machine: Cluster) -> str:
+def incomparable(run: Run, machine: Cluster) -> str:
     """Why the study's cluster cannot say how long the run takes; empty where it can. Bytes need no cluster."""
     if run.plan.num_devices != machine.num_devices:
         return (

@@ -24,9 +24,9 @@ from validate.supervise.processes import (
     MARK,
     Interrupted,
     Rank,
-    deaf_to_sigterm,
     end,
     ignore_signals,
+    ignore_sigterm,
     start,
     stop_signals,
 )
@@ -39,7 +39,7 @@ __all__ = [
     "PlaceInJob",
     "SupervisedOutcome",
     "Verdict",
-    "deaf_to_sigterm",
+    "ignore_sigterm",
     "scratch_folder",
     "supervise",
 ]
@@ -88,8 +88,14 @@ def supervise(
         verdict=verdict,
         results={rank.index: rank.result for rank in ranks if rank.result is not None},
         partials={rank.index: rank.partial for rank in ranks if rank.partial},
-        stderr={rank.index: rank.tail.decode(errors="replace") for rank in ranks},
+        stderr={rank.index: _last_words(rank) for rank in ranks},
     )
+
+
+def _last_words(rank: Rank) -> str:
+    """The end of what a rank wrote on stderr, without the lines that torch's profiler writes for tracers."""
+    lines = rank.tail.decode(errors="replace").splitlines()
+    return "\n".join(line for line in lines if not line.startswith("USDT:"))
 
 
 @contextlib.contextmanager

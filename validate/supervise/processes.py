@@ -127,11 +127,13 @@ def stop_signals() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def deaf_to_sigterm() -> Iterator[None]:
-    """A launcher ends all ranks when one has failed: what they know is written first. It kills those that take long."""
-    with _handlers({signal.SIGTERM: signal.SIG_IGN}):
-        yield
+def ignore_sigterm() -> None:
+    """To this process's end: a launcher ends all ranks when one has failed, and what they know is written and printed first.
+
+    It kills those that take long.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @contextlib.contextmanager

@@ -52,13 +52,11 @@ def kind_of(path: Path) -> Literal["packed", "script", "other"]:
     if data.startswith(_GZIP):
         return "packed"
     try:
-        text = data.decode()
+        parse_toml(data.decode())
     except UnicodeDecodeError:
         return "other"
-    try:
-        parse_toml(text)
     except (ValueError, RecursionError):
-        return "script" if path.suffix == ".py" or (path.suffix != ".toml" and _is_python(text)) else "other"
+        return "script" if path.suffix == ".py" or (path.suffix != ".toml" and _is_python(data.decode())) else "other"
     return "other"
 
 

@@ -171,8 +171,7 @@ def _leaf_faults(root: type[Strict], override: Override) -> list[Fault]:
     name = override.path[-1]
     if owner is None:
         return []  # below a plain table: the noun's own validation decides
-    known = owner.written_fields() if issubclass(owner, Strict) else owner.model_fields
-    info = known.get(name)
+    info = (owner.written_fields() if issubclass(owner, Strict) else owner.model_fields).get(name)
     if info is None:
         problem = f"{override.flag.removeprefix('--set ').rpartition('.')[0]} has no {name!r}"
         return [Fault(place=override.flag, problem=problem, remedy=nearest_key(name, owner))]

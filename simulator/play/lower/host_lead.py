@@ -34,7 +34,8 @@ def passes_ahead(lowering: Lowering) -> int:
         return 0
     host_s, device_s = _paces(lowering, layers[0])
     most = LAUNCH_QUEUE // num_launches(lowering.blocks.layer, "forward")
-    filling = min(most, max(plan.pp - 2, 0) * len(layers)) if plan.traits.messages_in_turn else 0
+    passes = len(lowering.step.units)  # of a forward of the first stage: the embedding's is one
+    filling = min(most, max(plan.pp - 2, 0) * passes) if plan.traits.messages_in_turn else 0
     faster = NormalDist(sigma=HOST_SIGMA).cdf(math.log(device_s / host_s)) if host_s else 1.0
     return round(filling + faster * (most - filling))
 

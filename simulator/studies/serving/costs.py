@@ -202,7 +202,7 @@ class StepCosts:
         joined = Gemm(m=count, n=d // self.plan.tp, k=2 * d, dtype=self.plan.compute_dtype)
         cost = found["embedding"] + found[self.shards[-1].part.layer_kinds[-1]] + self._head(count)
         more = Cost(gemm_s=clock.seconds(joined), attention_s=self.attention.decode_s(count, batch.keys[-1]))
-        return replace(cost + more, host_s=0.0, gaps_s=0.0).times(guesses)
+        return (cost + more)._replace(host_s=0.0, gaps_s=0.0).times(guesses)
 
     def on_a_line(self, batch: Batch) -> int:
         """For how many steps from this one, which only decodes, the price is one line of the keys: 1 where that is not known."""
@@ -254,7 +254,7 @@ class StepCosts:
                     cost += self._booked(self.attention.decode_s(batch.decodes, keys)).times(count)
                 if batch.chunks and count:
                     cost += self._booked(self.attention.prefill_s(batch, window)).times(count)
-            found.append(replace(cost, host_s=0.0, gaps_s=0.0) if graphed else cost)
+            found.append(cost._replace(host_s=0.0, gaps_s=0.0) if graphed else cost)
         return tuple(found)
 
     def _booked(self, seconds: float) -> Cost:

@@ -13,8 +13,10 @@ from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving.legal import check, legal_tp
+from simulator.studies.serving.lora import lora_bytes
 from simulator.studies.serving.memory import ServingMemory, serving_memory
 from simulator.studies.serving.plan import InferencePlan
+from simulator.studies.serving.shards import stage_shards
 
 NUM_REMEDIES = 4
 _MOST_UTILIZATION = 0.95
@@ -88,6 +90,9 @@ def _changes(model: Model, plan: InferencePlan, device: Device, memory: ServingM
     if plan.gpu_memory_utilization != _MOST_UTILIZATION:
         yield {"gpu_memory_utilization": _MOST_UTILIZATION}
     yield from _shorter(memory)
+    if plan.lora_rank and (each := lora_bytes(stage_shards(model, plan)[memory.stage], plan) // plan.lora_adapters):
+        fewer = plan.lora_adapters - -(-memory.missing_bytes // each)
+        yield from ({"lora_adapters": fewer},) if fewer > 0 else ()
     for tp in legal_tp(model, dealt=plan.experts == "dealt"):
         if plan.tp < tp <= 8 * plan.tp:
             yield {"tp": tp, "dp": 1}

@@ -256,12 +256,7 @@ def _common(setting: Deployment, origins: tuple[Source, ...]) -> dict[str, Any]:
         "num_devices": setting.num_devices,
         "memory": setting.tightest.memory,
         "prefill_memory": setting.prefill.memory if setting.prefill else None,
-        "assumptions": assumptions(
-            costs.model,
-            handed_over=setting.prefill is not None,
-            speculative=costs.plan.speculative,
-            half=costs.plan.compute_dtype == "fp16" and not costs.cluster.device.peak("bf16"),
-        ),
+        "assumptions": assumptions(costs, handed_over=setting.prefill is not None),
         "sources": origins,
     }
 
@@ -316,7 +311,8 @@ def _cause(verdict: Verdict, load: Load, users: int) -> str:
             "say how long it was watched"
         )
     if users:
-        return f"{counted(users, 'user')}, each with one request at a time: {arriving} of the {capacity} requests/s that could be served"
+        served = f"{format_number(load.requests_per_s)} requests/s are answered"
+        return f"{counted(users, 'user')}, each with one request at a time: {served}, {capacity} where the queue never empties"
     if not load.arriving_per_s:
         return "all requests stand in the queue from the beginning: latencies are those of a batch job"
     return f"{arriving} of the {capacity} requests/s that could be served"

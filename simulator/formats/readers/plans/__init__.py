@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ _TUNING: Final[Mapping[str, frozenset[str]]] = {
 }
 # Lines that no other format has
 _LINES: Final = {
+    "litgpt": re.compile(r"^checkpoint_dir\s*:", re.MULTILINE),
     "torchtune": re.compile(r"^[ \t]+_component_\s*:", re.MULTILINE),
     "unsloth": re.compile(r"^training:\s*\n[ \t]+training_type\s*:|^[ \t]*(from|import) unsloth\b", re.MULTILINE),
     "megatron-bridge": re.compile(
@@ -97,10 +99,7 @@ def read_plan(
 def _of_yaml(form: str, text: str, path: Path, given: Collection[str], define: Mapping[str, str]) -> Draft:
     """Accelerate's file or a fine-tuning framework's, in YAML or in JSON, which is YAML too; or a script that names one."""
     file = str(path)
-
-    def read_json(name: str) -> Mapping[str, Any]:
-        return _beside(path.parent, name)
-
+    read_json = partial(_beside, path.parent)
     if form == "launch":
         from simulator.formats.readers.plans.tuning_launch import read_tuning_launch
 
@@ -115,13 +114,12 @@ def _of_yaml(form: str, text: str, path: Path, given: Collection[str], define: M
         from simulator.formats.readers.plans.trainer_script import program_of
 
         recipe = program_of(text)
+    stated = Stated(data=data, file=file, read_json=read_json, given=given, program=recipe)
     if form == "megatron-bridge":
         from simulator.formats.readers.plans.megatron_bridge import stated_over
 
-        return read_stated(
-            form, stated_over(Stated(data=data, file=file, read_json=read_json, given=given), define.get("recipe", ""))
-        )
-    return read_stated(form, Stated(data=data, file=file, read_json=read_json, given=given, program=recipe))
+        stated = stated_over(stated, define.get("recipe", ""))
+    return read_stated(form, stated)
 
 
 def settings_of(form: str, text: str, file: str, define: Mapping[str, str]) -> dict[str, Any]:

@@ -49,9 +49,8 @@ def _megatron_deepspeed(r: Reading, fields: dict[str, Any], stack: dict[str, tup
     """Megatron-DeepSpeed's own arguments (BigScience, Microsoft): ZeRO's stage, and checkpoints as they were called."""
     stage = r.integer("--zero-stage", least=0, plan_field="zero")
     if stage is None and "zero" not in r.given:
-        r.fault(
-            "--deepspeed", "the stage is in DeepSpeed's own file", "--zero-stage N in the file, or --zero N", _ANY_STAGE
-        )
+        remedy = "--zero-stage N in the file, or --zero N"
+        r.fault("--deepspeed", "the stage is in DeepSpeed's own file", remedy, _ANY_STAGE)
     elif stage is not None and stage > 3:
         r.fault("--zero-stage", f"there is no stage {stage}", "0, 1, 2 or 3")
     zero = stage if stage is not None and stage <= 3 else 0

@@ -128,8 +128,8 @@ def begin(stated: Stated, form: str) -> Job:
 def _entries(stated: Stated, names: Mapping[str, str]) -> dict[str, Entry]:
     """FSDP's words become accelerate's settings, a DeepSpeed file or table the one that accelerate's plugin would name."""
     found: dict[str, Entry] = {}
-    file, leaves = stated.file, ("deepspeed", "lora_rank_pattern")
-    for name, entry in flattened(stated.data, file, leaves, stated.places).items():
+    leaves = "deepspeed", "lora_rank_pattern"
+    for name, entry in flattened(stated.data, stated.file, leaves, stated.places).items():
         if name.startswith("fsdp_config."):
             key = name.removeprefix("fsdp_config.").removeprefix("fsdp_")
             found[f"{_F}{ {'cpu_offload': 'offload_params'}.get(key, key) }"] = entry
@@ -138,15 +138,17 @@ def _entries(stated: Stated, names: Mapping[str, str]) -> dict[str, Entry]:
     fsdp = found.get("fsdp")
     words = fsdp.value if fsdp is not None else None
     listed = words.replace(",", " ").split() if isinstance(words, str) else words if isinstance(words, list) else []
-    version = found.get(f"{_F}version")
     for word in map(str, listed):
         key, value = ("sharding_strategy", _WORDS.get(word)) if word in _WORDS else _OTHER.get(word, ("", None))
-        if fsdp is not None and value is not None and not (key == "sharding_strategy" and _is_two(version)):
+        if (
+            fsdp is not None
+            and value is not None
+            and not (key == "sharding_strategy" and _is_two(found.get(f"{_F}version")))
+        ):
             found.setdefault(f"{_F}{key}", replace(fsdp, value=value))
     if words:
-        found.setdefault(
-            f"{_F}auto_wrap_policy", Entry(name="fsdp", value="TRANSFORMER_BASED_WRAP", place=f"{file}: fsdp")
-        )
+        policy = Entry(name="fsdp", value="TRANSFORMER_BASED_WRAP", place=f"{stated.file}: fsdp")
+        found.setdefault(f"{_F}auto_wrap_policy", policy)
     return found
 
 
@@ -281,11 +283,10 @@ def optimizer(job: Job, default: str, classes: Mapping[str, str] | None = None) 
         r.fault("optim", f"{name} is not modelled", remedy, (("--optimizer", "adamw"),))
     kind, impl, *more = (found or "adamw foreach").split()
     fields |= {"optimizer": kind, "optimizer_impl": impl}
+    fields |= {"optimizer_in_backward": True} if "in_backward" in more else {}
     rank = re.search(r"\brank\s*=\s*([1-9]\d{0,5})\b", str(r.raw("optim_args") or ""))
     if kind == "galore" and rank:
         fields["galore_rank"] = int(rank[1])
-    if "in_backward" in more:
-        fields["optimizer_in_backward"] = True
     if fields.get("master_dtype", "fp32") == "bf16" and "fp32" not in more:
         fields["optimizer_dtype"] = "bf16"
 
