@@ -24,11 +24,10 @@ from simulator.predict.slopes import (
     slopes,
 )
 from simulator.spec.calibration.collective_curves import DOUBLING_SIGMA
-from simulator.spec.calibration.intervals import Part, intervals
+from simulator.spec.calibration.intervals import HOST_SIGMA, Part, intervals
 from simulator.spec.calibration.learned import CoefficientName, Learned
 from simulator.spec.calibration.narrow import BLOCKS_SIGMA, FP4_SIGMA, ROWS_SIGMA
 from simulator.spec.cluster import Cluster
-from simulator.spec.software.records import HOST_SIGMA
 from simulator.spec.software.stack import Stack
 from simulator.work.collectives import sigma as collective_sigma
 from simulator.work.offload import SIGMA as TRANSFER_SIGMA

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from simulator.base.sums import summed
 from simulator.play.lower.calls import issued_s
 from simulator.play.lower.work import BlockWork
-from simulator.spec.software.records import HOST_SIGMA
+from simulator.spec.calibration.intervals import HOST_SIGMA
 from simulator.work.collectives import link_capacities
 from simulator.work.ops import num_launches
 from simulator.work.script.instructions import LAUNCH_QUEUE

@@ -7,6 +7,7 @@ What data sheets, residuals of fits and spreads of published costs say of kernel
 from __future__ import annotations
 
 import json
+import math
 from functools import lru_cache
 from typing import Final, Literal, Self, get_args
 
@@ -24,6 +25,9 @@ FILE: Final = TOPOLOGIES / "calibrations" / "intervals.json"
 Part = Literal["kernels", "links", "pcie", "network", "exchanges", "host", "uncounted", "experts", "eager experts", "untimed", "transfers",
                "stack", "software"]  # fmt: skip
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
+# One sigma of the logarithm of a host's time: published costs of an eager operator lie at 5 to 15 us, hosts of one GPU generation
+# within that (docs/background/host.md); 5 to 15 taken for 90 % of them, 1.6449 sigma to each side
+HOST_SIGMA: Final = math.log(3) / (2 * 1.6449)
 
 
 class Intervals(Strict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -17,9 +16,6 @@ Factor = Annotated[float, Field(gt=0)]
 # Speed of the products of several experts over the same as one batch: median of 48 that Transformer Engine ran on A100
 # (1.02) and B200 (0.86), 512 rows an expert or more (experiments/grouped_products.py).
 GROUPED: Final = 0.89
-# One sigma of the logarithm of a host's time: published costs of an eager operator lie at 5 to 15 us, hosts of one GPU generation
-# within that (docs/background/host.md); 5 to 15 taken for 90 % of them, 1.6449 sigma to each side
-HOST_SIGMA: Final = math.log(3) / (2 * 1.6449)
 
 
 def _seconds(description: str) -> Any:  # noqa: ANN401  as pydantic's Field

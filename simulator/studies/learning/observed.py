@@ -18,9 +18,9 @@ from simulator.predict.play import SimulatedStep, play
 from simulator.predict.slopes import slopes
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.spec.calibration.intervals import HOST_SIGMA
 from simulator.spec.calibration.learned import NAMES, Values, on_links, on_stack, speeds
 from simulator.spec.calibration.likeness import Point, point_of
-from simulator.spec.software.records import HOST_SIGMA
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.blanks import filled_rows
 from simulator.studies.backtest.measured import NoStepTimeError
