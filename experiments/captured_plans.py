@@ -18,6 +18,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ PROGRAM = "experiments/programs/llama.py"
 PAGE = ROOT / "docs" / "guides" / "capture.md"
 BEGIN, END = "<!-- experiments/captured_plans.py writes from here -->", "<!-- to here -->"
 SAMPLES = ("h200-solo-2026-11-20", "h200-2026-11-20")
+_NEAR = 0.05  # what a what-if may be off
 _ABSENT = ("interference", "stragglers")  # of one GPU whose collectives cost nothing but the host's time
 
 
@@ -228,12 +230,14 @@ def _table(found: Sequence[tuple[Case, Prediction]]) -> Iterator[str]:
     yield "| program | measured step | captured | peak allocated | peak reserved |"
     yield "|---|--:|--:|--:|--:|"
     errors: dict[str, list[float]] = {"step": [], "allocated": [], "reserved": []}
+    every = []  # errors of steps, those that were fitted on among them
     for case, one in found:
         misses = {
             "step": step_s(one) / case.step_s - 1,
             "allocated": one.memory.peak_allocated_bytes / case.allocated_bytes - 1,
             "reserved": one.memory.peak_reserved_bytes / case.reserved_bytes - 1,
         }
+        every.append(misses["step"])
         for name, value in misses.items():
             if not case.fitted:
                 errors[name].append(abs(value))
@@ -241,6 +245,10 @@ def _table(found: Sequence[tuple[Case, Prediction]]) -> Iterator[str]:
         yield f"| {case.name}{' (fitted on)' if case.fitted else ''} | {case.step_s:.4f} s | {cells} |"
     texts = [f"{100 * statistics.median(e):.2f} % (worst {100 * max(e):.2f} %)" for e in errors.values()]
     yield f"| median of the absolute error | | {' | '.join(texts)} |"
+    pairs = [(1 + there) / (1 + here) - 1 for here, there in permutations(every, 2)]
+    near = sum(abs(one) <= _NEAR for one in pairs)
+    within = f"{near} of {len(pairs)} pairs are within {100 * _NEAR:g} %"
+    yield from ("", f"From one plan's measured step to another's by the ratio of their predictions: {within}.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

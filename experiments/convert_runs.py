@@ -46,7 +46,7 @@ _CLUSTER_TOKENS = re.compile(r"\bcluster tokens/s=([0-9]+)")
 # Columns of the table that it may leave blank, and what a row's meaning fills them with
 _FILLED = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "mlp_kind", "vocab", "n_experts", "top_k", "n_gpus",
            "dp", "vpp", "zero_or_fsdp", "micro_batch", "global_batch", "act_ckpt")  # fmt: skip
-_TEXT = ("framework", "notes", "model_name")  # kept as published where a row was read without them
+_AS_PUBLISHED = ("framework", "notes", "model_name", "compile")  # where a row was read without them
 _UNSAID = ("sources", "describes", "name", "framework", "date", "calibration_runs")  # no part of what is predicted
 
 
@@ -97,7 +97,9 @@ def converted(row: RunRow) -> RunRow:
     own = dict(row.settings)
     row = replace(row, settings=tuple(one for one in row.settings if one[0].startswith("fabric.")))
     if (tuned := tuning.tuned(row)) is not None:
-        found = replace(_also(_converted(tuned.row), tuned.settings), **{name: getattr(row, name) for name in _TEXT})
+        found = replace(
+            _also(_converted(tuned.row), tuned.settings), **{name: getattr(row, name) for name in _AS_PUBLISHED}
+        )
     else:
         found = _converted(row)
     return _also(found, own) if own else found

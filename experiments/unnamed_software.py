@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from simulator.formats.readers.runs_table import RunRow, read_runs
 from simulator.studies.backtest.evaluate import evaluate_row
 
 RUNS = Path(__file__).resolve().parent / "measured" / "runs-plain.csv.gz"
+_RUNS_ON = re.compile(r"\bJAX\b|\bXLA\b|\btorch \d[\d.]*\d")  # the compiler, and PyTorch's version
 
 
 def chosen(rows: Iterable[RunRow], most: int) -> list[RunRow]:
@@ -32,9 +34,10 @@ def chosen(rows: Iterable[RunRow], most: int) -> list[RunRow]:
 
 
 def undescribed(row: RunRow) -> RunRow:
-    """The row as if nobody had described its software: it has a name that no file knows."""
+    """The row as if nobody had described its software: it has a name that no file knows, and runs on what its own name says."""
+    runs_on = " ".join(one[0] for one in _RUNS_ON.finditer(row.framework))
     settings = tuple((key, value) for key, value in row.settings if not key.startswith("stack."))
-    return replace(row, framework="undescribed", stack="", settings=settings)
+    return replace(row, framework=f"undescribed {runs_on}".strip(), stack="", settings=settings)
 
 
 def main() -> None:

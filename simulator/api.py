@@ -205,8 +205,7 @@ def search_serving(  # noqa: PLR0913  an option of the command line each
     if disaggregated not in DISAGGREGATED:
         place, remedy = "search_serving(disaggregated=)", f"one of {', '.join(DISAGGREGATED)}"
         faults.append(Fault(place, f"is {disaggregated!r}", remedy))
-    if faults:
-        raise ArgumentError(faults)
+    ArgumentError.raise_for(faults)
     study = ServingSearch(
         model=model,
         cluster=cluster,
@@ -231,8 +230,7 @@ def _fixed(fix: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     """The values that each field may have. Raises ArgumentError with every unknown field and illegal value."""
     found = {name: tuple(values) if isinstance(values, list | tuple) else (values,) for name, values in fix.items()}
     faults = list(chain.from_iterable(_faults(name, values) for name, values in found.items()))
-    if faults:
-        raise ArgumentError(faults)
+    ArgumentError.raise_for(faults)
     return found
 
 

@@ -74,8 +74,7 @@ def _agree(peers: Peers, refusal: InputError | None, facts: Mapping[str, str]) -
     ]
     if refusal is not None and len(faults) == len(refusal.faults):
         raise refusal
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
 
 
 def _who(rank: int, answers: Mapping[str, Any]) -> str:

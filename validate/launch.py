@@ -100,8 +100,7 @@ class Launch:
             for name, value in {**text, "MASTER_PORT": port}.items()
             if not value.isdigit()
         ]
-        if faults:
-            raise InputError(faults)
+        InputError.raise_for(faults)
         rank, size, local_rank, local_size = map(int, text.values())
         if rank >= size or local_rank >= local_size:
             problem = f"rank {rank} of {size}, local rank {local_rank} of {local_size}"

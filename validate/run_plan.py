@@ -131,8 +131,7 @@ def check(task: Task) -> None:
     launch = Launch.of_environment()
     busy = running_jobs(task.num_processes) if task.device == "cuda" else []
     faults = busy or _room_faults(task, launch)
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
 
 
 def _room_faults(task: Task, launch: Launch) -> list[Fault]:

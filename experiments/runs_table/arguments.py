@@ -1,7 +1,8 @@
 """Rows whose notes hold Megatron-LM's own options ("args: {…}"): read by the reader of such options, with the columns.
 
-The notes keep some of a run's options, so the columns are written as options beside them; what neither says is the
-framework's default (dropout 0.1, an unfused loss, no overlap of tensor parallelism).
+The notes keep some of a run's options, so the columns are written as options beside them, and what megatron_tests.toml says of
+the test that the row points to; what none of them says is the framework's default (dropout 0.1, an unfused loss, no overlap of
+tensor parallelism).
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from runs_table.frameworks import FrameworkRule
@@ -22,6 +26,7 @@ from simulator.studies.backtest.rows import RunRow
 Options = Mapping[str, Any]
 
 _OPTIONS = re.compile(r"\bargs: (\{.*\})\s*$", re.DOTALL)
+_TEST = re.compile(r"tests/functional_tests/test_cases/([^/]+/[^/]+)/")
 _FFN = re.compile(r"\bffn=(\d+)\b")
 # Megatron-LM, tools/common_pile_dataset/README.md: the files under this name are GPT-2's byte-pair encoding
 _GPT2_FILES = "bpe/vocab.json"
@@ -42,8 +47,24 @@ def stated_options(row: RunRow) -> Options | None:
 
 def draft_of(row: RunRow, options: Options, rule: FrameworkRule) -> Draft:
     """Plan, model and stack as the row's columns and options state them. Its faults are the row's."""
-    line = {**dict(_columns(row, options, rule)), **options}
+    line = {**_of_test(row), **dict(_columns(row, options, rule)), **options}
     return read_megatron(" ".join(_written(*item) for item in line.items()), f"line {row.line}")
+
+
+@cache
+def _tests() -> Mapping[str, Any]:
+    return tomllib.loads((Path(__file__).parent / "megatron_tests.toml").read_text("utf-8"))
+
+
+def _of_test(row: RunRow) -> Options:
+    """What the test says that the row's source points to; nothing where it points to none."""
+    found = _TEST.match(row.source_location)
+    if found is None:
+        return {}
+    told, test = _tests(), found[1]
+    every = {name: value for name, value in told["every"].items() if name not in told["without"].get(test, ())}
+    words = [option.split(" ", 1) for option, tests in told["options"].items() if test in tests]
+    return every | {name: value[0] if value else True for name, *value in words}
 
 
 def changed(stack: Stack, draft: Draft) -> Stack:

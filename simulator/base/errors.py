@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -97,6 +97,12 @@ class InputError(ShardwiseError):
     def at(cls, place: str, problem: str, remedy: str = "") -> Self:
         """Of one fault."""
         return cls(Fault(place=place, problem=problem, remedy=remedy))
+
+    @classmethod
+    def raise_for(cls, faults: Collection[Fault]) -> None:
+        """Raise an error of all these faults, if there are any."""
+        if faults:
+            raise cls(faults)
 
     @override
     def __str__(self) -> str:

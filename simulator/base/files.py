@@ -17,7 +17,10 @@ _BESIDE: Final = ".unfinished"
 
 def ordinary(path: Path, most_bytes: int | None = None) -> Path:
     """The path, if it is a regular file of at most that many bytes. Raises OSError, as pipes and devices may never end."""
-    status = path.stat()
+    try:
+        status = path.stat()
+    except ValueError:  # a NUL, or half of a pair of surrogates, which Python's and JSON's strings may hold
+        raise OSError(errno.EINVAL, "is no path") from None
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):

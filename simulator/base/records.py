@@ -17,11 +17,6 @@ from pydantic.fields import FieldInfo
 from simulator.base.schema import Strict
 
 
-def named(fields: str, record: str = "", prefix: str = "") -> dict[str, str]:
-    """Flat names of fields of a record: `named("launch_s", "host", "host_")` is {"host_launch_s": "host.launch_s"}."""
-    return {f"{prefix}{field}": f"{record}.{field}" if record else field for field in fields.split()}
-
-
 class Nested(Strict):
     """Base of models whose fields are grouped in records.
 

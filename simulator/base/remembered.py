@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, TypeVar
@@ -35,6 +36,25 @@ def remembered(count: int) -> Callable[[Callable[..., MadeT]], Callable[..., Mad
         @wraps(make)
         def call(*arguments: Any) -> MadeT:  # noqa: ANN401  as `make`
             return found(*map(_Same, arguments))
+
+        return call
+
+    return decorate
+
+
+def recent(count: int) -> Callable[[Callable[..., MadeT]], Callable[..., MadeT]]:
+    """Of a function of records, which need not be hashable, the last `count` results, by equal records."""
+
+    def decorate(make: Callable[..., MadeT]) -> Callable[..., MadeT]:
+        made: deque[tuple[tuple[Any, ...], MadeT]] = deque(maxlen=count)
+
+        @wraps(make)
+        def call(*arguments: Any) -> MadeT:  # noqa: ANN401  as `make`
+            for known, result in made:
+                if known == arguments:
+                    return result
+            made.append((arguments, make(*arguments)))
+            return made[-1][1]
 
         return call
 

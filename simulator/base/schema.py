@@ -41,6 +41,7 @@ else:
 
 
 _MOST_PARTS: Final = 32
+_LONGEST_BITS: Final = 13_288  # 4,000 digits; Python prints 4,300
 _DOTTED = re.compile(
     rf"""(?:^|[{{,\[])[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{_MOST_PARTS}}}""", re.MULTILINE
 )
@@ -242,7 +243,23 @@ def parse_toml(text: str) -> dict[str, Any]:
     if _DOTTED.search(text):
         msg = f"a key of more than {_MOST_PARTS} parts"
         raise ValueError(msg)
-    return tomllib.loads(text)
+    data = tomllib.loads(text)
+    refuse_long_numbers(data)
+    return data
+
+
+def refuse_long_numbers(data: object) -> None:
+    """Raises ValueError where plain data hold a whole number that Python does not print: hexadecimal ones are read at any length."""
+    left = [data]
+    while left:
+        match left.pop():
+            case dict() as table:
+                left += table.values()
+            case list() as several:
+                left += several
+            case int() as number if number.bit_length() > _LONGEST_BITS:
+                msg = "a number of more than 4,000 digits"
+                raise ValueError(msg)
 
 
 def read_json(path: Path, error: type[InputError], *, finite: bool = True) -> Any:  # noqa: ANN401  JSON is any of six types
@@ -272,8 +289,7 @@ def parse_json(text: str, path: Path, error: type[InputError], *, finite: bool =
             _refuse_non_finite(data, str(path), error)
     except (ValueError, RecursionError) as exc:  # ValueError: not JSON, or digits beyond what Python reads
         raise error(Fault(place=str(path), problem=f"not JSON: {exc}")) from None
-    if faults:
-        raise error(faults)
+    error.raise_for(faults)
     return data
 
 
@@ -306,8 +322,7 @@ def unreadable(path: Path, exc: OSError | UnicodeDecodeError) -> Fault:
 
 def _refuse_non_finite(data: object, place: str, error: type[InputError]) -> None:
     faults = [Fault(place=f"{place}: {p}", problem="is not a finite number") for p in _non_finite(data, "")]
-    if faults:
-        raise error(faults)
+    error.raise_for(faults)
 
 
 def _non_finite(data: object, path: str) -> list[str]:

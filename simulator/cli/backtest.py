@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
 
 from simulator.base.exit_codes import ExitCode
-from simulator.cli.options import html_option, print_answer
+from simulator.cli.options import answer_options, print_answer
 from simulator.formats.readers.measured_table import read_measured
 from simulator.studies.backtest import AnyReport, BacktestReport, render, run
 
@@ -22,15 +23,13 @@ collectives-table.md and serving-table.md."""
 
 @click.command("backtest", help=_HELP)
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE.csv")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON: `groups` and `rows`.")
-@click.option("--plain", is_flag=True, help="No colours, fixed width.")
-@html_option
+@partial(answer_options, json_help="Write JSON: `groups` and `rows`.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
-def command(file: Path, *, as_json: bool, plain: bool, jobs: int) -> int:
+def command(file: Path, *, jobs: int) -> int:
     """Predict and print; the exit code says whether all rows were predicted."""
     report = _judged(file, jobs)
     kind = "backtest" if isinstance(report, BacktestReport) else "answer"
-    print_answer(kind, report.as_json, lambda: render(report), width=_WIDTH, as_json=as_json, plain=plain)
+    print_answer(kind, report.as_json, lambda: render(report), width=_WIDTH)
     return ExitCode.INTERRUPTED if report.interrupted else ExitCode.OK
 
 

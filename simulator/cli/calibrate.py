@@ -24,6 +24,7 @@ from simulator.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from simulator.studies.learning.report import LearningReport
     from simulator.work.recorded.recording import Recording
 
 _PHASES = (
@@ -253,12 +254,7 @@ def learn(*, runs: Path, out: Path, traces: tuple[str, ...], stack_file: Path | 
     if stack_file is not None:
         check_writable(stack_file, "--stack-file")
     found = learn_from(read_runs(runs), name, _recordings(traces))
-    stack = found.stack() if stack_file is not None else None
-    found.learned.save(file)
-    if stack is not None and stack_file is not None:
-        from validate.fit.machine import write_stack
-
-        write_stack(stack, stack_file)
+    _save(found, file, stack_file)
     if as_json:
         write_json({**found.as_json(), "file": str(file)})
     else:
@@ -277,6 +273,16 @@ def _recordings(traces: tuple[str, ...]) -> dict[str, Recording]:
             raise InputError.at(f"--traces {text}", "names no row", "ID=TRACE.json, ID as in the table")
         found[row] = read_recordings(Path(path))[0]
     return found
+
+
+def _save(found: LearningReport, file: Path, stack_file: Path | None) -> None:
+    """Write the calibration, and a stack if one is requested; nothing where there is no stack."""
+    stack = found.stack() if stack_file is not None else None
+    found.learned.save(file)
+    if stack is not None and stack_file is not None:
+        from validate.fit.machine import write_stack
+
+        write_stack(stack, stack_file)
 
 
 def _needs_torch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,12 @@ def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: An
         arguments = sizes
     data = {**captured(target, arguments, where, **options), **({"tokens_per_step": tokens} if tokens else {})}
     write_capture(out, data)
+    _print_summary(out, data)
+    return 0
+
+
+def _print_summary(out: Path, data: Mapping[str, Any]) -> None:
+    """What was captured, and what the program was answered in the place of a GPU."""
     ranks = data["ranks"]
     count = sum(len(one["events"]) - one["steady"] for one in ranks)
     who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(one['rank']) for one in ranks)}"
@@ -73,7 +80,6 @@ def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: An
     answers = [answer for one in ranks for answer in one["answers"].items()]
     for question, times in dict(sorted(answers, key=lambda one: one[1])).items():
         print_status(f"shardwise: answered {question}{f' ({times} times)' if times > 1 else ''}")
-    return 0
 
 
 def captured(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -14,7 +15,7 @@ from simulator.base.schema import nearest
 from simulator.base.units import parse_bytes
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, html_option, print_answer, print_status, quantity
+from simulator.cli.options import FILE, answer_options, print_answer, print_status, quantity
 from simulator.formats.drawing import check_picture
 from simulator.formats.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
 from simulator.parallel.mesh import GroupShape
@@ -61,10 +62,8 @@ of another choice; the exact sizes stand below the table. --compare puts what nc
 )
 @click.option("--bucket", metavar="SIZE", help="Also: the same bytes in calls of this size, one after the other.")
 @click.option("--calibration", metavar="NAME|FILE", help="Whose links. [as shipped; `ideal`: the closed forms]")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/topology-sources.md).")
 @click.option("--plot", "picture", type=FILE, metavar="OUT.png|OUT.svg", help="Draw it.")
-@click.option("--plain", is_flag=True, help="No colours, fixed width.")
-@html_option
+@partial(answer_options, json_help="Write JSON (docs/reference/topology-sources.md).")
 def command(  # noqa: PLR0913  one an option
     collective: str,
     *,
@@ -82,9 +81,7 @@ def command(  # noqa: PLR0913  one an option
     compare: tuple[Path, ...],
     bucket: str | None,
     calibration: str | None,
-    as_json: bool,
     picture: Path | None,
-    plain: bool,
 ) -> int:
     """Sweep, print, draw."""
     kind = _kind(collective)
@@ -118,7 +115,7 @@ def command(  # noqa: PLR0913  one an option
         unmodelled=software.environment.unmodelled,
         cards=nic_paths(machine, shape, kind, software),
     )
-    print_answer("collective", lambda: to_data(sweep), lambda: render(sweep), as_json=as_json, plain=plain)
+    print_answer("collective", lambda: to_data(sweep), lambda: render(sweep))
     if picture is not None:
         plot(sweep, picture)
         print_status(f"drawn in {picture}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from simulator.cli.options import (
     print_notes,
     print_status,
     quantity,
+    texts_of,
     tokens_option,
 )
 from simulator.cli.programs import is_program, subject_at
@@ -70,16 +72,13 @@ def command(
     variants: tuple[str, ...],
     settings: tuple[str, ...],
     no_ablations: bool,
-    as_json: bool,
-    plain: bool,
     **options: Any,  # noqa: ANN401  one type an option
 ) -> int:
     """Predict all, print them side by side."""
     run_tokens, plot, prices = options["run_tokens"], options["plot"], options["prices"]
-    names = ("model", "cluster", "nodes", "placement", "tokens_per_step")
-    given = {name: str(options[name]) for name in names if options[name] is not None}
-    files: list[Path | None] = [*studies] if studies else [None]
-    if len(files) + len(variants) < 2:
+    given = texts_of(options, "model", "cluster", "nodes", "placement", "tokens_per_step")
+    columns = columns_of(studies, variants, settings)
+    if len(columns) < 2:
         raise InputError.at("compare", "there is nothing to compare with", "two studies, or --what-if KEY=VALUE")
     if run_tokens is not None and prices is None:
         raise InputError.at("--run-tokens", "costs need prices", "--prices PRICES.toml")
@@ -92,18 +91,15 @@ def command(
     with Collected(faults):
         listed = loaded_prices(options)
     subjects: list[Subject] = []
-    columns = [(name_of(file), file, settings) for file in files]
-    columns += [(variant, files[0], (*settings, *split_settings(variant))) for variant in variants]
     for name, file, changes in columns:
         try:
             subjects.append(subject_of(name, file, given, changes, listed))
         except InputError as exc:
             placed = (_at_variant(fault, name) if name in variants else fault for fault in exc.faults)
             faults += [fault for fault in dict.fromkeys(placed) if fault not in faults]
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     comparison = compare(subjects, ablate=not no_ablations, run_tokens=tokens, count=options["telemetry"])
-    print_answer("compare", comparison.as_json, lambda: render(comparison), width=WIDTH, as_json=as_json, plain=plain)
+    print_answer("compare", comparison.as_json, lambda: render(comparison), width=WIDTH)
     if plot is not None:
         _draw(plot, comparison)
     return ExitCode.OK
@@ -154,6 +150,15 @@ def split_settings(variant: str) -> list[str]:
     return parts
 
 
+def columns_of(
+    studies: Sequence[Path], variants: Sequence[str], settings: tuple[str, ...]
+) -> list[tuple[str, Path | None, tuple[str, ...]]]:
+    """Name, file and settings of each study, and of each variant of the first one."""
+    files: list[Path | None] = [*studies] if studies else [None]
+    found = [(name_of(file), file, settings) for file in files]
+    return found + [(variant, files[0], (*settings, *split_settings(variant))) for variant in variants]
+
+
 def subject_of(
     name: str, file: Path | None, flags: dict[str, str], settings: tuple[str, ...], prices: Prices | None
 ) -> Subject:
@@ -189,8 +194,7 @@ def other_prices(prices: Prices | None, cluster: Cluster, settings: list[str]) -
     if prices is None:
         raise InputError.at(settings[0], "there are no prices to change", "--prices PRICES.toml")
     overrides, faults = parse_overrides(settings, ("price",))
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     changed = {}
     for price in prices.of(cluster):
         meant = [one for one in overrides if getattr(price, one.path[0], 0) is not None]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +27,9 @@ from simulator.cli.options import (
     print_notes,
     set_option,
     study_options,
+    texts_of,
 )
-from simulator.cli.progress import StatusLine, ended_as_interrupted
+from simulator.cli.progress import CountLine, ended_as_interrupted
 from simulator.formats.writers import layout
 
 SCHEMA: Final = 1
@@ -61,8 +61,6 @@ def command(
     settings: tuple[str, ...],
     journal: Path | None,
     jobs: int | None,
-    as_json: bool,
-    plain: bool,
     **options: Any,  # noqa: ANN401  one type an option
 ) -> int:
     """Predict all, print the best, write the page."""
@@ -79,11 +77,11 @@ def command(
                 ended_as_interrupted(),
                 PointJournal(journal, exploration.identity) if journal else nullcontext() as store,
             ):
-                records = explored(exploration, store, jobs or len(os.sched_getaffinity(0)), _progress_line())
+                records = explored(exploration, store, jobs or len(os.sched_getaffinity(0)), CountLine("predictions"))
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED
         answer = answer_of(records, exploration.axes, exploration.points, found.inputs(), command_of(exploration))
-    print_answer("explore", lambda: answer, lambda: _text(answer), as_json=as_json, plain=plain)
+    print_answer("explore", lambda: answer, lambda: _text(answer))
     runs = {one for one in answer["columns"]["verdict"] if one in ("fits", "tight")}
     return ExitCode.OK if runs else ExitCode.DOES_NOT_FIT
 
@@ -97,18 +95,15 @@ def _exploration(
     for text in varied:
         with Collected(faults):
             axes.append(Axis.parse(text))
-    keys = [axis.key for axis in axes]
-    twice = sorted({key for key in keys if keys.count(key) > 1})
+    twice = sorted(key for key, count in Counter(axis.key for axis in axes).items() if count > 1)
     faults += [Fault(place=f"--vary {key}", problem="varies twice", remedy="one axis with all values") for key in twice]
     if not varied:
         faults.append(Fault(place="--vary", problem="nothing varies", remedy="--vary plan.tp=1,2,4 --vary nodes=1,2"))
     prices = None
     with Collected(faults):
         prices = loaded_prices(options)
-    if faults:
-        raise InputError(faults)
-    names = ("model", "like", "cluster", "nodes", "calibration")
-    flags = {name: str(options[name]) for name in names if options.get(name) is not None}
+    InputError.raise_for(faults)
+    flags = texts_of(options, "model", "like", "cluster", "nodes", "calibration")
     return Exploration(file=study, flags=flags, settings=settings, axes=tuple(axes), prices=prices)
 
 
@@ -135,21 +130,23 @@ def answer_of(
     """The answer as one list per column, to stay small. at: index of the point's value on each axis."""
     places = {axis.key: {f"{axis.key}={value}": i for i, value in enumerate(axis.values)} for axis in axes}
     reasons = list(dict.fromkeys(one["why"] for one in records if "why" in one))
-    figures = [name for name in FIGURES if any(name in one for one in records)]
-    verdicts = [one["verdict"] for one in records]
     return {
         "schema_version": SCHEMA,
         "inputs": dict(inputs),
         "command": list(words),
-        "counts": dict(Counter(verdicts)),
+        "counts": dict(Counter(one["verdict"] for one in records)),
         "axes": [{"key": axis.key, "values": list(axis.values)} for axis in axes],
         "at": {axis.key: [places[axis.key][point[i]] for point in points] for i, axis in enumerate(axes)},
-        "columns": {
-            "verdict": verdicts,
-            "why": [reasons.index(one["why"]) if "why" in one else None for one in records],
-            **{name: [one.get(name) for one in records] for name in figures},
-        },
+        "columns": _columns(records, reasons),
         "reasons": reasons,
+    }
+
+
+def _columns(records: Sequence[Record], reasons: Sequence[str]) -> dict[str, list[Any]]:
+    return {
+        "verdict": [one["verdict"] for one in records],
+        "why": [reasons.index(one["why"]) if "why" in one else None for one in records],
+        **{name: [one.get(name) for one in records] for name in FIGURES if any(name in one for one in records)},
     }
 
 
@@ -172,11 +169,8 @@ def of_export(file: Path) -> dict[str, Any]:
         problem, remedy = f"is no export of a search: {type(exc).__name__}", "search --export plans.json"
         raise InputError.at(str(file), problem, remedy) from None
     keys = dict.fromkeys(key for one in settings for key in one)
-    axes = [
-        Axis(key=key, values=tuple(dict.fromkeys(one.get(key, _UNSET) for one in settings)))
-        for key in keys
-        if len({one.get(key, _UNSET) for one in settings}) > 1 or key == "nodes"
-    ]
+    values = {key: tuple(dict.fromkeys(one.get(key, _UNSET) for one in settings)) for key in keys}
+    axes = [Axis(key=key, values=values[key]) for key in keys if len(values[key]) > 1 or key == "nodes"]
     points = [[f"{axis.key}={one.get(axis.key, _UNSET)}" for axis in axes] for one in settings]
     return answer_of(records, axes, points, {}, words)
 
@@ -197,9 +191,17 @@ def _figures_of(row: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, 
     return rates | whole | {"device_s_per_token": rates["step_s"] * whole["num_devices"] / tokens}
 
 
+def _values(answer: Mapping[str, Any], point: int) -> Iterator[str]:
+    """The values of a point on the axes where it has any."""
+    for axis in answer["axes"]:
+        value = axis["values"][answer["at"][axis["key"]][point]]
+        if value != _UNSET:
+            yield f"{axis['key'].removeprefix('plan.')} {value}"
+
+
 def _text(answer: Mapping[str, Any]) -> Any:  # noqa: ANN401  what rich shows
     """The counts, and the points that take the least device time a token."""
-    columns, keys = answer["columns"], [axis["key"] for axis in answer["axes"]]
+    columns = answer["columns"]
     runs = [i for i, verdict in enumerate(columns["verdict"]) if verdict in ("fits", "tight")]
     best = sorted(runs, key=lambda i: (columns["device_s_per_token"][i], i))[:TOP]
     rows = [
@@ -209,27 +211,11 @@ def _text(answer: Mapping[str, Any]) -> Any:  # noqa: ANN401  what rich shows
             f"{format_seconds(columns['low_s'][i])} to {format_seconds(columns['high_s'][i])}",
             format_bytes(columns["used_bytes"][i]),
             f"{columns['num_devices'][i]:,}",
-            " · ".join(
-                f"{key.removeprefix('plan.')} {value}"
-                for key, value in zip(keys, values, strict=True)
-                if value != _UNSET
-            ),
+            " · ".join(_values(answer, i)),
         )
         for i in best
-        for values in [[answer["axes"][k]["values"][answer["at"][key][i]] for k, key in enumerate(keys)]]
     ]
     head = ("verdict", "step", "90 % interval", "memory", "GPUs", "values")
     total = counted(len(columns["verdict"]), "combination")
     title = f"{total}: {', '.join(f'{count:,} {verdict}' for verdict, count in answer['counts'].items())}"
     return layout.section(title, layout.table([head, *rows], "lrlrrl"))
-
-
-def _progress_line() -> Any:  # noqa: ANN401  explored's
-    line, since = StatusLine(), time.monotonic()
-
-    def show_progress(done: int, total: int) -> None:
-        rate = done / max(time.monotonic() - since, 1e-3)
-        left = format_seconds((total - done) / rate)
-        line.show(f"{done:,} of {total:,} predictions, {rate:,.1f}/s, {left} left", last=done == total)
-
-    return show_progress

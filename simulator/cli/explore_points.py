@@ -106,8 +106,7 @@ class Exploration:
                 faults |= dict.fromkeys(self._faults_of(axis, value))
         if self.prices is not None:
             self.prices.of(study.cluster)
-        if faults:
-            raise InputError(faults)
+        InputError.raise_for(faults)
         return study
 
     def _faults_of(self, axis: Axis, value: str) -> Iterator[Fault]:
@@ -123,7 +122,7 @@ class Exploration:
     def identity(self) -> str:
         """A hash of everything that a record depends on, but for the point."""
         study = self.study()
-        nouns = (study.model, study.plan, study.cluster, study.calibration, study.stack, self.prices)
+        nouns = (*study.parts, self.prices)
         inputs = [None if one is None else one.model_dump(mode="json") for one in nouns]
         text = json.dumps([software_version(), "explore", inputs], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -163,7 +162,7 @@ def _evaluated(task: tuple[Exploration, Point]) -> Record:
     exploration, point = task
     try:
         study = exploration.study(point)
-        prediction = predict(study.model, study.plan, study.cluster, study.calibration, study.stack)
+        prediction = predict(*study.parts)
     except InputError as exc:
         return {"verdict": ILLEGAL, "why": str(exc.faults[0])}
     record = record_of(prediction)

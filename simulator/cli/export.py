@@ -123,8 +123,7 @@ def _chakra_files(study: Study, *, all_ranks: bool) -> dict[str, bytes]:
     if all_ranks and mesh.num_ranks > MOST_TRACES:
         problem = f"would write {mesh.num_ranks:,} files"
         faults.append(Fault("--all-ranks", problem, f"at most {MOST_TRACES:,} ranks, or one a class"))
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     programs = lowering.programs(study.plan.num_micro_batches)
     timeline = run(programs)
     stages = [mesh.rank({"pp": stage}) for stage in range(study.plan.pp)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from simulator.cli.finite import FiniteRange
+from simulator.cli.options import all_of
 from simulator.formats.study import Study
 from simulator.predict import Prediction
 
@@ -24,17 +24,11 @@ if TYPE_CHECKING:
 NAMES = ("telemetry", "step_jitter", "energy")
 
 
-def extra_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Flags of the optional parts."""
-    for option in reversed(
-        (
-            click.option("--telemetry", is_flag=True, help="Also how busy each link, memory and processor is; in --trace as counters, with the gaps named."),
-            click.option("--energy", is_flag=True, help="Also watts, joules a token, and with energy.tokens kWh of a run; the keys of [energy] by --set."),
-            click.option("--step-jitter", type=FiniteRange(0, 0.2), metavar="SIGMA", help="With --telemetry: percentiles of a run's steps, where a rank's time varies by this from step to step (one sigma, relative)."),
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return function
+extra_options = all_of(  # of the optional parts
+    click.option("--telemetry", is_flag=True, help="Also how busy each link, memory and processor is; in --trace as counters, with the gaps named."),
+    click.option("--energy", is_flag=True, help="Also watts, joules a token, and with energy.tokens kWh of a run; the keys of [energy] by --set."),
+    click.option("--step-jitter", type=FiniteRange(0, 0.2), metavar="SIGMA", help="With --telemetry: percentiles of a run's steps, where a rank's time varies by this from step to step (one sigma, relative)."),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,24 +92,23 @@ def with_data_of(study: Study, prediction: Prediction) -> tuple[Prediction, Data
 
 def extras_of(flags: dict[str, Any], study: Study, prediction: Prediction, stall: DataStall | None = None) -> Extras:
     """The optional parts of a prediction that the flags request."""
-    inputs = (study.model, study.plan, study.cluster, study.calibration, study.stack)
     counters = drawn = asynchronous = phases = None
     if flags["telemetry"]:
         from simulator.predict.telemetry import telemetry
 
-        counters = telemetry(prediction, *inputs, jitter=flags["step_jitter"] or 0.0)
+        counters = telemetry(prediction, *study.parts, jitter=flags["step_jitter"] or 0.0)
     if flags["energy"] or study.energy is not None:
         from simulator.predict.energy import Energy, energy_of
 
-        drawn = energy_of(study.energy or Energy(), prediction, *inputs)
+        drawn = energy_of(study.energy or Energy(), prediction, *study.parts)
     if study.servers is not None:
         from simulator.predict.parameter_server import served
 
-        asynchronous = served(study.servers, prediction.tokens_per_s, *inputs)
+        asynchronous = served(study.servers, prediction.tokens_per_s, *study.parts)
     if study.plan.deepspeed.one_bit.any and study.plan.deepspeed.one_bit.run_steps:
         from simulator.predict.phases import phases_of
 
-        phases = phases_of(prediction, *inputs)
+        phases = phases_of(prediction, *study.parts)
     return Extras(telemetry=counters, energy=drawn, data=stall, servers=asynchronous, phases=phases)
 
 

@@ -43,8 +43,7 @@ def with_fabric(cluster: Cluster, given: Sequence[str]) -> Cluster:
         reader = _numbers if "=" in text and not Path(text).is_file() else _file
         with Collected(faults):
             found += reader(text)
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     measured = [one.model_dump(exclude_none=True) for one in cluster.fabric.measured]
     return cluster.with_measured([*measured, *found], "--fabric")
 
@@ -56,23 +55,23 @@ def _numbers(text: str) -> list[dict[str, Any]]:
     if kind is None:
         faults.append(Fault(place, "no collective is called so", nearest(name, tuple(COLLECTIVES))))
     for number in numbers.split(","):
-        match = _NUMBER.fullmatch(number.strip())
         try:
-            if match is None:
-                raise UnitError(f"{number!r} is not BUSBW@NODES", f"as {_FORM}")  # noqa: TRY301
-            rate, unit, nodes, gpus, size = match.groups()
-            one = {
-                "collective": kind,
-                "nodes": int(nodes),
-                "bus_bytes_per_s": parse_bytes_per_s(rate + (unit or "GB/s")),
-            }
-            sized = {} if size is None else {"size_bytes": parse_bytes(size)}
-            found.append({**one, **sized, **({} if gpus is None else {"gpus_per_node": int(gpus)})})
+            found.append({"collective": kind, **_number(number)})
         except UnitError as exc:
             faults.append(Fault(place, exc.problem, exc.remedy))
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     return found
+
+
+def _number(text: str) -> dict[str, Any]:
+    """BUSBW@NODES. Raises UnitError."""
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None:
+        raise UnitError(f"{text!r} is not BUSBW@NODES", f"as {_FORM}")
+    rate, unit, nodes, gpus, size = match.groups()
+    one = {"nodes": int(nodes), "bus_bytes_per_s": parse_bytes_per_s(rate + (unit or "GB/s"))}
+    sized = {} if size is None else {"size_bytes": parse_bytes(size)}
+    return {**one, **sized, **({} if gpus is None else {"gpus_per_node": int(gpus)})}
 
 
 def _file(text: str) -> list[dict[str, Any]]:

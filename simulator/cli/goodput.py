@@ -14,6 +14,7 @@ import click
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import read_toml
+from simulator.base.units import format_duration
 from simulator.cli.extras import with_data_of
 from simulator.cli.goodput_spot import checked_offers, on_spot, spot_options
 from simulator.cli.options import (
@@ -50,29 +51,13 @@ it. Failures strike at the rates of Llama 3's pre-training unless the study has 
 
 Exit codes: 0 answered, 2 usage, 3 bad input, 4 the step does not fit in memory."""
 
-_RUN = {
-    "tokens": ("COUNT", "How much to train, as 15T."),
-    "steps": ("COUNT", "The same in steps."),
-    "checkpoint_interval_s": (
-        "TIME|optimal",
-        "Training between two checkpoints. [optimal: Daly's formula for the time of a write]",
-    ),
-    "failures": ("llama3|none", "Whose rates of failure. [llama3]"),
-    "detect_s": ("TIME", "Until somebody notices that the job stands. [3min]"),
-    "reschedule_s": ("TIME", "Until its processes run again. [2min]"),
-    "load_s": ("TIME", "Reading the state back. [at the rate of the hosts' storage]"),
-    "warmup_s": ("TIME", "Until steps run at speed. [1min]"),
-    "spare_hosts": ("INTEGER", "Hosts that stand by. [0]"),
-    "repair_s": ("TIME", "Until a host that failed is back, or another found. [0s: never short of hosts]"),
-    "straggler_mtbf_s": ("TIME", "Of a host, until it becomes slow. [never]"),
-    "straggler_slowdown": ("FRACTION|TABLE", "What the whole job then loses, or its distribution. [0.1]"),
-    "straggler_detect_s": ("TIME|TABLE", "Until that host is exchanged, or its distribution. [1h]"),
-    "spot_mtbf_s": ("TIME", "Of a host, until who lent it takes it back. [never]"),
-    "spot_notice_s": ("TIME", "The warning before that. [0s]"),
-    "jitter": ("FRACTION|TABLE", "What one host adds to a step; all wait for the slowest. [0]"),
-    "price_per_gpu_hour": ("DOLLARS", "Also say what the run costs."),
-    "replicas": ("INTEGER", "Runs to play, each with failures of its own. [400]"),
-    "seed": ("INTEGER", "Of all that is drawn. [0]"),
+_METAVARS = {
+    **dict.fromkeys(("tokens", "steps"), "COUNT"),
+    **dict.fromkeys(("straggler_slowdown", "jitter"), "FRACTION|TABLE"),
+    "checkpoint_interval_s": "TIME|optimal",
+    "failures": "llama3|none",
+    "straggler_detect_s": "TIME|TABLE",
+    "price_per_gpu_hour": "DOLLARS",
 }
 
 
@@ -81,7 +66,13 @@ def _flag(name: str) -> str:
 
 
 def _run_options(function: Callable[..., int]) -> Callable[..., int]:
-    for name, (metavar, text) in reversed(_RUN.items()):
+    """A flag for each field of [run], with the field's own words."""
+    for name, info in reversed(LongRun.model_fields.items()):
+        metavar = _METAVARS.get(name) or ("TIME" if name.endswith("_s") else "INTEGER")
+        usual = info.default if isinstance(info.default, int | float) else "llama3" if name == "failures" else None
+        shown = format_duration(usual) if isinstance(usual, float) and name.endswith("_s") else usual
+        text = str(info.description).replace("`", "") + ("." if usual is None else f". [{shown}]")
+        text = text[0].upper() + text[1:]
         function = click.option(_flag(name), f"run__{name}", metavar=metavar, help=text)(function)
     return function
 
@@ -104,8 +95,6 @@ def command(
     prices: Path | None,
     price_kind: str | None,
     settings: tuple[str, ...],
-    as_json: bool,
-    plain: bool,
     **flags: Any,  # noqa: ANN401  text of Plan's and LongRun's fields, and a plan's file
 ) -> int:
     """Predict the step, play the run, print."""
@@ -146,7 +135,7 @@ def command(
     inputs = loaded.inputs() if program is None else place_inputs(program, loaded)
     inputs |= {"run": run.model_dump(mode="json")}
     report, text = partial(_report, answer, inputs, elastic), partial(_text, answer, elastic)
-    print_answer("goodput", report, text, as_json=as_json, plain=plain)
+    print_answer("goodput", report, text)
     return ExitCode.OK
 
 
@@ -160,8 +149,7 @@ def _energy(study: Study, prediction: Prediction, answer: Goodput) -> RunEnergy:
     """Of the mean run. Raises InputError where a cap of the study's cannot be tried."""
     from simulator.predict.energy import Energy, energy_of, energy_of_run
 
-    inputs = (study.model, study.plan, study.cluster, study.calibration, study.stack)
-    found = energy_of((study.energy or Energy()).model_copy(update={"caps_w": ()}), prediction, *inputs)
+    found = energy_of((study.energy or Energy()).model_copy(update={"caps_w": ()}), prediction, *study.parts)
     return energy_of_run(found, study.cluster.device, answer.steps, sum(part.seconds for part in answer.parts))
 
 
@@ -206,13 +194,11 @@ def read_run(study: Path | None, flags: Mapping[str, str], settings: Sequence[st
         table = nested(table, path, {"preset": value} if path == ("failures",) and isinstance(value, str) else value)
     name = "run" if study is None else f"{study}: run"
     places = {one.path[0]: one.flag for one in overrides} | {field: _flag(field) for field in flags}
-    faults: list[Fault] = []
-    run = None
-    with Collected(faults):
+    try:
         run = LongRun.parse(table, name, InputError, from_file=True)
-    wrong += [_relabelled(fault, name, places) for fault in faults]
-    if run is None or wrong:
-        raise InputError(wrong)
+    except InputError as exc:
+        raise InputError([*wrong, *(_relabelled(fault, name, places) for fault in exc.faults)]) from None
+    InputError.raise_for(wrong)
     return run
 
 
@@ -223,7 +209,7 @@ def _relabelled(fault: Fault, name: str, places: Mapping[str, str]) -> Fault:
 
 def _predicted(study: Study, captured: Capture | None) -> Prediction:
     if captured is None:
-        prediction = predict(study.model, study.plan, study.cluster, study.calibration, study.stack)
+        prediction = predict(*study.parts)
         return with_data_of(study, prediction)[0]
     return predict_program(captured, study.cluster, study.calibration, study.stack)
 

@@ -11,6 +11,7 @@ import click
 
 from simulator.base.errors import InputError
 from simulator.cli.finite import FiniteRange
+from simulator.cli.options import all_of
 from simulator.formats.readers.spot_table import read_offers
 from simulator.formats.study import Study
 from simulator.predict.changes import degrees_on
@@ -20,16 +21,10 @@ from simulator.studies.goodput.elastic import Elastic, Offer, Size, follow
 _MOST_SIZES = 64  # each is a prediction, and runs played
 
 
-def spot_options(function: Callable[..., int]) -> Callable[..., int]:
-    """The flags."""
-    for option in reversed(
-        (
-            click.option("--spot", type=click.Path(path_type=Path), metavar="OFFERS.csv", help="Also on spot machines: hour,price_per_gpu_hour,nodes, a line a change."),
-            click.option("--max-price", type=FiniteRange(0, min_open=True), metavar="DOLLARS", help="With --spot: above it the job pauses."),
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return function
+spot_options = all_of(  # of spot machines
+    click.option("--spot", type=click.Path(path_type=Path), metavar="OFFERS.csv", help="Also on spot machines: hour,price_per_gpu_hour,nodes, a line a change."),
+    click.option("--max-price", type=FiniteRange(0, min_open=True), metavar="DOLLARS", help="With --spot: above it the job pauses."),
+)  # fmt: skip
 
 
 def checked_offers(spot: Path | None, study: Study | None, most_price: float | None) -> tuple[Offer, ...]:
@@ -45,6 +40,15 @@ def checked_offers(spot: Path | None, study: Study | None, most_price: float | N
     return offers
 
 
+def _sizes_offered(offers: tuple[Offer, ...], most: int) -> list[int]:
+    """The numbers of nodes, each of which is played. Raises InputError where they are too many."""
+    wanted = sorted({min(offer.nodes, most) for offer in offers} - {0})
+    if len(wanted) > _MOST_SIZES:
+        problem = f"{len(wanted)} different numbers of nodes, each a run of its own"
+        raise InputError.at("--spot", problem, f"at most {_MOST_SIZES}: round them down")
+    return wanted
+
+
 def on_spot(
     offers: tuple[Offer, ...],
     study: Study,
@@ -55,15 +59,8 @@ def on_spot(
 ) -> Elastic:
     """at_size: the run on other nodes; None where it does not fit there. Raises InputError where no size can run."""
     most = study.cluster.num_nodes
-    wanted = sorted({min(offer.nodes, most) for offer in offers} - {0})
-    if len(wanted) > _MOST_SIZES:
-        problem = f"{len(wanted)} different numbers of nodes, each a run of its own"
-        raise InputError.at("--spot", problem, f"at most {_MOST_SIZES}: round them down")
-    sizes: dict[int, Size] = {}
-    for nodes in wanted:
-        found = answer if nodes == most else _at(study, nodes, at_size)
-        if found is not None:
-            sizes[nodes] = Size.of(nodes, found)
+    played = {nodes: answer if nodes == most else _at(study, nodes, at_size) for nodes in _sizes_offered(offers, most)}
+    sizes = {nodes: Size.of(nodes, found) for nodes, found in played.items() if found is not None}
     if not sizes:
         raise InputError.at("--spot", "no number of nodes that is offered runs the plan", f"{most}")
     return follow(offers, sizes, answer.tokens, most_price=most_price or inf, notice_s=notice_s)

@@ -83,9 +83,8 @@ def command(*, study: Path, **answers: str | None) -> int:
     from simulator.formats.study import read_study
 
     inputs = {name: text for name, text in given.items() if name not in _PLAN}
-    read_study(
-        None, inputs, {name: given[name] for name in _PLAN}, ()
-    )  # faults are reported now rather than by the first prediction
+    # faults are reported now rather than by the first prediction
+    read_study(None, inputs, {name: given[name] for name in _PLAN}, ())
     if study.parent != Path():  # a study's paths start at its folder
         given |= {name: str(Path(text).resolve()) for name, text in inputs.items() if Path(text).is_file()}
     write_whole(study, text_of(given))

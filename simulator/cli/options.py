@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -41,7 +41,23 @@ def completed(words: Iterable[object] = (), presets: str | None = None) -> Calla
     return found
 
 
-_INPUTS = (
+def all_of(*options: Callable[[Any], Any]) -> Callable[[_Command], _Command]:
+    """Several options as one decorator, in this order."""
+
+    def added(function: _Command) -> _Command:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return added
+
+
+def texts_of(options: Mapping[str, Any], *names: str) -> dict[str, str]:
+    """Those of the named options that are given, as text."""
+    return {name: str(options[name]) for name in names if options.get(name) is not None}
+
+
+input_options = all_of(  # as text: a study's reader judges them with everything else
     click.option(
         "--model",
         metavar="NAME|FILE",
@@ -54,18 +70,18 @@ _INPUTS = (
     click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml.", shell_complete=completed(presets=".")),
     click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes."),
 )
-_CALIBRATION = click.option(
-    "--calibration", metavar="NAME|FILE", help="A calibration; `ideal` or `datasheet` make one of the device."
+study_options = all_of(
+    input_options,
+    click.option(
+        "--calibration", metavar="NAME|FILE", help="A calibration; `ideal` or `datasheet` make one of the device."
+    ),
 )
-_PLACEMENT = click.option(
+placement_option = click.option(  # a study may name it too
     "--placement",
     metavar="RANKS.tsv",
     help="The node and GPU of each rank, as `shardwise place -o` writes it. [rank by rank]",
 )
-_ANSWER = (
-    click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md)."),
-    click.option("--plain", is_flag=True, help="No colours, fixed width."),
-)
+SCREEN_WIDTH = 80  # columns of a terminal as it opens
 _PAGE = "simulator.page"  # in the command's context: where --html goes
 
 
@@ -123,23 +139,6 @@ def print_notes(study: Study) -> Study:
     return study
 
 
-def input_options(function: _Command) -> _Command:
-    """--model, --cluster and --nodes, as text: a study's reader judges them with everything else."""
-    for option in reversed(_INPUTS):
-        function = option(function)
-    return function
-
-
-def placement_option(function: _Command) -> _Command:
-    """--placement, which a study may name too."""
-    return _PLACEMENT(function)
-
-
-def study_options(function: _Command) -> _Command:
-    """The nouns, and --calibration."""
-    return input_options(_CALIBRATION(function))
-
-
 def tokens_option(function: _Command) -> _Command:
     """--tokens-per-step, which only a program's author knows."""
     return click.option(
@@ -189,17 +188,26 @@ def loaded_prices(options: Mapping[str, Any]) -> Prices | None:
     return None
 
 
-def answer_options(function: _Command) -> _Command:
-    """--json, --plain and --html: how the answer is written."""
-    for option in reversed(_ANSWER):
-        function = option(function)
+def answer_options(function: _Command, json_help: str = "Write JSON (docs/reference/json-output.md).") -> _Command:
+    """--json, --plain and --html: how the answer is written. What prints it asks the command's context for them."""
+    for flag, text in (("--plain", "No colours, fixed width."), ("--json", json_help)):
+        function = click.option(flag, is_flag=True, help=text, expose_value=False, callback=_noted)(function)
     return html_option(function)
+
+
+def _noted(context: click.Context, option: click.Parameter, given: bool) -> None:  # noqa: FBT001  click's call
+    context.meta[f"simulator.{option.name}"] = given
+
+
+def requested(name: str) -> bool:
+    """Whether a flag of `answer_options` is given. name: "json" or "plain"."""
+    return bool(click.get_current_context().meta.get(f"simulator.{name}"))
 
 
 def html_option(function: _Command) -> _Command:
     """--html, read by `also_as_page`. A command without a page prints a note if --html is given."""
 
-    @functools.wraps(function)
+    @wraps(function)
     def with_page(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the command takes and returns
         code = function(*args, **kwargs)
         path = click.get_current_context().meta.pop(_PAGE, None)
@@ -250,17 +258,15 @@ def print_answer(
     text: Callable[[], RenderableType],
     drawing: Callable[[], Mapping[str, Any] | None] = lambda: None,
     *,
-    as_json: bool,
-    plain: bool,
     width: int | None = None,
 ) -> None:
     """Print an answer as JSON or as text, then write the page of --html. data: the JSON document; width: of the text."""
-    if as_json:
+    if requested("json"):
         write_json(data())
     else:
         from simulator.cli.terminal import show
 
-        show(text(), plain=plain, **({} if width is None else {"width": width}))
+        show(text(), plain=requested("plain"), **({} if width is None else {"width": width}))
     also_as_page(kind, data, drawing)
 
 

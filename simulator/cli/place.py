@@ -70,8 +70,6 @@ def command(
     out: Path | None,
     kit: Path | None,
     settings: tuple[str, ...],
-    as_json: bool,
-    plain: bool,
     **flags: Any,  # noqa: ANN401  text of Plan's fields, a plan's file, and how to place
 ) -> int:
     """Place, confirm, print, write."""
@@ -85,7 +83,7 @@ def command(
         others = [f"--{name}" for name, value in of_ranks.items() if value]
         if others:
             raise click.UsageError(f"{', '.join(others)}: of ranks, not of --tensors")
-        return place_tensors.answer(study_of(study, flags, settings), of_tensors, as_json=as_json)
+        return place_tensors.answer(study_of(study, flags, settings), of_tensors)
     if any(value is not None for value in of_tensors.values()):
         raise click.UsageError("--room, --evict and --moves are of --tensors")
     hosts, topology, across, layers = (flags.pop(name) for name in ("hosts", "topology", "across_nodes", "layers"))
@@ -96,17 +94,14 @@ def command(
     check_kit(loaded, job_of(loaded), hosts, host, kit)
     if out is not None:
         check_writable(out, "-o")
-    inputs = (loaded.model, loaded.plan, loaded.cluster, loaded.calibration, loaded.stack)
     with _progress() as show_progress:
-        found = place(*inputs, across_nodes=across, deal_layers=layers, on_progress=show_progress)
+        found = place(*loaded.parts, across_nodes=across, deal_layers=layers, on_progress=show_progress)
     loaded = replace(loaded, plan=found.plan, cluster=found.cluster)
     print_answer(
         "place",
         lambda: as_data(found, loaded.inputs()),
         lambda: render(found),
         lambda: _drawing(loaded, float(found.placed.step_s)),
-        as_json=as_json,
-        plain=plain,
         width=WIDTH,
     )
     if out is not None:
@@ -120,7 +115,7 @@ def command(
 def _drawing(study: Study, step_s: float) -> Mapping[str, Any]:
     from simulator.formats.html.step import placed_drawing
 
-    return placed_drawing(study.model, study.plan, study.cluster, study.calibration, study.stack, step_s)
+    return placed_drawing(*study.parts, step_s)
 
 
 def _of_ranks(flags: dict[str, Any]) -> dict[str, Any]:

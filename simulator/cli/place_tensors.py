@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +11,7 @@ import click
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import parse_bytes
-from simulator.cli.options import FILE, also_as_page, print_text, quantity, write_json
+from simulator.cli.options import FILE, all_of, also_as_page, print_text, quantity, requested, write_json
 from simulator.formats.study import Study
 from simulator.studies.tensors.table import Node
 from simulator.work.offload.tiered import POLICIES, Moves, Tensor
@@ -22,26 +21,19 @@ NAMES: Final = ("tensors", "room", "evict", "moves")
 _MOVES: Final = ("copy", "prefetch", "fault", "overcommit")
 
 
-def tensor_options(function: Callable[..., int]) -> Callable[..., int]:
-    """What `place` is asked of tensors."""
-    for option in (
-        click.option("--moves", type=click.Choice(_MOVES), help="With --evict: how what is missing comes. [copy]"),
-        click.option(
-            "--evict", type=click.Choice(list(POLICIES)), help="Tensors of GPU 0 over HBM, idle peers, host and NVMe."
-        ),
-        click.option("--room", metavar="SIZE", help="Of each GPU, for the tensors. [what a process can get]"),
-        click.option(
-            "--tensors",
-            type=FILE,
-            metavar="TABLE.csv|own",
-            help="Tensors instead of ranks: a table's, or the plan's own.",
-        ),
-    ):
-        function = option(function)
-    return function
+tensor_options = all_of(  # what `place` is asked of tensors
+    click.option(
+        "--tensors", type=FILE, metavar="TABLE.csv|own", help="Tensors instead of ranks: a table's, or the plan's own."
+    ),
+    click.option("--room", metavar="SIZE", help="Of each GPU, for the tensors. [what a process can get]"),
+    click.option(
+        "--evict", type=click.Choice(list(POLICIES)), help="Tensors of GPU 0 over HBM, idle peers, host and NVMe."
+    ),
+    click.option("--moves", type=click.Choice(_MOVES), help="With --evict: how what is missing comes. [copy]"),
+)
 
 
-def answer(study: Study, given: dict[str, Any], *, as_json: bool) -> int:
+def answer(study: Study, given: dict[str, Any]) -> int:
     """Place, print. Raises InputError with every fault of what is asked."""
     from simulator.studies.tensors import assign_shards, schedule_transfers, text, tiered
 
@@ -49,18 +41,18 @@ def answer(study: Study, given: dict[str, Any], *, as_json: bool) -> int:
     if given["evict"] is not None:
         tiers, moves = _tiers(study, room[0], given["moves"] or "copy")
         found = tiered([one for one in tensors if one.gpu == 0], tiers, given["evict"], moves)
-        _show(text.tiered_data(found), text.tiered_text(found), as_json=as_json)
+        _show(text.tiered_data(found), text.tiered_text(found))
         return ExitCode.DOES_NOT_FIT if found.over_bytes else ExitCode.OK
     node = Node.of(study.cluster, room)
     assigned = assign_shards(tensors, node)
     transfers = schedule_transfers(tensors, node, assigned)
     inputs = (tensors, node, assigned, transfers)
-    _show(text.placed_data(*inputs), text.placed_text(*inputs), as_json=as_json)
+    _show(text.placed_data(*inputs), text.placed_text(*inputs))
     return ExitCode.DOES_NOT_FIT if assigned.too_much else ExitCode.OK
 
 
-def _show(data: dict[str, Any], lines: Any, *, as_json: bool) -> None:  # noqa: ANN401  an iterator of lines
-    if as_json:
+def _show(data: dict[str, Any], lines: Any) -> None:  # noqa: ANN401  an iterator of lines
+    if requested("json"):
         write_json(data)
     else:
         print_text("\n".join(lines))
@@ -75,8 +67,7 @@ def _inputs(study: Study, given: dict[str, Any]) -> tuple[tuple[Tensor, ...], tu
         faults.append(Fault(place="--moves", problem="is how --evict moves", remedy=f"--evict {'|'.join(POLICIES)}"))
     with Collected(faults):
         size = quantity("--room", parse_bytes, given["room"]) if given["room"] is not None else None
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     count, device = study.cluster.gpus_per_node, study.cluster.device
     if str(given["tensors"]) == OWN:
         from simulator.studies.tensors.own import own_tensors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -18,16 +19,17 @@ from simulator.cli.extras import extra_options, extras_of, taken, with_data_of
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.options import (
     FILE,
-    also_as_page,
+    SCREEN_WIDTH,
     answer_options,
     completed,
     placement_option,
+    print_answer,
     print_notes,
     print_status,
     program_options,
+    requested,
     set_option,
     study_options,
-    write_json,
 )
 from simulator.cli.predict_recorded import recorded_options
 from simulator.cli.progress import playing
@@ -38,12 +40,14 @@ from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
 from simulator.predict import Prediction, Source, predict
 from simulator.predict.lengths import padding_of, read_lengths
-from simulator.predict.reference import Kind, check_forwards, with_reference
+from simulator.predict.reference import Kind, reference_of, with_reference
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.checkpoint import saving
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from simulator.predict.largest_batch import LargestBatch
     from simulator.predict.telemetry import Telemetry
     from simulator.studies.rollout import Iteration, Rollout
@@ -164,8 +168,8 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 )
 @click.option(
     "--reference",
-    metavar="model|base",
-    help="A reference model's forward in every micro-batch (DPO; KTO: model:3, base:3): of its own weights, or of the base below adapters.",
+    metavar="model|base|none",
+    help="A reference model's forward in every micro-batch (DPO; KTO: model:3, base:3): of its own weights, or of the base below adapters. A trainer's file that has one needs no flag; none leaves it out.",
 )
 @click.option(
     "--lengths",
@@ -190,8 +194,6 @@ def command(
     study: Path | None,
     *,
     settings: tuple[str, ...],
-    as_json: bool,
-    plain: bool,
     trace: Path | None,
     memory: Path | None,
     links: Path | None,
@@ -203,9 +205,9 @@ def command(
     program, tokens_per_step, other, fabric = (flags.pop(name) for name in names)
     largest, spec, kind = flags.pop("largest_batch"), flags.pop("lengths"), flags.pop("reference")
     rollout, brief, extra_flags = flags.pop("rollout"), flags.pop("brief"), taken(flags)
-    if brief and as_json:
+    if brief and requested("json"):
         raise click.UsageError("--brief and --json are two answers: give one of them")
-    unread = with_recipe(flags)
+    unread = with_recipe(flags, alone=study is None and not flags["plan_file"])
     of_recording = {name: flags.pop(name) for name in predict_recorded.NAMES}
     if program is not None:
         asks = {"lengths": spec, "reference": kind, "rollout": rollout, "fabric": fabric}
@@ -213,8 +215,7 @@ def command(
         given = {**flags, "study": study, **asks}
         written = {"--trace": trace, "--memory": memory, "--links": links, "--snapshot": snapshot}
         sizes = {"tokens_per_step": tokens_per_step, "scale_with": other}
-        form = {"as_json": as_json, "plain": plain, "brief": brief}
-        return _program(program, given, of_recording, settings, written, sizes, form)
+        return _program(program, given, of_recording, settings, written, sizes, brief=brief)
     predict_recorded.refuse(of_recording)
     for flag, value in (("--tokens-per-step", tokens_per_step), ("--scale-with", other)):
         if value is not None:
@@ -223,25 +224,26 @@ def command(
     wrong += _given_sizes(flags, settings) if largest else []
     loaded = _loaded(study, flags, settings, fabric, wrong)
     lengths = read_lengths(spec) if spec is not None else ()
-    beside = check_forwards(kind, loaded.plan) if kind is not None else None
+    beside = reference_of(kind, loaded.plan, loaded.draft.reference_forwards if loaded.draft else 0)
     rolled = _rollout(rollout) if rollout is not None else None
     loaded, found = _with_largest_batch(loaded) if largest else (loaded, None)
     prediction, stall = with_data_of(loaded, _predicted(loaded, beside))
-    inputs = (loaded.model, loaded.plan, loaded.cluster, loaded.calibration, loaded.stack)
+    inputs = loaded.parts
     padding = padding_of(lengths, *inputs) if lengths else None
     iteration = _iteration(rolled, prediction, *inputs) if rolled is not None else None
     further = extras_of(extra_flags, loaded, prediction, stall)
     parts = {"largest_batch": found, "lengths": padding, "rollout": iteration}
     keys = {name: one.report() for name, one in parts.items() if one is not None} | further.keys
-    if as_json:
-        write_json(_report(prediction, loaded, keys))
-    else:
-        from simulator.cli.terminal import show_prediction
 
-        show_prediction(prediction, padding, iteration, further.sections, plain=plain, brief=brief)
+    def text() -> RenderableType:
+        from simulator.cli.terminal import prediction_text
+
+        return prediction_text(prediction, padding, iteration, further.sections, brief=brief)
+
+    report, drawing = partial(_report, prediction, loaded, keys), partial(_drawing, prediction, inputs)
+    print_answer("predict", report, text, drawing, width=SCREEN_WIDTH if brief else None)
     _write_files(loaded, prediction, trace, links, further.telemetry)
     _write_memory(loaded, prediction, memory, snapshot)
-    also_as_page("predict", lambda: _report(prediction, loaded, keys), lambda: _drawing(prediction, inputs))
     return prediction.verdict.exit_code
 
 
@@ -254,8 +256,7 @@ def _loaded(
         loaded = replace(loaded, cluster=with_fabric(loaded.cluster, fabric))
     except InputError as exc:
         raise InputError([*exc.faults, *faults], exc.ready) from None
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     return loaded
 
 
@@ -286,7 +287,7 @@ def _iteration(rollout: Rollout, prediction: Prediction, *inputs: Any) -> Iterat
 
 def _predicted(study: Study, beside: tuple[Kind, int] | None) -> Prediction:
     """The prediction of a study, with a reference model and a checkpoint if requested."""
-    inputs = (study.model, study.plan, study.cluster, study.calibration, study.stack)
+    inputs = study.parts
     with playing(study.plan, study.cluster):
         prediction = predict(*inputs, advise=True)
     prediction = replace(prediction, sources=(*study.sources, *prediction.sources))
@@ -304,7 +305,8 @@ def _program(
     settings: tuple[str, ...],
     written: dict[str, Path | None],
     sizes: dict[str, Any],
-    form: dict[str, bool],
+    *,
+    brief: bool,
 ) -> int:
     """Predict a --program, which is a recorded trace or a captured program."""
     from simulator.formats.readers.recording import is_recording
@@ -313,21 +315,21 @@ def _program(
         if sizes["scale_with"] is not None:
             raise click.UsageError("--scale-with: only of a captured --program")
         options = {**flags, **of_recording, "tokens_per_step": sizes["tokens_per_step"]}
-        if form.pop("brief"):
+        if brief:
             raise click.UsageError("--brief: only of a captured --program")
-        return predict_recorded.answer(program, options, settings, written, **form)
+        return predict_recorded.answer(program, options, settings, written)
     predict_recorded.refuse(of_recording)
     from simulator.cli.predict_program import Files, answer
 
     files = Files(**{flag.removeprefix("--"): path for flag, path in written.items()}, scale_with=sizes["scale_with"])
-    return answer(program, flags, settings, files, sizes["tokens_per_step"], **form)
+    return answer(program, flags, settings, files, sizes["tokens_per_step"], brief=brief)
 
 
 def _with_largest_batch(study: Study) -> tuple[Study, LargestBatch]:
     """The study with the largest micro-batch that surely fits, or 1; the result is printed on stderr."""
     from simulator.predict.largest_batch import largest_batch
 
-    found = largest_batch(study.model, study.plan, study.cluster, study.calibration, study.stack)
+    found = largest_batch(*study.parts)
     print_status(f"shardwise: {found.words}")
     size = f"micro_batch_size = {found.plan.micro_batch_size} (--largest-batch)"
     source = Source(what="plan", kind="given", detail=size)
@@ -367,7 +369,7 @@ def _write_files(
         from simulator.formats.writers.link_plot import write_link_plot
         from simulator.predict.link_loads import link_loads
 
-        loads = link_loads(study.model, study.plan, study.cluster, study.calibration, study.stack)
+        loads = link_loads(*study.parts)
         write_link_plot(links, loads, "--links")
         print_status(f"links drawn in {links}")
 
@@ -376,20 +378,9 @@ def _write_memory(study: Study, prediction: Prediction, picture: Path | None, sn
     """Replay the step's allocations event by event for the writers that need them."""
     if picture is None and snapshot is None:
         return
+    from simulator.cli.predict_program import write_memory
     from simulator.memory import device_history
 
     stack = study.stack or Stack.of(study.plan)
     history = device_history(study.model, study.plan, stack, study.cluster.device)
-    if picture is not None:
-        from simulator.formats.writers.memory_plot import write_memory_plot
-
-        write_memory_plot(picture, prediction, history)
-        print_status(f"memory drawn in {picture}")
-    if snapshot is not None:
-        from simulator.formats.writers.snapshot import write_snapshot
-        from simulator.memory.pools import settings_of
-
-        write_snapshot(snapshot, history, settings_of(study.plan))
-        if study.plan.memory.policy not in ("caching", "expandable"):
-            print_status("snapshot: the format is that of PyTorch's allocator, so it serves the requests there")
-        print_status(f"snapshot written to {snapshot}: open it at https://pytorch.org/memory_viz")
+    write_memory(prediction, history, study.plan, picture, snapshot)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simulator.base.errors import Collected, Fault
 from simulator.base.schema import check_writable
 from simulator.cli.fabric import with_fabric
-from simulator.cli.options import also_as_page, page_requested, print_status, write_json
+from simulator.cli.options import SCREEN_WIDTH, page_requested, print_answer, print_status
 from simulator.cli.programs import place_inputs, place_of, program_at
 from simulator.formats.drawing import FORMATS
 from simulator.formats.study import Study
 from simulator.predict import Prediction
 from simulator.work.captured.capture import Capture
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from simulator.memory.history import History
+    from simulator.spec.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +57,6 @@ def answer(
     files: Files,
     tokens_per_step: int | None,
     *,
-    as_json: bool,
-    plain: bool,
     brief: bool,
 ) -> int:
     """Predict, print, write. The exit code says whether it fits."""
@@ -71,15 +75,18 @@ def answer(
     in_full = page_requested() or files != Files(trace=None, memory=None, links=None, snapshot=None)
     found = predicted() if in_full else cached(program, study, tokens_per_step, predicted)
     found = replace(found, sources=(*study.sources, *found.sources))
-    if as_json:
-        write_json(_report(found, program, study))
-    else:
-        from simulator.cli.terminal import show_prediction
 
-        show_prediction(found, plain=plain, brief=brief)
+    def text() -> RenderableType:
+        from simulator.cli.terminal import prediction_text
+
+        return prediction_text(found, brief=brief)
+
+    drawing = partial(_drawing, program_of, study, found)
+    print_answer(
+        "predict", partial(_report, found, program, study), text, drawing, width=SCREEN_WIDTH if brief else None
+    )
     if in_full:
         _write(program_of(), study, found, files)
-        also_as_page("predict", lambda: _report(found, program, study), lambda: _drawing(program_of(), study, found))
     return found.verdict.exit_code
 
 
@@ -90,11 +97,11 @@ def _report(found: Prediction, program: Path, study: Study) -> Mapping[str, Any]
     return report(found, place_inputs(program, study))
 
 
-def _drawing(one: Capture, study: Study, found: Prediction) -> Mapping[str, Any]:
+def _drawing(program: Callable[[], Capture], study: Study, found: Prediction) -> Mapping[str, Any]:
     from simulator.formats.html.step import program_drawing
     from simulator.predict.program import program_history
 
-    return program_drawing(found, program_history(one, study.cluster, study.plan.memory))
+    return program_drawing(found, program_history(program(), study.cluster, study.plan.memory))
 
 
 def _write(one: Capture, study: Study, found: Any, files: Files) -> None:  # noqa: ANN401  a Prediction
@@ -109,14 +116,21 @@ def _write(one: Capture, study: Study, found: Any, files: Files) -> None:  # noq
     from simulator.predict.program import program_history
 
     history = program_history(one, study.cluster, study.plan.memory)
-    if files.memory is not None:
+    write_memory(found, history, study.plan, files.memory, files.snapshot)
+
+
+def write_memory(found: Prediction, history: History, plan: Plan, picture: Path | None, snapshot: Path | None) -> None:
+    """Draw a step's memory, and write its allocator's snapshot, where these are requested."""
+    if picture is not None:
         from simulator.formats.writers.memory_plot import write_memory_plot
 
-        write_memory_plot(files.memory, found, history)
-        print_status(f"memory drawn in {files.memory}")
-    if files.snapshot is not None:
+        write_memory_plot(picture, found, history)
+        print_status(f"memory drawn in {picture}")
+    if snapshot is not None:
         from simulator.formats.writers.snapshot import write_snapshot
         from simulator.memory.pools import settings_of
 
-        write_snapshot(files.snapshot, history, settings_of(study.plan))
-        print_status(f"snapshot written to {files.snapshot}: open it at https://pytorch.org/memory_viz")
+        write_snapshot(snapshot, history, settings_of(plan))
+        if plan.memory.policy not in ("caching", "expandable"):
+            print_status("snapshot: the format is that of PyTorch's allocator, so it serves the requests there")
+        print_status(f"snapshot written to {snapshot}: open it at https://pytorch.org/memory_viz")

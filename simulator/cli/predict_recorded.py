@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,14 @@ from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.schema import check_writable
 from simulator.base.units import format_bytes
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import print_answer, print_status
+from simulator.cli.options import all_of, print_answer, print_status, texts_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from simulator.predict.recorded import ReplayedStep, WhatIf
+    from simulator.spec.calibration import Calibration
+    from simulator.spec.cluster import Cluster
     from simulator.work.recorded.recording import Recording
 
 NAMES = ("step", "recorded_on", "faster", "communication", "graphed_host", "dp_ranks", "tokens_times")
@@ -25,21 +27,15 @@ _TAKEN = ("cluster", "nodes", "calibration", "recompute")
 _OF_PLACE = ("cluster", "device")
 
 
-def recorded_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Options of a recorded trace."""
-    for option in reversed(
-        (
-            click.option("--step", type=click.IntRange(0), metavar="N", help="Of a recorded --program: ProfilerStep#N. [the median one]"),
-            click.option("--recorded-on", metavar="NAME|FILE", help="Of a recorded --program: the cluster that it ran on."),
-            click.option("--faster", multiple=True, metavar="REGEX=N", help="What if, of a recorded --program: kernels (by name or category) N times as fast."),
-            click.option("--communication", type=click.Choice(["hidden", "free"]), help="What if, of a recorded --program."),
-            click.option("--graphed-host", is_flag=True, help="What if, of a recorded --program: launches cost nothing, as from a CUDA graph."),
-            click.option("--dp-ranks", type=click.IntRange(2), metavar="N", help="What if, of a recorded --program: N data-parallel ranks."),
-            click.option("--tokens-times", type=FiniteRange(min=0, min_open=True), metavar="X", help="What if, of a recorded --program: X times the tokens of a micro-batch."),
-        )
-    ):  # fmt: skip
-        function = option(function)
-    return function
+recorded_options = all_of(  # of a recorded trace
+    click.option("--step", type=click.IntRange(0), metavar="N", help="Of a recorded --program: ProfilerStep#N. [the median one]"),
+    click.option("--recorded-on", metavar="NAME|FILE", help="Of a recorded --program: the cluster that it ran on."),
+    click.option("--faster", multiple=True, metavar="REGEX=N", help="What if, of a recorded --program: kernels (by name or category) N times as fast."),
+    click.option("--communication", type=click.Choice(["hidden", "free"]), help="What if, of a recorded --program."),
+    click.option("--graphed-host", is_flag=True, help="What if, of a recorded --program: launches cost nothing, as from a CUDA graph."),
+    click.option("--dp-ranks", type=click.IntRange(2), metavar="N", help="What if, of a recorded --program: N data-parallel ranks."),
+    click.option("--tokens-times", type=FiniteRange(min=0, min_open=True), metavar="X", help="What if, of a recorded --program: X times the tokens of a micro-batch."),
+)  # fmt: skip
 
 
 def refuse(flags: Mapping[str, Any]) -> None:
@@ -49,15 +45,7 @@ def refuse(flags: Mapping[str, Any]) -> None:
         raise click.UsageError(f"{', '.join(found)}: only of a --program that is a profiler's trace")
 
 
-def answer(
-    program: Path,
-    flags: Mapping[str, Any],
-    settings: tuple[str, ...],
-    files: Mapping[str, Path | None],
-    *,
-    as_json: bool,
-    plain: bool,
-) -> int:
+def answer(program: Path, flags: Mapping[str, Any], settings: tuple[str, ...], files: Mapping[str, Path | None]) -> int:
     """Read, play, print, write."""
     from simulator.formats.readers.recording import read_recordings
     from simulator.predict.recorded import replay_recording
@@ -66,9 +54,7 @@ def answer(
     changes = _what_if(flags, settings)
     recordings = read_recordings(program, flags["step"], lambda read: print_status(f"read {format_bytes(read)}"))
     found = replay_recording(_timed(recordings, changes), changes)
-    print_answer(
-        "recorded", lambda: _report(found), lambda: _text(found), lambda: _drawing(found), as_json=as_json, plain=plain
-    )
+    print_answer("recorded", lambda: _report(found), lambda: _text(found), lambda: _drawing(found))
     if files["--trace"] is not None:
         from simulator.formats.writers.chrome_trace import write_timeline
 
@@ -129,32 +115,39 @@ def _check(flags: Mapping[str, Any], settings: tuple[str, ...], files: Mapping[s
         for one in settings
         if one.partition(".")[0] not in _OF_PLACE
     ]
-    for flag, path in files.items():
-        if path is not None and flag != "--trace":
-            faults.append(Fault(place=f"{flag} {path}", problem="is not drawn of a recorded program", remedy="--trace"))
-        elif path is not None:
-            with Collected(faults):
-                check_writable(path, flag)
-    if faults:
-        raise InputError(faults)
+    faults += [
+        Fault(place=f"{flag} {path}", problem="is not drawn of a recorded program", remedy="--trace")
+        for flag, path in files.items()
+        if path is not None and flag != "--trace"
+    ]
+    with Collected(faults):
+        if files["--trace"] is not None:
+            check_writable(files["--trace"], "--trace")
+    InputError.raise_for(faults)
+
+
+def _other_cluster(flags: Mapping[str, Any], settings: tuple[str, ...]) -> tuple[Cluster | None, Calibration | None]:
+    """What the recording is to run on, with its calibration; None where it stays where it was."""
+    from simulator.formats.study import read_study
+
+    changed = settings or flags["nodes"] or flags["calibration"]
+    named = flags["cluster"] or (flags["recorded_on"] if changed else None)
+    if named is None and changed:
+        problem = "changes a cluster that is not named"
+        raise InputError.at("--set, --nodes or --calibration", problem, "--cluster, or --recorded-on")
+    if named is None:
+        return None, None
+    study = read_study(None, {"cluster": named, **texts_of(flags, "nodes", "calibration")}, {}, settings)
+    return study.cluster, study.calibration
 
 
 def _what_if(flags: Mapping[str, Any], settings: tuple[str, ...]) -> WhatIf:
-    from simulator.formats.study import read_study
     from simulator.predict.recorded import WhatIf
     from simulator.spec.cluster import Cluster
 
     faster = tuple(_times(text) for text in flags["faster"])
     recorded_on = Cluster.load(flags["recorded_on"]) if flags["recorded_on"] else None
-    named = flags["cluster"] or (flags["recorded_on"] if settings or flags["nodes"] or flags["calibration"] else None)
-    if named is None and (settings or flags["nodes"] or flags["calibration"]):
-        problem = "changes a cluster that is not named"
-        raise InputError.at("--set, --nodes or --calibration", problem, "--cluster, or --recorded-on")
-    cluster = calibration = None
-    if named is not None:
-        inputs = {"cluster": named, **{name: flags[name] for name in ("nodes", "calibration") if flags[name]}}
-        study = read_study(None, inputs, {}, settings)
-        cluster, calibration = study.cluster, study.calibration
+    cluster, calibration = _other_cluster(flags, settings)
     return WhatIf(
         faster=faster, communication=flags["communication"], without_host=flags["graphed_host"], cluster=cluster,
         without_recompute=flags["recompute"] == "none",

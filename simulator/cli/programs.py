@@ -55,8 +55,7 @@ def place_of(
         for one in settings
         if one.partition(".")[0].strip() not in _OF_PLACE and not (pool and _of_pool(one))
     ]
-    if found:
-        raise InputError(found)
+    InputError.raise_for(found)
     from simulator.predict.program import STACK
 
     plan = {name: text for name, text in given.items() if name in _OF_POOL} | {"stack": given.get("stack", STACK)}
@@ -96,8 +95,7 @@ def program_at(file: Path, place: Study, tokens_per_step: int | None = None, sca
         remedy = "shardwise capture writes one"
         problem = "is a script, and two captures are needed"
         scripts = [Fault(place=str(one), problem=problem, remedy=remedy) for one in files if kind_of(one) == "script"]
-        if scripts:
-            raise InputError(scripts)
+        InputError.raise_for(scripts)
         both = [program_at(one, place, tokens_per_step) for one in files]
         return next((one for one in both if one.world_size == place.cluster.num_devices), None) or scaled(
             both[0], both[1], place.cluster.num_devices
@@ -133,13 +131,9 @@ def subject_at(
 ) -> Subject:
     """A program as a column of a comparison, whose unit is a token. Raises InputError where their number is not stated."""
     place = place_of(flags, settings)
-    program = program_at(file, place, tokens_per_step)
-    with_tokens(program, str(file))
     return Subject(
         name=name,
-        model=None,
-        plan=None,
-        program=program,
+        program=with_tokens(program_at(file, place, tokens_per_step), str(file)),
         cluster=place.cluster,
         calibration=place.calibration,
         stack=place.stack,

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from simulator.base.units import format_seconds
+
 if TYPE_CHECKING:
     from simulator.spec.cluster import Cluster
     from simulator.spec.plan import Plan
@@ -39,6 +41,20 @@ class StatusLine:
         """Clear the terminal's line."""
         if self._live and self._shown_s:
             click.echo("\r\x1b[2K", nl=False, err=True)
+
+
+class CountLine:
+    """Progress, rate and remaining time of so many things. unit: what they are, in plural."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit, self._line, self._since = unit, StatusLine(), time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        if done == 1:
+            self._since = time.monotonic()
+        rate = max(done, 1) / max(time.monotonic() - self._since, 1e-3)
+        left = format_seconds((total - done) / rate)
+        self._line.show(f"{done:,} of {total:,} {self._unit}, {rate:,.1f}/s, {left} left", last=done == total)
 
 
 _LONG: Final = 5_000  # passes of micro-batches: some seconds

@@ -11,6 +11,7 @@ import click
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import nearest
+from simulator.spec.model.families import preset_of
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -30,21 +31,31 @@ def recipe_options(function: _Command) -> _Command:
         "Fine-tune: all weights, or adapters beside frozen ones (peft's file says which); what such runs usually set."
     )
     function = click.option("--recipe", metavar=f"{'|'.join(RECIPES)}|adapter_config.json", help=what)(function)
+    return gpus_option(function)
+
+
+def gpus_option(function: _Command) -> _Command:
+    """--gpus."""
     count = "COUNTxGPU, as 8xh100: the GPU's usual machine, instead of --cluster."
     return click.option("--gpus", metavar="COUNTxGPU", help=count)(function)
 
 
-def with_recipe(flags: dict[str, Any]) -> list[Fault]:
-    """Fill a command's unset flags from --recipe and --gpus; returns the faults of both."""
+def with_gpus(flags: dict[str, Any], gpus: str | None) -> list[Fault]:
+    """Fill a command's --cluster from --gpus; returns the faults."""
+    if gpus is None:
+        return []
+    if flags.get("cluster") is not None:
+        return [Fault(place="--gpus", problem="--cluster is given too", remedy="one of the two")]
+    if not re.match(r"0*[1-9]\d*\s*[x×*]\s*\S", gpus):
+        return [Fault(place="--gpus", problem=f"{gpus!r} is no COUNTxGPU", remedy="for example 8xh100")]
+    flags["cluster"] = gpus
+    return []
+
+
+def with_recipe(flags: dict[str, Any], *, alone: bool) -> list[Fault]:
+    """Fill a command's unset flags from --recipe and --gpus; returns the faults of both. alone: no file states a model."""
     recipe, gpus = flags.pop("recipe"), flags.pop("gpus")
-    faults = []
-    if gpus is not None:
-        if flags["cluster"] is not None:
-            faults.append(Fault(place="--gpus", problem="--cluster is given too", remedy="one of the two"))
-        elif re.match(r"0*[1-9]\d*\s*[x×*]\s*\S", gpus):
-            flags["cluster"] = gpus
-        else:
-            faults.append(Fault(place="--gpus", problem=f"{gpus!r} is no COUNTxGPU", remedy="for example 8xh100"))
+    faults = with_gpus(flags, gpus)
     if recipe is None:
         return faults
     if recipe.endswith(".json"):
@@ -54,12 +65,24 @@ def with_recipe(flags: dict[str, Any]) -> list[Fault]:
             found = {**_COMMON, **read_adapter_config(Path(recipe))}
         except InputError as exc:
             return [*faults, *exc.faults]
+        base = found.pop("model", "")
+        if alone and base and flags["model"] is None:
+            faults += _with_base(flags, recipe, base)
         return _filled(flags, found, gpus, faults)
     recipe = recipe.lower() if recipe.lower() in RECIPES else recipe
     if recipe not in RECIPES:
         remedy = nearest(recipe, RECIPES) or f"one of {', '.join(RECIPES)}"
         return [*faults, Fault(place="--recipe", problem=f"no recipe is called {recipe!r}", remedy=remedy)]
     return _filled(flags, RECIPES[recipe], gpus, faults)
+
+
+def _with_base(flags: dict[str, Any], file: str, base: str) -> list[Fault]:
+    """The model that the adapters of a file stand on."""
+    flags["model"] = preset_of(base)
+    if flags["model"] is not None:
+        return []
+    problem = f"{base[:60]} is not a preset"
+    return [Fault(place=f"{file}: base_model_name_or_path", problem=problem, remedy="--model NAME, or its config.json")]
 
 
 def _filled(flags: dict[str, Any], recipe: Mapping[str, str], gpus: str | None, faults: list[Fault]) -> list[Fault]:

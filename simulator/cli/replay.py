@@ -14,7 +14,7 @@ from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import html_option, print_answer, quantity
+from simulator.cli.options import answer_options, print_answer, quantity
 from simulator.formats.readers.snapshot import read_snapshot
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.allocator.blocks import LARGE_SEGMENT_BYTES, MIB
@@ -70,23 +70,21 @@ _SCHEMA = 1
 @click.option("--alloc-s", metavar="TIME", help="What if an allocator of one's own takes so long for an allocation.")
 @click.option("--free-s", metavar="TIME", help="The same of a free.")
 @click.option("--calibration", metavar="NAME|FILE", help="Whose costs of the driver's calls.")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/replay.md).")
-@click.option("--plain", is_flag=True, help="No colours, fixed width.")
-@html_option
-def command(snapshot: Path | None, *, study: Path | None, as_json: bool, plain: bool, **options: Any) -> int:  # noqa: ANN401
+@partial(answer_options, json_help="Write JSON (docs/reference/replay.md).")
+def command(snapshot: Path | None, *, study: Path | None, **options: Any) -> int:  # noqa: ANN401
     """Replay and print; the exit code gives the outcome."""
     if (snapshot is None) == (study is None):
         raise click.UsageError("give either SNAPSHOT or --plan STUDY.toml")
     calibration = Calibration.load(options["calibration"]) if options["calibration"] else None
     what_if = {name: value for name, value in options.items() if name not in ("device", "calibration") and value}
     if snapshot is not None and not what_if:
-        return _exact(snapshot, options["device"], as_json=as_json, plain=plain)
-    return _what_if(snapshot, study, calibration, options, as_json=as_json, plain=plain)
+        return _exact(snapshot, options["device"])
+    return _what_if(snapshot, study, calibration, options)
 
 
-def _exact(snapshot: Path, device: int | None, *, as_json: bool, plain: bool) -> int:
+def _exact(snapshot: Path, device: int | None) -> int:
     report = replay(read_snapshot(snapshot, device))
-    print_answer("replay", lambda: _exact_data(report), lambda: _exact_text(report), as_json=as_json, plain=plain)
+    print_answer("replay", lambda: _exact_data(report), lambda: _exact_text(report))
     return ExitCode.OK if report.is_exact else DIFFERS
 
 
@@ -95,9 +93,6 @@ def _what_if(
     study: Path | None,
     calibration: Calibration | None,
     options: dict[str, Any],
-    *,
-    as_json: bool,
-    plain: bool,
 ) -> int:
     needs, policies_of_input = _needs(options), [NATIVE]
     if snapshot is not None:
@@ -141,7 +136,7 @@ def _what_if(
         "notes": list(sequence.notes),
     }
     text = partial(_policies_text, sequence, demanded, scores, costs.source)
-    print_answer("policies", lambda: data, text, as_json=as_json, plain=plain, width=_WIDTH)
+    print_answer("policies", lambda: data, text, width=_WIDTH)
     return min((score.fit for score in scores), key=lambda fit: fit.rank).exit_code
 
 
@@ -174,8 +169,7 @@ def _own_s(options: dict[str, Any], demanded: Demand) -> float:
         with Collected(faults):
             flag = f"--{name.replace('_', '-')}"
             found += count * (quantity(flag, parse_seconds, options[name]) if options[name] else 0.0)
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     return found
 
 
@@ -193,7 +187,7 @@ def _moves(study: Path | None, scores: Rows[Score]) -> dict[str, Any] | None:
         from simulator.predict import predict
 
         loaded = read_study(study, {}, {}, ())
-        step_s = float(predict(loaded.model, loaded.plan, loaded.cluster, loaded.calibration, loaded.stack).step_s)
+        step_s = float(predict(*loaded.parts).step_s)
         cluster, host = loaded.cluster, loaded.cluster.host_link
         rates = {"hbm": cluster.device.memory_bytes_per_s / 2, cluster.intra.kind: cluster.intra.bytes_per_s}
         rates |= {host.kind: host.bytes_per_s} if host is not None else {}
@@ -237,8 +231,7 @@ def _needs(options: dict[str, Any]) -> PoolInputs:
         if options[name] is not None:
             with Collected(faults):
                 sizes[name] = _size(f"--{name.replace('_', '-')}", options[name], least, unit)
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     options["max_split_size"] = sizes.get("max_split_size")
     settings, block = _merged(AllocatorSettings(), options), sizes.get("block_size", BLOCK_BYTES)
     return PoolInputs(settings=settings, capacity_bytes=sizes.get("capacity"), block_bytes=block)

@@ -99,14 +99,12 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @click.option("--scheduler", metavar="HOST:PORT", help="Of dask.")
 @click.option("--jobs", type=click.IntRange(1, 1024), help="Processes. [the machine's cores]")
 @answer_options
-def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path | None, **options: Any) -> int:  # noqa: ANN401  one type an option
+def command(*, journal: Path | None, exported: Path | None, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Search, print, export."""
     kit = _kit(options)
     study = _study(options)
     if options["sizes"]:
-        return run_front(
-            study, options | {"exported": exported}, journal, _engine, _ProgressLine(), as_json=as_json, plain=plain
-        )
+        return run_front(study, options | {"exported": exported}, journal, _engine, _ProgressLine())
     refuse_without_front(options)
     if exported is not None:
         check_export(exported)
@@ -122,7 +120,7 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
             if stop.report is None:
                 return ExitCode.INTERRUPTED
             report, interrupted = stop.report, True
-    print_answer("search", report.as_json, lambda: render(report), as_json=as_json, plain=plain, width=WIDTH)
+    print_answer("search", report.as_json, lambda: render(report), width=WIDTH)
     if exported is not None:
         export(report, exported)
         print_status(f"written to {exported}")
@@ -274,7 +272,8 @@ class _ProgressLine:
 
     def __call__(self, progress: Progress) -> None:
         stack = f"{progress.stack}: " if progress.stack else ""
-        parts = f" of {progress.total:,} branches" if progress.total is not None else " plans"
+        of_all = f" of {progress.total:,}" if progress.total is not None else ""
+        parts = f"{of_all} {'plans' if progress.phase == 'simulation' else 'branches'}"
         best = f", best {progress.best:.6g}" if progress.best is not None else ""
         seconds = format_seconds(time.monotonic() - self._since)
         self._line.show(f"{stack}{progress.phase} of {progress.done:,}{parts}{best}, {seconds}")

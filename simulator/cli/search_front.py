@@ -32,8 +32,7 @@ def refuse_without_front(options: dict[str, Any]) -> None:
         for name, flag in _OF_FRONT.items()
         if options[name] is not None
     ]
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
 
 
 def run_front(
@@ -42,9 +41,6 @@ def run_front(
     journal: Path | None,
     engine: Callable[[SearchStudy, dict[str, Any]], Engine],
     on_progress: Callable[[Progress], None],
-    *,
-    as_json: bool,
-    plain: bool,
 ) -> int:
     """Search every size, print, draw."""
     prices, tokens = _judged(options)
@@ -54,17 +50,13 @@ def run_front(
         )
     except Interrupted:
         return ExitCode.INTERRUPTED
+    days, plot = options["days"], options["plot"]
     print_answer(
-        "front",
-        lambda: found.as_json() | _enough(found, options["days"]),
-        lambda: render_front(found, options["days"]),
-        as_json=as_json,
-        plain=plain,
-        width=WIDTH,
+        "front", lambda: found.as_json() | _enough(found, days), lambda: render_front(found, days), width=WIDTH
     )
-    if options["plot"] is not None:
-        write_front_plot(options["plot"], _points(found), "seconds a step", f"{found.currency} a billion tokens")
-        print_status(f"written to {options['plot']}")
+    if plot is not None:
+        write_front_plot(plot, _points(found), "seconds a step", f"{found.currency} a billion tokens")
+        print_status(f"written to {plot}")
     return ExitCode.OK if any(row.best is not None for row in found.rows) else ExitCode.DOES_NOT_FIT
 
 
@@ -83,8 +75,7 @@ def _judged(options: dict[str, Any]) -> tuple[Prices | None, int | None]:
     with Collected(faults):
         prices = loaded_prices(options)
     with Collected(faults):
-        run = options["run_tokens"]
-        tokens = quantity("--run-tokens", parse_count, run) if run is not None else None
+        tokens = None if options["run_tokens"] is None else quantity("--run-tokens", parse_count, options["run_tokens"])
     if tokens is not None and tokens < 1:
         faults.append(Fault(place="--run-tokens", problem="a run has at least one token", remedy="--run-tokens 15T"))
     if options["days"] is not None and options["run_tokens"] is None:
@@ -95,8 +86,7 @@ def _judged(options: dict[str, Any]) -> tuple[Prices | None, int | None]:
     if options.get("exported") is not None:
         problem, remedy = "writes one table of plans, and --front makes several", "--json, or leave out --front"
         faults.append(Fault(place="--export", problem=problem, remedy=remedy))
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     return prices, tokens
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,8 +12,7 @@ import click
 
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
-from simulator.base.units import format_seconds
-from simulator.cli.compare import name_of, split_settings
+from simulator.cli.compare import columns_of
 from simulator.cli.finite import FiniteRange
 from simulator.cli.goodput import read_run
 from simulator.cli.options import (
@@ -23,9 +22,10 @@ from simulator.cli.options import (
     of_all_studies,
     price_options,
     print_answer,
+    texts_of,
     tokens_option,
 )
-from simulator.cli.progress import StatusLine
+from simulator.cli.progress import CountLine
 from simulator.cli.sensitivity_failures import swept
 from simulator.cli.sensitivity_study import FIGURES, Figure, SensitivityStudy, identity
 from simulator.studies.goodput import LongRun
@@ -78,30 +78,23 @@ def command(
     *,
     variants: tuple[str, ...],
     settings: tuple[str, ...],
-    as_json: bool,
-    plain: bool,
     journal: Path | None,
     jobs: int | None,
     **options: Any,  # noqa: ANN401  one type an option
 ) -> int:
     """Sample the inputs, predict each point, and attribute the variance."""
     failures, left = options.pop("failures"), options.pop("left")
-    files: list[Path | None] = [*studies] if studies else [None]
-    alternatives = [(name_of(file), file, settings) for file in files]
-    alternatives += [(variant, files[0], (*settings, *split_settings(variant))) for variant in variants]
-    names = ("model", "cluster", "nodes", "tokens_per_step")
-    flags = {name: str(options[name]) for name in names if options[name] is not None}
+    alternatives = columns_of(studies, variants, settings)
+    flags = texts_of(options, "model", "cluster", "nodes", "tokens_per_step")
     if failures:
         _alone(studies, {**options, "--what-if": variants, "--journal": journal})
-        failed = swept(files[0], flags, settings, left, _ProgressLine())
-        print_answer(
-            "failures", failed.as_json, lambda: render_failures(failed), width=WIDTH, as_json=as_json, plain=plain
-        )
+        failed = swept(alternatives[0][1], flags, settings, left, CountLine("predictions"))
+        print_answer("failures", failed.as_json, lambda: render_failures(failed), width=WIDTH)
         return ExitCode.OK
     study = _study(alternatives, flags, options)
     with Journal(journal, identity(study)) if journal is not None else nullcontext() as store:
-        answer = study.answer(store, jobs, _ProgressLine())
-    print_answer("sensitivity", answer.as_json, lambda: render(answer), width=WIDTH, as_json=as_json, plain=plain)
+        answer = study.answer(store, jobs, CountLine("predictions"))
+    print_answer("sensitivity", answer.as_json, lambda: render(answer), width=WIDTH)
     return ExitCode.OK
 
 
@@ -139,8 +132,7 @@ def _study(
     if figure.startswith("run") and run is None and not faults:
         remedy = "--run-tokens 15T, or [run] in the first study"
         faults.append(Fault(f"--by {figure}", "the length of the run is not given", remedy))
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     return SensitivityStudy(
         alternatives=tuple(alternatives),
         flags=flags,
@@ -156,10 +148,9 @@ def _study(
 
 def _range_faults(ranges: Sequence[Range], options: dict[str, Any]) -> list[Fault]:
     faults = []
-    keys = [one.key for one in ranges]
     if not options["ranges"] and options["no_errors"]:
         faults.append(Fault("--vary", "nothing varies", "--vary KEY=LOW..HIGH"))
-    twice = sorted({key for key in keys if keys.count(key) > 1})
+    twice = sorted(key for key, count in Counter(one.key for one in ranges).items() if count > 1)
     faults += [Fault(f"--vary {key}", "varies twice", "keep one") for key in twice]
     if options["samples"] & (options["samples"] - 1):
         near = 2 ** (options["samples"].bit_length() - 1)
@@ -190,17 +181,3 @@ def _run(first: Path | None, options: dict[str, Any], faults: list[Fault]) -> Lo
     except InputError as exc:
         faults += [fault for fault in exc.faults if "either tokens or steps" not in fault.problem or tokens]
         return None
-
-
-class _ProgressLine:
-    """Progress, rate and remaining time."""
-
-    def __init__(self) -> None:
-        self._line, self._since = StatusLine(), time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        if done == 1:
-            self._since = time.monotonic()
-        rate = done / max(time.monotonic() - self._since, 1e-3)
-        left = format_seconds((total - done) / rate)
-        self._line.show(f"{done:,} of {total:,} predictions, {rate:,.1f}/s, {left} left", last=done == total)

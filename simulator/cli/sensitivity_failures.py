@@ -18,6 +18,18 @@ from simulator.spec.software.stack import Stack
 from simulator.studies.sensitivity.failures import Failure, Failures, Hurt, failures_of, ranked
 
 
+def _of_equal_nodes(file: Path | None, flags: Mapping[str, str], settings: tuple[str, ...]) -> Study:
+    """The study. Raises InputError where one failure at a time has no meaning."""
+    if is_program(file):
+        problem = "a captured program has no plan that could be put on fewer nodes"
+        raise InputError.at("--failures", problem, "a STUDY.toml")
+    study = print_notes(read_study(file, flags, {}, settings))
+    if study.cluster.exceptions:
+        problem = "--failures adds one exception at a time, and there are some already"
+        raise InputError.at("cluster: exceptions", problem, "a cluster of equal nodes")
+    return study
+
+
 def swept(
     file: Path | None,
     flags: Mapping[str, str],
@@ -26,13 +38,7 @@ def swept(
     on_progress: Callable[[int, int], None],
 ) -> Failures:
     """Simulate every failure. Raises InputError if the study is wrong or its cluster has exceptions of its own."""
-    if is_program(file):
-        problem = "a captured program has no plan that could be put on fewer nodes"
-        raise InputError.at("--failures", problem, "a STUDY.toml")
-    study = print_notes(read_study(file, flags, {}, settings))
-    if study.cluster.exceptions:
-        problem = "--failures adds one exception at a time, and there are some already"
-        raise InputError.at("cluster: exceptions", problem, "a cluster of equal nodes")
+    study = _of_equal_nodes(file, flags, settings)
     lowering = _lowered(study)
     step_s = step_seconds(lowering)
     base, cases = study.plan.tokens_per_step / step_s, list(failures_of(study.plan, study.cluster, left))

@@ -72,8 +72,7 @@ class SensitivityStudy:
                 except InputError as exc:
                     faults |= dict.fromkeys(self._at_range(fault) for fault in exc.faults)
         faults |= dict.fromkeys(self._run_faults())
-        if faults:
-            raise InputError(faults)
+        InputError.raise_for(faults)
         return tuple(found)
 
     def _at_range(self, fault: Fault) -> Fault:
@@ -212,8 +211,7 @@ class SensitivityStudy:
         mtbf = math.prod(self.ranges[which].value(share) for which, share in moved if self.ranges[which].leaf == _MTBF)
         runs = [(which, share) for which, share in moved if self.ranges[which].leaf.startswith("run.")]
         overrides, faults = parse_overrides(self._settings(number, runs, without=(_MTBF,)), ("run",))
-        if faults:
-            raise InputError(faults)
+        InputError.raise_for(faults)
         return patched(self.run, overrides, InputError) if self.run is not None else None, mtbf
 
     def _run_s(self, number: int, outcome: PlanOutcome, step_s: float, row: Sequence[float | None]) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from simulator.base.errors import InputError
-from simulator.base.units import format_number, format_seconds
+from simulator.base.units import format_number
 from simulator.cli.options import (
     answer_options,
     loaded_prices,
@@ -23,7 +21,8 @@ from simulator.cli.options import (
     study_options,
     write_files,
 )
-from simulator.cli.progress import StatusLine
+from simulator.cli.progress import CountLine
+from simulator.cli.recipe import gpus_option, with_gpus
 from simulator.cli.serve_search import OF_SEARCH, launch_of, option_faults, rate_of_users, run_search, search_options
 from simulator.cli.watch import watch_option
 from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
@@ -88,6 +87,7 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
 @click.command("serve", help=_HELP)
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
 @study_options
+@gpus_option
 @_options
 @set_option("Any leaf of inference, workload, slo, model, cluster, device or stack. May be repeated.")
 @click.option("--interval", is_flag=True, help="Also play with all times at the ends of their 90 % interval.")
@@ -113,27 +113,25 @@ def command(
     settings: tuple[str, ...],
     interval: bool,
     highest_rate: bool,
-    as_json: bool,
-    plain: bool,
     users: int | None,
     between: str | None,
     **flags: Any,  # noqa: ANN401  one type an option
 ) -> int:
     """Serve, print, and say by the exit code whether it fits."""
     options = {name: flags.pop(name) for name in (*OF_SEARCH, "searched", "prices", "price_kind", "exported")}
+    wrong = with_gpus(flags, flags.pop("gpus"))
     given = {name: text for name, text in flags.items() if text is not None}
     tables = {name.replace("__", "."): text for name, text in given.items() if "__" in name}
     rate, faults = rate_of_users(users, between, tables)
-    faults += option_faults(options, interval=interval, highest_rate=highest_rate)
+    faults += wrong + option_faults(options, interval=interval, highest_rate=highest_rate)
     nouns = {k: v for k, v in given.items() if "__" not in k}
     try:
         loaded = read_serving_study(study, nouns, tables | rate, settings, searched=options["searched"])
     except InputError as exc:
         raise InputError([*exc.faults, *faults]) from None
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     if options["searched"]:
-        return run_search(loaded, options, as_json=as_json, plain=plain)
+        return run_search(loaded, options)
     exported: Path | None = options["exported"]
     files = {} if exported is None else launch_of(loaded, exported)
     listed = loaded_prices(options)
@@ -146,7 +144,7 @@ def command(
             note = "no request ended in the measured time, so none has a cost; --requests plays more of them"
             print_status(f"shardwise: {note}")
     serving = replace(serving, sources=(*loaded.sources, *serving.sources))
-    print_answer("serve", lambda: _report(serving, loaded), lambda: _text(serving), as_json=as_json, plain=plain)
+    print_answer("serve", lambda: _report(serving, loaded), lambda: _text(serving))
     if exported is not None and serving.fits:
         write_files(files, exported)
     return serving.memory.fit.exit_code
@@ -172,14 +170,6 @@ def _served(study: ServingStudy, *, interval: bool) -> Serving:
         print_status(
             f"shardwise: the first {played:,} of {requested:,} requests are played; more change no percentile beyond its noise"
         )
-    line, since = StatusLine(), time.monotonic()
-
-    def progress(done: int, total: int) -> None:
-        left = (time.monotonic() - since) * (total / done - 1) if done else math.inf
-        line.show(
-            f"{done:,} of {total:,} requests{f', {format_seconds(left)} left' if done else ''}", last=done == total
-        )
-
     return serve(
         study.model,
         study.plan,
@@ -191,7 +181,7 @@ def _served(study: ServingStudy, *, interval: bool) -> Serving:
         warmup=study.workload.warmup,
         users=study.workload.users(),
         interval=interval,
-        progress=progress,
+        progress=CountLine("requests"),
     )
 
 

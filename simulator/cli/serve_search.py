@@ -14,7 +14,7 @@ import click
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_seconds, parse_seconds
-from simulator.cli.options import FILE, loaded_prices, print_answer, quantity, write_files
+from simulator.cli.options import FILE, all_of, loaded_prices, print_answer, quantity, write_files
 from simulator.cli.progress import StatusLine, ended_as_interrupted
 from simulator.formats.study.overrides import literal
 
@@ -39,37 +39,29 @@ OF_SEARCH: Mapping[str, str] = {  # of --search alone
 _ONE_ENGINE: Mapping[str, int] = {"tp": 1, "pp": 1, "dp": 1, "prefill_tp": 1, "prefill_pp": 1, "prefill_dp": 0}
 
 
-def search_options(function: Callable[..., int]) -> Callable[..., int]:
-    """Options of `serve --search`, named as in `search`."""
-    for option in reversed(
-        (
-            click.option(
-                "--search", "searched", is_flag=True, help="The plans that meet every --slo on the fewest GPUs."
-            ),
-            click.option("--gpus-needed", is_flag=True, help="Of --search: as many nodes as needed, not --nodes."),
-            click.option("--max-gpus", type=click.IntRange(min=1), help="Of --search: no plan on more devices."),
-            click.option(
-                "--fix",
-                "fixes",
-                multiple=True,
-                metavar="FIELD=V[,V...]",
-                help="Of --search: values that a field may take.",
-            ),
-            click.option(
-                "--disaggregated",
-                type=click.Choice(["both", "yes", "no"]),
-                help="Of --search: prompts on engines of their own. [both]",
-            ),
-            click.option("--top", type=click.IntRange(1, 10_000), help="Of --search: plans in the table. [10]"),
-            click.option("--all", "every", is_flag=True, help="Of --search: every plan that meets the limits."),
-            click.option("--journal", type=FILE, metavar="FILE", help="Of --search: keep, and resume."),
-            click.option("--jobs", type=click.IntRange(1, 1024), help="Of --search: processes. [the machine's cores]"),
-            click.option("--users", type=click.IntRange(min=1), help="Instead of --rate: so many users, ..."),
-            click.option("--every", "between", metavar="TIME", help="... each with a request every so often, as 60s."),
-        )
-    ):
-        function = option(function)
-    return function
+search_options = all_of(  # of `serve --search`, named as in `search`
+    click.option("--search", "searched", is_flag=True, help="The plans that meet every --slo on the fewest GPUs."),
+    click.option("--gpus-needed", is_flag=True, help="Of --search: as many nodes as needed, not --nodes."),
+    click.option("--max-gpus", type=click.IntRange(min=1), help="Of --search: no plan on more devices."),
+    click.option(
+        "--fix",
+        "fixes",
+        multiple=True,
+        metavar="FIELD=V[,V...]",
+        help="Of --search: values that a field may take.",
+    ),
+    click.option(
+        "--disaggregated",
+        type=click.Choice(["both", "yes", "no"]),
+        help="Of --search: prompts on engines of their own. [both]",
+    ),
+    click.option("--top", type=click.IntRange(1, 10_000), help="Of --search: plans in the table. [10]"),
+    click.option("--all", "every", is_flag=True, help="Of --search: every plan that meets the limits."),
+    click.option("--journal", type=FILE, metavar="FILE", help="Of --search: keep, and resume."),
+    click.option("--jobs", type=click.IntRange(1, 1024), help="Of --search: processes. [the machine's cores]"),
+    click.option("--users", type=click.IntRange(min=1), help="Instead of --rate: so many users, ..."),
+    click.option("--every", "between", metavar="TIME", help="... each with a request every so often, as 60s."),
+)
 
 
 def rate_of_users(
@@ -118,7 +110,7 @@ def launch_of(study: ServingStudy, folder: Path, plan: InferencePlan | None = No
     return launch_files(plan or study.plan, study.model, study.cluster, study.stack)
 
 
-def run_search(loaded: ServingStudy, options: Mapping[str, Any], *, as_json: bool, plain: bool) -> int:
+def run_search(loaded: ServingStudy, options: Mapping[str, Any]) -> int:
     """Search and print; the exit code says whether a plan meets the limits."""
     from simulator.studies.serving_search import Notes, SearchInterrupted, search_serving
 
@@ -138,7 +130,7 @@ def run_search(loaded: ServingStudy, options: Mapping[str, Any], *, as_json: boo
             report, interrupted = stop.report, True
     from simulator.studies.serving_search.text import WIDTH, render
 
-    print_answer("serve-search", report.as_json, lambda: render(report), as_json=as_json, plain=plain, width=WIDTH)
+    print_answer("serve-search", report.as_json, lambda: render(report), width=WIDTH)
     if exported is not None and report.best is not None:
         write_files(launch_of(loaded, exported, report.best.answer.plan), exported)
     if interrupted:
@@ -176,8 +168,7 @@ def study_of(loaded: ServingStudy, options: Mapping[str, Any]) -> ServingSearch:
         )
     except InputError as exc:
         raise InputError([*faults, *exc.faults]) from None
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     return study
 
 

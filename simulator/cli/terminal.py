@@ -11,7 +11,7 @@ import click
 from rich.console import Group, RenderableType
 
 from simulator.formats.writers import layout
-from simulator.formats.writers.text import PLAIN_WIDTH, SCREEN_WIDTH, render, render_brief, to_text
+from simulator.formats.writers.text import PLAIN_WIDTH, render, render_brief, to_text
 from simulator.predict import Prediction
 from simulator.predict.lengths import Padding
 
@@ -32,18 +32,16 @@ def show(answer: RenderableType, *, plain: bool, width: int = PLAIN_WIDTH) -> No
         click.echo(to_text(answer, color=True, width=shutil.get_terminal_size().columns), nl=False, color=True)
 
 
-def show_prediction(
+def prediction_text(
     p: Prediction,
     padding: Padding | None = None,
     iteration: Iteration | None = None,
     further: Sequence[tuple[str, RenderableType]] = (),
     *,
-    plain: bool,
     brief: bool,
-) -> None:
-    """Print a prediction's full report, or a one-screen summary followed by the optional parts."""
+) -> RenderableType:
+    """A prediction's full report, or a summary for a screen followed by the optional parts."""
     if brief:
         sections = (layout.section(title, content) for title, content in further)
-        show(Group(render_brief(p, padding, iteration), *sections), plain=plain, width=SCREEN_WIDTH)
-    else:
-        show(render(p, padding, iteration, further), plain=plain)
+        return Group(render_brief(p, padding, iteration), *sections)
+    return render(p, padding, iteration, further)

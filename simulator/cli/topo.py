@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, html_option, print_answer, print_status
+from simulator.cli.options import FILE, answer_options, print_answer, print_status
 from simulator.formats.drawing import check_picture
 from simulator.formats.readers.host_cluster import cluster_of
 from simulator.formats.readers.topology_source import host_of, read_source, with_device
@@ -62,10 +63,8 @@ them, speeds from data sheets. A SLURM tree becomes one with --node, the cluster
     metavar="OUT.png|OUT.svg",
     help="Draw a node and its links; a matrix or XML needs --device. `predict --links` adds a plan's loads.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/topology-sources.md).")
-@click.option("--plain", is_flag=True, help="No colours, fixed width.")
-@html_option
-def command(  # noqa: PLR0913  one an option
+@partial(answer_options, json_help="Write JSON (docs/reference/topology-sources.md).")
+def command(
     source: str,
     *,
     device: str | None,
@@ -74,8 +73,6 @@ def command(  # noqa: PLR0913  one an option
     hosts: str,
     oversubscription: float | None,
     draw: Path | None,
-    as_json: bool,
-    plain: bool,
 ) -> int:
     """Read, save, draw, show."""
     found = read_source(source)
@@ -105,8 +102,6 @@ def command(  # noqa: PLR0913  one an option
         lambda: answer,
         lambda: _drawing(saved or found),
         width=_WIDTH,
-        as_json=as_json,
-        plain=plain,
     )
     if save is not None and saved is not None:
         write_whole(save, cluster_toml(saved), "--save")
@@ -142,8 +137,7 @@ def _check_tree_options(found: Host | Cluster | NodeTree, source: str, given: Ma
             for name in ("--hosts", "--oversubscription")
             if given[name]
         ]
-    if faults:
-        raise ClusterError(faults)
+    ClusterError.raise_for(faults)
 
 
 def _cluster(found: Host | NodeTree, source: str, device: str | None) -> Cluster:

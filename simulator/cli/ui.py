@@ -49,8 +49,7 @@ def command(study: Path | None, *, port: int, folder: Path | None) -> int:
             folder.mkdir(exist_ok=True)
     except OSError as exc:
         faults.append(Fault(place=f"--folder {folder}", problem=f"cannot be made: {exc.strerror}", remedy="a folder"))
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     with nullcontext(str(folder)) if folder is not None else tempfile.TemporaryDirectory() as place:
         try:
             server = Server(Runs(Path(place), beside), text, study.name if study is not None else "study.toml", port)

@@ -49,7 +49,7 @@ class Predicted:
     def page(self) -> str:
         """The page of `predict --html`."""
         s = self.study
-        inputs = (s.model, s.plan, s.cluster, s.calibration, s.stack)
+        inputs = s.parts
         return page("predict", self.report(), drawing_of(self.prediction, *inputs))
 
 
@@ -121,7 +121,7 @@ class Runs:
         draft = self._folder / "draft.toml"
         write_whole(draft, text, "--folder")
         study = read_study(draft, self._files_named(text), {}, ())
-        inputs = (study.model, study.plan, study.cluster, study.calibration, study.stack)
+        inputs = study.parts
         prediction = predict(*inputs)
         return Predicted(study, replace(prediction, sources=(*study.sources, *prediction.sources)))
 

@@ -25,6 +25,7 @@ HOST: Final = "127.0.0.1"
 MOST_BYTES: Final = 2**18  # of a request's body
 _PATIENCE_S: Final = 30
 _COOKIE: Final = "shardwise"
+_ONCE: Final = "The address that shardwise printed opens this once, in one browser. Start shardwise ui again."
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -94,22 +95,22 @@ class Handler(BaseHTTPRequestHandler):
         if url.path == "/" and token:
             self._enter(token)
         elif not self.server.knows(self.headers.get("Cookie", "")):
-            self._refuse(
-                HTTPStatus.FORBIDDEN,
-                "The address that shardwise printed opens this once, in one browser. Start shardwise ui again.",
-            )
+            self._refuse(HTTPStatus.FORBIDDEN, _ONCE)
         elif url.path == "/":
             self._answer(HTTPStatus.OK, "text/html", self.server.front)
         elif url.path == "/runs":
             self._json(HTTPStatus.OK, self.server.runs.saved())
         elif url.path.startswith("/report/") and url.path.removeprefix("/report/").isdecimal() and len(url.path) < 20:
-            found = self.server.runs.page(int(url.path.removeprefix("/report/")))
-            if found is None:
-                self._refuse(HTTPStatus.NOT_FOUND, "This report is gone: predict again.")
-            else:
-                self._answer(HTTPStatus.OK, "text/html", found)
+            self._report(int(url.path.removeprefix("/report/")))
         else:
             self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
+
+    def _report(self, number: int) -> None:
+        found = self.server.runs.page(number)
+        if found is None:
+            self._refuse(HTTPStatus.NOT_FOUND, "This report is gone: predict again.")
+        else:
+            self._answer(HTTPStatus.OK, "text/html", found)
 
     def do_POST(self) -> None:
         """Predict a study, explore it, or save a run."""
@@ -123,18 +124,21 @@ class Handler(BaseHTTPRequestHandler):
         if request is None:
             return
         try:
-            if self.path == "/predict":
-                self._json(HTTPStatus.OK, self.server.runs.predicted(request["text"]))
-            elif self.path == "/explore" and isinstance(request.get("vary"), str):
-                self._json(HTTPStatus.OK, self.server.runs.explored(request["text"], request["vary"], self.server.name))
-            elif self.path == "/keep" and isinstance(request.get("number"), int):
-                saved = self.server.runs.keep(request["number"], request["text"])
-                self._json(HTTPStatus.OK if saved else HTTPStatus.NOT_FOUND, saved or {"faults": []})
-            else:
-                self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
+            self._answer_request(request)
         except InputError as exc:  # the folder is full, or gone
             faults = [{"place": one.place, "problem": one.problem, "remedy": one.remedy} for one in exc.faults]
             self._json(HTTPStatus.OK, {"faults": faults})
+
+    def _answer_request(self, request: dict[str, Any]) -> None:
+        if self.path == "/predict":
+            self._json(HTTPStatus.OK, self.server.runs.predicted(request["text"]))
+        elif self.path == "/explore" and isinstance(request.get("vary"), str):
+            self._json(HTTPStatus.OK, self.server.runs.explored(request["text"], request["vary"], self.server.name))
+        elif self.path == "/keep" and isinstance(request.get("number"), int):
+            saved = self.server.runs.keep(request["number"], request["text"])
+            self._json(HTTPStatus.OK if saved else HTTPStatus.NOT_FOUND, saved or {"faults": []})
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
 
     def _is_ours(self) -> bool:
         if self.headers.get("Host") in self.server.hosts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import wraps
@@ -14,6 +13,7 @@ import click
 
 from simulator.base.errors import InputError
 from simulator.base.exit_codes import ExitCode
+from simulator.base.schema import parse_toml
 from simulator.cli.options import print_status
 
 _EVERY_S = 0.2  # a person who saves a file sees the answer at once; looking costs nothing
@@ -80,7 +80,7 @@ def _states(paths: set[Path]) -> dict[Path, tuple[int, int]]:
 def _named(study: Path) -> Iterator[Path]:
     """Files that a study names, relative to its folder."""
     with suppress(OSError, ValueError):
-        found: list[Any] = [tomllib.loads(study.read_text(encoding="utf-8"))]
+        found: list[Any] = [parse_toml(study.read_text(encoding="utf-8"))]
         while found:
             match found.pop():
                 case dict() as table:

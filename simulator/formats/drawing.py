@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
 
@@ -23,6 +23,7 @@ Colours = Callable[[float], tuple[float, float, float, float]]  # 0 to 1 -> red,
 
 _UNDATED: Final = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 FORMATS: Final = tuple(_UNDATED)
+_REINSTALL: Final = "pip install --force-reinstall matplotlib"
 _MOST_OF_A_LINE: Final = 120  # characters
 
 
@@ -46,9 +47,7 @@ def drawn(path: Path, flag: str, size: tuple[float, float], dpi: int = 110) -> I
         from matplotlib.figure import Figure
         from matplotlib.text import Text
     except Exception as exc:  # noqa: BLE001  a broken installation may raise anything
-        remedy = "pip install --force-reinstall matplotlib"
-        fault = Fault(place=f"{flag} {path}", problem=f"matplotlib cannot be loaded: {exc}", remedy=remedy)
-        raise InputError(fault) from None
+        raise InputError.at(f"{flag} {path}", f"matplotlib cannot be loaded: {exc}", _REINSTALL) from None
     sink = io.BytesIO()
     with rc_context({"svg.hashsalt": "shardwise", "font.family": "DejaVu Sans"}):
         figure = Figure(figsize=size, layout="constrained")

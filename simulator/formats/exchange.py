@@ -96,8 +96,7 @@ def export_plan(job: Job, form: str, head: dict[str, str | int] | None = None) -
     stated = {name for name in _BESIDE[form] if plan.value(name) != default.value(name)} | set(draft.assumed)
     beside = {name: plan.value(name) for name in Plan.flat_fields() if name in stated and name not in draft.fields}
     faults = list(_faults(job, draft, beside, form))
-    if faults:
-        raise PlanError(faults)
+    PlanError.raise_for(faults)
     return Export(format=form, text=text, beside=beside, draft=draft)
 
 
@@ -222,7 +221,6 @@ def _same_activation(name: str, one: object, two: object) -> bool:
 
 def effective_fields(plan: Plan, model: Model) -> dict[str, Any]:
     """The fields of a plan that have an effect: defaults resolved, fields that its implementation ignores left out."""
-    kind = plan.implementation
     apart = {"stack", "sharding_strategy", "data_parallel", "reduce_dtype", "offload", "zeropp", "one_bit"}
     found = {name: value for name, value in plan.model_dump().items() if name not in apart}
     if plan.ddp.comm_hook.kind == "powersgd" or plan.ddp.comm_hook.dtype is not None:
@@ -231,17 +229,15 @@ def effective_fields(plan: Plan, model: Model) -> dict[str, Any]:
     one_bit = plan.deepspeed.one_bit
     settings = ("kind", "interval", *ONE_BIT_SETTINGS[one_bit.kind]) if one_bit.any else ("kind",)
     found |= {f"one_bit.{name}": getattr(one_bit, name) for name in settings}
-    found |= {"data_parallel": kind, "reduce_dtype": plan.gradient_dtype}
+    found |= {"data_parallel": plan.implementation, "reduce_dtype": plan.gradient_dtype}
     found["sync_every_micro_batch"] = plan.syncs_every_micro_batch if plan.num_micro_batches > 1 else None
     found |= _effective_pipeline(plan, model) | _effective_offload(plan) | _effective_gathers(plan)
     if plan.precision.compute == "fp8":
         found["fp8_recipe"] = plan.precision.fp8_recipe or ("delayed" if plan.traits.core_layers else "tensorwise")
-    if not plan.narrow:
-        found |= {"first_layers_bf16": 0, "last_layers_bf16": 0}
+    found |= {} if plan.narrow else {"first_layers_bf16": 0, "last_layers_bf16": 0}
     found["rank_order"] = "-".join(axis for axis in reversed(plan.axis_order) if getattr(plan, axis) > 1)
     idle = unused(plan, experts=model.experts is not None)
-    if plan.recompute.mode == "every_k" and plan.recompute.every == 1:
-        found["recompute"] = "full"
+    found |= {"recompute": "full"} if plan.recompute.mode == "every_k" and plan.recompute.every == 1 else {}
     return {name: value for name, value in found.items() if name not in idle and (name != "cuda_graphs" or value)}
 
 

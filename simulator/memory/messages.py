@@ -38,7 +38,7 @@ class Messages:
         """The buffers of a stage's chunks: each gets activations, but the model's first, and gradients, but its last."""
         ends = sum(chunk.embedding + chunk.head for chunk in chunks)
         count = (2 * len(chunks) - ends) * self.micro_batches_here if self.buffered else 0
-        made = [self._writer.alloc(self._bytes, "activations") for _ in range(count)]
+        made = self._writer.alloc_each([self._bytes] * count, "activations")
         if self._turns:
             turned = [
                 (kind, index) for kind in ("activations", "gradients") for index in range(self.micro_batches_here)

@@ -14,6 +14,7 @@ from typing import TypedDict
 
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.nics import nearest, places_of
+from simulator.spec.cluster.rank_mapping import gpus_at
 from simulator.spec.cluster.wiring import Wiring
 
 Pattern = tuple[tuple[int, ...], ...]  # the GPUs of each group on a node, by local index
@@ -43,7 +44,7 @@ def layout(cluster: Cluster, groups: Iterable[Sequence[int]]) -> Layout:
         size, widest = max(size, len(group)), max(widest, len(on_node))
         fullest = max(fullest, *map(len, on_node.values()))
         apart = min((apart, *(b - a for a, b in pairwise(sorted(on_node)))))
-        spans = spans or _spans(cluster, group)
+        spans = spans or _spans(cluster, on_node)
         off = max(off, rails.missed(on_node))
     return Layout(
         num_ranks=size,
@@ -115,15 +116,17 @@ class Rails:
 
 def _by_node(cluster: Cluster, group: Sequence[int]) -> Mapping[int, tuple[int, ...]]:
     """Node -> the local GPUs of a group there, in the order of its ranks."""
-    by_node = defaultdict[int, tuple[int, ...]](tuple)
-    for rank in group:
-        node, gpu = divmod(cluster.gpu_of(rank), cluster.gpus_per_node)
-        by_node[node] += (gpu,)
-    return by_node
+    per_node, by_node = cluster.gpus_per_node, defaultdict[int, list[int]](list)
+    for gpu in gpus_at(cluster.seats, group):
+        by_node[gpu // per_node].append(gpu % per_node)
+    return {node: tuple(gpus) for node, gpus in by_node.items()}
 
 
-def _spans(cluster: Cluster, group: Sequence[int]) -> bool:
-    return len({_domain(cluster, cluster.gpu_of(rank)) for rank in group}) > 1
+def _spans(cluster: Cluster, on_node: Mapping[int, Sequence[int]]) -> bool:
+    per_node, size = cluster.gpus_per_node, cluster.nvlink_domain_size
+    if size % per_node == 0:
+        return len({node * per_node // size for node in on_node}) > 1
+    return len({(node * per_node + gpu) // size for node, gpus in on_node.items() for gpu in gpus}) > 1
 
 
 def _domain(cluster: Cluster, gpu: int) -> int:

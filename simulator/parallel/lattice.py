@@ -60,6 +60,14 @@ class Lattice:
         """`base` of many ranks."""
         return ranks - sum((ranks // stride % count * stride for count, stride in self.digits), 0 * ranks)
 
+    def firsts(self, num_ranks: int) -> list[int]:
+        """The first rank of every group, ascending: what the places between the digits make."""
+        found, reached = [0], 1
+        for count, stride in (*self.digits, (1, num_ranks)):
+            found = [i * reached + first for i in range(stride // reached) for first in found]
+            reached = count * stride
+        return found
+
     def ranks(self, base: int) -> Sequence[int]:
         """The group of a first rank, ascending; a range where it has one stride."""
         if len(self.digits) <= 1:

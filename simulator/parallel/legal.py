@@ -24,5 +24,4 @@ def case_of(model: Model, plan: Plan, cluster: Cluster, stack: Stack, software: 
 def legal(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> None:
     """Raise PlanError where the plan cannot be run, or cannot be modelled, with this model on this cluster."""
     found = faults(case_of(model, plan, cluster, stack))
-    if found:
-        raise PlanError(found)
+    PlanError.raise_for(found)

@@ -51,8 +51,8 @@ _NAMED = 8  # waiting ops that an error names
 _Steps = Generator[Event, Any, None]
 
 
-def run(programs: Sequence[Program]) -> Timeline:
-    """Play the programs together from time 0 until all their ops have ended.
+def run(programs: Sequence[Program], *, briefly: bool = False) -> Timeline:
+    """Play the programs together from time 0 until all their ops have ended. briefly: for its length, without spans.
 
     Raises EngineError, naming the ops that wait and for what, where programs cannot finish: a cycle, or a collective
     with fewer arrivals than members. Programs have different names; links of one name have one capacity.
@@ -70,8 +70,8 @@ def run(programs: Sequence[Program]) -> Timeline:
     if stuck:
         more = [f"... and {len(stuck) - _NAMED} more"] if len(stuck) > _NAMED else []
         raise EngineError("\n  ".join(["the programs cannot finish; these ops wait", *stuck[:_NAMED], *more]))
-    spans = tuple(span for player in players for span in player.spans())
-    return Timeline(spans=spans, step_s=max((span.end_s for span in spans), default=0))
+    spans = () if briefly else tuple(span for player in players for span in player.spans())
+    return Timeline(spans=spans, step_s=max((player.end_s for player in players), default=0))
 
 
 def _play(env: Environment, players: Sequence[_Player], num_ops: int) -> None:
@@ -196,6 +196,10 @@ class _Player:
     @property
     def num_ended(self) -> int:
         return len(self._ended)
+
+    @property
+    def end_s(self) -> Number:
+        return max((one.end_s for one in self._ended.values()), default=0)
 
     def spans(self) -> Iterator[Span]:
         for op in self._program.runs:

@@ -28,6 +28,7 @@ from simulator.spec.calibration.intervals import Part, intervals
 from simulator.spec.calibration.learned import CoefficientName, Learned
 from simulator.spec.calibration.narrow import BLOCKS_SIGMA, FP4_SIGMA, ROWS_SIGMA
 from simulator.spec.cluster import Cluster
+from simulator.spec.software.records import HOST_SIGMA
 from simulator.spec.software.stack import Stack
 from simulator.work.collectives import sigma as collective_sigma
 from simulator.work.offload import SIGMA as TRANSFER_SIGMA
@@ -77,9 +78,6 @@ _UNKNOWN_EXPERTS = math.log(2) / Z90
 _EAGER_EXPERTS = _UNKNOWN_EXPERTS / 2
 # One sigma of the logarithm of a kernel's time that its bytes alone price: a factor of two taken for the end of the 90 %
 _UNTIMED = math.log(2) / Z90
-# One sigma of the logarithm of a host's time: published costs of an eager operator lie at 5 to 15 us, hosts of one GPU generation
-# within that (../docs/background/host.md); 5 to 15 taken for 90 % of them.
-HOST_SIGMA = math.log(3) / (2 * Z90)
 # What a host does beside the operators that are counted only adds to its time: logs, timers, checks, loaders, other threads. As much
 # again taken for the end of the 90 %, and OVERHEAD_SIGMA a step
 _UNCOUNTED = 1.0

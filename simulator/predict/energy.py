@@ -180,8 +180,7 @@ def energy_of(
     """The energy of a predicted step, and at each cap. Raises InputError with every impossible cap."""
     calibration = calibration or Calibration.for_device(cluster.device)
     faults = list(_cap_faults(energy, cluster.device, calibration))
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     inputs = (model, plan, calibration, stack or Stack.of(plan))
     return replace(
         _drawn(energy, prediction, cluster, *inputs),

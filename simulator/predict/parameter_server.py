@@ -138,8 +138,7 @@ def served(
     from simulator.predict import predict
 
     faults = list(_faults(servers, plan, cluster))
-    if faults:
-        raise PlanError(faults)
+    PlanError.raise_for(faults)
     # A replica that never agrees; SGD stands for taking the pulled parameters in: it reads and writes as much
     worker = predict(model, plan.copy_with(sync_every_steps=_NEVER, optimizer="sgd"), cluster, calibration, stack)
     alone_s = worker.step_s - worker.breakdown.get("stragglers", 0.0)  # nobody waits for the slowest

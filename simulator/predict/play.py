@@ -19,6 +19,7 @@ from simulator.work.trace import Timeline
 # it). Whether they are equal is looked at, not assumed: see `_folded`. tests/laws holds folded = played in full.
 _MOST_PLAYED = 256  # repetitions of a step that never settles; more of them go on as the later half of these did
 _SETTLED = 1e-9  # of the step: what all repetitions that are left out may miss together
+_ROUNDING = 1e-12  # of the step: sums of thousands of floats that should be equal are no nearer
 # The end of a step that must go alike for a pipeline to have settled; emptying takes about a third of it
 _EMPTYING = 0.6
 
@@ -86,7 +87,7 @@ def _folded(lowering: Lowering) -> SimulatedStep:
     if more == 0:
         return longer
     shorter = _play(lowering, last - period)
-    slack_s = _SETTLED * longer.step_s / more
+    slack_s = max(_SETTLED / more, _ROUNDING) * longer.step_s
     if longer.launched_s - shorter.launched_s <= longer.step_s - shorter.step_s + slack_s:
         if _ended_alike(shorter, longer, slack_s, pipeline=lowering.plan.pp > 1):
             return _further(shorter, longer, more)

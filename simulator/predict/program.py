@@ -6,8 +6,8 @@ change) is not said.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from simulator.base.errors import EngineError, InputError
@@ -42,6 +42,7 @@ from simulator.work.captured.script import CapturedScript, Prices, captured_scri
 from simulator.work.program import COMPUTE_STREAM, Collective, Program
 from simulator.work.trace import MemoryTrace, Timeline
 
+Change = Callable[[Capture], Capture | None]  # of one rank; None: it stays as it is
 STACK = "torch-2.11-eager"  # what an eager program's host takes, unless somebody names another
 
 
@@ -64,52 +65,70 @@ def predict_program(  # noqa: PLR0913  what a prediction hangs on
     does. expandable_segments: as PYTORCH_CUDA_ALLOC_CONF says it. memory: the pool, and what its calls take; without tiers below HBM. advise: where it does not surely fit, also predict what
     would make it fit. Raises InputError, ClusterError or CalibrationError with every fault found.
     """
-    scripts: dict[int, CapturedScript] = {}
-    found = _predicted(
-        capture, cluster, calibration, stack, curves=curves, tokens_per_step=tokens_per_step,
-        expandable_segments=expandable_segments, memory=memory, scripts=scripts,
-    )  # fmt: skip
-    assert found is not None
-    again = partial(_predicted, only_fitting=True, memory=memory)
-    return advised(found, capture, cluster, calibration, stack, curves, again, scripts) if advise else found
+    asked = _asked(capture, cluster, calibration, stack, curves, memory)
+    found, played = _predicted(asked, tokens_per_step, expandable=expandable_segments)
+    if not advise:
+        return found
+    again = partial(_remedied, stack=stack, memory=memory)
+    return advised(found, capture, cluster, calibration, curves, again, asked.scripts, played)
 
 
-def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is known already
-    capture: Capture,
-    cluster: Cluster,
-    calibration: Calibration | None = None,
-    stack: Stack | None = None,
-    *,
-    curves: LinkCurves | None = None,
-    tokens_per_step: int | None = None,
-    expandable_segments: bool = False,
-    memory: MemoryPlan = USUAL_MEMORY,
-    scripts: dict[int, CapturedScript] | None = None,
-    only_fitting: bool = False,
-) -> Prediction | None:
-    """scripts: of the capture, as far as they are known; filled. only_fitting: None where it does not surely fit, before time is played."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A capture on a cluster, and what prices it.
+
+    scripts: of the capture's ranks, as far as they are written; filled. change: what becomes of a rank, None: nothing.
+    """
+
+    capture: Capture
+    cluster: Cluster
+    calibration: Calibration
+    stack: Stack
+    curves: LinkCurves
+    plan: Plan
+    columns: Sequence[Column]
+    scripts: dict[int, CapturedScript]
+    change: Change | None
+
+    def programs(self) -> list[Program]:
+        """What the engine plays."""
+        (column, *_), given = self.columns, (self.plan, self.cluster, self.stack, self.calibration, self.curves)
+        parts = [(rank, column.num_ranks) if len(column.ranks) > 1 else None for rank in column.ranks]
+        of_ranks = zip(column.ranks, parts, strict=True)
+        return [script_program(self.scripts[rank].step, *given, part=part) for rank, part in of_ranks]
+
+
+def _asked(  # noqa: PLR0913  what predict_program is asked, and what is known already
+    capture: Capture, cluster: Cluster, calibration: Calibration | None, stack: Stack | None, curves: LinkCurves | None,
+    memory: MemoryPlan = USUAL_MEMORY, scripts: dict[int, CapturedScript] | None = None, change: Change | None = None,
+    *, known: bool = False,
+) -> _Asked:  # fmt: skip
+    """known: it exchanges the messages of one that has been predicted."""
     _check(capture, cluster)
-    stack = stack or Stack.load(STACK)
     calibration = calibration or Calibration.for_device(cluster.device)
-    curves = curves or calibration.links or default_curves()
-    column, *others = columns(capture, known=only_fitting)  # what would make it fit exchanges the same messages
-    scripts = {} if scripts is None else scripts
-    plan, device = _plan(capture).model_copy(update={"memory": memory}), cluster.device
-    settings = None if asks_for_pool(plan) else AllocatorSettings(expandable_segments=expandable_segments)
-    found = _memory_of_ranks(
-        _scripts(capture, column, scripts), plan, device, stack, settings, only_fitting=only_fitting
-    )
-    if found is None:
-        return None
+    return _Asked(
+        capture=capture, cluster=cluster, calibration=calibration, stack=stack or Stack.load(STACK),
+        curves=curves or calibration.links or default_curves(), columns=columns(capture, known=known), change=change,
+        plan=_plan(capture).model_copy(update={"memory": memory}), scripts={} if scripts is None else scripts,
+    )  # fmt: skip
+
+
+def _predicted(asked: _Asked, tokens_per_step: int | None, *, expandable: bool) -> tuple[Prediction, SimulatedStep]:
+    """Also the step in time before what its memory costs."""
+    capture, cluster, stack, calibration = asked.capture, asked.cluster, asked.stack, asked.calibration
+    found = _memory_of_ranks(asked, expandable=expandable)
+    assert found is not None
     uses, (use, trace_of) = found
-    scripts = {rank: scripts[rank] for rank in column.ranks}
-    played = played_programs(capture.target, _programs(scripts, column, plan, cluster, stack, calibration, curves))
-    script = scripts.get(int(played.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
-    played = with_stalls(played, use, calibration)
-    spread = program_spread(played, script, stack, calibration, Mesh(plan, cluster), curves)
-    peak_flop_per_s = _peak(scripts.values(), device)
+    column, *others = asked.columns
+    scripts = {rank: asked.scripts[rank] for rank in column.ranks}
+    alone = played_programs(capture.target, asked.programs())
+    script = scripts.get(int(alone.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
+    played = with_stalls(alone, use, calibration)
+    spread = program_spread(played, script, stack, calibration, Mesh(asked.plan, cluster), asked.curves)
+    ranks = (*sources_of(capture, scripts), *_beside(column, others, uses))
+    peak_flop_per_s = _peak(scripts.values(), cluster.device)
     low_s, high_s = program_reach(played.step_s, scripts.values(), spread, stack, peak_flop_per_s)
-    return Prediction(
+    prediction = Prediction(
         model=capture.target,
         cluster=cluster.name,
         num_devices=capture.world_size,
@@ -128,52 +147,53 @@ def _predicted(  # noqa: PLR0913  what predict_program is asked, and what is kno
         cause=cause_of(use),
         suggestion="",
         extrapolated=_extrapolated(scripts.values(), calibration, stack),
-        sources=(
-            *(*sources_of(capture, scripts), *_beside(column, others, uses)),
-            *(*input_sources(cluster, calibration, stack), *pool_sources(use, calibration)),
-        ),
+        sources=(*ranks, *input_sources(cluster, calibration, stack), *pool_sources(use, calibration)),
         timeline=played.timeline,
         memory_trace=trace_of(),
         spread=spread,
         stack_sigma=seen("stack", stack.fitted.sigma),
-        kinds=() if only_fitting else _kinds(column, played, uses, device),
+        kinds=_kinds(column, played, uses, cluster.device),
     )
+    return prediction, alone
 
 
-def _scripts(
-    capture: Capture, column: Column, known: dict[int, CapturedScript]
-) -> Iterator[tuple[Capture, CapturedScript]]:
+def _remedied(  # noqa: PLR0913  what predict_program is asked, and what is known already
+    capture: Capture, cluster: Cluster, calibration: Calibration | None = None, stack: Stack | None = None, *,
+    curves: LinkCurves | None = None, expandable_segments: bool = False, memory: MemoryPlan = USUAL_MEMORY,
+    scripts: dict[int, CapturedScript] | None = None, played: SimulatedStep | None = None, change: Change | None = None,
+) -> tuple[float, MemoryUse] | None:  # fmt: skip
+    """Seconds of a step and memory of what would make a program fit; None where it does not surely, before time is played.
+
+    played: the step in time, where it is that of the program as it is.
+    """
+    asked = _asked(capture, cluster, calibration, stack, curves, memory, scripts, change, known=True)
+    found = _memory_of_ranks(asked, expandable=expandable_segments, only_fitting=True)
+    if found is None:
+        return None
+    _, (use, _) = found
+    return with_stalls(played or played_briefly(asked.programs()), use, asked.calibration).step_s, use
+
+
+def _scripts(asked: _Asked) -> Iterator[tuple[Capture, CapturedScript]]:
     """Each captured rank with its script; those not known yet are written, and kept, when they are asked for."""
-    prices = dict[int, Prices]()
-    for one in (capture, *capture.others):
+    prices, alive = dict[int, Prices](), list[object]()  # whose ids are prices' keys
+    column, known = asked.columns[0], asked.scripts
+    for one in (asked.capture, *asked.capture.others):
         if one.rank not in known:
-            known[one.rank] = captured_script(one, column if one.rank in column.ranks else None, prices)
+            changed = (asked.change(one) if asked.change else None) or one
+            alive.append(changed.signatures)
+            known[one.rank] = captured_script(changed, column if one.rank in column.ranks else None, prices)
         yield one, known[one.rank]
-
-
-def _programs(
-    scripts: Mapping[int, CapturedScript],
-    column: Column,
-    plan: Plan,
-    cluster: Cluster,
-    stack: Stack,
-    calibration: Calibration,
-    curves: LinkCurves,
-) -> list[Program]:
-    found = []
-    for rank, each in scripts.items():
-        part = (rank, column.num_ranks) if len(scripts) > 1 else None
-        found.append(script_program(each.step, plan, cluster, stack, calibration, curves, part=part))
-    return found
 
 
 def lowered_programs(
     capture: Capture, cluster: Cluster, stack: Stack, calibration: Calibration, curves: LinkCurves
 ) -> list[Program]:
     """The programs that the engine simulates."""
-    column, *_ = columns(capture)
-    scripts = {one.rank: captured_script(one, column) for one in column.captures}
-    return _programs(scripts, column, _plan(capture), cluster, stack, calibration, curves)
+    asked = _asked(capture, cluster, calibration, stack, curves)
+    column = asked.columns[0]
+    asked.scripts.update({one.rank: captured_script(one, column) for one in column.captures})
+    return asked.programs()
 
 
 def played_programs(target: str, programs: Sequence[Program]) -> SimulatedStep:
@@ -205,6 +225,16 @@ def played_programs(target: str, programs: Sequence[Program]) -> SimulatedStep:
     )
 
 
+def played_briefly(programs: Sequence[Program]) -> SimulatedStep:
+    """How long the step takes, and nothing more."""
+    timeline = run(programs, briefly=True)
+    step_s = float(timeline.step_s)
+    return SimulatedStep(
+        step_s=step_s, lower_s=step_s, upper_s=step_s, breakdown={}, communication={}, program=programs[0], num_played=1,
+        timeline=timeline, host_s=max(map(launched_s, programs)),
+    )  # fmt: skip
+
+
 def _breakdown(timeline: Timeline, name: str) -> dict[str, float]:
     """Where a program's step goes. Waiting for the other end of a message is the bubble of a pipeline."""
     found = {part: float(value) for part, value in timeline.breakdown(name).items()}
@@ -227,18 +257,13 @@ def _history(script: CapturedScript, device: Device, memory: MemoryPlan) -> Hist
 
 
 def _memory_of_ranks(
-    scripts: Iterable[tuple[Capture, CapturedScript]],
-    plan: Plan,
-    device: Device,
-    stack: Stack,
-    settings: AllocatorSettings | None,
-    *,
-    only_fitting: bool,
+    asked: _Asked, *, expandable: bool, only_fitting: bool = False
 ) -> tuple[dict[int, MemoryUse], tuple[MemoryUse, partial[MemoryTrace]]] | None:
     """Memory by captured rank, and the fullest rank's with its trace; only_fitting: None at the first rank that does not fit."""
+    settings = None if asks_for_pool(asked.plan) else AllocatorSettings(expandable_segments=expandable)
     uses, fullest = dict[int, MemoryUse](), list[tuple[MemoryUse, partial[MemoryTrace]]]()
-    for one, script in scripts:
-        fullest.append(_memory_use(one, script, plan, device, stack, settings, quick=only_fitting))
+    for one, script in _scripts(asked):
+        fullest.append(_memory_use(one, script, asked, settings, quick=only_fitting))
         uses[one.rank] = fullest[-1][0]
         if only_fitting and uses[one.rank].fit is not Fit.FITS:
             return None
@@ -247,21 +272,15 @@ def _memory_of_ranks(
 
 
 def _memory_use(
-    one: Capture,
-    script: CapturedScript,
-    plan: Plan,
-    device: Device,
-    stack: Stack,
-    settings: AllocatorSettings | None,
-    *,
-    quick: bool,
+    one: Capture, script: CapturedScript, asked: _Asked, settings: AllocatorSettings | None, *, quick: bool
 ) -> tuple[MemoryUse, partial[MemoryTrace]]:
     """Memory of a captured rank, and what makes its course; settings: None where the plan names the pool. quick: as `history_memory` has it.
 
     On another device with equal workspaces the allocator does the same as long as it does not end.
     """
+    plan, device = asked.plan, asked.cluster.device
     groups = sum(len(group) > 1 and one.rank in group for group in one.groups)
-    outside = outside_torch_bytes(device, plan, groups, stack=stack)
+    outside = outside_torch_bytes(device, plan, groups, stack=asked.stack)
     key = (workspace_bytes(device), plan.memory.model_dump_json(), settings)
     if quick and key in script.memory_uses:
         room = capacity_bytes(device, plan, outside)

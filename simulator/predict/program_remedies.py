@@ -14,16 +14,17 @@ from itertools import islice
 from simulator.base.errors import InputError
 from simulator.base.fit import Fit
 from simulator.base.units import format_bytes
+from simulator.memory.use import MemoryUse
 from simulator.predict.changes import EXPANDABLE
+from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import Prediction, Remedy
 from simulator.predict.verdict import fitting
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.cluster import cluster_names
-from simulator.spec.software.stack import Stack
 from simulator.work.captured.capture import Capture
-from simulator.work.captured.changed import checkpointed, offloaded, offloaded_bytes
+from simulator.work.captured.changed import Forward, checkpointed, forwards, offloaded, offloaded_bytes
 from simulator.work.captured.script import CapturedScript
 from simulator.work.captured.updated import optimizer_in_host, update_of
 
@@ -33,8 +34,9 @@ _NOTHING = (
     "no change that was tried makes it fit: smaller batches or more ranks to shard over, which the program decides: change it "
     "and capture it again"
 )
-Predict = Callable[..., Prediction | None]  # None: it does not surely fit
-_Tried = tuple[str, str, Callable[[], Prediction | None]]  # in words, the variable to set, what predicts it
+_Answer = tuple[float, MemoryUse] | None  # seconds of a step, memory; None: it does not surely fit
+Predict = Callable[..., _Answer]
+_Tried = tuple[str, str, Callable[[], _Answer]]  # in words, the variable to set, what predicts it
 
 
 def advised(
@@ -42,50 +44,57 @@ def advised(
     capture: Capture,
     cluster: Cluster,
     calibration: Calibration | None,
-    stack: Stack | None,
     curves: LinkCurves | None,
     predict: Predict,
     scripts: Mapping[int, CapturedScript],
+    played: SimulatedStep,
 ) -> Prediction:
     """The prediction with up to three changes under which the program surely fits, the cheapest first; as it is if it does.
 
-    scripts: of the capture as it is.
+    scripts, played: of the capture as it is; without what its memory costs.
     """
     if found.verdict is Fit.FITS:
         return found
-    here = partial(predict, cluster=cluster, calibration=calibration, stack=stack, curves=curves)
-    elsewhere = partial(predict, capture, stack=stack, scripts=scripts)
+    here = partial(predict, cluster=cluster, calibration=calibration, curves=curves)
+    elsewhere = partial(predict, capture, scripts=scripts)
     larger = _fitting(_larger_gpus(found, capture, cluster, elsewhere), found)
-    remedies = [*_fitting(_of_the_program(capture, cluster, here, scripts), found), *islice(larger, 1)]
+    remedies = [*_fitting(_of_the_program(capture, cluster, here, scripts, played), found), *islice(larger, 1)]
     remedies.sort(key=lambda remedy: remedy.cost)
     text = fitting(remedies[:NUM_REMEDIES], found.num_devices) if remedies else _NOTHING
     return replace(found, remedies=tuple(remedies[:NUM_REMEDIES]), suggestion=text)
 
 
 def _of_the_program(
-    capture: Capture, cluster: Cluster, predict: Predict, scripts: Mapping[int, CapturedScript]
+    capture: Capture,
+    cluster: Cluster,
+    predict: Predict,
+    scripts: Mapping[int, CapturedScript],
+    played: SimulatedStep,
 ) -> Iterator[_Tried]:
     """The allocator's settings, checkpoints, activations or the optimizer in host memory."""
-    yield EXPANDABLE, EXPANDABLE, partial(predict, capture, expandable_segments=True, scripts=scripts)
-    for every, which in ((2, "every second one"), (1, "each")):
-        changed = checkpointed(capture, every)
-        if changed is not None:
-            change = f"checkpoint {which} of its repeated modules (torch.utils.checkpoint)"
-            yield change, "", partial(predict, changed)
+    yield EXPANDABLE, EXPANDABLE, partial(predict, capture, expandable_segments=True, scripts=scripts, played=played)
+    known = dict[int, list[Forward]]()
+
+    def found(one: Capture) -> list[Forward]:
+        if one.rank not in known:
+            known[one.rank] = forwards(one)
+        return known[one.rank]
+
+    for every, which in ((2, "every second one"), (1, "each")) if found(capture) else ():
+        change = f"checkpoint {which} of its repeated modules (torch.utils.checkpoint)"
+        yield change, "", partial(predict, capture, change=lambda one, n=every: checkpointed(one, n, found(one)))
     tier = cluster.host_tier
     if tier is None:
         return
     ranks = min(cluster.gpus_per_node, capture.world_size)
-    rates = [min(rate, tier.memory_bytes_per_s / ranks) for rate in (tier.d2h_bytes_per_s, tier.h2d_bytes_per_s)]
-    changed, size = offloaded(capture, *rates), offloaded_bytes(capture)
-    if changed is not None and ranks * size <= tier.memory_bytes:
+    down, up = (min(rate, tier.memory_bytes_per_s / ranks) for rate in (tier.d2h_bytes_per_s, tier.h2d_bytes_per_s))
+    if (size := offloaded_bytes(found(capture))) and ranks * size <= tier.memory_bytes:
         change = f"keep what its repeated modules save in host memory ({format_bytes(size)} a rank)"
-        yield change, "", partial(predict, changed)
-    update, changed = update_of(capture), optimizer_in_host(capture, tier, ranks)
-    size = sum(update[1:]) if update else 0
-    if changed is not None and ranks * size <= tier.memory_bytes:
-        change = f"keep the optimizer and its state in host memory ({format_bytes(size)} a rank)"
-        yield change, "", partial(predict, changed)
+        yield change, "", partial(predict, capture, change=lambda one: offloaded(one, down, up, found(one)))
+    update = update_of(capture)
+    if update and ranks * sum(update[1:]) <= tier.memory_bytes:
+        change = f"keep the optimizer and its state in host memory ({format_bytes(sum(update[1:]))} a rank)"
+        yield change, "", partial(predict, capture, change=lambda one: optimizer_in_host(one, tier, ranks))
 
 
 def _larger_gpus(found: Prediction, capture: Capture, cluster: Cluster, predict: Predict) -> Iterator[_Tried]:
@@ -111,21 +120,21 @@ def _fitting(changes: Iterable[_Tried], found: Prediction) -> Iterator[Remedy]:
         except InputError:
             continue
         if one is not None:
-            yield _remedy(change, environment, one, found)
+            yield _remedy(change, environment, *one, found)
 
 
-def _remedy(change: str, environment: str, one: Prediction, found: Prediction) -> Remedy:
-    """A change of which `one` is the prediction, beside the program as it is."""
+def _remedy(change: str, environment: str, step_s: float, memory: MemoryUse, found: Prediction) -> Remedy:
+    """A change with its step's seconds and its memory, beside the program as it is."""
     return Remedy(
         change=change,
         plan={},
         environment=environment,
-        num_devices=one.num_devices,
+        num_devices=found.num_devices,
         tokens_per_step=found.tokens_per_step,
-        step_s=one.step_s,
-        cost=one.step_s / found.step_s,
-        peak_allocated_bytes=one.memory.peak_allocated_bytes,
-        peak_reserved_bytes=one.memory.peak_reserved_bytes,
-        used_bytes=one.memory.used_bytes,
+        step_s=step_s,
+        cost=step_s / found.step_s,
+        peak_allocated_bytes=memory.peak_allocated_bytes,
+        peak_reserved_bytes=memory.peak_reserved_bytes,
+        used_bytes=memory.used_bytes,
         changes_numerics=False,
     )

@@ -175,8 +175,7 @@ class _Changes:
         if self._what_if.without_recompute and not self._repeated:
             problem = "no layer's forward is run again in it, as far as its attention tells"
             faults.append(Fault(place="--recompute none", problem=problem, remedy="leave it out"))
-        if faults:
-            raise InputError(faults)
+        InputError.raise_for(faults)
 
     # -- one op
 

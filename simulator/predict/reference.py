@@ -25,6 +25,13 @@ KINDS: Final = get_args(Kind)
 MOST_FORWARDS: Final = 64
 
 
+def reference_of(text: str | None, plan: Plan, forwards: int) -> tuple[Kind, int] | None:
+    """What --reference says, else what a trainer's file has: so many forwards. Raises InputError."""
+    if text is None and forwards:
+        text = f"{'base' if plan.peft.adds else 'model'}:{forwards}"
+    return None if text in (None, "none") else check_forwards(text, plan)
+
+
 def check_forwards(text: str, plan: Plan) -> tuple[Kind, int]:
     """`base:3` is the base, and three forwards of a micro-batch (KTO's). Raises InputError."""
     kind, colon, count = text.partition(":")
@@ -44,7 +51,7 @@ def check_reference(kind: str, plan: Plan) -> Kind:
         raise InputError.at("--reference", problem, "--reference model, or --peft lora")
     if plan.pp > 1 or plan.offload.parameters != "none":
         problem = "a reference in a pipeline, or in host memory, is not modelled"
-        raise InputError.at("--reference", problem, "--pp 1, without offload.parameters")
+        raise InputError.at("--reference", problem, "--pp 1, without offload.parameters; or --reference none")
     return "model" if kind == "model" else "base"
 
 

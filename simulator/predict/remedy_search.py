@@ -22,6 +22,7 @@ from simulator.memory.pools import asks_for_pool
 from simulator.memory.use import RESERVED_HIGH
 from simulator.parallel.legality import check
 from simulator.parallel.pipeline import Split
+from simulator.parallel.schedule_traits import filling
 from simulator.play.lower import Lowering, lower, unpriced_blocks
 from simulator.predict.changes import EXPANDABLE, EXPANDABLE_SEGMENTS, Change, changes
 from simulator.predict.play import play, step_seconds
@@ -40,6 +41,8 @@ _DEPTH = 3  # changes on top of each other
 _WIDTH = 10  # combinations that are estimated at each depth
 _MEMORY_LAYERS = 4, 8  # of the models that estimates are made on; every_k's pattern of 2 fits both
 _TIME_LAYERS, _TIME_MICRO_BATCHES = 4, 2
+# Micro-batches a stage from which on each further one adds as much: of gpipe its activations, of others buffers
+_FILLED, _BUFFERED = 2, 16
 _SLACK = 1.1  # effects of two changes multiply, to this
 _MORE_DEVICES = 2.0
 _PROOFS, _PROOF_LAYERS = 10, 1000  # full predictions, and the layers in them all
@@ -144,7 +147,21 @@ class _Search:
         resident, added = (b + (b - a) * beyond for a, b in zip(few, more, strict=True))
         return _Figures(resident=resident, added=added, cost=self._cost(of))
 
-    def _live(self, of: _Candidate, num_layers: int) -> tuple[int, int]:
+    def _live(self, of: _Candidate, num_layers: int) -> tuple[float, float]:
+        """The same of a model of so many layers; of very many micro-batches carried on in a line from two smaller numbers."""
+        plan = of.plan
+        few = plan.pp * (_FILLED if plan.pipeline_schedule == "gpipe" else _BUFFERED)
+        if plan.pp == 1 or plan.num_micro_batches <= 3 * few:
+            return self._played_live(of, num_layers)
+        fewer, more = (
+            self._played_live(replace(of, plan=plan.copy_with(num_micro_batches=n)), num_layers)
+            for n in (few, few + plan.pp)
+        )
+        beyond = (plan.num_micro_batches - few) / plan.pp
+        resident, added = (a + (b - a) * beyond for a, b in zip(fewer, more, strict=True))
+        return resident, added
+
+    def _played_live(self, of: _Candidate, num_layers: int) -> tuple[int, int]:
         """Live bytes that stay, and those that a step adds. Raises PlanError where the plan cannot be run."""
         model, workspaces = self._shortened(num_layers), workspace_bytes(of.cluster.usual.device)
         blocks = unpriced_blocks(model, of.plan, of.cluster, of.stack)
@@ -154,7 +171,8 @@ class _Search:
 
     def _cost(self, of: _Candidate) -> float:
         """Of few layers and micro-batches: enough to rank changes by."""
-        few = min(of.plan.num_micro_batches, max(_TIME_MICRO_BATCHES, of.plan.pp))
+        fill = of.plan.pp * (2 if of.plan.pipeline_schedule.startswith("dualpipe") else 1)
+        few = min(of.plan.num_micro_batches, max(_TIME_MICRO_BATCHES, fill))
         short = of.plan.copy_with(num_micro_batches=few)
         lowering = self.lower(replace(of, plan=short), self._short(of.plan, _TIME_LAYERS))
         return device_s_per_token(short, step_seconds(lowering))
@@ -174,6 +192,11 @@ class _Search:
         outside = outside_torch_bytes(candidate.cluster.device, plan, stack=stack)
         outside += window_bytes(self.model, plan, stack)
         return (self.memory.capacity_bytes - outside) / RESERVED_HIGH
+
+
+def _held(plan: Plan) -> int:
+    """Times as many micro-batches that a full prediction plays in memory as of a pipeline that is filled twice."""
+    return max(filling(plan.pipeline_schedule, plan.pp, plan.num_micro_batches) // (2 * plan.pp), 1)
 
 
 def device_s_per_token(plan: Plan, step_s: float) -> float:
@@ -276,7 +299,7 @@ def _proved(search: _Search, candidates: Iterable[_Candidate], cost_before: floa
         if not search.effort_left or len(search.fitting) == search.wanted:
             return
         search.proofs -= 1
-        search.proof_layers -= search.model.num_layers
+        search.proof_layers -= search.model.num_layers * _held(candidate.plan)
         remedy = _proof(search, candidate, cost_before)
         if remedy is None:
             too_much[candidate.plan.tp] = candidate.figures.live

@@ -205,7 +205,7 @@ def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse) -> str
     if share.get("exposed:all_to_all", 0) > exposed / 2 > 0.05 and plan.ep > 1:
         return _nearer_experts(lowering, share["exposed:all_to_all"])
     if exposed > 0.1:
-        return _less_waiting(plan, exposed, share.get("exposed:cpu_adam", 0))
+        return _less_waiting(lowering, exposed, share.get("exposed:cpu_adam", 0))
     if share.get("recompute", 0) > 0.05 and room > memory.peak_allocated_bytes // 2:
         return "memory is left over: recompute less (recompute = selective or every_k) to save its time"
     larger = f"memory is left over: micro_batch_size = {2 * plan.micro_batch_size} makes larger, faster kernels"
@@ -262,14 +262,14 @@ def _smaller_bubble(plan: Plan, bubble: float) -> str:
     return f"{100 * bubble:.0f} % of the step is the pipeline's bubble: {more}{chunks}, or fewer stages"
 
 
-def _less_waiting(plan: Plan, exposed: float, stepped: float) -> str:
+def _less_waiting(lowering: Lowering, exposed: float, stepped: float) -> str:
     """stepped: of what is exposed, the optimizer on the host."""
+    plan = lowering.plan
     if stepped > exposed / 2:
         percent = f"{100 * stepped:.0f} % of the step waits for the optimizer on the host's cores"
         return f"{percent}: num_micro_batches = {4 * plan.num_micro_batches} spreads it over four times the tokens"
     percent = f"{100 * exposed:.0f} % of the step waits for communication"
     if plan.zero == 3 and plan.dp_replicate == 1:
-        return (
-            f"{percent}: shard inside the node only (dp_replicate = nodes), or accumulate fewer, larger micro-batches"
-        )
+        within = "shard inside the node only (dp_replicate = nodes), or " if lowering.cluster.num_nodes > 1 else ""
+        return f"{percent}: {within}accumulate fewer, larger micro-batches"
     return f"{percent}: larger micro-batches give each collective more compute to hide behind"

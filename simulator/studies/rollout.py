@@ -128,9 +128,13 @@ def iteration_of(
         raise InputError(faults)
     steps = sequences * rollout.epochs // plan.global_batch_size
     where = Cluster.load(rollout.cluster, None) if rollout.cluster is not None else cluster
-    serving = serve(model, rollout.inference, where, requests, warmup=0.0)
+    engine = rollout.inference
+    if engine.max_model_len is None:  # trl, verl and OpenRLHF ask their engine for prompts and answers, and no more
+        engine = engine.model_copy(update={"max_model_len": plan.seq_len})
+    serving = serve(model, engine, where, requests, warmup=0.0)
     if serving.latencies is None:
-        raise InputError.at(f"{_PLACE}: inference", "the engine does not fit in memory", "more tp")
+        problem = f"the engine does not fit in memory: {serving.cause}"
+        raise InputError.at(f"{_PLACE}: inference", problem, "more tp, or gpu_memory_utilization")
     padded = padding_of(lengths, model, plan, cluster, calibration, stack)
     once = forward_s(prediction) * plan.num_micro_batches * padded.step_s / prediction.step_s * steps / rollout.epochs
     models, of_reference = 2 if rollout.critic else 1, float(rollout.reference == "model")

@@ -24,7 +24,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
-from tests.campaign.cases import Ended
+from tests.campaign.cases import Ended, measures
 from tests.campaign.seeds import Seed, seeds
 from tests.campaign.worker import one, warm, work
 
@@ -67,7 +67,8 @@ class Tally:
 
     def add(self, index: int, case: Seed, ended: Ended, fault: str) -> None:
         self.statuses[ended.status] += 1
-        self.slowest = max(self.slowest, (ended.cpu_s, f"case {index} ({case.name})"))
+        if not measures(case):
+            self.slowest = max(self.slowest, (ended.cpu_s, f"case {index} ({case.name})"))
         if not fault:
             return
         kind = kind_of(case, fault)

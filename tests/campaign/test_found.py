@@ -134,3 +134,21 @@ def test_a_name_among_many_is_found_in_little_time() -> None:
 
     names = [f"switch{number:05}" for number in range(20_000)] + ["leaf-12"]
     assert close_names("leaf12", names)[0] == "leaf-12"
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 6000, "0b" + "1" * 20_000, "0o" + "7" * 6000])
+def test_a_number_that_python_reads_and_does_not_print_is_refused(
+    number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    machine = ["--model", "gpt2", "--gpus", "1xa100", "--plain"]
+    Path("study.toml").write_text(f"[plan]\nno_such = {number}\n")
+    Path("axolotl.yml").write_text(f"base_model: gpt2\nmicro_batch_size: 1\nno_such: {number.replace('0o', '0x')}\n")
+    for words in (
+        ["study.toml"],
+        ["--plan", "axolotl.yml", *machine],
+        [*machine, "--set", f"plan.offload={{a={number}}}"],
+    ):
+        assert main(["predict", *words]) == 3
+        errors = capfd.readouterr().err
+        assert "more than 4,000 digits" in errors or "--set plan.offload" in errors

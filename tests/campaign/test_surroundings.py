@@ -44,6 +44,9 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     for path in (pipe, link, tmp_path, Path("/dev/zero"), tmp_path / ("a" * 300)):
         with pytest.raises(OSError, match=r"pipe or a device|levels of symbolic links|directory|too long"):
             ordinary(path)
+    for name in ("a\0b", "\ud800"):
+        with pytest.raises(OSError, match="no path"):
+            ordinary(Path(name))
     large = tmp_path / "large"
     large.write_bytes(b"12345")
     with pytest.raises(OSError, match="larger than 4 bytes"):

@@ -79,3 +79,10 @@ def test_memory_knows_no_folding() -> None:
     folded, full = (predict(found.model, found.plan, found.cluster, fold=fold) for fold in (True, False))
     assert folded.memory == full.memory
     assert folded.memory_trace == full.memory_trace
+
+
+def test_micro_batches_without_end_settle_as_few_do() -> None:
+    """What a repetition may miss is never below what sums of floats differ by."""
+    plan = Plan(dp_shard=8, num_micro_batches=10**6, seq_len=512)
+    found = Drawn(Model.load("llama3.2-1b"), plan, Cluster.load("hgx-h100-8", 1))
+    assert play(found.lowered()).num_played == 4

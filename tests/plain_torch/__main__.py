@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,29 +42,39 @@ def main(argv: Sequence[str]) -> int:
     return int(differ > 0)
 
 
-def both(names: Sequence[str], device: str) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Each plan's answers, fake and plain."""
+def both(
+    names: Sequence[str], device: str, start: Callable[[str, list[str], dict[str, str]], Any] | None = None
+) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Each plan's answers, fake and plain. start: another way to start a process, of "fake" or "plain", command, environment."""
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory() as folder:
-        started = [(way, _started(way, device, names, Path(folder) / way)) for way in ("fake", "plain")]
-        answers = {way: _answers(process, Path(folder) / way) for way, process in started}
+        outs = {way: Path(folder) / way for way in ("fake", "plain")}
+        started = [(start or _started)(way, _command(way, device, out, names), own) for way, out in outs.items()]
+        for process in started:
+            _ended(process)
+        answers = {way: _answers(out) for way, out in outs.items()}
     silent = {"error": "no answer"}
     for name in names:
         yield name, answers["fake"].get(name, silent), answers["plain"].get(name, silent)
 
 
-def _started(way: str, device: str, names: Sequence[str], out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.plain_torch.rank", way, device, *names]
-    own = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    with out.open("wb") as file:
-        return subprocess.Popen(command, stdout=file, stderr=subprocess.DEVNULL, env=own, cwd=HERE)
+def _command(way: str, device: str, out: Path, names: Sequence[str]) -> list[str]:
+    return [sys.executable, "-W", "ignore", "-m", "tests.plain_torch.rank", way, device, str(out), *names]
 
 
-def _answers(process: subprocess.Popen[bytes], out: Path) -> dict[str, dict[str, Any]]:
+def _started(_: str, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment, cwd=HERE)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(DEADLINE_S)
     finally:
         process.kill()
-    lines = [line for line in out.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
+
+
+def _answers(out: Path) -> dict[str, dict[str, Any]]:
+    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
     return {one["name"]: one for one in map(json.loads, lines)}
 
 

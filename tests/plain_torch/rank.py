@@ -1,4 +1,4 @@
-"""Rank 0 of plans, one after another, each in a process of its own: `python -m tests.plain_torch.rank fake|plain cpu|cuda NAME ...`.
+"""Rank 0 of plans, one after another, each in a process of its own: `python -m tests.plain_torch.rank fake|plain cpu|cuda OUT NAME ...`.
 
 fake: as `validate run --mode fake` plays it. plain: real tensors on a CPU, counted by the events of torch's own allocator;
 nothing but the profiler follows the step, no mode of dispatch and no tracker. The other ranks are torch's fake process group
@@ -45,8 +45,8 @@ NUMBER_BYTES: Final = 8  # of a number of Python's beside a tensor, which stays 
 LSE_ROWS: Final = 32  # the memory-efficient kernel's log-sum-exps are filled up to a multiple
 
 
-def main(way: str, device: str, *names: str) -> None:
-    """A line of JSON for each plan: its name, and the bytes of its third step, or what was wrong."""
+def main(way: str, device: str, out: str, *names: str) -> None:
+    """A line of JSON for each plan, at the file's end: its name, and the bytes of its third step, or what was wrong."""
     torch.set_num_threads(1)
     for name in names:
         if not os.fork():
@@ -57,7 +57,8 @@ def main(way: str, device: str, *names: str) -> None:
                 status = 0
             except Exception as exc:  # noqa: BLE001  the table has a row for it
                 found = {"name": name, "error": f"{type(exc).__name__}: {exc}"}
-            print(json.dumps(found), flush=True)
+            with Path(out).open("a", encoding="utf-8") as lines:
+                print(json.dumps(found), file=lines)
             os._exit(status)
         os.wait()
 

@@ -309,3 +309,24 @@ def test_an_all_reduce_less_and_half_a_table_more(h100: Cluster) -> None:
     assert saved == pytest.approx(float(embedded / link))  # a ring of two sends 2 (n - 1) / n = 1 times the tensor
     half = (model.vocab_size // 2) * model.d_model * 2 / h100.device.memory_bytes_per_s
     assert step["head",].device_s - step[()].device_s == pytest.approx(half, rel=0.02)
+
+
+def test_layers_with_windows_may_have_room_for_a_part_of_the_tokens(h100: Cluster) -> None:
+    """SGLang: of 36 layers 18 see 128 tokens and have room for 0.8 of the others' tokens; a short sequence fills that first."""
+    model = Model.load("gpt-oss-20b").model_copy(update={"num_layers": 36})
+    plan = InferencePlan(weights="mxfp4", window_part=0.8, block_size=16)
+    (shard,) = stage_shards(model, plan)
+    assert kv_bytes_per_token(shard, plan) == math.ceil((18 + 0.8 * 18) * 2 * 8 * 64 * 2)
+    memory = serving_memory(model, plan, h100.device, Stack.load("sglang-2025"))
+    assert (memory.window_tokens, memory.needed_blocks) == (128, model.max_positions // 16)
+    bounds = replace(
+        limits(plan, ideal_costs(model, plan, h100), num_blocks=1000), window_tokens=128, window_part=plan.window_part
+    )
+    for prompt, blocks in (
+        (48, 4 + 1),
+        (128, 9 + 1),
+        (1000, 64),
+    ):  # 64, 144 and 1,016 tokens; 0, 80, 16 and 0 beyond a part
+        asked = [Request(arrival_s=0.0, prompt_tokens=prompt, output_tokens=17)]
+        run = Engine(ideal_costs(model, plan, h100), bounds, asked, (0.0, math.inf)).run()
+        assert (run.meter.peak_blocks, run.leftover_blocks) == (blocks, 0)

@@ -84,5 +84,7 @@ def test_multiples_are_even_by_their_ratio() -> None:
     one = Range.parse("device.memory_bytes_per_s=x0.5..x2")
     assert one.value(0.5) == pytest.approx(1)
     assert one.text(0) == "x0.5"
+    size = Range.parse("device.memory_bytes=1GB..80GB")
+    assert (size.text(0), size.text(1 / 3), size.text(1)) == ("1GB", "27333333333B", "80GB")
     rate = Range.parse("link.inter.bytes_per_s=200Gb/s..400Gb/s")
     assert rate.text(0.5) == "300Gb/s"

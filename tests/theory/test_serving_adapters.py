@@ -17,6 +17,7 @@ from simulator.studies.serving.decoding import batch_of
 from simulator.studies.serving.engine import Engine
 from simulator.studies.serving.lora import adapters_reached, lora_bytes
 from simulator.studies.serving.memory import serving_memory
+from simulator.studies.serving.remedies import remedies
 from simulator.studies.serving.scheduler import Limits
 from simulator.studies.serving.shards import kv_bytes_per_token, stage_shards
 
@@ -83,3 +84,15 @@ def test_what_does_not_go_together_is_told() -> None:
     with pytest.raises(PlanError) as caught:
         check(InferencePlan(lora_adapters=3, host_cache=2**45), MODEL, CLUSTER)
     assert {fault.place for fault in caught.value.faults} == {"inference: lora_adapters", "inference: host_cache"}
+
+
+def test_adapters_beyond_memory_are_told_how_many_fit() -> None:
+    plan = InferencePlan(lora_rank=64, lora_adapters=1000)
+    fewer = [one for one in remedies(MODEL, plan, CLUSTER, STACK, serving_memory(MODEL, plan, CLUSTER.device, STACK))
+             if "lora_adapters" in one.plan]  # fmt: skip
+    (count,) = (one.plan["lora_adapters"] for one in fewer)
+    fits = [
+        serving_memory(MODEL, plan.model_copy(update={"lora_adapters": n}), CLUSTER.device, STACK)
+        for n in (count, count + 2)
+    ]
+    assert [memory.fit.runs for memory in fits] == [True, False]

@@ -12,11 +12,12 @@ from simulator.base.kernels import Gemm
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import Batch, Chunk, InferencePlan, StepCosts, Workload, check, serve
 from simulator.studies.serving.decoding import batch_of
-from simulator.studies.serving.kernels import NarrowWeights, stored_as
+from simulator.studies.serving.kernels import NarrowWeights, multiplied, stored_as
 from simulator.studies.serving.memory import serving_memory
 from simulator.studies.serving.shards import stage_shards, weight_bytes
 from simulator.studies.serving.speculation import tokens_a_step
@@ -115,7 +116,7 @@ def test_mxfp4_is_of_experts_alone() -> None:
         (shard,) = stage_shards(Model.load(name), InferencePlan())
         assert weight_bytes(shard, InferencePlan(weights="mxfp4")) / 2**30 == pytest.approx(gib, rel=0.005)
     one = Gemm(m=8, n=4096, k=4096, dtype="bf16")
-    attention, (experts,) = (stored_as((kernel,), "mxfp4") for kernel in (one, replace(one, grouped=True)))
+    attention, (experts,) = (stored_as((kernel,), "mxfp4", {}) for kernel in (one, replace(one, grouped=True)))
     assert attention == (one,)
     assert isinstance(experts, NarrowWeights)
     assert experts.weight_bits == 4.25
@@ -145,8 +146,10 @@ def test_nvfp4_weights_have_four_and_a_half_bits() -> None:
     layers = sum(MODEL.d_model * n for n in (4096 + 2 * 1024 + 4096, 3 * MODEL.d_ff)) * MODEL.num_layers
     assert wide - narrow == pytest.approx(layers * (8 - 4.5) / 8, rel=1e-6)
     product = Gemm(m=8, n=4096, k=4096, dtype="bf16")
-    (_, multiplied), (widened,) = (stored_as((product,), "nvfp4", fp4=fp4) for fp4 in (True, False))
-    assert isinstance(multiplied, Gemm)
-    assert multiplied.dtype == "fp4"
+    (_, narrow_product), (widened,) = (
+        stored_as((product,), "nvfp4", multiplied(Device.load(name))) for name in ("b200-sxm", "h100-sxm5-80gb")
+    )
+    assert isinstance(narrow_product, Gemm)
+    assert narrow_product.dtype == "fp4"
     assert isinstance(widened, NarrowWeights)
     assert (widened.dtype, widened.weight_bits) == ("bf16", 4.5)

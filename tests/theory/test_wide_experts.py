@@ -14,7 +14,7 @@ from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import Batch, Chunk, InferencePlan, StepCosts, check
 from simulator.studies.serving.batch import busiest_rank
-from simulator.studies.serving.decoding import batch_of
+from simulator.studies.serving.decoding import batch_of, decode_step
 from simulator.studies.serving.deployment import Deployment
 from simulator.studies.serving.shards import kv_bytes_per_token, stage_shards, weight_bytes
 
@@ -91,3 +91,11 @@ def test_contradictions_are_told_together() -> None:
         check(WIDE.model_copy(update={"tp": 1}), MODEL, CLUSTER)
     with pytest.raises(PlanError, match="none are dealt"):
         check(InferencePlan(tp=2, attention_dp=True), Model.load("llama3-8b"), CLUSTER)
+
+
+def test_a_gpu_reads_the_caches_of_its_own_sequences() -> None:
+    """On a machine without losses no GPU reads more than its memory gives in a step, but for whole experts of those reached."""
+    calibration, curves = Calibration.ideal(), LinkCurves.ideal()
+    costs = StepCosts(MODEL, WIDE, CLUSTER, STACK, calibration, curves)
+    steps = [decode_step(costs, count, 4000, calibration, curves) for count in (8, 1024)]
+    assert all(0.5 < step.bandwidth_share < 1.01 for step in steps)

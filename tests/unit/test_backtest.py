@@ -31,6 +31,10 @@ memory,lab,PyTorch,llama-x,4,1024,8,4096,swiglu,32000,2048,H100-80GB-SXM,8,8,fsd
 again,lab,PyTorch,llama-x,4,1024,8,4096,swiglu,32000,2048,H100-80GB-SXM,8,8,fsdp_full,1,64,bf16,none,step_time_s,4.0,peak_reserved_gib,60,seen elsewhere
 half,lab,PyTorch,llama-x,4,1024,8,4096,swiglu,32000,2048,H100-80GB-SXM,8,8,fsdp_full,2,40,bf16,none,step_time_s,4.0,,,
 """
+ASKED = judging._prediction  # before any test replaces it
+_GIB = 2**30
+_MEMORY = SimpleNamespace(peak_allocated_bytes=50 * _GIB, reserved_bytes=54 * _GIB, used_bytes=56 * _GIB)
+FAKE = SimpleNamespace(step_s=2.0, low_s=1.9, high_s=2.1, fits=True, memory=_MEMORY)
 
 
 @pytest.fixture
@@ -43,10 +47,7 @@ def table(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def predictor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces the predictor by one that always says 2 s, and 50, 54 and 56 GiB allocated, reserved and used."""
-    gib = 2**30
-    memory = SimpleNamespace(peak_allocated_bytes=50 * gib, reserved_bytes=54 * gib, used_bytes=56 * gib)
-    said = SimpleNamespace(step_s=2.0, low_s=1.9, high_s=2.1, fits=True, memory=memory)
-    monkeypatch.setattr(judging, "predict", lambda *_, **__: said)
+    monkeypatch.setattr(judging, "_prediction", lambda *_: FAKE)
 
 
 def test_every_row_stands_in_the_tables_order(table: Path) -> None:
@@ -89,10 +90,22 @@ def test_a_defect_costs_one_row(table: Path, monkeypatch: pytest.MonkeyPatch) ->
     def explode(*_: object, **__: object) -> None:
         raise ZeroDivisionError("no luck")
 
-    monkeypatch.setattr(judging, "predict", explode)
+    monkeypatch.setattr(judging, "_prediction", explode)
     report = backtest.run(read_measured(table))
     assert [o.status for o in report.outcomes] == ["failed", "bad", "refused", "failed", "failed", "failed"]
     assert report.outcomes[0].reason == "ZeroDivisionError: no luck"
+
+
+def test_the_same_run_measured_again_is_predicted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted = list[object]()
+    monkeypatch.setattr(judging, "predict", lambda *asked, **_: predicted.append(asked) or FAKE)
+    monkeypatch.setattr(judging, "_prediction", ASKED)
+    seeds = [ROWS.splitlines()[0].replace("ok,", f"seed-{i},").replace("4.0", f"4.{i}") for i in range(9)]
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join([HEADER, *seeds]))
+    report = backtest.run(read_measured(path))
+    assert [one.measured_step_s for one in report.outcomes] == pytest.approx([4 + i / 10 for i in range(9)])
+    assert len(predicted) == 1
 
 
 def test_control_c_keeps_what_is_done(table: Path) -> None:

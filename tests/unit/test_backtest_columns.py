@@ -273,6 +273,7 @@ def _text(report: backtest.BacktestReport) -> str:
         ("somebody's trainer (torch 2.10)", None, "torch-2.11-eager"),
         ("somebody's trainer on PyTorch v2.9.1", "y", "torch-2.11-compiled"),
         ("somebody's trainer on PyTorch 1.13", None, "torch-2.4-eager"),
+        ("somebody's trainer (JAX/XLA)", None, "xla-2024"),
         ("", None, "torch-2.4-eager"),
     ],
 )
@@ -289,6 +290,10 @@ def test_a_stack_is_found_by_the_public_name_and_version_of_its_software(
         ({"precision": "fp8_mx", "zero_or_fsdp": "fsdp_full"}, "torch-2.4-compiled"),  # torchao's
         ({"tp": "2", "zero_or_fsdp": "zero1"}, "fused-2025"),
         ({"pp": "2", "zero_or_fsdp": "ddp"}, "fused-2025"),
+        ({"cp": "2", "zero_or_fsdp": "zero1"}, "fused-2025"),
+        ({"ep": "2", "n_experts": "4", "top_k": "2", "zero_or_fsdp": "zero1"}, "fused-2025"),
+        ({"data_parallel": "megatron", "zero_or_fsdp": "ddp"}, "fused-2025"),
+        ({"cp": "2", "zero_or_fsdp": "zero3"}, "torch-2.4-eager"),  # sequences split beside shards
         ({"tp": "2", "zero_or_fsdp": "fsdp_full"}, "torch-2.4-eager"),
         ({"tp": "2", "zero_or_fsdp": "zero3"}, "torch-2.4-eager"),
         ({"tp": "2", "zero_or_fsdp": "zero1", "compile": "y"}, "torch-2.4-compiled"),
@@ -309,6 +314,14 @@ def test_software_that_no_file_names_runs_on_the_generic_stack_of_what_its_runs_
 ) -> None:
     run = run_of(tmp_path, **{"framework": "somebody's trainer", "stack": "", **columns})
     assert run.stack.name == stack
+
+
+@pytest.mark.parametrize(
+    ("framework", "known"),
+    [("MaxText (JAX/XLA)", "described"), ("somebody's trainer on JAX", "unknown"), ("torchtitan", "described")],
+)
+def test_a_family_of_programs_is_no_description_of_one(tmp_path: Path, framework: str, known: str) -> None:
+    assert run_of(tmp_path, framework=framework, stack="").stack.known == known
 
 
 @pytest.mark.parametrize(

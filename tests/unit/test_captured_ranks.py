@@ -11,7 +11,7 @@ import pytest
 from simulator.base.errors import InputError
 from simulator.formats.readers.capture import capture_of
 from simulator.predict.prediction import Prediction
-from simulator.predict.program import _predicted, predict_program
+from simulator.predict.program import _remedied, predict_program
 from simulator.spec.cluster import Cluster
 from simulator.work.captured.capture import Capture, Kind
 from simulator.work.captured.folding import folded, unfolded
@@ -160,7 +160,7 @@ def test_ranks_share_prices_where_their_operators_are_one_table() -> None:
 def test_what_cannot_fit_on_one_rank_is_not_looked_at_on_the_next() -> None:
     program = stages([[Kind.ALLOCATE, 1, 2**40, 0], WORK, send(0, 4)], [*receive(0, 0), WORK])
     scripts: dict[int, Any] = {}
-    assert _predicted(program, Cluster.load("hgx-h100-8"), scripts=scripts, only_fitting=True) is None
+    assert _remedied(program, Cluster.load("hgx-h100-8"), scripts=scripts) is None
     assert list(scripts) == [0]
 
 

@@ -318,8 +318,19 @@ def test_any_setting_is_taken_or_refused(key: str, text: str) -> None:
 
 
 def test_literals_are_read_as_in_toml_or_are_text() -> None:
-    texts = ["2", "true", "1.5", "bf16", "400Gb/s", '"2"', "1\nplan = 2", "9" * 5000]
-    assert [literal(text) for text in texts] == [2, True, 1.5, "bf16", "400Gb/s", "2", "1\nplan = 2", "9" * 5000]
+    texts = ["2", "true", "1.5", ".5", ".5GiB", "bf16", "400Gb/s", '"2"', "1\nplan = 2", "9" * 5000]
+    assert [literal(text) for text in texts] == [
+        2,
+        True,
+        1.5,
+        0.5,
+        ".5GiB",
+        "bf16",
+        "400Gb/s",
+        "2",
+        "1\nplan = 2",
+        "9" * 5000,
+    ]
 
 
 @pytest.mark.usefixtures("asked")

@@ -77,13 +77,16 @@ def test_no_two_devices_share_a_spelling() -> None:
         ("RTX A6000 48GB", "a6000"),
         ("H20 141GB", "h20-141gb"),
         ("AMD MI250X", "mi250x-gcd"),
+        ("a100-40", "a100-sxm4-40gb"),
+        ("V100-32", "v100-sxm2-32gb"),
+        ("a100-pcie-80", "a100-pcie-80gb"),
     ],
 )
 def test_usual_spellings(spelling: str, name: str) -> None:
     assert Device.resolve(spelling) == name
 
 
-@pytest.mark.parametrize("spelling", ["H100 64GB", "H100 SXM (500W)", "MI455X", "GPU", "A100-SXM-64GB"])
+@pytest.mark.parametrize("spelling", ["H100 64GB", "H100 SXM (500W)", "MI455X", "GPU", "A100-SXM-64GB", "a100-64"])
 def test_another_memory_or_power_is_another_board(spelling: str) -> None:
     with pytest.raises(ClusterError):
         Device.resolve(spelling)

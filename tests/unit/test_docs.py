@@ -12,6 +12,7 @@ from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import AttentionBackend, Stack
+from simulator.studies.serving import stack_named
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -66,7 +67,7 @@ def test_a_reference_knows_every_field(name: str, noun: type[BaseModel]) -> None
 
 def test_presets_in_commands_exist() -> None:
     """--cluster, --model, --stack of README, tutorial and guides, unless it is a file of the reader's."""
-    load = {"model": Model.load, "cluster": Cluster.load, "stack": Stack.load}
+    load = {"model": Model.load, "cluster": Cluster.load, "stack": lambda name: Stack.load(stack_named(name))}
     for page in PAGES:
         for noun, name in re.findall(
             r"--(model|cluster|stack) (?![A-Z]+\b)(\w[\w./-]+)", page.read_text(encoding="utf-8")

@@ -280,3 +280,19 @@ def test_hostile_files_are_refused(tmp_path: Path, text: str) -> None:
 def test_a_missing_file_is_a_fault(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be read"):
         Model.load(tmp_path / "nothing.json")
+
+
+def test_towers_that_are_left_out_are_named(tmp_path: Path) -> None:
+    """A vision-language model is read as its language model, and a line says so."""
+    shape = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 512,
+    }
+    for tower in ({}, {"vision_config": {"depth": 32, "hidden_size": 1280}}):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({"model_type": "qwen2_5_vl", "num_key_value_heads": 2, **shape, **tower}))
+        said = Model.load(path).sources.get("not modelled", "")
+        assert ("vision_config: towers" in said) == bool(tower)

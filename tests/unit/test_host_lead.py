@@ -6,7 +6,7 @@ from simulator.memory.history import History, step_reserved_bytes
 from simulator.memory.step import StepWriter
 from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import Lowering, lower
-from simulator.play.lower.host_lead import passes_ahead
+from simulator.play.lower.host_lead import _paces, passes_ahead
 from simulator.predict import memory_of
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
@@ -43,9 +43,22 @@ def test_a_fast_host_is_ahead_by_what_the_queue_holds_and_a_slow_one_by_nothing(
     assert passes_ahead(lowering(tp=1, dp_replicate=8)) == 0
 
 
+def test_the_lead_falls_step_by_step_as_the_host_slows_down_to_the_devices_pace() -> None:
+    """Half of the queue where both take equally long: of hosts that are known to a factor, half are faster."""
+    leads = []
+    for layer_s in (1e-4, 1e-3, 2e-3, 3e-3, 4e-3, 6e-3, 1e-2, 1e-1):
+        one = lowering(STACK.model_copy(update={"host": STACK.host.model_copy(update={"layer_s": layer_s})}))
+        host_s, device_s = _paces(one, one.step.units[1].work)
+        leads.append((device_s / host_s, passes_ahead(one)))
+    most = leads[0][1]
+    assert [lead for _, lead in leads] == sorted((lead for _, lead in leads), reverse=True)
+    assert all(lead > most / 2 if ratio > 1.1 else lead < most / 2 for ratio, lead in leads if not 0.9 < ratio < 1.1)
+    assert len({lead for _, lead in leads} - {0, most}) >= 3
+
+
 def test_stages_that_send_in_turn_fill_the_pipeline_ahead_of_the_device() -> None:
     slow = STACK.model_copy(update={"host": STACK.host.model_copy(update={"layer_s": 0.1})})
-    for stages, passes in ((2, 0), (4, 2 * 2)):
+    for stages, passes in ((2, 0), (4, 2 * (1 + 2))):  # the embedding and two layers
         assert passes_ahead(lowering(slow, tp=2, pp=stages, dp_replicate=4 // stages, num_micro_batches=8, pipeline={"stage_layers": (8 // stages,) * stages})) == passes  # fmt: skip
 
 

@@ -20,8 +20,6 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import RunRow
-from simulator.studies.serving.plan import InferencePlan
-from simulator.studies.serving.plan import check as check_serving
 from tests.configured import configured
 
 PRESETS = ("nemotron-h-8b", "nemotron-3-nano-30b-a3b", "nemotron-3-super-120b-a12b")
@@ -150,11 +148,6 @@ def test_illegal_splits_are_told_at_once() -> None:
         check_split(megatron(cp=6, dp_shard=16, seq_len=4096 * 6), Model.load("nemotron-h-8b"), cluster)
     with pytest.raises(PlanError, match="fsdp2 splits no Mamba mixers"):
         check_split(Plan(tp=2, dp_shard=48), Model.load("nemotron-h-8b"), cluster)
-
-
-def test_serving_a_hybrid_is_refused() -> None:
-    with pytest.raises(PlanError, match="Mamba layers"):
-        check_serving(InferencePlan(), Model.load("nemotron-h-8b"), Cluster.load("dgx-h100-8"))
 
 
 def test_a_hybrids_step_names_its_scan_and_how_unsure_it_is() -> None:

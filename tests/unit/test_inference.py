@@ -15,7 +15,7 @@ from simulator.formats.writers.serving_json import report
 from simulator.formats.writers.serving_text import render
 from simulator.formats.writers.text import to_text
 from simulator.spec.calibration import Calibration
-from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
@@ -41,6 +41,7 @@ from simulator.studies.serving.memory import activation_bytes
 from simulator.studies.serving.report import spread
 from simulator.studies.serving.scheduler import Limits
 from simulator.studies.serving.shards import stage_shards
+from simulator.studies.serving.sources import assumptions
 
 
 @pytest.fixture(scope="module")
@@ -431,3 +432,15 @@ def test_an_engine_that_samples_in_place_keeps_no_copies_of_its_logits(llama: Mo
     )
     logits = 2048 * 128_256  # the vocabulary is a multiple of 64
     assert kept - less == pytest.approx((8 - 2) * logits, rel=0.05)
+
+
+def test_slices_that_are_no_whole_blocks_of_a_checkpoint_are_named(h100: Cluster) -> None:
+    """1,536 columns of an expert over 8 GPUs are 192 each; over 4 they are 384, three blocks of 128."""
+    model = Model.load("qwen3-235b-a22b")
+    found = [
+        [note for note in assumptions(StepCosts(model, plan, h100, Stack.load(plan.stack), Calibration.ideal(), LinkCurves.ideal()))
+         if "192 columns" in note or "blocks of 128" in note]
+        for plan in (InferencePlan(tp=8, weights="fp8"), InferencePlan(tp=4, weights="fp8"), InferencePlan(tp=8),
+                     InferencePlan(tp=8, weights="fp8", experts="dealt"))
+    ]  # fmt: skip
+    assert [len(notes) for notes in found] == [1, 0, 0, 0]

@@ -9,6 +9,7 @@ from simulator.base.errors import ClusterError, PlanError
 from simulator.base.kernels import Gemm
 from simulator.parallel.legal import legal
 from simulator.parallel.legality import check
+from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import Lowering, lower
 from simulator.play.lower.work import Clock
 from simulator.predict import predict
@@ -21,6 +22,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import build_blocks
 from simulator.work.program import Collective, Compute, Program
+from simulator.work.script import pieces
 
 MODEL = Model(
     name="small",
@@ -161,6 +163,32 @@ def test_a_host_that_reads_each_loss_starts_every_backward_anew() -> None:
     assert waited == [[f"forward head mb{index}" for index in range(3)], []]
     reading, ahead = (play(lowered(plan, stack=megatron.copy_with(reads_loss=r))) for r in (True, False))
     assert reading.step_s > ahead.step_s
+
+
+@pytest.mark.parametrize(("pp", "zero"), [(1, 0), (1, 1), (2, 0)])
+def test_the_calls_of_a_steps_end_are_hidden_by_nothing(pp: int, zero: int) -> None:
+    """Each call takes the host an operator's time behind the last backward: for each parameter of the rank's own, and once."""
+    ranks = {"dp_shard": 8 // pp} if zero else {"dp_replicate": 8 // pp}
+    plan = Plan(zero=zero, data_parallel="megatron", pp=pp, seq_len=256, num_micro_batches=2, **ranks)  # type: ignore[arg-type]
+    plain = Stack.load("megatron-core-2025").copy_with(reads_loss=True)
+    logs = plain.copy_with(parameter_calls=5, step_calls=100)
+    held = [sum(len(shapes) for _, shapes in pieces(shard_of(MODEL, plan, index), plan)) for index in range(pp)]
+    calls = max(-(-tensors // (8 if zero else 1)) for tensors in held) * 5 + 100
+    longer_s = play(lowered(plan, stack=logs)).step_s - play(lowered(plan, stack=plain)).step_s
+    assert longer_s == pytest.approx(calls * plain.host.launch_s, rel=0.1)
+
+
+def test_filled_outputs_cost_a_kernel_each() -> None:
+    """Of what Transformer Engine computes: products, norms, attention; the device is not kept longer."""
+    plan = Plan(zero=0, data_parallel="megatron", dp_replicate=8, seq_len=256)
+    plain = Stack.load("megatron-core-2025")
+    one, filled = (
+        lowered(plan, stack=plain.copy_with(fills_outputs=fills)).step.units[1].work.forward.work
+        for fills in (False, True)
+    )
+    # two norms, four linear layers (gate and up are one), attention
+    assert filled.host_s - one.host_s == pytest.approx(7 * plain.further_kernel_s())
+    assert filled.duration_s == one.duration_s
 
 
 def test_fsdp2_gathers_at_most_three_units_ahead() -> None:

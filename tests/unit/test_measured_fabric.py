@@ -42,7 +42,7 @@ def checked(nodes: int = 16) -> Cluster:
 
 
 def test_equal_times_of_all_kinds_are_hosts_that_wait_for_ranks() -> None:
-    assert rank_wait_s(checked()) == pytest.approx(0.24e-3)
+    assert rank_wait_s(checked()) == pytest.approx(0.295e-3)
     assert rank_wait_s(H100) == 0
 
 
@@ -67,15 +67,18 @@ def test_what_a_network_may_do_is_a_networks(times_ms: dict[str, float]) -> None
 
 
 def test_a_disturbed_all_reduce_does_not_hide_the_wait() -> None:
-    """Slower than twice a gather: no network makes it so."""
-    assert rank_wait_s(stating(16, {"all_reduce": 0.1, "all_gather": 0.038, "reduce_scatter": 0.038})) > 0
+    """Slower than twice a gather: no network makes it so, and nothing follows its number."""
+    disturbed = stating(16, {"all_reduce": 0.1, "all_gather": 0.038, "reduce_scatter": 0.038})
+    assert rank_wait_s(disturbed) > 0
+    for kind in ("all_reduce", "send_recv", "all_to_all"):
+        assert collective_cost(kind, SIZE, group(16), disturbed) == collective_cost(kind, SIZE, group(16), H100)
 
 
 def test_links_behind_waiting_hosts_stay_the_models() -> None:
     for kind in KINDS:
         assert collective_cost(kind, SIZE, group(16), checked()) == collective_cost(kind, SIZE, group(16), H100)
         assert collective_s(kind, SIZE, group(16), checked()) == pytest.approx(
-            128 * 0.24e-3
+            127 * 0.295e-3
         )  # alone, the host's wait shows
 
 
@@ -84,7 +87,7 @@ def test_a_step_waits_for_the_ranks_of_each_group_inside_nodes_too() -> None:
     plan = Plan(tp=8, dp_shard=16, micro_batch_size=1, seq_len=1024, sequence_parallel=True)
     slow, usual = (predict(model, plan, one).step_s for one in (checked(), H100))
     exchanges = 32 * 8  # two gathers and two scatters a layer each way, at the least
-    assert slow - usual > 0.5 * exchanges * 8 * 0.24e-3
+    assert slow - usual > 0.5 * exchanges * 7 * 0.295e-3
     stated_off = H100.model_copy(update={"fabric": checked().fabric.model_copy(update={"call_rank_s": 0.0})})
     assert rank_wait_s(stated_off) == 0
 

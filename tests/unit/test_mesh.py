@@ -281,3 +281,13 @@ def test_groups_of_experts_follow_the_order_of_ranks() -> None:
     mesh = Mesh(plan, HGX.with_nodes(2))
     assert list(mesh.group_of("ep", 0)) == [0, 1, 4, 5]
     assert list(mesh.group_of("expert_dp", 0)) == [0, 8]
+
+
+@pytest.mark.parametrize("order", ["tp-cp-ep-dp-pp", "pp-dp_shard-tp-cp-dp_replicate"])
+def test_the_first_ranks_of_groups_are_their_own(order: str) -> None:
+    plan = Plan(tp=2, cp=3, pp=5, dp_shard=2, dp_replicate=2, rank_order=order)
+    mesh = Mesh(plan, Cluster.load("hgx-h100-8", 15))
+    for axis in ("tp", "cp", "pp", "dp_shard", "dp_replicate", "dp"):
+        groups = list(mesh.groups(axis))
+        assert [group[0] for group in groups] == [r for r in range(120) if mesh.group_of(axis, r)[0] == r]
+        assert sorted(rank for group in groups for rank in group) == list(range(120))

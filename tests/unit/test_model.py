@@ -456,3 +456,8 @@ def test_a_public_name_is_its_preset(public: str, preset: str) -> None:
 def test_a_name_of_other_layers_is_no_preset(public: str) -> None:
     with pytest.raises(ModelError, match="no preset is called"):
         Model.load(public)
+
+
+def test_a_name_with_a_tower_is_told_what_would_do() -> None:
+    with pytest.raises(ModelError, match=r"other layers than qwen2.5-7b \(a tower.*its config.json; qwen2.5-7b for a"):
+        Model.load("Qwen/Qwen2.5-VL-7B-Instruct")

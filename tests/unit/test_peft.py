@@ -618,6 +618,37 @@ def test_pefts_file_is_read_or_every_fault_of_it_told(data: object, says: object
     assert len(caught.value.faults) == says
 
 
+def test_adapters_stand_on_the_model_that_their_file_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless a flag says otherwise; a base that is no preset is an error, not the default."""
+    file = tmp_path / "adapter_config.json"
+    command = ["predict", "--recipe", str(file), "--gpus", "1xa100", "--seq-len", "256", "--json"]
+    for base, more, name in (
+        ("Qwen/Qwen2.5-0.5B", [], "qwen2.5-0.5b"),
+        ("me/mine", ["--model", "gpt2"], "gpt2"),
+        ("me/mine", [], None),
+    ):
+        file.write_text(json.dumps({"peft_type": "LORA", "r": 8, "base_model_name_or_path": base}))
+        code = main([*command, *more])
+        printed = capsys.readouterr()
+        assert (code == 0) == (name is not None)
+        assert name is None or json.loads(printed.out)["inputs"]["model"] == name
+        assert name is not None or "base_model_name_or_path: me/mine is not a preset" in printed.err
+
+
+def test_scales_stay_on_the_gpu_when_the_weights_leave() -> None:
+    """bitsandbytes' quant_state is no parameter, which FSDP's CPUOffload moves: a byte for 64 elements, and four for 256 of these."""
+    model = Model.load("llama2-7b")
+    fields = {
+        "dp_shard": 2,
+        "data_parallel": "fsdp1",
+        "peft": "qlora",
+        "offload": {"optimizer": "host", "parameters": "host"},
+    }
+    matrices = [prod(shape) for _, shape in model.parameter_shapes("layer") if len(shape) > 1]
+    scales = sum(numel // 64 + numel // 64 // 256 * 4 for numel in matrices) * model.num_layers
+    assert sum(resident_tensors(model, Plan.model_validate(fields))["parameters"]) == scales
+
+
 def test_paged_states_leave_the_gpu_only_where_it_is_full() -> None:
     """bitsandbytes (optim/optimizer.py: get_state_buffer): unified memory from 100,000 elements on; pages cross at half the link's rate."""
     model = Model.load("llama3.2-3b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simulator.base.errors import PlanError
+from simulator.parallel.legality import check
 from simulator.parallel.legality.pipeline import pipeline_faults
 from simulator.parallel.legality.rule import Pipeline
 from simulator.parallel.pipeline import (
@@ -17,6 +18,7 @@ from simulator.parallel.pipeline import (
     position,
     stage_layers,
 )
+from simulator.spec.plan import Plan
 
 
 def text(schedule: Schedule, p: int, m: int, stage: int, v: int = 1, group_size: int | None = None) -> str:
@@ -228,3 +230,20 @@ def test_a_pipeline_that_memory_cannot_play_names_the_longest_that_it_can(schedu
         line = Pipeline(schedule, stages, 40 * stages, chunks, stages * chunks)
         assert bool(pipeline_faults(line)) == (stages > most)
     assert most * chunks >= 126  # the deepest published dense model, Llama 3 405B, with a layer a chunk
+
+
+def test_gpipe_holds_as_many_micro_batches_as_its_fault_allows() -> None:
+    (fault,) = pipeline_faults(Pipeline("gpipe", 2, 10_000, 1, 32))
+    assert "gpipe holds all micro-batches at once" in fault.problem
+    most = int(fault.remedy.removeprefix("num_micro_batches = ").partition(" ")[0])
+    assert not pipeline_faults(Pipeline("gpipe", 2, most, 1, 32))
+    assert pipeline_faults(Pipeline("gpipe", 2, most + 1, 1, 32))
+    assert not pipeline_faults(Pipeline("1f1b", 2, 10_000, 1, 32))
+
+
+def test_buffers_of_micro_batches_without_end_are_refused() -> None:
+    plan = Plan(pp=2, schedule="interleaved", virtual_stages=2, num_micro_batches=50_000)
+    check(plan)
+    with pytest.raises(PlanError, match="num_micro_batches = 50000 or fewer"):
+        check(plan.copy_with(num_micro_batches=50_002))
+    check(plan.copy_with(num_micro_batches=50_002, data_parallel="megatron", zero=1))

@@ -97,6 +97,38 @@ class TestMegatron:
         assert (changes["gated_activation"], changes["rope"]) == ("operators", "unfused")
         assert not {"--no-bias-swiglu-fusion", "--no-rope-fusion"} & {one.name for one in draft.named("not modelled")}
 
+    @pytest.mark.parametrize(
+        ("options", "changed"),
+        [
+            ("--log-params-norm", {"parameter_calls": 1}),
+            ("--log-params-norm --log-num-zeros-in-grad --log-interval 10", {"parameter_calls": 5}),
+            ("--log-interval 1 --tensorboard-dir logs", {"step_calls": 270}),
+            ("--deterministic-mode", {"fills_outputs": True}),
+            ("--deterministic-mode --transformer-impl local --use-mcore-models", {"attention.kernel": "math"}),
+            ("--use-distributed-optimizer --overlap-grad-reduce", {"late_parameters": True}),
+            ("--tensor-model-parallel-size 2", {"late_gradients": True, "tp_overlap": "backward"}),
+            ("--deepspeed --zero-stage 1", {}),
+        ],
+    )
+    def test_what_a_step_does_beside_its_layers(self, options: str, changed: dict[str, Any], tmp_path: Path) -> None:
+        """Each option changes its own fields of the stack; the others stand as they are without it."""
+        base = "t.py --micro-batch-size 1 --seq-length 2048 --bf16 --cross-entropy-loss-fusion --hidden-dropout 0 --attention-dropout 0"
+        draft = read_plan(written(tmp_path, f"{base} {options}"))
+        found = {name: value for name, (value, _) in draft.stack_changes.items()}
+        logs = {
+            "parameter_calls",
+            "step_calls",
+            "fills_outputs",
+            "late_gradients",
+            "late_parameters",
+            "attention.kernel",
+        }
+        without = (
+            {"late_gradients": True} if not {"--overlap-grad-reduce", "--deepspeed"} & set(options.split()) else {}
+        )
+        expected = {name: value for name, value in {**without, **changed}.items() if name in logs}
+        assert {name: value for name, value in found.items() if name in logs} == expected
+
     def test_a_script_of_megatron_deepspeed(self) -> None:
         draft = read_plan(FILES / "bloom-like.sh")
         assert (draft.num_devices, draft.stack) == (384, "megatron-deepspeed-2022")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,3 +95,21 @@ def test_the_command_line_has_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "model"]) == 0
     assert "reference" in capsys.readouterr().out
     assert main([*command, "base"]) == 3
+
+
+def test_a_trainer_s_file_brings_its_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """trl: the base below adapters, else a copy of the model; none where log-probabilities were computed before."""
+    file = tmp_path / "dpo.json"
+    given = {"model_name_or_path": "meta-llama/Llama-3.2-1B", "beta": 0.1, "bf16": True, "max_length": 256, "use_peft": True,
+             "per_device_train_batch_size": 1, "learning_rate": 1e-5, "output_dir": "out"}  # fmt: skip
+    found: dict[str, float] = {}
+    for name, more, flags in (
+        ("base", {}, ()),
+        ("none", {}, ("--reference", "none")),
+        ("before", {"precompute_ref_log_probs": True}, ()),
+    ):
+        file.write_text(json.dumps({**given, **more}))
+        assert main(["predict", "--plan", str(file), "--gpus", "1xa100", "--json", *flags]) == 0
+        found[name] = json.loads(capsys.readouterr().out)["breakdown_s"].get("reference", 0.0)
+    assert found["base"] > 0
+    assert found["none"] == found["before"] == 0

@@ -11,9 +11,10 @@ from simulator.memory.allocator import AllocatorSettings
 from simulator.predict import Prediction, Remedy, predict
 from simulator.predict.changes import Change, changes
 from simulator.predict.prediction import STALL
-from simulator.predict.remedy_search import NUM_REMEDIES
+from simulator.predict.remedy_search import _NO_EFFECT, NUM_REMEDIES, _Candidate, _Search
 from simulator.predict.verdict import cause_of
 from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -236,3 +237,42 @@ def test_a_pipeline_of_more_stages_than_a_short_model_has_layers_is_helped() -> 
         prediction = predict(Model.load("llama3-8b"), plan.copy_with(**split), cluster, advise=True)
         assert prediction.verdict == "does not fit"
         assert prediction.remedies
+
+
+def estimated(**fields: object) -> tuple[_Search, _Candidate]:
+    """What estimates a pipeline of two stages, and the plan as it is."""
+    plan = Plan.model_validate({"dp_replicate": 4, "zero": 0, "pp": 2, "seq_len": 128, **fields})
+    stack = Stack.load(plan.stack)
+    use, _ = simulate_memory(MODEL, plan, stack, build_blocks(MODEL, stack, plan), NODE.device)
+    search = _Search(model=MODEL, calibration=CALIBRATION, curves=default_curves(), memory=use)
+    return search, _Candidate(change=Change(kind=""), plan=plan, cluster=NODE, stack=stack, figures=_NO_EFFECT)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb_h1", "dualpipe", "dualpipe_v"])
+def test_no_schedule_is_refused_for_what_an_estimate_leaves_out(schedule: str) -> None:
+    chunks = 1 if schedule in ("gpipe", "1f1b", "zb_h1") else 2
+    search, one = estimated(schedule=schedule, virtual_stages=chunks, num_micro_batches=8)
+    assert search.estimate(one).cost > 0
+
+
+def test_bytes_of_many_micro_batches_are_carried_on_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gpipe holds all of them: what is alive is that of playing all, and few are played."""
+    search, one = estimated(schedule="gpipe", num_micro_batches=24)
+    whole, played = search._played_live(one, 4), _Search._played_live
+    counts: list[int] = []
+
+    def counting(self: _Search, of: _Candidate, num_layers: int) -> tuple[int, int]:
+        counts.append(of.plan.num_micro_batches)
+        return played(self, of, num_layers)
+
+    monkeypatch.setattr(_Search, "_played_live", counting)
+    assert search._live(one, 4) == whole
+    assert counts == [4, 6]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_sharding_inside_the_node_is_advice_for_several(nodes: int) -> None:
+    plan = Plan(dp_shard=8 * nodes, seq_len=1024)
+    found = predict(Model.load("gpt2"), plan, Cluster.load("hgx-h100-8", nodes), CALIBRATION).suggestion
+    assert "waits for communication" in found
+    assert ("inside the node" in found) == (nodes > 1)

@@ -145,3 +145,15 @@ def test_a_reference_below_adapters_runs_without_them() -> None:
     base, own = (iteration(adapters, reference=way) for way in ("base", "model"))
     assert 0 < base.reference_s < own.reference_s
     assert own.training_bytes - base.training_bytes == 2 * MODEL.num_parameters
+
+
+def test_an_engine_holds_what_it_is_asked_for_and_no_more() -> None:
+    """trl and verl tell vLLM how long prompts with answers are, where it would make room for the model's longest sequence."""
+    model, cluster = Model.load("llama3.2-1b"), Cluster.synthesise("rtx-3090", 1)
+    plan = Plan.model_validate({"peft": "lora", "seq_len": 128, "micro_batch_size": 4, "recompute": "full", "zero": 0})
+    asked = Rollout.model_validate({**ASKED, "inference": {"gpu_memory_utilization": 0.2}})
+    step = predict(model, plan, cluster)
+    assert iteration_of(asked, step, model, plan, cluster).generate_s > 0
+    longest = asked.model_copy(update={"inference": asked.inference.model_copy(update={"max_model_len": 131072})})
+    with pytest.raises(InputError, match=r"max_model_len = 131072"):
+        iteration_of(longest, step, model, plan, cluster)

@@ -127,6 +127,23 @@ def test_the_last_rank_is_of_the_last_stage() -> None:
     assert last < fullest
 
 
+def test_what_a_row_s_test_says_beside_its_notes() -> None:
+    """Every test logs norm and zeros of each parameter; some say more, and what the notes say holds."""
+    place = "tests/functional_tests/test_cases/{}/golden_values_dev_dgx_h100.json"
+    found = {}
+    for name in ("gpt/gpt3_mcore_tp1_pp2", "gpt/gpt3_mcore_te_tp1_pp1_resume_torch_dist_dist_optimizer"):
+        found[name] = resolve(replace(row(), source_location=place.format(name))).stack
+    local, engine = found.values()
+    assert (local.host.parameter_calls, engine.host.parameter_calls, resolve(row()).stack.host.parameter_calls) == (
+        5,
+        5,
+        0,
+    )
+    assert (local.attention.kernel, engine.attention.kernel) == ("math", "cudnn")
+    stated = replace(row({"--attention-backend": "flash"}), source_location=place.format("gpt/gpt3_mcore_tp1_pp2"))
+    assert resolve(stated).stack.attention.kernel == "flash2"
+
+
 def test_notes_without_options_hold_none() -> None:
     assert stated_options(row(notes="args: (none)")) is None
     assert stated_options(row(notes="args: {broken")) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -29,12 +30,12 @@ from simulator.studies.search import (
     search,
     search_stacks,
 )
-from simulator.studies.search.engines import Task
+from simulator.studies.search.engines import Task, _surveyed
 from simulator.studies.search.evaluate import evaluate
 from simulator.studies.search.outcome import bound_group_of, key_of, layout_of
 from simulator.studies.search.report import Row, compared
 from simulator.studies.search.space import Branch, Pruned
-from simulator.studies.search.survey import Prospect, work_of
+from simulator.studies.search.survey import Prospect, Survey, work_of
 from simulator.studies.search.table import WINDOW, Layouts
 
 MODEL = Model(name="small", num_layers=4, d_model=1024, num_heads=8, num_kv_heads=4, d_ff=2816, vocab_size=8192)
@@ -74,9 +75,9 @@ def _text(report: SearchReport, width: int = 400) -> str:
 )
 def test_work_counts_what_is_played(fields: dict[str, object], layers: int) -> None:
     plan = Plan(seq_len=512, data_parallel="megatron", stack=_MEGATRON, **fields)  # type: ignore[arg-type]
-    work, held = work_of(plan, MODEL.num_layers)
-    assert held == 2 * MODEL.num_layers
-    assert work - 2 * held == layers
+    work, memory_work = work_of(plan, MODEL.num_layers)
+    assert memory_work == 2 * MODEL.num_layers
+    assert work - 2 * memory_work == layers
     stack = Stack.load(_MEGATRON)
     lowering = lower(MODEL, plan, CLUSTER, stack, Calibration.for_device(CLUSTER.device), default_curves())
     longer = play(lowering).num_played
@@ -156,6 +157,22 @@ def test_an_interrupted_search_claims_no_gap() -> None:
     assert "Nothing is proven yet" in _text(report)
 
 
+def test_a_search_says_where_it_stands_from_its_first_branches_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulator.studies.search.driver._LISTED", 1)
+    study, seen, asked = _study(budget=5), list[tuple[str, int]](), list[int]()
+
+    def surveyed(*given: Any, scouts: bool) -> Survey:
+        asked.append(len(seen))
+        return _surveyed(*given, scouts=scouts)
+
+    monkeypatch.setattr("simulator.studies.search.engines._surveyed", surveyed)
+    with Serial(study) as engine:
+        search(study, engine, None, lambda progress: seen.append((progress.phase, progress.done)))
+    assert list(dict.fromkeys(phase for phase, _ in seen))[:3] == ["listing", "scouting", "survey"]
+    assert len(asked) > 1
+    assert asked == sorted(set(asked))  # something was said before each task
+
+
 # -- what is tried next ------------------------------------------------------------------------------------------------
 
 
@@ -177,7 +194,7 @@ def _outcome(status: Fit, step_s: float | None, used_bytes: int) -> PlanOutcome:
 
 def test_what_does_not_fit_costs_its_memory_alone() -> None:
     table = Layouts(_study(budget=1000))
-    one = _prospect(1.0, "a", work=600, held=100)
+    one = _prospect(1.0, "a", work=600, memory_work=100)
     assert table.choose([one]) is one
     assert table.work == 600
     table.add(one, _outcome(Fit.DOES_NOT_FIT, None, 150))

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from simulator.base.errors import TableError
+from simulator.base.errors import InputError, TableError
 from simulator.base.exit_codes import ExitCode
+from simulator.base.kernels import Gemm
 from simulator.cli import main
 from simulator.formats.readers.arrivals_table import read_arrivals
+from simulator.formats.study.serving import read_serving_study
+from simulator.spec.cluster.device import Device
+from simulator.studies.serving.kernels import NarrowWeights, multiplied, stored_as
 
 
 def test_a_study_and_flags_over_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,3 +237,75 @@ def test_contradictory_settings_of_an_engine_are_told_together(capsys: pytest.Ca
     said = capsys.readouterr().err
     for key in ("block_size: blocks of 9000", "a whole prompt may have", "100 tokens a step for", "replicate"):
         assert key in said
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "weights"),
+    [
+        ("openai/gpt-oss-120b", {}, "mxfp4"),
+        ("unsloth/gpt-oss-120b-BF16", {}, "bf16"),
+        ("deepseek-ai/DeepSeek-R1", {}, "fp8"),
+        ("nvidia/DeepSeek-R1-FP4", {}, "nvfp4"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", {}, "bf16"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", {}, "int8"),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", {}, "int4"),
+        ("Qwen/Qwen3-32B-FP8", {"inference.weights": "bf16"}, "bf16"),
+    ],
+)
+def test_weights_are_those_of_the_checkpoint_that_is_named(model: str, given: dict[str, str], weights: str) -> None:
+    study = read_serving_study(None, {"model": model}, given, (), searched=True)
+    assert study.plan.weights == weights
+    said = any("as checkpoints called" in source.detail for source in study.sources)
+    assert said == (not given and weights != "bf16")
+
+
+@pytest.mark.parametrize(
+    ("text", "stack"),
+    [
+        ("sglang", "sglang-2025"),
+        ("vLLM 0.6.3", "vllm-2024"),
+        ("vllm==0.9.2", "vllm-2025"),
+        ("trtllm", "tensorrt-llm-2025"),
+    ],
+)
+def test_a_stack_may_be_named_as_its_engine_is(text: str, stack: str) -> None:
+    assert read_serving_study(None, {}, {"inference.stack": text}, ()).plan.stack == stack
+
+
+def test_no_users_of_a_closed_loop_leave_the_rate_as_it_is() -> None:
+    assert read_serving_study(None, {}, {"workload.concurrency": "0"}, ()).workload.rate == 4.0
+
+
+def test_weights_in_fp8_are_widened_on_gpus_that_multiply_none_and_refused_where_no_kernel_is() -> None:
+    """A product of one row reads its weights: half as many bytes as in 16 bits."""
+    product = Gemm(m=1, n=8192, k=8192, dtype="bf16")
+    (widened,) = stored_as((product,), "fp8", multiplied(Device.load("a100-sxm4-80gb")))
+    assert isinstance(widened, NarrowWeights)
+    assert widened.num_bytes == 8192 * 8192 + 2 * (8192 + 8192)
+    with pytest.raises(InputError, match=r"no kernel for weights in fp8 on t4.*int4"):
+        read_serving_study(None, {"cluster": "1xt4"}, {"inference.weights": "fp8"}, ())
+
+
+def test_an_engine_of_whole_prompts_starts_and_refuses_longer_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    """TensorRT-LLM by its defaults: 8,192 tokens a step, sequences as long as the model's, prompts in one piece."""
+    asked = ["serve", "--model", "qwen3-8b", "--stack", "tensorrt-llm", "--requests", "4", "--json", "--prompt"]
+    assert main([*asked, "8192"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["memory"]["longest_tokens"] == 32768
+    assert main([*asked, "8193"]) == ExitCode.BAD_INPUT
+    assert "a prompt has 8193 tokens, and a step computes whole ones, of 8192 tokens at most" in capsys.readouterr().err
+
+
+def test_gpus_name_their_usual_machine_and_no_other_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--gpus", "1xl4", "--model", "qwen3-4b", "--requests", "4", "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["cluster"] == "1xl4"
+    assert main(["serve", "--gpus", "8xh100", "--cluster", "8xh100"]) == ExitCode.BAD_INPUT
+    assert "--gpus: --cluster is given too" in capsys.readouterr().err
+
+
+def test_where_no_single_change_makes_it_fit_shorter_sequences_are_tried_with_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "--gpus", "1xt4", "--model", "llama3.1-8b", "--json"]) == ExitCode.DOES_NOT_FIT
+    plans = [remedy["plan"] for remedy in json.loads(capsys.readouterr().out)["remedies"]]
+    assert plans
+    assert all(set(plan) == {"weights", "max_model_len"} for plan in plans)

@@ -19,6 +19,7 @@ from simulator.spec.prices import Prices
 from simulator.studies.search.driver import Progress
 from simulator.studies.serving_search import SearchInterrupted, ServingSearch, ServingSearchReport
 from simulator.studies.serving_search import search_serving as find_plans
+from simulator.studies.serving_search.space import layouts
 from simulator.studies.serving_search.text import render
 
 UNRATED = [
@@ -210,12 +211,15 @@ def test_what_no_search_can_answer_is_refused() -> None:
         find_plans(
             small(model=Model.load("llama3-8b"), workload=Workload(rate=1, prompt_tokens=8000, output_tokens=1000))
         )
-    with pytest.raises(PlanError, match="Mamba"):
-        find_plans(small(model=Model.load("nemotron-h-8b")))
     with pytest.raises(PlanError, match="tp = 7 does not divide"):
         find_plans(small(fixed={"tp": (7,)}, max_gpus=8))
     with pytest.raises(PlanError, match="takes more than 2 GPUs"):
         find_plans(small(fixed={"tp": (4,)}))
+    with pytest.raises(InputError, match=r"states of mixers.* are not handed over"):
+        small(model=Model.load("nemotron-h-8b"), disaggregated="yes")
+    assert small(fixed={"dcp": (1,), "attention_dp": (False,)}).hands_over
+    assert not small(fixed={"dcp": (1, 2)}).hands_over
+    assert layouts(small(model=Model.load("nemotron-h-8b"))).prompts == ()
     with pytest.raises(InputError, match="a trace has its own rate"):
         small(workload=Workload(trace="day.csv"))
 

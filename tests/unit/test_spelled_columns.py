@@ -60,7 +60,10 @@ def test_a_result_says_its_metric_and_unit_in_its_name(
 def test_a_unit_is_asked_for_and_never_guessed(tmp_path: Path, column: str) -> None:
     with pytest.raises(TableError) as caught:
         read(tmp_path, f"{HEADER},{column}", f"{CELLS},0.4")
-    assert f"unknown column {column!r} ({names()['open'][plain(column)]}" in str(caught.value)
+    (fault,) = caught.value.faults
+    assert str(fault).startswith(
+        f"{tmp_path / 'runs.csv'}: header: unknown column {column!r} ({names()['open'][plain(column)]}"
+    )
 
 
 def test_what_is_left_out_beside_a_result_is_named_with_what_would_be_right(tmp_path: Path) -> None:

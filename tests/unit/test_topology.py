@@ -282,6 +282,17 @@ def test_synthesised_hosts(device: str, num_devices: int, nodes: int, gpus: int,
     assert cluster.route(0, num_devices - 1)
 
 
+@pytest.mark.parametrize(("count", "nodes", "gpus"), [(2, 1, 2), (6, 1, 6), (8, 1, 8), (12, 2, 6), (16, 2, 8)])
+def test_boards_in_pcie_slots_share_a_machine_up_to_eight(count: int, nodes: int, gpus: int) -> None:
+    """Also where the preset has four, whose halves and missing peer access a larger machine keeps."""
+    cluster = Cluster.synthesise("RTX 3090", count)
+    assert (cluster.num_nodes, cluster.gpus_per_node, cluster.name) == (nodes, gpus, f"{count}xrtx-3090")
+    assert cluster.pcie is not None
+    assert cluster.pcie.p2p == "none"
+    assert sorted(gpu for socket in cluster.pcie.sockets for gpu in socket) == list(range(gpus))
+    assert Cluster.load(cluster.name) == cluster  # the name that reports and exported studies print
+
+
 def test_synthesise_takes_the_stated_network_and_links() -> None:
     cluster = Cluster.synthesise("A100", 16, inter_bytes_per_s_per_node=50e9)
     assert cluster.node_bytes_per_s == pytest.approx(50e9)

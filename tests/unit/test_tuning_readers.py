@@ -176,6 +176,7 @@ def test_torchtune_on_one_device_shards_nothing(tmp_path: Path) -> None:
         ({"adapter": "qlora"}, ("load_in_4bit", "load_in_4bit: true")),
         ({"adapter": "prompt"}, ("adapter", "one of lora, qlora")),
         ({"deepspeed": "none.json", "fsdp": ["full_shard"]}, ("contradicts fsdp", "none.json")),
+        ({"deepspeed": [1, 2]}, ("deepspeed", "[1, 2] is not text")),
         ({"bf16": True, "fp16": True}, ("fp16", "contradicts bf16")),
         ({"micro_batch_size": 0}, ("micro_batch_size", "0 is not a whole number of 1 or more")),
         ({"adapter": "lora", "lora_dropout": 2}, ("lora_dropout", "2 is no fraction")),
@@ -343,7 +344,7 @@ def test_pairs_are_two_sequences_each(tmp_path: Path) -> None:
     ):
         draft = read(tmp_path, name, **settings)
         assert plan_of(draft, 1).micro_batch_size == 6
-        assert any("--reference" in setting.note for setting in draft.named("not modelled"))
+        assert draft.reference_forwards == 1
 
 
 def test_grpo_s_files_are_the_policy_s_own_step(tmp_path: Path) -> None:
@@ -452,7 +453,7 @@ def test_unsloth_s_script_is_read_and_not_run(tmp_path: Path) -> None:
     assert not draft.named("unknown")
     pairs = python(tmp_path, "train.py", UNSLOTH.replace("SFTConfig(", "KTOConfig("))
     assert plan_of(pairs, 1).micro_batch_size == 2
-    assert any("model:3" in setting.note for setting in pairs.named("not modelled"))
+    assert pairs.reference_forwards == 3
     assert "generation and rewards" in told(python(tmp_path, "train.py", UNSLOTH.replace("SFTConfig(", "PPOConfig(")))
     answers = python(tmp_path, "train.py", UNSLOTH.replace("SFTConfig(", "GRPOConfig(max_completion_length=100, "))
     assert plan_of(answers, 1).seq_len == 512 + 100
@@ -517,16 +518,16 @@ def test_python_that_cannot_be_read_is_told(text: str, words: str, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("settings", "forwards"),
-    [({}, "model:3"), ({"loss_type": "apo_zero_unpaired"}, "model:1"), ({"precompute_ref_log_probs": True}, "model:1")],
+    [({}, 3), ({"loss_type": "apo_zero_unpaired"}, 1), ({"precompute_ref_log_probs": True}, 1)],
 )
 def test_kto_s_answers_are_single_and_meet_more_forwards(
-    settings: dict[str, object], forwards: str, tmp_path: Path
+    settings: dict[str, object], forwards: int, tmp_path: Path
 ) -> None:
     draft = read(
         tmp_path, "a.json", per_device_train_batch_size=4, desirable_weight=1.0, max_length=512, bf16=True, **settings
     )
     assert plan_of(draft, 1).micro_batch_size == 4
-    assert any(forwards in setting.note for setting in draft.named("not modelled"))
+    assert draft.reference_forwards == forwards
 
 
 @pytest.mark.parametrize(
@@ -615,6 +616,84 @@ def test_pairs_without_a_reference_are_told_apart(loss: str, tmp_path: Path) -> 
                             sequence_len=512, datasets=[{"path": "x"}]))  # fmt: skip
     for draft in told_of:
         assert plan_of(draft).micro_batch_size == 4
-        notes = " ".join(one.note for one in draft.named("not modelled"))
-        assert ("no reference" in notes) == (loss != "sigmoid")
-        assert ("--reference" in notes) == (loss == "sigmoid")
+        assert draft.reference_forwards == (loss == "sigmoid")
+        assert ("--reference none" in " ".join(draft.notes)) == (loss == "sigmoid")
+
+
+@pytest.mark.parametrize(
+    ("attention", "mlp", "targets"), [(True, True, ("all",)), (True, False, ("attention",)), (False, True, ("mlp",))]
+)
+def test_unsloth_s_words_for_what_is_finetuned(
+    *, attention: bool, mlp: bool, targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    """FastModel's notebooks: parts of the language model; nothing trained of it is an error."""
+    words = f"finetune_vision_layers=False, finetune_attention_modules={attention}, finetune_mlp_modules={mlp}"
+    script = UNSLOTH_FAST.format(words)
+    draft = python(tmp_path, "fast.py", script)
+    assert not draft.named("unknown")
+    assert plan_of(draft, 1).peft.targets == targets
+    with pytest.raises(PlanError, match="nothing of the language model"):
+        plan_of(python(tmp_path, "fast.py", script.replace("vision_layers", "language_layers")), 1)
+
+
+UNSLOTH_FAST = """from unsloth import FastModel
+model, tokenizer = FastModel.from_pretrained(model_name="unsloth/gemma-3-4b-it", max_seq_length=2048, load_in_4bit=True)
+model = FastModel.get_peft_model(model, r=8, {})
+trainer = SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2))
+"""
+
+
+@pytest.mark.parametrize(("model", "targets"), [("openai/gpt-oss-20b", ("attention",)), ("Qwen/Qwen3-8B", ("all",))])
+def test_experts_that_are_no_modules_have_no_adapters(model: str, targets: tuple[str, ...], tmp_path: Path) -> None:
+    """gpt-oss's are parameters of one module each, which `all-linear` does not find."""
+    draft = read(tmp_path, "a.yml", base_model=model, adapter="lora", lora_r=8, lora_target_linear=True)
+    assert plan_of(draft, 1).peft.targets == targets
+
+
+TRL = """from peft import LoraConfig, prepare_model_for_kbit_training
+from trl import SFTConfig, SFTTrainer
+NAME = "mistralai/Mistral-7B-v0.1"
+quantised = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+model = AutoModelForCausalLM.from_pretrained(NAME, quantization_config=quantised, torch_dtype=torch.bfloat16)
+tokenizer = AutoTokenizer.from_pretrained(NAME)
+model = prepare_model_for_kbit_training(model)
+lora = LoraConfig(r=64, lora_alpha=16, lora_dropout=0.1, target_modules="all-linear", task_type="CAUSAL_LM")
+args = SFTConfig(output_dir="out", per_device_train_batch_size=2, gradient_accumulation_steps=8, max_length=1024,
+                 optim="paged_adamw_8bit", packing=True, bf16=True, learning_rate=2e-4)
+SFTTrainer(model=model, args=args, peft_config=lora, train_dataset=data).train()
+"""
+
+
+def test_a_script_of_trl_s_is_read_and_not_run(tmp_path: Path) -> None:
+    draft = python(tmp_path, "sft.py", TRL + "raise SystemExit('scripts are not run')")
+    plan = plan_of(draft, 1)
+    assert (draft.format, draft.model, plan.seq_len, plan.num_micro_batches) == ("transformers", "mistral-7b", 1024, 8)
+    assert (plan.peft.stored, plan.peft.rank, plan.peft.dropout, plan.peft.targets) == ("nf4_double", 64, 0.1, ("all",))
+    assert (plan.peft.upcasts, plan.recompute.mode, plan.optimizer.kind) == (True, "full", "paged_adam8bit")
+    assert not draft.named("unknown")
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        ('DPOTrainer("Qwen/Qwen3-8B", args=DPOConfig(per_device_train_batch_size=2, bf16=True))', (4, 1)),
+        ('GRPOTrainer(model="Qwen/Qwen3-8B", args=GRPOConfig(per_device_train_batch_size=8, bf16=True))', (8, 0)),
+        ('Trainer("Qwen/Qwen3-8B", args=TrainingArguments(per_device_train_batch_size=3, bf16=has_bf16()))', (3, 0)),
+    ],
+)
+def test_a_script_s_trainer_says_what_is_trained_on(call: str, found: tuple[int, int], tmp_path: Path) -> None:
+    draft = python(tmp_path, "x.py", call)
+    assert (plan_of(draft, 1).micro_batch_size, draft.reference_forwards) == found
+    assert draft.model == "qwen3-8b"
+
+
+def test_what_a_script_computes_is_an_error_where_the_plan_needs_it(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"per_device_train_batch_size.*args\.batch"):
+        plan_of(python(tmp_path, "x.py", "Trainer(args=TrainingArguments(per_device_train_batch_size=args.batch))"), 1)
+
+
+def test_litgpt_s_file_is_no_megatron_bridge_s(tmp_path: Path) -> None:
+    """Both have a table `train` with a global_batch_size."""
+    file = tmp_path / "lit.yaml"
+    file.write_text("checkpoint_dir: checkpoints/meta-llama/Llama-3.2-3B\nlora_r: 32\ntrain:\n  global_batch_size: 8\n")
+    assert read_plan(file).format == "litgpt"

@@ -254,6 +254,25 @@ def twice(x: torch.Tensor) -> torch.Tensor:
 twice(torch.ones(3, device="cuda"))""",
         "torch.library.register_fake",
     ),
+    "wrapped": (  # as torch's pipelines raise anew what a stage raises
+        """import torch
+try:
+    torch.cuda.temperature()
+except Exception as exc:
+    raise RuntimeError("stage 0 failed") from exc""",
+        "asks torch.cuda.temperature() of the GPU",
+    ),
+    "sparse": (
+        """import torch
+table = torch.nn.EmbeddingBag(10, 4, sparse=True, device="cuda")
+table(torch.zeros(2, 3, dtype=torch.long, device="cuda")).sum().backward()""",
+        "sparse tensors are not captured",
+    ),
+    "data_parallel": (
+        """import torch
+torch.nn.DataParallel(torch.nn.Linear(4, 4), device_ids=[0, 1])(torch.ones(2, 4, device="cuda"))""",
+        "nn.DataParallel drives several GPUs from one process",
+    ),
     "no_optimizer": (
         """import torch
 p = torch.nn.Linear(4, 4, device="cuda")

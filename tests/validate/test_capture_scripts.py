@@ -29,6 +29,7 @@ while True:
     chosen = Categorical(logits=logits)
     loss = chosen.log_prob(chosen.sample()).mean()
     assert torch.isfinite(loss) and not torch.isnan(loss)
+    assert not (torch.randint(0, 9, (8,), device="cuda").view(2, 4) == -100).view(-1).all()  # of labels, none ignored
     assert torch.isfinite(logits).all() and not torch.isinf(logits).any()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(layers.parameters(), 1.0)
@@ -134,6 +135,90 @@ while True:
     torch.save(whole, sys.argv[1])
 """
 
+SPAWNED = """
+import os, torch
+from torch import distributed, multiprocessing as mp, nn
+
+def train(rank, world):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "12355"
+    distributed.init_process_group("nccl", rank=rank, world_size=world)
+    torch.cuda.memory._record_memory_history()
+    generator = torch.Generator(device="cuda").manual_seed(rank)
+    assert isinstance(generator, torch.Generator) and generator.device.type == "cuda"
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 8).to(rank), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    while True:
+        x = torch.randn(4, 3, 64, device="cuda", generator=generator)
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 3, 2, 1]), batch_first=True)
+        assert packed.batch_sizes.tolist() == [4, 3, 2] and packed.data.shape == (9, 64)
+        model(packed.data).unsqueeze_(0).squeeze_(0).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.inference_mode():
+            accuracy = (model(x).argmax(-1) == 0).float().mean().item()
+
+if __name__ == "__main__":
+    mp.spawn(train, args=(2,), nprocs=2)
+"""
+MESHED = """
+import torch
+from torch.distributed import fsdp
+from torch.distributed.device_mesh import init_device_mesh
+
+mesh = init_device_mesh("cuda", (2,))  # which starts the process group
+half = fsdp.MixedPrecision(torch.bfloat16)
+with torch.device("meta"):
+    layers = torch.nn.Sequential(*(fsdp.FullyShardedDataParallel(
+        torch.nn.Linear(512, 512, device="cuda"), device_mesh=mesh, mixed_precision=half) for _ in range(2)))
+model = fsdp.FullyShardedDataParallel(layers, device_mesh=mesh, mixed_precision=half)
+first, unused = (torch.optim.SGD(one.parameters(), 0.1) for one in (model, torch.nn.Linear(4, 4).cuda()))
+while True:
+    with torch.no_grad():
+        reward = model(torch.randn(8, 512, device="cuda")).float().cpu().numpy()
+    assert reward.shape == (8, 512) and not reward.any()
+    model(torch.randn(8, 512, device="cuda")).sum().backward()
+    first.step()
+    first.zero_grad()
+"""
+CUT = """
+import os, torch
+from torch import distributed
+from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
+
+distributed.init_process_group("nccl")
+model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Linear(512, 256))
+pipe = pipeline(model, mb_args=(torch.randn(4, 256),), split_spec={"1": SplitPoint.BEGINNING})
+stage = pipe.build_stage(distributed.get_rank(), torch.device("cuda"))
+schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, _: y.sum())
+optimizer = torch.optim.SGD(stage.submod.parameters(), 0.1)
+x = torch.randn(8, 256).cuda()
+while True:
+    schedule.step(x) if distributed.get_rank() == 0 else schedule.step(target=x)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+GRAPHED = """
+import torch
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x, side = torch.randn(8, 64, device="cuda"), torch.cuda.Stream()
+
+def step():
+    model(x).sum().backward()
+    optimizer.step()
+
+with torch.cuda.stream(side):
+    for _ in range(3):
+        step()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    step()
+while True:
+    x.fill_(1)
+    graph.replay()
+"""
+
 
 def captured(folder: Path, text: str, *words: str, ranks: int = 1) -> Capture:
     (folder / "script.py").write_text(text)
@@ -231,3 +316,38 @@ def test_no_checkpoint_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "saved").exists()
     gathered = [one[4] for one in capture.events[capture.steady :] if one[:1] == [Kind.COLLECTIVE]]
     assert {4 * 64 * 64, 4 * 64} <= set(gathered)
+
+
+def test_a_mesh_starts_the_group_and_what_fsdp_has_freed_is_used_on_no_stream(tmp_path: Path) -> None:
+    """Also: values as an array, and an optimizer that does not step."""
+    capture = captured(tmp_path, MESHED, ranks=2)
+    gathered = [one[4] for one in capture.events[capture.steady :] if one[0] == Kind.COLLECTIVE]
+    assert gathered.count(2 * (512 * 512 + 512)) == 8  # in bf16, of each layer: forwards twice, backward, gradients
+    assert "4,096 values of a tensor as a NumPy array: 0" in capture.answers
+    assert "a step ends with the first optimizer's: 1 of others did not step within it" in capture.answers
+
+
+def test_a_model_is_cut_into_stages_by_torch_export(tmp_path: Path) -> None:
+    """Two micro-batches there, and their gradients back; backward a product each, as nobody asks for the input's gradient."""
+    capture = captured(tmp_path, CUT, ranks=2)
+    step = capture.events[capture.steady :]
+    assert [one[5] for one in step if one[0] == Kind.MESSAGE] == 4 * [4 * 4 * 512]
+    assert operators(capture, Phase.BACKWARD)["aten.mm.default"] == 2
+
+
+def test_steps_that_warm_up_for_a_graph_are_none(tmp_path: Path) -> None:
+    """The recorded one is a replay: with the copy into the graph's input, and on the default stream."""
+    capture = captured(tmp_path, GRAPHED)
+    ran = [one for one in capture.events[capture.steady :] if one[0] == Kind.OPERATOR]
+    assert capture.signatures[ran[0][1]][0] == "aten.fill_.Scalar"
+    assert {one[2] for one in ran} == {0}
+    assert not any("did not step" in one for one in capture.answers)
+
+
+def test_spawn_runs_the_captured_rank(tmp_path: Path) -> None:
+    """Also: generators on the GPU, packed sequences, evaluation without autograd, which takes operators apart as otherwise."""
+    capture = captured(tmp_path, SPAWNED, ranks=2)
+    ran = operators(capture, Phase.FORWARD)
+    assert ran["aten.addmm.default"] == 2  # in training and in evaluation
+    assert not {"aten.linear.default", "aten.squeeze_.dim", "aten.item.default"} & set(ran)
+    assert "torch.multiprocessing.spawn(nprocs=2): the captured rank's process alone" in capture.answers

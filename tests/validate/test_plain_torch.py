@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from tests.plain_torch.__main__ import both, row
-from validate.players import guard
+from tests import warm
+from tests.plain_torch.__main__ import HERE, both, row
 from validate.players.allocated import changes, phases_bytes
 from validate.torch_private import is_kernel
 
@@ -18,12 +19,21 @@ CUDA = ["ddp, tied table, bf16, accumulated", "fsdp2, half rotary", "cp, ring"]
 
 
 @pytest.mark.parametrize(("device", "names"), [("cpu", CPU), ("cuda", CUDA)])
-def test_fake_plans_are_plain_ones_to_the_byte(device: str, names: list[str]) -> None:
-    if device == "cuda" and guard.needs_guard() and guard.compiler() is None:
-        pytest.skip("no C++ compiler")
-    for name, fake, plain in both(names, device):
-        cells, equal = row(fake, plain)
-        assert equal, f"{name}: {cells}"
+def test_fake_plans_are_plain_ones_to_the_byte(
+    device: str, names: list[str], torch_server: warm.Server, request: pytest.FixtureRequest
+) -> None:
+    """Both ways are forked from processes that have loaded torch, with the guard for fake tensors of a GPU."""
+    fakes: warm.Server = request.getfixturevalue("guarded_server") if device == "cuda" else torch_server
+    with ExitStack() as stack:
+
+        def start(way: str, command: list[str], environment: dict[str, str]) -> warm.Process:
+            process = (fakes if way == "fake" else torch_server).popen(command, env=environment, cwd=HERE)
+            stack.callback(process.close)
+            return process
+
+        for name, fake, plain in both(names, device, start):
+            cells, equal = row(fake, plain)
+            assert equal, f"{name}: {cells}"
 
 
 def test_a_table_says_what_differs_and_what_did_not_end() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import types
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import distributed as dist
@@ -17,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 
 from simulator.work.captured.capture import Kind
 from validate.capture import data_parallel, graphs, kernels, tensors
@@ -69,7 +71,9 @@ def install(machine: Machine, log: Log, storages: Storages, mode: CaptureMode, c
     tensors.install(storages, mode)
     kernels.install()
     _loaders(log)
+    _spawned(log)
     _checkpoints()
+    _exports()
 
 
 def _cuda(machine: Machine, log: Log) -> None:
@@ -82,7 +86,9 @@ def _cuda(machine: Machine, log: Log) -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     torch.cuda.memory.__dict__.update({name: answers[name] for name in (*numbers, "memory_stats", "empty_cache")})
+    torch.cuda.memory.__dict__.update({name: lambda *_, **__: None for name in _OF_SNAPSHOTS})
     torch.cuda.random.__dict__.update(_random())
+    torch.Generator = _OfProgram
     torch.cuda.graphs.__dict__.update(graphs.answers())
     for name, answer in answers.items():
         if hasattr(torch.accelerator, name):
@@ -94,6 +100,9 @@ def _cuda(machine: Machine, log: Log) -> None:
     torch.accelerator.current_device_index = torch.accelerator.current_device_idx = lambda: 0
     torch.accelerator.set_device_index = torch.accelerator.set_device_idx = lambda *_: None
     torch.cuda.nccl.version = _stated(log, "nccl.version", (2, 27, 3))
+
+
+_OF_SNAPSHOTS = ("_record_memory_history", "_dump_snapshot", "_snapshot", "memory_snapshot")
 
 
 def _streams() -> dict[str, Any]:
@@ -142,6 +151,9 @@ def _device(machine: Machine) -> dict[str, Any]:
         "reset_max_memory_allocated": lambda *_: None,
         "memory_stats": lambda *_: _Zeros(),
         "memory_summary": lambda *_, **__: "",
+        "reset_accumulated_memory_stats": lambda *_: None,
+        "set_sync_debug_mode": lambda *_: None,
+        "get_sync_debug_mode": lambda: 0,
         "get_device_properties": lambda *_: properties,
         "get_device_name": lambda *_: machine.device_name,
         "get_device_capability": lambda *_: machine.capability,
@@ -157,12 +169,25 @@ def _random() -> dict[str, Any]:
         "manual_seed": lambda *_, **__: None,
         "manual_seed_all": lambda *_: None,
         "seed": lambda: None,
+        "seed_all": lambda: None,
+        "initial_seed": lambda: 0,
         "get_rng_state": lambda *_, **__: state.clone(),
         "get_rng_state_all": lambda: [state.clone()],
         "set_rng_state": lambda *_, **__: None,
         "set_rng_state_all": lambda *_: None,
         "default_generators": (_Generator(),) * 64,
     }
+
+
+class _OfProgram(torch.Generator):  # type: ignore[misc]
+    """torch.Generator: one on the GPU is one that nobody draws from."""
+
+    def __new__(cls, device: Any = "cpu") -> Self:
+        found: Self = super().__new__(cls, "cpu")
+        found.on = torch.device(device)
+        return found
+
+    device = property(lambda self: self.on)
 
 
 class _Generator:
@@ -233,6 +258,7 @@ def _groups(machine: Machine, log: Log, collectives: Collectives) -> None:
         if not hasattr(module, "ProcessGroupNCCL"):  # of a torch without CUDA
             module.ProcessGroupNCCL = _NCCL
     dist.distributed_c10d._set_pg_timeout = lambda *_: None  # nothing here waits for NCCL
+    dist.device_mesh.init_process_group = init_process_group  # a mesh starts the group where the program has not
     collectives.install()
     data_parallel.install(collectives)
 
@@ -299,12 +325,38 @@ def _loaders(log: Log) -> None:
     loader.__init__ = init
 
 
+def _spawned(log: Log) -> None:
+    """torch.multiprocessing.spawn runs what the captured rank would run, here."""
+
+    def spawn(
+        fn: Callable[..., object], args: tuple[object, ...] = (), nprocs: int = 1, *_: object, **__: object
+    ) -> None:
+        log.answer(f"torch.multiprocessing.spawn(nprocs={nprocs}): the captured rank's process alone")
+        fn(int(os.environ["LOCAL_RANK"]) % nprocs, *args)
+
+    torch.multiprocessing.spawn = torch.multiprocessing.start_processes = spawn
+
+
 def _checkpoints() -> None:
     """Nothing is written: a state of shapes would be no checkpoint."""
     torch.save = lambda *_, **__: None
     for module in (checkpoint, checkpoint.state_dict_saver):
         module.save = module.save_state_dict = lambda *_, **__: None
         module.async_save = _saved_beside
+
+
+def _exports() -> None:
+    """torch.export, by which `torch.distributed.pipelining.pipeline` cuts models, looks at a program without running it."""
+    export = torch.export.export
+
+    @wraps(export)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if stage := sys.modules.get("torch.distributed.pipelining.stage"):
+            stage.FakeTensor = ()  # type: ignore[attr-defined]  # whose parameters it would leave on the CPU
+        with _disable_current_modes():
+            return export(*args, **kwargs)
+
+    torch.export.export = call
 
 
 def _saved_beside(*_: object, **__: object) -> Future[None]:

@@ -13,7 +13,7 @@ import runpy
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,12 +63,23 @@ def _load() -> None:
 
 def _explained(folder: Path, error: BaseException) -> tuple[str, str]:
     """The kind of a fault and its text; the program's own traceback is left in the folder."""
-    if isinstance(error, RefusedError | NeverSentError):
-        return "bad_plan", str(error)
+    causes = list(_causes(error))
+    for one in causes:
+        if isinstance(one, RefusedError | NeverSentError):
+            return "bad_plan", str(one)
     from validate.capture.refusals import in_a_line
 
-    (folder / "traceback.txt").write_text(_users_part(error), encoding="utf-8")
+    parts = [_users_part(one) for one in reversed(causes)]
+    text = "\nThe above exception was the direct cause of the following exception:\n\n".join(parts)
+    (folder / "traceback.txt").write_text(text, encoding="utf-8")
     return "failed", in_a_line(error)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it was raised from: torch's pipelines, for one, raise anew what a stage raises."""
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def _captured(
@@ -77,10 +88,10 @@ def _captured(
     import torch
 
     from validate.capture import answers
-    from validate.capture.collectives import AnyoneError, Collectives
+    from validate.capture.collectives import Collectives
     from validate.capture.compiled import Compilers
     from validate.capture.log import Log
-    from validate.capture.mode import CaptureMode, UnknownShapeError
+    from validate.capture.mode import CaptureMode
     from validate.capture.modules import Modules
     from validate.capture.refusals import without_children
     from validate.capture.steps import Steps
@@ -107,13 +118,6 @@ def _captured(
             _target(job["target"], arguments)()
         except Finished:
             pass
-        except AnyoneError as exc:
-            raise RefusedError(str(exc)) from exc
-        except UnknownShapeError as exc:
-            raise RefusedError(
-                f"{exc} gives a result whose shape depends on values, which a capture does not have; "
-                "replace it by an operator of fixed shape (a mask, padding, a stated capacity)"
-            ) from exc
         except SystemExit as exc:
             if exc.code not in (None, 0):
                 raise RefusedError(f"the program ended with exit code {exc.code} after {steps.count} steps") from exc
@@ -170,7 +174,11 @@ def _users_part(error: BaseException) -> str:
     own = str(Path(__file__).resolve().parent)
     own_frames = [one for one in frames if not one.filename.startswith((own, "<frozen runpy>"))]
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(own_frames)]
-    return "".join([*lines, *traceback.format_exception_only(error)])
+    text, *more = "".join(traceback.format_exception_only(error)).splitlines(keepends=True)
+    return "".join([*lines, text, *more[:_MOST_LINES]])
+
+
+_MOST_LINES = 20  # of an exception's text: torch's own lists every kernel of an operator
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from simulator.work.captured.capture import Kind
 from validate.capture import trees, values
 from validate.capture.channel import Channel
 from validate.capture.log import Log
+from validate.capture.ranks import RefusedError
 from validate.capture.storages import Storages
 from validate.capture.streams import Pending, Recorder
 
@@ -286,7 +287,7 @@ class _Batch:
     members: list[Pending] = field(default_factory=list)
 
 
-class AnyoneError(Exception):
+class AnyoneError(RefusedError):
     """A receive that does not say from whom."""
 
 

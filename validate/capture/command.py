@@ -115,8 +115,7 @@ def _check(job: Job) -> None:
         known = ", ".join(_CAPABILITY)
         problem = f"{job.device.architecture} is no CUDA architecture that programs can be told of"
         faults.append(Fault(place=f"device {job.device.name}", problem=problem, remedy=f"a device of {known}"))
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
 
 
 _MOST_BYTES: Final = 2**22  # of a config.json

@@ -25,6 +25,7 @@ from validate.capture.collectives import Collectives
 from validate.capture.fakes import Fakes
 from validate.capture.log import Log
 from validate.capture.modules import Modules
+from validate.capture.ranks import RefusedError
 from validate.capture.routing import Routing
 from validate.capture.storages import Storages
 from validate.capture.streams import Recorder
@@ -53,6 +54,11 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         self._routing = Routing(log.answer, imbalance)
         self.paused = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Dynamo runs nothing under this mode, so torch need not switch it off for every operator."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -71,8 +77,13 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         return self._dispatched(func, types, args, kwargs)
 
     def _dispatched(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+        if func in _SCALARS and isinstance(args[0], FakeTensor):
             return self._value(args[0])
+        if torch.is_inference_mode_enabled():  # where autograd takes nothing apart
+            with self:
+                found = func.decompose(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
         if func is torch.ops.aten.is_pinned.default:
             return True  # asked by DDP's reducer of memory that it made so
         read = trees.tensors(args) + trees.tensors(kwargs)
@@ -133,12 +144,15 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         if func is _WAIT:  # gives its argument back, where the fake operator would make another tensor
             self.collectives.operator(func, args, args[0])
             return args[0]
+        if kwargs.get("generator") is not None:
+            kwargs = {**kwargs, "generator": None}
         if not all(isinstance(one, FakeTensor) for one in read):
             args, kwargs = trees.mapped((args, kwargs), self._faked)
         try:
             found = self.fake.dispatch(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as exc:
-            found = self._routing.picked(func, args, kwargs, self._run)
+            args_of = given if func is aten._pack_padded_sequence.default else (args, kwargs)  # whose lengths are real
+            found = self._routing.picked(func, *args_of, self._run)
             if found is None:
                 raise UnknownShapeError(str(func)) from exc
             Recorder.write(Kind.SYNCHRONIZE, Recorder.stack[-1].number)  # the host waits for how many there are
@@ -200,8 +214,14 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         self._log.add(Kind.OPERATOR, number, stream, self._log.name(self._modules.path()), int(self._log.phase))
 
 
-class UnknownShapeError(Exception):
+class UnknownShapeError(RefusedError):
     """An operator whose result's shape depends on values, which nobody has."""
+
+    def __init__(self, operator: str) -> None:
+        super().__init__(
+            f"{operator} gives a result whose shape depends on values, which a capture does not have; "
+            "replace it by an operator of fixed shape (a mask, padding, a stated capacity)"
+        )
 
 
 def described(value: Any) -> Any:
@@ -242,6 +262,7 @@ def _is_view(func: Any) -> bool:
 
 aten, functional = torch.ops.aten, torch.ops._c10d_functional
 _DEVICE = torch.ops.prim.device.default
+_SCALARS = {aten._local_scalar_dense.default, aten.item.default}
 _WAIT = functional.wait_tensor.default
 _WRAP = getattr(getattr(functional, "_wrap_tensor_autograd", None), "default", None)  # of torch 2.13
 _CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
@@ -258,7 +279,8 @@ _NO_KERNEL = {
     aten._unsafe_view.default, aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
     aten.new_empty.default, aten.new_empty_strided.default, aten.set_.source_Storage, aten.set_.source_Storage_storage_offset,
     aten.set_.source_Tensor, aten.resize_.default, aten.record_stream.default, aten.is_same_size.default, aten.lift_fresh.default,
-    aten.detach_.default,
+    aten.detach_.default, aten.squeeze_.dim, aten.squeeze_.default, aten.unsqueeze_.default, aten.t_.default, aten.transpose_.default,
+    aten.as_strided_.default,
 }  # fmt: skip
 
 

@@ -93,8 +93,7 @@ def _check(request: PlayedProgram) -> None:
         faults.append(Fault(place=f"--ranks {request.ranks}", problem=f"there are {there} {noun} here"))
     if request.device == "cuda":
         faults += running_jobs()
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
 
 
 def _capture(request: PlayedProgram, beside: Path | None, progress: Callable[[int, str], None] | None) -> Capture | str:

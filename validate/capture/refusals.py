@@ -18,10 +18,17 @@ def in_a_line(error: BaseException) -> str:
     line = f"the program raised {type(error).__name__}{f': {lines[0]}' if lines else ''}"
     if len(line) > _LONGEST:
         line = f"{line[:_LONGEST]} …"
-    return f"{line}; {remedy}" if (remedy := _remedy(error, str(error))) else line
+    remedy = _remedy(error, str(error)) or (_remedy(error.__cause__, str(error.__cause__)) if error.__cause__ else "")
+    return f"{line}; {remedy}" if remedy else line
 
 
 _LONGEST = 300  # characters of somebody else's message: torch lists every backend that it knows
+
+
+_BY_MESSAGE = {
+    "SparseTensorImpl": "sparse tensors are not captured: sparse=False for tables, index_add or scatter for adjacency",
+    "data pointer": "a kernel of your own has no address to work on: make it a torch.library.custom_op with register_fake",
+}
 
 
 def _remedy(error: BaseException, message: str) -> str:
@@ -30,8 +37,9 @@ def _remedy(error: BaseException, message: str) -> str:
         return f"install {package} beside shardwise: {sys.executable} -m pip install …"
     if isinstance(error, FileNotFoundError):
         return "a capture reads your data: give the path from this folder, or let the script make data up"
-    if "data pointer" in message:
-        return "a kernel of your own has no address to work on: make it a torch.library.custom_op with register_fake"
+    for part, remedy in _BY_MESSAGE.items():
+        if part in message:
+            return remedy
     if (
         type(error).__name__ in ("UnsupportedOperatorException", "UnsupportedFakeTensorException")
         or "fake impl" in message
@@ -47,12 +55,23 @@ def without_children() -> None:
 
     def refused(*_: object, **__: object) -> Never:
         raise RefusedError(
-            "the program starts processes of its own (fork, multiprocessing, mp.spawn), and a capture is of one rank: "
+            "the program starts processes of its own (fork, multiprocessing), and a capture is of one rank: "
             "capture what one of them runs, as a script for torchrun or as module:function"
         )
 
     os.fork = os.forkpty = refused
     multiprocessing.process.BaseProcess.start = refused  # type: ignore[method-assign]
+    torch.nn.DataParallel.forward = _data_parallel
+
+
+def _data_parallel(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of one GPU it is the module itself."""
+    if len(self.device_ids) > 1:
+        raise RefusedError(
+            "nn.DataParallel drives several GPUs from one process, and a capture is of one rank: "
+            "DistributedDataParallel, or --ranks 1"
+        )
+    return self.module(*args, **kwargs)
 
 
 class UnknownPropertyError(RefusedError, AttributeError):

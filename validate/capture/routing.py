@@ -85,6 +85,8 @@ class Routing:
         if func is aten.index.Tensor:
             places = [self._places(one, run) for one in args[1]]
             return run(aten.index.Tensor, (args[0], [each for one in places for each in one]), {})
+        if func is aten._pack_padded_sequence.default:
+            return _packed(args[0], args[1], run)
         if func in _DIFFERENT:
             return self._different(func, args, kwargs, run)
         if func not in _PICKS:
@@ -193,3 +195,12 @@ def _share(mask: torch.Tensor) -> float | None:
 
 def _keep(mask: torch.Tensor, share: float) -> None:
     setattr(mask.untyped_storage(), _SHARE, share)
+
+
+def _packed(padded: torch.Tensor, lengths: Any, run: Callable[..., Any]) -> Any:
+    """Sequences end to end, and how many have a first, a second, … element; None where nobody knows their lengths."""
+    real: Any = values.known(lengths)
+    if real is None:
+        return None
+    sizes = torch.tensor([int((real > at).sum()) for at in range(int(real.max()))])
+    return run(aten.new_empty.default, (padded, [int(real.sum()), *padded.shape[2:]]), {}), sizes

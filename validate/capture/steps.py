@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
@@ -14,7 +15,9 @@ from validate.capture.graphs import Graph
 from validate.capture.log import Log
 from validate.capture.modules import Modules
 from validate.capture.storages import Storages
+from validate.capture.streams import Recorder
 
+_GRAPH_WARM_UP = 11  # iterations beside the default stream before a graph is made, as torch's notes want them for DDP
 # autograd functions in Python of torch.distributed.tensor (torch 2.13: _api.py, _redistribute.py)
 _OF_DTENSOR = {"_FromTorchTensorBackward": WRAP, "_ToTorchTensorBackward": WRAP, "RedistributeBackward": LAYOUT}
 
@@ -34,11 +37,18 @@ class Steps:
         self._log, self._storages, self._modules = log, storages, modules
         self._finished, self._warm_up, self._tell = finished, warm_up, tell
         self._first: object = None
+        self._made, self._stepped, self._aside = weakref.WeakSet[Any](), list[Any](), 0
         self.count, self.begin, self.done = 0, 0, False
         Graph.stepped = self._ended
         _count_nodes(log)
         optimizer = torch.optim.Optimizer
-        original = optimizer.profile_hook_step
+        original, patched = optimizer.profile_hook_step, optimizer._patch_step_function
+
+        def _patch_step_function(one: Any) -> None:
+            self._made.add(one)
+            patched(one)
+
+        optimizer._patch_step_function = _patch_step_function
 
         def profile_hook_step(function: Any) -> Any:
             return self._wrapped(original(function))
@@ -63,12 +73,25 @@ class Steps:
             self._first = self._first or optimizer
             if Graph.recording is not None:
                 Graph.recording.steps += optimizer is self._first
-            elif optimizer is self._first:
-                self._ended()
+                self._made.discard(optimizer)  # steps whenever the graph does
+            else:
+                self._stepped.append(optimizer)
+                if optimizer is self._first and not self._before_a_graph():
+                    self._ended()
             return found
 
         setattr(run, "hooked", True)  # noqa: B010  torch wraps what has no such mark
         return run
+
+    def _before_a_graph(self) -> bool:
+        """Steps on a stream beside the default one warm up for a CUDA graph, unless there are more than that takes."""
+        self._aside += Recorder.stack[-1].number > 0
+        return Recorder.stack[-1].number > 0 and self._aside <= _GRAPH_WARM_UP
+
+    def _idle(self) -> int:
+        """Optimizers of other parameters that have not stepped within the recorded step."""
+        stepped = {id(one) for optimizer in self._stepped for one in _parameters(optimizer)}
+        return sum(stepped.isdisjoint(map(id, _parameters(one))) for one in self._made)
 
     def _ended(self) -> None:
         self.count += 1
@@ -76,9 +99,16 @@ class Steps:
         self._tell(f"step {self.count}")
         if self.count == self._warm_up:
             self._log.detailed, self.begin = True, len(self._log.events)
+            self._stepped.clear()
         elif self.count == self._warm_up + 1:
+            if idle := self._idle():
+                self._log.answer(f"a step ends with the first optimizer's: {idle} of others did not step within it")
             self.done = self._log.closed = True
             raise self._finished
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+    return (one for group in optimizer.param_groups for one in group["params"])
 
 
 def _count_nodes(log: Log) -> None:

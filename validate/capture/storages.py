@@ -64,7 +64,8 @@ class Storages:
 
     def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
         """The allocator waits for a stream before it gives the storage's room to others."""
-        self._log.add(Kind.RECORD_STREAM, self.see(tensor), stream)
+        if self._sizes.get(number := self.see(tensor)):
+            self._log.add(Kind.RECORD_STREAM, number, stream)
 
     def name(self, number: int, category: str) -> None:
         """What a storage is for."""

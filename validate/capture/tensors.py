@@ -6,6 +6,7 @@ import types
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -13,9 +14,10 @@ from torch.jit._builtins import _register_builtin
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
-from validate.capture import trees
+from validate.capture import trees, values
 from validate.capture.mode import CaptureMode
 from validate.capture.storages import Storages
+from validate.capture.streams import Recorder
 
 
 def install(storages: Storages, mode: CaptureMode) -> None:
@@ -33,7 +35,7 @@ def install(storages: Storages, mode: CaptureMode) -> None:
 
     torch.tensor = tensor
     _register_builtin(tensor, "aten::tensor")  # TorchScript knows it as it knew torch's own
-    FakeTensor.__format__ = _formatted
+    FakeTensor.__format__, FakeTensor.numpy = _formatted, _as_numpy
     for module in (_foreach_utils, optimizer):  # which a GPU's tensors take together, unless a program says otherwise
         module._foreach_supported_types.append(FakeTensor)
     resize = torch.UntypedStorage.resize_
@@ -68,6 +70,15 @@ def install(storages: Storages, mode: CaptureMode) -> None:
 def _formatted(tensor: FakeTensor, wanted: str) -> str:
     """As torch formats a tensor of one value, which the host waits for: `f"{loss:.3f}"`."""
     return tensor.item().__format__(wanted) if tensor.dim() == 0 else object.__format__(tensor, wanted)
+
+
+def _as_numpy(tensor: FakeTensor, **_: bool) -> Any:
+    """Of what nobody knows zeros: metrics, rewards and plots are reckoned on the CPU."""
+    known = values.known(tensor)
+    if known is not None:
+        return known.numpy()
+    Recorder.log.answer(f"{tensor.numel():,} values of a tensor as a NumPy array: 0")
+    return np.zeros(tuple(tensor.shape), torch.empty(0, dtype=tensor.dtype).numpy().dtype)
 
 
 def _without_values(tensor: nn.Parameter, mode: CaptureMode) -> nn.Parameter:

@@ -23,8 +23,10 @@ def install() -> None:
     original, triton = builtins.__import__, _Module("triton")
 
     def found(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:  # noqa: A002
+        if level or not name.startswith("triton"):  # torch imports within its functions: this runs at every operator
+            return original(name, globals, locals, fromlist, level)
         asks = (globals or {}).get("__name__") or ""
-        if level or name.partition(".")[0] != "triton" or asks.partition(".")[0] == "torch":
+        if name.partition(".")[0] != "triton" or asks.partition(".")[0] == "torch":
             return original(name, globals, locals, fromlist, level)
         module: Any = triton
         for part in name.split(".")[1:] if fromlist else ():

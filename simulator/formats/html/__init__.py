@@ -77,23 +77,20 @@ class _Parts:
         """The page of an answer. cut: what is said of its rows that are left out."""
         meanings = _Meanings(_ANSWERS.get(self.kind, self.kind))
         theme = _static("theme.js")
-        text = (
-            _environment()
-            .get_template(f"{self.kind}.html")
-            .render(
-                answer=answer,
-                drawing=self.drawing,
-                cut=cut,
-                answer_json=_embedded(answer),
-                drawing_json=self.drawn,
-                meaning=meanings.meaning,
-                drawn_meaning=meanings.drawn,
-                meanings_json=lambda: _embedded(meanings.requested),
-                script=Markup(self.script),  # noqa: S704  our own files
-                style=Markup(self.style),  # noqa: S704
-                theme=Markup(theme),  # noqa: S704
-                policy=_policy((theme, self.script), self.style, _ALLOWED.get(self.kind, "")),
-            )
+        template = _environment().get_template(f"{self.kind}.html")
+        text = template.render(
+            answer=answer,
+            drawing=self.drawing,
+            cut=cut,
+            answer_json=_embedded(answer),
+            drawing_json=self.drawn,
+            meaning=meanings.meaning,
+            drawn_meaning=meanings.drawn,
+            meanings_json=lambda: _embedded(meanings.requested),
+            script=Markup(self.script),  # noqa: S704  our own files
+            style=Markup(self.style),  # noqa: S704
+            theme=Markup(theme),  # noqa: S704
+            policy=_policy((theme, self.script), self.style, _ALLOWED.get(self.kind, "")),
         )
         return text + "\n"
 

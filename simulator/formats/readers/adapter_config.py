@@ -21,20 +21,21 @@ _STACKS: Final = ("layers", "layer", "h", "blocks", "block")  # names of the lis
 
 
 def read_adapter_config(path: Path) -> dict[str, str]:
-    """Flags of Plan's fields, as text. Raises InputError with every fault of the file."""
+    """Flags of Plan's fields, as text, and `model`, the base's name as it stands. Raises InputError with every fault of the file."""
     if path.is_file() and path.stat().st_size > _MOST_BYTES:
         raise InputError.at(str(path), f"larger than {_MOST_BYTES} bytes", "adapter_config.json")
     data = read_json(path, InputError)
     if not isinstance(data, dict) or "peft_type" not in data:
         raise InputError.at(str(path), "no peft_type", "peft's adapter_config.json")
     faults = [Fault(place=f"{path}: {key}", problem=problem, remedy=remedy) for key, problem, remedy in _faults(data)]
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     flags = {"peft": "dora" if data.get("use_dora") else _METHODS[data["peft_type"]]}
     flags |= {flag: str(data[key]) for key, flag in _COUNTS.items() if data.get(key) is not None}
     flags |= {flag: ",".join(_words(data[key])) for key, flag in _LISTS.items() if data.get(key)}
     if data["peft_type"] == "LORA":
         flags = {"lora_rank": "8", **flags, "lora_targets": ",".join(_targets(data)[0])}  # peft's own rank
+    base = data.get("base_model_name_or_path")
+    flags |= {"model": base} if isinstance(base, str) and base else {}
     return flags | ({"lora_dropout": str(data["lora_dropout"])} if data.get("lora_dropout") else {})
 
 
@@ -87,11 +88,8 @@ def _layer_faults(data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in numbers):
         yield "layers_to_transform", f"must be numbers of layers; it is {str(layers)[:60]!r}", "for example [0, 1, 2]"
     elif numbers and isinstance(data.get("target_modules"), str):
-        yield (
-            "layers_to_transform",
-            "peft refuses it beside target_modules that is no list",
-            "target_modules as a list of names",
-        )
+        problem = "peft refuses it beside target_modules that is no list"
+        yield "layers_to_transform", problem, "target_modules as a list of names"
     if stack and set([stack] if isinstance(stack, str) else stack) - set(_STACKS):
         yield "layers_pattern", f"{str(stack)[:60]!r} is no list of layers", "layers"
     if ranks is None or (isinstance(ranks, dict) and not all(isinstance(key, str) for key in ranks)):

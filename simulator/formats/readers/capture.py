@@ -52,13 +52,11 @@ def kind_of(path: Path) -> Literal["packed", "script", "other"]:
     if data.startswith(_GZIP):
         return "packed"
     try:
-        text = data.decode()
+        parse_toml(data.decode())
     except UnicodeDecodeError:
         return "other"
-    try:
-        parse_toml(text)
     except (ValueError, RecursionError):
-        return "script" if path.suffix == ".py" or (path.suffix != ".toml" and _is_python(text)) else "other"
+        return "script" if path.suffix == ".py" or (path.suffix != ".toml" and _is_python(data.decode())) else "other"
     return "other"
 
 
@@ -146,8 +144,7 @@ def _check_signatures(found: list[Any], place: str) -> None:
         for one in _tensors(signature[1:])
         if not (isinstance(one[1], str) and _sizes(one[2]) and (one[3] is None or _sizes(one[3], len(one[2]))))
     ]
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
 
 
 def _tensors(value: list[Any]) -> Iterator[list[Any]]:
@@ -188,8 +185,7 @@ def _check_host(one: Mapping[str, Any], place: str) -> None:
         or len(numbers) != len(HOST)
         or any(type(number) is not int or number < 0 for number in numbers)
     ]
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
 
 
 def _costs(data: Mapping[str, Any], place: str) -> dict[int, KernelCost]:
@@ -218,8 +214,7 @@ def _check_keys(data: Any, keys: Mapping[str, type], place: str) -> None:  # noq
         for key, kind in keys.items()
         if type(found.get(key)) is not kind
     ]
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
 
 
 def _check_events(data: Mapping[str, Any], events: list[Any], place: str) -> None:

@@ -13,7 +13,7 @@ import itertools
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,10 +35,11 @@ _MAX_RECORD_LINES = 64
 
 
 class Spelling(NamedTuple):
-    """A header's names as ours, and what would be right instead of one that says too little."""
+    """A header's names as ours, what would be right instead of one that says too little, and the columns that it then gives."""
 
     own: Callable[[Sequence[str]], list[str]]
     advice: Callable[[str], str | None] = lambda _: None
+    gives: Callable[[str], Collection[str]] = lambda _: ()
 
 
 class Record(NamedTuple):
@@ -300,13 +301,13 @@ def _header(
         for n in dict.fromkeys(names)
         if names.count(n) > 1 and n in columns
     ]
-    faults += [Fault(place, f"column {n!r} is missing") for n in missing]
+    meant = {given for n in names for given in spelled.gives(n)}
+    faults += [Fault(place, f"column {n!r} is missing") for n in missing if n not in meant]
     if not set(names) & set(columns):
         signs = [sign for sign in (";", "\t", "|") if sign in names[0]]
         remedy = f"commas between columns, not {signs[0]!r}" if signs else ", ".join(required)
         faults = [Fault(place, "the first line names no known column", remedy)]
-    if faults:
-        raise TableError(faults)
+    TableError.raise_for(faults)
     return names
 
 

@@ -47,12 +47,11 @@ def cluster_of(host: Host, device_name: str, num_nodes: int = 1) -> Cluster:
     """`num_nodes` hosts like this one. Raises ClusterError: an unknown device, links that no cluster file can say."""
     device = Device.load(Device.resolve(device_name))
     usual = Cluster.load(usual_host(device.name))
-    gpus = len(host.gpus)
     data: dict[str, Any] = {
         "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", host.source.rpartition("/")[2].rpartition(".")[0] or host.source),
         "device": device,
         "num_nodes": num_nodes,
-        "gpus_per_node": gpus,
+        "gpus_per_node": len(host.gpus),
         "fabric": usual.fabric,
         "sources": {"host": f"assumed: as in {usual.name}"},
     }

@@ -100,9 +100,8 @@ def read_events(path: Path, events: Events, progress: Callable[[int], None] | No
             except Broken as exc:
                 if not events.num_seen:
                     raise InputError.at(str(path), f"is not a trace: {exc}") from None
-                events.notes.append(
-                    f"the file breaks off after {stream.position:,} characters ({exc}); kept until there"
-                )
+                where = f"the file breaks off after {stream.position:,} characters"
+                events.notes.append(f"{where} ({exc}); kept until there")
     except OSError as exc:
         raise InputError.at(str(path), f"cannot be read: {exc.strerror or exc}") from None
     return stream.head

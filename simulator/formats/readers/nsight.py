@@ -127,8 +127,7 @@ class _Export:
             missing = [name for name in wanted if name not in self._columns[table] | _MAY_LACK]
             if missing:
                 faults.append(Fault(place=f"{self._path}: {table}", problem=f"has no column {', '.join(missing)}"))
-        if faults:
-            raise InputError(faults)
+        InputError.raise_for(faults)
 
     def _rows(self, table: str, most: int = MAX_EVENTS) -> list[tuple[Any, ...]]:
         """The columns of a table that we know, in their order; NULL for those that it lacks."""

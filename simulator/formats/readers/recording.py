@@ -63,11 +63,9 @@ def read_recordings(path: Path, step: int | None = None, progress: Progress | No
     faults: list[Fault] = []
     for one in files:
         with Collected(faults):
-            number = step if step is not None or not found else found[0].step
-            found.append(read_recording(one, number, progress))
+            found.append(read_recording(one, found[0].step if step is None and found else step, progress))
     faults += _same_rank(found, path)
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     return tuple(sorted(found, key=lambda one: one.rank or 0))
 
 

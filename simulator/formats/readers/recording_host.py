@@ -31,14 +31,12 @@ def host_recording(path: Path, events: HostEvents, head: Mapping[str, Any], numb
     main = events.step_thread if events.step_thread >= 0 else _busiest(inside)
     ops = [*_operators(events, inside, main, first), *_gloo(events, head, first, last)]
     ops.sort(key=lambda op: (op.start_s, op.end_s, op.stream))
-    notes = list(events.notes)
-    if step is None:
-        notes.append("no ProfilerStep in it: all that was recorded is taken as one step")
-    notes.append("no GPU in it: the CPU's operators are played as kernels, Python between them as gaps")
+    whole = ["no ProfilerStep in it: all that was recorded is taken as one step"] if step is None else []
+    no_gpu = "no GPU in it: the CPU's operators are played as kernels, Python between them as gaps"
     return Recording(
         name=path.name, ops=tuple(ops), waits=(), step=step.number if step else None, step_s=(last - first) * 1e-6,
         step_times_s={one.number: one.duration_s for one in steps}, origin_s=first * 1e-6, host_ahead_s=0.0, host_end_s=None,
-        on_host=True, device="", peaks=None, notes=tuple(notes), **job(head),
+        on_host=True, device="", peaks=None, notes=(*events.notes, *whole, no_gpu), **job(head),
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from simulator.formats.readers.csv_table import (
     text_cell,
 )
 from simulator.formats.readers.run_settings import setting_of, setting_parser
-from simulator.formats.readers.spelled_columns import advice, folded, has_result, names, own_names, parsers
+from simulator.formats.readers.spelled_columns import advice, folded, gives, has_result, names, own_names, parsers
 from simulator.spec.model.files import preset_names
 from simulator.studies.backtest.rows import BadRow, FlopConvention, MemoryMetric, Metric, RunRow
 
@@ -99,7 +99,7 @@ def read_runs(path: str | Path) -> Iterator[RunRow | BadRow]:
             yield row
 
 
-SPELLING: Final = Spelling(lambda header: own_names(header, COLUMNS), advice)
+SPELLING: Final = Spelling(lambda header: own_names(header, COLUMNS), advice, gives)
 
 
 def _needed(header: Sequence[str]) -> Sequence[str]:
@@ -122,8 +122,7 @@ def _refuse_two_spellings(path: str | Path, settings: Mapping[str, str]) -> None
         for each in columns.values()
         if len(each) > 1
     ]
-    if faults:
-        raise TableError(faults)
+    TableError.raise_for(faults)
 
 
 def _row(values: dict[str, Any] | BadRow, line: int, settings: Mapping[str, str]) -> RunRow | BadRow:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from simulator.base.errors import ClusterError, Fault
-from simulator.base.schema import nearest
+from simulator.base.schema import nearest, refuse_long_numbers
 from simulator.formats.readers.hostlist import MOST_NAMES, expand
 from simulator.spec.cluster.host import NodeTree, Switch
 
@@ -92,14 +92,18 @@ _MOST_YAML: Final = 2**20
 _DEEPEST: Final = 30
 
 
+def _at(source: str, mark: Any) -> str:  # noqa: ANN401  YAML's
+    return source if mark is None else f"{source}: line {mark.line + 1}"
+
+
 def _load(text: str, source: str) -> Any:  # noqa: ANN401  YAML is any of its types
     """The document as plain data; aliases are refused before anything is built."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's takes a tenth of the time
     if len(text) > _MOST_YAML:
-        problem, remedy = f"is larger than {_MOST_YAML:,} characters", "topology.conf, or hosts as node[1-9]"
-        raise ClusterError.at(source, problem, remedy)
+        remedy = "topology.conf, or hosts as node[1-9]"
+        raise ClusterError.at(source, f"is larger than {_MOST_YAML:,} characters", remedy)
     depth = 0
     try:
         for event in yaml.parse(text, Loader=loader):
@@ -107,13 +111,13 @@ def _load(text: str, source: str) -> Any:  # noqa: ANN401  YAML is any of its ty
             if depth > _DEEPEST:
                 raise ClusterError.at(source, f"is nested deeper than {_DEEPEST} levels")
             if isinstance(event, yaml.AliasEvent):
-                place = f"{source}: line {event.start_mark.line + 1}" if event.start_mark else source
-                raise ClusterError.at(place, "an alias, which can blow up", "write it out")
-        return yaml.load(text, Loader=loader)  # noqa: S506  a safe one
+                raise ClusterError.at(_at(source, event.start_mark), "an alias, which can blow up", "write it out")
+        data = yaml.load(text, Loader=loader)  # noqa: S506  a safe one
+        refuse_long_numbers(data)
     except (yaml.YAMLError, RecursionError, ValueError) as exc:
-        mark = getattr(exc, "problem_mark", None)
-        place = f"{source}: line {mark.line + 1}" if mark is not None else source
+        place = _at(source, getattr(exc, "problem_mark", None))
         raise ClusterError.at(place, f"not YAML: {getattr(exc, 'problem', None) or type(exc).__name__}") from None
+    return data
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -129,10 +129,9 @@ def _segments(rows: Sequence[Sequence[Any]], device: int, streams: _Streams, pat
                 for at, size, requested, state in blocks
             ),
         )
-        for owner, address, total, stream, small, expandable, pool, blocks in rows
+        for owner, address, total, stream, small, expandable, pool, blocks in sorted(rows, key=lambda row: row[1])
         if owner == device
     ]
-    found.sort(key=lambda segment: segment.address)
     for before, after in pairwise(found):
         if before.address + before.total_bytes > after.address:
             raise InputError.at(str(path), f"the segments at {before.address} and {after.address} overlap")

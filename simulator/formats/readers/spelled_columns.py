@@ -39,6 +39,11 @@ def advice(column: str) -> str | None:
     return names()["open"].get(plain(column))
 
 
+def gives(column: str) -> Collection[str]:
+    """What such a column stands for once its name says enough: of a result, metric and value."""
+    return ("metric", "value") if has_result(re.findall(r"\w+", advice(column) or "")) else ()
+
+
 def plain(name: str) -> str:
     """Small letters, words joined by `_`: `Step time (ms)` is step_time_ms."""
     words = name.casefold().replace("%", " percent ").replace("#", " num ")

@@ -33,12 +33,8 @@ def cluster_below(tree: NodeTree, node: Cluster, *, hosts: str = "", oversubscri
     fabric, note = _fabric(tree, node, used, oversubscription)
     data = {field: getattr(node, field) for field in Cluster.model_fields}
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", tree.source.rpartition("/")[2].rpartition(".")[0] or "tree")
-    data |= {
-        "name": f"{node.name}-{name}",
-        "num_nodes": used.total(),
-        "fabric": fabric,
-        "sources": {**node.sources, "fabric": note},
-    }
+    data |= {"name": f"{node.name}-{name}", "num_nodes": used.total(), "fabric": fabric}
+    data["sources"] = {**node.sources, "fabric": note}
     return Cluster.parse(data, tree.source, ClusterError)
 
 
@@ -51,8 +47,7 @@ def _chosen(hosts: str, leaf_of: Mapping[str, str]) -> tuple[str, ...]:
     faults = [
         Fault("--hosts", f"{name} is below no switch of the tree", nearest(name, leaf_of)) for name in strange[:8]
     ]
-    if faults:
-        raise ClusterError(faults)
+    ClusterError.raise_for(faults)
     return names
 
 
@@ -62,21 +57,19 @@ def _fabric(tree: NodeTree, node: Cluster, used: Mapping[str, int], stated: floa
     leaf = min(sizes[name] for name in used)
     part = min(leaf, max(used.values()))
     taper = 1.0 if stated is None else stated
-    above = tuple(FabricLevel(nodes=nodes) for nodes in _levels(tree, leaf))
     fabric = Fabric(
         kind=node.fabric.kind,
         oversubscription=taper,
         nodes_per_leaf=leaf,
         nodes_used_per_leaf=part if part < leaf else None,
-        above=above,
+        above=tuple(FabricLevel(nodes=nodes) for nodes in _levels(tree, leaf)),
     )
     unknown = "SLURM does not say" if stated is None else "as stated; above the leaves 1"
     noun = "blocks" if tree.kind == "block" else "leaves"
     notes = [f"{noun} of {leaf} nodes as {tree.source} shows them", f"oversubscription: {unknown}"]
     notes += [f"{noun} differ in size: the smallest stands for all"] if len({sizes[name] for name in used}) > 1 else []
-    notes += (
-        [f"a job's nodes on {len(used)} of them, {part} at most on one"] if sum(used.values()) < tree.num_nodes else []
-    )
+    if sum(used.values()) < tree.num_nodes:
+        notes.append(f"a job's nodes on {len(used)} of them, {part} at most on one")
     return fabric, "; ".join(notes)
 
 

@@ -87,6 +87,11 @@ class Study:
     draft: Draft | None = None  # where the plan came from another framework's file
     notes: tuple[str, ...] = ()  # of the files: keys that have moved
 
+    @property
+    def parts(self) -> tuple[Model, Plan, Cluster, Calibration | None, Stack | None]:
+        """What predict() takes, in its order."""
+        return self.model, self.plan, self.cluster, self.calibration, self.stack
+
     def inputs(self) -> dict[str, Any]:
         """What was asked, as plain data for the JSON report."""
         return {

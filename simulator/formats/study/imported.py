@@ -31,8 +31,7 @@ def read_draft(file: PlanFile, given: Collection[str]) -> Draft:
         if not equals or not name:
             faults.append(Fault(f"--define {text}", "has no value", "--define NAME=VALUE"))
         variables[name] = value
-    if faults:
-        raise PlanError(faults)
+    PlanError.raise_for(faults)
     return read_plan(file.path, file.form, given, variables)
 
 

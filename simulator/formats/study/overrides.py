@@ -7,7 +7,6 @@ leaf is.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, TypeVar
@@ -16,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.records import Nested
-from simulator.base.schema import Strict, faults_of, model_at, nearest, nearest_key
+from simulator.base.schema import Strict, faults_of, model_at, nearest, nearest_key, parse_toml
 from simulator.base.units import FROM_FILE
 from simulator.base.value_errors import did_you_mean
 from simulator.spec.cluster import Cluster
@@ -58,9 +57,9 @@ class Override:
 
 
 def literal(text: str) -> object:
-    """What TOML would read in `key = text`; text that is no TOML value is a string ("400Gb/s", bf16)."""
+    """What TOML would read in `key = text`, or in `key = 0.5` of `.5`; text that is no TOML value is a string ("400Gb/s", bf16)."""
     try:
-        table = tomllib.loads(f"value = {text}")
+        table = parse_toml(f"value = {'0' * text[:1].startswith('.')}{text}")
     except (ValueError, RecursionError):  # not TOML, or digits beyond what Python reads
         return text
     return table["value"] if list(table) == ["value"] else text
@@ -131,8 +130,7 @@ def patched(target: InputT, overrides: Iterable[Override], error: type[InputErro
             faults += _leaf_faults(type(target), override) or _put(data, override)
         if "sources" in type(target).model_fields and override.path[0] != "sources":
             data["sources"] = {**data.get("sources", {}), override.path[0]: f"given: {override.flag}={override.text}"}
-    if faults:
-        raise error(faults)
+    error.raise_for(faults)
     return type(target).parse(data, ", ".join(override.flag for override in overrides), error)
 
 
@@ -173,8 +171,7 @@ def _leaf_faults(root: type[Strict], override: Override) -> list[Fault]:
     name = override.path[-1]
     if owner is None:
         return []  # below a plain table: the noun's own validation decides
-    known = owner.written_fields() if issubclass(owner, Strict) else owner.model_fields
-    info = known.get(name)
+    info = (owner.written_fields() if issubclass(owner, Strict) else owner.model_fields).get(name)
     if info is None:
         problem = f"{override.flag.removeprefix('--set ').rpartition('.')[0]} has no {name!r}"
         return [Fault(place=override.flag, problem=problem, remedy=nearest_key(name, owner))]

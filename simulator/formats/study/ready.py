@@ -44,12 +44,8 @@ class Command:
 
     def also(self, given: Iterable[tuple[str, str]]) -> Command:
         """With more flags; of one that is there already the new value holds."""
-        flags, plan_flags, settings, define = (
-            dict(self.flags),
-            dict(self.plan_flags),
-            self.settings,
-            self.plan_file.define,
-        )
+        flags, plan_flags = dict(self.flags), dict(self.plan_flags)
+        settings, define = self.settings, self.plan_file.define
         for flag, value in given:
             name = flag.removeprefix("--").replace("-", "_")
             if name in ("define", "set"):

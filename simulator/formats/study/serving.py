@@ -23,8 +23,9 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.model import Model
+from simulator.spec.model.families import weights_of
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving import InferencePlan, Request, Slo, Workload, check, with_defaults
+from simulator.studies.serving import InferencePlan, Request, Slo, Workload, check, stack_named, with_defaults
 from simulator.studies.serving.slo import USUAL_PERCENTILE, read_times
 
 DEFAULT: Final[Mapping[str, Any]] = {
@@ -132,6 +133,9 @@ def read_serving_study(
     faults += wrong
     name = str(file or DEFAULT_NAME)
     raw, origins = _merged(base, flags, table_flags, overrides)
+    stack = (raw.get("inference") or {}).get("stack") if isinstance(raw.get("inference"), Mapping) else None
+    if isinstance(stack, str):
+        raw = nested(raw, ("inference", "stack"), stack_named(stack))
     study = faults.attempt(lambda: _checked(raw, origins, name))
     model = faults.attempt(lambda: model_of(raw, of_root(overrides, "model")))
     cluster = faults.attempt(lambda: loaded_cluster(raw, overrides))
@@ -139,8 +143,9 @@ def read_serving_study(
         faults.attempt(lambda: cluster.must_be_in_order("serving"))
     calibration = faults.attempt(lambda: calibration_named(raw.get("calibration"), cluster))
     plan = stack = requests = None
+    named: tuple[Source, ...] = ()
     if study is not None:
-        stated, workload = study.inference, study.workload
+        (stated, named), workload = _as_published(study, raw.get("model")), study.workload
         stack = faults.attempt(lambda: patched(Stack.of(stated), of_root(overrides, "stack"), StackError))
         plan = stated if stack is None or cluster is None else with_defaults(stated, stack, cluster.device, model)
         if model is not None and cluster is not None and not searched:
@@ -159,17 +164,27 @@ def read_serving_study(
         slo=study.slo.limits(),
         sources=(
             *_sources(name, raw, origins, study.workload),
+            *named,
             *of_model(model, raw.get("model")),
             *set_by_hand(overrides, TABLES),
         ),
     )
 
 
+def _as_published(study: ServingFile, model: object) -> tuple[InferencePlan, tuple[Source, ...]]:
+    """The plan with the weights that a checkpoint of the model's name has, where nothing states others."""
+    plan, weights = study.inference, weights_of(model) if isinstance(model, str) else None
+    if weights is None or weights == plan.weights or "weights" in plan.model_fields_set:
+        return plan, ()
+    source = Source(what="inference", kind="assumed", detail=f"weights = {weights}, as checkpoints called {model} have")
+    return plan.model_copy(update={"weights": weights}), (source,)
+
+
 def _merged(
     base: Mapping[str, Any], flags: Mapping[str, str], table_flags: Mapping[str, str], overrides: Sequence[Override]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The study as plain data, and for each key that the command line gave, by which flag."""
-    traced = any(key in _NO_RATE for key in table_flags) or any(
+    traced = any(table_flags.get(key, "0") != "0" for key in _NO_RATE) or any(
         f"{o.root}.{'.'.join(o.path)}" in _NO_RATE for o in overrides
     )
     raw = {**base, **({"workload": {}} if traced and base is DEFAULT else {}), **flags}

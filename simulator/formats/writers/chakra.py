@@ -46,10 +46,7 @@ def trace_files(
     programs: of the stages, in order, played to `spans`. inside: the collectives in each of their compute ops.
     """
     mesh = fabric.mesh
-    writers = [
-        _Stage(fabric, stage, program, inside[stage], spans[program.name], model)
-        for stage, program in enumerate(programs)
-    ]
+    writers = [_Stage(fabric, stage, one, inside[stage], spans[one.name], model) for stage, one in enumerate(programs)]
     groups: dict[str, list[int]] = {}
     files: dict[str, bytes] = {}
     for rank in ranks:

@@ -101,11 +101,6 @@ def _checkpoints(g: Goodput) -> Table:
         for i in g.intervals
     ]
     if g.expected_days is not None:
-        rows.append(
-            (
-                "days by the closed form",
-                format_number(g.expected_days),
-                "Daly 2006; nothing announced, nothing beside training",
-            )
-        )
+        source = "Daly 2006; nothing announced, nothing beside training"
+        rows.append(("days by the closed form", format_number(g.expected_days), source))
     return layout.table(rows, "lrl")

@@ -181,12 +181,14 @@ def _span(gpus: Iterable[int]) -> str:
     return f"GPU{'s' if len(runs) > 1 or runs[0][0] != runs[0][1] else ''} {text}"
 
 
+_PARTS: Final = tuple(2**k for k in range(1, 11))  # numbers of nodes, of which half send to the other half
+
+
 def network_json(cluster: Cluster) -> dict[str, Any] | None:
     """What joins a cluster's nodes; None where nothing does. Cuts are between two halves, one way, all NICs sending."""
     inter, fabric = cluster.inter, cluster.fabric
     if inter is None:
         return None
-    nodes = [2**k for k in range(1, 11)]
     return {
         "kind": inter.kind,
         "rdma": inter.rdma,
@@ -200,7 +202,7 @@ def network_json(cluster: Cluster) -> dict[str, Any] | None:
         "above": [level.model_dump() for level in fabric.above],
         "nvlink_domain_size": cluster.nvlink_domain_size,
         "host": None if cluster.host is None else {"kind": cluster.host.kind, "bytes_per_s": cluster.host.bytes_per_s},
-        "half_cuts": [{"nodes": n, "bytes_per_s": n / 2 * cluster.network_bytes_per_s(n)} for n in nodes],
+        "half_cuts": [{"nodes": n, "bytes_per_s": n / 2 * cluster.network_bytes_per_s(n)} for n in _PARTS],
     }
 
 

@@ -81,14 +81,8 @@ def _outline(axes: Axes, prediction: Prediction, at: Sequence[int]) -> None:
     axes.plot(at, _gib(reserved), color="black", linewidth=1, drawstyle="steps-mid", label="reserved")
     capacity = memory.capacity_bytes / GIB
     axes.axhline(capacity, color="crimson", linestyle="--", linewidth=1.2)
-    axes.annotate(
-        f"capacity {format_bytes(memory.capacity_bytes)}",
-        (at[-1], capacity),
-        textcoords="offset points",
-        xytext=(-4, 4),
-        ha="right",
-        color="crimson",
-    )
+    text = f"capacity {format_bytes(memory.capacity_bytes)}"
+    axes.annotate(text, (at[-1], capacity), textcoords="offset points", xytext=(-4, 4), ha="right", color="crimson")
     _mark_peak(axes, prediction)
     axes.set_xlim(0, max(at[-1], 1))
     axes.set_ylim(0, 1.12 * max(capacity, memory.used_bytes / GIB))

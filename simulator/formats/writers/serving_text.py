@@ -136,7 +136,8 @@ def _costs(s: Serving) -> Table:
 
 def _memory(m: ServingMemory) -> Table:
     ends = f"embedding {format_bytes(m.embedding_bytes)}, head {format_bytes(m.head_bytes)}"
-    longest = f"{m.longest_tokens:,} needed at least"
+    states = f"; states of a sequence take {format_bytes(m.state_bytes)} of it" if m.state_bytes else ""
+    longest = f"{m.longest_tokens:,} needed at least{states}"
     rows = [
         ("weights", format_bytes(m.weight_bytes), f"{m.model_fraction:.1%} of the model; {ends}"),
         ("activations", format_bytes(m.activation_bytes), "peak of the largest step"),

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _COLORS = {Fit.FITS: "bold green", Fit.TIGHT: "bold yellow", Fit.DOES_NOT_FIT: "bold red"}
 PLAIN_WIDTH = 120
-SCREEN_WIDTH = 80  # columns of a terminal as it opens
 _LARGEST = 3
 _DETAIL_WIDTH = 76
 
@@ -136,13 +135,7 @@ def _largest(p: Prediction) -> str:
 
 def _speed_rows(p: Prediction) -> _Rows:
     overlap = f"{format_seconds(p.lower_s)} at best, {format_seconds(p.upper_s)} without any, at the same kernel and link times"
-    per_device = f"{p.tokens_per_s / p.num_devices:,.0f} tokens/s a device"
     peak = f"of {format_flop_per_s(p.peak_flop_per_s)} a device"
-    throughput = (
-        "throughput",
-        f"{p.tokens_per_s:,.0f} tokens/s",
-        f"{per_device}; {counted(p.tokens_per_step, 'token')} a step",
-    )
     rows: _Rows = [
         ("step", format_seconds(p.step_s), format_interval(p.low_s, p.high_s, prefix="90 % interval ")),
         *([("", "", f"made of {_width(p)}")] if p.uncertainty else []),
@@ -152,7 +145,9 @@ def _speed_rows(p: Prediction) -> _Rows:
         hangs_s, more_s = p.network.hangs_s, p.network.tenth_less_s
         share = f"{hangs_s / p.step_s:.1%} hangs on bandwidth between nodes; 10 % less costs "
         rows.append(("network", format_seconds(hangs_s), f"{share}{format_seconds(more_s)} ({more_s / p.step_s:.1%})"))
-    rows += [throughput] if p.tokens_per_step else []
+    if p.tokens_per_step:
+        each = f"{p.tokens_per_s / p.num_devices:,.0f} tokens/s a device; {counted(p.tokens_per_step, 'token')} a step"
+        rows.append(("throughput", f"{p.tokens_per_s:,.0f} tokens/s", each))
     if p.model_flop_per_step:
         rows += [("MFU", f"{p.mfu:.1%}", peak), ("HFU", f"{p.hfu:.1%}", "the same, recomputation counted too")]
     else:

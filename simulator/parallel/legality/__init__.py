@@ -96,5 +96,4 @@ def check_split(plan: Plan, model: Heads, cluster: Cluster) -> None:
         for rule, subject in broken(Case(plan=plan, model=model, cluster=cluster))
         if rule.reads != "plan"
     ]
-    if found:
-        raise PlanError(found)
+    PlanError.raise_for(found)

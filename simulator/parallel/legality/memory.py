@@ -8,6 +8,8 @@ from simulator.parallel.legality.rule import PlanRule, Run, RunRule
 
 _OF_TORCH: Final = ("caching", "expandable", "first_fit", "checkpoint_buffer")
 
+MOST_BUFFERED: Final = 100_000  # micro-batches of chunks: two buffers each, played once for every remedy
+
 
 def _tiered(run: Run) -> bool:
     return run.plan.memory.tiered
@@ -50,6 +52,17 @@ PLAN: Final = (
         holds=lambda plan: plan.memory.conf.expandable_segments in (None, plan.memory.policy == "expandable"),
         equation=lambda plan: f"alloc_conf says of expandable_segments what the policy {plan.memory.policy} is not",
         remedy="give one of the two",
+    ),
+    PlanRule(
+        where="num_micro_batches",
+        fields=("implementation", "pp", "virtual_stages", "num_micro_batches"),
+        applies=lambda plan: plan.pp > 1 and plan.traits.uses_torch_pipelines,
+        holds=lambda plan: plan.num_micro_batches * plan.pipeline.virtual_stages <= MOST_BUFFERED,
+        equation=lambda plan: (
+            f"torch's pipelines keep buffers of each micro-batch and chunk, {plan.num_micro_batches * plan.pipeline.virtual_stages:,} "
+            f"here; at most {MOST_BUFFERED:,} are modelled"
+        ),
+        remedy=lambda plan: f"num_micro_batches = {max(MOST_BUFFERED // plan.pipeline.virtual_stages, 1)} or fewer",
     ),
 )
 

@@ -87,10 +87,10 @@ def _no_peers(run: Run) -> str:
 _offload_rule = partial(RunRule, where="offload", applies=_offloading)
 MODELLED: Final = (
     _offload_rule(
-        fields=("offload",),
-        holds=lambda run: run.model.experts is None,
-        equation="offload of a mixture of experts is not modelled",
-        remedy="leave offload out",
+        fields=("offload", "ep"),
+        holds=lambda run: run.model.experts is None or run.plan.ep == 1,
+        equation="offload with expert parallelism is not modelled",
+        remedy="ep = 1, or leave offload out",
     ),
     _offload_rule(
         fields=("offload", "pp"),

@@ -110,7 +110,7 @@ class Mesh:
     def groups(self, axis: str) -> Iterator[Sequence[int]]:
         """The groups of an axis or fused axis, by first rank; the ranks of each ascending."""
         lattice = self._lattice(axis)
-        return (lattice.ranks(rank) for rank in range(self.num_ranks) if lattice.base(rank) == rank)
+        return map(lattice.ranks, lattice.firsts(self.num_ranks))
 
     def group_of(self, axis: str, rank: int) -> Sequence[int]:
         """The group of an axis or fused axis that `rank` is in."""

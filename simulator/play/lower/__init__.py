@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from simulator.base.errors import PlanError
+from simulator.base.kernels import DTYPE_BYTES
 from simulator.parallel.legal import legal
 from simulator.parallel.mesh import Mesh
 from simulator.parallel.pipeline import micro_batches
@@ -185,6 +186,7 @@ class Lowering:
             lent_bytes_per_s=lent_bytes_per_s,
             **_switches(self.cluster),
             vectorised=plan.traits.zero_engine or plan.optimizer.impl == "fused",
+            state_bytes=DTYPE_BYTES[plan.precision.master],
         )
 
     @cached_property

@@ -98,7 +98,7 @@ class MeshFabric:
 
     def issue_s(self, role: str, count: int = 1) -> float:
         """Host time to issue so many collectives of a role, and to hear of every rank where each call waits for that."""
-        waits_s = self._rank_wait_s and self._rank_wait_s * self.shape(role).num_ranks
+        waits_s = self._rank_wait_s and self._rank_wait_s * (self.shape(role).num_ranks - 1)
         return count * (self.stack.host.collective_s + waits_s)
 
     def sent_bytes(self, exchange: Exchange) -> int:

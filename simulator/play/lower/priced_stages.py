@@ -8,7 +8,7 @@ from simulator.parallel.model_shard import ModelShard, body_names, shard_of
 from simulator.play.lower.hops import HopWork
 from simulator.play.lower.power import shared_clock
 from simulator.play.lower.stage import ScheduledUnit, Stage, StageStep, waits_for_messages
-from simulator.play.lower.work import NO_WORK, BlockWork, Clock, Work
+from simulator.play.lower.work import NO_WORK, BlockWork, Clock, Work, levelled
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
@@ -23,6 +23,7 @@ from simulator.work.script import (
     communication,
     last_of,
     pieces,
+    shard_ranks,
     stepped_numel,
     update_kernels,
 )
@@ -50,7 +51,12 @@ def _stage(
 ) -> Stage:
     """A pipeline rank's chunks; without pipeline parallelism, the one stage there is."""
     shard = shard_of(model, plan, index)
-    optimizer = _optimizer(shard, plan, clock, stack)
+    optimizer, synchronous = (
+        _optimizer(shard, plan, clock, stack),
+        waits_for_messages(plan) or stack.host.waits_for_blocks,
+    )
+    if synchronous:  # the host comes to it with the last message
+        optimizer = levelled(optimizer, max(optimizer.duration_s, optimizer.host_s))
     units = _units(shard, plan, works, clock, node_ranks)
     if plan.pp == 1:
         moved = moves(shard, plan, activation_bytes(shard, plan, stack, blocks))
@@ -69,7 +75,7 @@ def _stage(
                 units=chunk,
                 optimizer=optimizer,
                 moves=moved,
-                synchronous=waits_for_messages(plan) or stack.host.waits_for_blocks,
+                synchronous=synchronous,
                 turns=any(segment.waits for unit in units for segment in unit.work.forward.segments),
                 agreement=_hops(clock, agreement(shard, plan)),
             )
@@ -176,5 +182,6 @@ def _optimizer(model: Model, plan: Plan, clock: Clock, stack: Stack) -> Work:
     offloaded = plan.offload.optimizer != "none"
     kernels = () if offloaded else (*update_kernels(model, plan), *optimizer_kernels(numel, tensors, plan, parts))
     work = clock.work("optimizer", kernels)
-    host_s = work.host_s + tensors * stack.host.parameter_s
+    calls = -(-tensors // shard_ranks(plan)) * stack.host.parameter_calls + stack.host.step_calls
+    host_s = work.host_s + tensors * stack.host.parameter_s + calls * stack.host.launch_s
     return Work(parts=(*work.parts, ("overhead", stack.fitted.step_overhead_s)), host_s=host_s)

@@ -300,6 +300,8 @@ class Clock:
         module_s += self._stack.host.dtensor_s * len(kernels) / of if op.dispatched else 0.0
         module_s += self._stack.host.adapter_s * len(kernels) / of if op.is_unit else 0.0
         module_s += self._stack.host.hook_s * len(kernels) / of if op.hooked else 0.0
+        if self._stack.kernels.fills_outputs and (op.category in _MODULES or op.category == "norm"):
+            module_s += self._stack.further_kernel_s() * summed(map(launches, kernels))
         host_s = self._host_s(kernels) + module_s + self._experts_s(kernels)
         return Work(parts=((op.category, seconds),), host_s=host_s)
 

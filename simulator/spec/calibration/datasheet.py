@@ -74,6 +74,9 @@ _UNCAPPED_FLOP_PER_J, _UNCAPPED = 0.8e12, 0.76
 # GeForce boards have half the tensor-core rate where sums are fp32: twice that of fp32 products, not four times. What feeds
 # these cores then keeps up: cuBLAS reaches 105 to 115 TFLOP/s of 119.5 on an L20 (github:DefTruth/CUDA-Learn-Notes, hgemm)
 _HALF_RATE, _OF_HALF_RATE = 2.1, 0.92
+# What an SM of Hopper does at full rate (H100 SXM). H20's does a quarter: products reach 142 of 148 TFLOP/s, 72 of 74 in tf32
+# (github:zzc0721/torch-performance-test-data issue 77)
+_FULL_RATE = 989e12 / 132
 # AMD's best products on the same chip at 750 and at 1,000 W: 654 and 794 TFLOP/s in fp16, 708 and 843 in bf16, 1,273 and 1,519 in
 # fp8 (measuring-max-achievable-flops-part2): the ratio of the powers to the 0.61, 0.61 and 0.67
 _OF_POWER, _MOST = 0.61, 0.9
@@ -162,8 +165,21 @@ def _uncapped(t: Typical, device: Device) -> Typical:
     if device.architecture not in ("ampere", "ada", "blackwell") or wide >= _UNCAPPED_FLOP_PER_J * device.power_w:
         return t
     if wide <= _HALF_RATE * device.peak("fp32"):
-        return replace(t, e_burst=_OF_HALF_RATE, e_sust=_OF_HALF_RATE)
+        return replace(t, e_burst=_OF_HALF_RATE, e_sust=_OF_HALF_RATE, k_ramp=t.k_ramp / 2)
     return replace(t, e_sust=max(t.e_sust, min(t.e_burst, _UNCAPPED)))
+
+
+def fed(curve: GemmCurve, device: Device) -> GemmCurve:
+    """A curve for a board of Hopper's with tensor cores of a reduced rate: what feeds them keeps up, no power holds them.
+
+    The beginning of a tile, and what small tiles read more often, take as long as on others: as much less in their products.
+    """
+    slower = device.peak("bf16") / (device.num_sms * _FULL_RATE)
+    if device.architecture != "hopper" or not 0 < slower < 0.5:
+        return curve
+    fractions = dict.fromkeys(("e_burst", "e_sust"), _OF_HALF_RATE)
+    changed = {"k_ramp": curve.k_ramp * slower, "tile_pen": curve.tile_pen * slower}
+    return curve.model_copy(update=fractions | changed)
 
 
 def _held(t: Typical, device: Device) -> Typical:

@@ -17,6 +17,7 @@ from simulator.spec.calibration.curves import (
     StreamCurve,
     curve_dtype,
 )
+from simulator.spec.calibration.datasheet import fed
 from simulator.spec.calibration.narrow import BLOCKS, MX_BLOCKS, SPLIT, fp4_fraction
 from simulator.spec.calibration.scan import FRACTION, SPEED, tiled_attention_curve
 from simulator.spec.cluster.device import Device
@@ -153,6 +154,7 @@ class Timer:
         if source is None:
             raise self._missing(f"gemms: no curve for {dtype}", "measure it: a sweep of matrix products")
         curve = curves[source]  # type: ignore[index]
+        curve = curve if self.calibration.kind == "ideal" else fed(curve, self.device)
         if source == dtype or {source, dtype} == {"bf16", "fp16"}:
             return curve, curve.sustained_flop_per_s(peak, self._power)
         # another dtype's curve: its fractions, of this dtype's peak

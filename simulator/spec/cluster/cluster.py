@@ -89,8 +89,7 @@ class Cluster(Strict):
         if not (info.context or {}).get("structure_checked"):
             plain = self.model_dump(exclude={"device", "sources", "exceptions"})
             faults = structure_faults(plain | {"device": self.device, "exceptions": self.exceptions}, self.name)
-            if faults:
-                raise ClusterError(faults)
+            ClusterError.raise_for(faults)
         return self
 
     @override
@@ -102,8 +101,7 @@ class Cluster(Strict):
             cluster = cls.model_validate(data, context={"from_file": from_file, "structure_checked": True})
         except ValidationError as exc:
             raise error([*faults_of(exc, place, cls), *faults]) from None
-        if faults:
-            raise error(faults)
+        error.raise_for(faults)
         return cluster
 
     @classmethod
@@ -142,17 +140,16 @@ class Cluster(Strict):
         """
         base, _, profile = Device.resolve(device).partition(":")
         node = cls.load(hosts.usual_host(base)).model_dump()
-        return cls.parse(
-            hosts.adapt(
-                (sliced_host(node, base, profile) if profile else node) | {"device": Device.load(device)},
-                num_devices,
-                gpus_per_node,
-                intra_kind,
-                inter_bytes_per_s_per_node,
-            ),
-            f"{device} × {num_devices}",
-            ClusterError,
+        made = hosts.adapt(
+            (sliced_host(node, base, profile) if profile else node) | {"device": Device.load(device)},
+            num_devices,
+            gpus_per_node,
+            intra_kind,
+            inter_bytes_per_s_per_node,
         )
+        if node["device"]["name"] != base or made["gpus_per_node"] > node["gpus_per_node"]:
+            made["name"] = f"{num_devices}x{base}"  # the preset of that name is another machine
+        return cls.parse(made, f"{device} × {num_devices}", ClusterError)
 
     def with_nodes(self, num_nodes: int) -> Self:
         """The same nodes, `num_nodes` of them. Raises ClusterError."""

@@ -26,7 +26,7 @@ _VENDORS = re.compile(r"\b(nvidia|amd|tesla|geforce|instinct)\b")
 _DRESS = re.compile(
     r"\b(nvidia|amd|tesla|geforce|instinct|tensor|cores?|gpus?|hgx|dgx|oam|hbm[0-9a-z]*|nvl(?=72|36)\d*|\d+(?:\.\d+)?tb/s)\b|\b\d+ *x(?= )"
 )
-_MEMORY = re.compile(r"\b(\d{1,6}) ?(?:gib|gb|g)\b")
+_MEMORY = re.compile(r"\b(\d{1,6}) ?(?:gib|gb|g)\b|(?<=\w )(\d{2,3}) *$")  # `A100 80GB`, `a100-80`
 _POWER = re.compile(r"\b(\d{1,6}) ?w\b")
 _SERIES = re.compile(r"\b(g?rtx|gtx|quadro)(?=\d)")  # written together with what comes behind it
 _NO_GPU = re.compile(
@@ -173,7 +173,7 @@ def _spelled(text: str) -> _Spelling:
     memory, power = _MEMORY.search(plain), _POWER.search(plain)
     name = _DRESS.sub(" ", _POWER.sub(" ", _MEMORY.sub(" ", plain)))
     words = frozenset(re.sub(r"^sxm\d$", "sxm", word) for word in name.split())
-    return _Spelling(words, int(memory[1]) if memory else None, int(power[1]) if power else None)
+    return _Spelling(words, int(memory[1] or memory[2]) if memory else None, int(power[1]) if power else None)
 
 
 def _by_words(text: str) -> str | None:

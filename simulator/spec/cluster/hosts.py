@@ -30,6 +30,7 @@ _COUNTED: Final = re.compile(r"(\d+)\s*[x×*]\s*([^\s/.][^/]*?)(?<!\.toml)")
 _MOST_GPUS: Final = 10_000_000
 # bytes/s of one of several: EDR InfiniBand and 100 Gb/s Ethernet, in nodes of GPUs since 2016
 _SLOWEST_NIC: Final = 100e9 / 8
+_MOST_SLOTS: Final = 8
 _WIRED: Final = ("mesh", "cube_mesh", "pairs")  # shapes that a larger node does not simply continue
 
 
@@ -81,18 +82,22 @@ def adapt(
 ) -> dict[str, Any]:
     """A preset's data with what the table states put in. Raises ClusterError with every fault."""
     usual = int(data["gpus_per_node"])
-    gpus = min(gpus_per_node or usual, num_devices)
+    gpus = min(gpus_per_node or (_together(num_devices) if data["intra"]["shape"] == "pcie" else usual), num_devices)
     faults = [*_size_faults(num_devices, gpus), *_kind_faults(intra_kind)]
     if gpus > usual and intra_kind is None and data["intra"]["shape"] in _WIRED:
         problem = f"{data['name']} wires {usual} GPUs to each other, not {gpus}"
         faults.append(Fault("gpus_per_node", problem, f"at most {usual}, or another intra_kind"))
-    if faults:
-        raise ClusterError(faults)
+    ClusterError.raise_for(faults)
     data |= {"num_nodes": num_devices // gpus} | first_gpus(data, gpus, intra_kind)
     data["inter"] = _inter(data["inter"], inter_bytes_per_s_per_node, gpus / usual)
     data["fabric"] |= {"confirmed": False}  # of the GPU, not of the network that joins it
     data["sources"] |= {"assumed": f"{data['name']}: the usual machine of this GPU, with what was stated put in"}
     return data
+
+
+def _together(num_devices: int) -> int:
+    """GPUs in PCIe slots of one machine: as many as fill nodes evenly."""
+    return next((gpus for gpus in range(_MOST_SLOTS, 4, -1) if num_devices % gpus == 0), _MOST_SLOTS // 2)
 
 
 def first_gpus(data: Mapping[str, Any], gpus: int, intra_kind: str | None = None) -> dict[str, Any]:
@@ -170,9 +175,14 @@ def other_intra(intra: Mapping[str, Any], host: Mapping[str, Any] | None, kind: 
 
 
 def _pcie(pcie: Mapping[str, Any] | None, gpus: int, usual: int) -> dict[str, Any] | None:
-    """The tree above the first `gpus`; a larger node's is unknown."""
-    if pcie is None or gpus > usual:
+    """The tree above the first `gpus`; a larger node has halves on two sockets, a root port each, if the usual one has."""
+    if pcie is None:
         return None
+    if gpus > usual:
+        halves = (tuple(range(gpus // 2)), tuple(range(gpus // 2, gpus)))
+        return (
+            {**pcie, "sockets": halves, "switches": ()} if len(pcie["sockets"]) == 2 and not pcie["switches"] else None
+        )
     parts = {
         key: tuple(part for part in (tuple(gpu for gpu in each if gpu < gpus) for each in pcie[key]) if part)
         for key in ("sockets", "switches")

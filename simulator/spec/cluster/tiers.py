@@ -31,8 +31,8 @@ class HostTier(Strict):
     Of one GPU's link, in pinned copies: h2d_, d2h_bytes_per_s one direction alone; both_bytes_per_s both directions
     together, added up. pageable_bytes_per_s: copies through the driver's staging buffer. copy_latency_s: of one copy.
     Of the node, shared by its GPUs: memory_, nvme_ and what follows. adam_numel_per_s: parameters a second of a
-    vectorised CPU Adam, torch_adam_ of torch.optim.Adam without `fused`. process_write_bytes_per_s: what one process
-    writes with torch.save. fault_latency_s, fault_bytes: one round of page faults of unified memory, and what it moves.
+    vectorised CPU Adam. torch_adam_: of a process, torch.optim.Adam without `fused`. process_write_bytes_per_s: what one
+    process writes with torch.save. fault_latency_s, fault_bytes: one round of page faults of unified memory, and what it moves.
     sources: where each number stands.
     """
 

@@ -45,6 +45,11 @@ def mlp_of(name: str) -> str:
     return next((entry["mlp"] for entry in _entries("mlp", name)), "")
 
 
+def weights_of(name: str) -> str | None:
+    """What the weights of a checkpoint with that name are stored in, of `serving.plan.Weights`; None: nothing says it, so 16 bits."""
+    return next((entry["weights"] for entry in _entries("weights", name)), None)
+
+
 def structure_of(name: str) -> dict[str, Any] | None:
     """Keys of a model beyond its sizes."""
     return next((entry["fields"] for entry in _entries("structure", name)), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,15 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in PRESETS.glob("*.toml")))
 
 
-def unknown_model(name: str) -> Fault:
-    """The fault of an unknown model name, with the nearest names."""
+def unknown_model(name: str, alike: Sequence[str] = ()) -> Fault:
+    """The fault of an unknown model name, with the nearest names. alike: presets whose name it has, but not whose layers."""
+    if alike and not name.endswith(".py"):
+        other = f"it has other layers than {alike[0]} (a tower for images or sound, another size, attention or task)"
+        problem = f"no preset is called {name!r}: {other}"
+        remedy = (
+            f"the path of its config.json; {alike[0]} for a language model alone, with an image's tokens in the prompt"
+        )
+        return Fault("model", problem, remedy)
     return unknown_name("model", name, preset_names(), "a config.json or .toml")
 
 

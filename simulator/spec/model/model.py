@@ -85,11 +85,11 @@ class Model(ModelParameters, defer_build=False):
 
             fields, place = file_fields(path, like)
             return Model.parse(fields, place, ModelError)
-        from simulator.spec.model.families import preset_of
+        from simulator.spec.model.families import preset_of, presets_of
 
         preset = None if like else preset_of(text)
         if preset is None:
-            raise ModelError(unknown_model(text))
+            raise ModelError(unknown_model(text, presets_of(text)))
         return _preset(preset)
 
     @staticmethod
@@ -105,13 +105,21 @@ def preset_with_shape(model: Model) -> str | None:
     rows = model.positions == "learned"  # a parameter of as many
     mine = model.model_dump(exclude=_NO_SHAPE - {"max_positions"} if rows else _NO_SHAPE)
     same = []
+    for name in _presets_of_size().get((model.d_model, model.vocab_size), ()):
+        other = _preset(name)
+        if {field: getattr(other, field) for field in mine} == {field: getattr(model, field) for field in mine}:
+            same.append(name)
+    return max(same, key=lambda name: SequenceMatcher(None, name, model.name.lower()).ratio(), default=None)
+
+
+@cache
+def _presets_of_size() -> dict[tuple[int, int], list[str]]:
+    """Presets by d_model and vocab_size."""
+    found = dict[tuple[int, int], list[str]]()
     for name in preset_names():
         sizes = model_fields(PRESETS / f"{name}.toml")
-        if sizes["d_model"] == model.d_model and sizes["vocab_size"] == model.vocab_size:
-            other = _preset(name)
-            if {field: getattr(other, field) for field in mine} == {field: getattr(model, field) for field in mine}:
-                same.append(name)
-    return max(same, key=lambda name: SequenceMatcher(None, name, model.name.lower()).ratio(), default=None)
+        found.setdefault((sizes["d_model"], sizes["vocab_size"]), []).append(name)
+    return found
 
 
 @cache  # what ships does not change while a process runs

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from simulator.base.kernels import Dtype
+from simulator.base.presets import facts
 from simulator.base.records import Nested
 from simulator.base.schema import nearest
 from simulator.base.value_errors import OneOf
-from simulator.spec.plan.flat_names import FLAT_NAMES
 from simulator.spec.plan.memory import USUAL_MEMORY, MemoryPlan
 from simulator.spec.plan.offload import NOTHING_OFFLOADED, Offload
 from simulator.spec.plan.order import AXES, MAX_COUNT, ordered
@@ -57,7 +57,7 @@ class Plan(Nested):
     (`Plan(virtual_stages=4)`, `plan.copy_with(virtual_stages=4)`).
     """
 
-    flat_names: ClassVar = FLAT_NAMES
+    flat_names: ClassVar = facts(__file__, "flat_names")
 
     dp_replicate: int = Field(ge=1, le=MAX_COUNT, default=1, description="data-parallel degree that replicates")
     dp_shard: int = Field(ge=1, le=MAX_COUNT, default=1, description="data-parallel degree that shards")

@@ -48,9 +48,10 @@ class Implementations(Strict):
 class Described(Strict):
     """Software that a stack's file describes.
 
-    software: public names; none: whatever no file names, of PyTorch's versions. versions: the first that is meant, and the first
-    that no longer is. compile: of compiled runs, of others, or (None) of both. fused: of runs that only layers of hand-written
-    kernels do. tiled: where none is named, of runs with tiled attention, of others, or (None) of both.
+    software: public names; none: whatever no file names, of PyTorch's versions. family: the names are of what programs are made
+    of, and which one runs is not said. versions: the first that is meant, and the first that no longer is. compile: of compiled
+    runs, of others, or (None) of both. fused: of runs that only layers of hand-written kernels do. tiled: where none is named, of
+    runs with tiled attention, of others, or (None) of both.
     defaults: what a blank column means by the software's documents, or a key behind its noun; a list holds all that they leave
     open.
     pipeline: micro-batches that pipelines cut a rank's whole batch into where none are stated: as many as stages, or one a sequence.
@@ -58,6 +59,7 @@ class Described(Strict):
     """
 
     software: tuple[str, ...] = Field(default=(), strict=False)
+    family: bool = False
     versions: tuple[str, str] = Field(default=("", ""), strict=False)
     compile: bool | None = None
     fused: bool = False

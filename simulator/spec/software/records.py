@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -16,6 +17,9 @@ Factor = Annotated[float, Field(gt=0)]
 # Speed of the products of several experts over the same as one batch: median of 48 that Transformer Engine ran on A100
 # (1.02) and B200 (0.86), 512 rows an expert or more (experiments/grouped_products.py).
 GROUPED: Final = 0.89
+# One sigma of the logarithm of a host's time: published costs of an eager operator lie at 5 to 15 us, hosts of one GPU generation
+# within that (docs/background/host.md); 5 to 15 taken for 90 % of them, 1.6449 sigma to each side
+HOST_SIGMA: Final = math.log(3) / (2 * 1.6449)
 
 
 class AttentionBackend(Strict):
@@ -110,6 +114,11 @@ class Kernels(Strict):
         description="with sequence parallelism each linear layer gathers its tokens and scatters its input's gradient by itself "
         "(`ColwiseParallel(input_layouts=Shard(1))` on Q, K, V, gate and up), instead of once for all that read them "
         "(`PrepareModuleInput`)",
+    )
+    fills_outputs: bool = Field(
+        default=False,
+        description="every tensor that an extension's own products, norms and attention return is filled first, a kernel each "
+        "(`torch.use_deterministic_algorithms`)",
     )
     weight_gradients: Literal["made", "accumulated", "added"] = Field(
         default="made",
@@ -245,6 +254,17 @@ class HostTimes(Strict):
         default=0.0,
         description="host time of a parameter in the loops of a step's end that run over parameters one by one: norm and "
         "scale of its gradient, its optimizer's group, its copy",
+    )
+    parameter_calls: int = Field(
+        ge=0,
+        default=0,
+        description="operators that the step's end calls for each parameter whose state the rank holds, to log what it finds "
+        "(Megatron-LM: `--log-params-norm` 1, `--log-num-zeros-in-grad` 4)",
+    )
+    step_calls: int = Field(
+        ge=0,
+        default=0,
+        description="further calls at the step's end, each as long as an operator: scalars that are reduced, read and logged",
     )
     message_s: Seconds = Field(
         ge=0,

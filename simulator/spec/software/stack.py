@@ -13,15 +13,14 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 from pydantic import Field, model_validator
 
 from simulator.base.errors import InputError, StackError
-from simulator.base.presets import TOPOLOGIES
-from simulator.base.records import Nested, named
+from simulator.base.presets import TOPOLOGIES, facts
+from simulator.base.records import Nested
 from simulator.base.schema import read_toml, unknown_name
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.model.experts import StoredExperts
 from simulator.spec.software.described import Described, Nature, named_in, torch_in
 from simulator.spec.software.engine import Engine
-from simulator.spec.software.flat_names import FLAT_NAMES
 from simulator.spec.software.nccl import Nccl
 from simulator.spec.software.nccl.environment import TUNER_FILE
 from simulator.spec.software.records import (
@@ -41,7 +40,7 @@ from simulator.spec.software.traits import TRAITS, StackTraits
 __all__ = ["IN_STEP", "NARROW_MODULE", "AttentionBackend", "Stack"]
 
 _CALLS = "layer_s dtensor_s redistribute_s view_s node_s dispatch_s wrap_s layout_s hook_s parameter_s message_s"
-_INTERPRETER = tuple(named(_CALLS, "host", "host_"))
+_INTERPRETER = tuple(f"host_{call}" for call in _CALLS.split())
 _HOST_TIMES = ("host_launch_s", "host_module_s", *_INTERPRETER, "host_kernel_s", "host_collective_s", "host_unit_s")
 _FITTED = (
     "collective_wait_s",
@@ -74,7 +73,7 @@ class _Planned(Protocol):
 class Stack(Nested):
     """A software stack: framework, kernels and habits. Every coefficient names its source in `sources`."""
 
-    flat_names: ClassVar = FLAT_NAMES
+    flat_names: ClassVar = facts(__file__, "flat_names")
 
     name: str = Field(description="what the stack is called")
     framework: str = Field(description="whose software it is")
@@ -140,7 +139,7 @@ class Stack(Nested):
 
     def _source(self, name: str) -> str | None:
         """Where a coefficient comes from; `sources` names it flat or with its record."""
-        return self.sources.get(name) or self.sources.get(FLAT_NAMES[name])
+        return self.sources.get(name) or self.sources.get(self.flat_names[name])
 
     def stored(self, model: Model) -> Model:
         """The model as this software stores its experts."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
+from math import prod
 from typing import Any, Final
 
 from simulator.spec.cluster import Cluster
@@ -43,14 +44,15 @@ def _nature(row: RunRow) -> Nature:
     """The kernels of software that no stack file names, guessed from the row.
 
     Products in fp8 or fp4 are Transformer Engine's, but under FSDP torchao's, which are made for torch.compile. Models split over
-    tensors or stages are split in Megatron's way, but where parameters are sharded over replicas too, as torch's own are.
+    tensors, stages, tokens or experts are split in Megatron's way, but where parameters are sharded over replicas too, as torch's
+    own are; so are those that the row gives Megatron's data parallelism.
     """
     narrow, fsdp = row.precision.startswith(("fp8", "nvfp4")), row.zero_or_fsdp.startswith(("fsdp", "hsdp"))
-    if shows_fused(row):
+    if shows_fused(row) or row.of("plan").get("data_parallel") == "megatron":
         return "fused"
     if narrow:
         return "compiled" if fsdp else "fused"
-    split = (row.tp or 1) * (row.pp or 1) > 1
+    split = prod(degree or 1 for degree in (row.tp, row.pp, row.cp, row.ep)) > 1
     return "fused" if split and not fsdp and row.zero_or_fsdp not in ("zero2", "zero3") else "eager"
 
 

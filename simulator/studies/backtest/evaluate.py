@@ -7,8 +7,13 @@ from dataclasses import astuple, dataclass, replace
 
 from simulator.base.errors import InputError
 from simulator.base.processes import mapped
+from simulator.base.remembered import recent
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.predict import Prediction, predict
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 from simulator.studies.backtest import memory_rows
 from simulator.studies.backtest.blanks import filled_rows, filled_words, states_recompute
 from simulator.studies.backtest.measured import MEMORY_FIGURES, memory_bytes
@@ -150,12 +155,17 @@ def _played(rows: Iterable[RunRow], refused: list[Exception] | None = None) -> I
     for each in rows:
         try:
             run = resolve(each)
-            played = Variant(run, predict(run.model, run.plan, run.cluster, stack=run.stack))
+            played = Variant(run, _prediction(run.model, run.plan, run.cluster, run.stack))
         except (InputError, RefusedError) as exc:
             if refused is not None:
                 refused.append(exc)
         else:
             yield played
+
+
+@recent(4)  # tables list the same run measured again, and seeds of it, one below the other
+def _prediction(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Prediction:
+    return predict(model, plan, cluster, stack=stack)
 
 
 def _nearly_fits(one: Variant) -> bool:
@@ -193,7 +203,7 @@ def _verdict(variant: Variant, *, stated: bool) -> tuple[bool | None, str, list[
     if prediction.fits or stated or run.plan.recompute.mode == "full":
         return prediction.fits, "", [variant]
     plan = run.plan.copy_with(recompute="full")
-    least = predict(run.model, plan, run.cluster, stack=run.stack)
+    least = _prediction(run.model, plan, run.cluster, run.stack)
     if not least.fits:
         return False, "", [variant]
     hangs_on = f"recomputation is not stated: too much with {run.plan.recompute.mode}, fits with full"

@@ -261,7 +261,7 @@ def _stack_of(row: RunRow, name: str, device: Device) -> Stack:
 
 def _known(row: RunRow, stack: str) -> str:
     """How well the stack describes the software that the row names, if any."""
-    if row.stack or named_in(row.framework, _stack(stack).describes):
+    if row.stack or any(not one.family for one in named_in(row.framework, _stack(stack).describes)):
         return "described"
     return "unknown" if row.framework else "assumed"
 

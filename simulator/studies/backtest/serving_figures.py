@@ -14,7 +14,7 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.serving_rows import Load, RequestedMetric, Server
-from simulator.studies.serving import Deployment, Request, check
+from simulator.studies.serving import Batch, Deployment, Request, check
 from simulator.studies.serving.decoding import Z90, batch_of, sigma_of
 from simulator.studies.serving.deployment import ALWAYS
 from simulator.studies.serving.engine import ServedRun
@@ -48,10 +48,11 @@ class Found:
 
 def predicted(server: Server) -> Found:
     """The row's figure. Raises RefusedError where the plan does not fit in memory, launched in any way."""
-    deployed = _deployed_once(server)
+    deployed = deployed_once(server)
     if server.other is not None and not deployed.tightest.memory.fit.runs:
         return predicted(replace(server, plan=server.other, other=None))
-    runs, spread = _RUNS.get((*_key(server), server.load), lambda: _played(server, deployed))
+    runs, batch = runs_of(server)
+    spread = math.exp(Z90 * sigma_of(deployed.costs, batch, deployed.calibration, deployed.curves))
     ends = [figure_of(run, server.metric) / server.metric.unit for run in runs]
     if len(runs) > 1 and server.metric.figure == "ttft":
         spread = math.exp(math.hypot(math.log(spread), Z90 * _WAIT_SIGMA))
@@ -81,7 +82,8 @@ def _key(server: Server) -> tuple[Hashable, ...]:
     return server.model.name, server.plan, cluster.name, cluster.num_devices, server.stack.name, server.stack.known
 
 
-def _deployed_once(server: Server) -> Deployment:
+def deployed_once(server: Server) -> Deployment:
+    """Its plan on its cluster, kept for the rows behind."""
     return _DEPLOYED.get(_key(server), lambda: _deployed(server))  # type: ignore[no-any-return]  # what _deployed makes
 
 
@@ -92,8 +94,13 @@ def _deployed(server: Server) -> Deployment:
     return Deployment.of(model, plan, cluster, server.stack, calibration, calibration.links or default_curves())
 
 
-def _played(server: Server, deployed: Deployment) -> tuple[tuple[ServedRun, ...], float]:
-    """The load from its first request to its last, and the factor to the ends of its steps' 90 % interval.
+def runs_of(server: Server) -> tuple[tuple[ServedRun, ...], Batch]:
+    """The load from its first request to its last, in one way or several, and a mean step of the first. Raises as `predicted`."""
+    return _RUNS.get((*_key(server), server.load), lambda: _played(server, deployed_once(server)))  # type: ignore[no-any-return]  # what _played makes
+
+
+def _played(server: Server, deployed: Deployment) -> tuple[tuple[ServedRun, ...], Batch]:
+    """The same.
 
     A closed loop is played in several ways, the likeliest first, since a table leaves open what decides how long its users
     wait. Users whose answers are equally long stay in step for ever, and wait for each other's prompts; a few per cent of
@@ -107,13 +114,12 @@ def _played(server: Server, deployed: Deployment) -> tuple[tuple[ServedRun, ...]
         spacings = (0.0, _APART) if load.shortest == 1.0 else (0.0,)
         runs += [_run(deployed, load, apart) for apart in spacings[1:]]
         if server.other is not None:
-            other = _deployed_once(replace(server, plan=server.other))
+            other = deployed_once(replace(server, plan=server.other))
             runs += [_run(other, load, apart) for apart in spacings]
         runs += _with_less_cache(server, deployed, runs[0])
     meter = runs[0].meter
     size = min(max(1, round(meter.output_tokens / max(1, meter.num_steps))), deployed.plan.max_sequences)
-    batch = batch_of(deployed.costs, size, load.prompt + load.output // 2)
-    return tuple(runs), math.exp(Z90 * sigma_of(deployed.costs, batch, deployed.calibration, deployed.curves))
+    return tuple(runs), batch_of(deployed.costs, size, load.prompt + load.output // 2)
 
 
 def _run(deployed: Deployment, load: Load, apart: float = 0.0) -> ServedRun:
@@ -128,7 +134,7 @@ def _with_less_cache(server: Server, deployed: Deployment, run: ServedRun) -> li
         return []
     for less in (_LESS_CACHE, _LESS_CACHE / 2):
         part = server.plan.gpu_memory_utilization - less
-        smaller = _deployed_once(replace(server, plan=server.plan.model_copy(update={"gpu_memory_utilization": part})))
+        smaller = deployed_once(replace(server, plan=server.plan.model_copy(update={"gpu_memory_utilization": part})))
         if smaller.memory.fit.runs:
             return [_run(smaller, server.load)]
     return []

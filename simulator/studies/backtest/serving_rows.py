@@ -13,7 +13,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.hosts import usual_host
 from simulator.spec.model import Model
-from simulator.spec.model.families import presets_of
+from simulator.spec.model.families import presets_of, weights_of
 from simulator.spec.software.client import ClientLoad, client_of
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.outcome import RefusedError
@@ -34,10 +34,6 @@ _WEIGHTS: Final = {
     "w4a16": "int4", "awq": "int4", "gptq": "int4", "gptq-int4": "int4", "int4-awq": "int4", "awq-int4": "int4",
     "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4",
 }  # fmt: skip
-# What a checkpoint's name says of its weights, where no column does
-_IN_NAME: Final = re.compile(
-    r"(?<![a-z0-9])(nvfp4|mxfp4|fp8|int8|w8a16|int4|w4a16|awq|gptq)(?![a-z0-9])", re.IGNORECASE
-)
 _KV: Final = {word: kind for word, kind in _WEIGHTS.items() if kind in ("bf16", "fp16", "fp8")} | {
     "": "auto", "auto": "auto", "fp8-e5m2": "fp8",
 }  # fmt: skip
@@ -222,8 +218,7 @@ def _plan(row: ServingRow, stack: Stack, gpus: int, load: Load, on: tuple[Device
         more = f" and {prompts} for prompts" if prompts else ""
         raise RefusedError(("degrees do not multiply to n_gpus", f"tp {tp} × pp {pp} × dp {dp}{more}, not {gpus}"))
     stated, kv = (re.sub(r"[\s_]+", "-", word.strip().casefold()) for word in (row.precision, row.kv_precision))
-    named = _IN_NAME.search(row.model)
-    weights = named[1].casefold() if named and stated in ("", "auto") else stated
+    weights = weights_of(row.model) or stated if stated in ("", "auto") else stated
     unknown = [
         f"{column} {word!r}"
         for column, word, words in (("precision", weights, _WEIGHTS), ("kv_precision", kv, _KV))

@@ -33,9 +33,9 @@ class Subject:
     """
 
     name: str
-    model: Model | None
-    plan: Plan | None
     cluster: Cluster
+    model: Model | None = None
+    plan: Plan | None = None
     program: Capture | None = None
     calibration: Calibration | None = None
     stack: Stack | None = None

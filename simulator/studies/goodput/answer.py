@@ -261,8 +261,8 @@ def _refuse_endless(conditions: Conditions, run: LongRun) -> None:
     count = expected_interruptions(conditions)
     if count * run.replicas * 1.5 <= MAX_INTERRUPTIONS:  # half as many are played again at other intervals
         return
-    rate = summed(each for _, each in conditions.causes)
-    often = f"the job is interrupted every {format_duration(1 / rate)}" if rate else "hosts become slow too often"
+    rate = summed(each for _, each in conditions.causes) + conditions.straggler_rate
+    often = f"the job is interrupted every {format_duration(1 / rate)}"
     lasts = f"a restart takes {format_duration(conditions.restart_s)}"
     times = f"some {float(f'{count:.2g}'):,.0f} times" if count < 1e15 else "without end"
     problem = f"{often}, and {lasts}: a run would be interrupted {times}"

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from simulator.base.errors import InputError
 from simulator.play.lower import Lowering, lower
 from simulator.predict import memory_of
-from simulator.predict.confidence import HOST_SIGMA, OF_ALL_STEPS, priors
+from simulator.predict.confidence import OF_ALL_STEPS, priors
 from simulator.predict.play import SimulatedStep, play
 from simulator.predict.slopes import slopes
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.calibration.learned import NAMES, Values, on_links, on_stack, speeds
 from simulator.spec.calibration.likeness import Point, point_of
+from simulator.spec.software.records import HOST_SIGMA
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.blanks import filled_rows
 from simulator.studies.backtest.measured import NoStepTimeError

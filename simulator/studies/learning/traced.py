@@ -54,8 +54,7 @@ def traced(runs: list[Observed], traces: Mapping[str, Recording]) -> Iterator[Tr
     """The observations of traces, by the ids of their runs. Raises InputError with every trace that cannot stand beside its run."""
     by_id = {one.id: one for one in runs}
     faults = [fault for run, one in traces.items() for fault in _faults(run, one, by_id)]
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     for run, recording in traces.items():
         one = by_id[run]
         shown = predicted(one.played.breakdown)

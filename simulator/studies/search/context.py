@@ -15,7 +15,7 @@ from simulator.work.ops import ModelBlocks
 
 AROUND: Final = ("bucket_bytes",)  # fields that decide what stands around a plan's blocks, and nothing in them
 _USUAL: Final = {name: Plan.flat_fields()[name].default for name in AROUND}
-_KEPT: Final = 32  # plans whose blocks are kept
+_MOST_PLANS: Final = 32  # plans whose blocks are kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,6 @@ class SearchContext:
 
     def keep(self, plan: Plan, blocks: ModelBlocks) -> None:
         """Keep a plan's blocks for the next that has the same."""
-        if len(self._blocks) >= _KEPT:
+        if len(self._blocks) >= _MOST_PLANS:
             del self._blocks[next(iter(self._blocks))]
         self._blocks[plan.copy_with(**_USUAL)] = blocks

@@ -43,11 +43,12 @@ _LEAST: Final = 0.25  # of the budget that is for simulations however long the s
 _MANY: Final = 1500  # branches of which all are surveyed
 _TOKENS: Final = 4096  # of a sequence on a rank: fewer are rare, as messages then outlast the products between them
 _BRANCHES_A_TASK: Final = 16
+_LISTED: Final = 256  # branches from one sign of progress to the next
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a search stands. phase: survey (of branches) or simulation; total: None where it is not known.
+    """Where a search stands. phase: listing, scouting or survey (of branches) or simulation; total: None where it is not known.
 
     stack: whose plans are searched, where there are several.
     """
@@ -122,7 +123,7 @@ class _Run:
     def whole(self) -> None:
         """Raises InputError where nothing in the space is legal."""
         self.known = self.journal.outcomes() if self.journal else {}
-        branches = self._promising(sorted(self.study.space.branches(self.survey.pruned), key=_split))
+        branches = self._promising(sorted(self._listed(), key=_split))
         if self.study.layouts:
             self.table = table_of(replace(self.study, budget=self._left_by_survey(branches)))
         levels = [list(alike) for _, alike in groupby(branches, key=_split)]
@@ -134,6 +135,12 @@ class _Run:
         if self.survey.num_legal == 0 and not self._any_legal(branches):
             raise InputError(tightest(self.survey.pruned, self.study.space.fixed))
         self._simulate()
+
+    def _listed(self) -> Iterator[Branch]:
+        for count, branch in enumerate(self.study.space.branches(self.survey.pruned), 1):
+            if count % _LISTED == 0:
+                self.on_progress(Progress("listing", count, None))
+            yield branch
 
     def _left_by_survey(self, branches: list[Branch]) -> int:
         """The budget of simulations: a survey that is as long as they are takes a part of it, which bounds both together."""
@@ -151,8 +158,12 @@ class _Run:
     def _scout(self, levels: list[list[Branch]]) -> dict[int, float]:
         """Simulate simple plans of a few branches of each level, for a first limit; least floor by level."""
         some = [branch for level in levels for branch in level[:: -(-len(level) // _SCOUTED)]]
-        tasks = [self.engine.survey(part, math.inf, scouts=True) for part in _parts(some)]
-        found = [prospect for task in tasks for prospect in task.result().prospects]
+        tasks = [(len(part), self.engine.survey(part, math.inf, scouts=True)) for part in _parts(some)]
+        found, done = list[Prospect](), 0
+        for count, task in tasks:
+            found += task.result().prospects
+            done += count
+            self.on_progress(Progress("scouting", done, len(some)))
         if self.study.layouts:  # a table of every plan is filled from the first round of the survey
             self.open = sorted(found, key=lambda each: (each.floor, each.key))
             self._simulate(_BEFORE)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -40,6 +41,13 @@ class Engine(Protocol):
     ) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """A task that runs when its result is asked for, so that progress is shown between two."""
+
+    result: Callable[[], Any]
+
+
 class Serial:
     """This process: nothing is started."""
 
@@ -48,10 +56,10 @@ class Serial:
         self._study, self._surveyor = study, Surveyor(study)
 
     def survey(self, branches: list[Branch], limit: float, *, scouts: bool = False) -> Task:
-        return _done(_surveyed(self._surveyor, branches, limit, scouts=scouts))
+        return _Here(partial(_surveyed, self._surveyor, branches, limit, scouts=scouts))
 
     def evaluate(self, key: str) -> Task:
-        return _done(evaluate(self._study, key))
+        return _Here(partial(evaluate, self._study, key))
 
     def __enter__(self) -> Self:
         return self
@@ -240,12 +248,6 @@ def _refuse_other_workers(client: Any, scheduler: str) -> None:  # noqa: ANN401 
         with suppress(OSError, TimeoutError):
             client.close(timeout=5)
         raise InputError.at("--scheduler", f"{scheduler}: {problem}", remedy)
-
-
-def _done(value: object) -> Task:
-    future: Future[object] = Future()
-    future.set_result(value)
-    return future
 
 
 _HERE: dict[str, Any] = {}  # of a worker process

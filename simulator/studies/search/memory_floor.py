@@ -127,37 +127,37 @@ class MemoryFloor:
             found = shape.saved[key] = saved_of(shape.blocks, plan, self.context.stack, self._tapes)
         return found
 
-    def _while_alive(self, plan: Plan, stage: int, held: StageMemory, saved: Saved) -> int:
+    def _while_alive(self, plan: Plan, stage: int, memory: StageMemory, saved: Saved) -> int:
         """What forwards in flight hold on a stage, and the most that comes besides.
 
         As many micro-batches as in `memory` stand for any number.
         """
-        flights = self._in_flight(plan, stage, held, filling(plan.pipeline_schedule, plan.pp, plan.num_micro_batches))
+        flights = self._in_flight(plan, stage, memory, filling(plan.pipeline_schedule, plan.pp, plan.num_micro_batches))
         flying = min(_size(plan, flight, saved) for flight in flights)
-        most = max(_of_head(plan, held, saved), _rising(plan, held, saved), _reducing(plan, held, saved))
+        most = max(_of_head(plan, memory, saved), _rising(plan, memory, saved), _reducing(plan, memory, saved))
         # of an interleaved schedule, once all chunks have run, FSDP2 keeps what it gathered
-        return flying + (held.gathered if flights[0].of_all_chunks else 0) + most
+        return flying + (memory.gathered if flights[0].of_all_chunks else 0) + most
 
-    def _in_flight(self, plan: Plan, stage: int, held: StageMemory, count: int) -> tuple[Flight, ...]:
+    def _in_flight(self, plan: Plan, stage: int, memory: StageMemory, count: int) -> tuple[Flight, ...]:
         """What is saved when the first backward begins, or at any other moment with as much in flight: the least of these."""
-        key = (id(held.shard), plan.pp, stage, plan.pipeline.schedule, plan.pipeline.virtual_stages, count)
+        key = (id(memory.shard), plan.pp, stage, plan.pipeline.schedule, plan.pipeline.virtual_stages, count)
         found = self._flights.get(key)
         if found is None:
-            found = self._flights[key] = self._flight(plan, stage, held, count)
+            found = self._flights[key] = self._flight(plan, stage, memory, count)
         return found
 
-    def _flight(self, plan: Plan, stage: int, held: StageMemory, count: int) -> tuple[Flight, ...]:
-        shard, schedule, chunks = held.shard, plan.pipeline_schedule, plan.pipeline.virtual_stages
+    def _flight(self, plan: Plan, stage: int, memory: StageMemory, count: int) -> tuple[Flight, ...]:
+        shard, schedule, chunks = memory.shard, plan.pipeline_schedule, plan.pipeline.virtual_stages
         if plan.pp == 1:
-            return (Flight(1, 0, held.kinds, of_all_chunks=True),)
+            return (Flight(1, 0, memory.kinds, of_all_chunks=True),)
         assert isinstance(shard, ModelShard)
         # a pair of expert_overlap grows by a layer as it shrinks by another: nothing above the forwards before it
         if schedule in WHOLE:
             flying = self.shards.flying(schedule, plan.pp, count, stage, chunks)
-            return (_flight(shard, held, flying, of_all_chunks=all(flying)),)
+            return (_flight(shard, memory, flying, of_all_chunks=all(flying)),)
         most = peak_in_flight(schedule, plan.pp, count, stage, chunks)
         alone = ([most * (chunk == only) for chunk in range(chunks)] for only in range(chunks))
-        return tuple(_flight(shard, held, flying, of_all_chunks=False) for flying in alone)
+        return tuple(_flight(shard, memory, flying, of_all_chunks=False) for flying in alone)
 
 
 class Flight(NamedTuple):
@@ -173,13 +173,13 @@ class Flight(NamedTuple):
     of_all_chunks: bool
 
 
-def _flight(shard: ModelShard, held: StageMemory, flying: Sequence[int], *, of_all_chunks: bool) -> Flight:
+def _flight(shard: ModelShard, memory: StageMemory, flying: Sequence[int], *, of_all_chunks: bool) -> Flight:
     """A micro-batch in flight holds a chunk's input, what the layers add, not what has been sent on."""
     total = sum(flying)
     embeddings = 0 if shard.embedding_chunk is None else flying[shard.embedding_chunk]
     head_micro_batches = 0 if shard.head_chunk is None else flying[shard.head_chunk]
     kinds: Counter[str] = Counter()
-    for count, chunk in zip(flying, held.chunks, strict=True):
+    for count, chunk in zip(flying, memory.chunks, strict=True):
         for kind, layers in chunk.items():
             kinds[kind] += count * layers
     return Flight(embeddings, (total - embeddings) - (total - head_micro_batches), kinds, of_all_chunks)
@@ -190,56 +190,56 @@ def _size(plan: Plan, flight: Flight, saved: Saved) -> int:
     return ends + _layers(plan, flight.kinds, saved)
 
 
-def _of_head(plan: Plan, held: StageMemory, saved: Saved) -> int:
+def _of_head(plan: Plan, memory: StageMemory, saved: Saved) -> int:
     """What is in flight is most right behind a forward; interleaved, the last stage's is of the chunk with the head."""
-    if held.sends_output or (plan.pp > 1 and plan.pipeline_schedule in ("dualpipe", "dualpipe_v")):
+    if memory.sends_output or (plan.pp > 1 and plan.pipeline_schedule in ("dualpipe", "dualpipe_v")):
         return 0
     return saved.head_rise if plan.pipeline_schedule in WHOLE and not plan.experts.overlap else saved.head_peak
 
 
-def _rising(plan: Plan, held: StageMemory, saved: Saved) -> int:
+def _rising(plan: Plan, memory: StageMemory, saved: Saved) -> int:
     """What comes in the first layer's backward, whose gradient is in the place of its output.
 
     FSDP2 gathers that layer, and the one before it into a buffer. A stage that is not the last has sent the output on,
     and gets the gradient.
     """
-    if plan.experts.overlap or plan.pipeline_schedule not in WHOLE or not all(held.chunks):
+    if plan.experts.overlap or plan.pipeline_schedule not in WHOLE or not all(memory.chunks):
         return 0
     gathered = 0
-    if held.layer is not None and not held.whole_layers:
-        gathered = held.layer.parameters * (1 + (plan.fsdp.backward_prefetch > 0 and held.shard.num_layers > 1))
-    given = saved.message if held.sends_output else 0
-    return given + _rise(plan, held, saved) + gathered + _waiting(plan, held, saved)
+    if memory.layer is not None and not memory.whole_layers:
+        gathered = memory.layer.parameters * (1 + (plan.fsdp.backward_prefetch > 0 and memory.shard.num_layers > 1))
+    given = saved.message if memory.sends_output else 0
+    return given + _rise(plan, memory, saved) + gathered + _waiting(plan, memory, saved)
 
 
-def _reducing(plan: Plan, held: StageMemory, saved: Saved) -> int:
+def _reducing(plan: Plan, memory: StageMemory, saved: Saved) -> int:
     """What FSDP2 has besides while the first layer's gradients are reduced.
 
     At first these, and a copy that is reduced, and the parameters of the layer before it; then that layer's backward
     instead, beside the copy. What the first layer saved is gone by then, and its parameters.
     """
-    layer, length, deep = held.layer, held.length, plan.fsdp.backward_prefetch > 0
+    layer, length, deep = memory.layer, memory.length, plan.fsdp.backward_prefetch > 0
     if layer is None or not plan.syncs_every_micro_batch or not length:
         return 0
     gone = max(saved.plain["layer"], saved.checkpointed["layer"])
-    left = layer.parameters if deep and held.shard.num_layers > 1 else 0
-    most = layer.gradients + (-layer.parameters if held.whole_layers else left)
+    left = layer.parameters if deep and memory.shard.num_layers > 1 else 0
+    most = layer.gradients + (-layer.parameters if memory.whole_layers else left)
     if length > 1 and not plan.experts.overlap:
-        opened = layer.parameters * (1 + (deep and held.shard.num_layers > 2))
-        most = max(most, (-layer.parameters if held.whole_layers else opened) + _rise(plan, held, saved))
-    return max(0, layer.reduced + most - gone) + _waiting(plan, held, saved)
+        opened = layer.parameters * (1 + (deep and memory.shard.num_layers > 2))
+        most = max(most, (-layer.parameters if memory.whole_layers else opened) + _rise(plan, memory, saved))
+    return max(0, layer.reduced + most - gone) + _waiting(plan, memory, saved)
 
 
-def _rise(plan: Plan, held: StageMemory, saved: Saved) -> int:
+def _rise(plan: Plan, memory: StageMemory, saved: Saved) -> int:
     """Bytes that a layer's backward adds, without its parameters."""
-    plain = [saved.plain_rise[kind] for kind in held.kinds] if plan.recompute.mode in ("none", "every_k") else []
-    again = [saved.checkpointed_rise[kind] for kind in held.kinds] if plan.recompute.mode != "none" else []
+    plain = [saved.plain_rise[kind] for kind in memory.kinds] if plan.recompute.mode in ("none", "every_k") else []
+    again = [saved.checkpointed_rise[kind] for kind in memory.kinds] if plan.recompute.mode != "none" else []
     return min(plain + again)
 
 
-def _waiting(plan: Plan, held: StageMemory, saved: Saved) -> int:
+def _waiting(plan: Plan, memory: StageMemory, saved: Saved) -> int:
     """Gradients of the head that FSDP2 reduces with the embedding's, at the end."""
-    return saved.head_gradients if plan.pp == 1 and held.layer is not None else 0
+    return saved.head_gradients if plan.pp == 1 and memory.layer is not None else 0
 
 
 def _layers(plan: Plan, kinds: Mapping[str, int], saved: Saved) -> int:

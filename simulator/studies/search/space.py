@@ -49,7 +49,7 @@ _FLOW_PLACES: Final = ("pp", "num_micro_batches", "virtual_stages", "schedule", 
 _LEAF_PLACES: Final = ("data_parallel", "dp_shard", "dp_replicate", "recompute", "offload")
 _BY_DEGREES: Final = frozenset({"data_parallel", "zero", "tp", "cp", "pp", "ep", "sequence_parallel"})
 _Rules = tuple[Rule[Any], ...]
-_ASKED: Final = tuple(rule for rule in RULES if rule.reads != "played")
+_PREDICTED: Final = tuple(rule for rule in RULES if rule.reads != "played")
 _SELECTIVE: Final = frozenset(name for rule in SOFTWARE for name in rule.by)  # frameworks that do not run everything
 _OF_DEGREES: Final = tuple(
     rule
@@ -87,10 +87,10 @@ class Pruned:
             self.add(rule, count, other.examples[rule])
 
 
-class Sieve(Protocol):
+class LeafFilter(Protocol):
     """Drops plans of a branch before anyone checks whether they are legal."""
 
-    def kept(self, branch: Branch, flow: Fields, leaves: Sequence[Fields]) -> Sequence[int]:
+    def passing(self, branch: Branch, flow: Fields, leaves: Sequence[Fields]) -> Sequence[int]:
         """The numbers of the leaves that are worth a check with this flow."""
         ...
 
@@ -155,8 +155,8 @@ class Space:
                 else:
                     pruned.add(_rule(fault), self._size(branch, ranks), str(fault))
 
-    def plans(self, branch: Branch, pruned: Pruned, sieve: Sieve | None = None) -> Iterator[Plan]:
-        """The legal plans of a branch, in order; what the sieve drops is not checked.
+    def plans(self, branch: Branch, pruned: Pruned, leaf_filter: LeafFilter | None = None) -> Iterator[Plan]:
+        """The legal plans of a branch, in order; what the leaf_filter drops is not checked.
 
         No rule depends both on the flow of micro-batches and on the fields of a leaf. So a flow that is legal with some
         leaf and a leaf that is legal with some flow are legal together, without a check (tests/unit/test_search.py).
@@ -165,7 +165,9 @@ class Space:
         ranks = branch.cluster.num_devices // (chosen["tp"] * chosen["cp"] * chosen["pp"])
         leaves = self.leaves(branch, ranks)
         flows = self._whole_flows(branch, ranks, len(leaves), pruned)
-        legal = [(flow, sieve.kept(branch, flow, leaves) if sieve else range(len(leaves))) for flow in flows]
+        legal = [
+            (flow, leaf_filter.passing(branch, flow, leaves) if leaf_filter else range(len(leaves))) for flow in flows
+        ]
         uses = Counter(number for _, numbers in legal for number in numbers)
         below = {number for number, count in uses.items() if self._holds(branch, leaves[number], count, pruned)}
         with_flow: set[int] = set()  # numbers of leaves that are legal with some flow
@@ -209,7 +211,7 @@ class Space:
         return fault is None
 
     def _legal(self, branch: Branch, fields: Fields, pruned: Pruned) -> Plan | None:
-        plan, fault = self._judged(branch, fields, _ASKED)
+        plan, fault = self._judged(branch, fields, _PREDICTED)
         if fault is not None:
             pruned.add(_rule(fault), 1, str(fault))
             return None

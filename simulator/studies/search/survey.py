@@ -23,7 +23,7 @@ from simulator.studies.search.time_floor import TimeFloor
 from simulator.work.ops import recompute_ops
 
 # Layers' worth of playing that a layer's blocks and live tensors cost, as measured (docs/benchmarks.md)
-_HELD: Final = 2
+_MEMORY: Final = 2
 _RESERVED: Final = 2  # and what the allocator makes of them, where they fit
 _UNBOUNDED: Final = ("comm_hook", "one_bit", "zeropp", "sync_every_steps", "hierarchical_gather")
 
@@ -33,7 +33,7 @@ class Prospect:
     """A plan that may fit: the least that its objective can be.
 
     layout: how it splits the model and the batch, and whose software does. share: of the memory for tensors, at least.
-    work: of its simulation, see `work_of`; held: the part that decides whether it fits. bound_group: see `bound_group_of`.
+    work: of its simulation, see `work_of`; memory_work: the part that decides whether it fits. bound_group: see `bound_group_of`.
     """
 
     floor: float
@@ -41,7 +41,7 @@ class Prospect:
     layout: str
     share: float
     work: int = 0
-    held: int = 0
+    memory_work: int = 0
     bound_group: str = ""
 
     @property
@@ -58,7 +58,7 @@ def work_of(plan: Plan, num_layers: int) -> tuple[int, int]:
     """
     alone = plan.gathers or plan.syncs_every_micro_batch
     played = num_played(plan) * (num_layers if alone else plan.pp * plan.pipeline.virtual_stages)
-    return (_HELD + _RESERVED) * num_layers + played, _HELD * num_layers
+    return (_MEMORY + _RESERVED) * num_layers + played, _MEMORY * num_layers
 
 
 def bounded(branch: Branch) -> bool:
@@ -95,7 +95,7 @@ class Survey:
 
 
 @dataclass(slots=True)
-class Hopeless:
+class LimitFilter:
     """Drops the plans of a branch whose compute alone takes longer than the limit, or whose layers' inputs do not fit.
 
     Both are the same for plans that differ in their schedule, and in what is sharded over which ranks.
@@ -108,13 +108,13 @@ class Hopeless:
     num_dropped: int = 0
     _leasts: dict[tuple[int, str], float] = field(default_factory=dict)
 
-    def kept(self, branch: Branch, flow: Fields, leaves: Sequence[Fields]) -> Sequence[int]:
+    def passing(self, branch: Branch, flow: Fields, leaves: Sequence[Fields]) -> Sequence[int]:
         """The numbers of the leaves with which the flow may be quick enough, and small enough."""
-        kept: list[int] = []
+        passing: list[int] = []
         if self._least(branch, flow, "none") <= self.limit:  # recomputing only adds to it
-            kept = [n for n, leaf in enumerate(leaves) if self._least(branch, flow, leaf["recompute"]) <= self.limit]
-        self.num_dropped += len(leaves) - len(kept)
-        return kept
+            passing = [n for n, leaf in enumerate(leaves) if self._least(branch, flow, leaf["recompute"]) <= self.limit]
+        self.num_dropped += len(leaves) - len(passing)
+        return passing
 
     def _least(self, branch: Branch, flow: Fields, recompute: str) -> float:
         key = (flow["micro_batch_size"], recompute)
@@ -134,18 +134,18 @@ class Hopeless:
 
 
 @dataclass(slots=True)
-class Simplest:
+class ScoutFilter:
     """Keeps the smallest micro-batches of a branch in the usual order, without recomputation or with all of it: for scouts."""
 
-    others: Hopeless
+    others: LimitFilter
     _smallest: int = 0
 
-    def kept(self, branch: Branch, flow: Fields, leaves: Sequence[Fields]) -> Sequence[int]:
+    def passing(self, branch: Branch, flow: Fields, leaves: Sequence[Fields]) -> Sequence[int]:
         """The numbers of such leaves."""
         self._smallest = self._smallest or flow["micro_batch_size"]
         if flow["micro_batch_size"] > self._smallest or flow["schedule"] not in (None, "1f1b"):
             return ()
-        return [n for n in self.others.kept(branch, flow, leaves) if leaves[n]["recompute"] != "selective"]
+        return [n for n in self.others.passing(branch, flow, leaves) if leaves[n]["recompute"] != "selective"]
 
 
 @dataclass(slots=True)
@@ -166,8 +166,8 @@ class Surveyor:
         """
         found, known = Survey(), bounded(branch)
         memory, time = self._of(branch)
-        sieve = Hopeless(self.study, memory, time, limit) if known else None
-        chosen = Simplest(sieve) if sieve and scouts else sieve
+        leaf_filter = LimitFilter(self.study, memory, time, limit) if known else None
+        chosen = ScoutFilter(leaf_filter) if leaf_filter and scouts else leaf_filter
         for plan in self.study.space.plans(branch, found.pruned, chosen):
             found.num_legal += 1
             if known and self._repeats(plan, time):
@@ -186,7 +186,7 @@ class Surveyor:
             work = work_of(plan, self.study.space.model.num_layers)
             names = key_of(plan, nodes), layout_of(plan, nodes)
             found.prospects.append(Prospect(floor, *names, used / room, *work, bound_group_of(plan)))
-        found.num_unchecked = sieve.num_dropped if sieve else 0
+        found.num_unchecked = leaf_filter.num_dropped if leaf_filter else 0
         return found
 
     def _floor(self, plan: Plan, used: int, time: TimeFloor, limit: float) -> float:

@@ -147,7 +147,7 @@ class Layouts:
     def add(self, prospect: Prospect, outcome: PlanOutcome) -> None:
         if outcome.used_bytes is not None and outcome.capacity_bytes:
             self._shares.add(prospect, outcome.used_bytes / outcome.capacity_bytes, prospect.share)
-        taken = prospect.held if outcome.step_s is None else prospect.work
+        taken = prospect.memory_work if outcome.step_s is None else prospect.work
         self.work += taken - self._charged.get(prospect.key, taken)
         value = self.study.value_of(outcome)
         if value is None:
@@ -169,7 +169,7 @@ class Layouts:
         proof = self._next_proof(worth) if share == 1 or self.fits == math.inf else None
         found = hope if proof is None or (hope is not None and self._hoping <= self._proving) else proof
         if found is not None:
-            cost = self._charged[found.key] = found.work if self._suffices(found) else found.held
+            cost = self._charged[found.key] = found.work if self._suffices(found) else found.memory_work
             self.work += cost
             self._hoping += cost if found is hope else 0
             self._proving += cost if found is proof else 0

@@ -34,7 +34,7 @@ from simulator.studies.search.blocks import GRID, BlockShapes, Chain, Clocks, Us
 from simulator.studies.search.collective_times import CollectiveTimes, StagePricing, Traffic
 from simulator.studies.search.context import SearchContext
 from simulator.studies.search.shards import ModelShards
-from simulator.studies.search.traffic import Passes, grouped, held, passes_of
+from simulator.studies.search.traffic import Passes, grouped, own_units, passes_of
 from simulator.work.ops import Exchange
 
 _ROUNDING: Final = 1 - 1e-9  # sums of the same seconds in another order
@@ -98,7 +98,7 @@ class TimeFloor:
         found = self._traffic.get(key)
         if found is None:
             all_units = grouped(shard, plan)
-            units, layers = held(shard, all_units), all_units[1:-1]
+            units, layers = own_units(shard, all_units), all_units[1:-1]
             pricing = StagePricing(self.prices, plan, fabric)
             found = self._traffic[key] = pricing.traffic(units, layers, passes_of(shard, plan, units))
         return found

@@ -39,7 +39,7 @@ def _one_layer(shard: Model) -> dict[str, object]:
     return {"num_layers": 1, **({"chunks": ((0,),)} if isinstance(shard, ModelShard) else {})}
 
 
-def held(shard: Model, units: tuple[UnitGroup, ...]) -> tuple[UnitGroup, ...]:
+def own_units(shard: Model, units: tuple[UnitGroup, ...]) -> tuple[UnitGroup, ...]:
     """Those that a pipeline stage holds: a root without the embedding is gathered with the head."""
     if not isinstance(shard, ModelShard):
         return units

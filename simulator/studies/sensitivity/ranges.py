@@ -11,6 +11,7 @@ from typing import Final, Self
 
 from simulator.base.errors import InputError
 from simulator.base.sums import summed
+from simulator.base.units import SIZE
 
 _END: Final = re.compile(r"(x?)(\d{1,15}(?:\.\d{1,12})?)\s*([A-Za-z/]*)")
 _EDGE: Final = 1e-9  # of the unit interval: an error has no end
@@ -69,7 +70,9 @@ class Range:
         return self.low + (self.high - self.low) * share
 
     def text(self, share: float) -> str:
-        """The same as it is written behind KEY=."""
+        """The same as it is written behind KEY=; sizes between the ends in whole bytes."""
+        if self.unit in SIZE.scales and 0 < share < 1:
+            return f"{round(self.value(share) * float(SIZE.scales[self.unit]))}B"
         return f"{self.prefix}{_plain(self.value(share))}{self.unit}"
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from simulator.base.errors import StackError
 from simulator.base.kernels import DTYPE_BYTES, Gemm
 from simulator.parallel.model_shard import ModelShard
 from simulator.play.lower.work import Clock
@@ -58,6 +59,7 @@ class AttentionCosts:
     def decode_exactly_s(self, count: int, keys: int) -> float:
         """The exact price that `decode_s` reads its lines from. Latents are attended to as they are, one head of keys."""
         part, plan, each = self._part, self._plan, self._each
+        keys = -(-keys // plan.dcp)
         clock = self._clock_of(padded(count * each) if plan.cuda_graphs else count * each)
         cached_bytes = keys * cached_channels(part) * DTYPE_BYTES[plan.kv_dtype]
         kernel = self._kernel(
@@ -67,6 +69,7 @@ class AttentionCosts:
             rank = part.latent.kv_lora_rank
             width = rank + part.latent.qk_rope_head_dim
             kernel = replace(kernel, num_kv_heads=1, head_dim=width, v_head_dim=rank)
+        kernel = replace(kernel, num_heads=kernel.num_heads * plan.dcp)
         return clock.seconds(replace(kernel, rows=-(-self._rows // each)))
 
     def prefill_s(self, batch: Batch, window: int | None) -> float:
@@ -111,3 +114,12 @@ class AttentionCosts:
             queries=queries,
             cached_bytes=cached_bytes,
         )
+
+
+def refuse_unknown_speed(stack: Stack) -> None:
+    """Attention over a cache needs a fused kernel and its curve. Raises StackError."""
+    backend = stack.attention
+    if backend.kernel == "math" or backend.states_speed("forward"):
+        why = "has no fused kernel" if backend.kernel == "math" else "states speeds of whole sequences only"
+        problem = f"attention of {stack.name} {why}: what reading a cache costs cannot be told"
+        raise StackError.at("inference: stack", problem, 'stack = "vllm-2025"')

@@ -102,7 +102,7 @@ class _Routed:
 
 @dataclass(frozen=True, slots=True)
 class ForwardOps:
-    """The forward of a block for any number of tokens, without attention's own kernel.
+    """The forward of a block for any number of tokens, without attention's own kernel and a mixer's scan.
 
     All sizes but those of experts are straight lines over the tokens (tests/unit/test_inference.py), so two forwards give them all,
     some ten times faster than building each.
@@ -139,9 +139,16 @@ def _sized(single: Kernel, double: Kernel, experts: Experts | None, imbalance: f
     return _Line.through(single, double)
 
 
+def _without_scan(block: Block) -> Block:
+    """A mixer's scan depends on whose tokens they are (`mixers`)."""
+    return replace(block, ops=tuple(op for op in block.ops if op.category != "scan"))
+
+
 def forward_ops(shard: StageShard, plan: InferencePlan, stack: Stack) -> dict[str, ForwardOps]:
     """The embedding and a layer of each kind."""
-    single, double = (forward_blocks(shard, plan, stack, tokens) for tokens in (1, 2))
+    single, double = (
+        {kind: _without_scan(block) for kind, block in forward_blocks(shard, plan, stack, n).items()} for n in (1, 2)
+    )
     experts, imbalance = shard.part.experts, plan.expert_imbalance
     return {name: ForwardOps.of(single[name], double[name], experts, imbalance, plan.ranks) for name in single}
 

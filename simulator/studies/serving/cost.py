@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from operator import add
+from typing import NamedTuple
+
+from simulator.base.kernels import Kernel
+from simulator.base.sums import summed
+from simulator.play.lower.work import Clock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class Cost(NamedTuple):
     """Seconds of products, attention, streams over memory, collectives between them, and the host that launches all.
 
     gaps_s: between kernels that are launched one by one, and before collectives whose ranks' hosts are not in step.
@@ -19,26 +24,12 @@ class Cost:
     host_s: float = 0.0
     gaps_s: float = 0.0
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            gemm_s=self.gemm_s + other.gemm_s,
-            attention_s=self.attention_s + other.attention_s,
-            stream_s=self.stream_s + other.stream_s,
-            exchange_s=self.exchange_s + other.exchange_s,
-            host_s=self.host_s + other.host_s,
-            gaps_s=self.gaps_s + other.gaps_s,
-        )
+    def __add__(self, other: Cost) -> Cost:  # type: ignore[override]  # sums of seconds, not of tuples
+        return Cost(*map(add, self, other))
 
     def times(self, count: float) -> Cost:
         """`count` of these, one after another."""
-        return Cost(
-            gemm_s=count * self.gemm_s,
-            attention_s=count * self.attention_s,
-            stream_s=count * self.stream_s,
-            exchange_s=count * self.exchange_s,
-            host_s=count * self.host_s,
-            gaps_s=count * self.gaps_s,
-        )
+        return Cost(*(count * seconds for seconds in self))
 
     @property
     def device_s(self) -> float:
@@ -47,3 +38,10 @@ class Cost:
     @property
     def busy_s(self) -> float:
         return self.device_s + self.exchange_s
+
+
+def mean_use(clock: Clock, kernels: Iterable[Kernel]) -> float:
+    """Share of the matrix units that kernels use, one after another."""
+    times = [(clock.seconds(kernel), clock.tensor_use(kernel)) for kernel in kernels]
+    whole_s = summed(seconds for seconds, _ in times)
+    return summed(seconds * use for seconds, use in times) / whole_s if whole_s else 1.0

@@ -9,14 +9,13 @@ two exact prices KEYS_APART keys a sequence apart, within 0.1 % of the exact one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from typing import cast
 
-from simulator.base.errors import StackError
 from simulator.base.kernels import DTYPE_BYTES, Gemm, Kernel, launches
 from simulator.base.sums import summed
 from simulator.parallel.mesh import GroupShape
@@ -27,15 +26,17 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import LayerKind, Model
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving.attention import KEYS_APART, AttentionCosts
+from simulator.studies.serving.attention import KEYS_APART, AttentionCosts, refuse_unknown_speed
 from simulator.studies.serving.batch import MOST_CAPTURED, Batch, busiest_rank, padded
 from simulator.studies.serving.blocks import ForwardOps, forward_ops, head_ops
-from simulator.studies.serving.cost import Cost
+from simulator.studies.serving.context import ContextCosts
+from simulator.studies.serving.cost import Cost, mean_use
 from simulator.studies.serving.groups import own_all_reduce_s, pipeline_shape, tensor_shape
-from simulator.studies.serving.kernels import stored_as
+from simulator.studies.serving.kernels import multiplied, stored_as
 from simulator.studies.serving.lora import lora_kernels
+from simulator.studies.serving.mixers import MixerCosts
 from simulator.studies.serving.plan import InferencePlan
-from simulator.studies.serving.shards import cached_channels, kv_bytes_per_token, stage_shards, windows
+from simulator.studies.serving.shards import NO_ATTENTION, cached_channels, kv_bytes_per_token, stage_shards, windows
 from simulator.studies.serving.speculation import draft_plan, tokens_a_step
 from simulator.work.collectives import collective_s
 from simulator.work.ops import Exchange
@@ -60,7 +61,7 @@ class StepCosts:
         calibration: Calibration,
         curves: LinkCurves,
     ) -> None:
-        _refuse_attention(stack)
+        refuse_unknown_speed(stack)
         stack = stack.engine_on(cluster.device).on_host_of(cluster.device)
         self.model, self.plan, self.cluster, self.stack = model, plan, cluster, stack
         self._curves, self._ideal = curves, calibration.kind == "ideal"
@@ -68,7 +69,7 @@ class StepCosts:
         self._casts = stack.engine is None or stack.engine.casts == "separate"
         self._graphs = stack.engine.graphs(cluster.device, plan.tp) if stack.engine else ()
         self.ranks = plan.ranks
-        self._fp4 = cluster.device.peak("fp4") > 0
+        self._multiplied = multiplied(cluster.device)
         self._each = plan.draft_tokens + 1 if plan.speculative != "none" else 1
         self.tokens_a_step = tokens_a_step(self._each - 1, plan.acceptance or 0.0)
         self._draft: StepCosts | None = None
@@ -76,7 +77,7 @@ class StepCosts:
             drafts = Model.load(plan.draft_model), draft_plan(plan)
             self._draft = StepCosts(*drafts, cluster, stack, calibration, curves)
         self._gap_s = calibration.overheads.launch_s
-        self._elementwise = stack.elementwise_factor_on(cluster.device.architecture)
+        self._elementwise = 1.0 if self._ideal else stack.elementwise_factor_on(cluster.device.architecture)
         self._clocks: dict[int, Clock] = {}
         self.shards = stage_shards(model, plan)
         self._nccl = stack.software()
@@ -90,7 +91,11 @@ class StepCosts:
             ideal=self._ideal,
             each=self._each,
         )
-        self._exchanges: dict[tuple[str, int], float] = {}
+        self._mixers = MixerCosts(self.shards, plan, stack, self._streamed)
+        layers = [sum(counts) for counts in self.layers_by_window]
+        price = partial(self._exchange_s, ranks=plan.dcp)
+        self._context = ContextCosts(self.shards[0].part, plan, layers, price, stack.host.collective_s)
+        self._exchanges: dict[tuple[str, int, int], float] = {}
         self._messages: dict[tuple[GroupShape, int], float] = {}
         self._captured: dict[int, tuple[float, ...]] = {}
 
@@ -136,9 +141,7 @@ class StepCosts:
 
     def moved_s(self, batch: Batch) -> float:
         """Blocks to the host's memory and back, over each GPU's own link, before the step begins."""
-        tier = (
-            self.cluster.host_tier if batch.out or batch.back else None
-        )  # asked for in such steps alone: it takes long
+        tier = self.cluster.host_tier if batch.out or batch.back else None  # asked for in such steps alone: it is slow
         if tier is None:
             return 0.0
         each = self.plan.block_size * max(kv_bytes_per_token(shard, self.plan) for shard in self.shards)
@@ -172,7 +175,7 @@ class StepCosts:
         batch = busiest_rank(batch, self.ranks)
         guessed = self._each > 1 and batch.decodes
         times = [self._guessed_s(batch)] if guessed else self._plain_s(batch)
-        return tuple(times) if self.pace == 1.0 else tuple(self.pace * seconds for seconds in times)
+        return tuple(self.pace * seconds for seconds in times)
 
     def _plain_s(self, batch: Batch) -> list[float]:
         return self._graph_s(batch) if self.graphed(batch) else [self._seconds(cost) for cost in self._costs(batch)]
@@ -199,7 +202,7 @@ class StepCosts:
         joined = Gemm(m=count, n=d // self.plan.tp, k=2 * d, dtype=self.plan.compute_dtype)
         cost = found["embedding"] + found[self.shards[-1].part.layer_kinds[-1]] + self._head(count)
         more = Cost(gemm_s=clock.seconds(joined), attention_s=self.attention.decode_s(count, batch.keys[-1]))
-        return replace(cost + more, host_s=0.0, gaps_s=0.0).times(guesses)
+        return (cost + more)._replace(host_s=0.0, gaps_s=0.0).times(guesses)
 
     def on_a_line(self, batch: Batch) -> int:
         """For how many steps from this one, which only decodes, the price is one line of the keys: 1 where that is not known."""
@@ -213,8 +216,9 @@ class StepCosts:
         count = batch.decodes
         bases = self._captured.get(count)
         if bases is None:
-            stages = range(len(self.shards))
-            bases = self._captured[count] = tuple(self._verifying(n, count).busy_s for n in stages)
+            alone = Batch(decodes=count, keys=())
+            found = (self._verifying(n, count) + self._beside(n, alone) for n in range(len(self.shards)))
+            bases = self._captured[count] = tuple(cost.busy_s for cost in found)
         if len(batch.keys) == 1:
             each_s = self.attention.decode_s(count, batch.keys[0])
             return [base + layers * each_s for base, (layers,) in zip(bases, self.layers_by_window, strict=True)]
@@ -240,18 +244,17 @@ class StepCosts:
 
     def _costs(self, batch: Batch) -> tuple[Cost, ...]:
         """Of a step that verifies what was guessed."""
-        graphed = self.graphed(batch)
-        more = (self._each - 1) * batch.decodes
+        graphed, more = self.graphed(batch), (self._each - 1) * batch.decodes
         tokens = padded(batch.decodes + more, self._graphs) if graphed else batch.tokens + more
         found = []
         for stage, counts in enumerate(self.layers_by_window):
-            cost = self._stage(stage, tokens, batch.rows + more)
+            cost = self._stage(stage, tokens, batch.rows + more) + self._beside(stage, batch)
             for count, window, keys in zip(counts, self.windows, batch.keys, strict=True):
                 if batch.decodes and count:
                     cost += self._booked(self.attention.decode_s(batch.decodes, keys)).times(count)
                 if batch.chunks and count:
                     cost += self._booked(self.attention.prefill_s(batch, window)).times(count)
-            found.append(replace(cost, host_s=0.0, gaps_s=0.0) if graphed else cost)
+            found.append(cost._replace(host_s=0.0, gaps_s=0.0) if graphed else cost)
         return tuple(found)
 
     def _booked(self, seconds: float) -> Cost:
@@ -276,18 +279,23 @@ class StepCosts:
             cost += Cost(exchange_s=self._message_s(stage, tokens), host_s=self.stack.host.collective_s)
         return cost
 
+    def _beside(self, stage: int, batch: Batch) -> Cost:
+        """What depends on whose tokens they are, but for attention itself."""
+        return self._mixers.of(stage, batch) + self._context.of(stage, batch)
+
     def _linear_of(self, tokens: int) -> tuple[dict[str, Cost], Clock]:
         """The embedding and a layer of each kind without its attention kernel, for so many new tokens; and their clock."""
         found = self._linear.get(tokens)
         if found is None:
-            clock = self._clock_of(self._forward["layer"], tokens)
+            clock = self._clock_of(self._forward[self.shards[0].part.layer_kinds[0]], tokens)
             channels = tokens * cached_channels(self.shards[0].part)
             sizes = (channels * DTYPE_BYTES[dtype] for dtype in (self.plan.compute_dtype, self.plan.kv_dtype))
             store = self._kernels((stream("copy", *sizes),), clock)  # K and V into their blocks
             store += Cost(host_s=self.stack.host.layer_s)
             costs = {"embedding": self._ops(self._forward["embedding"], tokens, clock)}
             for kind in self._forward.keys() - costs.keys():
-                costs[kind] = self._ops(self._forward[kind], tokens, clock, narrow=True) + store
+                costs[kind] = self._ops(self._forward[kind], tokens, clock, narrow=True)
+                costs[kind] += Cost(host_s=self.stack.host.layer_s) if kind in NO_ATTENTION else store
                 if self.plan.lora_rank:
                     adapters = lora_kernels(self.shards[0].part, cast("LayerKind", kind), self.plan, tokens)
                     costs[kind] += self._kernels(adapters, clock)
@@ -321,8 +329,8 @@ class StepCosts:
         """A block's forward. narrow: its weights are stored as the plan says."""
         total = Cost()
         for category, kernels, exchanges in block.at(tokens):
-            factor = 1.0 if self._ideal or category == "gemm" else self._elementwise
-            stored = stored_as(kernels, self.plan.weights, cast=self._casts, fp4=self._fp4) if narrow else kernels
+            factor = 1.0 if category == "gemm" else self._elementwise
+            stored = stored_as(kernels, self.plan.weights, self._multiplied, cast=self._casts) if narrow else kernels
             total += self._kernels(stored, clock, factor)
             for exchange in exchanges:
                 waits_s = 0.0 if self._ideal else self.stack.fitted.collective_wait_s
@@ -338,11 +346,15 @@ class StepCosts:
         host_s, gaps_s = self.stack.host.launch_s * count, self._gap_s * count
         return Cost(gemm_s=factor * gemm_s, stream_s=factor * stream_s, host_s=host_s, gaps_s=gaps_s)
 
-    def _exchange_s(self, exchange: Exchange) -> float:
-        key = (exchange.kind, exchange.num_bytes)
+    def _streamed(self, kernels: Sequence[Kernel]) -> Cost:
+        return self._kernels(kernels, self._clock, self._elementwise)
+
+    def _exchange_s(self, exchange: Exchange, ranks: int | None = None) -> float:
+        """Among tp's ranks, or so many of them."""
+        key = (exchange.kind, exchange.num_bytes, ranks or self.plan.tp)
         found = self._exchanges.get(key)
         if found is None:
-            shape = tensor_shape(self.plan, self.cluster)
+            shape = tensor_shape(self.plan, self.cluster, ranks)
             seconds = collective_s(
                 exchange.kind,
                 bytes_sent_once(exchange, shape),
@@ -377,23 +389,8 @@ class StepCosts:
         kernels = [kernel for _, kernels, _ in layer.at(tokens) for kernel in kernels]
         clock = self._clock
         for _ in range(2):
-            use = round(100 * _mean_use(clock, kernels))
+            use = round(100 * mean_use(clock, kernels))
             if use not in self._clocks:
                 self._clocks[use] = self._clock.under(max(use, 1) / 100)
             clock = self._clocks[use]
         return clock
-
-
-def _mean_use(clock: Clock, kernels: Iterable[Kernel]) -> float:
-    times = [(clock.seconds(kernel), clock.tensor_use(kernel)) for kernel in kernels]
-    whole_s = summed(seconds for seconds, _ in times)
-    return summed(seconds * use for seconds, use in times) / whole_s if whole_s else 1.0
-
-
-def _refuse_attention(stack: Stack) -> None:
-    """Attention over a cache needs a fused kernel and its curve."""
-    backend = stack.attention
-    if backend.kernel == "math" or backend.states_speed("forward"):
-        why = "has no fused kernel" if backend.kernel == "math" else "states speeds of whole sequences only"
-        problem = f"attention of {stack.name} {why}: what reading a cache costs cannot be told"
-        raise StackError.at("inference: stack", problem, 'stack = "vllm-2025"')

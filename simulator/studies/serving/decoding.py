@@ -9,20 +9,22 @@ from simulator.base.kernels import DTYPE_BYTES
 from simulator.base.sums import summed
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
-from simulator.studies.serving.batch import Batch
+from simulator.studies.serving.batch import Batch, busiest_rank
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.groups import pipeline_shape, tensor_shape
+from simulator.studies.serving.mixers import state_bytes
 from simulator.studies.serving.report import DecodeStep
 from simulator.studies.serving.shards import idle_expert_bytes, layer_kv_bytes, part_bytes, weight_bytes
 from simulator.work.collectives import sigma as collective_sigma
 
 Z90: Final = 1.6449  # two-sided 90 % of a normal distribution
-# Priors, one sigma: no published table of decoding attention, and of the host's time between steps, is at hand. Kernels
-# that read a cache reach some 0.5 to 0.9 of bandwidth; overheads lie between half and twice the stack's.
+# One sigma. Reading a cache, a prior: no published table of decoding attention is at hand, and kernels reach some 0.5 to 0.9 of
+# bandwidth. The host's time between steps: from a prior of 0.5, what measured servers ask (experiments/serving_intervals.py: 0.24, and
+# 0.23 to 0.27 without one of eight sources and engines; of the cache 0.35, of the stack 0.04).
 CACHE_SIGMA: Final = 0.3
-HOST_SIGMA: Final = 0.5
+HOST_SIGMA: Final = 0.25
 # One sigma of a step of software that no stack describes, besides. Measured: every fourth row of experiments/measured/serving.csv.gz
-# predicted as if nobody had described its engine (six engines, 168 rows, 2026-11-23): with it 93 % of them, and 90 % in the mean
+# predicted as if nobody had described its engine (six engines, 168 rows, 2026-11-23, with HOST_SIGMA 0.5): with it 93 % of them, and 90 % in the mean
 # over engines, lie in their 90 % interval; without it 68 and 63 %.
 UNKNOWN_ENGINE_SIGMA: Final = 0.25
 
@@ -49,18 +51,22 @@ def sigma_of(costs: StepCosts, batch: Batch, calibration: Calibration, curves: L
     """One-sigma relative uncertainty of a step: each category's own by its share, and the stack's, in quadrature."""
     if calibration.kind == "ideal":
         return 0.0
-    parts = parts_of(costs, batch)
+    parts, sigmas = parts_of(costs, batch), sigmas_of(costs, batch, calibration, curves)
     total = summed(parts.values())
-    sigmas = {
+    shares = ((parts[name] / total * one) ** 2 for name, one in sigmas.items())
+    unknown = UNKNOWN_ENGINE_SIGMA if costs.stack.known == "unknown" else 0.0
+    return math.sqrt(costs.stack.fitted.sigma**2 + unknown**2 + summed(shares))
+
+
+def sigmas_of(costs: StepCosts, batch: Batch, calibration: Calibration, curves: LinkCurves) -> dict[str, float]:
+    """The same of each category alone."""
+    return {
         "gemm": calibration.sigma("gemm"),
         "attention": max(CACHE_SIGMA, calibration.sigma("attention")),
         "elementwise": calibration.sigma("elementwise"),
         "collectives": _collectives_sigma(costs, batch, curves),
         "host": HOST_SIGMA,
     }
-    shares = ((parts[name] / total * one) ** 2 for name, one in sigmas.items())
-    unknown = UNKNOWN_ENGINE_SIGMA if costs.stack.known == "unknown" else 0.0
-    return math.sqrt(costs.stack.fitted.sigma**2 + unknown**2 + summed(shares))
 
 
 def _collectives_sigma(costs: StepCosts, batch: Batch, curves: LinkCurves) -> float:
@@ -100,6 +106,7 @@ def _read_bytes(costs: StepCosts, stage: int, batch: Batch) -> int:
     """Weights and cache that a GPU of a stage reads: all but a table that only looks tokens up and experts not reached."""
     shard, plan = costs.shards[stage], costs.plan
     looked_up = 0 if shard.part.tied_embeddings else part_bytes(shard, plan, "embedding")
-    seen = summed(n * keys for n, keys in zip(costs.layers_by_window[stage], batch.keys, strict=True))
-    cached = seen * layer_kv_bytes(shard, plan)
+    own = busiest_rank(batch, costs.ranks)
+    seen = summed(n * keys for n, keys in zip(costs.layers_by_window[stage], own.keys, strict=True))
+    cached = seen * layer_kv_bytes(shard, plan) + own.decodes * state_bytes(shard, plan)
     return weight_bytes(shard, plan) - looked_up - idle_expert_bytes(shard, plan, batch.tokens) + cached

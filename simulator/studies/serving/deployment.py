@@ -101,7 +101,7 @@ class Deployment:
             max_tokens=ranks * plan.batched_tokens(model),
             chunked=plan.chunked_prefill,
             mixed=plan.mixed,
-            reuses=plan.prefix_caching,
+            reuses=plan.prefix_caching and model.mamba is None,
             reserved=engine.reserved,
             alternates=engine.alternates,
             waiting_ratio=engine.waiting_ratio,
@@ -109,6 +109,8 @@ class Deployment:
             windows=self.costs.windows,
             window_tokens=self.memory.window_tokens,
             window_share=self.memory.window_share,
+            window_part=plan.window_part,
+            state_blocks=self.memory.state_blocks,
             host_blocks=ranks * (plan.host_cache // self.memory.block_bytes),
         )
 
@@ -162,7 +164,7 @@ class Deployment:
     def full_queue(self, requests: Sequence[Request], engines: int, *, of_a_rank: bool = False) -> list[Request]:
         """Requests of the same lengths, all present from the beginning: several times as many as run at once."""
         memory, plan = self.memory, self.plan
-        mean = (requests if isinstance(requests, Requests) else Requests.of(requests)).tokens / len(requests)
+        mean = Requests.of(requests).tokens / len(requests)
         room = max(1, int(memory.num_blocks * memory.block_size / mean))
         ranks = 1 if of_a_rank else plan.ranks
         at_once = ranks * min(plan.max_sequences, room) * memory.num_schedulers * engines

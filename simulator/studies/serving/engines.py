@@ -18,12 +18,22 @@ USUAL: Final[str] = InferencePlan.model_fields["stack"].default
 @cache
 def engine_of(text: str) -> Stack:
     """The stack that describes the engine which a free text names, with its version; the usual one, as unknown, if none does."""
+    return _engine_named(text) or Stack.load(USUAL).copy_with(known="unknown")
+
+
+def stack_named(text: str) -> str:
+    """The name of a stack, or of the one that describes the engine which the text names ("vllm 0.6.3", "sglang"); the text if none does."""
+    if text in Stack.names() or text.endswith(".toml"):
+        return text
+    engine = _engine_named(text)
+    return engine.name if engine else text
+
+
+def _engine_named(text: str) -> Stack | None:
     stacks = [stack for stack in map(Stack.load, Stack.names()) if stack.engine is not None]
     entries = [(stack, entry) for stack in stacks for entry in stack.describes]
     found = named_in(text, [entry for _, entry in entries])
-    if not found:
-        return Stack.load(USUAL).copy_with(known="unknown")
-    return next(stack for stack, entry in entries if entry is found[0])
+    return next((stack for stack, entry in entries if found and entry is found[0]), None)
 
 
 @cache

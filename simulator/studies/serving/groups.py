@@ -14,15 +14,15 @@ from simulator.studies.serving.plan import InferencePlan
 from simulator.work.ops import Exchange
 
 
-def tensor_shape(plan: InferencePlan, cluster: Cluster) -> GroupShape:
-    """The groups of tp: neighbours. All groups of a node communicate at once."""
-    gpus = cluster.gpus_per_node
+def tensor_shape(plan: InferencePlan, cluster: Cluster, ranks: int | None = None) -> GroupShape:
+    """The groups of tp, or of so many ranks of one: neighbours. All groups of a node communicate at once."""
+    gpus, ranks = cluster.gpus_per_node, ranks or plan.tp
     return GroupShape(
-        num_ranks=plan.tp,
-        num_nodes=-(-plan.tp // gpus),
-        ranks_per_node=min(plan.tp, gpus),
-        num_groups_per_node=max(1, min(gpus, plan.num_devices) // plan.tp),
-        spans_domain=plan.tp > cluster.nvlink_domain_size,
+        num_ranks=ranks,
+        num_nodes=-(-ranks // gpus),
+        ranks_per_node=min(ranks, gpus),
+        num_groups_per_node=max(1, min(gpus, plan.num_devices) // ranks),
+        spans_domain=ranks > cluster.nvlink_domain_size,
     )
 
 

@@ -6,11 +6,13 @@ backs is said in docs/background/inference.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from typing_extensions import override
 
 from simulator.base.kernels import DTYPE_BYTES, Attention, Dtype, Gemm, Kernel, Stream
+from simulator.spec.cluster.device import Device
 
 # Bits a weight takes with its scales: int8 has one 16-bit scale a row (left out: 16 / k bits), int4 a 16-bit scale and a
 # 4-bit zero for each group of 128 (AWQ and GPTQ checkpoints), nvfp4 a scale of one byte for each 16 (arXiv 2509.25149, section 2),
@@ -83,15 +85,19 @@ class NarrowWeights(Gemm):
         return self.batch * (e * (self.m * self.k + self.m * self.n) + int(self.k * self.n * self.weight_bits / 8))
 
 
-def stored_as(kernels: tuple[Kernel, ...], weights: str, *, cast: bool = True, fp4: bool = False) -> tuple[Kernel, ...]:
+def multiplied(device: Device) -> dict[str, tuple[Dtype, float]]:
+    """Weights that the GPU multiplies as they are stored: the dtype of both operands, and bytes of a number with its scale."""
+    known: dict[str, tuple[Dtype, float]] = {"fp8": ("fp8", 1.0), "nvfp4": ("fp4", WEIGHT_BITS["nvfp4"] / 8)}
+    return {weights: (dtype, each) for weights, (dtype, each) in known.items() if device.peak(dtype) > 0}
+
+
+def stored_as(
+    kernels: tuple[Kernel, ...], weights: str, dtypes: Mapping[str, tuple[Dtype, float]], *, cast: bool = True
+) -> tuple[Kernel, ...]:
     """The kernels of a layer with its weights stored so: narrower reads, or narrow products behind quantised activations.
 
-    cast: activations are quantised by kernels of their own. fp4: the GPU multiplies in fp4. mxfp4 is of experts alone.
+    dtypes: of `multiplied`. cast: activations are quantised by kernels of their own. mxfp4 is of experts alone.
     """
-    dtypes: dict[str, tuple[Dtype, float]] = {
-        "fp8": ("fp8", 1.0),
-        **({"nvfp4": ("fp4", WEIGHT_BITS["nvfp4"] / 8)} if fp4 else {}),
-    }
     found: list[Kernel] = []
     for kernel in kernels:
         if not isinstance(kernel, Gemm) or weights in ("bf16", "fp16") or (weights == "mxfp4" and not kernel.grouped):

@@ -22,6 +22,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving.blocks import forward_blocks, head_block
 from simulator.studies.serving.lora import lora_bytes
+from simulator.studies.serving.mixers import state_bytes
 from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.shards import (
     StageShard,
@@ -52,7 +53,7 @@ class ServingMemory:
     capacity_bytes: what a process can get; budget_bytes: the part of it that the plan allows.
     block_bytes: of one block on this GPU. num_blocks: of one scheduler (with pp stages there are pp, which share them).
     longest_tokens: of one sequence that must fit. window_tokens: tokens that some layers cache of a sequence at most (0: none does), and
-    window_share: what these take over what layers that cache all of it do. model_fraction: of all parameters' bytes, on this GPU.
+    window_share: what these take over what layers that cache all of it do. state_bytes: what mixers keep of a sequence. model_fraction: of all parameters' bytes, on this GPU.
     """
 
     stage: int
@@ -72,6 +73,7 @@ class ServingMemory:
     longest_tokens: int
     window_tokens: int = 0
     window_share: float = 0.0
+    state_bytes: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -90,7 +92,12 @@ class ServingMemory:
     @property
     def needed_blocks(self) -> int:
         """Blocks of the longest sequence."""
-        return -(-self.longest_tokens // self.block_size) + self.window_blocks
+        return -(-self.longest_tokens // self.block_size) + self.window_blocks + self.state_blocks
+
+    @property
+    def state_blocks(self) -> int:
+        """Blocks that have room for what mixers keep of a sequence."""
+        return -(-self.state_bytes // self.block_bytes)
 
     @property
     def window_blocks(self) -> int:
@@ -148,7 +155,9 @@ def _stage(
     capacity = device.usable_bytes - device.hypervisor_bytes
     budget = int(capacity * plan.gpu_memory_utilization)
     whole, windowed = cached_layers(shard, plan)
-    block = plan.block_size * (kv_bytes_per_token(shard, plan) + besides_a_token)
+    block = max(
+        1, plan.block_size * (kv_bytes_per_token(shard, plan) + besides_a_token)
+    )  # a stage may have no attention
     seen = _SEEN_BYTES + outside - outside_torch_bytes(device, Plan(), 0) if outside else 0
     left = budget - fixed_bytes - activations - seen
     if plan.cache_of == "free":
@@ -173,8 +182,9 @@ def _stage(
         num_blocks=max(0, left // block // plan.pp),
         num_schedulers=plan.pp,
         longest_tokens=plan.model_len(model),
-        window_tokens=(model.sliding_window or 0) if windowed else 0,
-        window_share=windowed / whole,
+        window_tokens=(model.sliding_window or 0) if windowed or plan.window_part < 1 else 0,
+        window_share=windowed / whole if whole else 0.0,
+        state_bytes=state_bytes(shard, plan),
     )
 
 

@@ -1,8 +1,8 @@
-"""What makes a serving plan fit: single changes, each judged by its memory, those that change least first."""
+"""What makes a serving plan fit: single changes, each judged by its memory, those that change least first; with shorter sequences if none does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +12,11 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
+from simulator.studies.serving.legal import check, legal_tp
+from simulator.studies.serving.lora import lora_bytes
 from simulator.studies.serving.memory import ServingMemory, serving_memory
-from simulator.studies.serving.plan import InferencePlan, check, legal_tp
+from simulator.studies.serving.plan import InferencePlan
+from simulator.studies.serving.shards import stage_shards
 
 NUM_REMEDIES = 4
 _MOST_UTILIZATION = 0.95
@@ -34,17 +37,25 @@ def remedies(
     model: Model, plan: InferencePlan, cluster: Cluster, stack: Stack, memory: ServingMemory
 ) -> tuple[Remedy, ...]:
     """The first few changes that make it fit."""
-    found: list[Remedy] = []
-    for change in _changes(model, plan, cluster.device, memory):
+    tried = list(_judged(model, plan, cluster, stack, _changes(model, plan, cluster.device, memory)))
+    found = [each for each in tried if each[2].fit.runs]
+    if not found:
+        shorter = (change | length for change, _, after in tried for length in _shorter(after))
+        found = [each for each in _judged(model, plan, cluster, stack, shorter) if each[2].fit.runs]
+    return tuple(_remedy(*each) for each in found[:NUM_REMEDIES])
+
+
+def _judged(
+    model: Model, plan: InferencePlan, cluster: Cluster, stack: Stack, changes: Iterable[dict[str, Any]]
+) -> Iterator[tuple[dict[str, Any], InferencePlan, ServingMemory]]:
+    """Each change that is legal, the plan under it, and its memory."""
+    for change in changes:
         other = plan.model_copy(update=change)
         try:
             check(other, model, cluster)
         except InputError:
             continue
-        after = serving_memory(model, other, cluster.device, stack)
-        if after.fit.runs and len(found) < NUM_REMEDIES:
-            found.append(_remedy(change, other, after))
-    return tuple(found)
+        yield change, other, serving_memory(model, other, cluster.device, stack)
 
 
 def _remedy(change: dict[str, Any], plan: InferencePlan, memory: ServingMemory) -> Remedy:
@@ -65,14 +76,23 @@ def of_prefill(remedy: Remedy) -> Remedy:
     return replace(remedy, plan=plan, change=", ".join(f"{name} = {value}" for name, value in plan.items()))
 
 
+def _shorter(memory: ServingMemory) -> Iterator[dict[str, Any]]:
+    """Sequences as long as the cache has room for."""
+    blocks = memory.num_blocks - memory.window_blocks - memory.state_blocks
+    if blocks > 0 and memory.over_budget:
+        yield {"max_model_len": blocks * memory.block_size}
+
+
 def _changes(model: Model, plan: InferencePlan, device: Device, memory: ServingMemory) -> Iterator[dict[str, Any]]:
     """What to try, in order: settings, the length, more GPUs an engine, narrower numbers."""
     if plan.replicate:
         yield {"replicate": ()}
     if plan.gpu_memory_utilization != _MOST_UTILIZATION:
         yield {"gpu_memory_utilization": _MOST_UTILIZATION}
-    if memory.num_blocks > memory.window_blocks and memory.over_budget:
-        yield {"max_model_len": (memory.num_blocks - memory.window_blocks) * memory.block_size}
+    yield from _shorter(memory)
+    if plan.lora_rank and (each := lora_bytes(stage_shards(model, plan)[memory.stage], plan) // plan.lora_adapters):
+        fewer = plan.lora_adapters - -(-memory.missing_bytes // each)
+        yield from ({"lora_adapters": fewer},) if fewer > 0 else ()
     for tp in legal_tp(model, dealt=plan.experts == "dealt"):
         if plan.tp < tp <= 8 * plan.tp:
             yield {"tp": tp, "dp": 1}

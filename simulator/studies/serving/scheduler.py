@@ -32,6 +32,7 @@ class Limits:
     reuses: beginnings of prompts that are in the cache are not computed again.
     reserved: part of the answers of running sequences that a new one leaves blocks for; it needs all of its own then.
     window_tokens, window_share: tokens of a sequence that some layers cache at most, and their part of what the others cache of one.
+    window_part: these layers have room for such a part of the others' tokens. state_blocks: of a sequence, whatever its length.
     host_blocks: of preempted sequences, that the host's memory keeps.
     hands_over: the blocks of an answered request stay until `release`, as another engine reads them.
     alternates, waiting_ratio, waiting_steps: of a stack's engine, when requests are admitted while others run.
@@ -48,16 +49,13 @@ class Limits:
     windows: tuple[int | None, ...] = (None,)
     window_tokens: int = 0
     window_share: float = 0.0
+    window_part: float = 1.0
+    state_blocks: int = 0
     host_blocks: int = 0
     hands_over: bool = False
     alternates: bool = False
     waiting_ratio: float = 0.0
     waiting_steps: int = 0
-
-    @property
-    def holds_back(self) -> bool:
-        """Requests may have to wait though there is room."""
-        return self.alternates or self.waiting_ratio > 0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -273,15 +271,17 @@ class Scheduler:
 
     def _own_blocks(self, job: RequestState, tokens: int) -> int:
         """Of so many tokens, without those that the job shares with others."""
-        return -(-tokens // self.limits.block_size) - self._shared_blocks(job) + self._window_blocks(job)
+        return -(-tokens // self.limits.block_size) - self._shared_blocks(job) + self._fixed_blocks(job)
 
-    def _window_blocks(self, job: RequestState) -> int:
-        """Of layers that cache a window: as many from the beginning as the sequence ends with."""
+    def _fixed_blocks(self, job: RequestState) -> int:
+        """Of states, and of layers that cache a window: as many from the beginning as the sequence ends with."""
         limits = self.limits
         if not limits.window_tokens:
-            return 0
-        tokens = min(limits.window_tokens, job.request.prompt_tokens + job.request.output_tokens - 1)
-        return ceil(limits.window_share * tokens / limits.block_size)
+            return limits.state_blocks
+        tokens = job.request.prompt_tokens + job.request.output_tokens - 1
+        inside = min(limits.window_tokens, tokens)
+        more = limits.window_share * inside + max(0.0, inside / limits.window_part - tokens)
+        return limits.state_blocks + ceil(more / limits.block_size)
 
     def _shared_blocks(self, job: RequestState) -> int:
         """Whole blocks alone are shared."""
@@ -358,7 +358,7 @@ class Scheduler:
         """Pieces of prompts for at most so many tokens: the one begun, then those that wait."""
         if self._partial is not None:
             tokens -= self._compute(self._partial, tokens)
-        if self.limits.holds_back and not self._ready(tokens):
+        if not self._ready(tokens):
             return
         while admit and self.waiting and tokens > 0 and len(self.running) < self.limits.max_sequences:
             job = self.waiting[0]
@@ -374,7 +374,7 @@ class Scheduler:
     def _ready(self, tokens: int) -> bool:
         """Those that wait may join those that run now: enough of them fit a step, or they have waited long enough."""
         limits = self.limits
-        if not self._decoding:
+        if not self._decoding or not (limits.alternates or limits.waiting_ratio > 0):
             return True
         if limits.alternates and not self._since:
             return False

@@ -12,7 +12,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.fit import Fit
 from simulator.base.remembered import remembered
 from simulator.base.sums import summed
-from simulator.base.units import format_bytes, format_number
+from simulator.base.units import counted, format_bytes, format_number
 from simulator.predict.prediction import Source
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
@@ -23,7 +23,8 @@ from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.decoding import Z90, batch_of, decode_step, sigma_of
 from simulator.studies.serving.deployment import Deployment, Window
 from simulator.studies.serving.engine import Progress, ServedRun
-from simulator.studies.serving.plan import InferencePlan, check
+from simulator.studies.serving.legal import check
+from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.remedies import of_prefill, remedies
 from simulator.studies.serving.report import HandedOver, Latencies, Load, Serving, Verdict, attained, latencies
 from simulator.studies.serving.served import Served, rate
@@ -181,6 +182,10 @@ def check_requests(model: Model, plan: InferencePlan, requests: Sequence[Request
     """Raises InputError where there are none, where they are out of order, or longer than a sequence may be."""
     if not requests:
         raise InputError.at("requests", "there are none", "one at least")
+    room = plan.batched_tokens(model)
+    if not plan.chunked_prefill and (prompt := Requests.of(requests).longest_prompt) > room:
+        problem = f"a prompt has {prompt} tokens, and a step computes whole ones, of {room} tokens at most"
+        raise InputError.at("requests", problem, f"max_batched_tokens = {prompt} or more, or chunked_prefill = true")
     if isinstance(requests, Requests) and requests.keep_to(plan.model_len(model)):
         return
     times = [request.arrival_s for request in requests]
@@ -236,8 +241,7 @@ def _does_not_fit(setting: Deployment, requests: Sequence[Request], origins: tup
         **_common(setting, origins),
         verdict=Fit.DOES_NOT_FIT,
         cause=cause,
-        suggestion=changes
-        or "no single change that was tried makes it fit: more GPUs an engine (tp × pp), or a smaller model",
+        suggestion=changes or "nothing that was tried makes it fit: more GPUs an engine (tp × pp), or a smaller model",
         num_requests=len(requests),
         num_warmup=0,
         remedies=found,
@@ -252,12 +256,7 @@ def _common(setting: Deployment, origins: tuple[Source, ...]) -> dict[str, Any]:
         "num_devices": setting.num_devices,
         "memory": setting.tightest.memory,
         "prefill_memory": setting.prefill.memory if setting.prefill else None,
-        "assumptions": assumptions(
-            costs.model,
-            handed_over=setting.prefill is not None,
-            speculative=costs.plan.speculative,
-            half=costs.plan.compute_dtype == "fp16" and not costs.cluster.device.peak("bf16"),
-        ),
+        "assumptions": assumptions(costs, handed_over=setting.prefill is not None),
         "sources": origins,
     }
 
@@ -312,7 +311,8 @@ def _cause(verdict: Verdict, load: Load, users: int) -> str:
             "say how long it was watched"
         )
     if users:
-        return f"{users} users, each with one request at a time: {arriving} of the {capacity} requests/s that could be served"
+        served = f"{format_number(load.requests_per_s)} requests/s are answered"
+        return f"{counted(users, 'user')}, each with one request at a time: {served}, {capacity} where the queue never empties"
     if not load.arriving_per_s:
         return "all requests stand in the queue from the beginning: latencies are those of a batch job"
     return f"{arriving} of the {capacity} requests/s that could be served"

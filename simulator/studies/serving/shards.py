@@ -11,10 +11,12 @@ from simulator.base.kernels import DTYPE_BYTES
 from simulator.parallel.model_shard import LocalExperts, ModelShard
 from simulator.spec.model import LayerKind, Model
 from simulator.spec.model.experts import Experts
+from simulator.spec.model.hybrid import Mamba
 from simulator.studies.serving.kernels import WEIGHT_BITS
 from simulator.studies.serving.plan import InferencePlan, Part
 
 _WIDE = ("router", "shared_gate")
+NO_ATTENTION = ("mamba", "mlp", "moe")  # layers of hybrids
 VOCAB_MULTIPLE = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE (model_executor/layers/vocab_parallel_embedding.py)
 
 
@@ -51,6 +53,15 @@ def _experts(experts: Experts | None, plan: InferencePlan) -> LocalExperts | Non
     return LocalExperts.model_construct(**(dict(experts) | fields))
 
 
+def _mixer(mamba: Mamba | None, split: int) -> Mamba | None:
+    """Heads of a GPU; of fewer groups than GPUs each holds one."""
+    if mamba is None:
+        return None
+    return mamba.model_copy(
+        update={"num_heads": mamba.num_heads // split, "num_groups": max(1, mamba.num_groups // split)}
+    )
+
+
 def _dealt(num_layers: int, pp: int) -> list[tuple[int, ...]]:
     """Layers of each stage. What does not divide goes to stages before the last, which has the head (as vLLM does)."""
     each, more = divmod(num_layers, pp)
@@ -80,6 +91,7 @@ def _stage(model: Model, plan: InferencePlan, stage: int, layers: tuple[int, ...
                 "ranks_per_kv_head": 1,  # of several ranks each holds the whole head
                 "d_ff": model.d_ff // split,
                 "experts": _experts(model.experts, plan),
+                "mamba": _mixer(model.mamba, split),
                 "mtp_layers": 0,  # modules of multi-token prediction are not loaded
                 "vocab_size": count,
                 "tied_embeddings": tied,
@@ -132,9 +144,10 @@ def idle_expert_bytes(shard: StageShard, plan: InferencePlan, tokens: int) -> in
     part = shard.part
     if part.experts is None:
         return 0
-    routed = sum(prod(shape) for name, shape in part.parameter_shapes("layer") if name.startswith("experts."))
+    kind: LayerKind = "layer" if part.pattern is None else "moe"
+    routed = sum(prod(shape) for name, shape in part.parameter_shapes(kind) if name.startswith("experts."))
     idle = 1 - experts_reached(part.experts, tokens) / part.experts.num_experts
-    return int(part.layer_kinds.count("layer") * routed * WEIGHT_BITS[plan.weights] / 8 * idle)
+    return int(part.layer_kinds.count(kind) * routed * WEIGHT_BITS[plan.weights] / 8 * idle)
 
 
 def part_bytes(shard: StageShard, plan: InferencePlan, part: Part) -> int:
@@ -154,26 +167,38 @@ def cached_channels(part: ModelShard) -> int:
 
 
 def layer_kv_bytes(shard: StageShard, plan: InferencePlan) -> int:
-    """Cached bytes of a token in one layer on one GPU: 2 (K and V) × kv heads × head_dim × bytes; of latents, their channels."""
-    return cached_channels(shard.part) * DTYPE_BYTES[plan.kv_dtype]
+    """Cached bytes of a token in one layer on one GPU: 2 (K and V) × kv heads × head_dim × bytes; of latents, their channels.
+
+    Where dcp GPUs have a part of the tokens each, in the mean.
+    """
+    return -(-cached_channels(shard.part) * DTYPE_BYTES[plan.kv_dtype] // plan.dcp)
 
 
 def cached_layers(shard: StageShard, plan: InferencePlan) -> tuple[int, int]:
     """Layers that cache whole sequences, and those that cache the window that a token sees."""
-    whole = dict(windows(shard.part, shard.layers)).get(None, 0)
-    return (whole, len(shard.layers) - whole) if plan.window_cache and whole else (len(shard.layers), 0)
+    found = dict(windows(shard.part, shard.layers))
+    whole, every = found.get(None, 0), sum(found.values())
+    return (whole, every - whole) if plan.window_cache and whole else (every, 0)
 
 
 def kv_bytes_per_token(shard: StageShard, plan: InferencePlan) -> int:
-    """Cached bytes of a token on one GPU, in layers that cache whole sequences."""
-    return cached_layers(shard, plan)[0] * layer_kv_bytes(shard, plan)
+    """Cached bytes of a token on one GPU, in layers that cache whole sequences, or a part of all tokens."""
+    whole, each = cached_layers(shard, plan)[0], layer_kv_bytes(shard, plan)
+    if plan.window_cache or plan.window_part == 1.0:
+        return whole * each
+    found = dict(windows(shard.part, shard.layers))
+    every = found.get(None, 0)
+    return ceil((every + plan.window_part * (whole - every)) * each) if every else whole * each
 
 
 def windows(model: Model, layers: Iterable[int]) -> tuple[tuple[int | None, int], ...]:
     """The attention windows of layers: (keys a token sees, None: all; layers that do) of the layers with these numbers."""
     every = model.global_every
     counts: dict[int | None, int] = {}
+    kinds = dict(zip(model.layer_numbers, model.layer_kinds, strict=True))
     for layer in layers:
+        if kinds[layer] in NO_ATTENTION:
+            continue
         sees_all = model.sliding_window is None or (every > 0 and (layer + 1) % every == 0)
         window = None if sees_all else model.sliding_window
         counts[window] = counts.get(window, 0) + 1

@@ -51,8 +51,7 @@ class Slo:
             for name in FIGURES
             for problem in problems(_by_percentile(getattr(self, f"{name}_s")))
         ]
-        if faults:
-            raise ArgumentError(faults)
+        ArgumentError.raise_for(faults)
 
     @property
     def limits(self) -> tuple[Limit, ...]:

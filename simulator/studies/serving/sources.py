@@ -8,8 +8,8 @@ from simulator.predict.prediction import Source
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
-from simulator.spec.model import Model
 from simulator.studies.serving.costs import StepCosts
+from simulator.studies.serving.mixers import hybrid_notes
 from simulator.work.collectives import Links, calibrated
 from simulator.work.collectives import source as links_source
 
@@ -27,6 +27,12 @@ _OF_MTP: Final = "modules of multi-token prediction are not loaded"
 _OF_GUESSES: Final = "every guess is accepted with the stated probability, whatever was guessed before it"
 
 
+# DeepSeek's and Qwen 3's checkpoints in fp8 have a scale a block of 128 × 128 (weight_block_size in their config.json); engines refuse
+# slices of other widths (vLLM, model_executor/layers/quantization/fp8.py; SGLang likewise)
+_BLOCK: Final = 128
+_OF_BLOCKS: Final = (
+    'a GPU has {} columns of an expert, no whole blocks of 128: a checkpoint scaled by blocks takes experts = "dealt"'
+)
 _OF_HALF: Final = "the GPU multiplies no bf16: what is not quantised is in fp16"
 
 
@@ -35,15 +41,18 @@ _OF_POOLS: Final = (
 )
 
 
-def assumptions(
-    model: Model, *, handed_over: bool = False, speculative: str = "none", half: bool = False
-) -> tuple[str, ...]:
-    """Those that this model's answer rests on. speculative: what guesses tokens. half: in fp16 for want of bf16."""
+def assumptions(costs: StepCosts, *, handed_over: bool = False) -> tuple[str, ...]:
+    """Those that an answer rests on."""
+    model, plan = costs.model, costs.plan
+    half = plan.compute_dtype == "fp16" and not costs.cluster.device.peak("bf16")
     found = [*ASSUMPTIONS, *([_OF_HALF] if half else ()), *(_OF_POOLS if handed_over else ())]
     found += [_OF_EXPERTS] if model.experts is not None else []
+    found += hybrid_notes(model)
     found += [_OF_LATENTS] if model.latent is not None else []
-    found += [_OF_GUESSES] if speculative != "none" else []
-    return tuple([*found, _OF_MTP] if model.mtp_layers and speculative != "mtp" else found)
+    found += [_OF_GUESSES] if plan.speculative != "none" else []
+    found += [_OF_MTP] if model.mtp_layers and plan.speculative != "mtp" else []
+    columns = model.experts.d_ff // plan.tp if model.experts and plan.experts == "split" else 0
+    return tuple([*found, _OF_BLOCKS.format(columns)] if plan.weights == "fp8" and columns % _BLOCK else found)
 
 
 def sources(costs: StepCosts, calibration: Calibration, cluster: Cluster, curves: LinkCurves) -> tuple[Source, ...]:

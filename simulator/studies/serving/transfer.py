@@ -15,7 +15,8 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving.costs import StepCosts
-from simulator.studies.serving.plan import InferencePlan, store_bytes_per_s
+from simulator.studies.serving.legal import store_bytes_per_s
+from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.shards import kv_bytes_per_token, stage_shards
 from simulator.studies.serving.workload import Request
 from simulator.work.collectives import collective_s

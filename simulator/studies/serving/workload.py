@@ -69,6 +69,8 @@ class Requests(Sequence[Request]):
     @classmethod
     def of(cls, requests: Iterable[Request]) -> Self:
         """The same in columns."""
+        if isinstance(requests, cls):
+            return requests
         rows = (
             (r.arrival_s, r.prompt_tokens, r.output_tokens, r.line, r.cached_tokens, r.shared_tokens) for r in requests
         )
@@ -79,6 +81,10 @@ class Requests(Sequence[Request]):
     def tokens(self) -> int:
         """Of all prompts and answers."""
         return sum(int(np.frombuffer(each, np.int64).sum()) for each in self._counts[:2])
+
+    @property
+    def longest_prompt(self) -> int:
+        return max(self._counts[0])
 
     def keep_to(self, longest: int) -> bool:
         """They come at finite times from 0 on, in order, and each has a prompt, an answer, and no more tokens than that."""

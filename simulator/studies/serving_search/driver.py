@@ -90,7 +90,7 @@ class _Run:
         """Everything, small engines first, as the table's limit then drops most of the large ones."""
         space, study = self.space, self.study
         alone, pooled = study.disaggregated != "yes", study.disaggregated != "no"
-        pooled = pooled and any(request.output_tokens > 1 for request in self._player.counted)
+        pooled = pooled and study.hands_over and any(request.output_tokens > 1 for request in self._player.counted)
         roles: tuple[Role, ...] = (*(("both",) if alone else ()), *(("decode",) if pooled else ()))
         for size in sorted({one.engine_devices for one in (*space.engines, *space.prompts)}):
             engines = [one for one in space.engines if one.engine_devices == size]
@@ -101,7 +101,7 @@ class _Run:
                 self._survey([one for one in space.prompts if one.engine_devices == size], ("prefill",))
                 self._pairs(size)
         if not self.answers and self.nearest is None:
-            self._hopeless()
+            self._nearest_without_plays()
 
     def report(self, price: Price | None) -> ServingSearchReport:
         """The table as it stands."""
@@ -271,7 +271,7 @@ class _Run:
             found = excess(judged(self._player.values(play, play), slo)[0]), one.layout, play.engines
             self._nearest_of[role] = min(self._nearest_of.get(role, found), found)
 
-    def _hopeless(self) -> None:
+    def _nearest_without_plays(self) -> None:
         """No plan was played, as one pool misses its limits, or bounds exclude them: what misses them least, on all GPUs."""
         for role in ("both", "prefill", "decode"):
             found = [(one.floor[role], key) for key, one in self.surveys.items() if role in one.floor]

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from simulator.base.errors import Fault, InputError, PlanError
 from simulator.studies.serving import InferencePlan, check
-from simulator.studies.serving.plan import legal_tp
+from simulator.studies.serving.legal import legal_tp
 from simulator.studies.serving_search.study import DEGREES, ServingSearch
 
 Role = Literal["both", "prefill", "decode"]  # what an engine computes of a request
@@ -34,7 +34,7 @@ def layouts(study: ServingSearch) -> Layouts:
     """Those of the study, smaller engines first. Raises PlanError where none is legal, with the faults of the first."""
     faults: list[Fault] = []
     engines, refused = _legal(study, "", faults)
-    pooled, fixed = study.disaggregated != "no", study.fixed
+    pooled, fixed = study.disaggregated != "no" and study.hands_over, study.fixed
     prompts, refused_too = _legal(study, "prefill_", faults) if pooled else ((), 0)
     if not engines or (study.disaggregated == "yes" and not prompts):
         problem = f"an engine of the degrees that are given takes more than {study.largest_engine} GPUs"

@@ -75,8 +75,16 @@ class ServingSearch:
             faults.append(Fault("workload: burstiness", problem, "leave it out"))
         if self.max_gpus is not None and self.max_gpus < 1:
             faults.append(Fault("max_gpus", f"must be at least 1; it is {self.max_gpus}"))
-        if faults:
-            raise InputError(faults)
+        if self.disaggregated == "yes" and not self.hands_over:
+            problem = "states of mixers, and caches of dcp or attention_dp, are not handed over: it is not modelled"
+            faults.append(Fault("--disaggregated", problem, "both, which leaves such plans whole, or no"))
+        InputError.raise_for(faults)
+
+    @property
+    def hands_over(self) -> bool:
+        """Caches of the model under every plan can be handed over."""
+        alone = any(self.fixed.get("attention_dp", (self.plan.attention_dp,)))
+        return self.model.mamba is None and not alone and max(self.fixed.get("dcp", (self.plan.dcp,))) == 1
 
     @property
     def rate(self) -> float:

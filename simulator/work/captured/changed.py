@@ -123,12 +123,13 @@ def _operator_before(capture: Capture, index: int) -> int:
 # -- checkpoints
 
 
-def checkpointed(capture: Capture, every: int = 1) -> Capture | None:
-    """The program with every `every`-th of its repeated modules checkpointed; None where that frees nothing.
+def checkpointed(capture: Capture, every: int = 1, found: Sequence[Forward] | None = None) -> Capture | None:
+    """One rank with every `every`-th of its repeated modules checkpointed; None where that frees nothing.
 
-    Behind the forward what it saved goes; before its backward its operators run again, and make it again.
+    Behind the forward what it saved goes; before its backward its operators run again, and make it again. found: its
+    `forwards`, where they are known.
     """
-    chosen = forwards(capture)[::every]
+    chosen = (forwards(capture) if found is None else found)[::every]
     if not chosen:
         return None
     more: dict[int, list[list[int]]] = defaultdict(list)  # before this event
@@ -140,8 +141,7 @@ def checkpointed(capture: Capture, every: int = 1) -> Capture | None:
         more[one.back] += again
         categories |= dict.fromkeys(range(fresh, fresh + made), "temporaries")
         fresh += made
-    others = tuple(checkpointed(one, every) or one for one in capture.others)
-    return rewritten(capture, more, categories=categories, others=others)
+    return rewritten(capture, more, categories=categories)
 
 
 def _again(one: Forward, capture: Capture, fresh: int) -> tuple[list[list[int]], int]:
@@ -180,13 +180,16 @@ def _main_stream(one: Forward, capture: Capture) -> int:
 # -- activations in host memory
 
 
-def offloaded(capture: Capture, d2h_bytes_per_s: float, h2d_bytes_per_s: float) -> Capture | None:
-    """The program with what its repeated modules save in host memory, but for the last one; None where that frees nothing.
+def offloaded(
+    capture: Capture, d2h_bytes_per_s: float, h2d_bytes_per_s: float, found: Sequence[Forward] | None = None
+) -> Capture | None:
+    """One rank with what its repeated modules save in host memory, but for the last one; None where that frees nothing.
 
     A copy of its own on a stream of its own leaves behind each forward, and must have left when the next one is over; it is
-    back before its backward, sent for when the backward before begins. What is needed again before that stays.
+    back before its backward, sent for when the backward before begins. What is needed again before that stays. found: its
+    `forwards`, where they are known.
     """
-    chosen = list(_leaving(capture))
+    chosen = list(_leaving(forwards(capture) if found is None else found))
     if not chosen:
         return None
     more: dict[int, list[list[int]]] = defaultdict(list)
@@ -202,8 +205,7 @@ def offloaded(capture: Capture, d2h_bytes_per_s: float, h2d_bytes_per_s: float) 
         more[sent] += [*begins, *_beside(event + 2, main, back)]
         more[one.back] = [[Kind.WAIT_EVENT, main, event + 3], *more[one.back]]
         event += 4
-    others = tuple(offloaded(one, d2h_bytes_per_s, h2d_bytes_per_s) or one for one in capture.others)
-    return replace(rewritten(capture, more), signatures=signatures, costs=costs, others=others)
+    return replace(rewritten(capture, more), signatures=signatures, costs=costs)
 
 
 def _copy(signatures: list[tuple[str, object, object]], costs: dict[int, KernelCost], seconds: float) -> int:
@@ -220,17 +222,16 @@ def _beside(event: int, main: int, signature: int) -> list[list[int]]:
     return [*begin, copy, [Kind.RECORD, event + 1, _COPY_STREAM]]
 
 
-def offloaded_bytes(capture: Capture) -> int:
-    """What `offloaded` keeps in host memory of one rank, at most."""
-    return sum(one.saved_bytes for one, _, _ in _leaving(capture))
+def offloaded_bytes(found: Sequence[Forward]) -> int:
+    """What `offloaded` keeps in host memory of one rank with these forwards, at most."""
+    return sum(one.saved_bytes for one, _, _ in _leaving(found))
 
 
-def _leaving(capture: Capture) -> Iterator[tuple[Forward, Forward, int]]:
+def _leaving(chosen: Sequence[Forward]) -> Iterator[tuple[Forward, Forward, int]]:
     """Forwards whose saved part leaves, each with the next forward, and the event of the backward before its own.
 
     With one micro-batch that backward is the next forward's; micro-batches of a pipeline come back in the order they went.
     """
-    chosen = forwards(capture)
     for one, after in pairwise(chosen):
         sent = max((each.back for each in chosen if after.end <= each.back < one.back), default=None)
         if sent is not None:

@@ -13,7 +13,7 @@ POINTWISE: Final = {
     "native_dropout", "native_dropout_backward", "_fused_dropout", "bernoulli", "normal", "uniform", "random", "exponential",
     "rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "linspace", "eye", "randperm", "mse_loss",
     "mse_loss_backward", "smooth_l1_loss", "smooth_l1_loss_backward", "huber_loss", "huber_loss_backward", "complex", "polar",
-    "masked_scatter", "unfold_backward", "_conj_physical",
+    "masked_scatter", "unfold_backward", "_conj_physical", "__and", "__or", "__xor",
 }  # fmt: skip
 ACTIVATIONS: Final = {
     "silu", "silu_backward", "gelu", "gelu_backward", "sigmoid", "sigmoid_backward", "tanh", "tanh_backward", "exp", "exp2",
@@ -25,7 +25,7 @@ ACTIVATIONS: Final = {
     "binary_cross_entropy_backward", "binary_cross_entropy_with_logits", "_amp_update_scale",
 }  # fmt: skip
 REDUCTIONS: Final = {
-    "sum", "nansum", "mean", "amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "any", "all", "prod", "var", "var_mean",
+    "sum", "nansum", "mean", "amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "any", "all", "_is_all_true", "_is_any_true", "prod", "var", "var_mean",
     "std", "std_mean", "norm", "linalg_vector_norm", "logsumexp", "count_nonzero", "_foreach_norm", "dot", "vdot", "mv", "addmv",
     "_weight_norm_interface", "_weight_norm_interface_backward",
 }  # fmt: skip
@@ -39,7 +39,9 @@ BY_BYTES: Final = {
     "_upsample_nearest_exact2d_backward", "upsample_bilinear2d", "upsample_bilinear2d_backward", "upsample_bicubic2d",
     "upsample_bicubic2d_backward", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "grid_sampler_2d",
     "grid_sampler_2d_backward", "reflection_pad2d", "reflection_pad2d_backward", "replication_pad2d", "pixel_shuffle",
-    "native_channel_shuffle", "channel_shuffle", "multinomial", "_embedding_bag", "take",
+    "native_channel_shuffle", "channel_shuffle", "multinomial", "_embedding_bag", "take", "diag_embed", "median", "_unique2",
+    "_pack_padded_sequence", "_thnn_fused_lstm_cell",
+    "_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward",
 }  # fmt: skip
 GATHERS: Final = {"index", "gather", "index_select", "_unsafe_index", "_unsafe_masked_index"}
 SCATTERS: Final = {

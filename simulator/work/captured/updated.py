@@ -45,7 +45,7 @@ def update_of(capture: Capture) -> Update | None:
 
 
 def optimizer_in_host(capture: Capture, tier: HostTier, ranks: int) -> Capture | None:
-    """The program with its optimizer on the CPU, which `ranks` ranks of a node share; None where that frees nothing."""
+    """One rank with its optimizer on the CPU, which `ranks` ranks of a node share; None where that frees nothing."""
     update = update_of(capture)
     if update is None:
         return None
@@ -58,9 +58,8 @@ def optimizer_in_host(capture: Capture, tier: HostTier, ranks: int) -> Capture |
     costs = {count + n: KernelCost(seconds=each, category="offload") for n, each in enumerate(moves.values())}
     signatures = [*capture.signatures, *((f"host.{name}.default", ((), ()), ()) for name in moves)]
     events, steady = _moved(rewritten(capture, {}), costs)
-    others = tuple(optimizer_in_host(one, tier, ranks) or one for one in capture.others)
     costs |= capture.costs
-    return replace(capture, signatures=signatures, costs=costs, events=events, steady=steady, others=others)
+    return replace(capture, signatures=signatures, costs=costs, events=events, steady=steady)
 
 
 def _moved(capture: Capture, moves: Iterable[int]) -> tuple[list[Sequence[int]], int]:

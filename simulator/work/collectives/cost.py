@@ -100,7 +100,7 @@ def call_of(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, ncc
 
 
 def rank_wait_s(cluster: Cluster, nccl: Nccl | None = None) -> float:
-    """Seconds that the host waits for each rank of a group before it issues a collective (see measured_fabric.py)."""
+    """Seconds that the host waits for each other rank of a group before it issues a collective (see measured_fabric.py)."""
     fabric = cluster.fabric
     return measured_fabric(cluster, nccl or Nccl(), _seconds).rank_s if fabric.measured else fabric.call_rank_s or 0.0
 
@@ -126,7 +126,7 @@ def choose(
     return Choice(
         algorithm=chosen.algorithm,
         protocol=chosen.protocol,
-        time_s=max(call_s(call, curves), rank_wait_s(cluster, nccl) * shape.num_ranks),
+        time_s=max(call_s(call, curves), rank_wait_s(cluster, nccl) * (shape.num_ranks - 1)),
         channels=channels_of(call, chosen, curves),
     )
 

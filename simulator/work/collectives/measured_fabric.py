@@ -28,9 +28,10 @@ _EQUAL: Final = 1.5
 # Seconds for each rank: above what a step of a ring over any GPU network takes (10 to 60 µs), below one exchange over TCP with
 # a process that a busy host has to wake
 _LEAST_RANK_S: Final = 0.15e-3
-# What such a wait takes for each rank: a call of large messages, timed, bounds it from above only, as the wait lies beside the
-# call before. Two steps of small messages on 2 and 32 nodes of 8 H100 give 0.22 and 0.26 ms (calibration of nanotron-2025).
-_RANK_S: Final = 0.24e-3
+# What such a wait takes for each other rank, which the first one hears in turn: a call of large messages, timed, bounds it from above
+# only, as the wait lies beside the call before. Two steps of small messages in groups of 4 and 8 on 2 and 32 nodes of 8 H100 wait
+# 0.88 and 2.08 ms a call: 0.293 and 0.297 ms (calibration of nanotron-2025).
+_RANK_S: Final = 0.295e-3
 _GATHERS: Final = ("all_gather", "reduce_scatter")
 
 _MOST: Final = 1024  # clusters and kinds that are kept
@@ -40,7 +41,7 @@ Model = Callable[[Stated], float]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFabric:
-    """rank_s: what the host waits for each rank of a group before a collective is issued. stated: what the links gave, by kind."""
+    """rank_s: what the host waits for each other rank of a group before a collective is issued. stated: what the links gave, by kind."""
 
     rank_s: float
     stated: Mapping[str, Sequence[Stated]]
@@ -79,8 +80,10 @@ def _taken_apart(cluster: Cluster, nccl: Nccl, model: Model) -> MeasuredFabric:
     waits = [wait for together in _together(known) if (wait := _rank_wait_s(together, model))]
     rank_s = cluster.fabric.call_rank_s
     rank_s = (median(waits) if waits else 0.0) if rank_s is None else rank_s
-    usable = {kind: [one for one in many if not _waited(one, rank_s, model)] for kind, many in known.items()}
-    return MeasuredFabric(rank_s, _halved(usable))
+    known = _halved(known, rank_s)
+    return MeasuredFabric(
+        rank_s, {kind: [one for one in many if not _waited(one, rank_s, model)] for kind, many in known.items()}
+    )
 
 
 def _together(known: Mapping[str, Sequence[Stated]]) -> list[list[Stated]]:
@@ -94,10 +97,10 @@ def _together(known: Mapping[str, Sequence[Stated]]) -> list[list[Stated]]:
 
 
 def _rank_wait_s(together: Sequence[Stated], model: Model) -> float:
-    """Seconds for each rank where the host's waits are all that the numbers show, else 0."""
+    """Seconds for each other rank where the host's waits are all that the numbers show, else 0."""
     reduced, *gathers = together
     gathered_s = min(one.time_s for one in gathers)
-    rank_s = min(reduced.time_s, gathered_s) / reduced.place.num_ranks
+    rank_s = min(reduced.time_s, gathered_s) / (reduced.place.num_ranks - 1)
     slower = min(one.time_s / model(one) for one in together) >= _SLOWER
     network = _TWICE[0] <= reduced.time_s / gathered_s <= _TWICE[1] or reduced.time_s * _EQUAL < gathered_s
     return min(rank_s, _RANK_S) if slower and not network and rank_s >= _LEAST_RANK_S else 0.0
@@ -105,16 +108,22 @@ def _rank_wait_s(together: Sequence[Stated], model: Model) -> float:
 
 def _waited(one: Stated, rank_s: float, model: Model) -> bool:
     """The number is no longer than the host's wait and what the links take give it."""
-    return rank_s > 0 and one.time_s <= 2 * (rank_s * one.place.num_ranks + model(one))
+    return rank_s > 0 and one.time_s <= 2 * (rank_s * (one.place.num_ranks - 1) + model(one))
 
 
-def _halved(known: Mapping[str, Sequence[Stated]]) -> dict[str, Sequence[Stated]]:
-    """An all-reduce takes no longer than a reduce-scatter and an all-gather: what else its number shows was in its way once."""
+def _halved(known: Mapping[str, Sequence[Stated]], rank_s: float) -> dict[str, Sequence[Stated]]:
+    """An all-reduce takes no longer than a reduce-scatter and an all-gather: what else its number shows was in its way once.
+
+    It waits once for the ranks, where the two wait twice.
+    """
     gathers = [one for kind in _GATHERS for one in known.get(kind, ())]
 
     def most_s(one: Stated) -> float:
         who = one.place, one.size_bytes
-        return 2 * max((each.time_s for each in gathers if (each.place, each.size_bytes) == who), default=float("inf"))
+        gathered_s = max(
+            (each.time_s for each in gathers if (each.place, each.size_bytes) == who), default=float("inf")
+        )
+        return 2 * gathered_s - min(rank_s * (one.place.num_ranks - 1), gathered_s)
 
     reduced = [replace(one, time_s=min(one.time_s, most_s(one))) for one in known.get("all_reduce", ())]
     return {**known, "all_reduce": reduced} if reduced else dict(known)

@@ -150,7 +150,7 @@ def adapted(
     wide, narrow = (y, low) if DTYPE_BYTES[y.dtype] > DTYPE_BYTES[low.dtype] else (low, y)
     out = g.value(f"{name}.adapted", y.numel, wide.dtype)
     if s.stack.traits.fuses_elementwise and low.dtype == y.dtype:
-        return g.pointwise(out.name, [y, low], out, grads=[low], aliases=[y])
+        return g.pointwise(out.name, [y, low], out, aliases=[y])
     if low.dtype == y.dtype:
         return g.pointwise(out.name, [y, low], out, aliases=[y, low])
     g.op(
@@ -174,7 +174,7 @@ def _pair(g: Graph, s: OpContext, name: str, x: Value, shape: tuple[int, int, in
     held = s.plan.precision.master if s.autocast else dtype
     x = g.cast(x, held, f"{name}.lora_x")
     if peft.dropout:
-        x = _dropped(g, name, x)
+        x = g.dropped(f"{name}.lora_", x)
     x = g.cast(x, dtype, f"{name}.lora_in")
     first = _product(g, s, f"{name}.lora_a", x, (t, r, k), (held, dtype), experts)
     up = _product(g, s, f"{name}.lora_b", first, (t, n, r), (held, dtype), experts)
@@ -182,8 +182,8 @@ def _pair(g: Graph, s: OpContext, name: str, x: Value, shape: tuple[int, int, in
         return up
     if s.stack.kernels.adapters == "copied" and module_of(g, name) == "attention.qkv":
         copied = g.value(f"{name}.lora_columns", t * _adapted_columns(s), dtype)
-        g.op(copied.name, "elementwise", inputs=(up,), outputs=(copied,), saved=(copied,))
-    return g.pointwise(f"{name}.lora", [up], g.value(f"{name}.lora", up.numel, dtype), grads=[up])
+        g.op(copied.name, "elementwise", inputs=(up,), grads=(), outputs=(copied,), saved=(copied,))
+    return g.pointwise(f"{name}.lora", [up], g.value(f"{name}.lora", up.numel, dtype))
 
 
 def _adapted_columns(s: OpContext) -> int:
@@ -191,21 +191,6 @@ def _adapted_columns(s: OpContext) -> int:
     widths = {"q": s.model.q_columns, "k": s.model.kv_columns, "v": s.model.kv_columns}
     found = [width for name, width in widths.items() if s.plan.peft.adapts(f"attention.{name}")]
     return sum(found) if len(found) < len(widths) else 0
-
-
-def _dropped(g: Graph, name: str, x: Value) -> Value:
-    out, mask = g.value(f"{name}.lora_dropped", x.numel, x.dtype), g.value(f"{name}.lora_mask", x.numel, "int8")
-    g.op(
-        out.name,
-        "elementwise",
-        inputs=(x,),
-        outputs=(out, mask),
-        forward=(stream("elementwise", x.num_bytes, out.num_bytes + mask.num_bytes),),
-        backward=(stream("elementwise", out.num_bytes + mask.num_bytes, x.num_bytes),),
-        saved=(mask,),
-        grads=(x,),
-    )
-    return out
 
 
 def _product(
@@ -231,7 +216,6 @@ def _product(
         forward=(one,),
         backward=(replace(one, n=k, k=n, layout="nn"), replace(one, m=n, n=k, k=rows, layout="nt")),
         saved=(x, *weights),
-        grads=(x, *weights),
         parameter_numel=0 if weights else numel,
         selective_save=True,
         is_unit=wrapped,
@@ -268,7 +252,6 @@ def _scaled(g: Graph, name: str, y: Value, shape: tuple[int, int, int], module: 
         forward=(spread,),
         backward=(spread, stream("elementwise", 2 * size, size), stream("reduce", size, width * DTYPE_BYTES[y.dtype])),
         saved=(y,),
-        grads=(y,),
         backward_temporary_bytes=size,
         parameter_numel=width,
     )
@@ -289,7 +272,7 @@ def _renormed(g: Graph, s: OpContext, name: str, y: Value, low: Value, shape: tu
     factor = g.value(
         f"{name}.factor", n, dtype
     )  # less one, of the layer's own result: for its gradient, where it has one
-    g.op(factor.name, "elementwise", inputs=(y,), outputs=(factor,), saved=(factor,))
+    g.op(factor.name, "elementwise", inputs=(y,), grads=(), outputs=(factor,), saved=(factor,))
     g.op(
         out.name,
         "elementwise",

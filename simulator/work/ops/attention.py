@@ -12,7 +12,6 @@ from simulator.work.ops.context_parallel import (
     ring_sums,
     swap,
 )
-from simulator.work.ops.core import Category
 from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.latent import latent_projections
 from simulator.work.ops.linear import linear
@@ -31,7 +30,7 @@ def attention(g: Graph, s: OpContext, x: Value) -> Value:
     mixed = q.base == q.name and s.model.latent is None  # latent attention makes all three
     if s.stack.traits.one_qkv_layout and s.stack.attention.kernel == "cudnn" and mixed:
         # Transformer Engine takes Q, K, V as parts of one tensor or as three of their own, never mixed
-        v = g.pointwise("v.contiguous", [v], g.value("v.contiguous", v.numel, v.dtype), grads=[v], op="copy")
+        v = g.pointwise("v.contiguous", [v], g.value("v.contiguous", v.numel, v.dtype), op="copy")
     if s.plan.peft.method == "prefix":
         k, v = (_behind_prefix(g, s, x) for x in (k, v))
     if s.expand_kv:
@@ -66,7 +65,6 @@ def _behind_prefix(g: Graph, s: OpContext, x: Value) -> Value:
         outputs=(out,),
         forward=(joined,),
         backward=back,
-        grads=(x,),
         parameter_numel=added,
     )
     return out
@@ -102,7 +100,6 @@ def _apart(g: Graph, x: Value, copies: int) -> Value:
         outputs=(out,),
         forward=(once,) * copies,
         backward=(once,) * (2 if copies > 1 else 1),
-        grads=(x,),
         forward_temporary_bytes=x.num_bytes if copies > 1 else 0,
         backward_temporary_bytes=x.num_bytes if copies > 1 else 0,
     )
@@ -117,8 +114,8 @@ def _head_norm(g: Graph, s: OpContext, name: str, x: Value) -> Value:
 def _gated(g: Graph, o: Value, gate: Value) -> Value:
     """Attention's result times the sigmoid of its gate."""
     share = g.value("gate.sigmoid", o.numel, o.dtype)
-    g.pointwise("gate.sigmoid", [gate], share, saved=[share], grads=[gate])
-    return g.pointwise("gated", [o, share], g.value("gated", o.numel, o.dtype), saved=[o, share], grads=[o, share])
+    g.pointwise("gate.sigmoid", [gate], share, saved=[share])
+    return g.pointwise("gated", [o, share], g.value("gated", o.numel, o.dtype), saved=[o, share])
 
 
 def _out(g: Graph, s: OpContext, o: Value) -> Value:
@@ -145,7 +142,7 @@ def _projections(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, Value]
     numel, size = sum(v.numel for v in (q, k, v)), sum(v.num_bytes for v in (q, k, v))
     joined = stream("join" if s.stack.traits.generic_copies else "copy", size, size, numel=numel)
     apart = _groups_apart(s, q)
-    g.op("split", "elementwise", inputs=(qkv,), forward=apart, backward=(joined,), grads=(qkv,), views=(q, k, v))
+    g.op("split", "elementwise", inputs=(qkv,), forward=apart, backward=(joined,), views=(q, k, v))
     return q, k, v
 
 
@@ -153,7 +150,7 @@ def _query_and_gate(g: Graph, s: OpContext, q: Value) -> tuple[Value, Value]:
     """Each head's product is its query, then its gate: two strided parts, whose gradients are joined by one copy."""
     query, gate = (g.view(name, q, q.numel // 2) for name in ("q.query", "q.gate"))
     joined = (stream("join" if s.stack.traits.generic_copies else "copy", q.num_bytes, q.num_bytes, numel=q.numel),)
-    g.op("q.split", "elementwise", inputs=(q,), backward=joined, grads=(q,), views=(query, gate))
+    g.op("q.split", "elementwise", inputs=(q,), backward=joined, views=(query, gate))
     return query, gate
 
 
@@ -177,7 +174,6 @@ def _expand(g: Graph, s: OpContext, x: Value, name: str) -> Value:
         outputs=(out,),
         forward=(stream(_reorder(s), x.num_bytes, out.num_bytes, numel=out.numel),),
         backward=(stream("reduce", out.num_bytes, x.num_bytes),),
-        grads=(x,),
     )
     return out
 
@@ -216,7 +212,6 @@ def _core_fused(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
         forward=(*ring_steps(s, kernels[0]), *ring_sums(s, o, backward=False)),
         backward=(*ring_steps(s, kernels[1]), *ring_sums(s, o, backward=True)),
         saved=(q, k, v, o, lse, *state),
-        grads=(q, k, v),
         forward_temporary_bytes=ring_forward_bytes(s, o),
         backward_temporary_bytes=_backward_temporary_bytes(s) + ring_backward_bytes(s, o),
         forward_exchanges=ring(s, backward=False),
@@ -256,13 +251,12 @@ def _core_math(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
         forward=(_product(s, sq, skv, c, "tn"),),
         backward=(_product(s, sq, c, skv, "nn"), _product(s, skv, c, sq, "nt")),
         saved=(q, k),
-        grads=(q, k),
         forward_exchanges=ring(s, backward=False),
         backward_exchanges=ring(s, backward=True),
     )
     probs = _softmax(g, s, scores)
     if s.stack.kernels.dropout:
-        probs = _dropped(g, "probabilities", probs, "attention")
+        probs = g.dropped("probabilities.", probs, "attention")
     o = g.value("o", s.tokens * s.model.o_width, q.dtype)
     g.op(
         "o",
@@ -272,10 +266,9 @@ def _core_math(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
         forward=(_product(s, sq, cv, skv, "nn"),),
         backward=(_product(s, sq, skv, cv, "tn"), _product(s, skv, cv, sq, "nt")),
         saved=(probs, v),
-        grads=(probs, v),
     )
     merged = g.value("o.merged", o.numel, o.dtype)  # the heads beside each other again: a copy
-    return g.pointwise("o.merged", [o], merged, grads=[o], op=_reorder(s))
+    return g.pointwise("o.merged", [o], merged, op=_reorder(s))
 
 
 def _softmax(g: Graph, s: OpContext, scores: Value) -> Value:
@@ -298,7 +291,6 @@ def _softmax(g: Graph, s: OpContext, scores: Value) -> Value:
         forward=(stream("softmax", p, p),),
         backward=(stream("softmax", 2 * p, p),),
         saved=(probs,),
-        grads=(scores,),
     )
     return probs
 
@@ -307,7 +299,7 @@ def _softmax_operators(g: Graph, scores: Value) -> Value:
     """To fp32, times the scale, masked in place, softmax, and back: an operator each, each with a gradient of its own."""
     wide = g.cast(scores, "fp32", "scores.float", "attention")
     scaled = g.value("scores.scaled", wide.numel, wide.dtype)
-    g.pointwise("scores.scaled", [wide], scaled, grads=[wide], category="attention")
+    g.pointwise("scores.scaled", [wide], scaled, category="attention")
     probs, f = g.value("probabilities.float", wide.numel, wide.dtype), wide.num_bytes
     g.op(
         "probabilities.float",
@@ -317,7 +309,6 @@ def _softmax_operators(g: Graph, scores: Value) -> Value:
         forward=(stream("elementwise", f, f), stream("softmax", f, f)),
         backward=(stream("softmax", 2 * f, f), stream("elementwise", f, f)),
         saved=(probs,),
-        grads=(scaled,),
         backward_temporary_bytes=f,
     )
     return g.cast(probs, scores.dtype, "probabilities", "attention")
@@ -335,22 +326,6 @@ def _swaps(s: OpContext) -> tuple[StreamOp, StreamOp]:
     sequence (context_parallel.py, reorder_seq_chunks_for_a2a_before_attn, _after_attn).
     """
     return ("strided", "copy") if s.stack.traits.attention_communicates else (_reorder(s), _reorder(s))
-
-
-def _dropped(g: Graph, name: str, x: Value, category: Category) -> Value:
-    """Dropout in a kernel of its own, which writes its mask."""
-    out, mask = g.value(f"{name}.dropped", x.numel, x.dtype), g.value(f"{name}.mask", x.numel, "int8")
-    g.op(
-        out.name,
-        category,
-        inputs=(x,),
-        outputs=(out, mask),
-        forward=(stream("elementwise", x.num_bytes, out.num_bytes + mask.num_bytes),),
-        backward=(stream("elementwise", out.num_bytes + mask.num_bytes, x.num_bytes),),
-        saved=(mask,),
-        grads=(x,),
-    )
-    return out
 
 
 def _product(s: OpContext, m: int, n: int, k: int, layout: Layout) -> Gemm:

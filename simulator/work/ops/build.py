@@ -131,6 +131,7 @@ def _embedding(s: OpContext) -> Block:
         "embedding",
         "embedding",
         inputs=(ids,),
+        grads=(),
         outputs=(x,),
         forward=(stream("embedding_forward", ids.num_bytes + x.num_bytes, x.num_bytes),),
         backward=scatter if trains else (),
@@ -141,7 +142,7 @@ def _embedding(s: OpContext) -> Block:
     if m.positions == "learned":
         x = _learned_positions(g, s, x)
     if m.embedding_scale:
-        x = g.pointwise("scaled", [x], g.value("scaled", x.numel, x.dtype), grads=[x])
+        x = g.pointwise("scaled", [x], g.value("scaled", x.numel, x.dtype))
     if m.embedding_norm:
         x = norm(g, s, "embedding_norm", x, m.d_model)
     return g.block(x, m.num_parameters_of("embedding"))
@@ -245,7 +246,6 @@ def _mtp(s: OpContext) -> Block:
         inputs=(x, *losses),
         outputs=(passed,),
         forward=(stream("copy", x.num_bytes, x.num_bytes),),
-        grads=losses,
         aliases=(x,),
     )
     return _finished(g.block(passed, m.num_parameters_of("mtp")), s, x)
@@ -264,7 +264,7 @@ def _mtp_pass(g: Graph, s: OpContext, x: Value, number: int) -> Value:
     parts = [norm(g, s, "mtp.stream_norm", x, d), norm(g, s, "mtp.embedding_norm", next_tokens, d)]
     both = g.value("mtp.both", 2 * x.numel, x.dtype)
     joins = (stream("join", 2 * size, 2 * size, numel=both.numel),)
-    g.op("mtp.both", "elementwise", inputs=parts, outputs=(both,), forward=joins, backward=joins, grads=parts)
+    g.op("mtp.both", "elementwise", inputs=parts, outputs=(both,), forward=joins, backward=joins)
     y = linear(g, s, "mtp.join", both, d, bias=False, split="none", tokens=s.stream_tokens)
     y = norm(g, s, "mtp.norm", _branches(g, s, y, dense=False), d)
     loss = _loss(g, s, y)
@@ -323,7 +323,6 @@ def _add(g: Graph, s: OpContext, name: str, x: Value, branch: Value) -> Value:
             stream("widen" if s.stack.traits.generic_copies else "elementwise", read, out.num_bytes, numel=x.numel),
         ),
         backward=(g.conversion(x.numel, out.dtype, branch.dtype),),
-        grads=(branch,),
         aliases=(x,),
     )
     return out
@@ -340,7 +339,6 @@ def _dropped(g: Graph, name: str, x: Value, branch: Value) -> Value:
         forward=(stream("elementwise", x.num_bytes + branch.num_bytes, out.num_bytes + mask.num_bytes),),
         backward=(stream("elementwise", out.num_bytes + mask.num_bytes, branch.num_bytes),),
         saved=(mask,),
-        grads=(branch,),
         aliases=(x,),
     )
     return out
@@ -382,5 +380,5 @@ def _softcap(g: Graph, s: OpContext, logits: Value) -> Value:
     for name in ("divided", "tanh", "capped"):
         out = g.value(name, logits.numel, logits.dtype)
         saved = [out] if name == "tanh" else []
-        logits = g.pointwise(name, [logits], out, saved=saved, grads=[logits], category="loss")
+        logits = g.pointwise(name, [logits], out, saved=saved, category="loss")
     return logits

@@ -27,7 +27,6 @@ def swap(g: Graph, name: str, *values: Value, by: tuple[StreamOp, StreamOp] = ("
         outputs=outputs,
         forward=copies,
         backward=copies,
-        grads=values,
         forward_temporary_bytes=size,
         backward_temporary_bytes=size,
         forward_exchanges=exchange,

@@ -63,7 +63,6 @@ def dispatch(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
         forward=(stream("copy", size, size, _PERMUTE_LAUNCHES),),
         backward=(stream("copy", size, x.num_bytes),),
         saved=(places,),
-        grads=(x,),
     )
     scope.append(rows)
     if plan.ep > 1:
@@ -111,7 +110,6 @@ def _sent_once(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
         forward=(stream("copy", x.num_bytes, out.num_bytes, _PERMUTE_LAUNCHES),),
         backward=(stream("copy", out.num_bytes, x.num_bytes),),
         saved=(places,),
-        grads=(x,),
     )
     scope.append(out)
     return out
@@ -122,7 +120,7 @@ def _returned(g: Graph, s: OpContext, rows: Value, scope: list[Value]) -> Value:
     d = row_width(s)
     back = g.value("unpermuted", _token_places(s, rows.numel // d) * d, rows.dtype)
     there, here = (stream("copy", a.num_bytes, b.num_bytes) for a, b in ((rows, back), (back, rows)))
-    g.op(back.name, "elementwise", inputs=(rows,), outputs=(back,), forward=(there,), backward=(here,), grads=(rows,))
+    g.op(back.name, "elementwise", inputs=(rows,), outputs=(back,), forward=(there,), backward=(here,))
     scope.append(back)
     out = g.value("combined", s.stream_tokens * d, rows.dtype)
     return _leave(g, s, travel(g, "combine", back, out, rows_exchange(s, rows.num_bytes)))
@@ -146,7 +144,7 @@ def _gathered(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
     out = g.value("permuted", rows * d, x.dtype)
     kernels = (stream("copy", out.num_bytes, out.num_bytes, 2),)
     once, waits = kernels[:1], host_counts(s)
-    g.op(out.name, "elementwise", inputs=(x,), outputs=(out,), forward=kernels, backward=once, grads=(x,), waits=waits)
+    g.op(out.name, "elementwise", inputs=(x,), outputs=(out,), forward=kernels, backward=once, waits=waits)
     return out
 
 
@@ -164,7 +162,6 @@ def _scattered(g: Graph, s: OpContext, rows: Value) -> Value:
         outputs=(unpermuted,),
         forward=(there,),
         backward=(back,),
-        grads=(rows,),
     )
     for axis, degree in axes:
         part = g.value(f"tokens from {axis}", unpermuted.numel // degree, unpermuted.dtype)
@@ -196,7 +193,6 @@ def travel(
         "elementwise",
         inputs=(x,),
         outputs=(out,),
-        grads=(x,),
         forward_exchanges=(there, *beside),
         backward_exchanges=(back or there, *beside),
     )
@@ -214,7 +210,7 @@ def sort_rows(g: Graph, s: OpContext, name: str, rows: Value) -> Value:
     if s.plan.ep * s.plan.experts.etp == 1 or s.model.experts.num_local == 1:
         return rows
     out = g.value(name, rows.numel, rows.dtype)
-    return g.pointwise(name, [rows], out, grads=[rows], op="copy")
+    return g.pointwise(name, [rows], out, op="copy")
 
 
 def combine(g: Graph, s: OpContext, rows: Value, weights: Value | None, scope: list[Value]) -> Value:
@@ -245,7 +241,6 @@ def combine(g: Graph, s: OpContext, rows: Value, weights: Value | None, scope: l
         forward=(stream("copy", size, out.num_bytes, 2),),
         backward=(stream("copy", size if weights is None else 2 * size, size),),
         saved=() if weights is None else (rows, weights),
-        grads=(rows,) if weights is None else (rows, weights),
     )
     return _leave(g, s, out)
 

@@ -46,7 +46,6 @@ def in_turns(g: Graph, s: OpContext, rows: Value, tokens: Value) -> Value:
             stream("memset", 0, total_bytes, num_experts),
             stream("elementwise", 2 * total_bytes, total_bytes, num_experts),
         ),
-        grads=(rows,),
     )
     return out
 
@@ -72,7 +71,6 @@ def sliced(g: Graph, s: OpContext, name: str, rows: Value, numel: int) -> Value:
             stream("memset", 0, num_experts * size, num_experts),
             stream("elementwise", 2 * num_experts * size, num_experts * size, num_experts),
         ),
-        grads=(rows,),
     )
     return out
 
@@ -85,7 +83,8 @@ def stacked_weights(g: Graph, s: OpContext, rows: Value, d_ff: int) -> None:
     g.op(
         "stacked",
         "elementwise",
-        inputs=(rows,),  # so that it is made again with them
+        inputs=(rows,),
+        grads=(),  # so that it is made again with them
         outputs=(weights,),
         forward=(copy,),
         backward=(copy,),

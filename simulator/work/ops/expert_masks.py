@@ -56,7 +56,6 @@ def bring_back(g: Graph, s: OpContext, rows: Value, weighted: Value) -> Value:
             Gemm(m=t, n=count, k=d, dtype=s.wide_dtype, layout="tn"),
         ),
         saved=(rows, weighted),
-        grads=(rows, weighted),
     )
     return out
 
@@ -82,9 +81,10 @@ def _masks(g: Graph, s: OpContext, weights: Value, cells: int, scope: list[Value
         outputs=(wide, taken),
         forward=(*(written,) * choices, *sums, stream("elementwise", wide.num_bytes, taken.num_bytes)),
         backward=(stream("reduce", wide.num_bytes, weights.num_bytes),) * choices,
-        grads=(weights,),
     )
     scope += [wide, taken]
     mask = g.value("mask", cells, s.dtype)
-    g.op("mask", "elementwise", inputs=(taken,), outputs=(mask,), forward=(conversion(cells, "int8", s.dtype),))
+    g.op(
+        "mask", "elementwise", inputs=(taken,), grads=(), outputs=(mask,), forward=(conversion(cells, "int8", s.dtype),)
+    )
     return mask, g.cast(wide, s.dtype, "mask.weighted")

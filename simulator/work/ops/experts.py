@@ -130,7 +130,6 @@ def _route(g: Graph, s: OpContext, experts: Experts, x: Value) -> Value:
             *((conversion(x.numel, "fp32", x.dtype),) if wide else ()),
         ),
         saved=(x,),
-        grads=(x,),
         forward_temporary_bytes=4 * x.numel if len(forward) > 1 else 0,
         backward_temporary_bytes=8 * x.numel if wide else 0,
         parameter_numel=(d * e + (e if experts.router_bias else 0)) * s.trains("router.weight"),
@@ -151,7 +150,6 @@ def _route(g: Graph, s: OpContext, experts: Experts, x: Value) -> Value:
         forward=(passes,),
         backward=(passes,),
         saved=(weights, choices),
-        grads=(logits,),
         forward_exchanges=_counts_exchange(s, experts.num_experts),
         waits=s.plan.experts.dispatcher != "all_gather" and host_counts(s),
     )
@@ -188,14 +186,14 @@ def _inside_product(g: Graph, s: OpContext, up: Value, weights: Value, numel: in
     Transformer Engine, pytorch/ops/fused/grouped_mlp.py: kernels of cuDNN's front end in CuTe.
     """
     hidden = g.value("activation", copy_bytes(s.recipe, numel), "fp8")
-    g.op("activation", "elementwise", inputs=(up, weights), outputs=(hidden,), saved=(up, weights), grads=(up, weights))
+    g.op("activation", "elementwise", inputs=(up, weights), outputs=(hidden,), saved=(up, weights))
     return hidden
 
 
 def _row_weights(g: Graph, weights: Value, rows: int) -> Value:
     """Each row's weight, which travels with it; too small to cost time."""
     out = g.value("row_weights", rows, "fp32")
-    g.op(out.name, "elementwise", inputs=(weights,), outputs=(out,), grads=(weights,))
+    g.op(out.name, "elementwise", inputs=(weights,), outputs=(out,))
     return out
 
 
@@ -214,8 +212,7 @@ def _gate(g: Graph, s: OpContext, x: Value, shared: Value) -> Value:
             *([Gemm(m=1, n=d, k=t, dtype=s.wide_dtype, layout="nt")] if s.trains("shared_gate.weight") else []),
         ),
         saved=(x,),
-        grads=(x,),
         parameter_numel=d * s.trains("shared_gate.weight"),
     )
     out = g.value("shared.weighted", shared.numel, shared.dtype)
-    return g.pointwise(out.name, [gate, shared], out, saved=[gate, shared], grads=[gate, shared])
+    return g.pointwise(out.name, [gate, shared], out, saved=[gate, shared])

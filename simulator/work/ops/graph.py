@@ -42,6 +42,10 @@ def conversion(numel: int, before: str, after: str, launches: int = 1) -> Stream
     return stream("widen" if write > read else "cast", read, write, launches, numel=numel)
 
 
+def _own(inputs: Sequence[Value], others: Sequence[Value]) -> list[Value]:
+    return [value for value in inputs if value not in others]
+
+
 def _needed(saved: Sequence[Value], x: Value) -> int:
     """Bytes that the gradient of `x` reads beside the output's gradient: the one saved tensor, or x's cofactor."""
     return sum(v.num_bytes for v in saved if len(saved) == 1 or v.name != x.name)
@@ -95,7 +99,7 @@ class Graph:
         forward: Sequence[Kernel] = (),
         backward: Sequence[Kernel] = (),
         saved: Sequence[Value] = (),
-        grads: Sequence[Value] = (),
+        grads: Sequence[Value] | None = None,
         aliases: Sequence[Value] = (),
         overwrites: Sequence[Value] = (),
         views: Sequence[Value] = (),
@@ -111,7 +115,8 @@ class Graph:
         is_unit: bool = False,
         hooked: bool = False,
     ) -> None:
-        """Append an op. `grads` are the inputs that get a gradient of their own storage, `aliases` those that don't."""
+        """Append an op. `aliases` are inputs whose gradient has no storage of its own, `grads` those that have one: None: the others."""
+        grads = _own(inputs, (*aliases, *overwrites)) if grads is None else grads
         op = Op(
             name=self._full(name),
             category=category,
@@ -149,7 +154,7 @@ class Graph:
 
     def hold(self, name: str, values: Sequence[Value]) -> None:
         """Python locals: `values` live until here even if no op saves them."""
-        self.op(name, "elementwise", inputs=values)
+        self.op(name, "elementwise", inputs=values, grads=())
 
     def pointwise(  # noqa: PLR0913  an op has that many facts
         self,
@@ -158,13 +163,14 @@ class Graph:
         output: Value,
         *,
         saved: Sequence[Value] = (),
-        grads: Sequence[Value] = (),
+        grads: Sequence[Value] | None = None,
         aliases: Sequence[Value] = (),
         op: StreamOp = "elementwise",
         category: Category = "elementwise",
         backward_temporary_bytes: int = 0,
     ) -> Value:
-        """One kernel that reads `inputs` once and writes `output`; backward, one kernel for each of `grads`."""
+        """One kernel that reads `inputs` once and writes `output`; backward, one kernel for each of `grads` (see `op`)."""
+        grads = _own(inputs, aliases) if grads is None else grads
         self.op(
             name,
             category,
@@ -179,13 +185,22 @@ class Graph:
         )
         return output
 
+    def dropped(self, prefix: str, x: Value, category: Category = "elementwise") -> Value:
+        """Dropout in a kernel of its own, which writes its mask."""
+        out, mask = self.value(f"{prefix}dropped", x.numel, x.dtype), self.value(f"{prefix}mask", x.numel, "int8")
+        written = out.num_bytes + mask.num_bytes
+        there, back = stream("elementwise", x.num_bytes, written), stream("elementwise", written, x.num_bytes)
+        both = (out, mask)
+        self.op(out.name, category, inputs=(x,), outputs=both, forward=(there,), backward=(back,), saved=(mask,))
+        return out
+
     def cast(self, x: Value, dtype: str, name: str, category: Category = "elementwise") -> Value:
         """`x` in another dtype; itself if it has it already."""
         if x.dtype == dtype:
             return x
         out = self.value(name, x.numel, dtype)
         there, back = self.conversion(x.numel, x.dtype, dtype), self.conversion(x.numel, dtype, x.dtype)
-        self.op(name, category, inputs=(x,), outputs=(out,), forward=(there,), backward=(back,), grads=(x,))
+        self.op(name, category, inputs=(x,), outputs=(out,), forward=(there,), backward=(back,))
         return out
 
     def block(self, output: Value, num_parameters: int) -> Block:

@@ -51,7 +51,6 @@ def _liger(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
         forward=(*products, *kernels),
         backward=(stream("elementwise", sum(one.num_bytes for one in made), sum(one.num_bytes for one in made)),),
         saved=made,
-        grads=(x,),
         forward_temporary_bytes=size,
         parameter_numel=v * d if trains else 0,
     )
@@ -77,7 +76,6 @@ def _cut(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
         forward=(one,),
         backward=(*again, replace(one, m=v, n=d, k=t, layout="nt")) if trains else again,
         saved=(x, sums),
-        grads=(x,),
         parameter_numel=v * d if trains else 0,
     )
     g.hold("loss.scope", [x, loss])
@@ -94,7 +92,7 @@ def _chunked(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
     count, rows = -(-t // _ROWS), min(t, _ROWS)
     packed, loss = g.value("loss.packed", x.numel, x.dtype), g.value("loss", 1, "fp32")
     order = stream("strided", x.num_bytes, x.num_bytes, numel=x.numel)
-    g.op(packed.name, "loss", inputs=(x,), outputs=(packed,), forward=(order,), backward=(order,), grads=(x,))
+    g.op(packed.name, "loss", inputs=(x,), outputs=(packed,), forward=(order,), backward=(order,))
     held = s.parameter_dtype if trains else "fp32" if s.plan.peft.upcasts else s.dtype
     dtype = "fp32" if s.plan.traits.zero_engine else s.wide_dtype
     widened = (conversion(count * v * d, held, "fp32", count),) if held != "fp32" else ()
@@ -120,7 +118,6 @@ def _chunked(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
         forward=made,
         backward=back,
         saved=(packed,),
-        grads=(packed,),
         forward_temporary_bytes=max(copies, read + 3 * chunk),
         backward_temporary_bytes=max(copies, read + 4 * chunk),
         parameter_numel=v * d if trains else 0,

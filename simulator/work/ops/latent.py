@@ -30,12 +30,11 @@ def latent_projections(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, 
         "elementwise",
         inputs=(down,),
         backward=(stream("copy", down.num_bytes, down.num_bytes),),
-        grads=(down,),
         views=(low, rope),
     )
     low = norm(g, s, "kv_norm", low, latent.kv_lora_rank)
     if latent.shared_kv:
-        k = g.pointwise("k", [low, rope], g.value("k", low.numel + rope.numel, low.dtype), grads=[low, rope], op="join")
+        k = g.pointwise("k", [low, rope], g.value("k", low.numel + rope.numel, low.dtype), op="join")
         return q, k, g.view("v", k, k.numel)
     heads = s.model.num_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
     kv = linear(g, s, "kv_up", low, heads, bias=False, split="columns")
@@ -76,7 +75,6 @@ def _index(g: Graph, s: OpContext, latent: Latent, low: Value, x: Value, tokens:
         forward=(product(rows, pairs, width),),
         backward=(product(rows, width, pairs), product(pairs, width, rows)),
         saved=(wide, key, weights),
-        grads=(wide, key, weights),
     )
 
 
@@ -94,7 +92,7 @@ def _rotated(g: Graph, s: OpContext, q: Value, latent: Latent) -> Value:
     kernels = [stream("join", q.num_bytes, q.num_bytes, numel=q.numel)]
     if s.stack.kernels.rope != "fused":
         kernels.append(stream("elementwise", turned, turned))
-    g.op(out.name, "elementwise", inputs=(q,), outputs=(out,), forward=kernels, backward=kernels, grads=(q,))
+    g.op(out.name, "elementwise", inputs=(q,), outputs=(out,), forward=kernels, backward=kernels)
     return out
 
 
@@ -128,7 +126,6 @@ def _keys_and_values(g: Graph, s: OpContext, latent: Latent, kv: Value, rope: Va
         outputs=(k, v),
         forward=forward,
         backward=backward,
-        grads=(kv, rope),
         forward_exchanges=(Exchange(kind="all_gather", axis="tp", num_bytes=rope_bytes),) if gathers else (),
         backward_exchanges=(Exchange(kind="reduce_scatter", axis="tp", num_bytes=rope_bytes),) if gathers else (),
     )

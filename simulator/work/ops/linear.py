@@ -42,53 +42,52 @@ def linear(  # noqa: PLR0913  a product has that many facts
     weight = _parameters(g, s, name, n * k) if tuning.trains else ()
     given = x
     x = x if x.dtype == "fp8" else g.cast(x, s.dtype, f"{name}.input")
-    casts: tuple[Kernel, ...] = ()
-    casts_back: tuple[Kernel, ...] = ()
-    if dtype in ("fp8", "fp4"):
-        x, casts, casts_back = _quantised(g, s, name, x, (t, n, k), comm)
+    x, casts, casts_back = _quantised(g, s, name, x, (t, n, k), comm) if dtype in ("fp8", "fp4") else (x, (), ())
     y = g.value(name, t * n // (s.plan.tp if comm.scatters_output else 1), s.dtype)
-    fused = tuning.adapts and s.stack.kernels.adapters == "fused"
-    rank = s.plan.peft.rank_of(tuning.module) if fused else 0  # of adapters that are part of this product's op
-    pair = fused_kernels(s, (t, n, k), rank) if fused else None
+    rank, added, added_back = _fused_adapters(s, tuning, (t, n, k))
     if not tuning.trains:
-        keeps_input = pair is not None or tuning.keeps_input
+        keeps_input = bool(added) or tuning.keeps_input
         weight = (g.value(f"{name}.dequantised", n * k, s.dtype),) if tuning.keeps_weight else ()
-    whole_input, whole_output = _whole_bytes(s, x, t * k), t * n * s.element_bytes
+    whole = _whole_bytes(s, x, t * k), t * k * s.element_bytes, t * n * s.element_bytes
+    trained = weight if tuning.trains else ()
+    products = _scaled(s, *_forward(s, comm, t, n, k, dtype))
+    back = _backward(s, dtype, (t, n, k), tuning, bias=bias, pieces=comm.backward_pieces)
+    sums = (*comm.ordered(s.batch, whole[2]), *(_added(s, n * k) if tuning.trains else ()))
     g.op(
         name,
         "gemm",
-        inputs=(x, *(weight if tuning.trains else ())),
+        inputs=(x, *trained),
         outputs=(y, *(() if tuning.trains else weight)),
-        forward=(
-            *(*casts, *tuning.dequantised),
-            *_scaled(s, *_forward(s, comm, t, n, k, dtype)),
-            *(pair[0] if pair else ()),
-            *comm.sums(whole_output),
-        ),
-        backward=(
-            *(*casts_back, *tuning.dequantised_again),
-            *_exact(s, *_scaled(s, *_backward(s, dtype, (t, n, k), tuning, bias=bias, pieces=comm.backward_pieces))),
-            *(pair[1] if pair else ()),
-            *comm.ordered(s.batch, whole_output),
-            *(_added(s, n * k) if tuning.trains else ()),
-        ),
+        forward=(*casts, *tuning.dequantised, *products, *added, *comm.sums(whole[2])),
+        backward=(*casts_back, *tuning.dequantised_again, *_exact(s, *_scaled(s, *back)), *added_back, *sums),
         saved=(x, *weight) if keeps_input else weight,
-        grads=(x, *(weight if tuning.trains else ())),
-        parameter_numel=(n if bias and tuning.trains_bias else 0)
-        + (n * k if tuning.trains and not weight else 0)
-        + rank * (n + k),
-        forward_exchanges=comm.forward(whole_input, whole_output, len(casts)),
-        backward_exchanges=comm.backward(whole_input, t * k * s.element_bytes, whole_output, len(casts_back)),
-        forward_temporary_bytes=tuning.temporary_bytes + comm.forward_temporary_bytes(whole_input, whole_output),
-        backward_temporary_bytes=tuning.temporary_bytes
-        + comm.backward_temporary_bytes(whole_input, t * k * s.element_bytes, whole_output),
+        parameter_numel=_own_numel(tuning, n, n * k, bias=bias, cast=bool(weight)) + rank * (n + k),
+        forward_exchanges=comm.forward(whole[0], whole[2], len(casts)),
+        backward_exchanges=comm.backward(*whole, len(casts_back)),
+        forward_temporary_bytes=tuning.temporary_bytes + comm.forward_temporary_bytes(whole[0], whole[2]),
+        backward_temporary_bytes=tuning.temporary_bytes + comm.backward_temporary_bytes(*whole),
         selective_save=True,
         dispatched=s.plan.tp > 1 and split != "none" and s.stack.traits.dtensor,
         hooked=s.plan.traits.zero_engine and s.plan.zero == 3,
     )
     if tuning.keeps_dtype:
         y = g.cast(y, given.dtype, f"{name}.widened")
-    return y if pair else adapted(g, s, name, given, y, (t, n, k))
+    return y if added else adapted(g, s, name, given, y, (t, n, k))
+
+
+def _fused_adapters(
+    s: OpContext, tuning: Tuning, shape: tuple[int, int, int]
+) -> tuple[int, tuple[Kernel, ...], tuple[Kernel, ...]]:
+    """Of adapters that are part of a product's op: rank, and kernels forward and backward."""
+    if not tuning.adapts or s.stack.kernels.adapters != "fused":
+        return 0, (), ()
+    rank = s.plan.peft.rank_of(tuning.module)
+    return (rank, *fused_kernels(s, shape, rank))
+
+
+def _own_numel(tuning: Tuning, num_biases: int, numel: int, *, bias: bool, cast: bool) -> int:
+    """Trained elements that belong to the product's op. cast: the weight's belong to the op that casts it."""
+    return (num_biases if bias and tuning.trains_bias else 0) + (numel if tuning.trains and not cast else 0)
 
 
 def _quantised(
@@ -218,11 +217,9 @@ def grouped_linear(
         forward=(*casts, *tuning.dequantised, *_scaled(s, one)),
         backward=(*casts_back, *_exact(s, *_scaled(s, *backward))),
         saved=(x, *weight) if tuning.trains else dequantised,
-        grads=(x, *weight),
         forward_temporary_bytes=tuning.temporary_bytes,
         backward_temporary_bytes=tuning.temporary_bytes,
-        parameter_numel=(num_experts * n if bias and tuning.trains_bias else 0)
-        + (num_experts * n * k if tuning.trains and not weight else 0),
+        parameter_numel=_own_numel(tuning, num_experts * n, num_experts * n * k, bias=bias, cast=bool(weight)),
         selective_save=True,
     )
     if tuning.keeps_dtype:

@@ -6,7 +6,7 @@ compiled ones 8.
 
 from __future__ import annotations
 
-from simulator.base.kernels import Stream
+from simulator.base.kernels import Stream, StreamOp
 from simulator.work.ops.core import Exchange
 from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.op_context import OpContext
@@ -58,9 +58,14 @@ def _metric(g: Graph, s: OpContext, logits: Value, name: str) -> None:
         name,
         "loss",
         inputs=(logits,),
-        outputs=(),
+        grads=(),
         forward=(log_softmax, stream("widen", size, wide, numel=logits.numel)),
     )
+
+
+def _over(num_bytes: int, *ops: StreamOp) -> tuple[Stream, ...]:
+    """Kernels that each read so many bytes; those that are no reduction write as many."""
+    return tuple(stream(op, num_bytes, 0 if op == "reduce" else num_bytes) for op in ops)
 
 
 def _passes(s: OpContext, rows: Value) -> int:
@@ -96,7 +101,6 @@ def _shifted(g: Graph, s: OpContext, logits: Value) -> Value:
         outputs=(rows,),
         forward=(stream("copy", f, f),),
         backward=(stream("memset", 0, f), stream("copy", f, f)),
-        grads=(wide,),
     )
     if not kind.endswith("_fused"):
         loss = _log_softmax(g, s, rows)
@@ -128,7 +132,6 @@ def _log_softmax(g: Graph, s: OpContext, wide: Value, logits: Value | None = Non
         forward=(stream("softmax", _passes(s, wide) * f, f),),
         backward=(stream("softmax", 3 * f, f),),  # the gradient twice: its row sum comes first
         saved=(log_probs,),
-        grads=(wide,),
         forward_exchanges=_rows(s, 1),
     )
     nll_dtype = "fp32" if s.stack.kernels.loss == "shifted_nll" else log_probs.dtype
@@ -203,7 +206,6 @@ def _one_kernel(g: Graph, s: OpContext, logits: Value) -> Value:
         forward=(stream("softmax", 2 * size, sums.num_bytes),),
         backward=(stream("softmax", size, size),),
         saved=(logits, sums),
-        grads=(logits,),
         forward_exchanges=_rows(s, 1),
     )
     g.hold("loss.scope", [logits, loss])
@@ -243,16 +245,9 @@ def _megatron(g: Graph, s: OpContext, logits: Value) -> Value:
         "loss",
         inputs=(logits,),
         outputs=(loss, probs),
-        forward=(
-            stream("elementwise", size, f),
-            stream("reduce", f, 0),
-            stream("elementwise", f, f),
-            stream("reduce", f, 0),
-            stream("elementwise", f, f),
-        ),
+        forward=(stream("elementwise", size, f), *_over(f, "reduce", "elementwise", "reduce", "elementwise")),
         backward=(stream("elementwise", f, f), stream("elementwise", f, size)),
         saved=(probs,),
-        grads=(logits,),
         forward_temporary_bytes=f,
         forward_exchanges=_rows(s, 5),
     )
@@ -280,12 +275,9 @@ def _megatron_unfused(g: Graph, s: OpContext, logits: Value) -> Value:
         outputs=(loss, probs),
         forward=(
             stream("widen", size, f, numel=logits.numel),
-            stream("reduce", f, 0),
-            stream("elementwise", f, f),
+            *_over(f, "reduce", "elementwise"),
             stream("elementwise", row, row, _ROW_LAUNCHES_FORWARD),
-            stream("elementwise", f, f),
-            stream("reduce", f, 0),
-            stream("elementwise", f, f),
+            *_over(f, "elementwise", "reduce", "elementwise"),
         ),
         backward=(
             stream("elementwise", row, row, _ROW_LAUNCHES_BACKWARD),
@@ -293,7 +285,6 @@ def _megatron_unfused(g: Graph, s: OpContext, logits: Value) -> Value:
             stream("cast", f, size, numel=logits.numel),
         ),
         saved=(probs,),
-        grads=(logits,),
         forward_exchanges=_rows(s, 7),
     )
     g.hold("loss.scope", [logits, loss])
@@ -307,21 +298,17 @@ def _beside(g: Graph, s: OpContext, logits: Value) -> Value:
     """
     wide = g.cast(logits, "fp32", "logits.float", "loss")
     f, row, loss = wide.num_bytes, 8 * s.tokens, g.value("loss", s.tokens, "fp32")
-    once = stream("elementwise", f, f)
     g.op(
         "cross_entropy",
         "loss",
         inputs=(wide,),
         outputs=(loss,),
         forward=(
-            stream("reduce", f, 0),
-            once,
+            *_over(f, "reduce", "elementwise"),
             stream("elementwise", row, row, _ROW_LAUNCHES_FORWARD),
-            once,
-            stream("reduce", f, 0),
-            once,
+            *_over(f, "elementwise", "reduce", "elementwise"),
         ),
-        backward=(stream("elementwise", row, row, _ROW_LAUNCHES_BACKWARD), once),
+        backward=(stream("elementwise", row, row, _ROW_LAUNCHES_BACKWARD), *_over(f, "elementwise")),
         saved=(wide,),
         overwrites=(wide,),
         forward_temporary_bytes=f,

@@ -162,7 +162,6 @@ def _heads_here(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
             outputs=(out,),
             forward=(stream("join", mixed.num_bytes, out.num_bytes, numel=numel),),
             backward=(stream("reduce", out.num_bytes, mixed.num_bytes),),
-            grads=(mixed,),
         )
         mixed = out
     (mixed,) = swap(g, "heads", mixed)
@@ -173,7 +172,7 @@ def _ordered(g: Graph, s: OpContext, name: str, x: Value) -> Value:
     """Megatron's stream has tokens first, the scan sequences: a copy where there are several."""
     if s.batch == 1 or not s.stack.traits.tokens_first:
         return x
-    return g.pointwise(name, [x], g.value(name, x.numel, x.dtype), grads=[x], op="copy")
+    return g.pointwise(name, [x], g.value(name, x.numel, x.dtype), op="copy")
 
 
 def _scan_gated(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
@@ -189,7 +188,6 @@ def _scan_gated(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
         forward=_forward(s, scan, gate=inner),
         backward=_backward(s, scan, gated),
         saved=(mixed, plain),
-        grads=(mixed,),
         forward_temporary_bytes=_forward_bytes(scan),
         backward_temporary_bytes=_backward_bytes(scan),
         parameter_numel=_small_parameters(scan.mamba),
@@ -214,7 +212,6 @@ def _scan_normed(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
         forward=(*_forward(s, scan, gate=0), norm),
         backward=_backward(s, scan, back),
         saved=(mixed, plain, rstd),
-        grads=(mixed,),
         forward_temporary_bytes=_forward_bytes(scan),
         backward_temporary_bytes=_backward_bytes(scan),
         parameter_numel=_small_parameters(scan.mamba) + _norm_parameters(scan.mamba),
@@ -236,19 +233,19 @@ def _selective(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
     conv = (stream("activation", inner, inner),), (stream("activation", 2 * inner, inner),)
     taps = m.inner * (m.conv_kernel + m.conv_bias)
     g.op("conv", "scan", inputs=(mixed,), outputs=(x,), forward=conv[0], backward=conv[1], saved=(mixed,),
-         grads=(mixed,), parameter_numel=taps)  # fmt: skip
+         parameter_numel=taps)  # fmt: skip
     low = linear(g, s, "x_proj", x, m.low_rank, bias=False, split="none")
     if m.inner_norms:
         low = norm(g, s, "inner_norm", low, m.low_rank)
     rank = g.view("dt.low", low, s.tokens * m.dt_rank)
     joined = (stream("copy", low.num_bytes, low.num_bytes),)
-    g.op("low.split", "elementwise", inputs=(low,), backward=joined, grads=(low,), views=(rank,))
+    g.op("low.split", "elementwise", inputs=(low,), backward=joined, views=(rank,))
     dt = linear(g, s, "dt_proj", rank, m.inner, bias=True, split="none")
     flop, grouped = 9 * s.tokens * m.inner * m.state_dim, 2 * s.tokens * m.state_dim * s.element_bytes
     forward = _part(s, scan, "forward", "fp32")(flop, 3 * inner + grouped, inner)
     backward = _part(s, scan, "backward", "fp32")(3 * flop, 4 * inner + grouped, 3 * inner + grouped)
     g.op("scan", "scan", inputs=(mixed, x, low, dt), outputs=(y,), forward=(forward,), backward=(backward,),
-         saved=(mixed, x, low, dt), grads=(mixed, x, low, dt), parameter_numel=m.inner * (m.state_dim + 1),
+         saved=(mixed, x, low, dt), parameter_numel=m.inner * (m.state_dim + 1),
          selective_save=True)  # fmt: skip
     return y
 
@@ -363,7 +360,6 @@ def _norm(g: Graph, y: Value, scan: _Sizes) -> Value:
         forward=(stream("norm_forward", size, size + small),),
         backward=(stream("norm_backward", 2 * size + small, size),),  # the weight's gradient in the same kernel
         saved=(y, rstd),
-        grads=(y,),
         parameter_numel=_norm_parameters(scan.mamba),
     )
     return out

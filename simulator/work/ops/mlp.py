@@ -67,7 +67,6 @@ def activation(g: Graph, s: OpContext, up: Value, weights: Value | None = None) 
         forward=(stream("activation", sum(v.num_bytes for v in read), hidden.num_bytes, numel=numel),),
         backward=(stream("activation", hidden.num_bytes + up.num_bytes, up.num_bytes, numel=up.numel),),
         saved=read,
-        grads=read,
     )
     return hidden
 
@@ -90,7 +89,6 @@ def _clamped(g: Graph, up: Value) -> Value:
         forward=(cut, cut, joined),
         backward=(masked, masked, joined),
         saved=(up,),
-        grads=(up,),
         forward_temporary_bytes=up.num_bytes,
         backward_temporary_bytes=up.num_bytes,
     )
@@ -105,7 +103,7 @@ def _plain(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
         return _squared_relu(g, up, p)
     hidden = g.value(f"{p}activation", up.numel, up.dtype)
     saved = [hidden] if s.model.mlp == "relu" else [up]
-    return g.pointwise(hidden.name, [up], hidden, saved=saved, grads=[up], op="activation")
+    return g.pointwise(hidden.name, [up], hidden, saved=saved, op="activation")
 
 
 def _squared_relu(g: Graph, up: Value, prefix: str) -> Value:
@@ -125,7 +123,6 @@ def _squared_relu(g: Graph, up: Value, prefix: str) -> Value:
         forward=(once,),
         backward=(twice,),
         saved=(relu,),
-        grads=(up,),
         by_torch=True,
     )
     g.op(
@@ -136,7 +133,6 @@ def _squared_relu(g: Graph, up: Value, prefix: str) -> Value:
         forward=(once,),
         backward=(stream("copy", size, size, numel=numel), once, twice),
         saved=(relu,),
-        grads=(relu,),
         backward_temporary_bytes=size,
         by_torch=True,
     )
@@ -153,13 +149,13 @@ def _gated(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
         if s.stack.kernels.gated_activation == "operators":
             return _unfused(g, both, p)
         hidden = g.value(f"{p}activation", s.tokens * width, both.dtype)
-        return g.pointwise(hidden.name, [both], hidden, saved=[both], grads=[both], op="activation")
+        return g.pointwise(hidden.name, [both], hidden, saved=[both], op="activation")
     gate = linear(g, s, f"{p}gate", x, width, bias=part.bias, split="columns")
     if s.stack.traits.fuses_elementwise:
         return _swiglu(g, gate, linear(g, s, f"{p}up", x, width, bias=part.bias, split="columns"), p)
     act = g.value(f"{p}activation", gate.numel, gate.dtype)
     parts = _SILU_OPERATORS * gate.num_bytes if s.stack.kernels.activation_backward == "operators" else 0
-    g.pointwise(act.name, [gate], act, saved=[gate], grads=[gate], op="activation", backward_temporary_bytes=parts)
+    g.pointwise(act.name, [gate], act, saved=[gate], op="activation", backward_temporary_bytes=parts)
     return _gate_times_up(g, act, linear(g, s, f"{p}up", x, width, bias=part.bias, split="columns"), p)
 
 
@@ -167,9 +163,9 @@ def _halves(g: Graph, both: Value, prefix: str, *, joined: bool = True) -> Value
     """Two operators on the halves of one product, whose gradients are joined by a copy; not joined: of two products."""
     gate, up = (g.view(f"{prefix}{name}", both, both.numel // 2) for name in ("gate", "up"))
     copy = (stream("join", both.num_bytes, both.num_bytes, numel=both.numel),) if joined else ()
-    g.op(f"{prefix}halves", "elementwise", inputs=(both,), backward=copy, grads=(both,), views=(gate, up))
+    g.op(f"{prefix}halves", "elementwise", inputs=(both,), backward=copy, views=(gate, up))
     act = g.value(f"{prefix}activation", gate.numel, gate.dtype)
-    g.pointwise(act.name, [gate], act, saved=[gate], grads=[gate], op="strided" if joined else "activation")
+    g.pointwise(act.name, [gate], act, saved=[gate], op="strided" if joined else "activation")
     return _gate_times_up(g, act, up, prefix)
 
 
@@ -180,9 +176,9 @@ def _unfused(g: Graph, both: Value, prefix: str) -> Value:
     """
     gate, up = (g.view(f"{prefix}{name}", both, both.numel // 2) for name in ("gate", "up"))
     joined = stream("join", both.num_bytes, both.num_bytes, numel=both.numel)
-    g.op(f"{prefix}halves", "elementwise", inputs=(both,), backward=(joined,), grads=(both,), views=(gate, up))
+    g.op(f"{prefix}halves", "elementwise", inputs=(both,), backward=(joined,), views=(gate, up))
     act, shifted = (g.value(f"{prefix}{name}", gate.numel, gate.dtype) for name in ("activation", "shifted"))
-    g.pointwise(act.name, [gate], act, saved=[gate], grads=[gate], op="strided")
+    g.pointwise(act.name, [gate], act, saved=[gate], op="strided")
     g.pointwise(shifted.name, [up], shifted, aliases=[up], op="strided")
     return _gate_times_up(g, act, shifted, prefix)
 
@@ -207,7 +203,6 @@ def _weighted(g: Graph, rows: Value, weights: Value) -> Value:
         forward=(times,),
         backward=(*own, *of_weights),
         saved=(rows, weights),
-        grads=(rows, weights),
         backward_temporary_bytes=wide.num_bytes,
     )
     return g.cast(wide, rows.dtype, "weighted.cast")
@@ -215,7 +210,7 @@ def _weighted(g: Graph, rows: Value, weights: Value) -> Value:
 
 def _gate_times_up(g: Graph, act: Value, up: Value, prefix: str) -> Value:
     product = g.value(f"{prefix}product", act.numel, act.dtype)
-    return g.pointwise(product.name, [act, up], product, saved=[act, up], grads=[act, up])
+    return g.pointwise(product.name, [act, up], product, saved=[act, up])
 
 
 def _swiglu(g: Graph, gate: Value, up: Value, prefix: str) -> Value:
@@ -228,6 +223,5 @@ def _swiglu(g: Graph, gate: Value, up: Value, prefix: str) -> Value:
         forward=(stream("activation", 2 * f, f),),
         backward=(stream("activation", 3 * f, 2 * f),),
         saved=(gate, up),
-        grads=(gate, up),
     )
     return hidden

@@ -45,7 +45,6 @@ def _fused(
         forward=(stream("norm_forward", size, (x.numel if casts else size) + small),),
         backward=(stream("norm_backward", 2 * size + small, size), *([sums] if weight else [])),
         saved=(x, statistics),
-        grads=(x,),
         parameter_numel=weight,
     )
     return out
@@ -60,24 +59,22 @@ def _operators(g: Graph, s: OpContext, name: str, x: Value, width: int) -> Value
     power = (stream("elementwise", f, f, 1), stream("elementwise", f, f, 1), stream("elementwise", 2 * f, f, 1))
     g.op(
         f"{name}.square", "norm", inputs=(wide,), outputs=(square,), forward=(stream("elementwise", f, f),),
-        backward=power, saved=(wide,), grads=(wide,), backward_temporary_bytes=2 * f,
+        backward=power, saved=(wide,), backward_temporary_bytes=2 * f,
     )  # fmt: skip
     mean, rstd = g.value(f"{name}.mean", rows, "fp32"), g.value(f"{name}.rstd", rows, "fp32")
     r = rstd.num_bytes
     g.op(
         f"{name}.mean", "norm", inputs=(square,), outputs=(mean,), forward=(stream("reduce", f, r),),
-        backward=(stream("strided", r, f, numel=n),), grads=(square,),
-    )  # fmt: skip
+        backward=(stream("strided", r, f, numel=n),))  # fmt: skip
     g.op(
         f"{name}.rstd", "norm", inputs=(mean,), outputs=(rstd,), forward=(stream("elementwise", r, r, 2),),
-        backward=(stream("elementwise", 2 * r, r, 3),), saved=(rstd,), grads=(mean,),
-    )  # fmt: skip
+        backward=(stream("elementwise", 2 * r, r, 3),), saved=(rstd,))  # fmt: skip
     scaled = g.value(f"{name}.scaled", n, "fp32")
     spread = stream("strided", f + r, f, numel=n)  # a number for each row, or for each column, meets the whole tensor
     product = (spread, stream("elementwise", 2 * f, f), stream("reduce", f, r))
     g.op(
         f"{name}.scaled", "norm", inputs=(wide, rstd), outputs=(scaled,), forward=(spread,),
-        backward=product, saved=(wide, rstd), grads=(wide, rstd), backward_temporary_bytes=f,
+        backward=product, saved=(wide, rstd), backward_temporary_bytes=f,
     )  # fmt: skip
     weighted = g.value(f"{name}.weighted" if x.dtype != "fp32" else name, n, "fp32")
     spread = stream("strided", f, f, numel=n)
@@ -85,7 +82,6 @@ def _operators(g: Graph, s: OpContext, name: str, x: Value, width: int) -> Value
     columns = (spread, stream("elementwise", 2 * f, f), stream("reduce", f, 4 * width))
     g.op(
         f"{name}.weighted", "norm", inputs=(scaled,), outputs=(weighted,), forward=(spread,),
-        backward=columns if trains else columns[:1], saved=(scaled,) if trains else (), grads=(scaled,),
-        backward_temporary_bytes=f if trains else 0, parameter_numel=width if trains else 0,
+        backward=columns if trains else columns[:1], saved=(scaled,) if trains else (), backward_temporary_bytes=f if trains else 0, parameter_numel=width if trains else 0,
     )  # fmt: skip
     return g.cast(weighted, x.dtype, name, "norm")

@@ -73,7 +73,8 @@ def _half(g: Graph, s: OpContext, x: Value, tables: list[Value]) -> Value:
     joined = stream("join", size, size, numel=n)  # the two halves' gradients become one
     g.op(negated.name, "elementwise", inputs=(x,), outputs=(negated,), forward=(half,), backward=(half, joined),
          grads=(slice_grad,), backward_temporary_bytes=negated.num_bytes)  # fmt: skip
-    g.op(swapped.name, "elementwise", inputs=(x, negated), outputs=(swapped,), forward=(joined,), aliases=(negated,))
+    g.op(swapped.name, "elementwise", inputs=(x, negated), outputs=(swapped,), forward=(joined,), grads=(),
+         aliases=(negated,))  # fmt: skip
     g.op(by_sin.name, "elementwise", inputs=(swapped, *sin), outputs=(by_sin,), forward=(one,), backward=(one,),
          saved=sin, grads=(swapped,))  # fmt: skip
     g.pointwise(out.name, [by_cos, by_sin], out, aliases=[by_cos, by_sin], op="strided")
@@ -97,7 +98,7 @@ def _scaled(g: Graph, x: Value, tables: list[Value]) -> Value:
     g.op(by_cos.name, "elementwise", inputs=(x, *cos), outputs=(by_cos,), forward=(one,), backward=(one,), saved=cos,
          grads=(x,))  # fmt: skip
     g.op(swapped.name, "elementwise", inputs=(x,), outputs=(swapped,), forward=(cut, joined), backward=(cut, joined),
-         grads=(x,), forward_temporary_bytes=half, backward_temporary_bytes=half)  # fmt: skip
+         forward_temporary_bytes=half, backward_temporary_bytes=half)  # fmt: skip
     g.op(by_sin.name, "elementwise", inputs=(swapped, *sin), outputs=(by_sin,), forward=(one,), backward=(one,),
          saved=sin, grads=(swapped,))  # fmt: skip
     g.op(out.name, "elementwise", inputs=(by_cos, by_sin), outputs=(out,), forward=(summed, stream("copy", size, size)),
@@ -115,7 +116,7 @@ def _rejoin(g: Graph, x: Value, rotated: Value) -> Value:
     out = g.value(f"{x.name}.joined", x.numel, x.dtype)
     kernel = stream("join", out.num_bytes, out.num_bytes, numel=out.numel)
     g.op(out.name, "elementwise", inputs=(rotated, x), outputs=(out,), forward=(kernel,), backward=(kernel,),
-         grads=(x,), aliases=(rotated,))  # fmt: skip
+         aliases=(rotated,))  # fmt: skip
     return out
 
 
@@ -125,11 +126,10 @@ def _complex(g: Graph, x: Value) -> Value:
     wide = g.cast(x, "fp32", f"{x.name}.{own}")
     turned = g.value(f"{x.name}.turned", x.numel, "fp32")
     product = stream("strided", wide.num_bytes, turned.num_bytes, numel=x.numel // 2)  # complex numbers
-    g.op(turned.name, "elementwise", inputs=(wide,), outputs=(turned,), forward=(product,), backward=(product,),
-         grads=(wide,))  # fmt: skip
+    g.op(turned.name, "elementwise", inputs=(wide,), outputs=(turned,), forward=(product,), backward=(product,))  # fmt: skip
     return g.cast(turned, x.dtype, f"{x.name}.rotated")
 
 
 def _one_kernel(g: Graph, x: Value) -> Value:
     out = g.value(f"{x.name}.rotated", x.numel, x.dtype)
-    return g.pointwise(out.name, [x], out, grads=[x])
+    return g.pointwise(out.name, [x], out)

@@ -113,7 +113,6 @@ def _gather(
         outputs=(full,),
         forward=(*before, *staged, *_copies(copied) * times),
         backward=(*late, *_copies(scattered or x.num_bytes) * times, *summed),
-        grads=(x,),
         forward_temporary_bytes=copied,
         backward_temporary_bytes=scattered,
         forward_exchanges=(gathered,) * times,
@@ -135,7 +134,6 @@ def part(g: Graph, s: OpContext, name: str, x: Value) -> Value:
         outputs=(out,),
         forward=_copies(out.num_bytes),
         backward=_copies(copied),
-        grads=(x,),
         backward_temporary_bytes=copied,
         backward_exchanges=(exchange("all_gather", x.num_bytes),),
     )
@@ -171,7 +169,6 @@ def leave(g: Graph, s: OpContext, name: str, x: Value) -> Value:
         outputs=(out,),
         forward=_copies(temporary),
         backward=_copies(copied),
-        grads=(x,),
         forward_temporary_bytes=temporary,
         backward_temporary_bytes=copied,
         forward_exchanges=(exchange("reduce_scatter", x.num_bytes),),
@@ -198,7 +195,6 @@ def whole_columns(g: Graph, s: OpContext, name: str, x: Value, *, alike: bool = 
         backward=own
         if alike
         else (stream("memset", 0, gathered.num_bytes), copied),  # of the gradient it has its own columns
-        grads=(x,),
         forward_temporary_bytes=gathered.num_bytes,
         backward_temporary_bytes=0 if alike else 2 * gathered.num_bytes,
         forward_exchanges=(exchange("all_gather", gathered.num_bytes),),

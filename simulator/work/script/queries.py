@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from simulator.base.kernels import Stream
@@ -66,8 +67,8 @@ def resident_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
         tensors = {**tensors, "parameters": [*tensors["parameters"], *_frozen_tensors(model, plan)]}
     if plan.offload.optimizer != "none":
         tensors = {**tensors, "gradients": [], "optimizer_state": []}
-    if plan.offload.parameters != "none":
-        tensors = {**tensors, "parameters": []}
+    if plan.offload.parameters != "none":  # without their scales, which are no parameters (bitsandbytes: quant_state)
+        tensors = {**tensors, "parameters": list(_scales(model, plan))}
     return {**tensors, "buffers": buffer_tensors(model, plan)}
 
 
@@ -84,6 +85,11 @@ def paged_bytes(model: Model, plan: Plan) -> int:
 def trained_tensors(model: Model, plan: Plan) -> list[int]:
     """Bytes of the parameters on the fullest GPU that are trained, as the implementation stores them."""
     return [] if plan.offload.parameters != "none" else implementation_of(plan).resident(model, plan)["parameters"]
+
+
+def _scales(model: Model, plan: Plan) -> Iterator[int]:
+    """Bytes of what dequantises frozen weights, whole on each GPU."""
+    return (size for piece in frozen_pieces(model, plan) for one in piece for size in one.beside)
 
 
 def _frozen_tensors(model: Model, plan: Plan) -> list[int]:

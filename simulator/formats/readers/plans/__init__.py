@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ _TUNING: Final[Mapping[str, frozenset[str]]] = {
 }
 # Lines that no other format has
 _LINES: Final = {
+    "litgpt": re.compile(r"^checkpoint_dir\s*:", re.MULTILINE),
     "torchtune": re.compile(r"^[ \t]+_component_\s*:", re.MULTILINE),
     "unsloth": re.compile(r"^training:\s*\n[ \t]+training_type\s*:|^[ \t]*(from|import) unsloth\b", re.MULTILINE),
     "megatron-bridge": re.compile(
@@ -97,10 +99,7 @@ def read_plan(
 def _of_yaml(form: str, text: str, path: Path, given: Collection[str], define: Mapping[str, str]) -> Draft:
     """Accelerate's file or a fine-tuning framework's, in YAML or in JSON, which is YAML too; or a script that names one."""
     file = str(path)
-
-    def read_json(name: str) -> Mapping[str, Any]:
-        return _beside(path.parent, name)
-
+    read_json = partial(_beside, path.parent)
     if form == "launch":
         from simulator.formats.readers.plans.tuning_launch import read_tuning_launch
 
@@ -111,13 +110,16 @@ def _of_yaml(form: str, text: str, path: Path, given: Collection[str], define: M
 
         return read_accelerate(data, file, read_json, given)
     recipe = (define.get("recipe") or recipe_of(text)) if form == "torchtune" else ""
+    if form == "transformers" and file.endswith(".py"):
+        from simulator.formats.readers.plans.trainer_script import program_of
+
+        recipe = program_of(text)
+    stated = Stated(data=data, file=file, read_json=read_json, given=given, program=recipe)
     if form == "megatron-bridge":
         from simulator.formats.readers.plans.megatron_bridge import stated_over
 
-        return read_stated(
-            form, stated_over(Stated(data=data, file=file, read_json=read_json, given=given), define.get("recipe", ""))
-        )
-    return read_stated(form, Stated(data=data, file=file, read_json=read_json, given=given, program=recipe))
+        stated = stated_over(stated, define.get("recipe", ""))
+    return read_stated(form, stated)
 
 
 def settings_of(form: str, text: str, file: str, define: Mapping[str, str]) -> dict[str, Any]:
@@ -126,6 +128,10 @@ def settings_of(form: str, text: str, file: str, define: Mapping[str, str]) -> d
         from simulator.formats.readers.plans.further_tuning import further_settings
 
         return further_settings(form, text, file, define)
+    if form == "transformers" and file.endswith(".py"):
+        from simulator.formats.readers.plans.trainer_script import trainer_settings
+
+        return trainer_settings(text, file)
     from simulator.formats.readers.plans.yaml_file import read_yaml
 
     return read_yaml(text, file)
@@ -196,15 +202,22 @@ def detect(text: str, file: str) -> str:
         if "plan" in table or set(table) & set(Plan.written_fields()):
             return "toml"
     line = next((form for form, pattern in _LINES.items() if pattern.search(text)), None)
-    if line is not None:
-        return line
+    if line is not None or file.endswith(".py"):
+        return line or _python_form(text, file)
     keys = frozenset(re.findall(r"^(\w+)\s*:", text, re.MULTILINE))
     if keys & (_ACCELERATE | frozenset().union(*_TUNING.values())):
         return next((form for form, own in _TUNING.items() if keys & own), "accelerate")
-    if file.endswith(".py"):
-        raise PlanError(is_python(file))
     problem = "is in no format that holds a plan"
     raise PlanError.at(file, problem, f"one of {', '.join(PLAN_FORMATS)}; --plan-format forces one")
+
+
+def _python_form(text: str, file: str) -> str:
+    """Scripts that make a Trainer hold its plan."""
+    from simulator.formats.readers.plans.trainer_script import CALLS
+
+    if CALLS.search(text):
+        return "transformers"
+    raise PlanError(is_python(file))
 
 
 def _detect_json(text: str, file: str) -> str:

@@ -145,8 +145,7 @@ def _refusals(job: Job) -> None:
 def _unfrozen(job: Job) -> None:
     """Patterns of the parameters that are trained alone; a dot of them is a dot (utils/freeze.py)."""
     r, name = job.r, "unfrozen_parameters"
-    stated, place = r.raw(name), r.place(name)
-    texts = [stated] if isinstance(stated, str) else stated
+    texts = [stated] if isinstance(stated := r.raw(name), str) else stated
     if not isinstance(texts, list) or len(texts) > _MOST or not all(isinstance(one, str) for one in texts):
         r.fault(name, f"is no list of at most {_MOST:,} patterns", 'for example ["^lm_head.weight$"]')
     elif any(_ROWS.search(one) for one in texts):
@@ -159,7 +158,7 @@ def _unfrozen(job: Job) -> None:
         patterns = {one: compiled(re.sub(r"\.(?!\+)", r"\\.", one)) for one in texts}
 
         def frozen(model: Model, _: object) -> object:
-            words = _frozen(patterns, model)
+            words, place = _frozen(patterns, model), r.place(name)
             return words if isinstance(words, tuple) else Fault(place, words, "--freeze-modules with what stays frozen")
 
         job.by_model = {**job.by_model, "freeze_modules": frozen}

@@ -246,8 +246,7 @@ def _offload(r: Reading, stage: int) -> dict[str, Any]:
 def _offload_details(r: Reading, found: dict[str, Any]) -> None:
     group = r.integer(f"{_ZERO}sub_group_size", least=0)
     count = r.integer(f"{_ZERO}offload_optimizer.buffer_count", least=0)
-    reads = r.flag(f"{_ZERO}offload_optimizer.pipeline_read")
-    writes = r.flag(f"{_ZERO}offload_optimizer.pipeline_write")
+    reads, writes = (r.flag(f"{_ZERO}offload_optimizer.pipeline_{way}") for way in ("read", "write"))
     ratio = r.number(f"{_ZERO}offload_optimizer.ratio")
     if not found:
         r.note(f"{_ZERO}sub_group_size", "no effect: nothing is offloaded")

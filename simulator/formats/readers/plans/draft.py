@@ -28,7 +28,8 @@ class Draft:
     taken where nobody gives them, and why. by_model: fields that the model and the others decide; or a Fault. half_by_gpu: a GPU
     without bf16 computes in fp16.
     stack: the software preset taken, and why; stack_changes: its fields that the file states otherwise.
-    notes: keys of our own file that have moved.
+    reference_forwards: of a reference model, in each micro-batch (DPO, KTO). notes: keys of our own file that have moved,
+    and what trainers of preferences do.
     """
 
     format: str
@@ -53,6 +54,7 @@ class Draft:
     stack_changes: Mapping[str, tuple[object, str]] = field(default_factory=dict)
     settings: tuple[Setting, ...] = ()
     faults: tuple[Fault, ...] = ()
+    reference_forwards: int = 0
     notes: tuple[str, ...] = ()
 
     def settled(self, given: Collection[str], model: Model | None, device: Device | None = None) -> Draft:
@@ -114,8 +116,7 @@ def plan_fields(draft: Draft, num_devices: int, given: Mapping[str, Any], model:
     Raises PlanError with every fault: the file's own, degrees that do not divide, batches that do not add up.
     """
     fields, faults = drafted_fields(draft, num_devices, given, model)
-    if faults:
-        raise PlanError(faults)
+    PlanError.raise_for(faults)
     return fields
 
 

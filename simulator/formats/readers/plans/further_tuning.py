@@ -15,6 +15,7 @@ from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.options import table_of
 from simulator.formats.readers.plans.preferences import pairs
 from simulator.formats.readers.plans.python_settings import python_settings
+from simulator.formats.readers.plans.reading import Reading
 from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.trainer import UNSLOTH
 from simulator.formats.readers.plans.transformers import answers
@@ -96,7 +97,8 @@ def read_unsloth(stated: Stated) -> Draft:
         base = "int8" if r.flag("load_in_8bit") else None if r.flag("load_in_4bit") is False else "nf4_double"
         trainer.adapters(job, "dora" if r.flag("use_dora") else "lora", base, "fp32")
         job.fields |= {} if "lora_r" in r else {"lora_rank": 16}
-        job.fields |= {} if "lora_target_modules" in r or "lora_targets" in r.given else {"lora_targets": ("all",)}
+        modules = _finetuned(r)
+        job.fields |= {} if "lora_target_modules" in r or "lora_targets" in r.given else {"lora_targets": modules}
     trainer.optimizer(job, "adamw_8bit" if "training" in data else "adamw_torch")
     trainer.kernels(job)
     job.changes |= {name: (value, f"{file} (default)") for name, value in UNSLOTH.items()}
@@ -108,6 +110,15 @@ def read_unsloth(stated: Stated) -> Draft:
     elif stage is not None:
         r.fault("stage", f"{stage}: generation and rewards are not modelled", "SFTConfig: the policy's own step")
     return job.draft("unsloth", "Unsloth")
+
+
+def _finetuned(r: Reading) -> tuple[str, ...]:
+    """What `finetune_…` leaves of a model's linear layers, where no modules are named (unsloth_zoo: get_peft_regex)."""
+    parts = {f"finetune_{word}_modules": word for word in ("attention", "mlp")}
+    left = tuple(word for name, word in parts.items() if r.flag(name) is not False)
+    if r.flag("finetune_language_layers") is False or not left:
+        r.fault("finetune_language_layers", "nothing of the language model is trained", "finetune_language_layers=True")
+    return ("all",) if len(left) == len(parts) else left
 
 
 def script_settings(text: str, file: str) -> dict[str, Any]:

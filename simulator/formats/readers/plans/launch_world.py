@@ -64,12 +64,10 @@ def world_of(words: Sequence[Word], text: str, file: str) -> World:
     if "all" in counts:
         world.num_devices, world.place = counts["all"]
     elif "each" in counts and "nodes" in counts:
-        world.num_devices = counts["each"][0] * counts["nodes"][0]
-        world.place = counts["nodes"][1]
+        world.num_devices, world.place = counts["each"][0] * counts["nodes"][0], counts["nodes"][1]
     elif "each" in counts and not any(name in stated for name in _WORLD[0][1]):
         world.num_devices, world.place = counts["each"]  # one node is torchrun's default
-    if "nodes" in counts:
-        world.num_nodes = counts["nodes"][0]
+    world.num_nodes = counts["nodes"][0] if "nodes" in counts else world.num_nodes
     return world
 
 

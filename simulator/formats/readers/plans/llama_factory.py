@@ -86,6 +86,14 @@ def _optimizer(job: Job) -> str:
     return on[0] if on else "adamw_torch"
 
 
+def _base(job: Job, bits: int | None) -> str | None:
+    """The dtype of the weights below adapters, where it is not that of training."""
+    if bits is not None:
+        _quantised(job, bits)
+        return "int8" if bits == 8 else "nf4" if job.r.flag("double_quantization") is False else "nf4_double"
+    return "gptq" if "gptq" in (job.r.text("model_name_or_path") or "").lower() else None
+
+
 def _trained(job: Job, *, pure: bool) -> None:
     """What is trained is cast to fp32, unless in pure bf16 (model/adapter.py)."""
     r = job.r
@@ -100,12 +108,7 @@ def _trained(job: Job, *, pure: bool) -> None:
         return
     if kind != "lora":
         r.fault("finetuning_type", f"{kind} is not modelled", "lora, freeze or full")
-    base = None
-    if bits is not None:
-        _quantised(job, bits)
-        base = "int8" if bits == 8 else "nf4" if r.flag("double_quantization") is False else "nf4_double"
-    elif "gptq" in (r.text("model_name_or_path") or "").lower():
-        base = "gptq"
+    base = _base(job, bits)
     trainer.adapters(job, "dora" if r.flag("use_dora") else "lora", base, "bf16" if pure else "fp32")
     if "lora_target_modules" not in r and "lora_targets" not in r.given:
         job.fields["lora_targets"] = ("all",)

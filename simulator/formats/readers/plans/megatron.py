@@ -245,7 +245,9 @@ def read_stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str,
     r.text("--cross-entropy-fusion-impl")
     unfused_gradients = bool(r.flag("--no-gradient-accumulation-fusion"))
     deepspeed = "--deepspeed" in r
-    old = (local and not flash) or deepspeed
+    core = bool(r.flag("--use-mcore-models"))
+    old = (local and not flash and not core) or deepspeed
+    _beside(r, changes, extension=not local and not old)
     by_deepspeed = "deepspeed-moe-2022" if "--num-experts" in r else "megatron-deepspeed-2022"
     preset = by_deepspeed if deepspeed else "megatron-2021" if old else "megatron-core-2025"
     drops = any(rate is None or rate > 0 for rate in dropouts)
@@ -257,7 +259,9 @@ def read_stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str,
         changes.pop("tp_whole", None)
         return (
             preset,
-            "--deepspeed" if deepspeed else "--transformer-impl local without flash attention: kernels of 2021",
+            "--deepspeed"
+            if deepspeed
+            else "--transformer-impl local without flash attention or --use-mcore-models: kernels of 2021",
         )
     if not fused:
         changes["loss"] = ("fp32_in_place", f"{r.file}: no --cross-entropy-loss-fusion")
@@ -269,10 +273,32 @@ def read_stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str,
     if "--num-experts" in r and not r.flag("--moe-grouped-gemm"):
         changes["grouped_gemm"] = ("modules", f"{r.file}: no --moe-grouped-gemm")
     kernel = {"flash": "flash2", "fused": "cudnn", "unfused": "math", "local": "math"}.get(backend or "")
-    kernel = kernel or ("flash2" if flash and local else None)
+    kernel = kernel or (("flash2" if flash else "math") if local else None)
     if kernel not in (None, "cudnn"):
-        changes["attention.kernel"] = (kernel, r.place("--attention-backend" if backend else "--use-flash-attn"))
+        where = "--attention-backend" if backend else "--use-flash-attn" if flash else "--transformer-impl"
+        changes["attention.kernel"] = (kernel, r.place(where))
     return preset, "Megatron's arguments do not state a version; Megatron-Core with Transformer Engine is taken"
+
+
+# Calls for each parameter: an fp32 copy for the norm (training/utils, calc_params_l2_norm); the zeros' comparison, sum, difference
+# and their addition (core/optimizer/clip_grads.py, count_zeros_fp32). Every iteration, whatever --log-interval is.
+_LOGS: Final = {"--log-params-norm": 1, "--log-num-zeros-in-grad": 4}
+# A prior of ± 50 %, in the time of an operator: where each iteration is logged, some 25 scalars go to TensorBoard (0.1 ms each),
+# memory is asked for, a barrier stops the timer, and seven scalars are summed and read (training/training.py, training_log)
+_LOGGED: Final = 270
+
+
+def _beside(r: Reading, changes: dict[str, tuple[object, str]], *, extension: bool) -> None:
+    """What the host does beside the layers: logs, and with Transformer Engine's layers (`extension`) fills of new tensors."""
+    if r.flag("--deterministic-mode"):
+        if extension:
+            changes["fills_outputs"] = (True, r.place("--deterministic-mode"))
+        r.unmodelled("--deterministic-mode", "deterministic kernels take as long as others here")
+    asked = [name for name in _LOGS if r.flag(name)]
+    if asked:
+        changes["parameter_calls"] = (sum(_LOGS[name] for name in asked), ", ".join(map(r.place, asked)))
+    if r.integer("--log-interval") == 1 and r.text("--tensorboard-dir"):
+        changes["step_calls"] = (_LOGGED, r.place("--log-interval"))
 
 
 # flex: DeepEP or HybridEP

@@ -104,8 +104,7 @@ def recipe_over(name: str, data: Mapping[str, Any], place: str) -> tuple[str, di
 def stated_over(stated: Stated, recipe: str) -> Stated:
     """A YAML file's settings over its recipe's, whose name the caller gives; a saved run has them all."""
     full, base, faults = recipe_over(recipe, stated.data, stated.file)
-    if faults:
-        raise PlanError(faults)
+    PlanError.raise_for(faults)
     places = {name: (entry.name, entry.place) for name, entry in flattened(stated.data, stated.file).items()}
     return replace(stated, data=merged(base, stated.data), program=full, places=places)
 

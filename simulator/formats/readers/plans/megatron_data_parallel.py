@@ -49,9 +49,8 @@ def _megatron_deepspeed(r: Reading, fields: dict[str, Any], stack: dict[str, tup
     """Megatron-DeepSpeed's own arguments (BigScience, Microsoft): ZeRO's stage, and checkpoints as they were called."""
     stage = r.integer("--zero-stage", least=0, plan_field="zero")
     if stage is None and "zero" not in r.given:
-        r.fault(
-            "--deepspeed", "the stage is in DeepSpeed's own file", "--zero-stage N in the file, or --zero N", _ANY_STAGE
-        )
+        remedy = "--zero-stage N in the file, or --zero N"
+        r.fault("--deepspeed", "the stage is in DeepSpeed's own file", remedy, _ANY_STAGE)
     elif stage is not None and stage > 3:
         r.fault("--zero-stage", f"there is no stage {stage}", "0, 1, 2 or 3")
     zero = stage if stage is not None and stage <= 3 else 0
@@ -86,15 +85,19 @@ def _torch_fsdp_faults(r: Reading, fields: Mapping[str, Any], *, distributed: bo
 
 
 def _overlap(r: Reading, fields: Mapping[str, Any], stack: dict[str, tuple[object, str]], *, sharded: bool) -> None:
-    """Whether communication of gradients and parameters overlaps with compute: in the stack it is all or nothing."""
+    """Whether gradients and parameters travel beside compute, or behind the backward and before the forward."""
     reduces, gathers = bool(r.flag("--overlap-grad-reduce")), bool(r.flag("--overlap-param-gather"))
     if gathers and not sharded:
         r.fault("--overlap-param-gather", "gathers nothing", "--use-distributed-optimizer")
     if gathers and not reduces:
         r.fault("--overlap-param-gather", "needs --overlap-grad-reduce", "add --overlap-grad-reduce")
-    if not reduces and fields.get("tp", 1) * fields.get("pp", 1) > 1:
-        r.default_unmodelled("--overlap-grad-reduce", "false", "gradients are reduced beside the backward here")
-    elif not reduces:
-        stack["overlap"] = (False, f"{r.file}: no --overlap-grad-reduce")
-    elif sharded and not gathers:
+    if fields["zero"] == 3 and not reduces:
+        if fields.get("tp", 1) * fields.get("pp", 1) > 1:
+            r.default_unmodelled("--overlap-grad-reduce", "false", "gradients are reduced beside the backward here")
+        else:
+            stack["overlap"] = (False, f"{r.file}: no --overlap-grad-reduce")
+        return
+    if not reduces:
+        stack["late_gradients"] = (True, f"{r.file}: no --overlap-grad-reduce")
+    if sharded and not gathers:
         stack["late_parameters"] = (True, f"{r.file}: no --overlap-param-gather")

@@ -119,9 +119,8 @@ def _mlp(r: Reading, data: dict[str, Any], width: int | None) -> None:
 
 
 def _rest(r: Reading, data: dict[str, Any], plan: dict[str, Any]) -> None:
-    kind = r.choice("--normalization", ("LayerNorm", "RMSNorm")) or "LayerNorm"
-    data |= {"norm": "rms" if kind == "RMSNorm" else "layer", "norm_bias": kind == "LayerNorm"}
-    data["family"] = "llama" if kind == "RMSNorm" else "gpt3"
+    rms = r.choice("--normalization", ("LayerNorm", "RMSNorm")) == "RMSNorm"
+    data |= {"norm": "rms" if rms else "layer", "norm_bias": not rms, "family": "llama" if rms else "gpt3"}
     words = ("learned_absolute", "rope", "none", "mrope", "relative", "alibi")
     positions = r.choice("--position-embedding-type", words) or "learned_absolute"
     if r.flag("--use-rotary-position-embeddings"):
@@ -129,8 +128,7 @@ def _rest(r: Reading, data: dict[str, Any], plan: dict[str, Any]) -> None:
     if positions in ("alibi", "relative"):
         r.unmodelled("--position-embedding-type", f"{positions}: a bias inside attention costs nothing here")
     data["positions"] = {"learned_absolute": "learned", "rope": "rope", "mrope": "rope"}.get(positions, "none")
-    share = r.number("--rotary-percent")
-    if share is not None:
+    if (share := r.number("--rotary-percent")) is not None:
         data["rotary_fraction"] = share
     r.flag("--rotary-interleaved")
     r.choice("--rope-type", ("rope", "yarn"))

@@ -24,6 +24,11 @@ def read_precision(r: Reading, fields: dict[str, Any]) -> None:
     fields["precision"] = (
         "nvfp4" if fp4 else "fp8" if fp8 is not None else "bf16" if bf16 else "fp16" if fp16 else "fp32"
     )
+    _gradients(r, fields, bf16=bf16, fp16=fp16)
+
+
+def _gradients(r: Reading, fields: dict[str, Any], *, bf16: bool, fp16: bool) -> None:
+    """The precision of their sums."""
     wide, narrow = bool(r.flag("--accumulate-allreduce-grads-in-fp32")), bool(r.flag("--grad-reduce-in-bf16"))
     main = r.choice("--main-grads-dtype", ("fp32", "bf16"))
     if wide and narrow:

@@ -195,8 +195,7 @@ class Reading:
                 self._mark(entry, "unknown", hint if hint.startswith("did") else "")
                 meant = get_close_matches(name, options.known - self.entries.keys(), n=1, cutoff=_TYPO) if typos else []
                 if meant:
-                    value = shortened(entry.value)
-                    flags = (("--define", f"{name}="), ("--define", f"{meant[0]}={value}"))
+                    flags = (("--define", f"{name}="), ("--define", f"{meant[0]}={shortened(entry.value)}"))
                     self.fault(name, "is no option", f"{meant[0]}?", flags)
 
     def settings(self) -> tuple[Setting, ...]:

@@ -264,12 +264,9 @@ class Shell(Blocks):
             end = self.text.find("))", self.at)
             text = self.text[self.at + 1 : end if end >= 0 else len(self.text)]
             self.at = end + 2 if end >= 0 else len(self.text)
-            loop = words and words[0].text == "for"
-            return (
-                [*words, Word(text, self.line)]
-                if loop
-                else [*words, Word("((", self.line), *words_of(self.evaluated(text), self.unknown)]
-            )
+            if words and words[0].text == "for":
+                return [*words, Word(text, self.line)]
+            return [*words, Word("((", self.line), *words_of(self.evaluated(text), self.unknown)]
         self._end(words)
         if char == "(":
             self.blocks.append(Block(")", self.line, live=self.gate))

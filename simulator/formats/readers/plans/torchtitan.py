@@ -143,19 +143,15 @@ def _batch(r: Reading, fields: dict[str, Any]) -> int | None:
     each = r.integer(f"{_P}pipeline_parallel_microbatch_size", plan_field="micro_batch_size") or 1
     total = r.integer("training.global_batch_size", least=-1)
     total = total if total is not None and total > 0 else None
-    fields["micro_batch_size"] = local
-    if stages > 1:
-        if local % each:
-            problem = f"{each} does not divide the local batch of {local}"
-            r.fault(f"{_P}pipeline_parallel_microbatch_size", problem, f"{math.gcd(local, each)}")
-        fields["micro_batch_size"] = each
-        if total is None:
-            fields["num_micro_batches"] = max(local // each, 1)
-        else:
-            note = "accumulated batches are taken to follow each other through the pipeline without a flush"
-            r.note("training.global_batch_size", note)
-    elif total is None:
-        fields["num_micro_batches"] = 1
+    fields["micro_batch_size"] = each if stages > 1 else local
+    if stages > 1 and local % each:
+        problem = f"{each} does not divide the local batch of {local}"
+        r.fault(f"{_P}pipeline_parallel_microbatch_size", problem, f"{math.gcd(local, each)}")
+    if total is None:
+        fields["num_micro_batches"] = max(local // each, 1) if stages > 1 else 1
+    elif stages > 1:
+        note = "accumulated batches are taken to follow each other through the pipeline without a flush"
+        r.note("training.global_batch_size", note)
     return total
 
 

@@ -58,6 +58,8 @@ class Job:
     by_gpu: bool = False
     leftover: Degree | None = "dp_replicate"
     devices: tuple[int | None, int] = (None, 1)
+    reference_forwards: int = 0
+    notes: tuple[str, ...] = ()
 
     def change(self, name: str, **settings: object) -> None:
         """Settings of the stack that the file's setting `name` implies."""
@@ -69,6 +71,9 @@ class Job:
         model, unknown = _model(r)
         r.sort_rest(options_of(form), typos=True)
         stack = "torch-2.11-compiled" if self.fields.pop("compiled", False) else "transformers-2024"
+        if form != "unsloth" and self.fields.get("lora_targets") == ("all",):  # Unsloth makes a module of each expert
+            self.by_model = {**self.by_model, "lora_targets": _all_linear}
+            del self.fields["lora_targets"]
         return Draft(
             format=form,
             software=software,
@@ -87,7 +92,14 @@ class Job:
             stack_changes=self.changes,
             settings=r.settings(),
             faults=tuple(r.faults),
+            reference_forwards=self.reference_forwards,
+            notes=self.notes,
         )
+
+
+def _all_linear(model: Model, _: object) -> tuple[str, ...]:
+    """What peft finds as linear modules: experts with biases are parameters of one module (modeling_gpt_oss.py)."""
+    return ("attention",) if model.experts is not None and model.experts.bias else ("all",)
 
 
 _PLACES: Final = {
@@ -116,8 +128,8 @@ def begin(stated: Stated, form: str) -> Job:
 def _entries(stated: Stated, names: Mapping[str, str]) -> dict[str, Entry]:
     """FSDP's words become accelerate's settings, a DeepSpeed file or table the one that accelerate's plugin would name."""
     found: dict[str, Entry] = {}
-    file, leaves = stated.file, ("deepspeed", "lora_rank_pattern")
-    for name, entry in flattened(stated.data, file, leaves, stated.places).items():
+    leaves = "deepspeed", "lora_rank_pattern"
+    for name, entry in flattened(stated.data, stated.file, leaves, stated.places).items():
         if name.startswith("fsdp_config."):
             key = name.removeprefix("fsdp_config.").removeprefix("fsdp_")
             found[f"{_F}{ {'cpu_offload': 'offload_params'}.get(key, key) }"] = entry
@@ -126,15 +138,17 @@ def _entries(stated: Stated, names: Mapping[str, str]) -> dict[str, Entry]:
     fsdp = found.get("fsdp")
     words = fsdp.value if fsdp is not None else None
     listed = words.replace(",", " ").split() if isinstance(words, str) else words if isinstance(words, list) else []
-    version = found.get(f"{_F}version")
     for word in map(str, listed):
         key, value = ("sharding_strategy", _WORDS.get(word)) if word in _WORDS else _OTHER.get(word, ("", None))
-        if fsdp is not None and value is not None and not (key == "sharding_strategy" and _is_two(version)):
+        if (
+            fsdp is not None
+            and value is not None
+            and not (key == "sharding_strategy" and _is_two(found.get(f"{_F}version")))
+        ):
             found.setdefault(f"{_F}{key}", replace(fsdp, value=value))
     if words:
-        found.setdefault(
-            f"{_F}auto_wrap_policy", Entry(name="fsdp", value="TRANSFORMER_BASED_WRAP", place=f"{file}: fsdp")
-        )
+        policy = Entry(name="fsdp", value="TRANSFORMER_BASED_WRAP", place=f"{stated.file}: fsdp")
+        found.setdefault(f"{_F}auto_wrap_policy", policy)
     return found
 
 
@@ -214,11 +228,14 @@ def parallelism(job: Job) -> None:
         job.engine = "deepspeed"
         given = {*r.given, "precision", "micro_batch_size", "num_micro_batches", "optimizer"}
         inner = replace(r, given=given)  # what this file says fills in "auto"
-        value = r.raw(_DEEPSPEED)
-        read, path = (
-            (job.read_json, str(value)) if not isinstance(value, Mapping) else (lambda _: value, r.place(_DEEPSPEED))
-        )
-        job.leftover, job.by_model = accelerate.deepspeed_file(inner, fields, read, path, mixed)
+        table: Any = r.entries[_DEEPSPEED].value
+        inside = isinstance(table, Mapping)
+        path = r.place(_DEEPSPEED) if inside else r.text(_DEEPSPEED)
+        if inside:
+            r.raw(_DEEPSPEED)
+        if path is not None:  # else a fault says what it is
+            read = (lambda _: table) if inside else job.read_json
+            job.leftover, job.by_model = accelerate.deepspeed_file(inner, fields, read, path, mixed)
     elif sharded:
         job.engine = "fsdp"
         job.leftover = accelerate.fsdp(r, fields, *job.devices)
@@ -266,11 +283,10 @@ def optimizer(job: Job, default: str, classes: Mapping[str, str] | None = None) 
         r.fault("optim", f"{name} is not modelled", remedy, (("--optimizer", "adamw"),))
     kind, impl, *more = (found or "adamw foreach").split()
     fields |= {"optimizer": kind, "optimizer_impl": impl}
+    fields |= {"optimizer_in_backward": True} if "in_backward" in more else {}
     rank = re.search(r"\brank\s*=\s*([1-9]\d{0,5})\b", str(r.raw("optim_args") or ""))
     if kind == "galore" and rank:
         fields["galore_rank"] = int(rank[1])
-    if "in_backward" in more:
-        fields["optimizer_in_backward"] = True
     if fields.get("master_dtype", "fp32") == "bf16" and "fp32" not in more:
         fields["optimizer_dtype"] = "bf16"
 

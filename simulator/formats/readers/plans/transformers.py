@@ -121,6 +121,8 @@ def _frozen(job: Job) -> None:
         job.fields["lora_rank"] = 16
     if "lora_dropout" not in r:
         job.fields["lora_dropout"] = 0.05
+    if r.flag("prepare_model_for_kbit_training"):  # of peft, which a script calls
+        job.fields |= {"upcast_frozen": True, **({} if base else {"base_weights": "fp32"})}
 
 
 def answers(job: Job, name: str) -> None:

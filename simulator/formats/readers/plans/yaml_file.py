@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simulator.base.errors import Fault, PlanError
+from simulator.base.schema import refuse_long_numbers
 
 MAX_BYTES: Final = 2**20
 MAX_DEPTH: Final = 30
@@ -31,13 +32,13 @@ def read_yaml(text: str, file: str) -> dict[str, Any]:
         node = yaml.compose(text, Loader=loader)
         doubles = _doubles(node, yaml.MappingNode, yaml.SequenceNode, file)
         data = yaml.load(text, Loader=loader)  # noqa: S506  a safe one
+        refuse_long_numbers(data)
     except yaml.MarkedYAMLError as exc:
         line = exc.problem_mark.line if exc.problem_mark else None
         raise refused(f"not YAML: {exc.problem or exc.context}", line) from None
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
         raise refused(f"not YAML: {exc}") from None
-    if doubles:
-        raise PlanError(doubles)
+    PlanError.raise_for(doubles)
     if not isinstance(data, dict):
         raise refused("holds no table", remedy="key: value")
     named: dict[str, Any] = _named(data)

@@ -33,8 +33,7 @@ def launch_kit(
         "hostfile": _hostfile(kit),
         "ranks.tsv": ranks_table(kit),
     }
-    if rankfile := _rankfile(kit):
-        files["rankfile"] = rankfile
+    files |= {"rankfile": text} if (text := _rankfile(kit)) else {}
     if schedule is not None:
         files["transfers.tsv"] = _transfers(schedule)
     files |= {f"plan/{SUFFIXES[form]}": text for form, text in formats.items()}
@@ -107,8 +106,7 @@ def _readme(kit: Kit, files: Mapping[str, str], refused: Mapping[str, Sequence[s
     plan = kit.job.plan
     degrees = " × ".join(f"{axis} {getattr(plan, axis)}" for axis in AXES if getattr(plan, axis) > 1) or "one rank"
     lines = [
-        f"# {kit.job.model.name} on {kit.num_nodes} × {kit.cluster.gpus_per_node} of {kit.cluster.name}",
-        "",
+        f"# {kit.job.model.name} on {kit.num_nodes} × {kit.cluster.gpus_per_node} of {kit.cluster.name}\n",
         f"{counted(len(kit.seats), 'rank')}: {degrees}. Global batch {plan.global_batch_size} of {plan.seq_len} tokens.",
         "",
         "- By hand: copy this folder to every node; on each `NODE_RANK=N MASTER_ADDR=HOST ./launch.sh`.",

@@ -84,8 +84,7 @@ def make_kit(job: Job, cluster: Cluster, *, hosts: Sequence[str] = (), host: Hos
     if host is not None and len(host.gpus) != each:
         problem = f"{host.source} has {len(host.gpus)} GPUs, a node of {cluster.name} {each}"
         faults.append(Fault("--topology", problem, "the topology of one of the job's nodes"))
-    if faults:
-        raise PlanError(faults)
+    PlanError.raise_for(faults)
     return Kit(job=job, cluster=cluster, hosts=named, named=bool(hosts), host=host, seats=seats)
 
 

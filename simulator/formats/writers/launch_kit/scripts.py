@@ -141,9 +141,8 @@ def job_slurm(kit: Kit) -> str:
     ]
     if nodes > 1:
         leaves = -(-nodes // fabric.nodes_per_leaf)
-        lines += [
-            f"# {fabric.nodes_per_leaf} nodes share a leaf: as few leaves as hold the job, waited for at most a day"
-        ]
+        shared = f"# {fabric.nodes_per_leaf} nodes share a leaf"
+        lines += [f"{shared}: as few leaves as hold the job, waited for at most a day"]
         lines += [f"#SBATCH --switches={leaves}@1-00:00:00"]
     if kit.named:
         lines += [f"#SBATCH --nodelist={','.join(kit.hosts)}"]

@@ -10,6 +10,9 @@ from simulator.spec.plan import Plan
 _DEVICES: Final = {"none": "none", "host": "cpu", "nvme": "nvme"}
 
 
+_KINDS: Final = {"deepspeed": "DEEPSPEED", "fsdp1": "FSDP", "fsdp2": "FSDP"}
+
+
 def accelerate_yaml(job: Job) -> str:
     """The configuration; addresses and the training script are left to whoever launches."""
     import yaml
@@ -18,9 +21,7 @@ def accelerate_yaml(job: Job) -> str:
     nodes, _ = job.nodes
     data: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": {"deepspeed": "DEEPSPEED", "fsdp1": "FSDP", "fsdp2": "FSDP"}.get(
-            plan.implementation, "MULTI_GPU"
-        ),
+        "distributed_type": _KINDS.get(plan.implementation, "MULTI_GPU"),
         "mixed_precision": "no" if plan.precision.compute in ("fp32", "tf32") else plan.precision.compute,
         "num_machines": nodes,
         "num_processes": plan.num_devices,

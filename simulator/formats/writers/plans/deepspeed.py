@@ -35,8 +35,7 @@ def deepspeed_json(plan: Plan) -> str:
     data["zero_optimization"] = _zero(plan)
     if plan.tp > 1:
         data["tensor_parallel"] = {"autotp_size": plan.tp}
-    if plan.cp > 1:
-        data["sequence_parallel_size"] = plan.cp
+    data |= {"sequence_parallel_size": plan.cp} if plan.cp > 1 else {}
     if (one_bit := plan.deepspeed.one_bit).any:
         params = {word: getattr(one_bit, name) for name, word in ONE_BIT_SETTINGS[one_bit.kind].items()}
         data["optimizer"] = {"type": ONE_BIT_NAMES[one_bit.kind], "params": params}
@@ -57,11 +56,8 @@ def _optimizer(plan: Plan) -> dict[str, Any]:
 def _zero(plan: Plan) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": plan.zero}
     if plan.zero:
-        zero |= {
-            "overlap_comm": True,
-            "contiguous_gradients": True,
-            "reduce_bucket_size": plan.deepspeed.reduce_bucket_numel,
-        }
+        zero |= {"overlap_comm": True, "contiguous_gradients": True}
+        zero["reduce_bucket_size"] = plan.deepspeed.reduce_bucket_numel
     if plan.zero == 3:
         zero["stage3_prefetch_bucket_size"] = plan.deepspeed.prefetch_bucket_numel
         zero["stage3_param_persistence_threshold"] = plan.deepspeed.param_persistence_numel

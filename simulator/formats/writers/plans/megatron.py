@@ -186,7 +186,7 @@ def _data_parallel(plan: Plan, stack: Stack) -> Iterator[str]:
             yield "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"
         if plan.dp_replicate > 1:
             yield f"--num-distributed-optimizer-instances {plan.dp_replicate}"
-    if stack.overlap.communication:
+    if stack.overlap.communication and not stack.overlap.late_gradients:
         gathers = plan.zero and not stack.overlap.late_parameters
         yield "--overlap-grad-reduce --overlap-param-gather" if gathers else "--overlap-grad-reduce"
 

@@ -36,8 +36,7 @@ def launch_files(plan: InferencePlan, model: Model, cluster: Cluster, stack: Sta
     """Name -> text. The plan has its engine's defaults. Raises PlanError with everything that the engine has no option for."""
     launcher = launcher_of(stack)
     faults = [*launcher.faults(plan), *_faults(plan, cluster)]
-    if faults:
-        raise PlanError(faults)
+    PlanError.raise_for(faults)
     pools = pools_of(plan, model)
     extra = {name: text for pool in pools for name, text in launcher.files(pool).items()}
     return {
@@ -77,14 +76,12 @@ def _script(launcher: Launcher, pools: tuple[Pool, ...], model: Model, cluster: 
         'if [ -e "$MODEL" ]; then MODEL=$(realpath "$MODEL"); fi',
         'cd "$(dirname "$0")"',
     ]
-    place = 0
-    gpus = cluster.gpus_per_node
+    place, gpus = 0, cluster.gpus_per_node
     for pool in pools:
         for number in range(pool.plan.dp):
             node, first, place = _placed(place, pool.plan.engine_devices, gpus)
-            port = _PORT + first
             devices = ",".join(str(gpu) for gpu in range(first, first + pool.plan.engine_devices))
-            command = " ".join(map(_quoted, launcher.command(pool, port)))
+            command = " ".join(map(_quoted, launcher.command(pool, _PORT + first)))
             lines.append(f'[ "$NODE" = {node} ] && CUDA_VISIBLE_DEVICES={devices} {command} &  # {pool.name} {number}')
     return "\n".join([*lines, "wait", ""])
 

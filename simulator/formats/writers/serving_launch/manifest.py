@@ -46,11 +46,13 @@ def _deployment(launcher: Launcher, pool: Pool, name: str, files: Mapping[str, s
     }
 
 
+_TRIES: Final = {"periodSeconds": 10, "failureThreshold": _READY_S // 10}
+
+
 def _pod(launcher: Launcher, pool: Pool, name: str, files: Mapping[str, str]) -> dict[str, Any]:
     command = ["$(MODEL)" if word == "$MODEL" else word for word in launcher.command(pool, _PORT)]
-    shared = {"name": "shm", "emptyDir": {"medium": "Memory"}}
     mounts = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108  where NCCL and the engine's processes meet
-    volumes: list[dict[str, Any]] = [shared]
+    volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
     if files:
         mounts.append({"name": "launch", "mountPath": _FOLDER})
         volumes.append({"name": "launch", "configMap": {"name": name}})
@@ -61,11 +63,7 @@ def _pod(launcher: Launcher, pool: Pool, name: str, files: Mapping[str, str]) ->
         "env": [{"name": "MODEL", "value": ""}],
         "ports": [{"containerPort": _PORT}],
         "resources": {"limits": {"nvidia.com/gpu": pool.plan.engine_devices}},
-        "readinessProbe": {
-            "httpGet": {"path": "/health", "port": _PORT},
-            "periodSeconds": 10,
-            "failureThreshold": _READY_S // 10,
-        },
+        "readinessProbe": {"httpGet": {"path": "/health", "port": _PORT}, **_TRIES},
         "volumeMounts": mounts,
     }
     if files:

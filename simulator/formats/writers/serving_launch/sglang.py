@@ -30,6 +30,7 @@ def _command(pool: Pool, port: int) -> list[str]:
         "max-running-requests": plan.max_sequences,
         "mem-fraction-static": plan.gpu_memory_utilization,
         "page-size": plan.block_size,
+        "swa-full-tokens-ratio": plan.window_part if "window_part" in plan.model_fields_set else None,
         "disable-cuda-graph": not plan.cuda_graphs,
         "disable-radix-cache": not plan.prefix_caching,
         **_adapters(plan),

@@ -90,6 +90,12 @@ def _sources(keys: Keys, known: Family, config: Mapping[str, Any], *, read_as: s
         unread = ", ".join(_unread(keys, config))
         sources["read as"] = f"{read_as}, as --like says{other}" + (f"; not read: {unread}" if unread else "")
     notes = [note["text"] for note in known.notes if keys.evaluate(note.get("when", "True"))]
+    towers = [key for key in ("vision_config", "audio_config") if config.get(key)]
+    notes += (
+        [f"{' and '.join(towers)}: towers and their projectors, weights and time, are no part of the model"]
+        if towers
+        else []
+    )
     return {**sources, **({"not modelled": "; ".join(notes)} if notes else {})}
 
 

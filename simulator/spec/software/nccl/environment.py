@@ -143,8 +143,7 @@ def assignments(texts: Iterable[str], place: str) -> dict[str, str]:
                 faults.append(Fault(place=f"{place} {name}", problem="is set twice", remedy="keep one"))
             else:
                 found[name] = value
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     return found
 
 

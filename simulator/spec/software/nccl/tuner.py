@@ -86,8 +86,7 @@ def read_tuner(path: Path) -> tuple[TunerRule, ...]:
             rules += [rule] if rule else []
     if not rules and not faults:
         faults.append(Fault(str(path), "has no rule", ",".join(_FIELDS)))
-    if faults:
-        raise InputError(faults)
+    InputError.raise_for(faults)
     return tuple(rules)
 
 

@@ -1,0 +1,74 @@
+"""Decode context parallelism: bytes of the cache, of what a step reads, and of what GPUs exchange."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.base.errors import PlanError
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
+from simulator.studies.serving import Batch, Chunk, InferencePlan, StepCosts, check
+from simulator.studies.serving.cost import Cost
+from simulator.studies.serving.decoding import batch_of
+from simulator.studies.serving.shards import kv_bytes_per_token, stage_shards
+
+# one domain of NVLink, so that every exchange has one speed
+CLUSTER = Cluster.load("gb200-nvl72")
+
+
+def costs_of(model: Model, plan: InferencePlan) -> StepCosts:
+    """On a machine without losses."""
+    return StepCosts(model, plan, CLUSTER, Stack.load(plan.stack), Calibration.ideal(), LinkCurves.ideal())
+
+
+def widths(model: Model) -> tuple[int, int]:
+    """Channels of a head's query, and of its result; latents are attended to as they are."""
+    latent = model.latent
+    if latent is None:
+        return model.head_dim, model.head_dim
+    return latent.kv_lora_rank + latent.qk_rope_head_dim, latent.kv_lora_rank
+
+
+@pytest.mark.parametrize(("name", "tp", "dcp"), [("deepseek-v3", 8, 8), ("llama3-70b", 16, 2)])
+def test_gpus_that_would_cache_the_same_have_a_part_of_the_tokens_each(name: str, tp: int, dcp: int) -> None:
+    """A step reads a dcp-th of the cache, and exchanges queries, sums of exponents in fp32, and results of every layer."""
+    model = Model.load(name)
+    plans = [InferencePlan(tp=tp, dcp=each) for each in (1, dcp)]
+    whole, part = (kv_bytes_per_token(stage_shards(model, plan)[0], plan) for plan in plans)
+    assert whole == pytest.approx(dcp * part, rel=1e-3)
+    alone, dealt = (costs_of(model, plan) for plan in plans)
+    one, other = (costs.costs(batch_of(costs, 64, 8000))[0] for costs in (alone, dealt))
+    query, result = widths(model)
+    heads = 64 * model.num_heads // tp * dcp
+    cached = 64 * 8000 * whole / dcp
+    read = cached + model.num_layers * heads * 2 * (query + result)
+    assert other.attention_s == pytest.approx(read / CLUSTER.device.memory_bytes_per_s, rel=0.02)
+    assert one.attention_s > 0.7 * dcp * other.attention_s
+    sent = model.num_layers * heads * (2 * query + 4 * dcp + 2 * result) * (dcp - 1) / dcp
+    assert other.exchange_s - one.exchange_s == pytest.approx(sent / CLUSTER.intra.bytes_per_s, rel=0.01)
+
+
+def test_pieces_of_prompts_gather_what_is_cached_before_them() -> None:
+    """Of latents the cached ones, 576 channels in 16 bits; a first piece needs nothing of the others."""
+    model = Model.load("deepseek-v3")
+    costs = costs_of(model, InferencePlan(tp=8, dcp=8))
+    first, later = (
+        costs._context.of(0, Batch(decodes=0, keys=(0,), chunks=(Chunk(new=512, cached=cached),)))
+        for cached in (0, 4096)
+    )
+    assert first == Cost()
+    assert later.exchange_s == pytest.approx(61 * 4096 * 576 * 2 * 7 / 8 / CLUSTER.intra.bytes_per_s, rel=0.01)
+
+
+def test_tokens_are_dealt_only_among_gpus_that_would_cache_the_same() -> None:
+    cluster, model = Cluster.load("hgx-h100-8"), Model.load("llama3-70b")
+    with pytest.raises(PlanError, match=r"1 of tp = 8 GPUs have the same keys and values.*tp above the model's 8"):
+        check(InferencePlan(tp=8, dcp=2), model, cluster)
+    with pytest.raises(PlanError, match=r"2 of tp = 8 GPUs.*dcp = 2, or 1"):
+        check(InferencePlan(tp=8, dcp=4), Model.load("qwen3-235b-a22b"), cluster)
+    with pytest.raises(PlanError, match=r"together with attention_dp is not modelled"):
+        check(InferencePlan(tp=8, dcp=8, experts="dealt", attention_dp=True), Model.load("deepseek-v3"), cluster)
+    check(InferencePlan(tp=8, dcp=8), Model.load("deepseek-v3"), cluster)
