@@ -165,7 +165,7 @@ LONGER: dict[str, dict[str, Any]] = {
     "gpipe": {"num_micro_batches": 5, "schedule": "gpipe"},
     "interleaved": {"num_micro_batches": 6, "virtual_stages": 2, "schedule": "interleaved"},
     "zb_h1": {"num_micro_batches": 6, "schedule": "zb_h1"},
-    "dualpipe_v": {"num_micro_batches": 9, "virtual_stages": 2, "schedule": "dualpipe_v"},
+    "dualpipe_v": {"num_micro_batches": 7, "virtual_stages": 2, "schedule": "dualpipe_v"},
 }
 
 
