@@ -10,8 +10,12 @@ import contextlib
 import gc
 import io
 import os
+import stat
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
 
 import click
 from typing_extensions import override
@@ -172,12 +176,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
+        _refuse_overwriting(sys.argv[1:] if arguments is None else arguments)
         code: object = shardwise.main(arguments, prog_name="shardwise", standalone_mode=False)
     except click.Abort:
         raise
     except Exception as exc:  # noqa: BLE001  raised again where it is a defect of ours
         return _refused(exc)
     return code if isinstance(code, int) else ExitCode.OK
+
+
+# Flags behind which a file is written
+WRITES: Final = frozenset(
+    {"-o", "--out", "--html", "--plot", "--trace", "--memory", "--links", "--snapshot", "--save", "--draw", "--junit", "--prometheus", "--stack-file", "--export"}
+)  # fmt: skip
+
+
+def _refuse_overwriting(words: Sequence[str]) -> None:
+    """Raises InputError where a file that is written is named once more, as one that is read: it would be lost."""
+    from simulator.base.errors import InputError
+
+    named: dict[tuple[int, int], list[tuple[str, str]]] = {}
+    for before, word in pairwise(("", *words)):
+        flag, value = word.split("=", 1) if word.startswith("--") and "=" in word else (before, word)
+        with contextlib.suppress(OSError, ValueError):  # no file, or no path at all
+            status = Path(value).stat()
+            if stat.S_ISREG(status.st_mode):
+                named.setdefault((status.st_dev, status.st_ino), []).append((flag, value))
+    for several in named.values():
+        for flag, value in several if len(several) > 1 else ():
+            if flag in WRITES:
+                raise InputError.at(f"{flag} {value}", "is also read", "another name")
 
 
 def _refused(exc: Exception) -> int:

@@ -108,13 +108,9 @@ def _chakra_files(study: Study, *, all_ranks: bool) -> dict[str, bytes]:
     """The predicted step as execution traces."""
     from simulator.formats.writers.chakra import trace_files
     from simulator.play.engine import run
-    from simulator.play.lower import lower
-    from simulator.spec.calibration import Calibration
-    from simulator.spec.calibration.collective_curves import default_curves
+    from simulator.play.lower import lowered
 
-    stack = study.stack or Stack.of(study.plan)
-    calibration = study.calibration or Calibration.for_device(study.cluster.device)
-    lowering = lower(study.model, study.plan, study.cluster, stack, calibration, calibration.links or default_curves())
+    lowering = lowered(*study.parts)
     mesh = lowering.mesh
     faults = []
     if lowering.rank_classes is not None:

@@ -70,25 +70,15 @@ def _inputs(study: Study, given: dict[str, Any]) -> tuple[tuple[Tensor, ...], tu
     InputError.raise_for(faults)
     count, device = study.cluster.gpus_per_node, study.cluster.device
     if str(given["tensors"]) == OWN:
+        from simulator.play.lower import lowered
         from simulator.studies.tensors.own import own_tensors
 
-        own = own_tensors(_lowered(study))
+        own = own_tensors(lowered(*study.parts))
         return own.tensors, own.room if size is None else (size,) * count
     from simulator.formats.readers.tensors_table import read_tensors
 
     room = device.usable_bytes - device.hypervisor_bytes if size is None else size
     return read_tensors(Path(given["tensors"]), count), (room,) * count
-
-
-def _lowered(study: Study) -> Any:  # noqa: ANN401  Lowering, which is loaded late
-    from simulator.play.lower import lower
-    from simulator.spec.calibration import Calibration
-    from simulator.spec.calibration.collective_curves import default_curves
-    from simulator.spec.software.stack import Stack
-
-    calibration = study.calibration or Calibration.for_device(study.cluster.device)
-    stack, curves = study.stack or Stack.of(study.plan), calibration.links or default_curves()
-    return lower(study.model, study.plan, study.cluster, stack, calibration, curves)
 
 
 def _tiers(study: Study, room: int, how: str) -> tuple[Any, Moves]:

@@ -9,12 +9,9 @@ from simulator.base.errors import InputError, PlanError
 from simulator.cli.options import print_notes
 from simulator.cli.programs import is_program
 from simulator.formats.study import Study, read_study
-from simulator.play.lower import Lowering, lower
+from simulator.play.lower import lowered
 from simulator.predict import memory_of
 from simulator.predict.play import step_seconds
-from simulator.spec.calibration import Calibration
-from simulator.spec.calibration.collective_curves import default_curves
-from simulator.spec.software.stack import Stack
 from simulator.studies.sensitivity.failures import Failure, Failures, Hurt, failures_of, ranked
 
 
@@ -39,7 +36,7 @@ def swept(
 ) -> Failures:
     """Simulate every failure. Raises InputError if the study is wrong or its cluster has exceptions of its own."""
     study = _of_equal_nodes(file, flags, settings)
-    lowering = _lowered(study)
+    lowering = lowered(*study.parts)
     step_s = step_seconds(lowering)
     base, cases = study.plan.tokens_per_step / step_s, list(failures_of(study.plan, study.cluster, left))
     found = []
@@ -64,15 +61,9 @@ def _hurt(
     return Hurt(failure=failure, step_s=step_s, lost=1 - study.plan.tokens_per_step / step_s / base)
 
 
-def _lowered(study: Study) -> Lowering:
-    calibration = study.calibration or Calibration.for_device(study.cluster.device)
-    inputs = (study.model, study.plan, study.cluster, study.stack or Stack.of(study.plan), calibration)
-    return lower(*inputs, calibration.links or default_curves())
-
-
 def _step_s(study: Study, *, holds: bool = False) -> float:
     """Seconds of a step. holds: raise PlanError where it does not fit in memory."""
-    lowering = _lowered(study)
+    lowering = lowered(*study.parts)
     if holds and not (usage := memory_of(lowering, quick=True)).memory.fit.runs:
         raise PlanError.at("memory", f"does not fit on the nodes that are left: {usage.cause}")
     return step_seconds(lowering)

@@ -24,7 +24,7 @@ from simulator.formats.readers.plans.deepspeed import read_deepspeed
 from simulator.formats.readers.plans.megatron import read_megatron
 from simulator.formats.readers.plans.options import table_of
 from simulator.formats.readers.plans.torchtitan import read_torchtitan, shape_of
-from simulator.formats.readers.plans.yaml_file import read_yaml
+from simulator.formats.readers.yaml_document import read_yaml
 from simulator.formats.writers.plans import Job
 from simulator.formats.writers.plans.accelerate import accelerate_yaml
 from simulator.formats.writers.plans.deepspeed import deepspeed_json

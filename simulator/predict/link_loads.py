@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from simulator.parallel.mesh import GroupShape
-from simulator.play.lower import Lowering, lower
+from simulator.play.lower import Lowering, lowered
 from simulator.play.lower.messages import calls_of
 from simulator.predict.play import play
 from simulator.spec.calibration import Calibration
-from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.nics import places_of, socket_of
 from simulator.spec.cluster.wiring import Wiring
@@ -61,8 +60,7 @@ def link_loads(
 ) -> Loads:
     """The links of a node with what a step of the plan puts on them. Raises as `predict` does, and where nodes differ."""
     cluster.must_be_even("the picture of a node")
-    calibration, stack = calibration or Calibration.for_device(cluster.device), stack or Stack.of(plan)
-    lowering = lower(model, plan, cluster, stack, calibration, calibration.links or default_curves())
+    lowering = lowered(model, plan, cluster, calibration, stack)
     return loads_of_lowering(lowering, play(lowering).step_s)
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from simulator.base.errors import Fault, PlanError
 from simulator.base.kernels import DTYPE_BYTES
@@ -59,15 +59,13 @@ class Servers(Strict):
     worker_bytes_per_s: BytesPerS | None = Field(
         gt=0, default=None, description="a worker's link, one way; not set: a GPU's share of its node's NICs"
     )
-    update_numel_per_s: float | None = Field(
-        gt=0,
+    update_numel_per_s: PositiveFloat | None = Field(
         default=None,
         description="parameters a second that a server updates; not set: the host's vectorised CPU Adam",
     )
     push: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="dtype of pushed gradients")
     pull: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="dtype of pulled parameters")
-    variation: float = Field(
-        ge=0,
+    variation: NonNegativeFloat = Field(
         le=10,
         default=0.0,
         description="standard deviation of a worker's compute over its mean, from clock to clock",

@@ -17,12 +17,11 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Final
 
 from simulator.base.sums import summed
-from simulator.play.lower import lower
+from simulator.play.lower import lowered
 from simulator.play.lower.messages import role_of
 from simulator.predict.prediction import Prediction
 from simulator.predict.rank_work import RankWork, rank_works
 from simulator.spec.calibration import Calibration
-from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.tiers import CPU_ADAM, HOST_MEMORY, NVME_READ, NVME_WRITE
 from simulator.spec.model import Model
@@ -167,8 +166,7 @@ def telemetry(
     jitter: float = 0.0,
 ) -> Telemetry:
     """The counters of a predicted step. Inputs and errors are those of `predict`."""
-    calibration, stack = calibration or Calibration.for_device(cluster.device), stack or Stack.of(plan)
-    lowering = lower(model, plan, cluster, stack, calibration, calibration.links or default_curves())
+    lowering = lowered(model, plan, cluster, calibration, stack)
     works = rank_works(lowering)
     played = lowering.programs(prediction.num_played)
     return Telemetry(

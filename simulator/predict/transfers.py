@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from simulator.play.lower import lower
+from simulator.play.lower import lowered
 from simulator.predict.play import play
 from simulator.spec.calibration import Calibration
-from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -66,8 +65,7 @@ def transfer_schedule(
     model: Model, plan: Plan, cluster: Cluster, calibration: Calibration | None = None, stack: Stack | None = None
 ) -> Schedule:
     """The transfers of a step as it is simulated. Raises as `predict` does."""
-    calibration, stack = calibration or Calibration.for_device(cluster.device), stack or Stack.of(plan)
-    lowering = lower(model, plan, cluster, stack, calibration, calibration.links or default_curves())
+    lowering = lowered(model, plan, cluster, calibration, stack)
     played = play(lowering)
     found: list[Transfer] = []
     for program in lowering.programs(played.num_played):

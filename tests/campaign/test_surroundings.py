@@ -6,14 +6,16 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import ordinary, owned_file, write_whole
 from simulator.base.schema import parse_toml
-from simulator.cli import main
+from simulator.cli import WRITES, main, shardwise
 from tests.campaign.seeds import ROOT
 
 PREDICT = "predict --model llama3.2-1b --cluster hgx-h100-8"
@@ -146,3 +148,31 @@ def test_megabytes_of_anything_are_no_topology_in_time_that_grows_with_them(line
 
     few_s = max(1e-3, *(seconds(6 * 2**16) for _ in range(3)))
     assert seconds(6 * 2**20) < 64 * few_s
+
+
+@pytest.mark.parametrize("words", [["--html", "study.toml"], ["--html=./study.toml"], ["--trace", "link.toml"]])
+def test_what_is_read_is_not_written(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = 'model = "gpt2"\ncluster = "hgx-h100-8"\n'
+    Path("study.toml").write_text(text)
+    Path("link.toml").symlink_to("study.toml")
+    assert main(["predict", "study.toml", *words]) == 3
+    assert "is also read (another name)" in capfd.readouterr().err
+    assert Path("study.toml").read_text() == text
+
+
+def _options(group: click.Group) -> Iterator[click.Option]:
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, click.Group):
+            yield from _options(command)
+        elif command is not None:
+            yield from (one for one in command.params if isinstance(one, click.Option))
+
+
+def test_every_option_that_writes_a_file_is_known() -> None:
+    written = {flag for one in _options(shardwise) if (one.metavar or "").startswith("OUT") for flag in one.opts}
+    assert written <= WRITES
+    assert len(written) > 5

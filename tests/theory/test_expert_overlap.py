@@ -27,7 +27,7 @@ MIXTRAL, QWEN = Model.load("mixtral-8x7b"), Model.load("qwen3-30b-a3b")
 STACK = Stack.load("megatron-core-2025").without_host()
 
 
-def lowered(model: Model = MIXTRAL, **fields: Any) -> Lowering:
+def lowered(model: Model = MIXTRAL, *, stack: Stack = STACK, **fields: Any) -> Lowering:
     given = {
         "ep": 8, "dp_shard": 8, "zero": 1, "data_parallel": "megatron", "seq_len": 4096, "num_micro_batches": 8,
         "expert_overlap": True, **fields,
@@ -35,7 +35,7 @@ def lowered(model: Model = MIXTRAL, **fields: Any) -> Lowering:
     plan = Plan.model_validate(given)
     check(plan)
     where = Cluster.load("hgx-h100-8").with_nodes(plan.num_devices // 8)
-    return lower(model, plan, where, STACK, Calibration.ideal(), LinkCurves.ideal())
+    return lower(model, plan, where, stack, Calibration.ideal(), LinkCurves.ideal())
 
 
 def _cut(phase: Phase, port: float) -> tuple[list[float], list[int]]:
@@ -73,6 +73,16 @@ def test_each_exchange_runs_beside_the_other_micro_batch() -> None:
     expected += max(exchange_s(back[1]), f[1]) + max(exchange_s(sent[1]), b[2])
     work = paired(Builder(lowering.fabric), [layer.forward], [layer.backward])
     assert work.duration_s == pytest.approx(expected, rel=1e-9)
+
+
+def test_each_piece_of_a_pair_is_a_call_of_python() -> None:
+    """Attention, dispatch, experts and combine of either direction are nodes of a schedule, beside the layers' own modules."""
+    lowering = lowered(
+        stack=STACK.copy_with(host_module_s=1e-3), expert_capacity_factor=1.0
+    )  # no wait for rows' counts
+    layer, build = lowering.step.units[1].work, Builder(lowering.fabric)
+    apart = build.summed(layer.forward, layer.backward)
+    assert paired(build, [layer.forward], [layer.backward]).host_s - apart.host_s == pytest.approx(8e-3)
 
 
 @pytest.mark.parametrize("stages", [2, 4])

@@ -165,6 +165,19 @@ def test_a_host_that_reads_each_loss_starts_every_backward_anew() -> None:
     assert reading.step_s > ahead.step_s
 
 
+def test_the_last_stage_of_an_interleaved_pipeline_waits_for_each_loss() -> None:
+    """No message makes it wait there; the other stages' hosts run on."""
+    plan = Plan(
+        zero=0, data_parallel="megatron", pp=2, dp_replicate=4, seq_len=256, num_micro_batches=4, virtual_stages=2
+    )
+    megatron = Stack.load("megatron-core-2025")
+    waited = {}
+    for reads in (True, False):
+        programs = lowered(plan, stack=megatron.copy_with(reads_loss=reads)).programs(4)
+        waited[reads] = [sum(op.blocking for op in program.ops if isinstance(op, Compute)) for program in programs]
+    assert waited == {True: [0, 4], False: [0, 0]}
+
+
 @pytest.mark.parametrize(("pp", "zero"), [(1, 0), (1, 1), (2, 0)])
 def test_the_calls_of_a_steps_end_are_hidden_by_nothing(pp: int, zero: int) -> None:
     """Each call takes the host an operator's time behind the last backward: for each parameter of the rank's own, and once."""

@@ -166,6 +166,12 @@ def test_tokens_cost_what_the_devices_cost_while_they_are_made(
     assert "no price of dgx-a100-80-8" in capsys.readouterr().err
 
 
+def test_a_window_that_no_answer_ends_in_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for rate, there in (("500", True), ("1", False)):
+        assert main(["serve", "--rate", rate, "--requests", "40", "--output", "60", "--plain"]) == ExitCode.OK
+        assert ("none is answered before the last comes" in capsys.readouterr().out) == there
+
+
 @pytest.mark.parametrize("requests", ["1", "2", "5", "20"])
 @pytest.mark.parametrize("more", [[], ["--warmup", "0"], ["--rate", "0"], ["--rate", "30"], ["--output", "1"]])
 def test_a_few_requests_are_answered_with_or_without_a_cost(
@@ -255,8 +261,42 @@ def test_contradictory_settings_of_an_engine_are_told_together(capsys: pytest.Ca
 def test_weights_are_those_of_the_checkpoint_that_is_named(model: str, given: dict[str, str], weights: str) -> None:
     study = read_serving_study(None, {"model": model}, given, (), searched=True)
     assert study.plan.weights == weights
-    said = any("as checkpoints called" in source.detail for source in study.sources)
+    said = any("as the checkpoint of" in source.detail for source in study.sources)
     assert said == (not given and weights != "bf16")
+
+
+@pytest.mark.parametrize(
+    ("said", "weights"),
+    [
+        (None, "bf16"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "gptq", "bits": 8}, "int8"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
+            },
+            "fp8",
+        ),
+        ({"quant_method": ["odd"], "bits": [4], "config_groups": 3}, "bf16"),
+    ],
+)
+def test_weights_are_what_a_config_says_of_its_checkpoint(tmp_path: Path, said: object, weights: str) -> None:
+    sizes = {
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "vocab_size": 512,
+    }
+    config = {"model_type": "llama", **sizes, "quantization_config": said}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for path in (tmp_path, tmp_path / "config.json"):
+        assert read_serving_study(None, {"model": str(path)}, {}, (), searched=True).plan.weights == weights
 
 
 @pytest.mark.parametrize(

@@ -138,3 +138,11 @@ def test_guesses_and_attention_of_each_gpu_are_told() -> None:
     text = " ".join(commands(launch_files(plan, model, CLUSTER, stack)["launch.sh"])[0])
     assert "--tp-size 4" in text
     assert "--dp-size 4 --enable-dp-attention --moe-a2a-backend deepep --ep-size 4" in text
+
+
+def test_room_for_windows_and_parts_of_a_cache_are_told() -> None:
+    assert "--swa-full-tokens-ratio 0.8" in " ".join(commands(files_of("sglang-2025")["launch.sh"])[0])
+    assert "--decode-context-parallel-size 2" in " ".join(commands(files_of("vllm-2026", tp=8, dcp=2)["launch.sh"])[0])
+    assert "context-parallel" not in files_of("vllm-2026")["launch.sh"]
+    with pytest.raises(PlanError, match="SGLang is not told of it"):
+        files_of("sglang-2025", tp=8, dcp=2)

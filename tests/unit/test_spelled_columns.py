@@ -163,3 +163,11 @@ def test_a_sign_of_per_cent_stands_only_behind_per_cent(tmp_path: Path, column: 
     (bad,) = read(tmp_path, f"{HEADER},{column}", f"{CELLS},{cell}").rows
     assert not isinstance(bad, RunRow)
     assert "a decimal number without separators" in str(bad.faults[0])
+
+
+@pytest.mark.parametrize("cell", ["1e308", "1e-308", "9" * 30 + "e99"])
+def test_what_nobody_measures_is_no_number(tmp_path: Path, cell: str) -> None:
+    """Bytes of 1e308 GiB are no number of Python's."""
+    (bad,) = read(tmp_path, f"{HEADER},step_time_s,peak_allocated_gib", f"{CELLS},1,{cell}").rows
+    assert isinstance(bad, BadRow)
+    assert "is not from 1e-30 to 1e+30" in str(bad.faults[0])

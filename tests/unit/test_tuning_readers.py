@@ -697,3 +697,13 @@ def test_litgpt_s_file_is_no_megatron_bridge_s(tmp_path: Path) -> None:
     file = tmp_path / "lit.yaml"
     file.write_text("checkpoint_dir: checkpoints/meta-llama/Llama-3.2-3B\nlora_r: 32\ntrain:\n  global_batch_size: 8\n")
     assert read_plan(file).format == "litgpt"
+
+
+@pytest.mark.parametrize("loss", ["torchtune.rlhf.loss.DPOLoss", "torch.nn.CrossEntropyLoss"])
+def test_torchtune_s_preferences_are_pairs_with_a_reference(loss: str, tmp_path: Path) -> None:
+    file = tmp_path / "dpo.yaml"
+    text = "model:\n  _component_: torchtune.models.llama3_1.llama3_1_8b\nbatch_size: 4\nloss:\n  _component_: " + loss
+    file.write_text(f"{text}\noptimizer:\n  _component_: torch.optim.AdamW\n")
+    draft = read_plan(file)
+    paired = "DPO" in loss
+    assert (plan_of(draft, 1).micro_batch_size, draft.reference_forwards) == ((8, 1) if paired else (4, 0))

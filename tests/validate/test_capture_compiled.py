@@ -53,6 +53,60 @@ while True:
     optimizer.step()
     optimizer.zero_grad()
 """
+FLEX = """
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+flex = torch.compile(flex_attention)
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Linear(256, 768, bias=False)
+
+    def forward(self, x, mask=None):
+        q, k, v = self.w(x).view(2, 256, 3, 4, 64).permute(2, 0, 3, 1, 4)
+        return flex(q, k, v, block_mask=mask).transpose(1, 2).reshape(2, 256, 256)
+
+model = Block().to("cuda", torch.bfloat16)
+model.compile()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+document = torch.zeros(256, dtype=torch.long, device="cuda")
+causal = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cuda")
+documents = create_block_mask(lambda b, h, q, k: document[q] == document[k], None, None, 256, 256, device="cuda")
+while True:
+    x = torch.randn(2, 256, 256, device="cuda", dtype=torch.bfloat16)
+    model(model(model(x, causal), documents)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+CLOSED_OVER = """
+import sys, torch
+from torch.nn import functional as F
+
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+@torch.compile
+def loss_of(x, y):
+    return F.mse_loss(model(x), y)
+
+@torch.compile
+def step(x, y):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+
+while True:
+    x, y = (torch.randn(64, 256, device="cuda") for _ in range(2))
+    if sys.argv[1:]:
+        step(x, y)
+    else:
+        loss_of(x, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
 TIED = """
 import torch
 
@@ -167,3 +221,31 @@ def test_tied_weights_and_dropout_are_compiled(tmp_path: Path) -> None:
     assert "torch.compile: Inductor's kernels, one graph a region" in capture.answers
     assert not any("not compiled" in one for one in capture.answers)
     assert not any("dropout" in name for name, _, _ in capture.signatures)
+
+
+@pytest.mark.parametrize(("words", "eager"), [([], set()), (["step"], {"aten.mse_loss.default"})])
+def test_a_function_s_modules_get_gradients(words: list[str], eager: set[str], tmp_path: Path) -> None:
+    """One that only calls modules is a region with them; where it steps an optimizer, its modules are regions, and no more."""
+    (tmp_path / "script.py").write_text(CLOSED_OVER)
+    out = tmp_path / "script.capture.gz"
+    assert main(["capture", str(tmp_path / "script.py"), "-o", str(out), "--ranks=1", "--", *words]) == ExitCode.OK
+    capture = read_capture(out)
+    ran = [event for event in capture.events[capture.steady :] if event[0] == Kind.OPERATOR]
+    names = {phase: [capture.signatures[one[1]][0] for one in ran if one[4] == phase] for phase in Phase}
+    assert sum(name.endswith("mm.default") for name in names[Phase.FORWARD]) == 1
+    assert names[Phase.BACKWARD].count("aten.mm.default") == 1  # the weight's gradient; nobody asks for the input's
+    assert {name for name in names[Phase.FORWARD] if "mse" in name} == eager
+    assert names[Phase.OPTIMIZER]
+
+
+def test_flex_attention_is_a_flash_kernel_of_what_its_mask_surely_leaves_out(tmp_path: Path) -> None:
+    """Causal, of unknown documents, and without a mask: forward each once, within compiled blocks."""
+    (tmp_path / "script.py").write_text(FLEX)
+    out = tmp_path / "script.capture.gz"
+    assert main(["capture", str(tmp_path / "script.py"), "-o", str(out), "--ranks=1"]) == ExitCode.OK
+    capture = read_capture(out)
+    ran = [capture.signatures[event[1]] for event in capture.events[capture.steady :] if event[0] == Kind.OPERATOR]
+    forward = [args[0] for name, args, _ in ran if name == "aten._scaled_dot_product_flash_attention.default"]
+    assert [one[4] if len(one) > 4 else False for one in forward] == [True, False, False]
+    assert sum(name == "aten._scaled_dot_product_flash_attention_backward.default" for name, *_ in ran) == 3
+    assert "torch.compile: Inductor's kernels, one graph a region" in capture.answers

@@ -24,7 +24,13 @@ from torch.distributions import Categorical
 layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(40))).cuda()
 recurrent = torch.nn.GRU(64, 64).cuda()
 optimizer = torch.optim.AdamW(layers.parameters())
+Tensor = torch.cuda.FloatTensor
+assert Tensor(2, 3).shape == (2, 3) and isinstance(torch.ones(3).type(Tensor), Tensor)
+assert torch.allclose(Tensor([1, 2]), Tensor([1, 2])) and int(torch.version.cuda.split(".")[0]) > 0
+profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
 while True:
+    torch.cuda.cudart().cudaProfilerStart()
+    profiler.step()
     logits = layers(recurrent(torch.randn(1, 16, 64, device="cuda"))[0][0])
     chosen = Categorical(logits=logits)
     loss = chosen.log_prob(chosen.sample()).mean()

@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from simulator.work.captured.capture import Kind
-from validate.capture import data_parallel, graphs, kernels, tensors
+from validate.capture import builds, data_parallel, graphs, kernels, tensors
 from validate.capture.collectives import Collectives
 from validate.capture.log import Log
 from validate.capture.mode import CaptureMode
@@ -74,6 +74,7 @@ def install(machine: Machine, log: Log, storages: Storages, mode: CaptureMode, c
     _spawned(log)
     _checkpoints()
     _exports()
+    builds.install(stream=Stream, event=Event, device=_Device)
 
 
 def _cuda(machine: Machine, log: Log) -> None:

@@ -13,7 +13,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from math import prod
 from typing import Any
 
@@ -24,18 +24,22 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.nn.attention import flex_attention
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from simulator.work.captured.capture import Kind
 from simulator.work.captured.cost import KernelCost
+from validate.capture import trees
 from validate.capture.log import Log
 from validate.capture.mode import CaptureMode, described
-from validate.capture.modules import Modules
+from validate.capture.modules import Modules, reached
 from validate.capture.storages import Storages
 from validate.capture.streams import Recorder
 
+_COMPILED = "_shardwise_compiled"  # marks a module whose forward is a region
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 # what Inductor asks of a device beside its name and size; the same of all data-centre GPUs since Volta (CUDA programming guide)
 _PROPERTIES = {
@@ -74,6 +78,8 @@ class Compilers:
         def compiled(model: Any = None, **kwargs: Any) -> Any:
             if model is None:
                 return lambda one: compiled(one, **kwargs)
+            if model is flex_attention.flex_attention:  # one kernel, however it is called
+                return model
             if isinstance(model, nn.Module):
                 self._module(model)
                 return model
@@ -92,18 +98,30 @@ class Compilers:
 
     def _region(self, function: Callable[..., Any], module: nn.Module | None) -> Callable[..., Any]:
         known: dict[Any, Callable[..., Any] | None] = {}
+        method = module
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
+            module = method
+            if module is None and not self.mode.paused:
+                modules, breaks = reached(function, (*args, *kwargs.values()))
+                if breaks:
+                    self._each(modules)
+                    return function(*args, **kwargs)
+                module = nn.ModuleList(modules)
             named = {**dict(module.named_parameters()), **dict(module.named_buffers())} if module is not None else {}
             args, kwargs = tree_map_only(torch.Tensor, _waited, (args, kwargs))
             leaves, _ = tree_flatten((list(named.values()), args, kwargs))
             if self.mode.paused or not any(isinstance(one, torch.Tensor) and one.is_cuda for one in leaves):
                 return function(*args, **kwargs)
+            masks = list[Any]()  # FlexAttention's, which no graph takes
+            args, kwargs = tree_map(partial(trees.put_aside, masks), (args, kwargs), is_leaf=trees.is_mask)
+            leaves, _ = tree_flatten((list(named.values()), args, kwargs))
             key = (torch.is_grad_enabled(), torch.is_autocast_enabled("cuda"), *map(_key, leaves))
             names = list(named)
 
             def flat(values: list[Any], args: Any, kwargs: Any) -> Any:
+                args, kwargs = tree_map_only(trees.Mask, lambda one: masks[int(one)], (args, kwargs))
                 if module is None:
                     return function(*args, **kwargs)
                 with _reparametrize_module(module, dict(zip(names, values, strict=True)), tie_weights=True):
@@ -122,6 +140,14 @@ class Compilers:
                 self.mode.paused -= 1
 
         return call
+
+    def _each(self, modules: Sequence[nn.Module]) -> None:
+        """A function's graph breaks at backwards, optimizers and hooks: the modules that it calls are regions."""
+        for one in modules:
+            inner = one.module if isinstance(one, DistributedDataParallel) else one
+            if not hasattr(inner, _COMPILED):
+                setattr(inner, _COMPILED, True)
+                self._module(inner)
 
     def _traced(self, flat: Callable[..., Any], inputs: Any) -> Callable[..., Any] | None:
         """The region compiled, or None where Inductor cannot take it.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import wraps
-from typing import Any, Never
+from typing import Any
 
 import torch
 from torch import _meta_registrations
 from torch.backends import cuda
 from torch.nn import functional
 from torch.nn.attention import flex_attention
+from torch.utils._python_dispatch import _disable_current_modes
 
 from simulator.work.captured.capture import Kind
-from validate.capture.ranks import RefusedError
 from validate.capture.streams import Recorder
 from validate.gpus import built_with_cuda
 
@@ -38,11 +39,26 @@ def install() -> None:
     flex_attention.flex_attention = _flex
 
 
-def _flex(*_: object, **__: object) -> Never:
-    raise RefusedError(
-        "the program runs FlexAttention, whose masks a capture does not evaluate and whose kernel it does not know: "
-        "scaled_dot_product_attention is captured"
-    )
+def _flex(
+    query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None, scale: Any = None,
+    enable_gqa: bool = False, return_lse: bool = False, **_: Any,  # noqa: FBT001, FBT002  as torch has them
+) -> Any:  # fmt: skip
+    """FlexAttention as a flash kernel: of the causal half where its mask is known to leave no more, else of all places."""
+    causal = block_mask is not None and _is_causal(block_mask.mask_mod)
+    of = "a causal mask, none sparser" if causal else "every place, whatever the mask"
+    Recorder.log.answer(f"FlexAttention: priced as a flash kernel of {of}{', without its score_mod' * bool(score_mod)}")
+    given = {"is_causal": causal, "scale": scale, "enable_gqa": enable_gqa}
+    found = functional.scaled_dot_product_attention(query, key, value, **given)
+    return (found, query.new_empty(query.shape[:-1], dtype=torch.float32)) if return_lse else found
+
+
+def _is_causal(mask_mod: Any) -> bool:
+    """Whether a mask leaves out the next place. False where its values are unknown."""
+    with _disable_current_modes(), suppress(Exception):  # it may read tensors that have no values
+        here, there = torch.tensor(0), torch.tensor(1)
+        seen = mask_mod(here, here, here, there)
+        return type(seen) is torch.Tensor and not bool(seen)
+    return False
 
 
 def _grouped_products() -> None:

@@ -1,11 +1,18 @@
-"""Where a program is: the module whose forward runs, and whether it is forward, backward or the optimizer's step."""
+"""Where a program is: the module whose forward runs, and whether it is forward, backward or the optimizer's step; which a function calls."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from simulator.work.captured.capture import Phase
+
+_BREAKS = (torch.optim.Optimizer, DistributedDataParallel)  # a graph ends at these
 
 
 class Modules:
@@ -36,3 +43,21 @@ class Modules:
         if self.updating:
             return Phase.OPTIMIZER
         return Phase.BACKWARD if torch._C._current_graph_task_id() != -1 else Phase.FORWARD
+
+
+def reached(function: Callable[..., Any], given: Sequence[Any]) -> tuple[list[nn.Module], bool]:
+    """Modules that a function refers to (its object's, those in its closure, globals), and whether it is no graph alone.
+
+    It is none where it runs a backward or steps an optimizer, is given a module, calls one with hooks (DDP's), or has tensors
+    of its own that want gradients.
+    """
+    owner, inner = getattr(function, "__self__", None), inspect.unwrap(getattr(function, "__func__", function))
+    every = [owner, *getattr(owner, "__dict__", {}).values()]
+    if not inspect.isfunction(inner):
+        return [], False
+    variables = inspect.getclosurevars(inner)
+    every += [*variables.nonlocals.values(), *variables.globals.values(), *given]
+    modules = list({id(one): one for one in every if isinstance(one, nn.Module)}.values())
+    breaks = "backward" in inner.__code__.co_names or any(isinstance(one, _BREAKS) for one in (*every, owner))
+    wanting = (one.requires_grad for one in every[: len(every) - len(given)] if isinstance(one, torch.Tensor))
+    return modules, breaks or any(wanting) or any(isinstance(one, nn.Module) for one in given)

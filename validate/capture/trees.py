@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -33,3 +34,20 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
         found = [mapped(one, change) for one in value]
         return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
     return change(value)
+
+
+class Mask(int):
+    """The place of a mask that was put aside."""
+
+
+def is_mask(value: Any) -> bool:
+    """FlexAttention's, which no graph takes."""
+    return isinstance(value, BlockMask)
+
+
+def put_aside(masks: list[Any], value: Any) -> Any:
+    """A leaf, or the place of a mask."""
+    if not is_mask(value):
+        return value
+    masks.append(value)
+    return Mask(len(masks) - 1)

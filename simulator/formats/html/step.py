@@ -9,11 +9,10 @@ from simulator.formats.html.timeline import pipeline_of, timeline_of
 from simulator.formats.html.traffic import traffic_of
 from simulator.memory import History, device_history
 from simulator.memory.live_bytes import LiveBytes, live_bytes
-from simulator.play.lower import lower
+from simulator.play.lower import lowered
 from simulator.play.lower.host_lead import passes_ahead
 from simulator.predict import Prediction
 from simulator.spec.calibration import Calibration
-from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -31,9 +30,7 @@ def drawing_of(
     stack: Stack | None,
 ) -> dict[str, Any]:
     """Figures of a described plan. The inputs are those of the prediction."""
-    calibration = calibration or Calibration.for_device(cluster.device)
-    curves = calibration.links or default_curves()
-    lowering = lower(model, plan, cluster, stack or Stack.of(plan), calibration, curves)
+    lowering = lowered(model, plan, cluster, calibration, stack)
     history = device_history(model, plan, lowering.stack, lowering.device, passes_ahead(lowering))
     return {
         **program_drawing(prediction, history),
@@ -47,9 +44,7 @@ def placed_drawing(
     model: Model, plan: Plan, cluster: Cluster, calibration: Calibration | None, stack: Stack | None, step_s: float
 ) -> dict[str, Any]:
     """Traffic between GPUs under the cluster's rank mapping."""
-    calibration = calibration or Calibration.for_device(cluster.device)
-    curves = calibration.links or default_curves()
-    return {"traffic": traffic_of(lower(model, plan, cluster, stack or Stack.of(plan), calibration, curves), step_s)}
+    return {"traffic": traffic_of(lowered(model, plan, cluster, calibration, stack), step_s)}
 
 
 def program_drawing(prediction: Prediction, history: History | None = None) -> dict[str, Any]:

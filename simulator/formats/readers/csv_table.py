@@ -30,6 +30,7 @@ RowT = TypeVar("RowT")
 _INTEGER = re.compile(r"[0-9]{1,15}")
 _NUMBER = re.compile(r"[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 _MOST_FAULTS, _SHOWN = 1000, 20
+_LEAST, _MOST = 1e-30, 1e30  # of a measured number
 _MAX_LINE_CHARS = 2**20
 _MAX_RECORD_LINES = 64
 
@@ -346,12 +347,14 @@ def integer_cell(cell: str) -> int | None:
 
 
 def number_cell(cell: str) -> float | None:
-    """A finite number above 0; None where blank."""
+    """A finite number above 0; None where blank. Nothing measured is beyond 1e30, and what is made of it stays finite."""
     if not cell:
         return None
     value = float(cell) if _NUMBER.fullmatch(cell) else math.nan
-    if not (math.isfinite(value) and value > 0):
+    if not value > 0:
         raise CellError(f"{shown(cell)} is not a finite number above 0", "a decimal number, or blank if unknown")
+    if not _LEAST <= value <= _MOST:
+        raise CellError(f"{shown(cell)} is not from {_LEAST:g} to {_MOST:g}", "a decimal number, or blank if unknown")
     return value
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from simulator.base.errors import ClusterError, Fault
-from simulator.base.schema import nearest, refuse_long_numbers
+from simulator.base.schema import nearest
 from simulator.formats.readers.hostlist import MOST_NAMES, expand
+from simulator.formats.readers.yaml_document import yaml_document
 from simulator.spec.cluster.host import NodeTree, Switch
 
 _SWITCH_KEYS: Final = ("switchname", "switches", "nodes", "linkspeed")
@@ -62,7 +63,7 @@ def read_yaml(text: str, source: str, *, topology: str = "") -> NodeTree:
     Raises ClusterError with every fault: aliases and tags (they can blow up), hostlists of more than 65,536 names,
     a switch below itself or below two, a node below two leaves.
     """
-    data = _load(text, source)
+    data = yaml_document(text, source, ClusterError)
     if not isinstance(data, list) or not data or not all(isinstance(one, dict) for one in data):
         raise ClusterError.at(source, "is not a list of topologies", "- topology: name\n  tree: {switches: […]}")
     named = [one for one in data if one.get("topology") == topology] if topology else []
@@ -86,38 +87,6 @@ def read_yaml(text: str, source: str, *, topology: str = "") -> NodeTree:
         reading.add(where, one[key], str(one.get("nodes") or ""), str(one.get("children") or ""), "")
     sizes = body.get("block_sizes")
     return reading.tree(kind, reading.sizes(sizes if isinstance(sizes, list) else [], f"{place}: block_sizes"))
-
-
-_MOST_YAML: Final = 2**20
-_DEEPEST: Final = 30
-
-
-def _at(source: str, mark: Any) -> str:  # noqa: ANN401  YAML's
-    return source if mark is None else f"{source}: line {mark.line + 1}"
-
-
-def _load(text: str, source: str) -> Any:  # noqa: ANN401  YAML is any of its types
-    """The document as plain data; aliases are refused before anything is built."""
-    import yaml
-
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's takes a tenth of the time
-    if len(text) > _MOST_YAML:
-        remedy = "topology.conf, or hosts as node[1-9]"
-        raise ClusterError.at(source, f"is larger than {_MOST_YAML:,} characters", remedy)
-    depth = 0
-    try:
-        for event in yaml.parse(text, Loader=loader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                raise ClusterError.at(source, f"is nested deeper than {_DEEPEST} levels")
-            if isinstance(event, yaml.AliasEvent):
-                raise ClusterError.at(_at(source, event.start_mark), "an alias, which can blow up", "write it out")
-        data = yaml.load(text, Loader=loader)  # noqa: S506  a safe one
-        refuse_long_numbers(data)
-    except (yaml.YAMLError, RecursionError, ValueError) as exc:
-        place = _at(source, getattr(exc, "problem_mark", None))
-        raise ClusterError.at(place, f"not YAML: {getattr(exc, 'problem', None) or type(exc).__name__}") from None
-    return data
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

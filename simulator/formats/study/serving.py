@@ -24,6 +24,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.model import Model
 from simulator.spec.model.families import weights_of
+from simulator.spec.model.hf_config import stored_weights
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import InferencePlan, Request, Slo, Workload, check, stack_named, with_defaults
 from simulator.studies.serving.slo import USUAL_PERCENTILE, read_times
@@ -145,7 +146,7 @@ def read_serving_study(
     plan = stack = requests = None
     named: tuple[Source, ...] = ()
     if study is not None:
-        (stated, named), workload = _as_published(study, raw.get("model")), study.workload
+        (stated, named), workload = _as_published(study, raw.get("model") if model else None), study.workload
         stack = faults.attempt(lambda: patched(Stack.of(stated), of_root(overrides, "stack"), StackError))
         plan = stated if stack is None or cluster is None else with_defaults(stated, stack, cluster.device, model)
         if model is not None and cluster is not None and not searched:
@@ -172,11 +173,11 @@ def read_serving_study(
 
 
 def _as_published(study: ServingFile, model: object) -> tuple[InferencePlan, tuple[Source, ...]]:
-    """The plan with the weights that a checkpoint of the model's name has, where nothing states others."""
-    plan, weights = study.inference, weights_of(model) if isinstance(model, str) else None
+    """The plan with the weights that the model's checkpoint has, by its name or its config.json, where nothing states others."""
+    plan, weights = study.inference, stored_weights(model) or weights_of(model) if isinstance(model, str) else None
     if weights is None or weights == plan.weights or "weights" in plan.model_fields_set:
         return plan, ()
-    source = Source(what="inference", kind="assumed", detail=f"weights = {weights}, as checkpoints called {model} have")
+    source = Source(what="inference", kind="assumed", detail=f"weights = {weights}, as the checkpoint of {model} has")
     return plan.model_copy(update={"weights": weights}), (source,)
 
 

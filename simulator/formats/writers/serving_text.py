@@ -81,6 +81,7 @@ def _percentile(a: Attainment) -> str:
 
 def _load(load: Load, passed: HandedOver | None) -> Table:
     arriving = f"{format_number(load.arriving_per_s)} arrive; " if load.arriving_per_s else ""
+    arriving += "" if load.requests_per_s else "none is answered before the last comes; "
     ends = load.low_capacity_per_s, load.high_capacity_per_s
     between = format_interval(*ends, format_number, prefix="90 % interval ")
     capacity = f"{arriving}{format_number(load.capacity_per_s)} could be served, {between}"

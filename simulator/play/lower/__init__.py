@@ -29,7 +29,7 @@ from simulator.play.lower.stage import Stage, StageStep
 from simulator.play.lower.stragglers import slowdown
 from simulator.play.lower.work import Clock
 from simulator.spec.calibration import Calibration
-from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.calibration.learned import longer
 from simulator.spec.calibration.likeness import point_of
 from simulator.spec.cluster import Cluster
@@ -244,6 +244,14 @@ class Lowering:
         reader.read(step_script(self.plan, self.stack, one.script_chunks, num_micro_batches, stage))
         program = build.program()
         return program if self.pool_tiers is None else self.pool_tiers.moved(program, rank)
+
+
+def lowered(
+    model: Model, plan: Plan, cluster: Cluster, calibration: Calibration | None = None, stack: Stack | None = None
+) -> Lowering:
+    """The same with what `predict` takes where calibration or stack are not given."""
+    calibration = calibration or Calibration.for_device(cluster.device)
+    return lower(model, plan, cluster, stack or Stack.of(plan), calibration, calibration.links or default_curves())
 
 
 def lower(

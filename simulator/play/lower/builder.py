@@ -145,6 +145,11 @@ class Builder(Folder):
         return self._fabric.stack.host.reads_loss
 
     @property
+    def module_s(self) -> float:
+        """Host time of a module's Python."""
+        return self._fabric.stack.host.module_s
+
+    @property
     def reduces_late(self) -> bool:
         """The stack reduces the gradients of all micro-batches once, behind the last backward."""
         return self._fabric.stack.overlap.late_gradients

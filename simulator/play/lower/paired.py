@@ -14,10 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Final
 
 from simulator.play.lower.builder import Builder
 from simulator.play.lower.work import NO_WORK, Phase, Segment, Work, levelled
 from simulator.work.ops import Exchange
+
+_NODES: Final = 4  # attention, dispatch, experts, combine: pipeline_parallel/utils.py, ScheduleNode, with streams, events and a backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ def paired(build: Builder, forwards: Sequence[Phase], backwards: Sequence[Phase]
 
 
 def _pair(build: Builder, f: _PhasePieces | None, b: _PhasePieces | None) -> Work:
-    """A layer each; one alone where the other chunk has fewer."""
+    """A layer each; one alone where the other chunk has fewer. Each piece is a node of a schedule in Python, like a module."""
     f_before, f_between, f_after = _folded(build, f)
     b_before, b_between, b_after = _folded(build, b)
     work = b_before
@@ -56,7 +59,8 @@ def _pair(build: Builder, f: _PhasePieces | None, b: _PhasePieces | None) -> Wor
         (f and f.back, b_after),
     ):
         work += build.alongside(exchanges, beside) if exchanges else beside
-    return work + f_after
+    pieces = _NODES * sum(layer is not None for layer in (f, b))
+    return work + f_after + Work(parts=(), host_s=pieces * build.module_s)
 
 
 def _folded(build: Builder, pieces: _PhasePieces | None) -> tuple[Work, Work, Work]:

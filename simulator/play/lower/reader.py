@@ -143,7 +143,8 @@ class StageReader:
             return self._build.folded(*phases, synchronous=step.synchronous)
 
         work = self._build.once(kind, folded)
-        return self._build.compute(str(one.action), work, early=step.turns)
+        reads = self._build.reads_loss and one.direction == "forward" and step.chunk.is_head(len(step.units) - 1)
+        return self._build.compute(str(one.action), work, early=step.turns, waits=reads)
 
     def _together(self, forward: Pass, backward: Pass) -> None:
         """Both wait for each other's messages, and send at the end; one after another if they have traffic."""
@@ -240,8 +241,7 @@ class StageReader:
             case "forward":
                 if step.plan.offload.activations != "none":
                     offloading.before_forward(build, step.moves, unit.name, index)
-                # plain pipelines wait at each message; of interleaved ones that the last stage's host waits is left out
-                read = build.reads_loss and step.plan.pp == 1 and unit is step.units[-1]
+                read = build.reads_loss and step.chunk.is_head(run.unit)
                 label = f"forward {unit.name} mb{index}"
                 state.computed = state.end = self._compute(step, label, unit.work.forward, *state.held, waits=read)
                 state.held = ()

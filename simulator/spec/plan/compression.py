@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from simulator.base.schema import Strict
 
@@ -51,8 +51,7 @@ class OneBit(Strict):
         default="none",
         description="1-bit Adam, 1-bit LAMB or 0/1 Adam: signs with one scale travel instead of gradients",
     )
-    freeze_step: int = Field(
-        ge=0,
+    freeze_step: NonNegativeInt = Field(
         le=2**31,
         default=100_000,
         description="steps until the variance stays as it is; until then `adam` and `lamb` sum gradients (`freeze_step`, "
@@ -109,8 +108,7 @@ class CommHook(Strict):
     min_compression_rate: float = Field(gt=0, le=1e9, default=2.0, description="a matrix that saves less travels whole")
     error_feedback: bool = Field(default=True, description="what a step lost is kept and added in the next")
     warm_start: bool = Field(default=True, description="factors are kept and begin the next step")
-    start_step: int = Field(
-        ge=0,
+    start_step: NonNegativeInt = Field(
         le=2**31,
         default=1000,
         description="steps with a plain all-reduce before (`start_powerSGD_iter`); the step predicted comes after them, and the "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, NonNegativeInt, field_validator
 
 from simulator.base.schema import Strict, nearest
 from simulator.base.units import Bytes, BytesPerS, Seconds
@@ -60,8 +60,7 @@ class MemoryPlan(Strict):
     )
     free_s: Seconds = Field(ge=0, le=1, default=0.0, description="the same of a free")
 
-    refill_every: int = Field(
-        ge=0,
+    refill_every: NonNegativeInt = Field(
         le=MAX_COUNT,
         default=0,
         description="after so many steps the pool's cache is given back and taken again, as where a time slice or MIG instance is "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from simulator.base.schema import Strict
 from simulator.spec.plan.order import MAX_COUNT, MAX_SIZE
@@ -23,8 +23,7 @@ class Offload(Strict):
         default="none",
         description="what a block saves for its backward; `peer`: to the node's `idle_gpus`, over NVLink",
     )
-    prefetch: int = Field(
-        ge=0,
+    prefetch: NonNegativeInt = Field(
         le=MAX_COUNT,
         default=1,
         description="blocks that NVMe reads and activations come ahead of use; 0: on demand, parameters too",
@@ -32,8 +31,7 @@ class Offload(Strict):
     pinned: bool = Field(
         default=True, description="host memory is page-locked; else copies are staged, and nothing runs beside them"
     )
-    sub_group_numel: int = Field(
-        gt=0,
+    sub_group_numel: PositiveInt = Field(
         le=MAX_SIZE,
         default=10**9,
         description="DeepSpeed stage 3: elements that one round of the optimizer updates",

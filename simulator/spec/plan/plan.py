@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from simulator.base.kernels import Dtype
 from simulator.base.presets import facts
@@ -81,8 +81,7 @@ class Plan(Nested):
         description="axes joined by `-`, innermost first: which ranks are neighbours, and so who shares a node "
         "([below](#rank-order))",
     )
-    zero: int = Field(
-        ge=0,
+    zero: NonNegativeInt = Field(
         le=3,
         default=3,
         description="what is sharded over `dp_shard`: nothing; optimizer state; gradients too; parameters too",
@@ -153,8 +152,7 @@ class Plan(Nested):
         description="how they agree: local SGD, or DiLoCo's outer step (arXiv 2311.08105), whose two tensors stay on the GPU",
     )
     offload: Offload = Field(default=NOTHING_OFFLOADED, description="what leaves the GPU's memory")
-    memory_fraction: float = Field(
-        gt=0,
+    memory_fraction: PositiveFloat = Field(
         le=1,
         default=1.0,
         description="of the device, at most, for the caching allocator (`set_per_process_memory_fraction`)",

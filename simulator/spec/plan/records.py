@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator
 
 from simulator.base.schema import Strict
 from simulator.base.units import Bytes
@@ -78,8 +78,7 @@ class ExpertsPlan(Strict):
         description="[exchanges of experts run beside another micro-batch's compute](../background/experts.md), layer by "
         "layer; in a pipeline with `virtual_stages` or a DualPipe",
     )
-    capacity_factor: float | None = Field(
-        gt=0,
+    capacity_factor: PositiveFloat | None = Field(
         le=1000,
         default=None,
         description="rows that an expert takes of a micro-batch, over the mean, padded or dropped to it; not set: whatever "
@@ -91,8 +90,7 @@ class ExpertsPlan(Strict):
         default=1.0,
         description="rows of the busiest rank over the mean; the others wait for it. 1 is balanced, as benchmarks force it",
     )
-    imbalance_sigma: float = Field(
-        ge=0,
+    imbalance_sigma: NonNegativeFloat = Field(
         le=10,
         default=0.0,
         description="one sigma of that, relative; the prediction's interval grows by what it moves the step",
@@ -118,8 +116,7 @@ class PrecisionPlan(Strict):
         description="matrices of layers are gathered in fp8: FSDP2 (torchao's `enable_fsdp_float8_all_gather`, scaled by "
         "tensor), Megatron with `zero = 1` (`--fp8-param-gather`)",
     )
-    first_layers_bf16: int = Field(
-        ge=0,
+    first_layers_bf16: NonNegativeInt = Field(
         le=MAX_COUNT,
         default=0,
         description="layers at the model's beginning whose products stay in bf16 while the others' are narrower",
@@ -201,8 +198,7 @@ class FsdpPlan(Strict):
         default=0,
         description="`by_memory`: of each GPU, what is left for activations and not counted",
     )
-    shard_share: float = Field(
-        gt=0,
+    shard_share: PositiveFloat = Field(
         le=1e6,
         default=1.0,
         description="of an equal part, what a rank holds; `by_memory` sets it for each kind of GPU",

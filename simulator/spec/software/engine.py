@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
 from simulator.base.schema import Strict
 from simulator.base.units import Bytes, Seconds
@@ -115,8 +115,7 @@ class Engine(Strict):
     request_s: Seconds = Field(
         ge=0, default=0.0, description="of a request outside the queue: the way in, tokens, the first answer's way out"
     )
-    launch_tokens: int | None = Field(
-        ge=0,
+    launch_tokens: NonNegativeInt | None = Field(
         le=2**20,
         default=None,
         description="launches of benchmarks with so many users give a step one prompt, a token a user and these beyond (where that "
@@ -129,8 +128,7 @@ class Engine(Strict):
     all_reduce: OwnAllReduce | None = Field(
         default=None, description="the engine's own kernel for small sums; else NCCL's"
     )
-    nccl_factor: float = Field(
-        gt=0,
+    nccl_factor: PositiveFloat = Field(
         le=100,
         default=1.0,
         description="time of NCCL's collectives inside a step over that of their sweeps alone",

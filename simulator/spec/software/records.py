@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from simulator.base.schema import Strict
 from simulator.base.units import Bytes, Seconds
@@ -20,6 +20,11 @@ GROUPED: Final = 0.89
 # One sigma of the logarithm of a host's time: published costs of an eager operator lie at 5 to 15 us, hosts of one GPU generation
 # within that (docs/background/host.md); 5 to 15 taken for 90 % of them, 1.6449 sigma to each side
 HOST_SIGMA: Final = math.log(3) / (2 * 1.6449)
+
+
+def _seconds(description: str) -> Any:  # noqa: ANN401  as pydantic's Field
+    """A time that most software does not take."""
+    return Field(ge=0, default=0.0, description=description)
 
 
 class AttentionBackend(Strict):
@@ -151,8 +156,7 @@ class Kernels(Strict):
         "which keeps nothing but the input (unsloth); or operators, and a copy among columns of zeros of what adapts some of a joint "
         "Q, K and V, which keeps what it copied (LitGPT: LoRAQKVLinear)",
     )
-    loss_metrics: int = Field(
-        ge=0,
+    loss_metrics: NonNegativeInt = Field(
         default=0,
         description="training metrics that compute an eager fp32 cross-entropy of the logits again, forward only",
     )
@@ -194,8 +198,7 @@ class Kernels(Strict):
         description="the router's product in fp32: of operands cast to it, or of 16-bit operands into an fp32 result and as "
         "tf32 backward (Megatron-LM since June 2025, RouterGatingLinearFunction: Transformer Engine's general_gemm)",
     )
-    routing_launches: int = Field(
-        ge=0,
+    routing_launches: NonNegativeInt = Field(
         default=30,
         description="small kernels of a layer's router and dispatcher, each way: logits, top-k, maps, counts, losses",
     )
@@ -208,68 +211,52 @@ class HostTimes(Strict):
     """`[host]`: what the host spends, and what it waits for."""
 
     launch_s: Seconds = Field(ge=0, default=8e-6, description="host time an operator, forward")
-    module_s: Seconds = Field(
-        ge=0,
-        default=0.0,
-        description="host time around the kernels of a linear layer or attention, each way ([host](../background/host.md)): "
+    module_s: Seconds = _seconds(
+        "host time around the kernels of a linear layer or attention, each way ([host](../background/host.md)): "
         "Transformer Engine's modules are Python, tens of calls around one or two kernels",
     )
-    layer_s: Seconds = Field(
-        ge=0,
-        default=0.0,
-        description="host time of a layer, each way, for what is no launch, linear layer, attention or collective: views, modules, "
+    layer_s: Seconds = _seconds(
+        "host time of a layer, each way, for what is no launch, linear layer, attention or collective: views, modules, "
         "autograd's nodes, Triton's launchers ([host](../background/host.md#eager-pytorch))",
     )
-    dtensor_s: Seconds = Field(
-        ge=0,
-        default=0.0,
-        description="host time that DTensor adds to a linear layer which tensor parallelism splits, each way: its operators, hooks "
+    dtensor_s: Seconds = _seconds(
+        "host time that DTensor adds to a linear layer which tensor parallelism splits, each way: its operators, hooks "
         "that wrap and unwrap tensors ([host](../background/host.md#tensor-parallelism-by-dtensor))",
     )
-    redistribute_s: Seconds = Field(
-        ge=0,
-        default=0.0,
-        description="host time that DTensor adds to a tensor-parallel collective: the change of layout around it",
+    redistribute_s: Seconds = _seconds(
+        "host time that DTensor adds to a tensor-parallel collective: the change of layout around it",
     )
     # of captured programs
-    view_s: Seconds = Field(ge=0, default=0.0, description="captured: host time of an operator that launches nothing")
-    node_s: Seconds = Field(ge=0, default=0.0, description="captured: host time of a node of autograd's graph")
-    dispatch_s: Seconds = Field(ge=0, default=0.0, description="captured: host time that DTensor adds to an operator")
-    wrap_s: Seconds = Field(ge=0, default=0.0, description="captured: of a tensor that becomes a DTensor, or back")
-    layout_s: Seconds = Field(ge=0, default=0.0, description="captured: of a change of a DTensor's layout, each way")
+    view_s: Seconds = _seconds("captured: host time of an operator that launches nothing")
+    node_s: Seconds = _seconds("captured: host time of a node of autograd's graph")
+    dispatch_s: Seconds = _seconds("captured: host time that DTensor adds to an operator")
+    wrap_s: Seconds = _seconds("captured: of a tensor that becomes a DTensor, or back")
+    layout_s: Seconds = _seconds("captured: of a change of a DTensor's layout, each way")
     adapter_s: Seconds = Field(
         ge=0,
         default=5e-4,
         description="host time of FSDP1's hooks around an adapter that is a unit of its own, behind which the host waits for the "
         "device (`limit_all_gathers`); a prior, as `unit_s` of torch-2.11-eager",
     )
-    hook_s: Seconds = Field(
-        ge=0,
-        default=0.0,
-        description="host time of DeepSpeed's hooks around a linear layer in stage 3, each way: its parameters are found, awaited "
+    hook_s: Seconds = _seconds(
+        "host time of DeepSpeed's hooks around a linear layer in stage 3, each way: its parameters are found, awaited "
         "and freed in Python, norms and containers beside it counted in",
     )
-    parameter_s: Seconds = Field(
-        ge=0,
-        default=0.0,
-        description="host time of a parameter in the loops of a step's end that run over parameters one by one: norm and "
+    parameter_s: Seconds = _seconds(
+        "host time of a parameter in the loops of a step's end that run over parameters one by one: norm and "
         "scale of its gradient, its optimizer's group, its copy",
     )
-    parameter_calls: int = Field(
-        ge=0,
+    parameter_calls: NonNegativeInt = Field(
         default=0,
         description="operators that the step's end calls for each parameter whose state the rank holds, to log what it finds "
         "(Megatron-LM: `--log-params-norm` 1, `--log-num-zeros-in-grad` 4)",
     )
-    step_calls: int = Field(
-        ge=0,
+    step_calls: NonNegativeInt = Field(
         default=0,
         description="further calls at the step's end, each as long as an operator: scalars that are reduced, read and logged",
     )
-    message_s: Seconds = Field(
-        ge=0,
-        default=0.0,
-        description="what a tensor that one pipeline stage sends another costs both before it travels, while neither computes: "
+    message_s: Seconds = _seconds(
+        "what a tensor that one pipeline stage sends another costs both before it travels, while neither computes: "
         "its shape goes ahead in messages that the receiver's host reads",
     )
     activation_tensors: int = Field(
@@ -286,9 +273,7 @@ class HostTimes(Strict):
     collective_s: Seconds = Field(
         ge=0, default=5e-5, description="host time to issue one collective, its hooks and copies"
     )
-    unit_s: Seconds = Field(
-        ge=0, default=0.0, description="host time of FSDP's hooks around one collective of a unit, beside that"
-    )
+    unit_s: Seconds = _seconds("host time of FSDP's hooks around one collective of a unit, beside that")
     blocking: bool = Field(default=False, description="the host waits for the device")
     reads_loss: bool = Field(
         default=False,
@@ -366,25 +351,21 @@ class Fitted(Strict):
     grouped_factor: float = Field(
         gt=0, default=GROUPED, description="speed of experts' products over a batch of plain products of the same shape"
     )
-    collective_wait_s: Seconds = Field(
-        ge=0,
-        default=0.0,
-        description="what a collective inside a block waits on the device for the last of its ranks, each of which has a host "
+    collective_wait_s: Seconds = _seconds(
+        "what a collective inside a block waits on the device for the last of its ranks, each of which has a host "
         "of its own",
     )
-    step_overhead_s: Seconds = Field(ge=0, default=0.0, description="a constant a step")
+    step_overhead_s: Seconds = _seconds("a constant a step")
     # 0.05: the factors found for six fitted stacks lie 4 % (products, some 60 % of a step) and 35 % (elementwise kernels, some
     # 12 %) around their priors, which makes 0.05 of a step
-    sigma: float = Field(
-        gt=0,
+    sigma: PositiveFloat = Field(
         le=5,
         default=0.05,
         description="one-sigma relative uncertainty of steps that kernels and links do not explain. Of a fitted stack: what "
         "`experiments/fit_stacks.py` measures on plans that it did not see",
     )
     # 0.11: what releases of the one framework differ by whose tables repeat the same plans (experiments/release_spread.py)
-    experts_sigma: float = Field(
-        ge=0,
+    experts_sigma: NonNegativeFloat = Field(
         le=5,
         default=0.11,
         description="the same of mixtures of experts, besides: what releases of the software differ by. Plans under one stack "

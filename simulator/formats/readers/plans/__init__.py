@@ -132,7 +132,7 @@ def settings_of(form: str, text: str, file: str, define: Mapping[str, str]) -> d
         from simulator.formats.readers.plans.trainer_script import trainer_settings
 
         return trainer_settings(text, file)
-    from simulator.formats.readers.plans.yaml_file import read_yaml
+    from simulator.formats.readers.yaml_document import read_yaml
 
     return read_yaml(text, file)
 

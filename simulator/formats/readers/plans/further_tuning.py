@@ -19,7 +19,7 @@ from simulator.formats.readers.plans.reading import Reading
 from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.trainer import UNSLOTH
 from simulator.formats.readers.plans.transformers import answers
-from simulator.formats.readers.plans.yaml_file import read_yaml
+from simulator.formats.readers.yaml_document import read_yaml
 
 _TRAINED: Final = {"lora_query": "q", "lora_key": "k", "lora_value": "v", "lora_projection": "out", "lora_mlp": "mlp", "lora_head": "lm_head"}  # fmt: skip
 _QUANTISED: Final = {

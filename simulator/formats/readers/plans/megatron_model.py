@@ -211,7 +211,7 @@ def _latent(r: Reading, data: dict[str, Any]) -> None:
 def _vocabulary(r: Reading, plan: dict[str, Any]) -> int | None:
     """Rows of the embedding: padded to a multiple of 128 × tp unless --padded-vocab-size says how many there are."""
     padded, stated = r.integer("--padded-vocab-size"), r.integer("--vocab-size")
-    multiple = r.integer("--make-vocab-size-divisible-by") or _MULTIPLE
+    unit = (r.integer("--make-vocab-size-divisible-by") or _MULTIPLE) * int(plan.get("tp", 1))
     tokenizer = r.text("--tokenizer-type")
     if padded is not None or (stated is None and {"--padded-vocab-size", "--vocab-size"} & set(r.entries)):
         return padded  # or a fault that is told
@@ -228,5 +228,4 @@ def _vocabulary(r: Reading, plan: dict[str, Any]) -> int | None:
         return None
     if tokenizer == "NullTokenizer":
         stated += 1  # the end of a document
-    unit = multiple * int(plan.get("tp", 1))
     return -(-stated // unit) * unit

@@ -9,7 +9,7 @@ from typing import Any, Final
 from simulator.base.errors import PlanError
 from simulator.base.files import ordinary
 from simulator.formats.readers.plans.reading import MAX_SETTINGS, Entry
-from simulator.formats.readers.plans.yaml_file import MAX_BYTES, read_yaml
+from simulator.formats.readers.yaml_document import MAX_BYTES, read_yaml
 
 # Fields of TransformerConfig that the command line says the other way round, or in other words
 _INVERTED: Final = {

@@ -25,8 +25,12 @@ def pairs(job: Job, name: str, *, unpaired: bool = False, alone: bool = False) -
     if not unpaired:
         job.fields["micro_batch_size"] = 2 * int(job.fields["micro_batch_size"])
     job.reference_forwards = forwards
+    job.notes += (pairs_note(r.place(name) if name in r else r.file, forwards, unpaired=unpaired),)
+
+
+def pairs_note(place: str, forwards: int, *, unpaired: bool = False) -> str:
+    """What a line says of preferences."""
     what = "single answers" if unpaired else "two sequences a pair"
     more = {0: "no forward beside them", 1: "predict adds a forward without gradients"}
     more[3] = "predict adds three, of the reference and of both on mismatched answers"
-    without = " (--reference none: without)" if forwards else ""
-    job.notes += (f"{r.place(name) if name in r else r.file}: {what}; {more[forwards]}{without}",)
+    return f"{place}: {what}; {more[forwards]}{' (--reference none: without)' if forwards else ''}"

@@ -14,6 +14,7 @@ from typing import Any, Final
 from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.options import options_of, table_of
+from simulator.formats.readers.plans.preferences import pairs_note
 from simulator.formats.readers.plans.reading import Entry, Reading, flattened
 from simulator.formats.readers.plans.stated import Stated
 from simulator.spec.model.files import preset_names
@@ -39,6 +40,8 @@ def read_torchtune(stated: Stated) -> Draft:
     alone = "single_device" in recipe
     leftover = _sharding(r, fields, alone=alone)
     _batch(r, fields, assumed)
+    paired = "dpo" in recipe or (r.text("loss._component_") or "").endswith("DPOLoss")
+    fields["micro_batch_size"] *= 2 if paired else 1  # recipes/lora_dpo_single_device.py: concatenated_forward
     model, unknown = _model(r, fields)
     _optimizer(r, fields)
     _recompute(r, fields)
@@ -70,6 +73,8 @@ def read_torchtune(stated: Stated) -> Draft:
         stack_changes=changes,
         settings=r.settings(),
         faults=tuple(r.faults),
+        reference_forwards=int(paired),
+        notes=(pairs_note(file, 1),) if paired else (),
     )
 
 
@@ -200,7 +205,7 @@ def _loss(r: Reading, changes: dict[str, tuple[object, str]]) -> None:
     name = (r.text("loss._component_") or _CHUNKED[0]).rpartition(".")[2]
     if name not in _CHUNKED:
         changes["loss"] = ("fp32_cast", r.place("loss._component_"))
-        if name != "CrossEntropyLoss":
+        if name not in ("CrossEntropyLoss", "DPOLoss"):
             r.unmodelled("loss._component_", "cross entropy of whole logits is taken")
 
 

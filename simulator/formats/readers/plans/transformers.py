@@ -111,8 +111,7 @@ def _frozen(job: Job) -> None:
     if four and eight:
         r.fault("load_in_8bit", "contradicts load_in_4bit", "one of the two")
     double = r.flag("use_bnb_nested_quant")
-    kind = r.choice("bnb_4bit_quant_type", ("nf4", "fp4"))
-    if kind == "fp4":
+    if r.choice("bnb_4bit_quant_type", ("nf4", "fp4")) == "fp4":
         r.note("bnb_4bit_quant_type", "as many bytes as nf4")
     base = ("nf4_double" if double else "nf4") if four else "int8" if eight else None
     dtype = "bf16" if base and job.mixed == "bf16" else "fp32"

@@ -183,6 +183,32 @@ def _language_model(data: dict[str, Any], place: str) -> tuple[dict[str, Any], s
     return {**default, **below, **above}, f"{place}: {section or 'text_config'}"
 
 
+def stored_weights(name_or_path: str) -> str | None:
+    """What the weights beside a configuration are stored in, by its quantization_config; None: in 16 bits, or it is no such file."""
+    path = Path(name_or_path)
+    path = path / "config.json" if path.is_dir() else path
+    data = _object(_load(path), str(path)) if path.suffix == ".json" and path.is_file() else {}
+    said = data.get("quantization_config") or _plain(data.get("text_config")).get("quantization_config")
+    said = _plain(said)
+    named = f"{said.get('quant_method')} {said.get('quant_algo')}".casefold()
+    found = next((kind for kind in ("mxfp4", "nvfp4", "fp8") if kind in named), None)
+    group = _plain(next(iter(_plain(said.get("config_groups")).values()), None))  # of compressed-tensors
+    weights = _plain(group.get("weights"))
+    bits = (
+        weights.get("num_bits")
+        or said.get("bits")
+        or (4 if said.get("load_in_4bit") else said.get("load_in_8bit") and 8)
+    )
+    key = (bits, weights.get("type") == "float") if isinstance(bits, int) else None
+    return found or {(4, False): "int4", (8, False): "int8", (8, True): "fp8", (4, True): "nvfp4"}.get(
+        key or (0, False)
+    )
+
+
+def _plain(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def _load(file: Path) -> object:
     try:
         if file.stat().st_size > MAX_FILE_BYTES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simulator.base.errors import Fault, PlanError
+from simulator.base.errors import Fault, InputError, PlanError
 from simulator.base.schema import refuse_long_numbers
 
 MAX_BYTES: Final = 2**20
@@ -12,14 +12,23 @@ MAX_DEPTH: Final = 30
 
 
 def read_yaml(text: str, file: str) -> dict[str, Any]:
-    """The one document of a file, a table. Raises PlanError with every fault."""
+    """The one document of a plan's file, a table. Raises PlanError with every fault."""
+    data = yaml_document(text, file, PlanError)
+    if not isinstance(data, dict):
+        raise PlanError.at(file, "holds no table", "key: value")
+    named: dict[str, Any] = _named(data)
+    return named
+
+
+def yaml_document(text: str, file: str, error: type[InputError]) -> Any:  # noqa: ANN401  YAML is any of its types
+    """The one document of a file. Raises the error with every fault."""
     import yaml
 
-    def refused(problem: str, line: int | None = None, remedy: str = "") -> PlanError:
-        return PlanError(Fault(place=file if line is None else f"{file}:{line + 1}", problem=problem, remedy=remedy))
+    def refused(problem: str, line: int | None = None, remedy: str = "") -> InputError:
+        return error.at(file if line is None else f"{file}:{line + 1}", problem, remedy)
 
     if len(text) > MAX_BYTES:
-        raise refused(f"is larger than {MAX_BYTES} characters", remedy="a configuration has some kilobytes")
+        raise refused(f"is larger than {MAX_BYTES:,} characters", remedy="such files have some kilobytes")
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's takes a tenth of the time
     depth = 0
     try:
@@ -38,11 +47,8 @@ def read_yaml(text: str, file: str) -> dict[str, Any]:
         raise refused(f"not YAML: {exc.problem or exc.context}", line) from None
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
         raise refused(f"not YAML: {exc}") from None
-    PlanError.raise_for(doubles)
-    if not isinstance(data, dict):
-        raise refused("holds no table", remedy="key: value")
-    named: dict[str, Any] = _named(data)
-    return named
+    error.raise_for(doubles)
+    return data
 
 
 def _named(data: Any) -> Any:  # noqa: ANN401  plain data
