@@ -57,9 +57,13 @@ ROOT = Path(__file__).resolve().parents[1]
 TOGETHER = {
     "tests/unit/test_pages.py": "pages",
     "tests/unit/test_pages_browser.py": "pages",
-    "tests/validate/test_bench_cpu.py": "ranks",
-    "tests/validate/test_run_cpu.py": "ranks",
-    "tests/validate/test_tensor_parallel.py": "ranks",
+    **dict.fromkeys(
+        (
+            f"tests/validate/test_{name}.py"
+            for name in ("bench_cpu", "burn_in", "run_cpu", "spread_runs", "tensor_parallel")
+        ),
+        "ranks",
+    ),
     "tests/programs/test_programs.py": "captures",
     "tests/unit/test_guides.py::test_a_page_runs_and_shows_what_is_printed[capture]": "captures",
     "tests/unit/test_guides.py::test_a_page_runs_and_shows_what_is_printed[validate]": "captures",

@@ -6,6 +6,7 @@ order within is PyTorch's own, read from its sources and from recorded steps (ex
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -113,7 +114,7 @@ class StepWriter:
         for one in script:
             match one:
                 case Pass():
-                    self._drain(self._by_unit(one))
+                    deque(self._by_unit(one), maxlen=0)
                 case Together():
                     self._together(one)
                 case Update():
@@ -140,20 +141,11 @@ class StepWriter:
         in turn, then the head.
         """
         forward, backward = self._by_unit(both.forward), self._by_unit(both.backward)
-        if both.by_layer:
-            num_layers = len(self._parts[both.forward.chunk].layers)
-            for _ in range(num_layers + 1):
-                next(forward)
-                next(backward, None)
-            self._drain(backward)
-            self._drain(forward)
-        else:
-            self._drain(forward)
-            self._drain(backward)
-
-    def _drain(self, units: Iterator[None]) -> None:
-        for _ in units:
-            pass
+        for _ in range(len(self._parts[both.forward.chunk].layers) + 1 if both.by_layer else 0):
+            next(forward)
+            next(backward, None)
+        for rest in (backward, forward) if both.by_layer else (forward, backward):
+            deque(rest, maxlen=0)
 
     def _by_unit(self, one: Pass) -> Iterator[None]:
         """A pass, halting before each layer and before what comes last."""
@@ -222,10 +214,14 @@ class StepWriter:
         gradient = state.value = self.writer.alloc(4, "loss") if head else self._messages.came("temporaries")
         for number, (tape, base, given) in reversed(state.saved.items()):
             assert tape.halves is not None
-            self.writer.at("backward", state.index, self._unit(state, number)[1], "inputs")
+            unit, name, _ = self._unit(state, number)
+            self.writer.at("backward", state.index, name, "inputs")
             self.writer.play(tape.halves.inputs, base, given, gradient)
+            if unit != ROOT:
+                self.buffers.after_inputs(unit)
             state.gradients[number] = gradient
             gradient = outside(tape.halves.gradient, base, given, gradient)
+        self.buffers.after_inputs(ROOT)
         for number, (tape, base, given) in state.saved.items():
             assert tape.halves is not None
             self.writer.play(tape.halves.after_inputs, base, given, state.gradients[number])
@@ -238,6 +234,7 @@ class StepWriter:
         yield
         del self._in_flight[one.micro_batch, one.chunk]
         self._choose_tapes(one, state)
+        self.buffers.late = len(self._parts) == 1  # roots of several chunks have one number here
         for number, (_, base, given) in state.saved.items():
             unit, name, tape = self._unit(state, number)
             assert tape.halves is not None
@@ -248,6 +245,7 @@ class StepWriter:
         for number, (tape, base, given) in state.saved.items():
             assert tape.halves is not None
             self.writer.play(tape.halves.after_weights, base, given, state.gradients[number])
+        self.buffers.late = False
         self.writer.free(state.value)
         self.buffers.end_backward()
 

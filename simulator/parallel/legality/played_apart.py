@@ -7,7 +7,7 @@ from typing import Final
 
 from simulator.parallel.legality.rule import Played, PlayRule
 from simulator.parallel.schedule_traits import splits_backward
-from simulator.spec.plan import NOTHING_OFFLOADED
+from simulator.spec.plan import NOTHING_OFFLOADED, Plan
 
 
 def _pipelined(played: Played) -> bool:
@@ -27,6 +27,11 @@ def _masked(played: Played) -> bool:
     return model.positions == "alibi" or (
         model.sliding_window is not None and model.sliding_window < played.plan.seq_len
     )
+
+
+def _rounds(plan: Plan) -> int:
+    """Into which torch cuts a step's micro-batches (torch 2.13, pipelining/schedules.py)."""
+    return max(1, plan.num_micro_batches // plan.pp)
 
 
 def _rows(played: Played) -> int:
@@ -70,6 +75,17 @@ SPREAD: Final = (
         holds=lambda played: played.plan.recompute.mode != "selective",
         equation="torch goes back only once through what selective checkpointing kept, and halves of backwards go twice",
         remedy='recompute = "none", or schedule = "1f1b"',
+    ),
+    PlayRule(
+        where="num_micro_batches",
+        fields=("num_micro_batches", "pp", "pipeline_schedule"),
+        applies=lambda played: _pipelined(played) and played.plan.pipeline_schedule in ("interleaved", "zb_h1"),
+        holds=lambda played: played.plan.num_micro_batches % _rounds(played.plan) == 0,
+        equation=lambda played: (
+            f"torch's {played.plan.pipeline_schedule} runs equal rounds of at least {played.plan.pp} micro-batches, "
+            f"and {played.plan.num_micro_batches} are not {_rounds(played.plan)} of them"
+        ),
+        remedy=lambda played: f"num_micro_batches = {_rounds(played.plan) * played.plan.pp}",
     ),
     _pipeline_rule(
         fields=("pp",),

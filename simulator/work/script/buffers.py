@@ -25,6 +25,7 @@ class Buffers:
     """
 
     keeps_gradients = True  # parameter gradients stay after the block's backward
+    late = False  # now: weights' gradients come apart from those of the inputs, behind which their unit's hook runs
 
     def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
         self.storages, self.model, self.plan = storages, model, plan
@@ -59,6 +60,9 @@ class Buffers:
             self.storages.free(*[slot for slot, _ in gradients])
             return
         self.gradients.extend(slot for slot, _ in gradients)
+
+    def after_inputs(self, unit: int) -> None:
+        """The unit's hook in a half of the backward that makes its inputs' gradients alone."""
 
     def end_backward(self) -> None:
         """A micro-batch's backward is over."""
@@ -204,12 +208,12 @@ class ShardedBuffers(Buffers):
         return unit in self.shards or self.plan.offload.optimizer != "none"
 
     def accumulate(self, unit: int, gradients: Sequence[tuple[int, int]], element_bytes: int) -> None:
-        """Without a reduction, whole gradients stay, in `element_bytes` an element."""
-        if unit not in self.kept:
-            self.kept[unit] = [
-                (self.storages.alloc(numel * element_bytes, "gradients"), numel) for _, numel in gradients
-            ]
-        self.storages.free(*[slot for slot, _ in gradients])
+        """Without a reduction, whole gradients stay, in `element_bytes` an element; one after the other."""
+        known, kept = unit in self.kept, self.kept.setdefault(unit, [])
+        for slot, numel in gradients:
+            if not known:
+                kept.append((self.storages.alloc(numel * element_bytes, "gradients"), numel))
+            self.storages.free(slot)
 
     def take_kept(self, unit: int, gradients: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
         """Gradients to reduce: this micro-batch's, added to those kept before."""

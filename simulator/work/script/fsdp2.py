@@ -45,6 +45,7 @@ class Fsdp2Buffers(ShardedBuffers):
         self._sizes: dict[int, tuple[int, ...]] = {}  # unit -> bytes of its parameters, once they were gathered
         # torch's pipelines gather once a step (torch 2.13, pipelining/stage.py: set_reshard_after_backward)
         self._stay_gradients = self.compute == self.reduced  # (to_accumulated_grad_if_needed)
+        self._unhooked: dict[int, list[tuple[int, int]]] = {}  # unit -> gradients that its next hook widens
         self._stays = plan.pp > 1 and plan.traits.uses_torch_pipelines
 
     @property
@@ -142,9 +143,12 @@ class Fsdp2Buffers(ShardedBuffers):
                 self.storages.free(*self.parameters.pop(unit))
             if self._stay_gradients:
                 self.kept.setdefault(unit, list(gradients))
+            elif self.late:
+                self._unhooked[unit] = self._with_unhooked(unit, gradients)
             else:
-                self.accumulate(unit, gradients, self.reduced)
+                self.accumulate(unit, self._with_unhooked(unit, gradients), self.reduced)
             return
+        gradients = self._with_unhooked(unit, gradients)
         slots = [self._own_part(slot, numel) for slot, numel in self.take_kept(unit, gradients)]
         self.storages.free(*self.parameters.pop(unit))
         piece = self.units[unit]
@@ -164,6 +168,19 @@ class Fsdp2Buffers(ShardedBuffers):
             self._release_sum(shard)
             return
         self.keep_shard(unit, shard)
+
+    def _with_unhooked(self, unit: int, gradients: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Autograd adds gradients in place to those that wait for their unit's hook."""
+        waiting = self._unhooked.pop(unit, None)
+        if waiting is None:
+            return list(gradients)
+        self.storages.free(*[slot for slot, _ in gradients])
+        return waiting
+
+    @override
+    def after_inputs(self, unit: int) -> None:
+        if unit in self._unhooked:
+            self.accumulate(unit, self._unhooked.pop(unit), self.reduced)
 
     def _release_sum(self, slot: int) -> None:
         """What was all-reduced among replicas is held to the end of the backward (torch 2.13, AllReduceState)."""
