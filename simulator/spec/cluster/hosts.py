@@ -82,7 +82,9 @@ def adapt(
 ) -> dict[str, Any]:
     """A preset's data with what the table states put in. Raises ClusterError with every fault."""
     usual = int(data["gpus_per_node"])
-    gpus = min(gpus_per_node or (_together(num_devices) if data["intra"]["shape"] == "pcie" else usual), num_devices)
+    gpus = min(
+        gpus_per_node or (_together(num_devices, usual) if data["intra"]["shape"] == "pcie" else usual), num_devices
+    )
     faults = [*_size_faults(num_devices, gpus), *_kind_faults(intra_kind)]
     if gpus > usual and intra_kind is None and data["intra"]["shape"] in _WIRED:
         problem = f"{data['name']} wires {usual} GPUs to each other, not {gpus}"
@@ -95,8 +97,10 @@ def adapt(
     return data
 
 
-def _together(num_devices: int) -> int:
-    """GPUs in PCIe slots of one machine: as many as fill nodes evenly."""
+def _together(num_devices: int, usual: int) -> int:
+    """GPUs in PCIe slots of one machine: as many as fill nodes evenly; slices of GPUs where it has more than slots."""
+    if usual > _MOST_SLOTS:
+        return usual
     return next((gpus for gpus in range(_MOST_SLOTS, 4, -1) if num_devices % gpus == 0), _MOST_SLOTS // 2)
 
 

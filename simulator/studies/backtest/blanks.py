@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
+from simulator.spec.plan.traits import implementation_names, traits_of
 from simulator.spec.software.described import Described, Nature, named_in
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.models import with_sizes
@@ -45,10 +46,11 @@ def _nature(row: RunRow) -> Nature:
 
     Products in fp8 or fp4 are Transformer Engine's, but under FSDP torchao's, which are made for torch.compile. Models split over
     tensors, stages, tokens or experts are split in Megatron's way, but where parameters are sharded over replicas too, as torch's
-    own are; so are those that the row gives Megatron's data parallelism.
+    own are; so are those that the row gives data parallelism of Megatron's own layers.
     """
     narrow, fsdp = row.precision.startswith(("fp8", "nvfp4")), row.zero_or_fsdp.startswith(("fsdp", "hsdp"))
-    if shows_fused(row) or row.of("plan").get("data_parallel") == "megatron":
+    stated = row.of("plan").get("data_parallel")
+    if shows_fused(row) or (stated in implementation_names() and traits_of(stated).core_layers):
         return "fused"
     if narrow:
         return "compiled" if fsdp else "fused"
