@@ -47,10 +47,15 @@ def _meeting_place() -> Path:
 
 def claim(folder: Path) -> int:
     """Say that a temporary folder PREFIX-... is in use until the descriptor is closed; those that killed processes left go now."""
-    for owner in folder.parent.glob(f"{folder.name.partition('-')[0]}-*/{_OWNER}"):
+    remove_abandoned(folder.parent, folder.name.partition("-")[0])
+    return owned_file(folder / _OWNER, 0o600)
+
+
+def remove_abandoned(parent: Path, prefix: str = "pymp") -> None:
+    """Remove the folders PREFIX-... that killed processes left; by default those of pools."""
+    for owner in parent.glob(f"{prefix}-*/{_OWNER}"):
         if abandoned(owner):
             shutil.rmtree(owner.parent, ignore_errors=True)
-    return owned_file(folder / _OWNER, 0o600)
 
 
 class WorkerPool:

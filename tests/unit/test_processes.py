@@ -16,10 +16,12 @@ import pytest
 
 from simulator.base.files import abandoned
 from simulator.base.processes import WorkerPool, claim, mapped
+from simulator.studies.search.journal import Journal
 
 ROOT = Path(__file__).resolve().parents[2]
 _STAYS = """
 import sys, time
+from simulator.studies.search.journal import Journal
 from simulator.base.processes import WorkerPool
 from tests.unit.test_processes import tell
 
@@ -123,3 +125,14 @@ def test_a_claim_removes_the_folders_of_processes_that_are_gone(tmp_path: Path) 
     assert sorted(one.name for one in tmp_path.iterdir()) == ["mine-2", "mine-3", "theirs-1"]
     os.close(held)
     os.close(claimed)
+
+
+def test_a_journal_that_a_killed_run_left_is_gone_on_from_without_its_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where everything is in the journal and nobody starts a pool."""
+    (tmp_path / "pymp-gone").mkdir()
+    (tmp_path / "pymp-gone" / "owner").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Journal(tmp_path / "found.journal", "a study"):
+        assert not (tmp_path / "pymp-gone").exists()

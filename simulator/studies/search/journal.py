@@ -12,11 +12,13 @@ import sqlite3
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, Final, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from simulator.base.errors import InputError
+from simulator.base.processes import remove_abandoned
 from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.search.study import SearchBrokenError, software_version
 
@@ -39,6 +41,9 @@ class Journal:
             self._open(identity)
         except sqlite3.Error as exc:
             raise InputError.at(str(path), f"is not a journal that can be used: {exc}", REMEDY) from None
+        remove_abandoned(
+            Path(gettempdir())
+        )  # of a killed run that this one goes on from, maybe without a pool of its own
 
     def _refuse_unwritable(self) -> None:
         folder = self.path.parent
