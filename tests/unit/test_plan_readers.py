@@ -359,6 +359,23 @@ class TestTorchtitan:
         plan = plan_of(draft, 8)
         assert (plan.dp_replicate, plan.dp_shard, plan.num_micro_batches, plan.recompute.mode) == (2, 4, 2, "selective")
 
+    @pytest.mark.parametrize(
+        ("stated", "stack"),
+        [
+            ([], "torchtitan-2025-eager"),
+            (["loss"], "torchtitan-2025-eager"),
+            (["model", "loss"], "torchtitan-2025-compiled"),
+        ],
+    )
+    def test_what_is_compiled_are_words(self, stated: object, stack: str, tmp_path: Path) -> None:
+        data = {"model": {"name": "llama3", "flavor": "8B"}, "training": {"local_batch_size": 1, "seq_len": 512}}
+        compiled = {"compile": {"enable": True, "components": stated}}
+        assert read_plan(written(tmp_path, {**data, **compiled})).stack == stack
+        compiled["compile"]["components"] = 3
+        assert [fault.problem for fault in read_plan(written(tmp_path, {**data, **compiled})).faults] == [
+            "3 is not a list of words"
+        ]
+
     def test_stages_hold_what_torchtitan_gives_them(self, tmp_path: Path) -> None:
         text = """[parallelism]
         pipeline_parallel_degree = 4

@@ -190,6 +190,8 @@ def test_torchtune_on_one_device_shards_nothing(tmp_path: Path) -> None:
         ({"gradient_acumulation_steps": 4}, ("gradient_acumulation_steps", "gradient_accumulation_steps?")),
         ({"unfrozen_parameters": ["mlp.down"]}, ("unfrozen_parameters", "'mlp.down' matches no", "--freeze-modules")),
         ({"unfrozen_parameters": ["(a+)+$"]}, ("unfrozen_parameters", "matches no parameter")),
+        ({"plugins": 1.5}, ("plugins", "1.5 is not a list of words")),
+        ({"plugins": [["liger"]]}, ("plugins", "is not a list of words")),
         ({"unfrozen_parameters": 3}, ("unfrozen_parameters", "is no list of at most")),
         ({"unfrozen_parameters": ["^model.embed_tokens.weight$[:32000]"]}, ("rows of a parameter", "[0:32000]")),
         ({"unfrozen_parameters": ["lm_head"], "adapter": "lora"}, ("unfrozen_parameters", "without adapter")),

@@ -114,7 +114,7 @@ def _kernels(job: Job) -> None:
     for name, kernel in _FLAGS.items():
         if r.flag(name) and kernel == "eager":
             job.change(name, **{"attention.kernel": "math"})
-    plugins = " ".join(map(str, r.raw("plugins") or ()))
+    plugins = " ".join(r.words("plugins"))
     for name, settings in _LIGER.items():
         if not r.flag(name):
             continue

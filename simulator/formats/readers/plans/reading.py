@@ -145,6 +145,15 @@ class Reading:
         self.fault(name, f"{_wrong(value)} is not text")
         return None
 
+    def words(self, name: str) -> tuple[str, ...]:
+        """A list of words, or a single one."""
+        value = self.raw(name)
+        found = [] if value is None else [value] if isinstance(value, str) else value
+        if isinstance(found, list) and all(isinstance(one, str) for one in found):
+            return tuple(found)
+        self.fault(name, f"{_wrong(value)} is not a list of words")
+        return ()
+
     def choice(self, name: str, words: Collection[str], *, plan_field: str = "") -> str | None:
         """One of some words, upper or lower case; as `words` has it."""
         value = self.raw(name, plan_field)

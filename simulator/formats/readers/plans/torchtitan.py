@@ -339,7 +339,7 @@ def shape_of(flavor: object, name: str, source: str = "") -> Model | str | None:
 
 
 def _stack(r: Reading) -> str:
-    components = r.raw("compile.components")
-    if r.flag("compile.enable") and (components is None or "model" in components):
+    components = r.words("compile.components")
+    if r.flag("compile.enable") and ("compile.components" not in r or "model" in components):
         return "torchtitan-2025-compiled"
     return "torchtitan-2025-eager"
