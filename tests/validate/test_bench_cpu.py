@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
 from tests import warm
 from validate.benches import spread
+from validate.benches.memory import MIB, storage
 from validate.measure import Job, measure
 from validate.samples import read_samples
 
@@ -257,3 +259,14 @@ def _alive(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+def test_a_file_that_is_measured_has_no_name_that_could_stay(tmp_path: Path) -> None:
+    seen: list[tuple[str, list[Path]]] = []
+    session: Any = SimpleNamespace(
+        setting=SimpleNamespace(rank=0, out=str(tmp_path / "samples.jsonl")),
+        left_s=lambda: 60.0,
+        emit=lambda kind, *_: seen.append((kind, list(tmp_path.iterdir()))),
+    )
+    storage(session, MIB, [])
+    assert seen == [("storage_write", []), ("storage_read", [])]

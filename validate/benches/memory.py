@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from validate.benches import Item, Tensor, spread
 from validate.stopwatch import Session
@@ -142,17 +143,15 @@ def storage(s: Session, size: int, speed: list[float]) -> None:
     too_long = bool(speed) and size / speed[-1] > max(LEAST_S, s.left_s())
     if too_long or size > STORAGE_SHARE * free.f_bavail * free.f_frsize:
         return
-    path = folder / f".shardwise-{os.getpid()}.tmp"
     data = os.urandom(MIB)
     try:
-        writes = _repeated(s, lambda: _seconds(partial(_write, path, data, size)))
-        s.emit("storage_write", writes, {"bytes": size})
-        s.emit("storage_read", _repeated(s, lambda: _read(path)), {"bytes": size})
+        with TemporaryFile(dir=folder, buffering=0) as file:  # without a name: nothing stays of it after kill -9
+            writes = _repeated(s, lambda: _seconds(partial(_write, file, data, size)))
+            s.emit("storage_write", writes, {"bytes": size})
+            s.emit("storage_read", _repeated(s, lambda: _read(file)), {"bytes": size})
         speed.append(size / writes[0])
     except OSError as exc:
         s.failed("storage_write", exc, {"bytes": size})
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _repeated(s: Session, once: Callable[[], float]) -> list[float]:
@@ -163,22 +162,22 @@ def _repeated(s: Session, once: Callable[[], float]) -> list[float]:
     return sorted(found)
 
 
-def _write(path: Path, data: bytes, size: int) -> None:
-    with path.open("wb") as file:
-        for _ in range(size // len(data)):
-            file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def _write(file: IO[bytes], data: bytes, size: int) -> None:
+    file.seek(0)
+    file.truncate()
+    for _ in range(size // len(data)):
+        file.write(data)
+    os.fsync(file.fileno())
 
 
-def _read(path: Path) -> float:
-    with path.open("rb", buffering=0) as file:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return _seconds(lambda: _drain(file))
+def _read(file: IO[bytes]) -> float:
+    file.seek(0)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return _seconds(lambda: _drain(file))
 
 
-def _drain(file: Any) -> None:  # noqa: ANN401
+def _drain(file: IO[bytes]) -> None:
     while file.read(MIB):
         pass
 
