@@ -29,7 +29,7 @@ from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.serving import evaluate_row
 from simulator.studies.backtest.serving_figures import deployed_once, runs_of
 from simulator.studies.backtest.serving_rows import resolve
-from simulator.studies.serving.decoding import CACHE_SIGMA, HOST_SIGMA, Z90, parts_of, sigmas_of
+from simulator.studies.serving.decoding import BETWEEN_STEPS_SIGMA, CACHE_SIGMA, Z90, parts_of, sigmas_of
 
 TABLE: Final = Path(__file__).resolve().parent / "measured" / "serving.csv.gz"
 FREEDOM: Final = 4.0  # of Student's t
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, row in judged(parser.parse_args(argv).part):
         groups[name].append(row)
     print("cache, host, stack:", np.round(fitted(list(groups.values())), 3))
-    product = np.array([CACHE_SIGMA, HOST_SIGMA, PRIOR[2]])
+    product = np.array([CACHE_SIGMA, BETWEEN_STEPS_SIGMA, PRIOR[2]])
     for name, rows in groups.items():
         others = fitted([each for other, each in groups.items() if other != name])
         print(f"{name}: {len(rows)} rows; by the others' {np.round(others, 2)} {held(rows, others):.0%} are held, "

@@ -22,9 +22,10 @@ Z90: Final = 1.6449  # two-sided 90 % of a normal distribution
 # bandwidth. The host's time between steps: from a prior of 0.5, what measured servers ask (experiments/serving_intervals.py: 0.24, and
 # 0.23 to 0.27 without one of eight sources and engines; of the cache 0.35, of the stack 0.04).
 CACHE_SIGMA: Final = 0.3
-HOST_SIGMA: Final = 0.25
+BETWEEN_STEPS_SIGMA: Final = 0.25
 # One sigma of a step of software that no stack describes, besides. Measured: every fourth row of experiments/measured/serving.csv.gz
-# predicted as if nobody had described its engine (six engines, 168 rows, 2026-11-23, with HOST_SIGMA 0.5): with it 93 % of them, and 90 % in the mean
+# predicted as if nobody had described its engine (six engines, 168 rows, 2026-11-23, with BETWEEN_STEPS_SIGMA 0.5): with it 93 % of
+# them, and 90 % in the mean
 # over engines, lie in their 90 % interval; without it 68 and 63 %.
 UNKNOWN_ENGINE_SIGMA: Final = 0.25
 
@@ -65,7 +66,7 @@ def sigmas_of(costs: StepCosts, batch: Batch, calibration: Calibration, curves: 
         "attention": max(CACHE_SIGMA, calibration.sigma("attention")),
         "elementwise": calibration.sigma("elementwise"),
         "collectives": _collectives_sigma(costs, batch, curves),
-        "host": HOST_SIGMA,
+        "host": BETWEEN_STEPS_SIGMA,
     }
 
 
