@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.files import ordinary, write_whole
-from simulator.base.schema import parse_toml
+from simulator.base.schema import more_than_once, parse_toml
 from simulator.memory.tape import CATEGORIES
 from simulator.work.captured.capture import ARITY, HOST, Capture, Kind, Phase
 from simulator.work.captured.cost import KernelCost
@@ -129,7 +129,10 @@ def _of_rank(head: Mapping[str, Any], one: Mapping[str, Any]) -> Capture:
 
 
 def _is_group(found: object) -> bool:
-    return isinstance(found, list) and all(type(rank) is int and rank >= 0 for rank in found)
+    """Ranks, each once: one that stands twice lies no step from itself."""
+    return (
+        isinstance(found, list) and all(type(rank) is int and rank >= 0 for rank in found) and not more_than_once(found)
+    )
 
 
 def _check_signatures(found: list[Any], place: str) -> None:
