@@ -12,7 +12,7 @@ import click
 from simulator.base.errors import InputError
 from simulator.base.schema import check_writable
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, print_status, print_text, tokens_option
+from simulator.cli.options import FILE, cluster_option, print_status, print_text, tokens_option
 
 if TYPE_CHECKING:
     from simulator.spec.cluster import Cluster
@@ -32,7 +32,7 @@ Exit codes: 0 written, 2 usage, 3 bad input or a program that fails, 130 interru
 @click.argument("target", metavar="SCRIPT.py|MODULE:FUNCTION|CONFIG.json")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS]")
 @click.option("--ranks", type=click.IntRange(1), metavar="INTEGER", help="Of the job. [all GPUs of the cluster]")
-@click.option("--cluster", metavar="NAME|FILE", default="hgx-h100-8", show_default=True, help="A preset or a .toml.")
+@cluster_option(default="hgx-h100-8", show_default=True)
 @click.option("--nodes", type=click.IntRange(1), metavar="INTEGER", help="How many of the cluster's nodes.")
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Which of them is captured.")
 @click.option("--check", is_flag=True, help="Capture the last rank too, and compare its collectives.")

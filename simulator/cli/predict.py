@@ -33,7 +33,7 @@ from simulator.cli.options import (
 )
 from simulator.cli.predict_recorded import recorded_options
 from simulator.cli.progress import playing
-from simulator.cli.recipe import recipe_options, with_recipe
+from simulator.cli.recipe import recipe_option, with_recipe
 from simulator.cli.watch import watch_option
 from simulator.formats.drawing import check_picture
 from simulator.formats.readers import PLAN_FORMATS
@@ -147,7 +147,7 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
 @plan_file_options
 @study_options
-@recipe_options
+@recipe_option
 @placement_option
 @plan_options
 @fabric_option
