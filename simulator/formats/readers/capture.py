@@ -32,7 +32,6 @@ _MOST_SIZE: Final = 2**48  # of a dim
 _DIGITS: Final = 20  # of a storage's number
 _GZIP: Final = b"\x1f\x8b"
 _WHOLE: Final = {int}
-_ARITY: Final[dict[int, int]] = {int(kind): number for kind, number in ARITY.items()}
 _MOST_BYTES: Final = 2**29  # unpacked
 _ALLOCATE: Final = int(Kind.ALLOCATE)
 _FREE: Final = int(Kind.FREE)
@@ -228,7 +227,7 @@ def _check_events(data: Mapping[str, Any], events: list[Any], place: str) -> Non
         if id(event) in operators:
             continue
         whole = type(event) is list and set(map(type, event)) == _WHOLE
-        if not whole or _ARITY.get(event[0]) != len(event) - 1 or not _known(event, sizes, alive):
+        if not whole or ARITY.get(event[0]) != len(event) - 1 or not _known(event, sizes, alive):
             raise InputError.at(f"{place}: events[{index}]", f"{event!r} is no event", _AGAIN)
         if event[0] == Kind.OPERATOR:
             operators.add(id(event))
