@@ -22,7 +22,7 @@ from simulator.spec.model.files import preset_names
 _DTYPES: Final = {"bf16": "bf16", "fp32": "fp32"}
 _REFERENCE: Final = re.compile(r"\$\{([\w.]+)\}")
 _BUILDER: Final = re.compile(r"^(lora_|qlora_)?(.*?)(_instruct|_base)?$")
-_CHUNKED: Final = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss")
+_CHUNKED: Final = {"LinearCrossEntropyLoss": "linear_chunks", "CEWithChunkedOutputLoss": "output_chunks"}
 _COMPILED: Final = {"blocks": "compiled", "norm": "fused", "norm_dtype": "compute", "rope": "fused"}
 _OTHER_RECIPES: Final = {
     "quantizer": "quantisation-aware training", "teacher_model": "distillation", "reward_and_value_model": "rewards",
@@ -202,11 +202,10 @@ def _recompute(r: Reading, fields: dict[str, Any]) -> None:
 
 
 def _loss(r: Reading, changes: dict[str, tuple[object, str]]) -> None:
-    name = (r.text("loss._component_") or _CHUNKED[0]).rpartition(".")[2]
-    if name not in _CHUNKED:
-        changes["loss"] = ("fp32_cast", r.place("loss._component_"))
-        if name not in ("CrossEntropyLoss", "DPOLoss"):
-            r.unmodelled("loss._component_", "cross entropy of whole logits is taken")
+    name = (r.text("loss._component_") or "LinearCrossEntropyLoss").rpartition(".")[2]
+    changes["loss"] = (_CHUNKED.get(name, "fp32_cast"), r.place("loss._component_"))
+    if name not in (*_CHUNKED, "CrossEntropyLoss", "DPOLoss"):
+        r.unmodelled("loss._component_", "cross entropy of whole logits is taken")
 
 
 def _compile(r: Reading, changes: dict[str, tuple[object, str]]) -> None:

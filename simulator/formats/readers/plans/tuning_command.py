@@ -27,31 +27,15 @@ _COMMANDS: Final = {
 _MODULES: Final = {
     "axolotl.cli.train": "axolotl", "llamafactory.launcher": "llama-factory", "llamafactory.train": "llama-factory", "xtuner.tools.train": "xtuner",
 }  # fmt: skip
-_TRL: Final = (
-    "sft",
-    "dpo",
-    "kto",
-    "grpo",
-    "reward",
-    "rloo",
-    "orpo",
-    "cpo",
-    "gkd",
-    "ppo",
-    "nash_md",
-    "xpo",
-    "online_dpo",
-    "prm",
-)
+_TRL: Final = ("sft", "dpo", "kto", "grpo", "reward", "rloo", "orpo", "cpo", "gkd", "ppo", "nash_md", "xpo", "online_dpo", "prm")  # fmt: skip
 _PATHS: Final = (  # scripts of the libraries' own repositories
     (re.compile(rf"(?:^|/)(?:trl|examples)/scripts/({'|'.join(_TRL)})\.py$"), "trl"),
     (re.compile(r"(?:^|/)llamafactory/(?:launcher|train/tuner)\.py$"), "llama-factory"),
     (re.compile(r"(?:^|/)xtuner/tools/train\.py$"), "xtuner"),
     (re.compile(r"(?:^|/)run_recipe\.py$"), "megatron-bridge"),  # scripts/training
 )
-_CONTAINER: Final = re.compile(
-    r"\+{0,2}(?:model|train|ddp|peft|optimizer|dataset|mixed_precision)[.=]"
-)  # Megatron-Bridge's ConfigContainer
+# Megatron-Bridge's ConfigContainer
+_CONTAINER: Final = re.compile(r"\+{0,2}(?:model|train|ddp|peft|optimizer|dataset|mixed_precision)[.=]")
 _SPAWNERS: Final = re.compile(r"(?:^|/)(?:accelerate|torchrun|deepspeed|srun|mpirun|accelerate-launch)$|torch\.distributed\.(?:run|launch)$")  # fmt: skip
 # Options that only a script with TrainingArguments has
 _SIGNS: Final = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "use_peft", "lora_r", "finetuning_type", "fsdp", "fsdp_config", "gradient_checkpointing"})  # fmt: skip
