@@ -71,24 +71,20 @@ class OfModel:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Stages, micro-batches and chunks under a schedule, and the layers that are dealt to them.
-
-    group_size: consecutive micro-batches that interleaving runs through a chunk; None: as many as stages.
-    """
+    """Stages, micro-batches and chunks under a schedule, and the layers that are dealt to them."""
 
     schedule: Schedule
     num_stages: int
     num_micro_batches: int
     num_chunks: int = 1
     num_layers: int = 1
-    group_size: int | None = None
     split: Split = EQUAL
 
     @classmethod
     def of(cls, plan: Plan, model: Heads) -> Pipeline:
         """A plan's own."""
         counts = plan.pp, plan.num_micro_batches, plan.pipeline.virtual_stages
-        return cls(plan.pipeline_schedule, *counts, model.num_layers, None, plan.split)
+        return cls(plan.pipeline_schedule, *counts, model.num_layers, plan.split)
 
 
 @dataclass(frozen=True, slots=True)
