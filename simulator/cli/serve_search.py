@@ -107,7 +107,7 @@ def launch_of(study: ServingStudy, folder: Path, plan: InferencePlan | None = No
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError.at(f"--export {folder}", "is not empty", "a new folder")
-    return launch_files(plan or study.plan, study.model, study.cluster, study.stack)
+    return launch_files(plan or study.plan, study.model, study.cluster, study.stack, checkpoint=study.checkpoint)
 
 
 def run_search(loaded: ServingStudy, options: Mapping[str, Any]) -> int:

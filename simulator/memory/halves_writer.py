@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from simulator.memory.tape import (
-    Halves,
-)
+from simulator.memory.tape import Halves
 from simulator.memory.tape_writer import TapeWriter, scatters
 from simulator.work.ops import Op
 
@@ -30,11 +28,8 @@ class HalvesWriter(TapeWriter):
         )
         self.gradient_held, self.num_slots = whole.gradient_held, whole.num_slots
         self.slots = {name: slot for name, slot in whole.slots.items() if name not in result}
-        casts = [op for op in self.block.ops if op.parameter_numel and not op.inputs]  # of weights, under autocast
-        self._casts = {tensor.name: op for op in casts for tensor in op.outputs}
-        self._trained = {
-            op.name: op for op in self.block.ops if op.inputs and (op.parameter_numel or self._weights(op))
-        }
+        self._casts = self.block.casts
+        self._trained = {op.name: op for op in self.block.trained}
         self._waiting: dict[str, list[int]] = {}
         self._left = self._savers()
         self._again, self._kept, self._more = again, kept, list[dict[str, int]]()

@@ -21,7 +21,7 @@ from typing import Any, Generic, NamedTuple, TextIO, TypeVar, cast
 
 from simulator.base.errors import Fault, TableError
 from simulator.base.files import ordinary
-from simulator.base.schema import nearest
+from simulator.base.schema import more_than_once, nearest
 from simulator.studies.backtest.rows import BadRow
 
 Parser = Callable[[str], object]
@@ -299,8 +299,8 @@ def _header(
     ]
     faults += [
         Fault(place, f"column {n!r} appears {names.count(n)} times", "keep one")
-        for n in dict.fromkeys(names)
-        if names.count(n) > 1 and n in columns
+        for n in more_than_once(names)
+        if n in columns
     ]
     meant = {given for n in names for given in spelled.gives(n)}
     faults += [Fault(place, f"column {n!r} is missing") for n in missing if n not in meant]

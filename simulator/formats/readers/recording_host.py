@@ -12,7 +12,8 @@ from simulator.base.errors import InputError
 from simulator.formats.readers.kernel_names import category_of, collective_of
 from simulator.formats.readers.kineto import chosen_step, traced_steps
 from simulator.formats.readers.kineto_host import HostEvents, HostOp, kind_of
-from simulator.formats.readers.recording_parts import arguments, job, tensors
+from simulator.formats.readers.recording_parts import arguments, job
+from simulator.work.captured.tensors import tensors
 from simulator.work.recorded.recording import Carried, RecordedOp, Recording
 
 WRAPPERS = re.compile(r"^(autograd::|torch::autograd|FSDP::|c10d::|record_param_comms)|^[^:]*$")

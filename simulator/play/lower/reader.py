@@ -255,7 +255,7 @@ class StageReader:
                 state.end = self._compute(step, f"backward of inputs {unit.name} mb{index}", unit.inputs)
             case "weights":
                 label = f"backward of weights {unit.name} mb{index}"
-                state.computed = state.end = self._compute(step, label, unit.work.weights)
+                state.computed = state.end = self._compute(step, label, unit.weights)
             case "loss" | "loss_backward":
                 pass  # with the head's own
 

@@ -38,6 +38,7 @@ from simulator.studies.serving.mixers import MixerCosts
 from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.shards import NO_ATTENTION, cached_channels, kv_bytes_per_token, stage_shards, windows
 from simulator.studies.serving.speculation import draft_plan, tokens_a_step
+from simulator.studies.serving.workload import Request
 from simulator.work.collectives import collective_s
 from simulator.work.ops import Exchange
 from simulator.work.ops.graph import stream
@@ -121,10 +122,10 @@ class StepCosts:
         """The host decides on a step while the one before it runs. A machine without losses decides in no time."""
         return not self._ideal and self.stack.engine is not None and self.stack.engine.overlapped
 
-    @property
-    def request_s(self) -> float:
+    def outside_s(self, request: Request) -> float:
         """Time of a request outside the queue."""
-        return self.pace * engine.request_s if (engine := self.stack.engine) and not self._ideal else 0.0
+        engine = None if self._ideal else self.stack.engine
+        return self.pace * (engine.request_s + engine.token_s * request.prompt_tokens) if engine else 0.0
 
     def idle_s(self, busy_s: float, sequences: int, decodes: int = 0) -> float:
         """What devices wait for the host before a step of so many sequences that takes them `busy_s`.

@@ -32,12 +32,17 @@ def launcher_of(stack: Stack) -> Launcher:
     return found
 
 
-def launch_files(plan: InferencePlan, model: Model, cluster: Cluster, stack: Stack) -> dict[str, str]:
-    """Name -> text. The plan has its engine's defaults. Raises PlanError with everything that the engine has no option for."""
+def launch_files(
+    plan: InferencePlan, model: Model, cluster: Cluster, stack: Stack, *, checkpoint: str | None = None
+) -> dict[str, str]:
+    """Name -> text. The plan has its engine's defaults. checkpoint: what its weights are known to be stored in.
+
+    Raises PlanError with everything that the engine has no option for.
+    """
     launcher = launcher_of(stack)
     faults = [*launcher.faults(plan), *_faults(plan, cluster)]
     PlanError.raise_for(faults)
-    pools = pools_of(plan, model)
+    pools = pools_of(plan, model, quantised=checkpoint == plan.weights)
     extra = {name: text for pool in pools for name, text in launcher.files(pool).items()}
     return {
         "launch.sh": _script(launcher, pools, model, cluster),

@@ -23,7 +23,7 @@ def _command(pool: Pool, port: int) -> list[str]:
         "decode-context-parallel-size": plan.dcp if plan.dcp > 1 else None,
         "enable-expert-parallel": plan.experts == "dealt",
         "dtype": "float16" if plan.compute_dtype == "fp16" else "bfloat16",
-        "quantization": "fp8" if plan.weights == "fp8" else None,
+        "quantization": pool.casts,
         "kv-cache-dtype": "fp8" if plan.kv_dtype == "fp8" else None,
         "max-model-len": pool.longest,
         "max-num-batched-tokens": pool.tokens,
