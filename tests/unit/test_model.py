@@ -166,6 +166,7 @@ ROUNDED = {
     "smollm2-135m": "0.135",
     "smollm2-360m": "0.362",
     "smollm2-1.7b": "1.71",
+    "smollm3-3b": "3.08",
     "qwen1.5-0.5b": "0.46",  # tied; the page counts the stored copy of the head too
     "qwen1.5-1.8b": "1.84",
     "qwen1.5-4b": "3.95",

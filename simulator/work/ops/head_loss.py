@@ -72,16 +72,9 @@ def _cut(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
     one = Gemm(m=t, n=v, k=d, dtype=s.wide_dtype)
     again: tuple[Kernel, ...] = (one, replace(one, n=d, k=v, layout="nn"))
     loss, sums = g.value("loss", 1, "fp32"), g.value("loss.log_sum_exp", t, "fp32")
-    g.op(
-        "cut_cross_entropy",
-        "loss",
-        inputs=(x,),
-        outputs=(loss, sums),
-        forward=(one,),
-        backward=(*again, replace(one, m=v, n=d, k=t, layout="nt")) if trains else again,
-        saved=(x, sums),
-        parameter_numel=v * d if trains else 0,
-    )
+    back = (*again, replace(one, m=v, n=d, k=t, layout="nt")) if trains else again
+    g.op("cut_cross_entropy", "loss", inputs=(x,), outputs=(loss, sums), forward=(one,), backward=back, saved=(x, sums),
+         parameter_numel=v * d if trains else 0)  # fmt: skip
     g.hold("loss.scope", [x, loss])
     return loss
 
@@ -154,17 +147,9 @@ def _output_chunks(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
         back = (*back, replace(one, m=v, n=d, k=one.m, layout="nt"), sums)
     held = (logits,) if not compiled and s.stack.kernels.loss == "output_chunks" else ()
     first, second = (0, weight - size // count) if compiled else (2 * f // count, weight + (size - 2 * f) // count)
-    g.op(
-        "chunked_cross_entropy",
-        "loss",
-        inputs=(x,),
-        outputs=(loss, *dict.fromkeys((kept, *held))),
-        forward=forward,
-        backward=back,
-        saved=(x, kept),
-        forward_temporary_bytes=0 if compiled else (f + (0 if held else size)) // count,
-        backward_temporary_bytes=max(first - weight, second, 0),
-        parameter_numel=v * d if trains else 0,
-    )
+    made = (loss, *dict.fromkeys((kept, *held)))
+    g.op("chunked_cross_entropy", "loss", inputs=(x,), outputs=made, forward=forward, backward=back, saved=(x, kept),
+         forward_temporary_bytes=0 if compiled else (f + (0 if held else size)) // count,
+         backward_temporary_bytes=max(first - weight, second, 0), parameter_numel=v * d if trains else 0)  # fmt: skip
     g.hold("loss.scope", [x, loss, *held])
     return loss

@@ -43,6 +43,8 @@ def read_torchtune(stated: Stated) -> Draft:
     paired = "dpo" in recipe or (r.text("loss._component_") or "").endswith("DPOLoss")
     fields["micro_batch_size"] *= 2 if paired else 1  # recipes/lora_dpo_single_device.py: concatenated_forward
     model, unknown = _model(r, fields)
+    if "tp" in fields and (model or "").startswith("llama4"):
+        fields["etp"] = fields["tp"]  # models/llama4/_parallelism.py: ExpertTensorParallel
     _optimizer(r, fields)
     _recompute(r, fields)
     _loss(r, changes)
@@ -148,7 +150,10 @@ def _model(r: Reading, fields: dict[str, Any]) -> tuple[str | None, str]:
 @cache
 def _presets() -> dict[str, str]:
     """Presets by their letters and digits alone, as `llama318b`."""
-    also = {"phi3mini": "phi-3-mini", "phi414b": "phi-4", "llama3370b": "llama3.1-70b", "smollm217b": "smollm2-1.7b"}
+    also = {
+        "phi3mini": "phi-3-mini", "phi414b": "phi-4", "llama3370b": "llama3.1-70b", "smollm217b": "smollm2-1.7b",
+        "llama4scout17b16e": "llama4-scout", "llama4maverick17b128e": "llama4-maverick",
+    }  # fmt: skip
     return {re.sub(r"[^a-z0-9]", "", name): name for name in preset_names()} | {
         name: preset for name, preset in also.items() if preset in preset_names()
     }

@@ -101,14 +101,14 @@ def read_program(launch: Launch, define: Mapping[str, str]) -> tuple[str, str]:
         _accelerate(launch, launcher, options if command.alone else {})
         form = _trainer_options(launch, loose, options)
     else:
-        if form in ("axolotl", "llama-factory"):  # a Trainer's
+        if form in ("axolotl", "llama-factory", "ms-swift"):  # a Trainer's
             _accelerate(launch, launcher, {})
         _FRAMEWORKS[form](launch, loose, options)
     launch.launcher |= launcher
     _launcher_rest(launch)
     if launch.recipe:
         return form, launch.recipe
-    return form, part if command.form in ("trl", "torchtune") else "script" if launch.own_words else ""
+    return form, part if command.form in ("trl", "torchtune", "ms-swift") else "script" if launch.own_words else ""
 
 
 def _defined(define: Mapping[str, str]) -> dict[str, Option]:
@@ -374,5 +374,5 @@ def _megatron_bridge(launch: Launch, loose: list[Word], options: dict[str, Optio
 
 
 _FRAMEWORKS: Final[Mapping[str, Callable[[Launch, list[Word], dict[str, Option]], None]]] = {
-    "llama-factory": _llama_factory, "axolotl": _axolotl, "torchtune": _torchtune, "litgpt": _litgpt, "megatron-bridge": _megatron_bridge, "xtuner": _xtuner,
+    "llama-factory": _llama_factory, "ms-swift": _llama_factory, "axolotl": _axolotl, "torchtune": _torchtune, "litgpt": _litgpt, "megatron-bridge": _megatron_bridge, "xtuner": _xtuner,
 }  # fmt: skip
