@@ -149,7 +149,8 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
         found |= host_parts(played)
         found |= _untimed(lowering, played)
         if stack.known != "described":
-            found |= _unnamed(played, unknown=stack.known == "unknown", experts=lowering.model.experts is not None)
+            experts = lowering.model.experts is not None and stack.kernels.expert_rows == "sorted"
+            found |= _unnamed(played, unknown=stack.known == "unknown", experts=experts)
     return {name: seen(name, one) for name, one in found.items()}
 
 
