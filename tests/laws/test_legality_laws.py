@@ -71,7 +71,7 @@ def plans(draw: st.DrawFn) -> Plan:
 def test_rules_name_fields_that_are_there() -> None:
     known = {*Plan.flat_fields(), *RESOLVED}
     assert {name for rule in RULES for name in rule.fields} <= known
-    nouns = {"degrees", "layers", "micro_batch_group", ""}  # of no single field, or of another noun
+    nouns = {"degrees", "layers", ""}  # of no single field, or of another noun
     assert {rule.name.partition(":")[0] for rule in RULES} <= {*Plan.flat_fields(), *nouns}
     assert {effect.where for effect in EFFECTS} <= set(Plan.flat_fields())
 

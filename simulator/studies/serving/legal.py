@@ -30,13 +30,20 @@ def _mixer_faults(plan: InferencePlan, model: Model) -> list[Fault]:
         return []
     if not model.num_attention_layers:
         return [Fault("model", f"{model.name} has no attention: there is no cache to serve it from", "a hybrid")]
-    given = {
-        "prefill_dp": plan.prefill_dp > 0,
-        "speculative": plan.speculative != "none",
-        "lora_rank": plan.lora_rank > 0,
-    }
     problem = f"together with the states of {model.name}'s mixers is not modelled"
-    return [Fault(f"inference: {key}", problem, f"leave {key} out") for key, there in given.items() if there]
+    given = _given(plan, "prefill_dp", "speculative", "lora_rank", "pcp")
+    return [Fault(f"inference: {key}", problem, f"leave {key} out") for key in given]
+
+
+def _given(plan: InferencePlan, *keys: str) -> list[str]:
+    """Those that are not at their defaults."""
+    return [key for key in keys if getattr(plan, key) != InferencePlan.model_fields[key].default]
+
+
+def _apart(plan: InferencePlan, key: str, *others: str) -> list[Fault]:
+    """Of keys that are not modelled together with this one."""
+    place, given = f"inference: {key}", _given(plan, *others)
+    return [Fault(place, f"together with {other} is not modelled", f"leave {other} out") for other in given]
 
 
 def _context_faults(plan: InferencePlan, model: Model) -> list[Fault]:
@@ -52,13 +59,9 @@ def _context_faults(plan: InferencePlan, model: Model) -> list[Fault]:
         )
         more = f"dcp = {alike}" if alike > 1 else f"tp above the model's {model.num_kv_heads} key-value heads"
         faults.append(Fault(place, problem, f"{more}, or 1"))
-    given = {
-        "attention_dp": plan.attention_dp,
-        "prefill_dp": plan.prefill_dp > 0,
-        "speculative": plan.speculative != "none",
-        "a sliding window": model.sliding_window is not None,
-    }
-    return faults + [Fault(place, f"together with {key} is not modelled", "1") for key, on in given.items() if on]
+    if model.sliding_window is not None:
+        faults.append(Fault(place, "together with a sliding window is not modelled", "dcp = 1"))
+    return faults + _apart(plan, "dcp", "attention_dp", "prefill_dp", "speculative")
 
 
 def _prompt_context_faults(plan: InferencePlan, model: Model) -> list[Fault]:
@@ -72,14 +75,7 @@ def _prompt_context_faults(plan: InferencePlan, model: Model) -> list[Fault]:
         if count % ranks:
             problem = f"tp {plan.tp} × pcp {plan.pcp} = {ranks} GPUs do not divide the model's {count} {noun}"
             faults.append(Fault(place, problem, "pcp = 1, or less of either"))
-    given = {
-        "dcp": plan.dcp > 1,
-        "attention_dp": plan.attention_dp,
-        "speculative": plan.speculative != "none",
-        "lora_rank": plan.lora_rank > 0,
-        "states of mixers": model.mamba is not None,
-    }
-    return faults + [Fault(place, f"together with {key} is not modelled", "pcp = 1") for key, on in given.items() if on]
+    return faults + _apart(plan, "pcp", "dcp", "attention_dp", "speculative", "lora_rank")
 
 
 def _pool_faults(plan: InferencePlan, model: Model, cluster: Cluster) -> list[Fault]:
@@ -138,13 +134,7 @@ def _wide_faults(plan: InferencePlan, model: Model) -> list[Fault]:
         faults.append(Fault("inference: tp", problem, "a divisor of them"))
     if plan.tp == 1:
         faults.append(Fault(place, "tp = 1: one GPU has all sequences", "tp = 2 or more"))
-    for key, given in (
-        ("pp", plan.pp > 1),
-        ("prefill_dp", plan.prefill_dp > 0),
-        ("speculative", plan.speculative != "none"),
-    ):
-        if given:
-            faults.append(Fault(place, f"together with {key} is not modelled", f"leave {key} out"))
+    faults += _apart(plan, "attention_dp", "pp", "prefill_dp", "speculative")
     if plan.replicate:
         faults.append(Fault("inference: replicate", "every GPU holds all but experts whole anyway", "leave it out"))
     return faults
