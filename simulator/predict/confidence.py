@@ -69,7 +69,7 @@ _UNNAMED = {
 }
 _UNNAMED_STREAMS = 0.4
 _UNNAMED_EXPOSED = 0.5  # of the hidden communication: the end of the 90 %
-_UNKNOWN_SOFTWARE = 0.22  # and as much again above
+_UNKNOWN_SOFTWARE = 0.2  # and as much again above
 # Of programs that nobody described, how rows come to their experts is not known: as slices in one padded tensor, one expert after
 # another or sorted lie a factor of 1.05 to 4.4 apart on six plans of one cluster (../docs/background/experts.md); 2 taken for the
 # end of the 90 %
