@@ -170,9 +170,7 @@ def _learned_spread(lowering: Lowering, played: SimulatedStep, learned: Learned)
         for name, row in zip(names, learned.covariance, strict=True)
     }
     positive = summed(part for part in parts.values() if part > 0)
-    scale = (
-        summed(parts.values()) / positive if positive else 0.0
-    )  # coefficients that err against each other make one less
+    scale = summed(parts.values()) / positive if positive else 0.0  # what errs against each other makes one less
     found = {
         f"{LEARNED}: {n.replace('_', ' ')}": wider * math.sqrt(scale * part) for n, part in parts.items() if part > 0
     }
