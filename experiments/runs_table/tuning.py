@@ -79,12 +79,14 @@ def _sft_trainer(row: RunRow) -> Tuned:
 
 
 def _finetune_py(row: RunRow) -> Tuned:
-    """github:QwenLM/Qwen, finetune.py: rank 64, dropout 0.05, all linear layers; pairs in fp32, as peft 0.5 leaves them (tuners/lora.py:
-    `self.to(self.weight.device)`, no dtype before 0.6 of November 2023; the page's profile is of October), which DeepSpeed's engine casts.
+    """github:QwenLM/Qwen, finetune.py: rank 64, dropout 0.05, all linear layers.
 
-    modeling_qwen.py: flash-attention's rotary kernel on fp32 copies, as many bytes as a complex product; 16-bit logits are copied without their last rows and not cast; autocast casts what nll_loss reads. Q-LoRA: GPTQ
-    int4 in fp16 under DeepSpeed's ZeRO-2, also on one GPU, since errors came of torch's autocast (finetune_qlora_single_gpu.sh,
-    ds_config_zero2.json), and so does LoRA over nodes (finetune_lora_ds.sh; README: LoRA without "emb" leaves embedding and head). All weights: ZeRO-3, also on one GPU (finetune_ds.sh, ds_config_zero3.json). DeepSpeed runs no autocast.
+    Pairs are in fp32, as peft 0.5 leaves them (tuners/lora.py: `self.to(self.weight.device)`; 0.6, of November 2023, casts them to the
+    base's dtype, and the page's profile is of October); DeepSpeed's engine casts them. modeling_qwen.py: flash-attention's rotary
+    kernel on fp32 copies, as many bytes as a complex product; 16-bit logits are copied without their last rows and not cast;
+    autocast casts what nll_loss reads. Q-LoRA: GPTQ int4 in fp16 under DeepSpeed's ZeRO-2, also on one GPU, since errors came of
+    torch's autocast (finetune_qlora_single_gpu.sh, ds_config_zero2.json), and so does LoRA over nodes (finetune_lora_ds.sh; README:
+    LoRA without "emb" leaves embedding and head). All weights: ZeRO-3, also on one GPU (finetune_ds.sh, ds_config_zero3.json).
     """
     method = _noted(row, r"method=([^;]*)")
     half = "fp16" if method == "Q-LoRA" else "bf16"
