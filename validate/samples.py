@@ -232,6 +232,8 @@ class _Reader:
             self.fault(place, "has no kind", f"one of {', '.join(REQUIRED)}")
         elif kind == "machine":
             self._machine(row, number)
+        elif kind == "run":
+            self.fault(place, "is what validate run wrote", "shardwise validate compare reads it")
         elif kind in _NOT_SAMPLES:
             self.sections += [row] if row.get("state") == "ends" else []
         elif "error" in row:

@@ -287,7 +287,7 @@ def test_learned_positions_are_parameters_in_every_benchmark_row_of_mpt() -> Non
     assert rows
     for row in rows:
         stated = int(re.search(r"NumParams=(\d+)", row["notes"])[1])  # type: ignore[index]
-        model = Model.load(row["model_name"]).with_max_positions(int(row["seq_len"]))
+        model = Model.load(row["model_name"]).model_copy(update={"max_positions": int(row["seq_len"])})
         assert model.num_parameters == stated, row["id"]
 
 

@@ -167,3 +167,19 @@ def test_the_model_s_name_says_that_its_checkpoint_is_quantised(tmp_path: Path) 
         assert main(["serve", *words]) == 0
         assert ("--quantization fp8" in (folder / "launch.sh").read_text()) == cast
     assert "by ModelOpt" in files_of("tensorrt-llm-2025", weights="fp8")["launch.sh"]
+
+
+def test_parts_of_prompts_are_told_to_engines_that_have_them() -> None:
+    found, latents = Stack.load("vllm-2026"), Model.load("deepseek-v3")
+    for model, degrees in (
+        (latents, {"tp": 4, "pcp": 2}),
+        (latents, {"prefill_dp": 1, "prefill_tp": 2, "prefill_pcp": 2}),
+    ):
+        plan = with_defaults(InferencePlan(stack=found.name, **degrees), found)
+        text = launch_files(plan, model, CLUSTER, found)["launch.sh"]
+        told = ["--prefill-context-parallel-size 2" in " ".join(one) for one in commands(text)]
+        assert told == ([True] if "pcp" in degrees else [True, False])
+    with pytest.raises(PlanError, match="latents"):
+        files_of("vllm-2026", tp=4, pcp=2)
+    with pytest.raises(PlanError, match="pcp: SGLang is not told of it"):
+        files_of("sglang-2025", tp=4, pcp=2)

@@ -91,6 +91,9 @@ def test_a_file_without_samples_is_refused(tmp_path: Path) -> None:
         read_samples([written(tmp_path, MACHINE)])
     with pytest.raises(TableError, match="cannot be read"):
         read_samples([tmp_path / "missing.jsonl"])
+    with pytest.raises(TableError, match="validate compare reads it") as caught:
+        read_samples([written(tmp_path, {"kind": "run", "memory": {}, "time": {}})])
+    assert len(caught.value.faults) == 2, "the record, and that there is no sample"
 
 
 def test_a_cut_gzip_keeps_what_stands_before(tmp_path: Path) -> None:

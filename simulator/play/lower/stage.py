@@ -129,13 +129,8 @@ class Stage:
             case "inputs":
                 return [[unit.inputs] for unit in reversed(units)]
 
-    @property
-    def waits_for_messages(self) -> bool:
-        """Compute, and the host, stand still while messages travel."""
-        return waits_for_messages(self.plan)
-
 
 def waits_for_messages(plan: Plan) -> bool:
-    """The plan's stages exchange synchronously."""
+    """The plan's stages exchange synchronously: compute, and the host, stand still while messages travel."""
     plain = plan.pp > 1 and plan.pipeline_schedule in ("gpipe", "1f1b")
     return plain and plan.traits.own_model_code

@@ -181,8 +181,8 @@ class Player:
 
 def pooled(prompts: InferencePlan, layout: InferencePlan, num_prompts: int, engines: int) -> InferencePlan:
     """The plan of two pools."""
-    degrees = {"prefill_tp": prompts.tp, "prefill_pp": prompts.pp, "prefill_dp": num_prompts, "dp": engines}
-    return layout.model_copy(update=degrees)
+    degrees = {f"prefill_{name}": getattr(prompts, name) for name in ("tp", "pp", "pcp")}
+    return layout.model_copy(update=degrees | {"prefill_dp": num_prompts, "dp": engines})
 
 
 def _part(role: Role, requests: Sequence[Request]) -> tuple[Sequence[Request], float]:

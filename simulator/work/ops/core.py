@@ -128,9 +128,8 @@ class Block:
     @property
     def trained(self) -> tuple[Op, ...]:
         """Ops whose backward makes gradients of weights, or of casts of weights."""
-        casts = self.casts
-        makes = (op.parameter_numel or any(t.name in casts for t in op.grad_inputs) for op in self.ops)
-        return tuple(op for op, one in zip(self.ops, makes, strict=True) if one and op.inputs)
+        casts, inner = self.casts, (op for op in self.ops if op.inputs)
+        return tuple(op for op in inner if op.parameter_numel or any(t.name in casts for t in op.grad_inputs))
 
     def saved_tensors(self) -> Iterator[Tensor]:
         """What the block keeps between its forward and its backward, each storage once, its input included."""

@@ -59,8 +59,11 @@ class Launcher:
         if plan.cache_of != self.cache_of and self.cache_of:
             problem = f"{plan.cache_of}: the engine's own share of memory is one of `{self.cache_of}`"
             faults.append(Fault("inference: cache_of", problem, f'cache_of = "{self.cache_of}"'))
-        if plan.dcp > 1 and self.software != "vLLM":
-            faults.append(Fault("inference: dcp", f"{self.software} is not told of it", "1, or a stack of vLLM"))
+        for name in ("dcp", "pcp"):
+            if getattr(plan, name) > 1 and self.software != "vLLM":
+                faults.append(
+                    Fault(f"inference: {name}", f"{self.software} is not told of it", "1, or a stack of vLLM")
+                )
         if plan.speculative in ("draft", "eagle"):
             problem = "a draft model is a checkpoint of its own, which these files do not name"
             faults.append(Fault("inference: speculative", problem, "mtp, ngram, or the engine's own flags"))

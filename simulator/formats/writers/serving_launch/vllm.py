@@ -21,6 +21,7 @@ def _command(pool: Pool, port: int) -> list[str]:
         "data-parallel-size": plan.ranks if plan.attention_dp else None,
         "pipeline-parallel-size": plan.pp,
         "decode-context-parallel-size": plan.dcp if plan.dcp > 1 else None,
+        "prefill-context-parallel-size": plan.pcp if plan.pcp > 1 else None,
         "enable-expert-parallel": plan.experts == "dealt",
         "dtype": "float16" if plan.compute_dtype == "fp16" else "bfloat16",
         "quantization": pool.casts,
