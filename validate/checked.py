@@ -6,6 +6,7 @@ import gzip
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from simulator.base.schema import check_writable
 from simulator.base.units import format_seconds
 from simulator.formats.drawing import check_picture
 from simulator.formats.study import Study, read_study
+from simulator.formats.study.tables import Faults
 from simulator.predict import Prediction, predict
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
@@ -154,7 +156,10 @@ def run_diff(old: Path, new: Path, studies: Sequence[Path], *, cluster: str | No
     """What is different between two runs of `calibrate run`, or two calibrations, and what it does to studies' steps."""
     if cluster is not None:
         Cluster.load(cluster)  # a name that nothing has is an error also where no study asks for it
-    sides = [_side(path, cluster) for path in (old, new)]
+    faults = Faults()
+    sides = [side for path in (old, new) if (side := faults.attempt(partial(_side, path, cluster))) is not None]
+    if faults:
+        raise InputError(faults)
     rows, facts = _changes(*sides) if all(side.samples is not None for side in sides) else ([], [])
     steps = [_steps(path, *sides) for path in studies]
     if as_json:

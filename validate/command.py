@@ -103,6 +103,10 @@ def _check_usage(options: Options) -> None:
         raise click.UsageError("--mode cpu runs on cpu; --device is for the other modes")
     if options["rank"] is not None and mode not in ("solo", "fake"):
         raise click.UsageError(f"--mode {mode} plays every rank; --rank is for solo and fake")
+    if options["record"] and (mode == "fake" or _device(options) != "cuda"):
+        raise click.UsageError("--record keeps the events of a GPU's allocator: --mode full or solo on --device cuda")
+    if options["record"] and options["out"] is None:
+        raise click.UsageError("--record keeps a file beside the record: -o RUNS.jsonl")
 
 
 def _study(study: Path | None, options: Options) -> Study:

@@ -13,7 +13,8 @@ from simulator.base.errors import Fault, InputError
 from simulator.formats.readers.kineto import chosen_step, read_events, traced_steps
 from simulator.formats.readers.kineto_host import HostEvents, HostOp, kind_of
 from simulator.formats.readers.recording_host import WRAPPERS
-from simulator.formats.readers.recording_parts import arguments, tensors
+from simulator.formats.readers.recording_parts import arguments
+from simulator.work.captured.tensors import tensors
 
 
 class RecordedOperator(NamedTuple):

@@ -367,27 +367,35 @@ def read_records(path: Path) -> tuple[list[Record], list[Fault]]:
         lines = ordinary(path, MOST_TEXT_BYTES).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as exc:
         raise InputError(Fault(place=str(path), problem=f"cannot be read: {exc.strerror}")) from None
+    wrong = 0
     for number, line in enumerate(lines, 1):
-        problem = ""
-        try:
-            entry = json.loads(line, parse_constant=_refuse)
-        except (ValueError, RecursionError) as exc:
-            entry, problem = None, f"not JSON: {exc}"
-        is_run = (
-            isinstance(entry, dict) and entry.get("kind") == "run" and entry.get("schema_version") == SCHEMA_VERSION
-        )
-        problem = problem or (faults_of_run(entry) if is_run else "")
-        if is_run and not problem:
-            records.append(entry)
-        elif line.strip():
+        record, problem = _record(line)
+        if record is not None:
+            records.append(record)
+        elif problem and (wrong := wrong + 1) <= MOST_FAULTS:
             place = f"{path}: line {number}"
-            faults.append(Fault(place=place, problem=problem or "not a run", remedy="what `validate run` wrote"))
-    if len(faults) > MOST_FAULTS:
-        rest = Fault(place=str(path), problem=f"{len(faults) - MOST_FAULTS} more lines are none")
-        faults = [*faults[:MOST_FAULTS], rest]
+            faults.append(Fault(place=place, problem=problem, remedy="what `validate run` wrote"))
+    if wrong > MOST_FAULTS:
+        faults.append(Fault(place=str(path), problem=f"{wrong - MOST_FAULTS} more lines are none"))
     if not records:
         raise InputError(faults or Fault(place=str(path), problem="holds no run", remedy="shardwise validate run"))
     return records, faults
+
+
+def _record(line: str) -> tuple[Record | None, str]:
+    """(the run, "") or (None, what is wrong; nothing with an empty line)."""
+    if not line.strip():
+        return None, ""
+    if not line.lstrip().startswith("{"):
+        return None, "not a run"
+    try:
+        entry = json.loads(line, parse_constant=_refuse)
+    except (ValueError, RecursionError) as exc:
+        return None, f"not JSON: {exc}"
+    if entry.get("kind") != "run" or entry.get("schema_version") != SCHEMA_VERSION:
+        return None, "not a run"
+    problem = faults_of_run(entry)
+    return (None, problem) if problem else (entry, "")
 
 
 def _refuse(name: str) -> float:

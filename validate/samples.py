@@ -19,10 +19,12 @@ from typing import IO, Any, Final
 
 from simulator.base.errors import Fault, TableError
 from simulator.base.files import ordinary
+from simulator.base.schema import more_than_once
 
 FORMAT_VERSION: Final = 1
 MAX_LINE_BYTES: Final = 1 << 20  # a sample is a few hundred bytes; a longer line is something else
 MAX_FAULTS: Final = 1000
+MAX_WRONG: Final = 100_000  # faults after which a file is no file of samples, and is not read on
 
 _GEMM = ("m", "n", "k", "layout", "dtype")
 _ATTENTION = ("batch", "seq_q", "seq_kv", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype")
@@ -196,15 +198,20 @@ class _Reader:
         self.faults: list[Fault] = []
         self.sections: list[Mapping[str, Any]] = []
         self._current = ""
+        self._wrong = 0
 
     def fault(self, place: str, problem: str, remedy: str = "") -> None:
+        self._wrong += 1
         if len(self.faults) < MAX_FAULTS:
             self.faults.append(Fault(place=place, problem=problem, remedy=remedy))
 
     def read(self, lines: IO[bytes], name: str) -> None:
-        self._current = ""
+        self._current, before = "", self._wrong
         for number, raw in enumerate(_bounded(lines), 1):
             place = f"{name}: line {number}"
+            if self._wrong - before >= MAX_WRONG:
+                self.faults.append(Fault(place, "this line and those behind it were not read"))
+                return
             if raw is None:
                 self.fault(place, f"is longer than {MAX_LINE_BYTES} bytes", "a sample is one short line")
                 continue
@@ -225,6 +232,8 @@ class _Reader:
             self.fault(place, "has no kind", f"one of {', '.join(REQUIRED)}")
         elif kind == "machine":
             self._machine(row, number)
+        elif kind == "run":
+            self.fault(place, "is what validate run wrote", "shardwise validate compare reads it")
         elif kind in _NOT_SAMPLES:
             self.sections += [row] if row.get("state") == "ends" else []
         elif "error" in row:
@@ -305,8 +314,7 @@ def _object(text: bytes) -> dict[str, Any]:
     """One JSON object without duplicate keys, NaN or infinity. Raises ValueError in words."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        twice = sorted(k for k, n in Counter(k for k, _ in pairs).items() if n > 1)
-        if twice:
+        if twice := sorted(more_than_once(k for k, _ in pairs)):
             raise ValueError(f"key {', '.join(map(repr, twice))} appears twice")
         return dict(pairs)
 

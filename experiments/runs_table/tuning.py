@@ -172,7 +172,7 @@ def _torchtune(row: RunRow) -> Tuned:
         "plan.optimizer_impl": "fused",
         "plan.offload.activations": "none",
     }
-    settings["stack.loss"] = "in_place" if step >= 3 else "fp32_cast"
+    settings["stack.loss"] = "output_chunks" if step >= 3 else "fp32_cast"
     if 5 <= step <= 7:
         settings["plan.optimizer_in_backward"] = True
     if step >= 6:

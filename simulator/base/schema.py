@@ -8,10 +8,10 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -19,6 +19,8 @@ from simulator.base.errors import ArgumentError, Fault, InputError
 from simulator.base.files import ordinary
 from simulator.base.units import FROM_FILE, UnitError
 from simulator.base.value_errors import branches_of, close_names, did_you_mean, expected_for, wrong_value
+
+_T = TypeVar("_T", bound=Hashable)
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import (
@@ -187,6 +189,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return did_you_mean(close_names(name, names)) or listed
 
 
+def more_than_once(items: Iterable[_T]) -> list[_T]:
+    """Those that appear more than once, each once, in the order of their first place."""
+    return [item for item, count in Counter(items).items() if count > 1]
+
+
 def nearest_key(name: str, owner: type[BaseModel]) -> str:
     """The same of a table's keys; of those that have moved (simulator/base/records.py) only near ones."""
     known = owner.written_fields() if issubclass(owner, Strict) else owner.model_fields
@@ -272,11 +279,8 @@ def parse_json(text: str, path: Path, error: type[InputError], *, finite: bool =
     faults: list[Fault] = []
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = Counter(k for k, _ in pairs)
-        faults.extend(
-            Fault(place=str(path), problem=f"key {k!r} appears twice", remedy="keep one")
-            for k in sorted(k for k, count in found.items() if count > 1)
-        )
+        twice = sorted(more_than_once(k for k, _ in pairs))
+        faults.extend(Fault(place=str(path), problem=f"key {k!r} appears twice", remedy="keep one") for k in twice)
         return dict(pairs)
 
     def constant(name: str) -> float:

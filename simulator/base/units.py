@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 from pydantic import BeforeValidator, ValidationInfo, WithJsonSchema
 
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*(\S+)", re.ASCII)
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*(?![eE][+-]?\d)([^\d.\s]\S*)", re.ASCII)
 _MAX_LENGTH: Final = 40  # no honest quantity is longer; keeps hostile digits away from big-integer arithmetic
 
 _SI: Final = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}

@@ -12,7 +12,7 @@ import click
 from simulator.base.errors import InputError
 from simulator.base.schema import check_writable
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, print_status, print_text, tokens_option
+from simulator.cli.options import FILE, all_of, cluster_option, print_status, print_text, tokens_option
 
 if TYPE_CHECKING:
     from simulator.spec.cluster import Cluster
@@ -28,29 +28,26 @@ A config.json of Hugging Face's is trained by --recipe: transformers' own model,
 Exit codes: 0 written, 2 usage, 3 bad input or a program that fails, 130 interrupted."""
 
 
+_how = all_of(
+    click.option("--ranks", type=click.IntRange(1), metavar="INTEGER", help="Of the job. [all GPUs of the cluster]"),
+    cluster_option(default="hgx-h100-8", show_default=True),
+    click.option("--nodes", type=click.IntRange(1), metavar="INTEGER", help="How many of the cluster's nodes."),
+    click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Which of them is captured."),
+    click.option("--check", is_flag=True, help="Capture the last rank too, and compare its collectives."),
+    click.option("--warm-up", type=click.IntRange(1, 1000), default=2, show_default=True, help="Steps before the recorded one."),
+    tokens_option,
+    click.option("--minutes", type=FiniteRange(0.01, 1440), default=10.0, show_default=True, help="Deadline."),
+    click.option("--expert-imbalance", type=FiniteRange(1, 1e6), default=1.0, show_default=True, help="Tokens of the busiest expert over the mean, where a router's values decide."),
+    click.option("--recipe", type=click.Choice(["fsdp2", "ddp", "zero3"]), help="How a config.json is trained."),
+    click.option("--seq-len", type=click.IntRange(1), default=4096, show_default=True, help="With --recipe."),
+    click.option("--micro-batch-size", type=click.IntRange(1), default=1, show_default=True, help="With --recipe."),
+)  # fmt: skip
+
+
 @click.command("capture", help=_HELP, context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="SCRIPT.py|MODULE:FUNCTION|CONFIG.json")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS]")
-@click.option("--ranks", type=click.IntRange(1), metavar="INTEGER", help="Of the job. [all GPUs of the cluster]")
-@click.option("--cluster", metavar="NAME|FILE", default="hgx-h100-8", show_default=True, help="A preset or a .toml.")
-@click.option("--nodes", type=click.IntRange(1), metavar="INTEGER", help="How many of the cluster's nodes.")
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Which of them is captured.")
-@click.option("--check", is_flag=True, help="Capture the last rank too, and compare its collectives.")
-@click.option(
-    "--warm-up", type=click.IntRange(1, 1000), default=2, show_default=True, help="Steps before the recorded one."
-)
-@tokens_option
-@click.option("--minutes", type=FiniteRange(0.01, 1440), default=10.0, show_default=True, help="Deadline.")
-@click.option(
-    "--expert-imbalance",
-    type=FiniteRange(1, 1e6),
-    default=1.0,
-    show_default=True,
-    help="Tokens of the busiest expert over the mean, where a router's values decide.",
-)
-@click.option("--recipe", type=click.Choice(["fsdp2", "ddp", "zero3"]), help="How a config.json is trained.")
-@click.option("--seq-len", type=click.IntRange(1), default=4096, show_default=True, help="With --recipe.")
-@click.option("--micro-batch-size", type=click.IntRange(1), default=1, show_default=True, help="With --recipe.")
+@_how
 @click.option("-o", "--out", type=FILE, required=True, metavar="OUT.capture.gz", help="The file to write.")
 def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: Any) -> int:  # noqa: ANN401
     """Capture a step, write it, and print a summary."""

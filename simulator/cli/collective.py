@@ -15,7 +15,7 @@ from simulator.base.schema import nearest
 from simulator.base.units import parse_bytes
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, answer_options, print_answer, print_status, quantity
+from simulator.cli.options import FILE, answer_options, cluster_option, print_answer, print_status, quantity
 from simulator.formats.drawing import check_picture
 from simulator.formats.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
 from simulator.parallel.mesh import GroupShape
@@ -40,7 +40,7 @@ of another choice; the exact sizes stand below the table. --compare puts what nc
 
 @click.command("collective", help=_HELP)
 @click.argument("collective", metavar="COLLECTIVE")
-@click.option("--cluster", default="hgx-h100-8", show_default=True, metavar="NAME|FILE", help="A preset or a .toml.")
+@cluster_option(default="hgx-h100-8", show_default=True)
 @click.option("--nodes", type=click.IntRange(1, MAX_NODES), help="How many of the cluster's nodes. [the file's]")
 @click.option("--group", type=click.IntRange(min=2), metavar="N", help="Ranks of the group, the first N. [all]")
 @click.option(

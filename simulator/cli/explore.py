@@ -15,7 +15,7 @@ import click
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.fit import Fit
-from simulator.base.schema import read_json
+from simulator.base.schema import more_than_once, read_json
 from simulator.base.units import counted, format_bytes, format_seconds
 from simulator.cli.explore_points import FIGURES, Axis, Exploration, PointJournal, Record, explored
 from simulator.cli.options import (
@@ -95,7 +95,7 @@ def _exploration(
     for text in varied:
         with Collected(faults):
             axes.append(Axis.parse(text))
-    twice = sorted(key for key, count in Counter(axis.key for axis in axes).items() if count > 1)
+    twice = sorted(more_than_once(axis.key for axis in axes))
     faults += [Fault(place=f"--vary {key}", problem="varies twice", remedy="one axis with all values") for key in twice]
     if not varied:
         faults.append(Fault(place="--vary", problem="nothing varies", remedy="--vary plan.tp=1,2,4 --vary nodes=1,2"))

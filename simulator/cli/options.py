@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from simulator.base.errors import InputError, json_text, printable_lines
@@ -57,6 +59,28 @@ def texts_of(options: Mapping[str, Any], *names: str) -> dict[str, str]:
     return {name: str(options[name]) for name in names if options.get(name) is not None}
 
 
+class _Cluster(click.Option):
+    """--cluster, or what --gpus says instead. Raises InputError."""
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        gpus = opts.get("gpus")
+        if gpus is not None and "cluster" in opts:
+            raise InputError.at("--gpus", "--cluster is given too", "one of the two")
+        if gpus is not None and not _COUNT_OF_GPU.match(gpus):
+            raise InputError.at("--gpus", f"{gpus!r} is no COUNTxGPU", "for example 8xh100")
+        return super().consume_value(ctx, opts if gpus is None else {**opts, "cluster": gpus})
+
+
+def cluster_option(help_text: str = "A preset or a .toml.", **more: Any) -> Callable[[_Command], _Command]:  # noqa: ANN401  of click
+    """--cluster, and --gpus, which fills it."""
+    complete = completed(presets=".")
+    names = click.option(
+        "--cluster", cls=_Cluster, metavar="NAME|FILE", help=help_text, shell_complete=complete, **more
+    )
+    usual = "COUNTxGPU, as 8xh100: the GPU's usual machine, instead of --cluster."
+    return all_of(names, click.option("--gpus", metavar="COUNTxGPU", help=usual, expose_value=False))
+
+
 input_options = all_of(  # as text: a study's reader judges them with everything else
     click.option(
         "--model",
@@ -67,7 +91,7 @@ input_options = all_of(  # as text: a study's reader judges them with everything
     click.option(
         "--like", metavar="FAMILY", help="Read --model's config.json as of that family (llama, mixtral, ...)."
     ),
-    click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml.", shell_complete=completed(presets=".")),
+    cluster_option(),
     click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes."),
 )
 study_options = all_of(
@@ -81,6 +105,7 @@ placement_option = click.option(  # a study may name it too
     metavar="RANKS.tsv",
     help="The node and GPU of each rank, as `shardwise place -o` writes it. [rank by rank]",
 )
+_COUNT_OF_GPU = re.compile(r"0*[1-9]\d*\s*[x×*]\s*\S")
 SCREEN_WIDTH = 80  # columns of a terminal as it opens
 _PAGE = "simulator.page"  # in the command's context: where --html goes
 
@@ -108,9 +133,9 @@ def memory_fraction_option(function: _Command) -> _Command:
 def of_all_studies(function: _Command) -> _Command:
     """--set, --model, --cluster and --nodes of a verb that takes several studies."""
     help_text = "As for predict; of all studies."
-    for flag, metavar in (("--nodes", "INTEGER"), ("--cluster", "NAME|FILE"), ("--model", "NAME|FILE")):
-        function = click.option(flag, metavar=metavar, help=help_text)(function)
-    return set_option(help_text)(function)
+    nodes = click.option("--nodes", metavar="INTEGER", help=help_text)
+    model = click.option("--model", metavar="NAME|FILE", help=help_text)
+    return all_of(set_option(help_text), model, cluster_option(help_text), nodes)(function)
 
 
 _LEFT_OUT = {  # table of a study -> commands that count it, what the others say

@@ -20,6 +20,7 @@ from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.options import (
     FILE,
     SCREEN_WIDTH,
+    all_of,
     answer_options,
     completed,
     placement_option,
@@ -31,9 +32,10 @@ from simulator.cli.options import (
     set_option,
     study_options,
 )
+from simulator.cli.predict_program import measured_options
 from simulator.cli.predict_recorded import recorded_options
 from simulator.cli.progress import playing
-from simulator.cli.recipe import recipe_options, with_recipe
+from simulator.cli.recipe import recipe_option, with_recipe
 from simulator.cli.watch import watch_option
 from simulator.formats.drawing import check_picture
 from simulator.formats.readers import PLAN_FORMATS
@@ -143,11 +145,26 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
     return None if path is None else PlanFile(path=path, form=form, define=define)
 
 
+_outputs = all_of(
+    click.option("--brief", is_flag=True, help="Only what decides, on one screen of 80 columns."),
+    click.option("--trace", type=FILE, metavar="OUT.json.gz", help="Also write a Chrome trace, for Perfetto."),
+    click.option("--memory", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw the step's memory by category."),
+    click.option("--links", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw a node's links and what the step puts on them."),
+    click.option("--snapshot", type=FILE, metavar="OUT.pickle", help="Also write the predicted allocator, for PyTorch's memory viewer."),
+)  # fmt: skip
+_questions = all_of(
+    click.option("--largest-batch", is_flag=True, help="Find the largest micro_batch_size that surely fits, and predict that."),
+    click.option("--rollout", type=FILE, metavar="ROLLOUT.toml", help="Also one iteration of reinforcement learning: answers from an engine, training on them."),
+    click.option("--reference", metavar="model|base|none", help="A reference model's forward in every micro-batch (DPO; KTO: model:3, base:3): of its own weights, or of the base below adapters. A trainer's file that has one needs no flag; none leaves it out."),
+    click.option("--lengths", metavar="FILE|lognormal:MEDIAN,SIGMA", help="Also of data with sequences of these lengths, cut at seq_len: padded batches, and packed."),
+)  # fmt: skip
+
+
 @click.command("predict", help=_HELP)
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
 @plan_file_options
 @study_options
-@recipe_options
+@recipe_option
 @placement_option
 @plan_options
 @fabric_option
@@ -157,38 +174,10 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 @answer_options
 @program_options
 @recorded_options
-@click.option(
-    "--largest-batch", is_flag=True, help="Find the largest micro_batch_size that surely fits, and predict that."
-)
-@click.option(
-    "--rollout",
-    type=FILE,
-    metavar="ROLLOUT.toml",
-    help="Also one iteration of reinforcement learning: answers from an engine, training on them.",
-)
-@click.option(
-    "--reference",
-    metavar="model|base|none",
-    help="A reference model's forward in every micro-batch (DPO; KTO: model:3, base:3): of its own weights, or of the base below adapters. A trainer's file that has one needs no flag; none leaves it out.",
-)
-@click.option(
-    "--lengths",
-    metavar="FILE|lognormal:MEDIAN,SIGMA",
-    help="Also of data with sequences of these lengths, cut at seq_len: padded batches, and packed.",
-)
+@measured_options
+@_questions
 @watch_option
-@click.option("--brief", is_flag=True, help="Only what decides, on one screen of 80 columns.")
-@click.option("--trace", type=FILE, metavar="OUT.json.gz", help="Also write a Chrome trace, for Perfetto.")
-@click.option("--memory", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw the step's memory by category.")
-@click.option(
-    "--links", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw a node's links and what the step puts on them."
-)
-@click.option(
-    "--snapshot",
-    type=FILE,
-    metavar="OUT.pickle",
-    help="Also write the predicted allocator, for PyTorch's memory viewer.",
-)
+@_outputs
 @extra_options
 def command(
     study: Path | None,
@@ -201,8 +190,8 @@ def command(
     **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
 ) -> int:
     """Predict, print, and say by the exit code whether it fits."""
-    names = ("program", "tokens_per_step", "scale_with", "fabric")
-    program, tokens_per_step, other, fabric = (flags.pop(name) for name in names)
+    names = ("program", "tokens_per_step", "scale_with", "fabric", "measured", "of")
+    program, tokens_per_step, other, fabric, measured, of = (flags.pop(name) for name in names)
     largest, spec, kind = flags.pop("largest_batch"), flags.pop("lengths"), flags.pop("reference")
     rollout, brief, extra_flags = flags.pop("rollout"), flags.pop("brief"), taken(flags)
     if brief and requested("json"):
@@ -214,10 +203,11 @@ def command(
         asks |= {name: value or None for name, value in (extra_flags | {"largest_batch": largest}).items()}
         given = {**flags, "study": study, **asks}
         written = {"--trace": trace, "--memory": memory, "--links": links, "--snapshot": snapshot}
-        sizes = {"tokens_per_step": tokens_per_step, "scale_with": other}
+        sizes = {"tokens_per_step": tokens_per_step, "scale_with": other, "measured": measured, "of": of}
         return _program(program, given, of_recording, settings, written, sizes, brief=brief)
     predict_recorded.refuse(of_recording)
-    for flag, value in (("--tokens-per-step", tokens_per_step), ("--scale-with", other)):
+    needing = {"--tokens-per-step": tokens_per_step, "--scale-with": other, "--measured": measured, "--of": of}
+    for flag, value in needing.items():
         if value is not None:
             raise click.UsageError(f"{flag} needs --program")
     wrong = unread + _unwritable({"--trace": trace, "--snapshot": snapshot}, {"--memory": memory, "--links": links})
@@ -311,18 +301,23 @@ def _program(
     """Predict a --program, which is a recorded trace or a captured program."""
     from simulator.formats.readers.recording import is_recording
 
+    if (sizes["measured"] is None) is not (sizes["of"] is None):
+        raise click.UsageError("--measured and --of go together: what was measured, and the capture of what ran")
     if is_recording(program):
-        if sizes["scale_with"] is not None:
-            raise click.UsageError("--scale-with: only of a captured --program")
+        for flag in ("scale-with", "measured"):
+            if sizes[flag.replace("-", "_")] is not None:
+                raise click.UsageError(f"--{flag}: only of a captured --program")
         options = {**flags, **of_recording, "tokens_per_step": sizes["tokens_per_step"]}
         if brief:
             raise click.UsageError("--brief: only of a captured --program")
         return predict_recorded.answer(program, options, settings, written)
+    recorded_on = of_recording.pop("recorded_on") if sizes["measured"] else None
     predict_recorded.refuse(of_recording)
     from simulator.cli.predict_program import Files, answer
 
-    files = Files(**{flag.removeprefix("--"): path for flag, path in written.items()}, scale_with=sizes["scale_with"])
-    return answer(program, flags, settings, files, sizes["tokens_per_step"], brief=brief)
+    tokens_per_step = sizes.pop("tokens_per_step")
+    files = Files(**{name.removeprefix("--"): one for name, one in (written | sizes).items()}, recorded_on=recorded_on)
+    return answer(program, flags, settings, files, tokens_per_step, brief=brief)
 
 
 def _with_largest_batch(study: Study) -> tuple[Study, LargestBatch]:

@@ -8,10 +8,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.base.errors import Collected, Fault
+import click
+
+from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.schema import check_writable
+from simulator.base.units import parse_seconds
 from simulator.cli.fabric import with_fabric
-from simulator.cli.options import SCREEN_WIDTH, page_requested, print_answer, print_status
+from simulator.cli.options import FILE, SCREEN_WIDTH, all_of, page_requested, print_answer, print_status, quantity
 from simulator.cli.programs import place_inputs, place_of, program_at
 from simulator.formats.drawing import FORMATS
 from simulator.formats.study import Study
@@ -25,15 +28,24 @@ if TYPE_CHECKING:
     from simulator.spec.plan import Plan
 
 
+measured_options = all_of(
+    click.option("--measured", metavar="SECONDS|TRACE", help="What a step of the program of --of took: 980ms, or a profiler's trace of it. This one's time follows."),
+    click.option("--of", type=FILE, metavar="CAPTURE", help="The program that --measured measured, on the same cluster or that of --recorded-on."),
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """Output files; None: not written. scale_with: a second capture to read."""
+    """Output files; None: not written. scale_with: a second capture to read. measured, of, recorded_on: another's step."""
 
     trace: Path | None
     memory: Path | None
     links: Path | None
     snapshot: Path | None
     scale_with: Path | None = None
+    measured: str | None = None
+    of: Path | None = None
+    recorded_on: str | None = None
 
     def faults(self) -> list[Fault]:
         """Faults of the output files, reported before the prediction."""
@@ -70,7 +82,8 @@ def answer(
 
     def predicted() -> Prediction:
         given = (program_of(), study.cluster, study.calibration, study.stack)
-        return predict_program(*given, memory=study.plan.memory, advise=True)
+        one = predict_program(*given, memory=study.plan.memory, advise=True)
+        return _as_measured(one, program_of(), study, files) if files.measured else one
 
     in_full = page_requested() or files != Files(trace=None, memory=None, links=None, snapshot=None)
     found = predicted() if in_full else cached(program, study, tokens_per_step, predicted)
@@ -88,6 +101,41 @@ def answer(
     if in_full:
         _write(program_of(), study, found, files)
     return found.verdict.exit_code
+
+
+def _as_measured(found: Prediction, program: Capture, study: Study, files: Files) -> Prediction:
+    """The prediction by what the program of `--of` took on its cluster."""
+    from simulator.predict.anchored import anchored, shared_kernels
+    from simulator.predict.program import predict_program
+    from simulator.predict.repriced import sized
+    from simulator.spec.calibration import Calibration
+    from simulator.spec.cluster import Cluster
+
+    assert files.measured is not None
+    assert files.of is not None
+    measured_s = _measured_s(files.measured)
+    cluster = Cluster.load(files.recorded_on) if files.recorded_on else study.cluster
+    other = program_at(files.of, replace(study, cluster=cluster))
+    same = cluster.device == study.cluster.device
+    here = study.calibration if same else None
+    before = predict_program(
+        other, sized(cluster, other.world_size, "--of"), here, study.stack, memory=study.plan.memory
+    )
+    timer = (here or Calibration.for_device(cluster.device)).timer(cluster.device)
+    shared = shared_kernels(program, other, timer) if same else 0.0
+    return anchored(found, before, measured_s, shared, files.of.name)
+
+
+def _measured_s(text: str) -> float:
+    """Seconds of a step, stated or of a recording. Raises InputError."""
+    from simulator.formats.readers.recording import read_recordings
+
+    if Path(text).exists():
+        return max(one.step_s for one in read_recordings(Path(text)))
+    seconds = quantity("--measured", parse_seconds, text, "as 980ms, or a profiler's trace")
+    if not 0 < seconds < float("inf"):
+        raise InputError.at(f"--measured {text}", "a step takes longer than 0 s and ends", "as 980ms")
+    return seconds
 
 
 def _report(found: Prediction, program: Path, study: Study) -> Mapping[str, Any]:

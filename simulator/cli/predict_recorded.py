@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from simulator.cli.finite import FiniteRange
 from simulator.cli.options import all_of, print_answer, print_status, texts_of
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from simulator.predict.recorded import ReplayedStep, WhatIf
     from simulator.spec.calibration import Calibration
     from simulator.spec.cluster import Cluster
@@ -29,7 +28,7 @@ _OF_PLACE = ("cluster", "device")
 
 recorded_options = all_of(  # of a recorded trace
     click.option("--step", type=click.IntRange(0), metavar="N", help="Of a recorded --program: ProfilerStep#N. [the median one]"),
-    click.option("--recorded-on", metavar="NAME|FILE", help="Of a recorded --program: the cluster that it ran on."),
+    click.option("--recorded-on", metavar="NAME|FILE", help="Of a recorded --program or --measured step: the cluster that it ran on."),
     click.option("--faster", multiple=True, metavar="REGEX=N", help="What if, of a recorded --program: kernels (by name or category) N times as fast."),
     click.option("--communication", type=click.Choice(["hidden", "free"]), help="What if, of a recorded --program."),
     click.option("--graphed-host", is_flag=True, help="What if, of a recorded --program: launches cost nothing, as from a CUDA graph."),
@@ -40,7 +39,7 @@ recorded_options = all_of(  # of a recorded trace
 
 def refuse(flags: Mapping[str, Any]) -> None:
     """Raise UsageError if any of these options is given although the program is not a recording."""
-    found = [f"--{name.replace('_', '-')}" for name in NAMES if flags[name] not in (None, (), False)]
+    found = [f"--{name.replace('_', '-')}" for name in NAMES if flags.get(name) not in (None, (), False)]
     if found:
         raise click.UsageError(f"{', '.join(found)}: only of a --program that is a profiler's trace")
 
@@ -48,13 +47,14 @@ def refuse(flags: Mapping[str, Any]) -> None:
 def answer(program: Path, flags: Mapping[str, Any], settings: tuple[str, ...], files: Mapping[str, Path | None]) -> int:
     """Read, play, print, write."""
     from simulator.formats.readers.recording import read_recordings
+    from simulator.formats.writers.recorded_text import as_json, render
     from simulator.predict.recorded import replay_recording
 
     _check(flags, settings, files)
     changes = _what_if(flags, settings)
     recordings = read_recordings(program, flags["step"], lambda read: print_status(f"read {format_bytes(read)}"))
     found = replay_recording(_timed(recordings, changes), changes)
-    print_answer("recorded", lambda: _report(found), lambda: _text(found), lambda: _drawing(found))
+    print_answer("recorded", partial(as_json, found), partial(render, found), partial(_drawing, found))
     if files["--trace"] is not None:
         from simulator.formats.writers.chrome_trace import write_timeline
 
@@ -77,19 +77,6 @@ def _timed(recordings: Sequence[Recording], changes: WhatIf) -> Sequence[Recordi
         with_collective_times(one, cluster, curves) if untimed else one
         for one, untimed in zip(recordings, open_ones, strict=True)
     ]
-
-
-def _report(found: ReplayedStep) -> Mapping[str, Any]:
-    """What --json prints."""
-    from simulator.formats.writers.recorded_text import as_json as data
-
-    return data(found)
-
-
-def _text(found: ReplayedStep) -> RenderableType:
-    from simulator.formats.writers.recorded_text import render
-
-    return render(found)
 
 
 def _drawing(found: ReplayedStep) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""--recipe and --gpus: a fine-tuning run by its usual name, with the usual settings of such runs."""
+"""--recipe: a fine-tuning run by its usual name, with the usual settings of such runs."""
 
 from __future__ import annotations
 
@@ -17,45 +17,23 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 # What guides of transformers, TRL, axolotl and torchtune set where nothing speaks against it
 _COMMON: Final = {"seq_len": "2048", "recompute": "full", "stack": "transformers-2024"}
-RECIPES: Final[dict[str, dict[str, str]]] = {
-    "full": {**_COMMON, "peft": "full"},
-    "lora": {**_COMMON, "peft": "lora"},
-    "qlora": {**_COMMON, "peft": "qlora"},
-}
+RECIPES: Final = {name: {**_COMMON, "peft": name} for name in ("full", "lora", "qlora", "dora", "ia3", "prefix")}
+_PAIRS, _ROLLOUT = "--recipe full or lora with --reference base", "--recipe full or lora with --rollout FILE"
+_OTHERWISE: Final = {"dpo": _PAIRS, "kto": _PAIRS, "grpo": _ROLLOUT, "ppo": _ROLLOUT, "sft": "full, lora or qlora"}
 _ALONE: Final = re.compile(r"1\s*[x×*]")
 
 
-def recipe_options(function: _Command) -> _Command:
-    """--recipe, --gpus."""
+def recipe_option(function: _Command) -> _Command:
+    """--recipe."""
     what = (
         "Fine-tune: all weights, or adapters beside frozen ones (peft's file says which); what such runs usually set."
     )
-    function = click.option("--recipe", metavar=f"{'|'.join(RECIPES)}|adapter_config.json", help=what)(function)
-    return gpus_option(function)
-
-
-def gpus_option(function: _Command) -> _Command:
-    """--gpus."""
-    count = "COUNTxGPU, as 8xh100: the GPU's usual machine, instead of --cluster."
-    return click.option("--gpus", metavar="COUNTxGPU", help=count)(function)
-
-
-def with_gpus(flags: dict[str, Any], gpus: str | None) -> list[Fault]:
-    """Fill a command's --cluster from --gpus; returns the faults."""
-    if gpus is None:
-        return []
-    if flags.get("cluster") is not None:
-        return [Fault(place="--gpus", problem="--cluster is given too", remedy="one of the two")]
-    if not re.match(r"0*[1-9]\d*\s*[x×*]\s*\S", gpus):
-        return [Fault(place="--gpus", problem=f"{gpus!r} is no COUNTxGPU", remedy="for example 8xh100")]
-    flags["cluster"] = gpus
-    return []
+    return click.option("--recipe", metavar=f"{'|'.join(RECIPES)}|adapter_config.json", help=what)(function)
 
 
 def with_recipe(flags: dict[str, Any], *, alone: bool) -> list[Fault]:
-    """Fill a command's unset flags from --recipe and --gpus; returns the faults of both. alone: no file states a model."""
-    recipe, gpus = flags.pop("recipe"), flags.pop("gpus")
-    faults = with_gpus(flags, gpus)
+    """Fill a command's unset flags from --recipe; returns its faults. alone: no file states a model."""
+    recipe, faults = flags.pop("recipe"), list[Fault]()
     if recipe is None:
         return faults
     if recipe.endswith(".json"):
@@ -68,12 +46,12 @@ def with_recipe(flags: dict[str, Any], *, alone: bool) -> list[Fault]:
         base = found.pop("model", "")
         if alone and base and flags["model"] is None:
             faults += _with_base(flags, recipe, base)
-        return _filled(flags, found, gpus, faults)
+        return _filled(flags, found, faults)
     recipe = recipe.lower() if recipe.lower() in RECIPES else recipe
     if recipe not in RECIPES:
-        remedy = nearest(recipe, RECIPES) or f"one of {', '.join(RECIPES)}"
+        remedy = _OTHERWISE.get(recipe.lower()) or nearest(recipe, RECIPES)
         return [*faults, Fault(place="--recipe", problem=f"no recipe is called {recipe!r}", remedy=remedy)]
-    return _filled(flags, RECIPES[recipe], gpus, faults)
+    return _filled(flags, RECIPES[recipe], faults)
 
 
 def _with_base(flags: dict[str, Any], file: str, base: str) -> list[Fault]:
@@ -85,9 +63,9 @@ def _with_base(flags: dict[str, Any], file: str, base: str) -> list[Fault]:
     return [Fault(place=f"{file}: base_model_name_or_path", problem=problem, remedy="--model NAME, or its config.json")]
 
 
-def _filled(flags: dict[str, Any], recipe: Mapping[str, str], gpus: str | None, faults: list[Fault]) -> list[Fault]:
+def _filled(flags: dict[str, Any], recipe: Mapping[str, str], faults: list[Fault]) -> list[Fault]:
     """Values of unset flags from the recipe; nothing is sharded on one GPU."""
-    alone = {"zero": "0", "data_parallel": "ddp"} if gpus is not None and _ALONE.match(gpus) else {}
+    alone = {"zero": "0", "data_parallel": "ddp"} if _ALONE.match(flags["cluster"] or "") else {}
     for name, value in {**recipe, **alone}.items():
         if flags.get(name) is None:
             flags[name] = value

@@ -16,7 +16,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import format_seconds
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, answer_options, price_options, print_answer, print_status
+from simulator.cli.options import FILE, answer_options, cluster_option, price_options, print_answer, print_status
 from simulator.cli.progress import StatusLine, ended_as_interrupted
 from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.formats.study import calibration_named
@@ -67,7 +67,7 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @click.command("search", help=_HELP)
 @click.option("--model", required=True, metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
 @click.option("--like", metavar="FAMILY", help="Read --model's config.json as of that family (llama, mixtral, ...).")
-@click.option("--cluster", required=True, metavar="NAME|FILE", help="A preset or a .toml.")
+@cluster_option(required=True)
 @click.option("--nodes", metavar="N[,N...]", help="Numbers of nodes. [the file's; with --max-gpus: doubling up to it]")
 @click.option("--global-batch", type=click.IntRange(1, 2**31), required=True, help="Sequences a step.")
 @click.option("--seq-len", type=click.IntRange(1, 2**31), required=True, help="Tokens a sequence.")

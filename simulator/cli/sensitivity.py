@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
+from simulator.base.schema import more_than_once
 from simulator.cli.compare import columns_of
 from simulator.cli.finite import FiniteRange
 from simulator.cli.goodput import read_run
@@ -150,7 +150,7 @@ def _range_faults(ranges: Sequence[Range], options: dict[str, Any]) -> list[Faul
     faults = []
     if not options["ranges"] and options["no_errors"]:
         faults.append(Fault("--vary", "nothing varies", "--vary KEY=LOW..HIGH"))
-    twice = sorted(key for key, count in Counter(one.key for one in ranges).items() if count > 1)
+    twice = sorted(more_than_once(one.key for one in ranges))
     faults += [Fault(f"--vary {key}", "varies twice", "keep one") for key in twice]
     if options["samples"] & (options["samples"] - 1):
         near = 2 ** (options["samples"].bit_length() - 1)

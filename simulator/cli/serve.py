@@ -22,7 +22,6 @@ from simulator.cli.options import (
     write_files,
 )
 from simulator.cli.progress import CountLine
-from simulator.cli.recipe import gpus_option, with_gpus
 from simulator.cli.serve_search import OF_SEARCH, launch_of, option_faults, rate_of_users, run_search, search_options
 from simulator.cli.watch import watch_option
 from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
@@ -87,7 +86,6 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
 @click.command("serve", help=_HELP)
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
 @study_options
-@gpus_option
 @_options
 @set_option("Any leaf of inference, workload, slo, model, cluster, device or stack. May be repeated.")
 @click.option("--interval", is_flag=True, help="Also play with all times at the ends of their 90 % interval.")
@@ -119,11 +117,10 @@ def command(
 ) -> int:
     """Serve, print, and say by the exit code whether it fits."""
     options = {name: flags.pop(name) for name in (*OF_SEARCH, "searched", "prices", "price_kind", "exported")}
-    wrong = with_gpus(flags, flags.pop("gpus"))
     given = {name: text for name, text in flags.items() if text is not None}
     tables = {name.replace("__", "."): text for name, text in given.items() if "__" in name}
     rate, faults = rate_of_users(users, between, tables)
-    faults += wrong + option_faults(options, interval=interval, highest_rate=highest_rate)
+    faults += option_faults(options, interval=interval, highest_rate=highest_rate)
     nouns = {k: v for k, v in given.items() if "__" not in k}
     try:
         loaded = read_serving_study(study, nouns, tables | rate, settings, searched=options["searched"])

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 
-from simulator.memory.tape import (
-    Halves,
-)
+from simulator.memory.tape import Halves
 from simulator.memory.tape_writer import TapeWriter, scatters
 from simulator.work.ops import Op
 
@@ -16,9 +13,8 @@ class HalvesWriter(TapeWriter):
     """A backward that a schedule splits, as torch does it (distributed/pipelining/_backward.py).
 
     The gradients of inputs are found with `retain_graph`: nothing that the forward saved goes, and what comes to an op with
-    parameters is held for them. Behind it goes what the graph above the last such op saved. Each op's gradients of weights then
-    free what it saved and what was held for it; those that were added to others go behind the next op's. The rest of
-    the graph goes with its last op.
+    parameters is held for them. Each op's gradients of weights then free what it saved and what was held for it; those that
+    were added to others go behind the next op's. The rest goes with the last op, or where no weight's graph reaches it.
 
     Each op's gradients of weights are asked of the graph by themselves, and each time a checkpoint runs its layer again
     (utils/checkpoint.py, unpack_hook: once for each call's graph); what others of its ops saved stays until they let go.
@@ -30,13 +26,10 @@ class HalvesWriter(TapeWriter):
         )
         self.gradient_held, self.num_slots = whole.gradient_held, whole.num_slots
         self.slots = {name: slot for name, slot in whole.slots.items() if name not in result}
-        casts = [op for op in self.block.ops if op.parameter_numel and not op.inputs]  # of weights, under autocast
-        self._casts = {tensor.name: op for op in casts for tensor in op.outputs}
-        self._trained = {
-            op.name: op for op in self.block.ops if op.inputs and (op.parameter_numel or self._weights(op))
-        }
+        self._casts = self.block.casts
+        self._trained = {op.name: op for op in self.block.trained}
         self._waiting: dict[str, list[int]] = {}
-        self._left = self._savers()
+        self._left, self._gone = self._savers(), set[str]()
         self._again, self._kept, self._more = again, kept, list[dict[str, int]]()
 
     def _weights(self, op: Op) -> list[Op]:
@@ -58,8 +51,7 @@ class HalvesWriter(TapeWriter):
             self._drop(name)
         self._settle()
         inputs = self.take()
-        for op in self._above() if self.ends_forward else ():
-            self._release(op)
+        self._let_go(self._trained.values())
         after = self.take()
         self._weight_gradients(parameter_bytes, kept=kept)
         weights = self.take()
@@ -75,9 +67,15 @@ class HalvesWriter(TapeWriter):
             parameter_gradients=tuple(self.parameter_gradients),
         )
 
-    def _above(self) -> Iterable[Op]:
-        """Ops behind the last that has parameters."""
-        return takewhile(lambda op: op.name not in self._trained, reversed(self.block.ops))
+    def _let_go(self, left: Iterable[Op]) -> None:
+        """Of a stage's last unit goes what the graph below `left` does not reach: nobody holds what is above."""
+        read = {name for op in left for name in op.inputs}
+        names = {op.name for op in left} | self._gone
+        for op in reversed(self.block.ops) if self.gradient_held else ():
+            if read.intersection(t.name for t in op.outputs) or read.intersection(op.views):
+                read.update(op.inputs)
+            elif op.name not in names:
+                self._release(op)
 
     def _inputs_of(self, op: Op) -> None:
         incoming = self._incoming(op)
@@ -96,11 +94,13 @@ class HalvesWriter(TapeWriter):
         """In the order of a module's parameters: those of norms come last."""
         held: list[int] = []  # for the op before, with its gradients where these were added to others
         added: list[int] = []
-        for op in sorted(self._trained.values(), key=lambda op: op.category == "norm"):
+        asked = sorted(self._trained.values(), key=lambda op: op.category == "norm")
+        for number, op in enumerate(asked):
             self._mark(op.name)
-            self._run_again()
             for slot in held:
                 self._unref(slot)
+            self._let_go(asked[number:])
+            self._run_again()
             held, before, added = self._waiting.get(op.name, []), added, list[int]()
             for of in (op, *self._weights(op)):
                 added += self._parameter_gradients(of, parameter_bytes, kept=kept)
@@ -115,15 +115,18 @@ class HalvesWriter(TapeWriter):
             self._unref(slot)
 
     def _run_again(self) -> None:
-        """A checkpoint's layer, whose tensors are others each time."""
+        """A checkpoint's layer, whose tensors are others each time. Its own graph holds all it saved until it is over."""
         if self._again:
             stays = dict(self.slots)
-            self.forward(self._again, {name for name in self._kept if self._left.get(name, 1)})
+            self.forward(self._again, self._kept)
+            for name in [name for name in self.slots if name not in stays and not self._left.get(name, 1)]:
+                self._drop(name)
             self._more.append({name: slot for name, slot in self.slots.items() if name not in stays})
             self.slots = stays
 
     def _release(self, op: Op) -> None:
         """It has let go of what it saved."""
+        self._gone.add(op.name)
         for name in op.saved:
             self._left[name] -= 1
             if not self._left[name]:

@@ -37,12 +37,6 @@ class InFlight:
     adds: bool = False
     units: dict[int, tuple[int, str, Tape]] = field(default_factory=dict)
 
-    @property
-    def splits(self) -> bool:
-        """Its backward may come in halves: not of the stage that has the embedding, whose inputs have no gradients."""
-        whole = self.part.chunk.embedding or self.evictor is not None
-        return not whole and all(tape.halves for tape, _, _ in self.saved.values())
-
     def add_to_head(self, writer: Writer, table: int, parts: int, element_bytes: int, *, sums: bool) -> None:
         """A tied matrix of `table` elements has one gradient: the embedding's is added to the head's, and goes.
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from simulator.memory.halves_writer import HalvesWriter
-from simulator.memory.tape import (
-    INPUT,
-    ParameterGradients,
-    Tape,
-)
+from simulator.memory.tape import INPUT, ParameterGradients, Tape
 from simulator.memory.tape_writer import TapeWriter
 from simulator.work.ops import Block, Op
 

@@ -152,7 +152,7 @@ class StepWriter:
         if one.direction == "forward":
             return self._forward(one)
         state = self._in_flight[one.micro_batch, one.chunk]
-        if one.direction == "backward" or not state.splits:  # gradients of weights come with their own
+        if one.direction == "backward" or not all(tape.halves for tape, _, _ in state.saved.values()):
             return iter(()) if one.direction == "inputs" else self._backward(one)
         return self._of_inputs(one, state) if one.direction == "inputs" else self._of_weights(one, state)
 

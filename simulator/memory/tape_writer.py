@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from simulator.memory.tape import (
-    FREE,
-    FREE_LATER,
-    GRADIENT,
-    INPUT,
-    RECORDED,
-    TAG,
-    ParameterGradients,
-    Part,
-)
+from simulator.memory.tape import FREE, FREE_LATER, GRADIENT, INPUT, RECORDED, TAG, ParameterGradients, Part
 from simulator.work.ops import Block, Exchange, Op
 from simulator.work.script.storage import COMPUTE
 

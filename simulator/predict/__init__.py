@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from simulator.base.arguments import checked
@@ -58,10 +59,11 @@ def predict(
         return prediction_of(lowering, memory_of(lowering), fold=fold, advise=advise)
 
 
-def memory_of(lowering: Lowering, *, quick: bool = False) -> StepMemory:
+def memory_of(lowering: Lowering, *, quick: bool = False, stages: Sequence[int] | None = None) -> StepMemory:
     """The memory of a lowered plan, and whether it fits; all of the prediction if it does not.
 
-    quick: the peaks alone, and what is reserved does not matter where live tensors alone do not fit.
+    quick: the peaks alone, and what is reserved does not matter where live tensors alone do not fit. stages: of a pipeline,
+    those whose fullest rank is meant where all ranks have one kind of GPU and no lower tiers; None: all.
     """
     if lowering.rank_classes is not None:
         by_device = memory_by_device(lowering)
@@ -72,7 +74,7 @@ def memory_of(lowering: Lowering, *, quick: bool = False) -> StepMemory:
         memory, trace = pool.of_memory()
     else:
         inputs = (lowering.model, lowering.plan, lowering.stack, lowering.blocks, lowering.device)
-        memory, trace = simulate_memory(*inputs, quick=quick, lead=passes_ahead(lowering))
+        memory, trace = simulate_memory(*inputs, stages=stages, quick=quick, lead=passes_ahead(lowering))
     memory = with_pages(with_lower_tiers(memory, lowering), lowering)
     return StepMemory(memory=memory, trace=trace, cause=cause_of(memory))
 

@@ -25,7 +25,7 @@ from simulator.predict.slopes import HOST
 from simulator.spec.plan import Plan
 
 _SENT: Final = ("communication", "bubble", *CARRIERS)  # what hangs on messages
-_COMMON: Final = (
+COMMON: Final = (
     "imbalance",
     RELEASE,
     EAGER,
@@ -101,7 +101,7 @@ def _variances(category: str, one: float, another: float, step: Timed, other: Ti
     """Of the difference of a category's two contributions, below it and above. What only lengthens steps moves it to one side each."""
     sent = category.removeprefix(SLOWER) in _SENT
     same = step.traffic == other.traffic if sent else step.kernels == other.kernels
-    shared = same or category.removeprefix(SLOWER).startswith(_COMMON)
+    shared = same or category.removeprefix(SLOWER).startswith(COMMON)
     if not upward(category):
         both = (one - another) ** 2 if shared else one**2 + another**2
         return both, both

@@ -7,6 +7,8 @@ drawn: of n lengths, the chance that the longest of b is at most the k-th is (k 
 
 from __future__ import annotations
 
+import re
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -26,6 +28,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 
 _QUANTILES: Final = 2000
+_MOST_FAULTS: Final = 1000  # nobody reads more of them
 _SHARES: Final = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # of the plan's length, where steps are predicted
 _EXAMPLE: Final = "lognormal:400,0.8 (median, sigma of the logarithm), or a file with a length a line"
 
@@ -84,20 +87,25 @@ def read_lengths(text: str) -> tuple[int, ...]:
 
 def _of_file(path: Path) -> tuple[int, ...]:
     try:
-        entries = ordinary(path, MOST_TEXT_BYTES).read_text(encoding="utf-8").split()
+        text = ordinary(path, MOST_TEXT_BYTES).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise InputError(replace(unreadable(path, exc), place=f"--lengths {path}")) from None
-    problems = [
-        f"entry {number}, {entry[:20]!r}, is no length"
-        for number, entry in enumerate(entries, 1)
-        if not entry.isdecimal() or not 0 < int(entry[:12]) < 2**30
-    ]
-    if not entries:
-        problems.append("is empty")
-    if problems:
-        remedy = "a whole number of tokens a line"
-        raise InputError([Fault(place=f"--lengths {path}", problem=problem, remedy=remedy) for problem in problems])
-    return tuple(sorted(map(int, entries)))
+    lengths, wrong = array("l"), list[str]()
+    for number, entry in enumerate(
+        map(re.Match.group, re.finditer(r"\S+", text)), 1
+    ):  # one at a time: there may be millions
+        if entry.isdecimal() and 0 < int(entry[:12]) < 2**30:
+            lengths.append(int(entry))
+        elif len(wrong) < _MOST_FAULTS:
+            wrong.append(f"entry {number}, {entry[:20]!r}, is no length")
+        else:
+            wrong.append(f"entry {number} and those behind it were not read")
+            break
+    if not (lengths or wrong):
+        wrong.append("is empty")
+    remedy = "a whole number of tokens a line"
+    InputError.raise_for([Fault(place=f"--lengths {path}", problem=problem, remedy=remedy) for problem in wrong])
+    return tuple(sorted(lengths))
 
 
 def padding_of(

@@ -107,13 +107,7 @@ def operator_kernels(name: str, arguments: tuple[Any, ...]) -> tuple[Kernel, ...
     result = max(found or listed, key=lambda one: one.numel)
     try:
         one = priced(f"aten.{base}.default", (arguments, ()), (CapturedTensor(result.dtype, result.shape),))
-    except (
-        AttributeError,
-        IndexError,
-        TypeError,
-        ValueError,
-        ZeroDivisionError,
-    ):  # arguments that its rule does not expect
+    except (AttributeError, IndexError, TypeError, ValueError, ZeroDivisionError):  # not what its rule expects
         return ()
     return one.kernels if one.known else ()
 
@@ -193,9 +187,8 @@ def with_collective_times(one: Recording, cluster: Cluster, curves: LinkCurves) 
         place = f"{one.name}: {op.carried.kind} of group {op.carried.group or '?'}"
         try:
             if size is None or len(ranks) < 2:
-                raise InputError.at(
-                    place, "its size or its ranks are not told", "comm_size, and comm_groups.json beside the trace"
-                )
+                remedy = "comm_size, and comm_groups.json beside the trace"
+                raise InputError.at(place, "its size or its ranks are not told", remedy)
             seconds = fabric.seconds(op.carried.kind, size, f"@{lattice(ranks)}")
         except (ShardwiseError, ValueError) as exc:
             found = exc.faults[0] if isinstance(exc, InputError) else Fault(place=place, problem=str(exc))

@@ -155,6 +155,7 @@ class Program:
     """The ops of one rank class in host launch order. `links` are the capacities its costs refer to, bytes/s.
 
     exchanges: collectives inside folded compute, which no op names: (kind, role, size_bytes, how many of them).
+    hosted_s: the host's time that is part of folded compute, whose host waits for it.
     """
 
     name: str
@@ -162,6 +163,7 @@ class Program:
     ops: Sequence[ProgramOp]
     links: Mapping[str, Number] = field(default_factory=dict)
     exchanges: tuple[tuple[str, str, int, int], ...] = ()
+    hosted_s: float = 0.0
 
     @property
     def runs(self) -> Sequence[Chain | ProgramOp]:

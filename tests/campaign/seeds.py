@@ -153,6 +153,8 @@ def _programs() -> Iterator[Seed]:
     yield _of("capture", capture, **{"step.capture.gz": inputs.capture()})
     both = {"step.capture.gz": inputs.capture(), "other.capture.gz": inputs.capture(4)}
     yield _of("captured at two sizes", f"{capture} --scale-with other.capture.gz", **both)
+    measured = {"step.capture.gz": inputs.capture(), "this.capture.gz": inputs.capture()}
+    yield _of("by a measured step", f"{capture} --of this.capture.gz --measured step.json.gz", "step.json.gz", **measured)  # fmt: skip
     yield _of("long run of a capture", "goodput --program step.capture.gz --cluster hgx-h100-8 --tokens-per-step 4096 --tokens 1M --json", **{"step.capture.gz": inputs.capture()})  # fmt: skip
     yield _of("captured", "capture step.py --cluster hgx-h100-8 -o step.capture.gz", **{"step.py": inputs.SCRIPT})
     yield _of("trace", "import step.json.gz --json", "step.json.gz")

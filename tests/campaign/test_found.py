@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,9 @@ FOUND = {
     "samples whose end cannot be unpacked": ("samples fit", "samples.jsonl.gz", lambda data: data[:10] + b"\xff" * 4000, 3, "cannot be read"),
     "a pattern that Python warns of": ("plan axolotl-unfrozen.yml", "axolotl-unfrozen.yml", _new(b"+.self_attn.", b"[[[]]"), 3, "matches no parameter"),
     "ranks without end": ("rank mapping", "ranks.tsv", lambda data: data.partition(b"\n")[0] + b"\nx" * 2**18, 3, "the lines behind it were not read"),
+    "lengths without end": ("lengths", "lengths.txt", lambda data: data + b"x=\n" * 2**18, 3, "and those behind it were not read"),
+    "memory beyond all numbers": ("trace beside a program", "step.json.gz", lambda data: gzip.compress(re.sub(rb'"Total Reserved": \d+', b'"Total Reserved": ' + b"9" * 30, gzip.decompress(data))), 0, ""),
+    "a trace that breaks off within its first operator": ("recorded", "step.json.gz", _inside(b'514,"Record function id"', b"514,--"), 3, "no operator ran in that step"),
     "tensors without end": ("tensors", "t.csv", lambda data: data.partition(b"\n")[0] + b"\n,,," * 2**18, 3, "at least"),
     "a tensor whose shape is no numbers": ("capture", "step.capture.gz", _inside(b'"bf16", [64, 64]', b'"bf16", [-Infinity, 64]'), 3, "no tensor of this dtype, shape, strides"),
     "a storage that holds what nothing holds": ("capture", "step.capture.gz", _inside(b'": "temporaries"', b'": "aaa"'), 3, "what it holds"),
@@ -56,6 +60,7 @@ FOUND = {
     "a count of thousands of digits": ("tuner", "tuner.csv", _new(b",8,-1", b",8," + b"9" * 5000), 3, "is not a count"),
     "a source of a number that has a number's name": ("calibrations diff", "new.calibration.json", _new(b'"nccl_communicator_bytes": "prior"', b'"p95": "prior"'), 0, ""),
     "many lines with unknown keys": ("slurm", "topology.conf", lambda data: data + b"\nx = 1" * 2**18, 3, "this line and those behind it were not read"),
+    "a group that holds a rank twice": ("capture", "step.capture.gz", lambda data: gzip.compress(re.sub(rb'"groups": \[\[[0-9, ]*\]', b'"groups": [[0, 0]', gzip.decompress(data))), 3, "is no list of ranks"),
     "a group of something else than ranks": ("capture", "step.capture.gz", _inside(b'"groups": [[', b'"groups": [[[], '), 3, "is no list of ranks"),
     "a time of ages": ("samples check", "new.jsonl", lambda data: data + b'{"kind": "adamw", "parameters": 9, "time_s": 1e308}\n', 1, "time_s is longer than a year"),
     "a note with a character that a terminal obeys": ("megatron yaml", "run.args", _new(b"--micro", b"--no\x1bsuch 1 --micro"), 0, "no\\x1bsuch"),

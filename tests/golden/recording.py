@@ -2,8 +2,9 @@
 
 A study (`studies/NAME.toml`) has `about`, `commands` (what stands behind `shardwise`, run one after the other in one
 empty folder) and `[files]` (name = text, laid there before). Its record (`expected/NAME.json`) holds, for each command,
-exit code, both streams, and figures and digest of `--json`; then every file that was written. It knows the command line
-only, so it outlives any move of modules.
+exit code, both streams, and figures and digest of what `--json` prints; then every file that was written. It knows the
+command line only, so it outlives any move of modules. A command makes one answer, of which text, JSON, trace and snapshot
+are written; that `--json` prints the same, `test_studies.py` asks of one study a verb.
 """
 
 from __future__ import annotations
@@ -16,22 +17,24 @@ import math
 import os
 import shlex
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 from unittest.mock import patch
 
-from simulator.cli import main, progress
+from simulator.base.errors import json_text
+from simulator.cli import main, options, progress
 
 HERE: Final = Path(__file__).parent
 STUDIES: Final = HERE / "studies"
 EXPECTED: Final = HERE / "expected"
 MAX_LINES: Final = 80  # longer text is kept as its digest
 
-TRACE_AND_SNAPSHOT: Final = ("--trace", "trace.json.gz", "--snapshot", "snapshot.pickle")
+TRACE_AND_SNAPSHOT: Final = {"trace": "trace.json.gz", "snapshot": "snapshot.pickle"}  # written of a prediction besides
 SURROUNDINGS: Final = {"COLUMNS": "120", "NO_COLOR": "1", "LC_ALL": "C", "TZ": "UTC"}
 
 # Of each verb that has --json: the leaves that are written out, so that a change can be read. The digest covers all.
@@ -104,21 +107,51 @@ def changes(old: Any, new: Any, place: str = "") -> Iterator[str]:
 
 
 def _run(arguments: Sequence[str]) -> dict[str, Any]:
-    code, out, err = _answer(arguments)
+    verb, asked, more = arguments[0], Asked(), _besides(arguments)
+    with asked.listening():
+        code, out, err = answer([*arguments, *more])
+        if more and not out:  # the hints of an error repeat its command line
+            code, out, err = answer(arguments)
+    also = tuple(f"{what} written to {file}" for what, file in TRACE_AND_SNAPSHOT.items() if more)
     run: dict[str, Any] = {
         "command": shlex.join(arguments),
         "exit_code": code,
         "stdout": _text(out),
-        "stderr": err.splitlines(),
+        "stderr": [line for line in err.splitlines() if not line.startswith(also)],
     }
-    verb = arguments[0]
     if out and verb in FIGURES:
-        extra = TRACE_AND_SNAPSHOT if verb == "predict" and "--snapshot" not in arguments else ()
-        run["json"] = _json(verb, _answer([*arguments, "--json", *extra])[1])
+        run["json"] = _json(verb, asked.json or answer([*arguments, "--json"])[1])
     return run
 
 
-def _answer(arguments: Sequence[str]) -> tuple[int, str, str]:
+def _besides(arguments: Sequence[str]) -> list[str]:
+    """What a prediction is asked to write that the study does not ask for."""
+    if arguments[0] != "predict" or "--snapshot" in arguments:
+        return []
+    return [word for what, file in TRACE_AND_SNAPSHOT.items() for word in (f"--{what}", file)]
+
+
+@dataclass
+class Asked:
+    """The JSON of the last answer that was printed as text; empty if it was of a kind of its own."""
+
+    json: str = ""
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While commands are run."""
+        page = options.also_as_page
+
+        def also_as_page(kind: str, data: Callable[[], Mapping[str, Any]], *drawing: Any) -> None:
+            self.json = json_text(data()) + "\n"
+            page(kind, data, *drawing)
+
+        with patch.object(options, "also_as_page", also_as_page):
+            yield
+
+
+def answer(arguments: Sequence[str]) -> tuple[int, str, str]:
+    """Exit code and both streams of a command."""
     quiet = patch.object(progress, "_LOG_S", math.inf)  # no line of a slow machine's in an answer
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err, quiet:
         code = int(main(list(arguments)))

@@ -12,5 +12,13 @@ def test_the_answer_is_what_is_written_down(name: str) -> None:
     assert not list(recording.changes(known, recording.record(name)))
 
 
+@pytest.mark.parametrize("command", ["predict --model gpt2", "topo dgx1-v100-8", "collective all_reduce --size 8B:1MB"])
+def test_what_json_prints_is_the_answer_that_was_printed_as_text(command: str) -> None:
+    heard = recording.Asked()
+    with heard.listening():
+        recording.answer(command.split())
+    assert heard.json == recording.answer([*command.split(), "--json"])[1] != ""
+
+
 def test_no_record_outlives_its_study() -> None:
     assert sorted(file.stem for file in recording.EXPECTED.glob("*.json")) == recording.names()

@@ -133,6 +133,22 @@ def test_folded_chunks_wait_for_the_slowest_of_their_block(degrees: dict[str, in
     assert run(folded).step_s > 1.02 * run(lowered(ideal=False, **fields).programs(6)).step_s
 
 
+def test_torch_asks_for_each_weight_by_itself_and_runs_a_checkpoint_each_time() -> None:
+    """torch/distributed/pipelining: stage_backward_weight; its first stage leaves all to the W (backward_one_chunk)."""
+    torch = {"data_parallel": "ddp", "stack": "torch-2.6-eager", "dp_replicate": 4, "recompute": "full"}
+    lowering = lowered(pp=2, num_micro_batches=4, schedule="zb_h1", **torch)
+    unit = lowering.stages[1].chunks[0].units[0]
+    norms, products = 2, 7  # of a layer of Llama, that have weights
+    again_s = unit.weights.work.duration_s - unit.work.weights.work.duration_s
+    assert again_s == pytest.approx((norms + products) * unit.work.recompute.work.duration_s)
+    first, last = (
+        [op for op in program.ops if op.label.startswith(("B", "backward of inputs"))]
+        for program in lowering.programs(4)
+    )
+    assert last
+    assert not first
+
+
 def test_a_tied_matrix_is_summed_between_the_ends() -> None:
     tied = LLAMA.model_copy(update={"tied_embeddings": True})
     labels = [{op.label for op in program.ops} for program in lowered(pp=4, dp_shard=1, model=tied, tp=2).programs(1)]

@@ -33,6 +33,29 @@ def test_each_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]
     assert f"## `shardwise {verb}" in (ROOT / "docs/reference/cli.md").read_text()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("predict", "serve", "explore", "place", "goodput", "compare", "sensitivity", "export --to deepspeed"),
+        *("collective all_reduce", "capture train.py", "search --model gpt2 --global-batch 8 --seq-len 128"),
+    ],
+)
+def test_a_count_of_gpus_may_stand_for_the_cluster(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--gpus", "8xh100", "--cluster", "dgx-h100-8"]) == ExitCode.BAD_INPUT
+    assert "--gpus: --cluster is given too" in capsys.readouterr().err
+    assert main([*command.split(), "--gpus", "h100"]) == ExitCode.BAD_INPUT
+    assert "'h100' is no COUNTxGPU (for example 8xh100)" in capsys.readouterr().err
+
+
+def test_a_count_of_gpus_is_their_usual_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = []
+    for machine in (["--gpus", "8xa100"], ["--cluster", "8xa100"]):
+        assert main(["collective", "all_reduce", *machine, "--size", "1MB", "--json"]) == ExitCode.OK
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1]
+    assert "a100" in answers[0]
+
+
 @pytest.mark.parametrize("arguments", [["predct"], ["predict", "--no-such-flag"], ["backtest"]])
 def test_a_wrong_command_line_is_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == ExitCode.USAGE

@@ -35,6 +35,14 @@ def test_a_plan_beside_itself_differs_in_nothing() -> None:
     assert "B and A are not distinguishable at 90 %" in to_text(render(compare([one, one], ablate=False)))
 
 
+def test_many_times_are_no_per_cent() -> None:
+    """A hundred tokens a step beside sixteen thousand: a token takes many times as long."""
+    few = Subject(name="few", model=MODEL, plan=Plan(dp_shard=16, seq_len=8), cluster=CLUSTER)
+    both = compare([_subject("one", dp_shard=16), few], ablate=False)
+    assert (against := both.rows[1].against_first) is not None
+    assert f"A token takes {against.ratio:,.3g} times as long in B as in A." in to_text(render(both))
+
+
 def test_utilisation_stands_side_by_side() -> None:
     """The same bytes a step: a share of a capacity times the seconds is the same, whatever the column."""
     one, wide = _subject("one", dp_shard=16), _subject("wide", dp_shard=16)

@@ -101,7 +101,6 @@ def test_gaps_go_to_the_collective_that_ended_in_them(tmp_path: Path) -> None:
 def test_collectives_have_bytes_of_the_full_tensor_and_their_group(tmp_path: Path) -> None:
     (found,) = read_kineto(write(tmp_path / "a.json"), step=3).collectives
     assert (found.kind, found.size_bytes, found.group_size, found.group) == ("all_gather", 16_000, 8, "dp")
-    assert found.ranks == "[0, 1, 2, 3, 4, 5, 6, 7]"
 
 
 def test_without_a_number_the_step_of_median_duration_is_taken(tmp_path: Path) -> None:

@@ -327,13 +327,17 @@ def test_mixtures_agree_with_what_was_published() -> None:
         assert use.peak_allocated_bytes == pytest.approx((rows[name].mem_value or 0) * 2**30, rel=0.005)
 
 
-def test_gloo_holds_a_copy_of_what_it_scatters() -> None:
-    """Of every unit's padded gradients, for the time of the call (an all-reduce of a copy); NCCL holds none."""
+def test_gloo_holds_a_copy_of_what_it_gathers_and_scatters() -> None:
+    """Of every unit, padded, for the time of the call (ProcessGroupGloo.cpp: a flat output; an all-reduce of a copy); NCCL none.
+
+    The root stays gathered from the forward on; layers are gathered twice.
+    """
     plan = Plan(dp_shard=2, seq_len=16, precision="fp32")
     blocks = build_blocks(SMALL, eager(), plan)
     nccl = step_events(SMALL, plan, eager(), blocks)
     gloo = step_events(SMALL, plan, eager(), blocks, library="gloo")
     made = [Counter(e.num_bytes for e in events if e.kind == "alloc") for events in (nccl, gloo)]
-    assert made[1] - made[0] == Counter(4 * unit.padded_numel for unit in units(SMALL, plan))
+    root, *layers = units(SMALL, plan)
+    assert made[1] - made[0] == Counter(4 * unit.padded_numel for unit in (root, root, *layers * 3))
     copies = [e for e in pairwise(gloo) if e[0].kind == "alloc" and e[0].storage == e[1].storage]
-    assert len(copies) >= len(units(SMALL, plan)), "freed before anything else happens"
+    assert len(copies) >= 2 + 3 * len(layers), "freed before anything else happens"

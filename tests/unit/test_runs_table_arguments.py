@@ -127,6 +127,23 @@ def test_the_last_rank_is_of_the_last_stage() -> None:
     assert last < fullest
 
 
+def test_a_framework_s_own_table_is_of_the_rank_that_writes_it() -> None:
+    """nanotron's is of rank 0, in the first stage; with one micro-batch the last stage's logits are the higher peak."""
+    plan = {
+        "framework": "nanotron",
+        "mem_metric": "peak_reserved_gib",
+        "vocab": 131_072,
+        "notes": "",
+        "zero_or_fsdp": "zero1",
+    }
+    found = {
+        detail: _outcome(row(**plan, mem_metric_detail=detail, global_batch=8)).predicted_memory_bytes
+        for detail in ("", "rank 0", "last rank", "every rank")
+    }
+    assert found[""] == found["rank 0"] is not None
+    assert 2 * found["rank 0"] < (found["last rank"] or 0) == found["every rank"]
+
+
 def test_what_a_row_s_test_says_beside_its_notes() -> None:
     """Every test logs norm and zeros of each parameter; some say more, and what the notes say holds."""
     place = "tests/functional_tests/test_cases/{}/golden_values_dev_dgx_h100.json"

@@ -93,6 +93,11 @@ def test_hostile_text_is_refused(text: str) -> None:
         parse_bytes(text)
 
 
+def test_a_number_that_is_too_large_is_not_called_an_unknown_unit() -> None:
+    with pytest.raises(UnitError, match=r"'1e300s' is not a time: write a number and a unit"):
+        parse_seconds("1e300s")
+
+
 @given(st.text(max_size=60))
 def test_any_text_is_parsed_or_refused(text: str) -> None:
     for parse in (parse_bytes, parse_bytes_per_s, parse_seconds, parse_flop_per_s):

@@ -42,3 +42,9 @@ def test_a_version_that_pip_has_not_got_is_passed_over(
     told["failures"] = {"test_a::wrong": "1 != 2"}
     assert versions.main(["2.13", "--folder", str(tmp_path)]) == 1
     assert versions.main(["2.6", "--folder", str(tmp_path)]) == 1  # nothing was tried
+
+
+def test_what_runs_under_every_version_is_there() -> None:
+    """pytest runs nothing at all where one file of many is missing."""
+    assert all((versions.ROOT / check).is_file() for check in versions.CHECKS)
+    assert {*versions.SPREAD, *versions.BYTES} < set(versions.CHECKS)

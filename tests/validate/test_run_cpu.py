@@ -148,6 +148,13 @@ def test_a_device_that_a_mode_does_not_have_is_a_usage_error(tmp_path: Path) -> 
     assert main(["validate", "run", str(write_study(tmp_path)), "--mode", "cpu", "--device", "cuda"]) == 2
 
 
+@pytest.mark.parametrize("flags", [["--mode", "cpu"], ["--device", "cuda"], ["--mode", "solo", "--device", "cpu"]])
+def test_an_allocators_events_are_those_of_a_gpu_and_stay_beside_a_record(flags: list[str], tmp_path: Path) -> None:
+    run = ["validate", "run", str(write_study(tmp_path)), "--record"]
+    assert main([*run, *flags, "-o", str(tmp_path / "runs.jsonl")]) == 2
+    assert main([*run, "--mode", "full"]) == 2, "no file to stay beside"
+
+
 def test_a_full_disk_prints_the_record_instead(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

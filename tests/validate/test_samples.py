@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from simulator.base.errors import TableError
-from validate.samples import MAX_LINE_BYTES, machine_id, read_samples, sample_key, sample_line
+from validate.samples import MAX_FAULTS, MAX_LINE_BYTES, MAX_WRONG, machine_id, read_samples, sample_key, sample_line
 
 MACHINE = {"kind": "machine", "device": "box", "torch": "2.13", "num_ranks": 2}
 GEMM = {"kind": "gemm", "m": 64, "n": 64, "k": 64, "dtype": "fp32", "layout": "tn", "time_s": 1e-5, "reps": 5}
@@ -91,6 +91,9 @@ def test_a_file_without_samples_is_refused(tmp_path: Path) -> None:
         read_samples([written(tmp_path, MACHINE)])
     with pytest.raises(TableError, match="cannot be read"):
         read_samples([tmp_path / "missing.jsonl"])
+    with pytest.raises(TableError, match="validate compare reads it") as caught:
+        read_samples([written(tmp_path, {"kind": "run", "memory": {}, "time": {}})])
+    assert len(caught.value.faults) == 2, "the record, and that there is no sample"
 
 
 def test_a_cut_gzip_keeps_what_stands_before(tmp_path: Path) -> None:
@@ -100,6 +103,16 @@ def test_a_cut_gzip_keeps_what_stands_before(tmp_path: Path) -> None:
     found = read_samples([path])
     assert len(found.samples) > 0
     assert any("cannot be read to its end" in str(f) for f in found.faults)
+
+
+def test_what_is_no_file_of_samples_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_text(f"{json.dumps(MACHINE)}\n{json.dumps(GEMM)}\n" + "x\n" * (MAX_WRONG + 5))
+    found = read_samples([path])
+    assert len(found.samples) == 1
+    assert len(found.faults) == MAX_FAULTS + 1
+    assert found.faults[-1].problem == "this line and those behind it were not read"
+    assert found.faults[-1].place == f"samples.jsonl: line {MAX_WRONG + 3}"
 
 
 def test_a_line_without_a_machine_is_a_fault(tmp_path: Path) -> None:

@@ -23,16 +23,13 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 VERSIONS: Final = ("2.6", "2.8", "2.9", "2.11", "2.13", "newest")
 CHECKS: Final = tuple(
     f"tests/validate/test_{name}.py"
-    for name in ("run_fake", "run_cpu", "tensor_parallel", "spread_runs", "tracked_scatter")
+    for name in ("run_fake", "run_cpu", "tensor_parallel", "spread_runs", "settled_collectives")
 )
 SPREAD: Final = (
     "tests/validate/test_tensor_parallel.py",
     "tests/validate/test_spread_runs.py",
 )  # older ones are refused
-BYTES: Final = (
-    "tests/validate/test_run_fake.py",
-    "tests/validate/test_tracked_scatter.py",
-)  # of older ones are not predicted
+BYTES: Final = ("tests/validate/test_run_fake.py",)  # of older ones are not predicted
 MINUTES: Final = 30.0
 
 

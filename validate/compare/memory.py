@@ -46,8 +46,9 @@ def compare_memory(found: dict[str, Any], run: Run, prediction: Prediction | Non
             found["notes"].append(f"the allocator ran with {run.allocator_settings}")
             use = _memory_use(run, device)
         found["memory"] += [line.as_json() for line in _allocator_lines(memory, use)]
-    if "by_category" in measured:
-        parts = _categories(predicted.by_category, measured["by_category"]["peak"])
+    if "by_category" in measured:  # by a tracker, which sees no copies of gloo's
+        tracked = borders(run.model, run.plan, run.stack, granularity_bytes=granularity, stage=run.stage)
+        parts = _categories(tracked.by_category, measured["by_category"]["peak"])
         found["categories"] = [line.as_json() for line in parts]
         found["explains"]["memory"] = explains(lines[3].error, {line.name: line.error for line in parts})
     if predicted.peak_phase != measured["peak_phase"]:

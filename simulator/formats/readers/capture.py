@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.files import ordinary, write_whole
-from simulator.base.schema import parse_toml
+from simulator.base.schema import more_than_once, parse_toml
 from simulator.memory.tape import CATEGORIES
 from simulator.work.captured.capture import ARITY, HOST, Capture, Kind, Phase
 from simulator.work.captured.cost import KernelCost
@@ -32,7 +32,6 @@ _MOST_SIZE: Final = 2**48  # of a dim
 _DIGITS: Final = 20  # of a storage's number
 _GZIP: Final = b"\x1f\x8b"
 _WHOLE: Final = {int}
-_ARITY: Final[dict[int, int]] = {int(kind): number for kind, number in ARITY.items()}
 _MOST_BYTES: Final = 2**29  # unpacked
 _ALLOCATE: Final = int(Kind.ALLOCATE)
 _FREE: Final = int(Kind.FREE)
@@ -129,7 +128,10 @@ def _of_rank(head: Mapping[str, Any], one: Mapping[str, Any]) -> Capture:
 
 
 def _is_group(found: object) -> bool:
-    return isinstance(found, list) and all(type(rank) is int and rank >= 0 for rank in found)
+    """Ranks, each once: one that stands twice lies no step from itself."""
+    return (
+        isinstance(found, list) and all(type(rank) is int and rank >= 0 for rank in found) and not more_than_once(found)
+    )
 
 
 def _check_signatures(found: list[Any], place: str) -> None:
@@ -225,7 +227,7 @@ def _check_events(data: Mapping[str, Any], events: list[Any], place: str) -> Non
         if id(event) in operators:
             continue
         whole = type(event) is list and set(map(type, event)) == _WHOLE
-        if not whole or _ARITY.get(event[0]) != len(event) - 1 or not _known(event, sizes, alive):
+        if not whole or ARITY.get(event[0]) != len(event) - 1 or not _known(event, sizes, alive):
             raise InputError.at(f"{place}: events[{index}]", f"{event!r} is no event", _AGAIN)
         if event[0] == Kind.OPERATOR:
             operators.add(id(event))

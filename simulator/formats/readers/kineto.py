@@ -19,25 +19,11 @@ from simulator.formats.readers.kernel_names import category_of, collective_of
 from simulator.formats.readers.kineto_events import NAME_LENGTH, Events
 from simulator.formats.readers.nsight import is_nsight, read_nsight
 from simulator.work.program import COMPUTE_STREAM
+from simulator.work.recorded.recording import Carried
 from simulator.work.trace import MemorySample, MemoryTrace, Span, Timeline
 
 MAX_SPANS = 500_000  # of the step that is asked for
 _PROGRESS_EVENTS = 200_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedCollective:
-    """A collective as the trace records it; `span` is the id of its span.
-
-    size_bytes: of the full tensor; None where the trace does not say. group: name or description of its process group.
-    """
-
-    span: int
-    kind: str
-    size_bytes: int | None
-    group_size: int | None
-    group: str
-    ranks: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +49,7 @@ class KinetoTrace:
     name: str
     timeline: Timeline
     memory: MemoryTrace | None
-    collectives: tuple[TracedCollective, ...]
+    collectives: tuple[Carried, ...]
     step: TracedStep | None
     steps: tuple[TracedStep, ...]
     about: Mapping[str, Any]
@@ -128,10 +114,8 @@ def _trace(path: Path, events: Events, head: Mapping[str, Any], number: int | No
         timeline=timeline,
         memory=_memory_trace(events, step),
         collectives=tuple(
-            TracedCollective(span=number, kind=kind, size_bytes=size, group_size=members, group=group, ranks=ranks)
-            for number, index in enumerate(chosen)
-            if index in events.collectives
-            for kind, size, members, group, ranks in (events.collectives[index],)
+            Carried(kind=kind, size_bytes=size, group_size=members, group=group, ranks=())
+            for kind, size, members, group, _ in (events.collectives[i] for i in chosen if i in events.collectives)
         ),
         step=step,
         steps=steps,

@@ -17,6 +17,7 @@ NAME_LENGTH = 200
 
 _ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"}
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,12})")
+_TOO_LARGE = 2**62  # for what is counted in 64 bits
 _BYTES = {
     "float": 4, "float32": 4, "int": 4, "bfloat16": 2, "half": 2, "float16": 2, "long": 8, "int64": 8, "double": 8,
     "byte": 1, "char": 1, "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -83,14 +84,12 @@ class Events:
         recorded_name = str(args["Collective name"])[:NAME_LENGTH]
         kind = collective_of(name, recorded_name)
         size = _BYTES.get(str(args.get("dtype", "")).lower())
-        sent, got = args.get("In msg nelems"), args.get("Out msg nelems")
-        numel = [n for n in (sent, got) if type(n) is int and n >= 0]
+        numel = [n for key in ("In msg nelems", "Out msg nelems") if (n := _count(args.get(key))) is not None]
         group = str(args.get("Process Group Description") or args.get("Process Group Name") or "")[:NAME_LENGTH]
-        members = args.get("Group size")
         self.collectives[index] = (
             kind or "collective",
             max(numel) * size if numel and size else None,
-            members if type(members) is int else None,
+            _count(args.get("Group size")),
             group,
             str(args.get("Process Group Ranks", ""))[:NAME_LENGTH],
         )
@@ -111,8 +110,8 @@ class Events:
         args, time_us = event.get("args"), _time(event.get("ts"))
         if not isinstance(args, dict) or args.get("Device Type") != 1 or time_us is None:
             return
-        allocated, reserved = args.get("Total Allocated"), args.get("Total Reserved")
-        if type(allocated) is int and type(reserved) is int and len(self.memory[0]) < MAX_EVENTS:
+        allocated, reserved = _count(args.get("Total Allocated")), _count(args.get("Total Reserved"))
+        if allocated is not None and reserved is not None and len(self.memory[0]) < MAX_EVENTS:
             self.memory[0].append(time_us)
             self.memory[1].append(allocated)
             self.memory[2].append(reserved)
@@ -132,6 +131,11 @@ def _integer(*values: object) -> int:
     for value in values:
         if isinstance(value, str) and (number := whole(value)) is not None:
             return number
-        if type(value) is int and abs(value) < 2**62:
+        if type(value) is int and abs(value) < _TOO_LARGE:
             return value
     return -1
+
+
+def _count(value: object) -> int | None:
+    """A whole number of things; None where it is none, or out of all proportion."""
+    return value if type(value) is int and 0 <= value < _TOO_LARGE else None

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Final
 
 from simulator.base.errors import ClusterError, Fault
-from simulator.base.schema import nearest
+from simulator.base.schema import more_than_once, nearest
 from simulator.spec.cluster.host import Gpu, Host, Nic, Path
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -123,7 +123,7 @@ def _paste(text: str, place: str) -> _Paste:
 def _check_columns(paste: _Paste, line: int) -> None:
     if len(paste.columns) > _MOST_DEVICES:
         raise ClusterError.at(f"{paste.place}: line {line}", f"{len(paste.columns)} devices", f"≤ {_MOST_DEVICES}")
-    for name in dict.fromkeys(n for n in paste.columns if paste.columns.count(n) > 1):
+    for name in more_than_once(paste.columns):
         paste.fault(f"line {line}", f"column {name} appears twice", "one host's matrix")
 
 

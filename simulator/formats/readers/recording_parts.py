@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from ast import literal_eval
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simulator.formats.readers.kineto import KinetoTrace, TracedCollective, about
+from simulator.formats.readers.kineto import KinetoTrace, about
 from simulator.formats.readers.kineto_events import Events
 from simulator.formats.readers.kineto_host import HostEvents, HostOp
 from simulator.work.captured.tensors import CapturedTensor
@@ -68,15 +68,6 @@ def _tensor(dims: Any, kind: str, strides: Any) -> CapturedTensor | None:  # noq
     return CapturedTensor(one.dtype, one.shape)  # contiguous
 
 
-def tensors(values: Any) -> Iterator[CapturedTensor]:  # noqa: ANN401
-    """Every tensor among arguments, those in lists too."""
-    for one in values if isinstance(values, tuple) else (values,):
-        if isinstance(one, CapturedTensor):
-            yield one
-        elif isinstance(one, tuple):
-            yield from tensors(one)
-
-
 def ranks(text: str, size: int | None) -> tuple[int, ...]:
     """Ranks of a group as NCCL's events name them: a list, of which long ones leave out the middle."""
     numbers = [int(one) for one in re.findall(r"\d{1,9}", text)]
@@ -121,14 +112,7 @@ def as_trace(one: Recording) -> KinetoTrace:
         )
         for index, op in enumerate(one.ops)
     ]  # fmt: skip
-    collectives = tuple(
-        TracedCollective(
-            span=index, kind=op.carried.kind, size_bytes=op.carried.size_bytes, group_size=op.carried.group_size,
-            group=op.carried.group, ranks=str(list(op.carried.ranks)),
-        )
-        for index, op in enumerate(one.ops)
-        if op.carried is not None
-    )  # fmt: skip
+    collectives = tuple(op.carried for op in one.ops if op.carried is not None)
     stated = {"rank": one.rank, "world_size": one.world_size}
     return KinetoTrace(
         name=one.name, timeline=Timeline(spans=tuple(spans), step_s=one.step_s), memory=None, collectives=collectives, step=None,

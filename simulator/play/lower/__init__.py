@@ -15,7 +15,6 @@ from simulator.base.errors import PlanError
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.parallel.legal import legal
 from simulator.parallel.mesh import Mesh
-from simulator.parallel.pipeline import micro_batches
 from simulator.parallel.shard_shares import largest_share, shard_shares
 from simulator.play import progress
 from simulator.play.lower.builder import Builder
@@ -76,14 +75,7 @@ class Lowering:
     @property
     def hardware_flop(self) -> int:
         """FLOP of a step on all devices, recomputation included."""
-        plan = self.plan
-        per_rank = sum(
-            unit.flop * len(micro_batches(plan.pipeline_schedule, plan.num_micro_batches, chunk))
-            for stage in self.stages
-            for chunk, step in enumerate(stage.chunks)
-            for unit in step.units
-        )
-        return per_rank * (plan.num_devices // plan.pp)
+        return sum(stage.flop for stage in self.stages) * (self.plan.num_devices // self.plan.pp)
 
     @property
     def step(self) -> StageStep:

@@ -15,7 +15,7 @@ from typing import Final, TypedDict
 
 from simulator.parallel.pipeline import Action, neighbours
 from simulator.play.lower.builder import Builder
-from simulator.play.lower.stage import Stage
+from simulator.play.lower.stage import Stage, waits_for_messages
 from simulator.spec.plan import Plan
 from simulator.work.collectives import KINDS
 from simulator.work.program import Collective, Program
@@ -47,7 +47,7 @@ def receive(build: Builder, stage: Stage, action: Action) -> None:
     plan = stage.plan
     near = neighbours(plan.pipeline_schedule, plan.pp, stage.index, action, plan.pipeline.virtual_stages)
     if near.receives is not None:
-        gate = build.last_compute if stage.waits_for_messages else None
+        gate = build.last_compute if waits_for_messages(plan) else None
         source, _ = near.receives
         label = f"receive {action} from stage {source}"
         message, pair = _message(stage.index, action), (source, stage.index)
@@ -63,7 +63,7 @@ def send(build: Builder, stage: Stage, action: Action, end: int) -> None:
         label = f"{_SENDS}{then} to stage {target}"
         message, pair = _message(target, then), (stage.index, target)
         sent = build.send_message(label, message, stage.message_bytes, pair, end, **_way(stage, then))
-        if stage.waits_for_messages:
+        if waits_for_messages(plan):
             build.hold(sent)
 
 
@@ -77,7 +77,7 @@ class _Way(TypedDict):
 
 def _way(stage: Stage, action: Action) -> _Way:
     plan = stage.plan
-    turn = plan.traits.messages_in_turn and stage.waits_for_messages
+    turn = plan.traits.messages_in_turn and waits_for_messages(plan)
     return {"lane": _lane(plan, action), "tensors": stage.tensors(action), "in_turn": turn}
 
 

@@ -149,18 +149,15 @@ class StageReader:
     def _together(self, forward: Pass, backward: Pass) -> None:
         """Both wait for each other's messages, and send at the end; one after another if they have traffic."""
         both = (forward, backward)
-        assert forward.action is not None
-        assert backward.action is not None
+        actions = [one.action for one in both if one.action is not None]
         if not self._stage.folds or backward.last or forward.first or self._stage.plan.syncs_every_micro_batch:
-            for one in both:
-                assert one.action is not None
-                receive(self._build, self._stage, one.action)
+            for one, action in zip(both, actions, strict=True):
+                receive(self._build, self._stage, action)
                 self._pass(one)
-                send(self._build, self._stage, one.action, self._end)
+                send(self._build, self._stage, action, self._end)
             return
-        for one in both:
-            assert one.action is not None
-            receive(self._build, self._stage, one.action)
+        for action in actions:
+            receive(self._build, self._stage, action)
         kind = forward.chunk, backward.chunk, backward.direction, backward.micro_batch == 0
 
         def joined() -> Work:
@@ -170,9 +167,8 @@ class StageReader:
         work = self._build.once(kind, joined)
         turns = self._stage.chunks[forward.chunk].turns
         self._end = self._build.compute(f"{forward.action} with {backward.action}", work, early=turns)
-        for one in both:
-            assert one.action is not None
-            send(self._build, self._stage, one.action, self._end)
+        for action in actions:
+            send(self._build, self._stage, action, self._end)
 
     # -- units
 
@@ -255,7 +251,7 @@ class StageReader:
                 state.end = self._compute(step, f"backward of inputs {unit.name} mb{index}", unit.inputs)
             case "weights":
                 label = f"backward of weights {unit.name} mb{index}"
-                state.computed = state.end = self._compute(step, label, unit.work.weights)
+                state.computed = state.end = self._compute(step, label, unit.weights)
             case "loss" | "loss_backward":
                 pass  # with the head's own
 

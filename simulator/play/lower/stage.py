@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.parallel.pipeline import Action
+from simulator.parallel.pipeline import Action, micro_batches, order
 from simulator.play.lower.hops import HopWork
-from simulator.play.lower.work import BlockWork, Phase, Segment, Work
+from simulator.play.lower.work import NO_PHASE, BlockWork, Phase, Segment, Work
 from simulator.spec.plan import Plan
 from simulator.work.offload import Moves
 from simulator.work.script import UnitComm
@@ -42,6 +42,15 @@ class ScheduledUnit:
     @property
     def backward(self) -> Phase:
         return self.work.recompute + self.work.backward if self.checkpointed else self.work.backward
+
+    @property
+    def weights(self) -> Phase:
+        """The weights' gradients alone, each with its own run of a checkpoint."""
+        return sum([self.work.recompute] * self.runs_again, NO_PHASE) + self.work.weights
+
+    @property
+    def runs_again(self) -> int:
+        return self.work.runs_again if self.checkpointed else 0
 
     def kept(self, micro_batch: int) -> Phase:
         """The work of keeping its gradient for later micro-batches."""
@@ -83,6 +92,21 @@ class Stage:
         return self.activation_tensors if action.kind == "F" else 1
 
     @property
+    def flop(self) -> int:
+        """FLOP of its step, recomputation included."""
+        plan, schedule, count = self.plan, self.plan.pipeline_schedule, self.plan.num_micro_batches
+        total = 0
+        for number, chunk in enumerate(self.chunks):
+            total += len(micro_batches(schedule, count, number)) * sum(unit.flop for unit in chunk.units)
+            again = (
+                0 if chunk.chunk.embedding else sum(unit.runs_again * unit.work.recompute_flop for unit in chunk.units)
+            )
+            if again:
+                actions = order(schedule, plan.pp, count, self.index, len(self.chunks))
+                total += again * sum(action.kind == "W" and action.chunk == number for action in actions)
+        return total
+
+    @property
     def script_chunks(self) -> tuple[Chunk, ...]:
         """Its chunks as a script knows them."""
         return tuple(step.chunk for step in self.chunks)
@@ -99,19 +123,14 @@ class Stage:
             case "forward":
                 return [[unit.work.forward] for unit in units]
             case "weights":
-                return [[unit.work.weights, unit.kept(one.micro_batch)] for unit in reversed(units)]
+                return [[unit.weights, unit.kept(one.micro_batch)] for unit in reversed(units)]
             case "backward":
                 return [[unit.backward, unit.kept(one.micro_batch)] for unit in reversed(units)]
             case "inputs":
                 return [[unit.inputs] for unit in reversed(units)]
 
-    @property
-    def waits_for_messages(self) -> bool:
-        """Compute, and the host, stand still while messages travel."""
-        return waits_for_messages(self.plan)
-
 
 def waits_for_messages(plan: Plan) -> bool:
-    """The plan's stages exchange synchronously."""
+    """The plan's stages exchange synchronously: compute, and the host, stand still while messages travel."""
     plain = plan.pp > 1 and plan.pipeline_schedule in ("gpipe", "1f1b")
     return plain and plan.traits.own_model_code

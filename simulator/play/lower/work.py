@@ -131,7 +131,9 @@ NO_PHASE = Phase(segments=())
 class BlockWork:
     """The phases of a block. `recompute` runs just before `backward` where the block is checkpointed.
 
-    inputs, weights: the backward in two, where the plan's schedule leaves the weights' gradients for later.
+    inputs, weights: the backward in two, where the plan's schedule leaves the weights' gradients for later. runs_again: of
+    a checkpoint, for `weights`: torch asks its graph for each weight's by itself (distributed/pipelining/_backward.py,
+    stage_backward_weight), and a checkpoint runs once for every such call (utils/checkpoint.py, unpack_hook).
     """
 
     forward: Phase
@@ -141,6 +143,7 @@ class BlockWork:
     weights: Phase
     flop: int  # forward and backward
     recompute_flop: int
+    runs_again: int = 0
 
 
 def _makes_weights(op: Op, kernel: Kernel) -> bool:
@@ -254,6 +257,9 @@ class Clock:
             recompute=self._in_layer(block, self.phase(repeated, forward=True)).booked_as("recompute"),
             flop=summed(kernel.flop for op in block.ops for kernel in (*op.forward, *op.backward)),
             recompute_flop=summed(kernel.flop for op in repeated for kernel in op.forward),
+            runs_again=sum(bool(op.saved) for op in block.trained)
+            if splits and plan.traits.uses_torch_pipelines
+            else 0,
         )
 
     def phase(self, ops: Iterable[Op], *, forward: bool) -> Phase:

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from simulator.base.errors import ClusterError, Fault
-from simulator.base.schema import Strict, nearest
+from simulator.base.schema import Strict, more_than_once, nearest
 from simulator.base.units import Bytes, BytesPerS
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv"]
@@ -161,7 +161,7 @@ def _key(one: Bandwidth) -> tuple[str, int, int, int]:
 
 def _repeats(found: Sequence[Bandwidth], place: str) -> Iterator[Fault]:
     keys = [_key(one) for one in found]
-    for key in sorted({key for key in keys if keys.count(key) > 1}):
+    for key in sorted(more_than_once(keys)):
         problem = f"{key[0]} on {key[1]} nodes in calls of {key[3]} bytes is stated twice"
         yield Fault(place, problem, "one number for each")
     for group in sorted({key[:3] for key in keys}):

@@ -6,11 +6,11 @@ nodes: GPU g of node n is n × gpus_per_node + g.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from simulator.base.errors import Fault
+from simulator.base.schema import more_than_once
 
 _SHOWN = 8  # GPUs named in one fault
 RankMapping = tuple[int, ...]
@@ -67,12 +67,12 @@ def rank_mapping_faults(data: Mapping[str, object], place: str) -> Iterator[Faul
         yield Fault(place=where, problem=f"{len(rank_mapping)} GPUs", remedy=either)
         return
     numbers = [gpu for gpu in rank_mapping if isinstance(gpu, int)]
-    size, counts = len(rank_mapping), Counter(numbers)
+    size, taken = len(rank_mapping), set(numbers)
     if beyond := sorted({gpu for gpu in numbers if gpu >= size}):
         yield Fault(place=where, problem=f"names GPU {_listed(beyond)}; there are {size}", remedy=f"0 to {size - 1}")
-    if twice := sorted(gpu for gpu, count in counts.items() if count > 1):
+    if twice := sorted(more_than_once(numbers)):
         yield Fault(place=where, problem=f"GPU {_listed(twice)} appears twice", remedy="each GPU once")
-    if left := [gpu for gpu in range(size) if gpu not in counts]:
+    if left := [gpu for gpu in range(size) if gpu not in taken]:
         yield Fault(place=where, problem=f"GPU {_listed(left)} has no rank", remedy="each GPU once")
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, mode
 from simulator.base.kernels import Dtype
 from simulator.base.presets import facts
 from simulator.base.records import Nested
-from simulator.base.schema import nearest
+from simulator.base.schema import more_than_once, nearest
 from simulator.base.value_errors import OneOf
 from simulator.spec.plan.memory import USUAL_MEMORY, MemoryPlan
 from simulator.spec.plan.offload import NOTHING_OFFLOADED, Offload
@@ -168,8 +168,7 @@ class Plan(Nested):
         wrong = [name for name in value.split("-") if name not in known]
         if wrong:
             raise ValueError(f"{wrong[0]!r} is not an axis: {nearest(wrong[0], known) or 'for example tp-cp-ep-dp-pp'}")
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        if twice := sorted(more_than_once(names)):
             raise ValueError(f"{', '.join(twice)} in two places: name each axis once (dp is dp_shard and dp_replicate)")
         return value
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
+from typing import Final
 
 from simulator.base.errors import InputError
 from simulator.base.processes import mapped
 from simulator.base.remembered import recent
-from simulator.memory import MemoryUse, simulate_memory
-from simulator.predict import Prediction, predict
+from simulator.memory import MemoryUse
+from simulator.play.lower import lower
+from simulator.predict import Prediction, memory_of, predict
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -23,8 +27,8 @@ from simulator.studies.backtest.resolve import Run, resolve
 from simulator.studies.backtest.rows import BadRow, CollectiveRow, MemoryRow, RunRow, ServingRow, Table
 from simulator.studies.backtest.unstated import also, beyond, counted_otherwise
 from simulator.studies.backtest.work import measured_step_s, work_of
-from simulator.work.ops import build_blocks
 
+_STAGES: Final = {"rank 0": 0, "last rank": -1}  # whose memory a table states
 _NEARLY = 1.25  # of the capacity: nine reserved peaks in ten are predicted to a quarter (docs/accuracy.md)
 
 Row = RunRow | MemoryRow | CollectiveRow | ServingRow | BadRow
@@ -214,16 +218,18 @@ def memory_figure(run: Run, fullest: MemoryUse) -> int:
     """The figure of the row's memory metric, on the measured GPU; otherwise all memory of the fullest GPU."""
     row = run.row
     figure = MEMORY_FIGURES[row.mem_metric][0] if row.mem_metric in MEMORY_FIGURES else "used"
-    memory = _of_last_stage(run) if row.mem_metric_detail == "last rank" and run.plan.pp > 1 else fullest
+    stage = _STAGES.get(row.mem_metric_detail)
+    memory = fullest if stage is None or run.plan.pp == 1 else _of_stage(run, stage % run.plan.pp)
     return {"allocated": memory.peak_allocated_bytes, "reserved": memory.reserved_bytes, "used": memory.used_bytes}[
         figure
     ]
 
 
-def _of_last_stage(run: Run) -> MemoryUse:
-    """Memory of the rank that comes last: of a pipeline, in its last stage."""
-    blocks, last = build_blocks(run.model, run.stack, run.plan), run.plan.pp - 1
-    return simulate_memory(run.model, run.plan, run.stack, blocks, run.cluster.device, stages=(last,), quick=True)[0]
+def _of_stage(run: Run, stage: int) -> MemoryUse:
+    """Memory of a rank of one pipeline stage."""
+    calibration = Calibration.for_device(run.cluster.device)
+    lowering = lower(run.model, run.plan, run.cluster, run.stack, calibration, calibration.links or default_curves())
+    return memory_of(lowering, quick=True, stages=(stage,)).memory
 
 
 def _metric_name(row: RunRow) -> str:

@@ -150,4 +150,6 @@ def _verdict(letter: str, row: Compared) -> str:
         return f"{letter} and A are not distinguishable at 90 %: the interval of their ratio includes 1."
     faster = against.ratio < 1
     change = 1 / against.ratio if faster else against.ratio
+    if change >= 2:
+        return f"A token takes {change:,.3g} times as long in {'A' if faster else letter} as in {letter if faster else 'A'}."
     return f"{letter} is {change - 1:.1%} {'faster' if faster else 'slower'} a token than A."

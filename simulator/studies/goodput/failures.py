@@ -8,7 +8,7 @@ from typing import Final, Literal, Self
 from pydantic import Field, model_validator
 
 from simulator.base.presets import facts
-from simulator.base.schema import Strict, nearest
+from simulator.base.schema import Strict, more_than_once, nearest
 from simulator.base.units import Seconds
 from simulator.spec.cluster import Cluster
 
@@ -92,9 +92,7 @@ class Failures(Strict):
         if self.preset not in PRESETS:
             msg = f"no preset of failures is called {self.preset!r}: {nearest(self.preset, PRESETS)}"
             raise ValueError(msg)
-        names = [cause.name for cause in self.all]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        if twice := sorted(more_than_once(cause.name for cause in self.all)):
             msg = f"causes have names of their own; twice: {', '.join(twice)}"
             raise ValueError(msg)
         return self

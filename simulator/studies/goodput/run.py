@@ -69,7 +69,7 @@ class LongRun(Strict):
     @model_validator(mode="after")
     def _one_goal(self) -> Self:
         if (self.tokens is None) == (self.steps is None):
-            msg = "give either tokens or steps: how much the run trains"
+            msg = 'give either tokens or steps, how much the run trains: for example tokens = "15T" (--tokens 15T)'
             raise ValueError(msg)
         return self
 

@@ -61,10 +61,11 @@ def sigma_of(costs: StepCosts, batch: Batch, calibration: Calibration, curves: L
 
 def sigmas_of(costs: StepCosts, batch: Batch, calibration: Calibration, curves: LinkCurves) -> dict[str, float]:
     """The same of each category alone."""
+    device = costs.cluster.device
     return {
-        "gemm": calibration.sigma("gemm"),
-        "attention": max(CACHE_SIGMA, calibration.sigma("attention")),
-        "elementwise": calibration.sigma("elementwise"),
+        "gemm": calibration.sigma("gemm", device),
+        "attention": max(CACHE_SIGMA, calibration.sigma("attention", device)),
+        "elementwise": calibration.sigma("elementwise", device),
         "collectives": _collectives_sigma(costs, batch, curves),
         "host": BETWEEN_STEPS_SIGMA,
     }

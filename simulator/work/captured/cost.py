@@ -43,12 +43,7 @@ class KernelCost:
     category: str = "custom kernels"
 
     def __post_init__(self) -> None:
-        numbers: tuple[object, ...] = (
-            self.flop,
-            self.bytes,
-            self.seconds,
-            self.launches,
-        )  # as somebody's own code gives them
+        numbers: tuple[object, ...] = (self.flop, self.bytes, self.seconds, self.launches)  # of somebody's own code
         if not all(isinstance(one, (int, float)) and 0 <= one < math.inf for one in numbers) or self.launches < 1:
             msg = f"{self}: flop, bytes and seconds must be numbers from 0 on, and launches from 1 on"
             raise ValueError(msg)
@@ -62,13 +57,8 @@ class KernelCost:
     @property
     def kernel(self) -> Stated:
         """The kernel that the road prices."""
-        return Stated(
-            flop=round(self.flop),
-            num_bytes=round(self.bytes),
-            seconds=self.seconds,
-            dtype=self.dtype,
-            launches=int(self.launches),
-        )
+        size, flop = round(self.bytes), round(self.flop)
+        return Stated(flop=flop, num_bytes=size, seconds=self.seconds, dtype=self.dtype, launches=int(self.launches))
 
     def as_json(self) -> dict[str, Any]:
         """What a capture file keeps of it."""

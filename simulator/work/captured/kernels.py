@@ -11,21 +11,10 @@ from math import prod
 from typing import Any, Literal
 
 from simulator.base.kernels import Kernel, Stated, Stream, StreamOp
+from simulator.work.captured import products
 from simulator.work.captured.cost import KernelCost
 from simulator.work.captured.operators import ACTIVATIONS, BY_BYTES, GATHERS, POINTWISE, REDUCTIONS, SCATTERS
-from simulator.work.captured.products import (
-    Args,
-    Priced,
-    Rule,
-    addmm,
-    attention,
-    convolution,
-    convolution_backward,
-    grouped,
-    linear,
-    mm,
-    scaled_mm,
-)
+from simulator.work.captured.products import Args, Priced, Rule, attention
 from simulator.work.captured.tensors import CapturedTensor, tensors
 
 _TENSORS_PER_LAUNCH = 32  # as in simulator.work.ops.optimizer: multi-tensor kernels take their pointers by value
@@ -163,9 +152,8 @@ def _copy(p: Args, named: Args, made: list[CapturedTensor]) -> Priced:
     elif not source.is_dense or source.strides != target.strides:
         op = "strided"
     kernel = _of(op, target.numel * source.item_bytes, target.numel * target.item_bytes, target.numel)
-    return Priced(
-        category="copies" if op in ("copy", "strided") else "elementwise", kernels=(kernel,) if kernel.num_bytes else ()
-    )
+    category = "copies" if op in ("copy", "strided") else "elementwise"
+    return Priced(category=category, kernels=(kernel,) if kernel.num_bytes else ())
 
 
 def _join(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
@@ -189,10 +177,8 @@ def _softmax(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     """Forward a row is read for its maximum, its sum and its result; what is short is in a cache the last time."""
     x, y = next(tensors(p)), made[0]
     passes = 2 if x.shape and x.shape[-1] * x.item_bytes <= _FEW_ROWS_BYTES else 3
-    return Priced(
-        category="loss" if y.dtype == "fp32" else "elementwise",
-        kernels=(_of("softmax", passes * x.num_bytes, y.num_bytes, 0),),
-    )
+    kernel = _of("softmax", passes * x.num_bytes, y.num_bytes, 0)
+    return Priced(category="loss" if y.dtype == "fp32" else "elementwise", kernels=(kernel,))
 
 
 def _softmax_backward(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
@@ -222,20 +208,14 @@ def _across_ranks(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
 
 
 def _embedding(_p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
-    return _gathered("embedding_forward", "embedding", made)
-
-
-def _gathered(op: StreamOp, category: str, made: list[CapturedTensor]) -> Priced:
-    size = sum(one.num_bytes for one in made)
-    return Priced(category=category, kernels=(_of(op, size, size, 0),))
+    return _stream("embedding_forward", "embedding", made, made)
 
 
 def _embedding_backward(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     """The table's gradient is zeroed, and rows are added into it."""
     rows, table = p[0].num_bytes, made[0].num_bytes
-    return Priced(
-        category="embedding", kernels=(_of("memset", 0, table, 0), _of("embedding_backward", 2 * rows, rows, 0))
-    )
+    kernels = _of("memset", 0, table, 0), _of("embedding_backward", 2 * rows, rows, 0)
+    return Priced(category="embedding", kernels=kernels)
 
 
 def _picked(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
@@ -245,7 +225,7 @@ def _picked(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
 
 
 def _picked_backward(_p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
-    return Priced(category="loss", kernels=(_of("memset", 0, made[0].num_bytes, 0),))
+    return _stream("memset", "loss", [], made[:1])
 
 
 def _packed(p: Args, named: Args, made: list[CapturedTensor]) -> Priced:
@@ -255,15 +235,12 @@ def _packed(p: Args, named: Args, made: list[CapturedTensor]) -> Priced:
     wide = bool(out) and bool(read) and out[0].item_bytes > read[0].item_bytes
     numel = sum(one.numel for one in read)
     written = sum(one.num_bytes for one in out)
-    return Priced(
-        category="copies",
-        kernels=(_of("widen" if wide else "copy", sum(one.num_bytes for one in read), written, numel),),
-    )
+    kernel = _of("widen" if wide else "copy", sum(one.num_bytes for one in read), written, numel)
+    return Priced(category="copies", kernels=(kernel,))
 
 
 def _unpacked(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
-    size = next(tensors(p)).num_bytes
-    return Priced(category="copies", kernels=(_of("copy", size, size, 0),))
+    return _stream("copy", "copies", [part := next(tensors(p))], [part])
 
 
 def _copied_in(_p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
@@ -276,9 +253,10 @@ def _nothing(_p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
 
 
 _RULES: dict[str, Rule] = {
-    "mm": mm, "bmm": mm, "_scaled_mm": scaled_mm, "_int_mm": mm, "addmm": addmm, "baddbmm": addmm, "linear": linear,
-    "_grouped_mm": grouped, "_scaled_grouped_mm": grouped,
-    "convolution": convolution, "cudnn_convolution": convolution, "convolution_backward": convolution_backward,
+    "mm": products.mm, "bmm": products.mm, "_int_mm": products.mm, "_scaled_mm": products.scaled_mm, "linear": products.linear,
+    "addmm": products.addmm, "baddbmm": products.addmm, "_grouped_mm": products.grouped, "_scaled_grouped_mm": products.grouped,
+    "convolution": products.convolution, "cudnn_convolution": products.convolution,
+    "convolution_backward": products.convolution_backward,
     "_scaled_dot_product_flash_attention": attention(0, 4, "forward"),
     "_scaled_dot_product_flash_attention_backward": attention(1, 11, "backward"),
     "_scaled_dot_product_cudnn_attention": attention(0, 6, "forward"),

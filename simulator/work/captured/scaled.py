@@ -124,23 +124,12 @@ def _scaled(one: Capture, other: Capture, rule: _Rule, ranks: int) -> Capture:
         for at in _NUMBERS.get(Kind(a[0]), ()):
             event[at] = rule.value(a[at], b[at])
         events.append(event)
-    costs = dict(_costs(one, other, pairs))
-    tokens = rule.value(one.tokens_per_step, other.tokens_per_step)
-    both = Capture(
-        **{name: getattr(one, name) for name in ("target", "torch", "device", "names", "categories", "steady")},
-        rank=ranks - 1 if one.rank == one.world_size - 1 else rule.value(one.rank, other.rank),
-        world_size=ranks,
-        gpus_per_node=one.gpus_per_node,
-        signatures=signatures,
-        groups=ranks_of,
-        answers=one.answers,
-        events=events,
-        costs=costs,
-        tokens_per_step=tokens,
-        host=one.host,
-    )
     note = f"sizes at {ranks:,} ranks from captures at {one.world_size:,} and {other.world_size:,}: equal, in proportion, or a share"
-    return replace(both, answers={**one.answers, note: 1})
+    return replace(
+        one, rank=ranks - 1 if one.rank == one.world_size - 1 else rule.value(one.rank, other.rank), world_size=ranks,
+        signatures=signatures, groups=ranks_of, events=events, costs=dict(_costs(one, other, pairs)), others=(),
+        tokens_per_step=rule.value(one.tokens_per_step, other.tokens_per_step), answers={**one.answers, note: 1},
+    )  # fmt: skip
 
 
 def _signature(a: tuple[str, Any, Any], b: tuple[str, Any, Any], rule: _Rule) -> tuple[str, Any, Any]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from simulator.work.collectives.stated import Stated, nearest_kinds, of_kind
+from simulator.work.collectives.call import Stated
+from simulator.work.collectives.stated import nearest_kinds, of_kind
 
 if TYPE_CHECKING:
     from simulator.spec.cluster import Cluster

@@ -120,6 +120,17 @@ class Block:
     def backward_flop(self) -> int:
         return sum(kernel.flop for op in self.ops for kernel in op.backward)
 
+    @property
+    def casts(self) -> dict[str, Op]:
+        """Casts of weights under autocast, by the tensor that each makes."""
+        return {t.name: op for op in self.ops if op.parameter_numel and not op.inputs for t in op.outputs}
+
+    @property
+    def trained(self) -> tuple[Op, ...]:
+        """Ops whose backward makes gradients of weights, or of casts of weights."""
+        casts, inner = self.casts, (op for op in self.ops if op.inputs)
+        return tuple(op for op in inner if op.parameter_numel or any(t.name in casts for t in op.grad_inputs))
+
     def saved_tensors(self) -> Iterator[Tensor]:
         """What the block keeps between its forward and its backward, each storage once, its input included."""
         sizes = {self.input: self.input_bytes} | {t.name: t.num_bytes for op in self.ops for t in op.outputs}

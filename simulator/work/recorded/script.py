@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from simulator.work.recorded.ranks import role_of
 from simulator.work.recorded.recording import HOST_CATEGORY, HostWait, RecordedOp, Recording
 from simulator.work.script.instructions import Communicate, Launch, Measured
 
@@ -99,9 +100,9 @@ class _Writer:
         if op.carried is None:
             self._found.append(Launch(label, op.category, (), after, op.stream, op.blocks, measured))
         else:
-            role = ",".join(map(str, op.carried.ranks)) or op.carried.group
             size = op.carried.size_bytes or 0
-            self._found.append(Communicate(label, op.carried.kind, role, size, after, op.blocks, measured=measured))
+            one = Communicate(label, op.carried.kind, role_of(op), size, after, op.blocks, measured=measured)
+            self._found.append(one)
             self._owed.append(index)
         self._stream_end[op.stream] = op.end_s
         self._last[op.stream] = index

@@ -58,13 +58,12 @@ class Fsdp2Buffers(ShardedBuffers):
             return
         piece = self.units[unit]
         given = [] if unit in self._smaller else self._given(piece)
-        num_bytes = (
-            sum(gathered_sizes(piece, self.plan))
-            if self.plan.precision.fp8_all_gather
-            else piece.padded_numel * self.compute
-        )
-        self._buffers[unit] = self.storages.alloc(num_bytes + piece.frozen_bytes, "all_gather", GATHER)
+        narrow = self.plan.precision.fp8_all_gather
+        num_bytes = sum(gathered_sizes(piece, self.plan)) if narrow else piece.padded_numel * self.compute
+        num_bytes += piece.frozen_bytes
+        self._buffers[unit] = self.storages.alloc(num_bytes, "all_gather", GATHER)
         self.storages.free(*given)
+        self.copied(piece, num_bytes, "all_gather")
 
     def _given(self, piece: ParameterUnit) -> list[int]:
         """What a gather reads beside the shards themselves: all of them cast at once, or, from the host, one by one."""
@@ -158,7 +157,7 @@ class Fsdp2Buffers(ShardedBuffers):
         self._scattering = self.storages.alloc(piece.padded_numel * self.reduced, "reduce_scatter")
         self.storages.free(*slots[1:])
         shard = self.storages.alloc(piece.shard_numel * self.reduced, "gradients", REDUCE)
-        self.scatter(piece)
+        self.copied(piece, piece.padded_numel * self.reduced, "reduce_scatter")
         self.storages.free(*slots[:1])  # one reference outlives the copy
         if self.reduced != self.master:
             wide = self.storages.alloc(piece.shard_numel * self.master, "gradients", REDUCE)
@@ -198,8 +197,8 @@ class Fsdp2Buffers(ShardedBuffers):
         self.storages.free(slot)
         return part
 
-    def scatter(self, piece: ParameterUnit) -> None:
-        """What the reduce-scatter itself holds meanwhile: NCCL's buffers are its own."""
+    def copied(self, piece: ParameterUnit, num_bytes: int, category: str) -> None:
+        """What a collective itself holds meanwhile: NCCL's buffers are its own."""
 
     def _end_scatter(self) -> None:
         if self._scattering is not None:
@@ -214,12 +213,12 @@ class Fsdp2Buffers(ShardedBuffers):
 
 
 class GlooBuffers(Fsdp2Buffers):
-    """gloo scatters by an all-reduce of a copy of the input, of which each rank keeps its part (torch 2.13)."""
+    """gloo gathers into a copy of the output, and scatters by an all-reduce of a copy of the input (torch 2.13)."""
 
     @override
-    def scatter(self, piece: ParameterUnit) -> None:
+    def copied(self, piece: ParameterUnit, num_bytes: int, category: str) -> None:
         if piece.shards > 1:
-            self.storages.free(self.storages.alloc(piece.padded_numel * self.reduced, "reduce_scatter"))
+            self.storages.free(self.storages.alloc(num_bytes, category))
 
 
 def _units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:

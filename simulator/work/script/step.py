@@ -97,7 +97,9 @@ def _scheduled(passes: _Passes, num_micro_batches: int, stage: int) -> Iterator[
     received: Action | None = None  # what the stage has received before it sent what came before
     for action, then in zip_longest(actions, actions[1:]):
         one = _pass(passes, action, first=action == first[action.chunk], last=action == last[action.chunk])
-        if ahead is not None:
+        if one is None:
+            yield Receive(action)
+        elif ahead is not None:
             yield Together(ahead, one, by_layer=plan.pipeline_schedule not in ("dualpipe", "dualpipe_v"))
             ahead = None
         elif plan.experts.overlap and then is not None and then.beside:
@@ -112,9 +114,14 @@ def _scheduled(passes: _Passes, num_micro_batches: int, stage: int) -> Iterator[
             yield Send(action)
 
 
-def _pass(passes: _Passes, action: Action, *, first: bool, last: bool) -> Pass:
+def _pass(passes: _Passes, action: Action, *, first: bool, last: bool) -> Pass | None:
+    """None: nothing is done. torch leaves all of its first stage's backward to the W, as tokens have no gradients."""
     index, chunk = action.micro_batch, action.chunk
     if action.kind == "F":
         return passes.forward(index, chunk, first=first, action=action)
     direction: Direction = "weights" if action.kind == "W" else "backward" if action.whole else "inputs"
+    if passes.chunks[chunk].embedding and passes.plan.traits.uses_torch_pipelines:  # stage.py, backward_one_chunk
+        if direction == "inputs":
+            return None
+        direction = "backward"
     return passes.backward(index, chunk, last=last, direction=direction, action=action)

@@ -26,7 +26,7 @@ _DEEPSPEED: Final = "deepspeed_config.deepspeed_config_file"
 DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "auto": "bf16", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}  # fmt: skip
 _ATTENTION: Final = {
     "eager": "math", "sdpa": "flash2", "flash_attention_2": "flash2", "flash_attention_3": "flash3", "auto": "flash2",
-    "flex_attention": "flash2", "disabled": "math", "fa2": "flash2", "fa3": "flash3", "xformers": "flash2",
+    "flex_attention": "flash2", "disabled": "math", "fa2": "flash2", "fa3": "flash3", "flash_attn": "flash2", "xformers": "flash2",
 }  # fmt: skip
 _WORDS: Final = {  # of the setting `fsdp`
     "full_shard": "FULL_SHARD", "shard_grad_op": "SHARD_GRAD_OP", "no_shard": "NO_SHARD",
@@ -103,17 +103,10 @@ def _all_linear(model: Model, _: object) -> tuple[str, ...]:
 
 
 _PLACES: Final = {
-    "micro_batch_size": "per_device_train_batch_size",
-    "num_micro_batches": "gradient_accumulation_steps",
-    "seq_len": "max_length",
-    "model": "model_name_or_path",
-    "optimizer": "optim",
-    "lora_rank": "lora_r",
-    "lora_dropout": "lora_dropout",
-    "lora_targets": "lora_target_modules",
-    "train_modules": "lora_modules_to_save",
-    "data_parallel": "fsdp",
-}
+    "micro_batch_size": "per_device_train_batch_size", "num_micro_batches": "gradient_accumulation_steps", "seq_len": "max_length",
+    "model": "model_name_or_path", "optimizer": "optim", "lora_rank": "lora_r", "lora_dropout": "lora_dropout",
+    "lora_targets": "lora_target_modules", "train_modules": "lora_modules_to_save", "data_parallel": "fsdp",
+}  # fmt: skip
 
 
 def begin(stated: Stated, form: str) -> Job:
@@ -253,11 +246,8 @@ def recompute(job: Job, default: bool = False) -> None:  # noqa: FBT001, FBT002
     """Checkpointed layers, and what of them leaves for host memory."""
     r, fields = job.r, job.fields
     word = r.raw("gradient_checkpointing", "recompute")
-    moved = word in ("offload", "unsloth", "offload_disk") or r.raw("activation_offloading") in (
-        True,
-        "legacy",
-        "hidden_states",
-    )
+    offloads = r.raw("activation_offloading") in (True, "legacy", "hidden_states")
+    moved = word in ("offload", "unsloth", "offload_disk") or offloads
     on = moved or (
         default if word is None else bool(r.flag("gradient_checkpointing") if not isinstance(word, bool) else word)
     )

@@ -32,6 +32,7 @@ _MATTERS: Final = re.compile(
     r"offload|checkpointing|compile|batch|accumul|optim|world|ref_model|freeze"
 )
 _EXAMPLES: Final = {"model_name_or_path": "llama3.1-8b", "max_length": "2048", "base_model": "llama3.1-8b"}
+_OF_XTUNER: Final = ("work-dir", "launcher", "seed", "resume", "auto-scale-lr", "local-rank", "cfg-options")
 _COPY: Final = {"torchtune": "tune cp {} .", "xtuner": "xtuner copy-cfg {} ."}
 
 Find = Callable[[str], Path]
@@ -100,14 +101,14 @@ def read_program(launch: Launch, define: Mapping[str, str]) -> tuple[str, str]:
         _accelerate(launch, launcher, options if command.alone else {})
         form = _trainer_options(launch, loose, options)
     else:
-        if form in ("axolotl", "llama-factory"):  # a Trainer's
+        if form in ("axolotl", "llama-factory", "ms-swift"):  # a Trainer's
             _accelerate(launch, launcher, {})
         _FRAMEWORKS[form](launch, loose, options)
     launch.launcher |= launcher
     _launcher_rest(launch)
     if launch.recipe:
         return form, launch.recipe
-    return form, part if command.form in ("trl", "torchtune") else "script" if launch.own_words else ""
+    return form, part if command.form in ("trl", "torchtune", "ms-swift") else "script" if launch.own_words else ""
 
 
 def _defined(define: Mapping[str, str]) -> dict[str, Option]:
@@ -224,11 +225,8 @@ def _trainer_options(launch: Launch, loose: list[Word], options: dict[str, Optio
             launch.own_words = launch.own_words or name == "use_lora"
             launch.put(key, option)
         elif _MATTERS.search(name) and option.value not in (False, None):
-            launch.tell(
-                option,
-                "unknown",
-                "the script's own: by its name it may change what is trained or how; flags of predict state it",
-            )
+            note = "the script's own: by its name it may change what is trained or how; flags of predict state it"
+            launch.tell(option, "unknown", note)
         else:
             launch.tell(option, "unknown", "the script's own")
     return form
@@ -258,12 +256,14 @@ def _file_of(launch: Launch, loose: list[Word], form: str, named: Option | None 
     """The settings of the file that the command names first, or by `--config`."""
     name, place = (str(named.value), named.place) if named is not None else (loose[0].text, f"{launch.file}:{loose[0].line}") if loose else ("", launch.file)  # fmt: skip
     if (named.unknown if named is not None else loose[0].unknown if loose else ()) or not name:
-        what = (
-            "the file of its settings is not named"
-            if not name
-            else "the file of its settings hangs on what only a run knows"
+        what = "hangs on what only a run knows" if name else "is not named"
+        launch.faults.append(
+            Fault(
+                place,
+                f"the file of its settings {what}",
+                "its path in the command; --define NAME=VALUE sets a variable",
+            )
         )
-        launch.faults.append(Fault(place, what, "its path in the command; --define NAME=VALUE sets a variable"))
         return
     data, path = _yaml(launch, name, place, form)
     launch.data = {**launch.data, **data}
@@ -340,17 +340,7 @@ def _xtuner(launch: Launch, loose: list[Word], options: dict[str, Option]) -> No
     for name, option in options.items():
         if name == "deepspeed":
             launch.put(name, option)
-        elif name not in (
-            "work-dir",
-            "work_dir",
-            "launcher",
-            "seed",
-            "resume",
-            "auto-scale-lr",
-            "local_rank",
-            "local-rank",
-            "cfg-options",
-        ):
+        elif name.replace("_", "-") not in _OF_XTUNER:
             launch.tell(option, "unknown")
     for word in loose[1:]:
         if "=" in word.text:  # --cfg-options
@@ -384,5 +374,5 @@ def _megatron_bridge(launch: Launch, loose: list[Word], options: dict[str, Optio
 
 
 _FRAMEWORKS: Final[Mapping[str, Callable[[Launch, list[Word], dict[str, Option]], None]]] = {
-    "llama-factory": _llama_factory, "axolotl": _axolotl, "torchtune": _torchtune, "litgpt": _litgpt, "megatron-bridge": _megatron_bridge, "xtuner": _xtuner,
+    "llama-factory": _llama_factory, "ms-swift": _llama_factory, "axolotl": _axolotl, "torchtune": _torchtune, "litgpt": _litgpt, "megatron-bridge": _megatron_bridge, "xtuner": _xtuner,
 }  # fmt: skip

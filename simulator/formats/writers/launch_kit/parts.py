@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simulator.base.errors import Fault, PlanError
+from simulator.base.schema import more_than_once
 from simulator.base.units import counted
 from simulator.formats.writers.plans import Job
 from simulator.parallel.mesh import Mesh
@@ -94,7 +95,7 @@ def _host_faults(hosts: Sequence[str], cluster: Cluster) -> list[Fault]:
     if len(hosts) != cluster.num_nodes:
         problem = f"{counted(len(hosts), 'host')} for {counted(cluster.num_nodes, 'node')}"
         faults.append(Fault(place, problem, f"{counted(cluster.num_nodes, 'host')}, or --nodes {len(hosts)}"))
-    if twice := sorted({host for host in hosts if hosts.count(host) > 1}):
+    if twice := sorted(more_than_once(hosts)):
         faults.append(Fault(place, f"{', '.join(twice[:3])} appears twice", "each host once"))
     if wrong := [host for host in hosts if _NAME.fullmatch(host) is None]:
         faults.append(Fault(place, f"{wrong[0]!r} is not a host's name", "letters, digits, dots and dashes"))
