@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simulator.formats.readers.collectives_table import CollectiveRow, read_collectives
+from simulator.formats.readers.collectives_table import read_collectives
 from simulator.formats.readers.measured_table import read_measured
 from simulator.studies.backtest.collectives import (
     SIZE_CLASSES,
@@ -18,6 +18,7 @@ from simulator.studies.backtest.collectives import (
     CollectivesReport,
     run,
 )
+from simulator.studies.backtest.rows import CollectiveRow
 from simulator.studies.backtest.text import percent
 from validate.fit.link_classes import NETWORKS, PORTS, Array, network_class, port_class
 from validate.fit.nccl import errors, fit_network, fit_port, fit_ports, with_trees

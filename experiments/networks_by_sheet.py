@@ -26,12 +26,13 @@ from statistics import median
 from typing import Any
 
 from simulator.base.errors import InputError
-from simulator.formats.readers.collectives_table import CollectiveRow, read_collectives
+from simulator.formats.readers.collectives_table import read_collectives
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.calibration.networks import FILE
 from simulator.spec.software.nccl import Nccl
 from simulator.studies.backtest.collective_rules import resolve
 from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.rows import CollectiveRow
 from simulator.work.collectives.cost import call_of, call_s
 from validate.fit.link_classes import NETWORKS
 from validate.fit.sweeps import LARGE_BYTES, MID_BYTES

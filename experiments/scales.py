@@ -22,8 +22,8 @@ import numpy as np
 
 from simulator.spec.calibration.collective_curves import DOUBLING_SIGMA, PAIRS_DOUBLING_SIGMA, default_curves
 from simulator.studies.backtest.text import percent
+from simulator.work.collectives.call import Stated
 from simulator.work.collectives.cost import call_s
-from simulator.work.collectives.stated import Stated
 from validate.fit.link_classes import NETWORKS, PORTS, Array, network_class, port_class
 from validate.fit.nccl import errors, fit_network, fit_ports, with_trees
 from validate.fit.sweeps import Sample, band, read_samples

@@ -22,14 +22,13 @@ class Shape:
     p: int
     m: int
     v: int = 1
-    group: int | None = None
     f: Fraction = Fraction(1)
     b: Fraction = Fraction(1)
     w: Fraction = Fraction(1)
     pair: Fraction | None = None
 
     def order(self, stage: int) -> tuple[Action, ...]:
-        return order(self.schedule, self.p, self.m, stage, self.v, group_size=self.group)
+        return order(self.schedule, self.p, self.m, stage, self.v)
 
     def groups(self, stage: int) -> list[Group]:
         groups: list[Group] = []
@@ -54,19 +53,19 @@ class Shape:
 def shapes(draw: st.DrawFn, schedules: tuple[Schedule, ...] = SCHEDULES) -> Shape:
     """A legal pipeline of at most 5 (DualPipe: 6) stages."""
     schedule = draw(st.sampled_from(schedules))
-    p, m, v, group = draw(st.integers(1, 5)), draw(st.integers(1, 12)), 1, None
+    p, m, v = draw(st.integers(1, 5)), draw(st.integers(1, 12)), 1
     if schedule == "gpipe":
         v = draw(st.integers(1, 3))
     elif schedule == "interleaved":
-        p, v, group = max(p, 2), draw(st.integers(2, 4)), draw(st.integers(max(p, 2), max(p, 2) + 3))
-        m = draw(st.integers(1, 3)) * group + draw(st.one_of(st.just(0), st.integers(p, group)))
+        p, v = max(p, 2), draw(st.integers(2, 4))
+        m = draw(st.integers(1, 4)) * p
     elif schedule == "dualpipe":
         p, v = 2 * draw(st.integers(1, 3)), 2
         m = 2 * (p + draw(st.integers(0, 3)))
     elif schedule == "dualpipe_v":
         v, m = 2, 2 * p + draw(st.integers(0, 3))
     times = st.integers(1, 6).map(Fraction)
-    return Shape(schedule=schedule, p=p, m=m, v=v, group=group, f=draw(times), b=draw(times), w=draw(times))
+    return Shape(schedule=schedule, p=p, m=m, v=v, f=draw(times), b=draw(times), w=draw(times))
 
 
 def play(shape: Shape) -> Fraction:

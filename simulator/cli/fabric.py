@@ -101,9 +101,9 @@ def _file(text: str) -> list[dict[str, Any]]:
 
 
 def _is_table(path: Path) -> bool:
-    from simulator.formats.readers.collectives_table import is_collectives_table
+    from simulator.formats.readers.collectives_table import COLLECTIVES
 
-    return path.name.removesuffix(".gz").endswith(".csv") and is_collectives_table(path)
+    return path.name.removesuffix(".gz").endswith(".csv") and COLLECTIVES.matches(path)
 
 
 def _rows_of_log(path: Path) -> Iterator[tuple[Any, ...]]:
@@ -118,8 +118,8 @@ def _rows_of_log(path: Path) -> Iterator[tuple[Any, ...]]:
 
 
 def _rows_of_table(path: Path) -> Iterator[tuple[Any, ...]]:
-    from simulator.formats.readers.collectives_table import BadRow, read_collectives
-    from simulator.studies.backtest.rows import KINDS
+    from simulator.formats.readers.collectives_table import read_collectives
+    from simulator.studies.backtest.rows import KINDS, BadRow
 
     for row in read_collectives(path):
         if isinstance(row, BadRow) or row.n_gpus is None or row.n_nodes is None:

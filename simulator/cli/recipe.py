@@ -17,11 +17,9 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 # What guides of transformers, TRL, axolotl and torchtune set where nothing speaks against it
 _COMMON: Final = {"seq_len": "2048", "recompute": "full", "stack": "transformers-2024"}
-RECIPES: Final[dict[str, dict[str, str]]] = {
-    "full": {**_COMMON, "peft": "full"},
-    "lora": {**_COMMON, "peft": "lora"},
-    "qlora": {**_COMMON, "peft": "qlora"},
-}
+RECIPES: Final = {name: {**_COMMON, "peft": name} for name in ("full", "lora", "qlora", "dora", "ia3", "prefix")}
+_PAIRS, _ROLLOUT = "--recipe full or lora with --reference base", "--recipe full or lora with --rollout FILE"
+_OTHERWISE: Final = {"dpo": _PAIRS, "kto": _PAIRS, "grpo": _ROLLOUT, "ppo": _ROLLOUT, "sft": "full, lora or qlora"}
 _ALONE: Final = re.compile(r"1\s*[x×*]")
 
 
@@ -51,7 +49,7 @@ def with_recipe(flags: dict[str, Any], *, alone: bool) -> list[Fault]:
         return _filled(flags, found, faults)
     recipe = recipe.lower() if recipe.lower() in RECIPES else recipe
     if recipe not in RECIPES:
-        remedy = nearest(recipe, RECIPES) or f"one of {', '.join(RECIPES)}"
+        remedy = _OTHERWISE.get(recipe.lower()) or nearest(recipe, RECIPES)
         return [*faults, Fault(place="--recipe", problem=f"no recipe is called {recipe!r}", remedy=remedy)]
     return _filled(flags, RECIPES[recipe], faults)
 

@@ -36,7 +36,7 @@ OF_SEARCH: Mapping[str, str] = {  # of --search alone
 }
 
 
-_ONE_ENGINE: Mapping[str, int] = {"tp": 1, "pp": 1, "dp": 1, "prefill_tp": 1, "prefill_pp": 1, "prefill_dp": 0}
+_ONE_ENGINE = dict.fromkeys(("tp", "pp", "dp", "prefill_tp", "prefill_pp", "pcp", "prefill_pcp"), 1) | {"prefill_dp": 0}
 
 
 search_options = all_of(  # of `serve --search`, named as in `search`
@@ -107,7 +107,7 @@ def launch_of(study: ServingStudy, folder: Path, plan: InferencePlan | None = No
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError.at(f"--export {folder}", "is not empty", "a new folder")
-    return launch_files(plan or study.plan, study.model, study.cluster, study.stack)
+    return launch_files(plan or study.plan, study.model, study.cluster, study.stack, checkpoint=study.checkpoint)
 
 
 def run_search(loaded: ServingStudy, options: Mapping[str, Any]) -> int:

@@ -261,13 +261,13 @@ def _serial_s(programs: Sequence[Program]) -> Number:
 
 def launched_s(program: Program) -> float:
     """The host's time to launch a program; 0 where it waits for the device on the way, which keeps it in step."""
-    return 0.0 if any(op.blocking for op in program.runs) else issuing_s(program)
+    return 0.0 if any(op.blocking for op in program.runs) else issuing_s(program) - program.hosted_s
 
 
 def issuing_s(program: Program) -> float:
     """The host's own time of a program: its step takes at least as long, whether the host waits on the way or not."""
     rows = (one.kernels.hosts_s if isinstance(one, Chain) else (one.host_s,) for one in program.runs)
-    return float(summed(seconds for row in rows for seconds in row))
+    return float(summed(seconds for row in rows for seconds in row)) + program.hosted_s
 
 
 def _work_s(program: Program) -> float:

@@ -38,7 +38,8 @@ def program_spread(
     ]
     worst, kind, spans = max(links, default=(0.0, "", False))
     parts, step_s = shares(played.breakdown, played.step_s), played.step_s
-    found = {name: part * calibration.sigma(name) for name, part in parts.items() if name not in (HOST, LINKS)}
+    device = mesh.cluster.device
+    found = {name: part * calibration.sigma(name, device) for name, part in parts.items() if name not in (HOST, LINKS)}
     found |= {carrier(kind, mesh.cluster, spans_domain=spans): worst * parts.get(LINKS, 0.0)}
     found |= host_parts(played) if calibration.kind != "ideal" else {}
     found = {name: seen(name, one) for name, one in found.items() if one}

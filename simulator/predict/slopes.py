@@ -125,6 +125,6 @@ def _host_of_collectives(lowering: Lowering, played: SimulatedStep) -> float:
     """Of the host's time: the part that collectives take, those inside a block among them."""
     ops, host = played.program.ops, lowering.stack.host
     issued = float(summed(op.host_s for op in ops if isinstance(op, Collective)))
-    every = issued + float(summed(op.host_s for op in ops if isinstance(op, Compute)))
+    every = issued + float(summed(op.host_s for op in ops if isinstance(op, Compute))) + played.program.hosted_s
     inside = summed(count for *_, count in played.program.exchanges) * (host.collective_s + host.redistribute_s)
     return min(1.0, (issued + inside) / every) if every else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from simulator.base.errors import PlanError
@@ -19,6 +19,7 @@ from simulator.spec.plan import Offload, Plan
 from simulator.spec.plan.compression import CommHook, ZeroPlusPlus
 from simulator.spec.plan.schedules import SCHEDULES
 from simulator.spec.software.stack import Stack
+from tests.examples import examples
 
 HGX = Cluster.load("hgx-h100-8")
 MODELS = tuple(Model.load(name) for name in ("llama3-8b", "mixtral-8x7b", "nemotron-h-8b"))
@@ -70,13 +71,13 @@ def plans(draw: st.DrawFn) -> Plan:
 def test_rules_name_fields_that_are_there() -> None:
     known = {*Plan.flat_fields(), *RESOLVED}
     assert {name for rule in RULES for name in rule.fields} <= known
-    nouns = {"degrees", "layers", "micro_batch_group", ""}  # of no single field, or of another noun
+    nouns = {"degrees", "layers", ""}  # of no single field, or of another noun
     assert {rule.name.partition(":")[0] for rule in RULES} <= {*Plan.flat_fields(), *nouns}
     assert {effect.where for effect in EFFECTS} <= set(Plan.flat_fields())
 
 
 @given(plans(), st.sampled_from(MODELS), st.data())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_a_fault_stands_whatever_becomes_of_fields_that_its_rule_does_not_read(
     plan: Plan, model: Model, data: st.DataObject
 ) -> None:
@@ -92,14 +93,14 @@ def test_a_fault_stands_whatever_becomes_of_fields_that_its_rule_does_not_read(
 
 
 @given(plans(), st.sampled_from(MODELS))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_less_that_is_known_tells_fewer_faults_in_the_same_order(plan: Plan, model: Model) -> None:
     alone, together = faults(Case(plan=plan)), faults(Case(plan=plan, model=model, cluster=HGX))
     assert together[: len(alone)] == alone
 
 
 @given(plans(), st.sampled_from(FORMATS))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_what_a_format_keeps_its_framework_runs(plan: Plan, form: str) -> None:
     assume(not faults(Case(plan=plan)))
     try:
@@ -110,7 +111,7 @@ def test_what_a_format_keeps_its_framework_runs(plan: Plan, form: str) -> None:
 
 
 @given(plans(), st.sampled_from(("full", "solo", "cpu", "fake")))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_what_cannot_be_played_says_what_could(plan: Plan, mode: str) -> None:
     for fault in unplayable(MODELS[0], plan, Stack.load("torch-2.6-eager"), mode):
         assert fault.problem

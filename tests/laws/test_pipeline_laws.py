@@ -12,7 +12,6 @@ from simulator.parallel.legality.rule import Pipeline
 from simulator.parallel.pipeline import (
     Split,
     held_at_first_backward,
-    in_flight,
     micro_batches,
     neighbours,
     num_positions,
@@ -68,15 +67,12 @@ def test_what_is_sent_is_what_the_other_receives(shape: Shape) -> None:
 def test_in_flight_is_what_the_order_shows(shape: Shape) -> None:
     for stage in range(shape.p):
         held = [0] * shape.v
-        most, peak = [0] * shape.v, 0
+        peak = 0
         for action in shape.order(stage):
             ends = action.kind == "W" or (action.kind == "B" and action.whole)
             held[action.chunk] += (action.kind == "F") - ends
-            most = [max(pair) for pair in zip(most, held, strict=True)]
             peak = max(peak, sum(held))
-        asked = (shape.schedule, shape.p, shape.m, stage, shape.v)
-        assert in_flight(*asked, group_size=shape.group) == tuple(most)
-        assert peak_in_flight(*asked, group_size=shape.group) == peak
+        assert peak_in_flight(shape.schedule, shape.p, shape.m, stage, shape.v) == peak
         assert not any(held)
 
 
@@ -85,7 +81,7 @@ def test_layers_are_dealt_once_and_in_order(shape: Shape, num_layers: int, embed
     split = Split(embedding_as_layer=embedding, head_as_layer=head)
     positions = num_positions(shape.schedule, shape.p, shape.v)
     short = num_layers + embedding + head < positions
-    asked = Pipeline(shape.schedule, shape.p, shape.m, shape.v, num_layers, shape.group, split)
+    asked = Pipeline(shape.schedule, shape.p, shape.m, shape.v, num_layers, split)
     assert bool(pipeline_faults(asked)) == short
     if short:
         return
@@ -106,7 +102,7 @@ def test_layers_are_dealt_once_and_in_order(shape: Shape, num_layers: int, embed
 
 @given(shapes())
 def test_turns_and_what_is_held_at_the_first_backward_are_what_the_order_shows(shape: Shape) -> None:
-    assume(shape.schedule in ("gpipe", "1f1b", "interleaved") and shape.group in (None, shape.p))
+    assume(shape.schedule in ("gpipe", "1f1b", "interleaved"))
     for stage in range(shape.p):
         actions = shape.order(stage)
         kinds = "".join(action.kind for action in actions)

@@ -9,7 +9,7 @@ import pytest
 
 from simulator.base.errors import PlanError
 from simulator.parallel.legality import check
-from simulator.parallel.pipeline import in_flight, order, peak_in_flight
+from simulator.parallel.pipeline import order, peak_in_flight
 from simulator.play.lower import Lowering, lower
 from simulator.play.lower.builder import Builder
 from simulator.play.lower.paired import paired
@@ -98,11 +98,9 @@ def test_one_more_forward_makes_the_two_independent(stages: int) -> None:
                 assert action.kind == "F"
                 assert f"F{then.micro_batch}.{then.chunk}" in done  # not the one that runs beside it
             done.append(str(action))
-        held = (in_flight("interleaved", stages, m, stage, chunks, paired=flag) for flag in (True, False))
         assert peak_in_flight("interleaved", stages, m, stage, chunks, paired=True) == 1 + peak_in_flight(
             "interleaved", stages, m, stage, chunks
         )
-        assert all(more >= less for more, less in zip(*held, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -320,7 +320,7 @@ def test_a_scans_kernel_takes_its_bytes_and_its_products_one_after_the_other() -
     assert timer.kernel_s(long) / timer.kernel_s(busy) == pytest.approx(0.64, rel=0.01)
     moving, both = replace(busy, flop=0, read_bytes=10**12), replace(busy, read_bytes=10**12)
     assert timer.kernel_s(both) == pytest.approx(timer.kernel_s(busy) + timer.kernel_s(moving))
-    assert calibration.sigma("scan") == 0.3
+    assert calibration.sigma("scan", device) == 0.3
 
 
 @pytest.mark.parametrize(("seq_len", "tflops"), [(1024, 107), (2048, 110), (4096, 106)])

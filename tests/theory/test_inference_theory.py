@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from statistics import stdev
@@ -19,7 +20,7 @@ from simulator.spec.software.stack import Stack
 from simulator.studies.serving import Batch, Choice, Chunk, InferencePlan, Request, StepCosts, Workload, serve
 from simulator.studies.serving.attention import KEYS_APART
 from simulator.studies.serving.batch import causal_pairs
-from simulator.studies.serving.engine import Engine
+from simulator.studies.serving.engine import Engine, ServedRun
 from simulator.studies.serving.memory import serving_memory
 from simulator.studies.serving.scheduler import Limits
 from simulator.studies.serving.shards import experts_reached, kv_bytes_per_token, stage_shards, weight_bytes
@@ -62,12 +63,19 @@ def service_s(costs: StepCosts, prompt: int) -> float:
     return costs.idle_s(0.0, 1) + sum(costs.stages_s(batch))
 
 
+def queued(costs: StepCosts, played: ServedRun) -> Iterator[float]:
+    """When each request reaches the queue: behind its time outside, and none before another."""
+    return itertools.accumulate((job.request.arrival_s + costs.outside_s(job.request) for job in played.jobs), max)
+
+
 def waits(costs: StepCosts, plan: InferencePlan, workload: Workload) -> tuple[float, float]:
     """Mean time from arrival to the beginning of service, one at a time, and its standard error from 20 batch means."""
     played = Engine(costs, limits(plan, costs), workload.requests(), (0.0, math.inf)).run()
     alone = {n: service_s(costs, n) for n in {job.request.prompt_tokens for job in played.jobs}}
-    outside_s = costs.request_s  # on the way to the queue and back
-    found = [job.end_s - job.request.arrival_s - outside_s - alone[job.request.prompt_tokens] for job in played.jobs]
+    found = [
+        job.end_s - queued_s - alone[job.request.prompt_tokens]
+        for job, queued_s in zip(played.jobs, queued(costs, played), strict=True)
+    ]
     assert min(found) > -1e-9
     size = len(found) // 20
     means = [sum(found[i : i + size]) / size for i in range(0, 20 * size, size)]
@@ -251,7 +259,8 @@ def test_little_s_law_and_conservation_of_tokens(llama: Model, h100: Cluster) ->
         computed = sum(r.prompt_tokens + r.output_tokens - 1 for r in requests)  # the last token is never fed back
         assert played.prefilled + played.decoded == computed + played.recomputed
         assert played.meter.output_tokens == sum(r.output_tokens for r in requests)
-        inside = math.fsum(job.end_s - job.request.arrival_s - costs.request_s for job in played.jobs)
+        queued_s = queued(costs, played)
+        inside = math.fsum(job.end_s - at_s for job, at_s in zip(played.jobs, queued_s, strict=True))
         assert played.meter.request_s == pytest.approx(inside, rel=1e-9)
         assert played.leftover_blocks == 0
         assert played.meter.peak_blocks <= 260
@@ -264,7 +273,7 @@ def test_a_lone_request_takes_its_steps_and_nothing_else(llama: Model, h100: Clu
     request = Request(arrival_s=3.0, prompt_tokens=600, output_tokens=5)
     (job,) = Engine(costs, limits(plan, costs), [request], (0.0, math.inf)).run().jobs
     pieces = [(256, 0, False), (256, 256, False), (88, 512, True)]
-    first_s = 3.0 + costs.request_s
+    first_s = 3.0 + costs.outside_s(request)
     for new, cached, last in pieces:
         chunk = Chunk(new=new, cached=cached, last=last)
         first_s += costs.idle_s(0.0, last) + sum(costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(chunk,))))
@@ -273,6 +282,11 @@ def test_a_lone_request_takes_its_steps_and_nothing_else(llama: Model, h100: Clu
         end_s += costs.idle_s(0.0, 1) + sum(costs.stages_s(Batch(decodes=1, keys=(cached + 1,))))
     assert job.first_s == pytest.approx(first_s, rel=1e-12)
     assert job.end_s == pytest.approx(end_s, rel=1e-12)
+    engine = costs.stack.engine
+    assert engine is not None
+    longer = costs.outside_s(replace(request, prompt_tokens=1600)) - costs.outside_s(request)
+    assert longer == pytest.approx(1000 * engine.token_s)
+    assert engine.token_s > 0
 
 
 def test_pipeline_stages_work_on_different_lanes(llama: Model, h100: Cluster) -> None:

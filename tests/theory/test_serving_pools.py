@@ -46,10 +46,11 @@ def test_a_lone_request_is_its_prompt_its_transfer_and_its_steps(llama: Model, h
     assert setting.prefill is not None
     assert setting.transfers is not None
     prompt, answer = 700, 5
-    played = setting.play([Request(arrival_s=1.0, prompt_tokens=prompt, output_tokens=answer)], (0.0, math.inf))
+    request = Request(arrival_s=1.0, prompt_tokens=prompt, output_tokens=answer)
+    played = setting.play([request], (0.0, math.inf))
     costs, before = setting.costs, setting.prefill.costs
     batch = Batch(decodes=0, keys=(0,), chunks=(Chunk(new=prompt, cached=0),))
-    first_s = before.request_s + before.idle_s(0.0, 1) + sum(before.stages_s(batch))
+    first_s = before.outside_s(request) + before.idle_s(0.0, 1) + sum(before.stages_s(batch))
     steps_s = sum(
         costs.idle_s(0.0, 1) + sum(costs.stages_s(Batch(decodes=1, keys=(prompt + n,)))) for n in range(1, answer)
     )

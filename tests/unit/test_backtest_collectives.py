@@ -12,7 +12,7 @@ import pytest
 
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
-from simulator.formats.readers.collectives_table import COLUMNS, CollectiveRow, read_collectives
+from simulator.formats.readers.collectives_table import COLLECTIVES, read_collectives
 from simulator.formats.readers.measured_table import read_measured
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.cluster import Cluster
@@ -20,6 +20,7 @@ from simulator.studies.backtest import BacktestReport, CollectivesReport, run
 from simulator.studies.backtest.collective_rules import _LOGGED, degraded, resolve
 from simulator.studies.backtest.collectives import evaluate_row
 from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.rows import CollectiveRow
 from simulator.work.collectives import choose
 
 PLAIN = Path(__file__).resolve().parents[2] / "experiments/measured/collectives-plain.csv.gz"
@@ -34,7 +35,7 @@ def row(**columns: Any) -> CollectiveRow:
 
 def write(path: Path, *rows: dict[str, object]) -> Path:
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, restval="")
+        writer = csv.DictWriter(file, tuple(COLLECTIVES.parsers), restval="")
         writer.writeheader()
         writer.writerows(rows)
     return path
@@ -210,11 +211,11 @@ def test_what_cannot_be_placed_is_refused(columns: dict[str, object], kind: str)
 def test_the_published_table() -> None:
     if not TABLE.is_file():
         pytest.skip(f"{TABLE} is not here")
-    rows = list(read_collectives(TABLE))
-    report = run(read_measured(TABLE))
+    table = read_measured(TABLE)
+    report = run(table)
     assert isinstance(report, CollectivesReport)
     assert not isinstance(report, BacktestReport)
-    assert [o.line for o in report.outcomes] == [r.line for r in rows]
+    assert [o.line for o in report.outcomes] == [r.line for r in table.rows]
     assert report.count("bad") == report.count("failed") == 0
     # 126 rows of a GPU without NCCL, 116 of an unnamed one, 10 without a number of ranks (README of the data)
     assert report.refused == {"unknown GPU": 242, "number of ranks": 10}
@@ -230,7 +231,9 @@ def test_the_choice_is_the_logs_wherever_a_log_names_it(tmp_path: Path) -> None:
         told = [one for one in csv.DictReader(file) if one["algo_env"] and _LOGGED.search(one["notes"])]
     assert len(told) >= 7
     report = run(
-        read_measured(write(tmp_path / "told.csv", *({k: one[k] for k in COLUMNS if k in one} for one in told)))
+        read_measured(
+            write(tmp_path / "told.csv", *({k: one[k] for k in tuple(COLLECTIVES.parsers) if k in one} for one in told))
+        )
     )
     assert isinstance(report, CollectivesReport)
     rows, agree = report.logged

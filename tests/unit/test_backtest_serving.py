@@ -22,7 +22,7 @@ from simulator.studies.backtest import render, run
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.serving import ServingReport
-from simulator.studies.backtest.serving_figures import _deployed, _run, figure_of
+from simulator.studies.backtest.serving_figures import _run, deployed_once, figure_of
 from simulator.studies.backtest.serving_rows import load_of, metric_of, resolve
 from simulator.studies.serving import InferencePlan, Request, StepCosts, engine_of, with_defaults
 from simulator.studies.serving.batch import Batch, padded
@@ -293,7 +293,7 @@ def test_a_closed_loops_interval_spans_users_in_step_and_apart(report: ServingRe
     assert server.other is not None
     found = []
     for plan in (server.plan, server.other):
-        deployed = _deployed(replace(server, plan=plan))
+        deployed = deployed_once(replace(server, plan=plan))
         found += [figure_of(_run(deployed, server.load, apart), server.metric) * 1e3 for apart in (0.0, 0.1)]
     assert found[0] == pytest.approx(row["predicted"])
     assert max(found) == found[2] > 1.2 * found[0]

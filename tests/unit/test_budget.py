@@ -27,8 +27,14 @@ def test_lines_and_short_functions_are_counted(tmp_path: Path) -> None:
     assert (found.functions, found.short) == ((2, 1 + budget.SHORT), 0.5)
 
 
-def test_a_limit_in_force_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_in_force_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(budget, "events_per_s", lambda: 1.0)
+    for name in budget.BUDGET:
+        (tmp_path / "simulator" / name).mkdir(parents=True)
+        (tmp_path / "simulator" / name / "a.py").write_text("def f():\n    return 1\n")
+    monkeypatch.setattr(budget, "ROOT", tmp_path)
     for limit, code in ((None, 0), (10**9, 0), (1, 1)):
         monkeypatch.setattr(budget, "FAILS_OVER", limit)
         assert budget.main() == code

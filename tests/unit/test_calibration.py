@@ -150,7 +150,7 @@ def test_a_device_that_names_no_calibration_gets_its_data_sheet() -> None:
     device = H200.model_copy(update={"name": "unheard-of", "calibration": ""})
     calibration = Calibration.for_device(device)
     assert calibration.kind == "datasheet"
-    assert calibration.sigma("gemm") > Calibration.load("h200-sxm").sigma("gemm")
+    assert calibration.sigma("gemm", device) > Calibration.load("h200-sxm").sigma("gemm", H200)
     assert calibration.extrapolated(Gemm(m=4096, n=4096, k=4096, dtype="bf16")) is not None
 
 
@@ -161,7 +161,7 @@ def test_a_sum_of_kernels_is_the_sum_of_their_seconds() -> None:
         ATTENTION,
         Stream(op="copy", read_bytes=10**8, write_bytes=0),
     )
-    assert calibration.kernels_s(kernels, H200) == sum(calibration.kernel_s(kernel, H200) for kernel in kernels)
+    assert calibration.timer(H200).kernels_s(kernels) == sum(calibration.kernel_s(kernel, H200) for kernel in kernels)
 
 
 def test_two_devices_do_not_share_a_memo() -> None:
@@ -189,7 +189,16 @@ def test_extrapolation_names_the_variable_and_the_range() -> None:
 
 def test_categories_of_memory_bound_work_share_an_uncertainty() -> None:
     calibration = Calibration.load("h200-sxm")
-    assert calibration.sigma("loss") == calibration.sigma("norm") == calibration.sigma("elementwise")
+    assert len({calibration.sigma(category, H200) for category in ("loss", "norm", "elementwise")}) == 1
+
+
+@pytest.mark.parametrize("category", ["gemm", "attention", "norm"])
+def test_curves_of_another_board_are_less_sure_than_its_own(category: str) -> None:
+    h100, h20, h800 = map(Device.load, ("h100-sxm5-80gb", "h20", "h800-sxm5-80gb"))
+    curves = Calibration.for_device(h20)
+    assert curves == Calibration.for_device(h100)
+    assert curves.sigma(category, h20) > curves.sigma(category, h100) == curves.sigma(category, h800)
+    assert Calibration.ideal().sigma(category, h20) == 0
 
 
 def test_what_ships_says_where_it_comes_from() -> None:

@@ -295,4 +295,7 @@ def test_towers_that_are_left_out_are_named(tmp_path: Path) -> None:
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"model_type": "qwen2_5_vl", "num_key_value_heads": 2, **shape, **tower}))
         said = Model.load(path).sources.get("not modelled", "")
-        assert ("vision_config: towers" in said) == bool(tower)
+        assert ("vision_config (some 629 million parameters): towers" in said) == bool(tower)
+        path.write_text(json.dumps({"model_type": "llava", "text_config": {"model_type": "llama", **shape}, **tower}))
+        said = Model.load(path).sources.get("not modelled", "")  # beside a section of the language model too
+        assert ("vision_config (some 629 million parameters): towers" in said) == bool(tower)

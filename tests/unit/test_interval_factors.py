@@ -22,11 +22,18 @@ def test_every_part_is_of_one_kind() -> None:
         "gemm": "kernels", "elementwise": "kernels", "node links": "links", "PCIe": "pcie", "network": "network",
         "slower network": "network", "exchanges between nodes": "exchanges", "host": "host", "slower host": "host", UNCOUNTED: "uncounted",
         "release of megatron-core-2025": "experts", "eager experts": "eager experts", UNTIMED: "untimed", "h2d": "transfers",
-        "slower h2d": "transfers", "cpu_adam": "transfers", "stack": "stack", "software: experts": "software", SHEET: None,
+        "slower h2d": "transfers", "cpu_adam": "transfers", "stack": "stack", "slower software: experts": "software", SHEET: None,
         "imbalance": None,
     }  # fmt: skip
     assert {name: kind_of(name) for name in kinds} == kinds
-    assert [name for name in kinds if upward(name)] == ["slower network", "slower host", UNCOUNTED, "slower h2d", SHEET]
+    assert [name for name in kinds if upward(name)] == [
+        "slower network",
+        "slower host",
+        UNCOUNTED,
+        "slower h2d",
+        "slower software: experts",
+        SHEET,
+    ]
     assert seen(SHEET, 0.7) == 0.7
     assert seen("host", 0.2) == pytest.approx(0.2 * intervals().factors["host"])
 

@@ -120,6 +120,24 @@ def test_slopes_are_shares_of_the_step(runs: list[Observed]) -> None:
         assert doubled == pytest.approx(0.01 * step.slopes[NAMES.index("products")], rel=0.2)  # clocks follow too
 
 
+def test_hosts_of_stages_that_wait_follow_their_operators() -> None:
+    """Between the messages of a plain pipeline the host's time is part of what a stage does, and no op's of its own."""
+    small = {
+        "d_model": 512,
+        "d_ff": 1408,
+        "n_heads": 8,
+        "seq_len": 512,
+        "n_gpus": 2,
+        "micro_batch": 1,
+        "global_batch": 8,
+    }
+    (run,), _ = observed([_row(0, "Megatron-LM core 0.12", pp=2, zero_or_fsdp="ddp", **small)])
+    step = run.step({})
+    for name in ("operators", "collectives"):
+        more = math.log(run.step({name: 0.01}).seconds / step.seconds) / 0.01  # type: ignore[dict-item]
+        assert more == pytest.approx(step.slopes[NAMES.index(name)], abs=0.15)
+
+
 def test_learned_links_scale_bytes_by_the_count_of_nodes() -> None:
     learned = LearnedLinks(network=1.5, growth=1.1, nodes=2)
     assert learned.between(2) == pytest.approx(1.5)

@@ -8,11 +8,12 @@ import pytest
 
 from simulator.base.errors import TableError
 from simulator.formats.readers.measured_table import read_measured
-from simulator.formats.readers.memory_table import REQUIRED, BadRow, MemoryRow, is_memory_table, read_memory
+from simulator.formats.readers.memory_table import TRACKED, read_memory
 from simulator.studies.backtest.evaluate import run as judged
 from simulator.studies.backtest.memory_rows import resolve_memory
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.report import BacktestReport
+from simulator.studies.backtest.rows import BadRow, MemoryRow
 
 GOOD = {
     "row": "0",
@@ -70,9 +71,9 @@ def test_a_row_is_typed(tmp_path: Path) -> None:
 
 
 def test_tables_are_told_apart_by_their_header(tmp_path: Path) -> None:
-    assert is_memory_table(table(tmp_path))
-    assert not is_memory_table(table(tmp_path, header="id,metric,value"))
-    assert not is_memory_table(tmp_path / "absent.csv")
+    assert TRACKED.matches(table(tmp_path))
+    assert not TRACKED.matches(table(tmp_path, header="id,metric,value"))
+    assert not TRACKED.matches(tmp_path / "absent.csv")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_a_bad_row_costs_itself_only(tmp_path: Path) -> None:
 def test_a_header_that_lacks_columns_is_refused_with_all_of_them(tmp_path: Path) -> None:
     with pytest.raises(TableError) as caught:
         list(read_memory(table(tmp_path, header="row,strategy,peak_bytes")))
-    assert len(caught.value.faults) == len(REQUIRED) - 3
+    assert len(caught.value.faults) == len(TRACKED.required) - 3
 
 
 @pytest.mark.parametrize(

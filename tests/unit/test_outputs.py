@@ -49,6 +49,17 @@ def _there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("prices.toml").write_text(PRICES)
 
 
+_ALONE: dict[tuple[str, ...], str] = {}
+
+
+def alone(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> str:
+    """What a command prints that writes nothing beside it: asked once for all tests."""
+    known = tuple(arguments)
+    if known not in _ALONE:
+        _ALONE[known] = answered(capsys, arguments)[1]
+    return _ALONE[known]
+
+
 def answered(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> tuple[int, str, str]:
     code = main([*arguments, "--plain"])
     return code, *capsys.readouterr()
@@ -74,9 +85,8 @@ def test_without_a_matplotlib_that_loads_the_answer_is_printed(
     for name in [name for name in sys.modules if name.startswith("matplotlib")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", broken)
-    _, alone, _ = answered(capsys, arguments)
     code, out, err = answered(capsys, [*arguments, flag, f"x{ending}"])
-    assert (code, out) == (ExitCode.BAD_INPUT, alone)
+    assert (code, out) == (ExitCode.BAD_INPUT, alone(capsys, arguments))
     assert f"{flag} x{ending}: matplotlib cannot be loaded: {error}" in err
     assert not Path(f"x{ending}").exists()
 
@@ -93,10 +103,10 @@ def test_a_disk_that_is_full_by_then_costs_the_file_only(
         raise OSError(28, "No space left on device")
 
     Path(f"x{ending}").write_text("old")
-    _, alone, _ = answered(capsys, arguments)
+    expected = alone(capsys, arguments)
     monkeypatch.setattr(Path, "replace", full)
     code, out, err = answered(capsys, [*arguments, flag, f"x{ending}"])
-    assert (code, out) == (ExitCode.BAD_INPUT, alone)
+    assert (code, out) == (ExitCode.BAD_INPUT, expected)
     assert f"{flag} x{ending}: cannot be written: No space left on device" in err
     assert Path(f"x{ending}").read_text() == "old"
     assert sorted(path.name for path in Path().iterdir()) == sorted(["a.toml", "prices.toml", f"x{ending}"])

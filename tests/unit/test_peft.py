@@ -122,7 +122,7 @@ def test_the_first_layer_makes_no_gradients_of_its_input() -> None:
     usual, lowest = blocks.body
     ops = {op.name: op for op in lowest.ops}
     assert shard_of(LLAMA, plan).body == ("layer@0-lowest", *("layer@0",) * (layers - 1))
-    assert ops["norm_1"].saved == ops["q.lora_dropped"].saved == ops["q"].backward == ()
+    assert ops["norm_1.scaled"].saved == ops["q.lora_dropped"].saved == ops["q"].backward == ()
     assert [k.layout for k in ops["q.lora_a"].backward if isinstance(k, Gemm)] == ["nt"]
     assert [op.backward for op in lowest.ops[-5:]] == [op.backward for op in usual.ops[-5:]]
     stream, wide = 512 * LLAMA.d_model, LLAMA.q_width + 2 * LLAMA.kv_width
@@ -536,6 +536,8 @@ def test_a_recipe_sets_what_such_runs_set_under_other_flags(capsys: pytest.Captu
     ("asked", "says"),
     [
         (["--recipe", "lra"], "did you mean lora"),
+        (["--recipe", "DPO"], "--reference base"),
+        (["--recipe", "grpo"], "--rollout FILE"),
         (["--gpus", "8xh100", "--cluster", "dgx-h100-8"], "--cluster is given too"),
         (["--gpus", "h100"], "no COUNTxGPU"),
         (["--cluster", "0xh100"], "0 GPUs"),

@@ -12,7 +12,6 @@ from simulator.parallel.pipeline import (
     Action,
     Schedule,
     Split,
-    in_flight,
     neighbours,
     order,
     position,
@@ -21,8 +20,8 @@ from simulator.parallel.pipeline import (
 from simulator.spec.plan import Plan
 
 
-def text(schedule: Schedule, p: int, m: int, stage: int, v: int = 1, group_size: int | None = None) -> str:
-    return " ".join(map(str, order(schedule, p, m, stage, v, group_size=group_size)))
+def text(schedule: Schedule, p: int, m: int, stage: int, v: int = 1) -> str:
+    return " ".join(map(str, order(schedule, p, m, stage, v)))
 
 
 def kinds(schedule: Schedule, p: int, m: int, stage: int, v: int = 1) -> str:
@@ -38,10 +37,10 @@ def test_1f1b_warms_up_with_one_forward_less_a_stage() -> None:
 
 
 def test_interleaving_follows_the_table_in_megatrons_comment() -> None:
-    # schedules.py: pp 2, group 3, 5 micro-batches, 2 chunks; micro-batches 0 1 2 0 1 2 3 4 3 4, chunks 0 0 0 1 1 1 0 0 1 1
-    forwards = [a for a in order("interleaved", 2, 5, 1, 2, group_size=3) if a.kind == "F"]
-    assert [a.micro_batch for a in forwards] == [0, 1, 2, 0, 1, 2, 3, 4, 3, 4]
-    assert [a.chunk for a in forwards] == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
+    # schedules.py, get_schedule_table: groups of pp micro-batches go through a chunk, then through the next
+    forwards = [a for a in order("interleaved", 2, 4, 1, 2) if a.kind == "F"]
+    assert [a.micro_batch for a in forwards] == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert [a.chunk for a in forwards] == [0, 0, 1, 1, 0, 0, 1, 1]
 
 
 def test_interleaving_warms_up_as_megatron_counts() -> None:
@@ -154,35 +153,29 @@ def test_dualpipe_holds_every_layer_twice_and_dualpipe_v_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "p", "m", "v", "group", "place", "remedy"),
+    ("schedule", "p", "m", "v", "place", "remedy"),
     [
-        ("interleaved", 4, 10, 2, None, "num_micro_batches", "8 or 12"),
-        ("interleaved", 4, 3, 2, None, "num_micro_batches", "4"),
-        ("interleaved", 4, 13, 2, 6, "num_micro_batches", "12 or 16"),
-        ("interleaved", 4, 8, 2, 3, "micro_batch_group", "4"),
-        ("interleaved", 4, 8, 2, 9, "micro_batch_group", "8"),
-        ("interleaved", 4, 8, 1, None, "virtual_stages", "1f1b"),
-        ("interleaved", 1, 8, 2, None, "pp", "pp = 2"),
-        ("1f1b", 4, 8, 2, None, "virtual_stages", "interleaved"),
-        ("1f1b", 4, 8, 1, 4, "micro_batch_group", "interleaved"),
-        ("dualpipe", 3, 8, 2, None, "pp", "pp = 2 or 4"),
-        ("dualpipe", 4, 9, 2, None, "num_micro_batches", "8 or 10"),
-        ("dualpipe", 4, 6, 2, None, "num_micro_batches", "8"),
-        ("dualpipe_v", 4, 9, 1, None, "virtual_stages", "2"),
-        ("dualpipe_v", 4, 7, 2, None, "num_micro_batches", "8"),
-        ("gpipe", 4, 0, 1, None, "num_micro_batches", "1 or more"),
+        ("interleaved", 4, 10, 2, "num_micro_batches", "8 or 12"),
+        ("interleaved", 4, 3, 2, "num_micro_batches", "4"),
+        ("interleaved", 4, 8, 1, "virtual_stages", "1f1b"),
+        ("interleaved", 1, 8, 2, "pp", "pp = 2"),
+        ("1f1b", 4, 8, 2, "virtual_stages", "interleaved"),
+        ("dualpipe", 3, 8, 2, "pp", "pp = 2 or 4"),
+        ("dualpipe", 4, 9, 2, "num_micro_batches", "8 or 10"),
+        ("dualpipe", 4, 6, 2, "num_micro_batches", "8"),
+        ("dualpipe_v", 4, 9, 1, "virtual_stages", "2"),
+        ("dualpipe_v", 4, 7, 2, "num_micro_batches", "8"),
+        ("gpipe", 4, 0, 1, "num_micro_batches", "1 or more"),
     ],
 )
 def test_a_schedule_that_cannot_run_names_the_nearest_that_can(
-    schedule: Schedule, p: int, m: int, v: int, group: int | None, place: str, remedy: str
+    schedule: Schedule, p: int, m: int, v: int, place: str, remedy: str
 ) -> None:
-    (fault,) = pipeline_faults(Pipeline(schedule, p, m, v, 64, group_size=group))
+    (fault,) = pipeline_faults(Pipeline(schedule, p, m, v, 64))
     assert fault.place == f"plan: {place}"
     assert remedy in fault.remedy
     with pytest.raises(PlanError):
-        order(schedule, p, m, 0, v, group_size=group)
-    with pytest.raises(PlanError):
-        in_flight(schedule, p, m, 0, v, group_size=group)
+        order(schedule, p, m, 0, v)
 
 
 @pytest.mark.parametrize(

@@ -153,9 +153,9 @@ def test_search_answers_as_the_study_does() -> None:
 
 def test_search_takes_the_command_lines_stacks(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--model", "llama3.2-1b", "--cluster", "hgx-h100-8", "--global-batch", "16", "--seq-len", "2048", "--json"]
-    main(["search", *asked, "--fix", "tp=1", "--fix", "pp=1", "--fix", "cp=1", "--jobs", "1", "--top", "4"])
+    fix = {"tp": 1, "pp": 1, "cp": 1, "recompute": "none", "micro_batch_size": 2}
+    main(["search", *asked, *(f"--fix={name}={value}" for name, value in fix.items()), "--jobs", "1", "--top", "4"])
     told = json.loads(capsys.readouterr().out)
-    fix = {"tp": 1, "pp": 1, "cp": 1}
     mine = search(Model.load("llama3.2-1b"), CLUSTER, global_batch=16, seq_len=2048, fix=fix, top=4)
     assert json.loads(json.dumps(mine.as_json()))["plans"] == told["plans"]
 

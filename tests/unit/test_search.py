@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -29,11 +28,11 @@ from simulator.spec.plan import Plan
 from simulator.spec.plan.compression import CommHook
 from simulator.spec.software.stack import Stack
 from simulator.studies.search import Journal, PlanOutcome, Processes, SearchStudy, Serial, Space, search
-from simulator.studies.search.evaluate import evaluate
 from simulator.studies.search.outcome import key_of, parsed
 from simulator.studies.search.report import ranked
 from simulator.studies.search.space import Pruned
 from simulator.studies.search.survey import Survey, Surveyor
+from tests.once import evaluate
 
 MODEL = Model(name="small", num_layers=4, d_model=1024, num_heads=8, num_kv_heads=4, d_ff=2816, vocab_size=8192)
 CLUSTER = Cluster.load("hgx-h100-8", 1)
@@ -45,6 +44,12 @@ FIXED = {
     "tp": (1, 2),
     "sequence_parallel": (False,),
 }
+
+
+@pytest.fixture(autouse=True)
+def _simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches of this process share what comes of a plan."""
+    monkeypatch.setattr("simulator.studies.search.engines.evaluate", evaluate)
 
 
 def _space(**fixed: tuple[object, ...]) -> Space:
@@ -133,17 +138,11 @@ def test_flows_and_leaves_are_legal_apart(model: Model, fixed: dict[str, tuple[o
     assert _keys(space) == expected
 
 
-@cache
-def simulated(key: str) -> PlanOutcome:
-    """A plan of any of these spaces: what comes of it is the same whatever is looked for."""
-    return evaluate(SearchStudy(space=_space()), key)
-
-
 @pytest.mark.parametrize("objective", ["step", "memory"])
 def test_the_table_is_that_of_the_exhaustive_search(objective: str) -> None:
     study = SearchStudy(space=_space(zero=(3,), recompute=("none",)), objective=objective, top=4)  # type: ignore[arg-type]
     keys = _keys(study.space)
-    everything = [simulated(key) for key in keys]
+    everything = [evaluate(study, key) for key in keys]
     with Serial(study) as engine:
         report = search(study, engine)
     assert [row.outcome for row in report.rows] == [row.outcome for row in ranked(study, everything)]
@@ -195,7 +194,7 @@ def test_what_scouts_rule_out_is_not_in_the_exhaustive_table() -> None:
     with Serial(study) as engine:
         report = search(study, engine)
     best = report.rows[0].outcome
-    assert best == ranked(study, [simulated(key) for key in keys])[0].outcome
+    assert best == ranked(study, [evaluate(study, key) for key in keys])[0].outcome
     assert best.step_s is not None
     assert report.counts.legal < len(keys)  # too slow ones are not even asked whether they are legal
     assert report.counts.unchecked + report.counts.legal + sum(report.counts.refused.values()) == sum(

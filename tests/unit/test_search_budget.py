@@ -31,17 +31,23 @@ from simulator.studies.search import (
     search_stacks,
 )
 from simulator.studies.search.engines import Task, _surveyed
-from simulator.studies.search.evaluate import evaluate
 from simulator.studies.search.outcome import bound_group_of, key_of, layout_of
 from simulator.studies.search.report import Row, compared
 from simulator.studies.search.space import Branch, Pruned
 from simulator.studies.search.survey import Prospect, Survey, work_of
 from simulator.studies.search.table import WINDOW, Layouts
+from tests.once import evaluate
 
 MODEL = Model(name="small", num_layers=4, d_model=1024, num_heads=8, num_kv_heads=4, d_ff=2816, vocab_size=8192)
 CLUSTER = Cluster.load("hgx-h100-8", 1)
 _FEW = {"micro_batch_size": (1, 2), "sequence_parallel": (False,), "tp": (1, 2), "cp": (1,), "recompute": ("none",)}
 _MEGATRON = "megatron-core-2025"
+
+
+@pytest.fixture(autouse=True)
+def _simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches of this process share what comes of a plan."""
+    monkeypatch.setattr("simulator.studies.search.engines.evaluate", evaluate)
 
 
 def _study(*stacks: str, budget: int = SearchStudy.budget) -> SearchStudy:

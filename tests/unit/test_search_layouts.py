@@ -16,17 +16,23 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.model.experts import Experts
 from simulator.studies.search import USUAL, PlanOutcome, SearchReport, SearchStudy, Serial, Space, search, search_stacks
-from simulator.studies.search.evaluate import evaluate
 from simulator.studies.search.outcome import key_of, layout_of, parsed, tidied
 from simulator.studies.search.space import Pruned
 from simulator.studies.search.survey import Prospect
 from simulator.studies.search.table import Layouts
+from tests.once import evaluate
 
 MODEL = Model(name="small", num_layers=4, d_model=1024, num_heads=8, num_kv_heads=4, d_ff=2816, vocab_size=8192)
 EXPERTS = MODEL.model_copy(update={"experts": Experts(num_experts=8, top_k=2, d_ff=512)})
 WIDE = MODEL.model_copy(update={"d_model": 8192, "num_heads": 64, "num_kv_heads": 8, "d_ff": 28672, "num_layers": 12})
 CLUSTER = Cluster.load("hgx-h100-8", 1)
 _FEW = {"micro_batch_size": (1, 2), "sequence_parallel": (False,), "tp": (1, 2), "cp": (1,)}
+
+
+@pytest.fixture(autouse=True)
+def _simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches of this process share what comes of a plan."""
+    monkeypatch.setattr("simulator.studies.search.engines.evaluate", evaluate)
 
 
 def _study(model: Model, stack: str, seq_len: int = 512, **fixed: tuple[object, ...]) -> SearchStudy:

@@ -146,3 +146,40 @@ def test_room_for_windows_and_parts_of_a_cache_are_told() -> None:
     assert "context-parallel" not in files_of("vllm-2026")["launch.sh"]
     with pytest.raises(PlanError, match="SGLang is not told of it"):
         files_of("sglang-2025", tp=8, dcp=2)
+
+
+@pytest.mark.parametrize("stack", ["vllm-2025", "sglang-2025", "tgi-2025"])
+def test_a_checkpoint_that_is_quantised_already_is_not_told_how(stack: str) -> None:
+    """Engines read it in its config.json, and end where a flag says another method than that (compressed-tensors, modelopt)."""
+    found = Stack.load(stack)
+    plan = with_defaults(InferencePlan(stack=stack, weights="fp8"), found)
+    for checkpoint, cast in ((None, True), ("bf16", True), ("fp8", False)):
+        text = launch_files(plan, MODEL, CLUSTER, found, checkpoint=checkpoint)["launch.sh"]
+        assert ("quanti" in " ".join(commands(text)[0])) == cast
+        assert ("become fp8 as they are loaded" in text) == cast
+        assert ("must be quantised already (fp8)." in text) == (not cast)
+
+
+def test_the_model_s_name_says_that_its_checkpoint_is_quantised(tmp_path: Path) -> None:
+    for name, cast in (("Qwen/Qwen3-8B-FP8", False), ("Qwen/Qwen3-8B", True)):
+        folder = tmp_path / name
+        words = ["--model", name, "--weights", "fp8", "--requests", "3", "--export", str(folder)]
+        assert main(["serve", *words]) == 0
+        assert ("--quantization fp8" in (folder / "launch.sh").read_text()) == cast
+    assert "by ModelOpt" in files_of("tensorrt-llm-2025", weights="fp8")["launch.sh"]
+
+
+def test_parts_of_prompts_are_told_to_engines_that_have_them() -> None:
+    found, latents = Stack.load("vllm-2026"), Model.load("deepseek-v3")
+    for model, degrees in (
+        (latents, {"tp": 4, "pcp": 2}),
+        (latents, {"prefill_dp": 1, "prefill_tp": 2, "prefill_pcp": 2}),
+    ):
+        plan = with_defaults(InferencePlan(stack=found.name, **degrees), found)
+        text = launch_files(plan, model, CLUSTER, found)["launch.sh"]
+        told = ["--prefill-context-parallel-size 2" in " ".join(one) for one in commands(text)]
+        assert told == ([True] if "pcp" in degrees else [True, False])
+    with pytest.raises(PlanError, match="latents"):
+        files_of("vllm-2026", tp=4, pcp=2)
+    with pytest.raises(PlanError, match="pcp: SGLang is not told of it"):
+        files_of("sglang-2025", tp=4, pcp=2)

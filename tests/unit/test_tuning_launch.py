@@ -120,6 +120,48 @@ def test_axolotl_s_options_are_its_file_s_settings(tmp_path: Path) -> None:
     assert not unknown(draft)
 
 
+def test_ms_swift_s_options_are_a_trainer_s_under_its_own_names(tmp_path: Path) -> None:
+    line = "NPROC_PER_NODE=4 swift sft --model Qwen/Qwen2.5-7B-Instruct --torch_dtype bfloat16 --max_length 4096 --dataset a#5 b"
+    draft = launched(tmp_path, f"{line} --deepspeed zero3 --attn_impl flash_attn --packing true --seed 1")
+    plan = plan_of(draft)
+    assert (draft.model, draft.num_devices, plan.implementation, plan.zero) == ("qwen2.5-7b", 4, "deepspeed", 3)
+    assert (plan.peft.rank, plan.peft.dropout, plan.peft.targets) == (8, 0.05, ("all",))
+    assert (plan.num_micro_batches, plan.recompute.mode, plan.seq_len) == (4, "full", 4096)  # 16 sequences of 4 GPUs
+    assert not unknown(draft)
+    whole = plan_of(
+        launched(tmp_path, f"{line} --train_type full --sequence_parallel_size 2 --gradient_accumulation_steps 3")
+    )
+    assert (whole.peft.adds, whole.cp, whole.num_micro_batches, whole.precision.master) == (False, 2, 3, "bf16")
+    low = plan_of(
+        launched(tmp_path, f"{line} --quant_method bnb --quant_bits 4 --lora_rank 32 --target_modules q_proj")
+    )
+    assert (low.peft.stored, low.peft.rank, low.peft.targets) == ("nf4_double", 32, ("q",))
+    assert plan_of(launched(tmp_path, f"{line} --fsdp fsdp2")).implementation == "fsdp2"
+    assert "weird is unknown" in str(launched(tmp_path, f"{line} --torch_dtype weird").faults[0])
+    assert len(launched(tmp_path, f"{line} --per_device_train_batch_size $N").faults) == 1
+    pairs = launched(
+        tmp_path, f"{line.replace('swift sft', 'swift rlhf')} --rlhf_type dpo --per_device_train_batch_size 2"
+    )
+    assert (pairs.reference_forwards, plan_of(pairs).micro_batch_size) == (1, 4)
+
+
+def test_a_deepspeed_file_that_a_framework_ships_is_known_where_it_is_not_beside(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        (EXAMPLES / "llama3_lora_sft.yaml").read_text() + "deepspeed: examples/deepspeed/ds_z2_config.json\n"
+    )
+    draft = launched(tmp_path, "NPROC_PER_NODE=2 llamafactory-cli train a.yaml")
+    assert (plan_of(draft).implementation, plan_of(draft).zero, plan_of(draft).deepspeed.reduce_bucket_numel) == (
+        "deepspeed",
+        2,
+        5e8,
+    )
+    assert any("not here: LLaMA-Factory's own" in setting.place for setting in draft.settings)
+    (tmp_path / "ds_z2_config.json").write_text('{"zero_optimization": {"stage": 1}}')  # one's own stands above it
+    assert plan_of(launched(tmp_path, "NPROC_PER_NODE=2 llamafactory-cli train a.yaml")).zero == 1
+    (tmp_path / "a.yaml").write_text("model_name_or_path: llama3.1-8b\ncutoff_len: 99\ndeepspeed: mine/zero9.json\n")
+    assert "zero9.json: cannot be read" in str(launched(tmp_path, "llamafactory-cli train a.yaml").faults[0])
+
+
 def test_torchtune_s_recipe_is_the_command_s(tmp_path: Path) -> None:
     line = "tune run --nproc_per_node 4 lora_finetune_distributed --config torchtune-lora.yaml batch_size=4 model.lora_rank=32"
     plan = plan_of(launched(tmp_path, line))

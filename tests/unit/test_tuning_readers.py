@@ -149,12 +149,19 @@ def test_torchtune_s_builder_names_model_and_adapters() -> None:
         ("llama2.llama2_13b", "llama2-13b"),
         ("mistral.mistral_7b", "mistral-7b"),
         ("phi3.phi3_mini", "phi-3-mini"),
+        ("llama4.llama4_scout_17b_16e", "llama4-scout"),
     ],
 )
 def test_torchtune_s_builders_are_presets(builder: str, preset: str, tmp_path: Path) -> None:
     file = tmp_path / "t.yaml"
-    file.write_text(f"model:\n  _component_: torchtune.models.{builder}\nbatch_size: 1\n")
-    assert read_plan(file).model == preset
+    file.write_text(
+        f"model:\n  _component_: torchtune.models.{builder}\nbatch_size: 1\ntensor_parallel_dim: 2\ncompile: True\n"
+        "loss:\n  _component_: torchtune.modules.loss.LinearCrossEntropyLoss\n"
+    )
+    draft = read_plan(file)
+    assert draft.model == preset
+    assert draft.fields.get("etp", 1) == (2 if "llama4" in preset else 1)  # its experts are split as well
+    assert draft.stack_changes["loss"][0] == "linear_chunks"
 
 
 def test_torchtune_on_one_device_shards_nothing(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_wider_samples_give_wider_intervals(folder: Path, tmp_path: Path) -> Non
         assert main(["calibrate", "fit", "--noisy", str(samples), "-o", str(out)]) == ExitCode.OK
         fits.append(Calibration.load(out))
     sure, unsure = fits
-    assert unsure.sigma("gemm") > sure.sigma("gemm")
+    assert unsure.uncertainty["gemm"] > sure.uncertainty["gemm"]
 
 
 def test_a_file_with_samples_is_not_overwritten(folder: Path) -> None:

@@ -187,7 +187,7 @@ def test_rows_measured_on_a_cpu_to_the_byte(number: str) -> None:
     assert seen == pytest.approx(known, rel=0, abs=NORM_BYTES)
 
 
-@pytest.mark.usefixtures("kept_guard")
+@pytest.mark.usefixtures("warm_captures")
 @pytest.mark.parametrize("number", ["85"])  # every other one has been checked by hand, and takes as long
 def test_rows_measured_for_cuda_to_the_byte(number: str) -> None:
     if number not in ROWS:

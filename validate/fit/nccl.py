@@ -13,7 +13,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,25 +67,8 @@ class Terms:
 
 def terms(samples: Sequence[Sample], modes: Sequence[str]) -> Terms:
     """Closed forms of each sample, with the weight that lets each sweep and size band count alike."""
-    empty = LinkCurves(name="fit")
-    rows = []
-    for sample in samples:
-        algorithm, protocol = algorithm_of(sample.call, empty)
-        call = sample.call
-        form = form_of(call, algorithm)
-        share = float(nic_share(call.links))
-        rows.append(
-            (
-                modes.index(f"{algorithm}/{protocol}"),
-                float(form.port * call.links.detour) * call.size_bytes / call.port.bytes_per_s,
-                float(form.nic * nic_part(call)) * call.size_bytes / share if share else 0.0,
-                1 / form.loop_steps if form.loop_steps else 0.0,
-                form.local_steps,
-                form.network_steps,
-                *_waits(call, algorithm, protocol, form),
-                sample.time_s,
-            )
-        )
+    of_call = cache(_of_call)  # a log of many iterations repeats its calls
+    rows = [(modes.index(found[0]), *found[1:], one.time_s) for one in samples for found in [of_call(one.call)]]
     columns = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
     mode, port_s, nic_s, loops, local, network, depth, waits, channels, crowds, copies, time_s = columns
     return Terms(
@@ -101,6 +85,22 @@ def terms(samples: Sequence[Sample], modes: Sequence[str]) -> Terms:
         copies,
         time_s,
         _weights(samples),
+    )
+
+
+def _of_call(call: Call) -> tuple[Any, ...]:
+    """Mode, and what `Terms` holds of a call, in its order."""
+    algorithm, protocol = algorithm_of(call, LinkCurves(name="fit"))
+    form = form_of(call, algorithm)
+    share = float(nic_share(call.links))
+    return (
+        f"{algorithm}/{protocol}",
+        float(form.port * call.links.detour) * call.size_bytes / call.port.bytes_per_s,
+        float(form.nic * nic_part(call)) * call.size_bytes / share if share else 0.0,
+        1 / form.loop_steps if form.loop_steps else 0.0,
+        form.local_steps,
+        form.network_steps,
+        *_waits(call, algorithm, protocol, form),
     )
 
 

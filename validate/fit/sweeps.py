@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simulator.base.errors import InputError
-from simulator.formats.readers.collectives_table import CollectiveRow, read_collectives
+from simulator.formats.readers.collectives_table import read_collectives
 from simulator.studies.backtest.collective_rules import degraded, resolve
 from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.rows import CollectiveRow
 from simulator.work.collectives.call import Call
 from simulator.work.collectives.cost import call_of
 

@@ -115,41 +115,6 @@ def parse_record(
     return BadRow(line=line, id=identity, faults=tuple(faults)) if faults else values
 
 
-def read_rows(
-    path: str | Path,
-    row: Callable[..., RowT],
-    parsers: Mapping[str, Parser],
-    required: Sequence[str],
-    *,
-    never_blank: Sequence[str],
-    id_column: str,
-    unique: bool = True,
-) -> Iterator[RowT | BadRow]:
-    """A table's records in order, each as row(line=…, **cells); unreadable ones become a BadRow.
-
-    path: a .csv, or the same compressed with gzip. parsers: of every column. never_blank: columns of which every record has
-    a value. unique: a record that repeats an earlier one's id is a BadRow. Raises TableError if the file cannot be read, is
-    empty, or has a header that lacks a required column or repeats one.
-    """
-    seen: dict[str, int] = {}
-    with open_table(Path(path), tuple(parsers), required, others=True) as (header, records):
-        for record in records:
-            values = parse_record(record, header, parsers, id_column)
-            if isinstance(values, BadRow):
-                yield values
-                continue
-            identity = str(values.get(id_column, ""))
-            if blank := [column for column in never_blank if values[column] in ("", None)]:
-                places = (f"line {record.line}: {column}" for column in blank)
-                faults = tuple(Fault(place, "is blank", "a value") for place in places)
-                yield BadRow(line=record.line, id=identity, faults=faults)
-            elif unique and identity in seen:
-                yield repeated(record.line, identity, seen[identity], id_column)
-            else:
-                seen |= {identity: record.line} if unique else {}
-                yield row(line=record.line, **values)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeTable(Generic[RowT]):
     """A table without tolerance for bad lines: its name, the limit on its lines, and the format of a line.

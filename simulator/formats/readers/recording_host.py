@@ -27,10 +27,10 @@ def host_recording(path: Path, events: HostEvents, head: Mapping[str, Any], numb
     first = min(one.start for one in events.operators) if step is None else step.start_s * 1e6
     last = max(one.end for one in events.operators) if step is None else step.end_s * 1e6
     inside = [one for one in events.operators if first <= one.start < last]
-    if not inside:
-        raise InputError.at(str(path), "no operator ran in that step")
-    main = events.step_thread if events.step_thread >= 0 else _busiest(inside)
+    main = events.step_thread if events.step_thread >= 0 or not inside else _busiest(inside)
     ops = [*_operators(events, inside, main, first), *_gloo(events, head, first, last)]
+    if not ops:
+        raise InputError.at(str(path), "no operator ran in that step")
     ops.sort(key=lambda op: (op.start_s, op.end_s, op.stream))
     whole = ["no ProfilerStep in it: all that was recorded is taken as one step"] if step is None else []
     no_gpu = "no GPU in it: the CPU's operators are played as kernels, Python between them as gaps"

@@ -86,7 +86,7 @@ class ServingFile(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingStudy:
-    """Everything serve() takes, and where it came from."""
+    """Everything serve() takes, and where it came from. checkpoint: what the weights of the model's are stored in, if that is known."""
 
     model: Model
     plan: InferencePlan
@@ -97,6 +97,7 @@ class ServingStudy:
     requests: Sequence[Request]
     slo: Slo
     sources: tuple[Source, ...]
+    checkpoint: str | None = None
 
     def inputs(self) -> dict[str, Any]:
         """What was asked, as plain data for the JSON report."""
@@ -143,10 +144,11 @@ def read_serving_study(
     if cluster is not None:
         faults.attempt(lambda: cluster.must_be_in_order("serving"))
     calibration = faults.attempt(lambda: calibration_named(raw.get("calibration"), cluster))
-    plan = stack = requests = None
+    plan = stack = requests = stored = None
     named: tuple[Source, ...] = ()
     if study is not None:
-        (stated, named), workload = _as_published(study, raw.get("model") if model else None), study.workload
+        stored, workload = _stored(raw.get("model") if model else None), study.workload
+        stated, named = _as_published(study, stored)
         stack = faults.attempt(lambda: patched(Stack.of(stated), of_root(overrides, "stack"), StackError))
         plan = stated if stack is None or cluster is None else with_defaults(stated, stack, cluster.device, model)
         if model is not None and cluster is not None and not searched:
@@ -163,6 +165,7 @@ def read_serving_study(
         workload=study.workload,
         requests=requests,
         slo=study.slo.limits(),
+        checkpoint=stored,
         sources=(
             *_sources(name, raw, origins, study.workload),
             *named,
@@ -172,12 +175,19 @@ def read_serving_study(
     )
 
 
-def _as_published(study: ServingFile, model: object) -> tuple[InferencePlan, tuple[Source, ...]]:
-    """The plan with the weights that the model's checkpoint has, by its name or its config.json, where nothing states others."""
-    plan, weights = study.inference, stored_weights(model) or weights_of(model) if isinstance(model, str) else None
+def _stored(model: object) -> str | None:
+    """What the weights of the model's checkpoint are in, by its config.json or its name."""
+    return stored_weights(model) or weights_of(model) if isinstance(model, str) else None
+
+
+def _as_published(study: ServingFile, weights: str | None) -> tuple[InferencePlan, tuple[Source, ...]]:
+    """The plan with the weights that the model's checkpoint has, where nothing states others."""
+    plan = study.inference
     if weights is None or weights == plan.weights or "weights" in plan.model_fields_set:
         return plan, ()
-    source = Source(what="inference", kind="assumed", detail=f"weights = {weights}, as the checkpoint of {model} has")
+    source = Source(
+        what="inference", kind="assumed", detail=f"weights = {weights}, as the checkpoint of {study.model} has"
+    )
     return plan.model_copy(update={"weights": weights}), (source,)
 
 

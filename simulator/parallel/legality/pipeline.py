@@ -21,11 +21,6 @@ def _interleaved(line: Pipeline) -> bool:
     return _counted(line) and line.schedule == "interleaved"
 
 
-def _grouped(line: Pipeline) -> bool:
-    """Interleaved, in groups of a size that was given."""
-    return _interleaved(line) and line.group_size is not None
-
-
 def _dual(line: Pipeline) -> bool:
     return _counted(line) and line.schedule in ("dualpipe", "dualpipe_v")
 
@@ -37,30 +32,6 @@ def _mirrored(line: Pipeline) -> bool:
 def _nearest_multiple(line: Pipeline) -> str:
     p, m = line.num_stages, line.num_micro_batches
     return f"num_micro_batches = {f'{m // p * p} or {m // p * p + p}' if m > p else p}"
-
-
-def _group(line: Pipeline) -> int:
-    return line.num_stages if line.group_size is None else line.group_size
-
-
-def _fits(line: Pipeline) -> bool:
-    """Pp ≤ group ≤ num_micro_batches."""
-    return line.num_stages <= _group(line) <= line.num_micro_batches
-
-
-def _nearest_group(line: Pipeline) -> str:
-    p, m = line.num_stages, line.num_micro_batches
-    return f"{p if _group(line) < p else m}" if p <= m else f"num_micro_batches = {p} or more"
-
-
-def _rest(line: Pipeline) -> int:
-    """Micro-batches behind the last whole group."""
-    return line.num_micro_batches % _group(line)
-
-
-def _nearest_whole(line: Pipeline) -> str:
-    multiple = line.num_micro_batches - _rest(line)
-    return f"num_micro_batches = {multiple} or {multiple + line.num_stages}"
 
 
 def _nearest_even(line: Pipeline) -> str:
@@ -107,42 +78,13 @@ _INTERLEAVED: Final = (  # Megatron-LM: schedules.py, forward_backward_pipelinin
     PipelineRule(
         where="num_micro_batches",
         fields=("pipeline_schedule", "pp", "num_micro_batches"),
-        applies=lambda line: _interleaved(line) and line.group_size is None,
+        applies=_interleaved,
         holds=lambda line: line.num_micro_batches % line.num_stages == 0,
         equation=lambda line: (
             f"micro-batches go in groups of pp: num_micro_batches = {line.num_micro_batches} "
             f"is not a multiple of pp = {line.num_stages}"
         ),
         remedy=_nearest_multiple,
-    ),
-    PipelineRule(
-        where="micro_batch_group",
-        fields=("pipeline_schedule", "pp", "num_micro_batches"),
-        applies=_grouped,
-        holds=_fits,
-        equation=lambda line: (
-            f"pp ≤ group ≤ num_micro_batches: {line.num_stages} ≤ {line.group_size} ≤ {line.num_micro_batches} is wrong"
-        ),
-        remedy=_nearest_group,
-    ),
-    PipelineRule(
-        where="num_micro_batches",
-        fields=("pipeline_schedule", "pp", "num_micro_batches"),
-        applies=lambda line: _grouped(line) and _fits(line),
-        holds=lambda line: not 0 < _rest(line) < line.num_stages,
-        equation=lambda line: (
-            f"num_micro_batches = {line.num_micro_batches} leaves {_rest(line)} after groups of {line.group_size}: "
-            f"neither 0 nor ≥ pp = {line.num_stages}"
-        ),
-        remedy=_nearest_whole,
-    ),
-    PipelineRule(
-        where="micro_batch_group",
-        fields=("pipeline_schedule",),
-        applies=lambda line: _counted(line) and line.schedule != "interleaved",
-        holds=lambda line: line.group_size is None,
-        equation=lambda line: f"{line.schedule} has no groups of micro-batches",
-        remedy='schedule = "interleaved"',
     ),
 )
 
@@ -248,8 +190,3 @@ def schedule_faults(line: Pipeline) -> list[Fault]:
 def layer_faults(line: Pipeline) -> list[Fault]:
     """Everything that keeps the layers from being dealt."""
     return [rule.fault(line) for rule in broken_by(line, LAYERS)]
-
-
-def pipeline_faults(line: Pipeline, place: str = "plan") -> list[Fault]:
-    """Both."""
-    return [rule.fault(line, place) for rule in broken_by(line)]

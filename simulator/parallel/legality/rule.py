@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Generic, Literal, Protocol, TypeVar
+from typing import ClassVar, Final, Generic, Literal, Protocol, TypeVar
 
 from simulator.base.errors import Fault
 from simulator.spec.cluster import Cluster
@@ -71,24 +71,20 @@ class OfModel:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Stages, micro-batches and chunks under a schedule, and the layers that are dealt to them.
-
-    group_size: consecutive micro-batches that interleaving runs through a chunk; None: as many as stages.
-    """
+    """Stages, micro-batches and chunks under a schedule, and the layers that are dealt to them."""
 
     schedule: Schedule
     num_stages: int
     num_micro_batches: int
     num_chunks: int = 1
     num_layers: int = 1
-    group_size: int | None = None
     split: Split = EQUAL
 
     @classmethod
     def of(cls, plan: Plan, model: Heads) -> Pipeline:
         """A plan's own."""
         counts = plan.pp, plan.num_micro_batches, plan.pipeline.virtual_stages
-        return cls(plan.pipeline_schedule, *counts, model.num_layers, None, plan.split)
+        return cls(plan.pipeline_schedule, *counts, model.num_layers, plan.split)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +141,7 @@ class Rule(Generic[S]):
     remedy: str | Callable[[S], str]
     applies: Callable[[S], bool] | None = None
     at: str | Callable[[S], str] = ""
-    reads: Reads = field(default="plan", init=False)
+    reads: ClassVar[Reads]
 
     def broken(self, subject: S) -> bool:
         """The rule says something of this subject, and it does not hold."""
@@ -171,39 +167,34 @@ class Rule(Generic[S]):
         return frozenset(name for one in self.fields for name in _resolved(one, plan))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanRule(Rule[Plan]):
     """Asks the plan alone."""
 
-    reads: Reads = field(default="plan", init=False)
+    reads = "plan"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClusterRule(Rule[OnCluster]):
     """Asks the plan and the cluster."""
 
-    reads: Reads = field(default="cluster", init=False)
+    reads = "cluster"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelRule(Rule[OfModel]):
     """Asks the plan and the model."""
 
-    reads: Reads = field(default="model", init=False)
+    reads = "model"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PipelineRule(Rule[Pipeline]):
     """Asks the pipeline, also one that belongs to no plan."""
 
-    reads: Reads = field(default="pipeline", init=False)
+    reads = "pipeline"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunRule(Rule[Run]):
     """Asks everything that meets in a run."""
 
-    reads: Reads = field(default="run", init=False)
+    reads = "run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -211,14 +202,13 @@ class SoftwareRule(Rule[Hosted]):
     """Asks the plan and the framework. by: the names of those that cannot run what breaks the rule."""
 
     by: frozenset[str]
-    reads: Reads = field(default="software", init=False)
+    reads = "software"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlayRule(Rule[Played]):
     """Asks the plan, the model and the stack that torch is to play, and how."""
 
-    reads: Reads = field(default="played", init=False)
+    reads = "played"
 
 
 # Properties of a plan that stand for several fields; a field that is stated makes the others silent

@@ -6,7 +6,7 @@ v chunks a stage. Told with drawings in docs/background/pipeline.md.
 """
 
 from simulator.parallel.pipeline.actions import Action
-from simulator.parallel.pipeline.flow import held_at_first_backward, in_flight, neighbours, peak_in_flight, turns
+from simulator.parallel.pipeline.flow import held_at_first_backward, neighbours, peak_in_flight, turns
 from simulator.parallel.pipeline.layers import stage_layers
 from simulator.parallel.pipeline.orders import order
 from simulator.parallel.pipeline.placement import micro_batches, position
@@ -14,6 +14,6 @@ from simulator.parallel.schedule_traits import num_positions, splits_backward
 from simulator.spec.plan.schedules import SCHEDULES, Schedule, Split
 
 __all__ = [
-    "SCHEDULES", "Action", "Schedule", "Split", "held_at_first_backward", "in_flight", "micro_batches", "neighbours",
+    "SCHEDULES", "Action", "Schedule", "Split", "held_at_first_backward", "micro_batches", "neighbours",
     "num_positions", "order", "peak_in_flight", "position", "splits_backward", "stage_layers", "turns",
 ]  # fmt: skip

@@ -26,18 +26,16 @@ def order(
     stage: int,
     num_chunks: int = 1,
     *,
-    group_size: int | None = None,
     paired: bool = False,
 ) -> tuple[Action, ...]:
     """What a stage issues in one step, first to last.
 
     paired: a backward runs beside the forward before it, so one more forward comes ahead of the first pair (interleaved,
     and one stage of 1f1b; get_pp_rank_microbatches and combined_1f1b.py with overlap_moe_expert_parallel_comm).
-    group_size: consecutive micro-batches that interleaving runs through a chunk before the next chunk (Megatron's
-    --microbatch-group-size-per-virtual-pipeline-stage; default: p). Raises PlanError where the schedule cannot run so.
+    Interleaving runs p consecutive micro-batches through a chunk before the next chunk. Raises PlanError where the
+    schedule cannot run so.
     """
-    pipeline = Pipeline(schedule, num_stages, num_micro_batches, num_chunks, group_size=group_size)
-    if found := schedule_faults(pipeline):
+    if found := schedule_faults(Pipeline(schedule, num_stages, num_micro_batches, num_chunks)):
         raise PlanError(found)
     p, m = num_stages, num_micro_batches
     match schedule:
@@ -46,9 +44,8 @@ def order(
         case "1f1b":
             return _alternate(_table(m, 1, m), 1, p - stage - 1 + paired, paired=paired)
         case "interleaved":
-            group = group_size or p
-            warm_up = interleaved_warm_up(p, stage, num_chunks, group, paired=paired)
-            return _alternate(_table(m, num_chunks, group), num_chunks, warm_up, paired=paired)
+            warm_up = interleaved_warm_up(p, stage, num_chunks, paired=paired)
+            return _alternate(_table(m, num_chunks, p), num_chunks, warm_up, paired=paired)
         case "zb_h1":
             return _delay_weights(_alternate(_table(m, 1, m), 1, p - stage - 1), m, stage)
         case "dualpipe":
@@ -57,9 +54,9 @@ def order(
             return _bidirectional(p, stage, m)
 
 
-def interleaved_warm_up(num_stages: int, stage: int, num_chunks: int, group_size: int, *, paired: bool = False) -> int:
+def interleaved_warm_up(num_stages: int, stage: int, num_chunks: int, *, paired: bool = False) -> int:
     """Forwards before the first backward, over all chunks, where there are enough."""
-    return 2 * (num_stages - stage - 1) + (num_chunks - 1) * group_size + paired
+    return 2 * (num_stages - stage - 1) + (num_chunks - 1) * num_stages + paired
 
 
 def _table(m: int, num_chunks: int, group_size: int) -> list[tuple[int, int]]:

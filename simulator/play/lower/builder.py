@@ -330,4 +330,4 @@ class Builder(Folder):
         name, ranks = self._peers.program_of()
         exchanges = tuple((*one, count) for one, count in self._exchanged.items())
         ops = Ops(self._ops) if self._chains else tuple(op for op in self._ops if not isinstance(op, Chain))
-        return Program(name=name, num_ranks=ranks, ops=ops, links=links, exchanges=exchanges)
+        return Program(name=name, num_ranks=ranks, ops=ops, links=links, exchanges=exchanges, hosted_s=self._hosted_s)

@@ -21,17 +21,19 @@ class Folder:
 
     def __init__(self, fabric: MeshFabric, peers: Peers) -> None:
         self._fabric, self._peers = fabric, peers
-        self._pieces: dict[Hashable, tuple[Work, Counter[tuple[str, str, int]]]] = {}
+        self._pieces: dict[Hashable, tuple[Work, Counter[tuple[str, str, int]], float]] = {}
         self._phases: dict[int, Phase] = {}
         self._exchanged: Counter[tuple[str, str, int]] = Counter()
+        self._hosted_s = 0.0  # the host's time that is part of folded work
 
     def once(self, kind: Hashable, make: Callable[[], Work]) -> Work:
         """The work of a kind of piece, made the first time that the program has one; its collectives count each time."""
         if found := self._pieces.get(kind):
             self._exchanged.update(found[1])
+            self._hosted_s += found[2]
             return found[0]
-        before, work = self._exchanged.copy(), make()
-        self._pieces[kind] = work, self._exchanged - before
+        before, hosted_s, work = self._exchanged.copy(), self._hosted_s, make()
+        self._pieces[kind] = work, self._exchanged - before, self._hosted_s - hosted_s
         return work
 
     def folded(self, *phases: Phase, synchronous: bool) -> Work:
@@ -59,6 +61,7 @@ class Folder:
         if not synchronous and not blocking:
             return total
         spare_s = total.host_s if blocking else total.host_s - total.duration_s
+        self._hosted_s += total.host_s
         return Work(parts=(*total.parts, ("host", spare_s)) if spare_s > 0 else total.parts, host_s=0.0)
 
     def summed(self, *phases: Phase) -> Work:
@@ -80,6 +83,7 @@ class Folder:
             issued_s += one.host_s
             done_s = max(done_s + one.duration_s, issued_s)  # its last kernel starts when it is issued
             issued_s = done_s if segment.waits else issued_s
+        self._hosted_s += total.host_s
         return levelled(total, done_s)
 
     def alongside(self, exchanges: tuple[Exchange, ...], work: Work) -> Work:

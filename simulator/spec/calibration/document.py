@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from functools import cache
 from itertools import islice
@@ -30,7 +31,9 @@ from simulator.spec.software.stack import AttentionBackend
 SUFFIX = ".calibration.json"
 LINKS = "links"  # the curves of links stand beside the devices' and have a reader of their own
 FORMAT_VERSION = 1
-_SIGMA_OF = {"gemm": "gemm", "attention": "attention", "communication": "communication"}
+# One sigma, beside their own, of what curves are off by on another board than they were measured on: experiments/other_devices.py
+# prices each device with kernel tables by each other's curves. Boards of another peak are others; powers are in the curves
+OTHER_BOARD = {"gemm": 0.08, "attention": 0.21, "elementwise": 0.15}
 
 
 class _Timers(dict[tuple[int, int], Timer]):
@@ -146,15 +149,14 @@ class Calibration(CurveSet, defer_build=False):
         """Seconds of a kernel in a step of products only (`Power`). Raises CalibrationError if a number is missing."""
         return self.timer(device, backend).kernel_s(kernel)
 
-    def kernels_s(self, kernels: tuple[Kernel, ...], device: Device, backend: AttentionBackend | None = None) -> float:
-        """Seconds of kernels run one after another."""
-        return self.timer(device, backend).kernels_s(kernels)
-
-    def sigma(self, category: str) -> float:
-        """One-sigma relative systematic uncertainty of a category; memory-bound ones share `elementwise`."""
-        if category == SCAN:
+    def sigma(self, category: str, device: Device) -> float:
+        """One-sigma relative systematic uncertainty of a category on a device; memory-bound ones share `elementwise`."""
+        if self.kind == "ideal" or category == SCAN:
             return 0.0 if self.kind == "ideal" else SCAN_SIGMA
-        return self.uncertainty[_SIGMA_OF.get(category, "elementwise")]  # type: ignore[index]
+        name = category if category in OTHER_BOARD else "elementwise"
+        curve, peak = self.gemms.get("bf16") or self.gemms.get("fp16"), max(map(device.peak, ("bf16", "fp16")))
+        theirs = curve is not None and not math.isclose(curve.peak_flop_per_s, peak, rel_tol=0.02)
+        return math.hypot(self.uncertainty[name], OTHER_BOARD[name] if theirs else 0.0)  # type: ignore[index]
 
     def extrapolated(self, kernel: Kernel, backend: AttentionBackend | None = None) -> str | None:
         """Why this kernel's time is not backed by a measurement near it; None if it is."""

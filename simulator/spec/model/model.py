@@ -8,7 +8,7 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from simulator.base.errors import ModelError
 from simulator.spec.model.files import PRESETS, model_fields, preset_names, unknown_model
@@ -57,10 +57,6 @@ class Model(ModelParameters, defer_build=False):
         return self.model_flop_per_sequence(seq_len, causal=causal) // seq_len
 
     # -- making one ----------------------------------------------------------------------------------------------
-
-    def with_max_positions(self, max_positions: int) -> Self:
-        """The same model with another context length: learned positions are parameters, and grow with it."""
-        return self.model_copy(update={"max_positions": max_positions})
 
     @classmethod
     def load(cls, name_or_path: str | Path, like: str | None = None) -> Model:

@@ -115,6 +115,7 @@ class Engine(Strict):
     request_s: Seconds = Field(
         ge=0, default=0.0, description="of a request outside the queue: the way in, tokens, the first answer's way out"
     )
+    token_s: Seconds = Field(ge=0, default=0.0, description="a token of the prompt adds to that: it is tokenised")
     launch_tokens: NonNegativeInt | None = Field(
         le=2**20,
         default=None,

@@ -60,10 +60,13 @@ class Kernels(Strict):
         "apex); one kernel an operator in layers of the framework's own, whose linear layers gather and scatter tokens "
         "themselves (nanotron)"
     )
-    norm: Literal["eager", "fused"] = Field(default="fused", description="several kernels and fp32 temporaries, or one")
-    rope: Literal["half", "complex_fp32", "fused", "unfused"] = Field(
+    norm: Literal["eager", "eager_cast", "fused"] = Field(
+        default="fused",
+        description="several kernels and fp32 temporaries, also with the result cast before its weight (transformers), or one",
+    )
+    rope: Literal["half", "complex_fp32", "pairs_fp32", "fused", "unfused"] = Field(
         default="half",
-        description="rotate-half, fp32 complex views, one kernel; or Megatron's own operators (`--no-rope-fusion`)",
+        description="rotate-half, fp32 complex views, fp32 operators on pairs (torchtune), one kernel; or Megatron's own operators (`--no-rope-fusion`)",
     )
     latent_rope: Literal["joined", "in_place"] = Field(
         default="joined",
@@ -92,13 +95,15 @@ class Kernels(Strict):
         "fused_linear",
         "cut",
         "chunked",
+        "output_chunks",
+        "linear_chunks",
         "in_place",
     ] = Field(
         default="fp32_eager",
         description="separate kernels in the logits' own dtype, or behind a cast to fp32; the same of a copy without each sequence's last row (transformers; `fp32_cast` "
         "before 4.46, whose 16-bit logits go), also with one kernel each way instead of the separate ones; such a copy in the logits' own dtype (`shifted`), whose "
         "log-probabilities autocast widens for the loss (`shifted_nll`); with the head, in chunks of rows that leave the gradient of its "
-        "input (`fused_linear`: Liger), or in one kernel that keeps no logits and makes them again backward (`cut`: Cut Cross Entropy), or in checkpointed chunks of 256 rows whose weight is widened to fp32 each time (`chunked`: TRL's `chunked_nll`); the cast fused in; Megatron's without fusion, in one fp32 storage, or in a "
+        "input (`fused_linear`: Liger), or in one kernel that keeps no logits and makes them again backward (`cut`: Cut Cross Entropy), or in checkpointed chunks of 256 rows whose weight is widened to fp32 each time (`chunked`: TRL's `chunked_nll`), or in eight chunks whose logits stay until the loss is known (`output_chunks`: torchtune's `CEWithChunkedOutputLoss`) or go one by one (`linear_chunks`: its `LinearCrossEntropyLoss`); the cast fused in; Megatron's without fusion, in one fp32 storage, or in a "
         "second one beside the logits (nanotron); one "
         "kernel (Megatron's own where blocks are fused by hand); one that leaves the gradient where the logits were",
     )

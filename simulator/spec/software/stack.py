@@ -110,6 +110,7 @@ class Stack(Nested):
         if self.engine is not None:
             timed = {
                 "request_s": self.engine.request_s,
+                "token_s": self.engine.token_s,
                 "nccl_factor": self.engine.nccl_factor != 1,
                 "sequence_s": self.engine.sequence_s,
                 "all_reduce": self.engine.all_reduce,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from simulator.base.remembered import recent
 from simulator.base.units import format_bytes
-from simulator.spec.calibration import Calibration
-from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.serving_rows import Load, RequestedMetric, Server
-from simulator.studies.serving import Batch, Deployment, Request, check
+from simulator.studies.serving import Batch, Deployment, InferencePlan, Request, check
 from simulator.studies.serving.decoding import Z90, batch_of, sigma_of
 from simulator.studies.serving.deployment import ALWAYS
 from simulator.studies.serving.engine import ServedRun
@@ -34,6 +36,7 @@ _FULL: Final = 0.97  # of the cache's blocks at their peak: it limits what runs
 # shorter than any play, by 8 % to a factor of 12.
 _WAIT_SIGMA: Final = 0.25
 _MAX_CACHED: Final = 32  # servers, and their runs, that stay in memory: rows of one stand together in tables
+_ANY: Final = RequestedMetric(figure="ttft", percentile=None, unit=1.0)  # what is played does not depend on it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,53 +63,32 @@ def predicted(server: Server) -> Found:
     return Found(value=ends[0], low=min(ends) / spread, high=max(ends) * spread, floors=floors)
 
 
-class _Recent:
-    """Results of the last so many questions."""
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, Any] = {}
-
-    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever is made
-        found = self._known.pop(key, None)
-        self._known[key] = found = make() if found is None else found
-        if len(self._known) > _MAX_CACHED:
-            del self._known[next(iter(self._known))]
-        return found
-
-
-_DEPLOYED, _RUNS = _Recent(), _Recent()
-
-
-def _key(server: Server) -> tuple[Hashable, ...]:
-    cluster = server.cluster
-    return server.model.name, server.plan, cluster.name, cluster.num_devices, server.stack.name, server.stack.known
-
-
 def deployed_once(server: Server) -> Deployment:
     """Its plan on its cluster, kept for the rows behind."""
-    return _DEPLOYED.get(_key(server), lambda: _deployed(server))  # type: ignore[no-any-return]  # what _deployed makes
+    return _deployed(server.model, server.plan, server.cluster, server.stack)
 
 
-def _deployed(server: Server) -> Deployment:
-    model, plan, cluster = server.model, server.plan, server.cluster
-    calibration = Calibration.for_device(cluster.device)
+@recent(_MAX_CACHED)
+def _deployed(model: Model, plan: InferencePlan, cluster: Cluster, stack: Stack) -> Deployment:
     check(plan, model, cluster)
-    return Deployment.of(model, plan, cluster, server.stack, calibration, calibration.links or default_curves())
+    return Deployment.of(model, plan, cluster, stack)
 
 
 def runs_of(server: Server) -> tuple[tuple[ServedRun, ...], Batch]:
     """The load from its first request to its last, in one way or several, and a mean step of the first. Raises as `predicted`."""
-    return _RUNS.get((*_key(server), server.load), lambda: _played(server, deployed_once(server)))  # type: ignore[no-any-return]  # what _played makes
+    return _played(replace(server, metric=_ANY))
 
 
-def _played(server: Server, deployed: Deployment) -> tuple[tuple[ServedRun, ...], Batch]:
+@recent(_MAX_CACHED)
+def _played(server: Server) -> tuple[tuple[ServedRun, ...], Batch]:
     """The same.
 
     A closed loop is played in several ways, the likeliest first, since a table leaves open what decides how long its users
     wait. Users whose answers are equally long stay in step for ever, and wait for each other's prompts; a few per cent of
     difference part them. Launches give a step more tokens or fewer, and the cache more memory or less.
     """
-    load, memory = server.load, deployed.tightest.memory
+    deployed, load = deployed_once(server), server.load
+    memory = deployed.tightest.memory
     if not memory.fit.runs:
         raise RefusedError(("does not fit", f"{format_bytes(memory.missing_bytes)} of a GPU's memory are missing"))
     runs = [_run(deployed, load)]

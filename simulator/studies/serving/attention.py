@@ -73,17 +73,18 @@ class AttentionCosts:
         return clock.seconds(replace(kernel, rows=-(-self._rows // each)))
 
     def prefill_s(self, batch: Batch, window: int | None) -> float:
-        """All pieces of prompts of a step. Cached latents become keys and values first."""
+        """All pieces of prompts of a step, or a GPU's part of them. Cached latents, and others' new ones, become keys and values first."""
         pairs = sum(causal_pairs(chunk, window) for chunk in batch.chunks)
-        new = sum(chunk.new for chunk in batch.chunks)
+        whole = sum(chunk.new for chunk in batch.chunks)
         keys = sum(min(chunk.cached + chunk.new, chunk.new + (window or chunk.cached)) for chunk in batch.chunks)
         count, part, plan = len(batch.chunks), self._part, self._plan
-        clock = self._clock_of(batch.tokens)
+        clock = self._clock_of(batch.tokens_of(plan.pcp))
+        new, pairs = batch.tokens_of(plan.pcp) - batch.decodes, -(-pairs // plan.pcp)
         if part.latent is None:
             cached_bytes, widened_s = keys * cached_channels(part) * DTYPE_BYTES[plan.kv_dtype], 0.0
         else:
             cached_bytes = keys * (part.q_width + part.o_width) * DTYPE_BYTES[plan.compute_dtype]
-            widened_s = self._widened_s(sum(chunk.cached for chunk in batch.chunks), part.latent, clock)
+            widened_s = self._widened_s(sum(chunk.cached for chunk in batch.chunks) + whole - new, part.latent, clock)
         seq_kv = max(1, 2 * pairs // new)
         kernel = self._kernel(count, -(-new // count), seq_kv, pairs=pairs, queries=new, cached_bytes=cached_bytes)
         return clock.seconds(kernel) / self._prompt_speed + widened_s

@@ -36,6 +36,10 @@ class Batch:
     def tokens(self) -> int:
         return self.decodes + sum(chunk.new for chunk in self.chunks)
 
+    def tokens_of(self, pcp: int) -> int:
+        """Of one of so many GPUs that part prompts among them."""
+        return self.decodes + sum(-(-chunk.new // pcp) for chunk in self.chunks)
+
     @property
     def rows(self) -> int:
         """Sequences that sample a token."""

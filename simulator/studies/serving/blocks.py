@@ -64,18 +64,19 @@ class _Line:
 
     single: Kernel | Exchange
     growth: tuple[tuple[str, int], ...]
+    ranks: int = 1
 
     @classmethod
-    def through(cls, single: Kernel | Exchange, double: Kernel | Exchange) -> Self:
-        """From its sizes for one token and for two."""
+    def through(cls, single: Kernel | Exchange, double: Kernel | Exchange, ranks: int = 1) -> Self:
+        """From its sizes for one token and for two. ranks: that give it so many tokens each."""
         grown = ((f.name, getattr(double, f.name), getattr(single, f.name)) for f in fields(single))
-        return cls(single, tuple((name, two - one) for name, two, one in grown if two != one))
+        return cls(single, tuple((name, two - one) for name, two, one in grown if two != one), ranks)
 
     def at(self, tokens: int) -> Any:  # noqa: ANN401  of the kind that `single` is
         """Its sizes for so many tokens."""
         if not self.growth:
             return self.single
-        more = {name: getattr(self.single, name) + (tokens - 1) * each for name, each in self.growth}
+        more = {name: getattr(self.single, name) + (tokens * self.ranks - 1) * each for name, each in self.growth}
         return replace(self.single, **more)
 
 
@@ -112,13 +113,25 @@ class ForwardOps:
 
     @classmethod
     def of(
-        cls, single: Block, double: Block, experts: Experts | None = None, imbalance: float = 1.0, ranks: int = 1
+        cls,
+        single: Block,
+        double: Block,
+        experts: Experts | None = None,
+        imbalance: float = 1.0,
+        ranks: int = 1,
+        gathered: int = 1,
     ) -> Self:
-        """From the block of one token and that of two. ranks: GPUs, each with so many tokens, that share the experts."""
-        found = []
+        """From the block of one token and that of two. ranks: GPUs, each with so many tokens, that share the experts.
+
+        gathered: GPUs whose tokens each has beside its own, from the choice of experts to the sum of what they give.
+        """
+        found, inside = [], False
         for one, two in zip(single.ops, double.ops, strict=True):
             pairs = zip(one.forward, two.forward, strict=True)
-            kernels = tuple(_sized(a, b, experts, imbalance, ranks) for a, b in pairs if not isinstance(a, Attention))
+            inside = (inside or one.name == "choose") and one.name != "experts.leave"
+            given = gathered if inside else 1
+            sized = (_sized(a, b, experts, imbalance, ranks, given) for a, b in pairs if not isinstance(a, Attention))
+            kernels = tuple(sized)
             between = zip(one.forward_exchanges, two.forward_exchanges, strict=True)
             exchanges = tuple(_Line.through(a, b) for a, b in between)
             if kernels or exchanges:
@@ -133,10 +146,12 @@ class ForwardOps:
         )
 
 
-def _sized(single: Kernel, double: Kernel, experts: Experts | None, imbalance: float, ranks: int) -> _Line | _Routed:
+def _sized(
+    single: Kernel, double: Kernel, experts: Experts | None, imbalance: float, ranks: int, gathered: int
+) -> _Line | _Routed:
     if isinstance(single, Gemm) and single.grouped and experts is not None:
-        return _Routed(single, experts, imbalance, ranks)
-    return _Line.through(single, double)
+        return _Routed(single, experts, imbalance, ranks * gathered)
+    return _Line.through(single, double, gathered)
 
 
 def _without_scan(block: Block) -> Block:
@@ -150,7 +165,9 @@ def forward_ops(shard: StageShard, plan: InferencePlan, stack: Stack) -> dict[st
         {kind: _without_scan(block) for kind, block in forward_blocks(shard, plan, stack, n).items()} for n in (1, 2)
     )
     experts, imbalance = shard.part.experts, plan.expert_imbalance
-    return {name: ForwardOps.of(single[name], double[name], experts, imbalance, plan.ranks) for name in single}
+    return {
+        name: ForwardOps.of(single[name], double[name], experts, imbalance, plan.ranks, plan.pcp) for name in single
+    }
 
 
 def head_ops(shard: StageShard, plan: InferencePlan, stack: Stack) -> ForwardOps:

@@ -31,13 +31,14 @@ from simulator.studies.serving.batch import MOST_CAPTURED, Batch, busiest_rank, 
 from simulator.studies.serving.blocks import ForwardOps, forward_ops, head_ops
 from simulator.studies.serving.context import ContextCosts
 from simulator.studies.serving.cost import Cost, mean_use
-from simulator.studies.serving.groups import own_all_reduce_s, pipeline_shape, tensor_shape
+from simulator.studies.serving.groups import context_shape, own_all_reduce_s, pipeline_shape, tensor_shape
 from simulator.studies.serving.kernels import multiplied, stored_as
 from simulator.studies.serving.lora import lora_kernels
 from simulator.studies.serving.mixers import MixerCosts
 from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.shards import NO_ATTENTION, cached_channels, kv_bytes_per_token, stage_shards, windows
 from simulator.studies.serving.speculation import draft_plan, tokens_a_step
+from simulator.studies.serving.workload import Request
 from simulator.work.collectives import collective_s
 from simulator.work.ops import Exchange
 from simulator.work.ops.graph import stream
@@ -92,10 +93,12 @@ class StepCosts:
             each=self._each,
         )
         self._mixers = MixerCosts(self.shards, plan, stack, self._streamed)
-        layers = [sum(counts) for counts in self.layers_by_window]
-        price = partial(self._exchange_s, ranks=plan.dcp)
+        routed = [shard.part.layer_kinds.count("layer") if model.experts else 0 for shard in self.shards]
+        layers = list(zip(map(sum, self.layers_by_window), routed, strict=True))
+        around = context_shape(plan, cluster) if plan.pcp > 1 else tensor_shape(plan, cluster, plan.dcp)
+        self._tensor, price = tensor_shape(plan, cluster), partial(self._exchange_s, shape=around)
         self._context = ContextCosts(self.shards[0].part, plan, layers, price, stack.host.collective_s)
-        self._exchanges: dict[tuple[str, int, int], float] = {}
+        self._exchanges: dict[tuple[str, int, GroupShape], float] = {}
         self._messages: dict[tuple[GroupShape, int], float] = {}
         self._captured: dict[int, tuple[float, ...]] = {}
 
@@ -121,10 +124,10 @@ class StepCosts:
         """The host decides on a step while the one before it runs. A machine without losses decides in no time."""
         return not self._ideal and self.stack.engine is not None and self.stack.engine.overlapped
 
-    @property
-    def request_s(self) -> float:
+    def outside_s(self, request: Request) -> float:
         """Time of a request outside the queue."""
-        return self.pace * engine.request_s if (engine := self.stack.engine) and not self._ideal else 0.0
+        engine = None if self._ideal else self.stack.engine
+        return self.pace * (engine.request_s + engine.token_s * request.prompt_tokens) if engine else 0.0
 
     def idle_s(self, busy_s: float, sequences: int, decodes: int = 0) -> float:
         """What devices wait for the host before a step of so many sequences that takes them `busy_s`.
@@ -245,7 +248,7 @@ class StepCosts:
     def _costs(self, batch: Batch) -> tuple[Cost, ...]:
         """Of a step that verifies what was guessed."""
         graphed, more = self.graphed(batch), (self._each - 1) * batch.decodes
-        tokens = padded(batch.decodes + more, self._graphs) if graphed else batch.tokens + more
+        tokens = padded(batch.decodes + more, self._graphs) if graphed else batch.tokens_of(self.plan.pcp) + more
         found = []
         for stage, counts in enumerate(self.layers_by_window):
             cost = self._stage(stage, tokens, batch.rows + more) + self._beside(stage, batch)
@@ -349,12 +352,12 @@ class StepCosts:
     def _streamed(self, kernels: Sequence[Kernel]) -> Cost:
         return self._kernels(kernels, self._clock, self._elementwise)
 
-    def _exchange_s(self, exchange: Exchange, ranks: int | None = None) -> float:
-        """Among tp's ranks, or so many of them."""
-        key = (exchange.kind, exchange.num_bytes, ranks or self.plan.tp)
+    def _exchange_s(self, exchange: Exchange, shape: GroupShape | None = None) -> float:
+        """Among tp's ranks, or a group of that shape."""
+        shape = shape or self._tensor
+        key = (exchange.kind, exchange.num_bytes, shape)
         found = self._exchanges.get(key)
         if found is None:
-            shape = tensor_shape(self.plan, self.cluster, ranks)
             seconds = collective_s(
                 exchange.kind,
                 bytes_sent_once(exchange, shape),

@@ -140,7 +140,7 @@ class Engine:
         self._inside, self._changed_s = 0, 0.0
         self._report: Progress | None = None
         self._handed_on = handed_on
-        self._request_s = 0.0 if prefilled else costs.request_s
+        self._outside_s = (lambda _: 0.0) if prefilled else costs.outside_s
         self._loop = ClosedLoop(self.jobs, users) if users.count else None
         self._comes_s: float | None = None  # when the next request of a stream comes; None where answers bring them
         self.lanes: list[Lane] = []
@@ -158,7 +158,7 @@ class Engine:
             self._come(self._loop.first())
         else:
             self._comes_s = 0.0
-            self._env.process(arrive(self._env, self.states(), self.take, self._request_s, self._next_comes))
+            self._env.process(arrive(self._env, self.states(), self.take, self._outside_s, self._next_comes))
         self._env.run()
         return self.result()
 
@@ -179,7 +179,7 @@ class Engine:
 
     def _come(self, jobs: Iterable[RequestState]) -> None:
         """Requests of a closed loop, in order of arrival."""
-        self._env.process(arrive(self._env, jobs, self.take, self._request_s))
+        self._env.process(arrive(self._env, jobs, self.take, self._outside_s))
 
     def result(self) -> ServedRun:
         """What happened to the requests, in the engines' own figures."""
@@ -249,12 +249,12 @@ def arrive(
     env: simpy.Environment,
     jobs: Iterable[RequestState],
     take: Callable[[RequestState], None],
-    later_s: float,
+    later_s: Callable[[Request], float],
     on_end: Callable[[float], None] = lambda _: None,
 ) -> Process:
-    """Every request reaches the queue so long behind its time. told: hears when the next one does; inf: there is none."""
+    """Every request reaches the queue so long behind its time, none before another. on_end: hears when the next one does; inf: there is none."""
     for job in jobs:
-        at_s = job.request.arrival_s + later_s
+        at_s = job.request.arrival_s + later_s(job.request)
         if at_s > env.now:
             on_end(at_s)
             yield env.timeout(at_s - env.now)

@@ -1,6 +1,6 @@
 """How the groups of an engine lie on the nodes, and its own all-reduce in them.
 
-Engines stand one after another, in each the stages, in each tp's ranks.
+Engines stand one after another, in each the stages, in each pcp's tp groups.
 """
 
 from __future__ import annotations
@@ -26,17 +26,31 @@ def tensor_shape(plan: InferencePlan, cluster: Cluster, ranks: int | None = None
     )
 
 
+def context_shape(plan: InferencePlan, cluster: Cluster) -> GroupShape:
+    """The groups of pcp: ranks of the same place in tp groups that stand side by side."""
+    gpus, ranks = cluster.gpus_per_node, plan.tp * plan.pcp
+    nodes = min(plan.pcp, max(1, ranks // gpus))
+    return GroupShape(
+        num_ranks=plan.pcp,
+        num_nodes=nodes,
+        ranks_per_node=plan.pcp // nodes,
+        num_groups_per_node=max(1, min(gpus, plan.num_devices) * nodes // plan.pcp),
+        spans_domain=ranks > cluster.nvlink_domain_size,
+    )
+
+
 def pipeline_shape(plan: InferencePlan, cluster: Cluster, stage: int) -> GroupShape:
     """The pairs of a stage and the next, of the engine where they lie farthest apart; those of one engine send at once."""
     gpus, domain = cluster.gpus_per_node, cluster.nvlink_domain_size
-    starts = [engine * plan.engine_devices + stage * plan.tp for engine in range(plan.dp)]
-    pairs = [(start + rank, start + rank + plan.tp) for start in starts for rank in range(plan.tp)]
+    ranks = plan.tp * plan.pcp
+    starts = [engine * plan.engine_devices + stage * ranks for engine in range(plan.dp)]
+    pairs = [(start + rank, start + rank + ranks) for start in starts for rank in range(ranks)]
     apart = any(a // gpus != b // gpus for a, b in pairs)
     return GroupShape(
         num_ranks=2,
         num_nodes=2 if apart else 1,
         ranks_per_node=1 if apart else 2,
-        num_groups_per_node=min(plan.tp, gpus),
+        num_groups_per_node=min(ranks, gpus),
         spans_domain=any(a // domain != b // domain for a, b in pairs),
     )
 

@@ -18,7 +18,7 @@ from simulator.studies.serving.speculation import speculation_faults
 def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
     """Raise PlanError with every way in which plan, model and cluster do not fit together."""
     split = _wide_faults(plan, model) if plan.attention_dp else _split_faults(plan, model)
-    faults = [*split, *_mixer_faults(plan, model), *_context_faults(plan, model)]
+    faults = [*split, *_mixer_faults(plan, model), *_context_faults(plan, model), *_prompt_context_faults(plan, model)]
     faults += [*_place_faults(plan, cluster), *_length_faults(plan, model)]
     faults += [*_pool_faults(plan, model, cluster), *speculation_faults(plan, model), *lora_faults(plan)]
     PlanError.raise_for(faults)
@@ -30,13 +30,20 @@ def _mixer_faults(plan: InferencePlan, model: Model) -> list[Fault]:
         return []
     if not model.num_attention_layers:
         return [Fault("model", f"{model.name} has no attention: there is no cache to serve it from", "a hybrid")]
-    given = {
-        "prefill_dp": plan.prefill_dp > 0,
-        "speculative": plan.speculative != "none",
-        "lora_rank": plan.lora_rank > 0,
-    }
     problem = f"together with the states of {model.name}'s mixers is not modelled"
-    return [Fault(f"inference: {key}", problem, f"leave {key} out") for key, there in given.items() if there]
+    given = _given(plan, "prefill_dp", "speculative", "lora_rank", "pcp")
+    return [Fault(f"inference: {key}", problem, f"leave {key} out") for key in given]
+
+
+def _given(plan: InferencePlan, *keys: str) -> list[str]:
+    """Those that are not at their defaults."""
+    return [key for key in keys if getattr(plan, key) != InferencePlan.model_fields[key].default]
+
+
+def _apart(plan: InferencePlan, key: str, *others: str) -> list[Fault]:
+    """Of keys that are not modelled together with this one."""
+    place, given = f"inference: {key}", _given(plan, *others)
+    return [Fault(place, f"together with {other} is not modelled", f"leave {other} out") for other in given]
 
 
 def _context_faults(plan: InferencePlan, model: Model) -> list[Fault]:
@@ -52,28 +59,38 @@ def _context_faults(plan: InferencePlan, model: Model) -> list[Fault]:
         )
         more = f"dcp = {alike}" if alike > 1 else f"tp above the model's {model.num_kv_heads} key-value heads"
         faults.append(Fault(place, problem, f"{more}, or 1"))
-    given = {
-        "attention_dp": plan.attention_dp,
-        "prefill_dp": plan.prefill_dp > 0,
-        "speculative": plan.speculative != "none",
-        "a sliding window": model.sliding_window is not None,
-    }
-    return faults + [Fault(place, f"together with {key} is not modelled", "1") for key, on in given.items() if on]
+    if model.sliding_window is not None:
+        faults.append(Fault(place, "together with a sliding window is not modelled", "dcp = 1"))
+    return faults + _apart(plan, "dcp", "attention_dp", "prefill_dp", "speculative")
+
+
+def _prompt_context_faults(plan: InferencePlan, model: Model) -> list[Fault]:
+    """Of GPUs that part prompts, and experts, among them."""
+    place, faults, experts, ranks = "inference: pcp", [], model.experts, plan.tp * plan.pcp
+    if plan.pcp == 1:
+        return []
+    if experts is not None:
+        dealt = plan.experts == "dealt"
+        count, noun = (experts.num_experts, "experts") if dealt else (experts.d_ff, "columns of an expert")
+        if count % ranks:
+            problem = f"tp {plan.tp} × pcp {plan.pcp} = {ranks} GPUs do not divide the model's {count} {noun}"
+            faults.append(Fault(place, problem, "pcp = 1, or less of either"))
+    return faults + _apart(plan, "pcp", "dcp", "attention_dp", "speculative", "lora_rank")
 
 
 def _pool_faults(plan: InferencePlan, model: Model, cluster: Cluster) -> list[Fault]:
     """Of the engines that only compute prompts."""
     pool = plan.prefill_pool
     if pool is None:
-        degrees = [name for name in ("prefill_tp", "prefill_pp") if getattr(plan, name) > 1]
+        degrees = [name for name in ("prefill_tp", "prefill_pp", "prefill_pcp") if getattr(plan, name) > 1]
         problem, remedy = "there are no engines for prompts alone", "prefill_dp = 1 or more, or leave it out"
         return [Fault(f"inference: {name}", problem, remedy) for name in degrees]
     alone = pool.model_copy(update={"dp": 1, "expert_imbalance": 1.0, "replicate": ()})
-    found = [*_split_faults(alone, model), *_group_faults(alone, cluster)]
+    found = [*_split_faults(alone, model), *_prompt_context_faults(alone, model), *_group_faults(alone, cluster)]
     return [
         replace(fault, place=fault.place.replace(": ", ": prefill_"), remedy=f"prefill_{fault.remedy}")
         for fault in found
-        if fault.place in ("inference: tp", "inference: pp")
+        if fault.place in ("inference: tp", "inference: pp", "inference: pcp")
     ]
 
 
@@ -117,13 +134,7 @@ def _wide_faults(plan: InferencePlan, model: Model) -> list[Fault]:
         faults.append(Fault("inference: tp", problem, "a divisor of them"))
     if plan.tp == 1:
         faults.append(Fault(place, "tp = 1: one GPU has all sequences", "tp = 2 or more"))
-    for key, given in (
-        ("pp", plan.pp > 1),
-        ("prefill_dp", plan.prefill_dp > 0),
-        ("speculative", plan.speculative != "none"),
-    ):
-        if given:
-            faults.append(Fault(place, f"together with {key} is not modelled", f"leave {key} out"))
+    faults += _apart(plan, "attention_dp", "pp", "prefill_dp", "speculative")
     if plan.replicate:
         faults.append(Fault("inference: replicate", "every GPU holds all but experts whole anyway", "leave it out"))
     return faults
@@ -164,8 +175,9 @@ def _place_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
     gpus = cluster.gpus_per_node
     if plan.num_devices > cluster.num_devices:
         more = plan.num_devices - plan.engine_devices * plan.dp
-        prompts = f" and {plan.prefill_tp} × {plan.prefill_pp} × {plan.prefill_dp} for prompts" if more else ""
-        need = f"tp {plan.tp} × pp {plan.pp} × dp {plan.dp}{prompts} = {plan.num_devices}"
+        prompts = f" and {more // plan.prefill_dp} × {plan.prefill_dp} for prompts" if more else ""
+        parted = f" × pcp {plan.pcp}" if plan.pcp > 1 else ""
+        need = f"tp {plan.tp} × pp {plan.pp}{parted} × dp {plan.dp}{prompts} = {plan.num_devices}"
         fits = max(0, cluster.num_devices - more) // plan.engine_devices
         remedy = f"dp = {fits}, or " if fits else ""
         faults.append(
@@ -215,8 +227,11 @@ def store_bytes_per_s(plan: InferencePlan, cluster: Cluster) -> float:
 
 
 def _group_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
-    gpus = cluster.gpus_per_node
-    if not ((plan.tp <= gpus and gpus % plan.tp) or (plan.tp > gpus and plan.tp % gpus)):
+    gpus, ranks = cluster.gpus_per_node, plan.tp * plan.pcp
+    if not (gpus % plan.tp and plan.tp % gpus):
+        if gpus % ranks and ranks % gpus:
+            problem = f"tp {plan.tp} × pcp {plan.pcp} = {ranks} GPUs do not fill nodes of {gpus} evenly"
+            return [Fault("inference: pcp", problem, "pcp = 1, or a power of two")]
         return []
     near = max(n for n in range(1, min(plan.tp, gpus) + 1) if gpus % n == 0)
     return [Fault("inference: tp", f"groups of tp = {plan.tp} do not fill nodes of {gpus} GPUs evenly", f"tp = {near}")]

@@ -21,6 +21,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving.blocks import forward_blocks, head_block
+from simulator.studies.serving.context import gathered_bytes
 from simulator.studies.serving.lora import lora_bytes
 from simulator.studies.serving.mixers import state_bytes
 from simulator.studies.serving.plan import InferencePlan
@@ -151,7 +152,7 @@ def _stage(
     besides += lora_bytes(shard, plan)
     fixed_bytes = weight_bytes(shard, plan) + besides
     activations = activation_bytes(model, shard, plan, stack, device)
-    outside = outside_torch_bytes(device, Plan(), sum(degree > 1 for degree in (plan.tp, plan.pp)))
+    outside = outside_torch_bytes(device, Plan(), sum(degree > 1 for degree in (plan.tp, plan.pp, plan.pcp)))
     capacity = device.usable_bytes - device.hypervisor_bytes
     budget = int(capacity * plan.gpu_memory_utilization)
     whole, windowed = cached_layers(shard, plan)
@@ -189,8 +190,8 @@ def _stage(
 
 
 def activation_bytes(model: Model, shard: StageShard, plan: InferencePlan, stack: Stack, device: Device) -> int:
-    """Peak of the largest step on one GPU: max_batched_tokens new tokens, max_sequences of which sample."""
-    tokens = plan.batched_tokens(model)
+    """Peak of the largest step on one GPU: its part of max_batched_tokens new tokens, max_sequences of which sample; and what it gathers."""
+    tokens = -(-plan.batched_tokens(model) // plan.pcp)
     found = forward_blocks(shard, plan, stack, tokens)
     blocks = [found["embedding"]] if shard.holds_embedding else []
     for kind in dict.fromkeys(shard.part.layer_kinds):
@@ -208,7 +209,7 @@ def activation_bytes(model: Model, shard: StageShard, plan: InferencePlan, stack
         if stack.engine is not None and stack.engine.samples_in_place:
             head = replace(head, ops=tuple(op for op in head.ops if op.name not in _COPIES))
         state = _play(allocator, head, rows)
-    return allocator.peak_allocated_bytes
+    return allocator.peak_allocated_bytes + gathered_bytes(shard.part, plan, tokens)
 
 
 def _play(allocator: CachingAllocator, block: Block, state: Storage) -> Storage:

@@ -20,6 +20,7 @@ _NO_GUESSES = {"speculative": "none", "draft_model": None}
 _ONE_POOL = {
     "prefill_tp": 1,
     "prefill_pp": 1,
+    "prefill_pcp": 1,
     "prefill_dp": 0,
     "window_cache": False,
     "window_part": 1.0,
@@ -36,9 +37,11 @@ def _list(value: object) -> object:
 
 
 class InferencePlan(Strict):
-    """One way to serve a model. An engine has tp × pp GPUs; dp engines share the requests.
+    """One way to serve a model. An engine has tp × pp × pcp GPUs; dp engines share the requests.
 
     dcp: of tp's GPUs that would cache the same keys and values, so many have a part of the tokens each (decode context parallelism).
+    pcp: so many GPUs with the same part of the weights, but for experts, which lie over tp × pcp, part the new tokens of each prompt
+    among them; all cache all of it, and decode alike (prefill context parallelism).
     weights: of the layers' matrices. bf16, fp16: as they are. fp8: both operands of the products, activations quantised on
     the fly; weights alone on GPUs that multiply no fp8. int8, int4: weights alone (a scale a row; groups of 128 with scale and zero), products in 16 bits. nvfp4: blocks
     of 16 with a scale; both operands where the GPU multiplies them, weights alone elsewhere. mxfp4: of experts alone, blocks of 32
@@ -60,7 +63,7 @@ class InferencePlan(Strict):
     not expert whole, and tokens travel to the GPUs of their experts and back (wide expert parallelism).
     expert_imbalance: rows of the busiest GPU's experts over the mean's, where they are dealt.
     prefill_dp: engines that only compute prompts and hand their cache to the dp others, which only decode (disaggregation);
-    0: every engine does both. prefill_tp, prefill_pp: of these.
+    0: every engine does both. prefill_tp, prefill_pp, prefill_pcp: of these.
     speculative: what guesses tokens that a step verifies: none; draft, a small model (`draft_model`); eagle, a layer trained for
     the model, behind its last states and before its own head; mtp, the model's own module of multi-token prediction; ngram, a look-up that costs no device. draft_tokens: guesses of a sequence a step.
     acceptance: the share of guesses that are accepted, each alike.
@@ -77,9 +80,11 @@ class InferencePlan(Strict):
     pp: int = Field(ge=1, le=MAX_COUNT, default=1)
     dp: int = Field(ge=1, le=MAX_COUNT, default=1)
     dcp: int = Field(ge=1, le=MAX_COUNT, default=1)
+    pcp: int = Field(ge=1, le=MAX_COUNT, default=1)
 
     prefill_tp: int = Field(ge=1, le=MAX_COUNT, default=1)
     prefill_pp: int = Field(ge=1, le=MAX_COUNT, default=1)
+    prefill_pcp: int = Field(ge=1, le=MAX_COUNT, default=1)
     prefill_dp: int = Field(ge=0, le=MAX_COUNT, default=0)
 
     weights: Weights = "bf16"
@@ -120,11 +125,12 @@ class InferencePlan(Strict):
     @property
     def engine_devices(self) -> int:
         """GPUs of one engine."""
-        return self.tp * self.pp
+        return self.tp * self.pp * self.pcp
 
     @property
     def num_devices(self) -> int:
-        return self.engine_devices * self.dp + self.prefill_tp * self.prefill_pp * self.prefill_dp
+        prompts = self.prefill_tp * self.prefill_pp * self.prefill_pcp * self.prefill_dp
+        return self.engine_devices * self.dp + prompts
 
     @property
     def num_engines(self) -> int:
@@ -140,7 +146,7 @@ class InferencePlan(Strict):
         """The engines that only compute prompts, as a plan of their own."""
         if not self.prefill_dp:
             return None
-        degrees = {"tp": self.prefill_tp, "pp": self.prefill_pp, "dp": self.prefill_dp}
+        degrees = {"tp": self.prefill_tp, "pp": self.prefill_pp, "pcp": self.prefill_pcp, "dp": self.prefill_dp}
         return self.model_copy(update=degrees | _ONE_POOL | _NO_GUESSES)
 
     @property

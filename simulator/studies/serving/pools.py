@@ -51,7 +51,7 @@ class Pools:
         self._requests = requests
         prompts = Requests.of(replace(request, output_tokens=1) for request in requests)
         holding = replace(prefill.limits, hands_over=True)
-        self._request_s = prefill.costs.request_s
+        self._outside_s = prefill.costs.outside_s
         played = partial(Engine, window=window, env=env, moved=users.count > 0)
         self._prefill = played(prefill.costs, holding, prompts, handed_on=self._prompt_ends)
         self._decode = played(decode.costs, decode.limits, requests, handed_on=lambda job, _: self._tell(job))
@@ -84,7 +84,7 @@ class Pools:
         )
 
     def _come(self, jobs: Iterable[RequestState]) -> None:
-        self._env.process(arrive(self._env, jobs, self._prefill.take, self._request_s))
+        self._env.process(arrive(self._env, jobs, self._prefill.take, self._outside_s))
 
     def _lifetimes(self) -> list[float]:
         return [(job.end_s or 0.0) - job.request.arrival_s for job in self._decode.jobs]

@@ -44,7 +44,7 @@ def _experts(experts: Experts | None, plan: InferencePlan) -> LocalExperts | Non
     """A slice of every expert, or whole experts. The shared ones are split in either case."""
     if experts is None:
         return None
-    dealt, tp = plan.experts == "dealt", plan.tp
+    dealt, tp = plan.experts == "dealt", plan.tp * plan.pcp
     fields = {
         "held": experts.num_experts // (tp if dealt else 1),
         "d_ff": experts.d_ff // (1 if dealt else tp),

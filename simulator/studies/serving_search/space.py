@@ -77,17 +77,18 @@ def _candidates(study: ServingSearch, prefix: str) -> Iterator[InferencePlan]:
     """Every engine that is small enough. Fixed degrees hold for both pools, unless that of prompts has its own."""
     fixed, most = study.fixed, study.largest_engine
     others = {name: values for name, values in fixed.items() if name not in DEGREES}
+    others |= {"pcp": fixed["prefill_pcp"]} if prefix and "prefill_pcp" in fixed else {}
     splits: tuple[Any, ...] = fixed.get("experts") or (("split", "dealt") if study.model.experts else ("split",))
     for values in product(*others.values()):
         base = study.plan.model_copy(update=dict(zip(others, values, strict=True)) | _ALONE)
         for split in splits:
             for tp in fixed.get(f"{prefix}tp") or fixed.get("tp") or legal_tp(study.model, dealt=split == "dealt"):
                 for pp in fixed.get(f"{prefix}pp") or fixed.get("pp") or _stages(study, most // tp):
-                    if tp * pp <= most and (split == "split" or tp > 1 or "experts" in fixed):
+                    if tp * pp * base.pcp <= most and (split == "split" or tp > 1 or "experts" in fixed):
                         yield _engine(base, tp=tp, pp=pp, experts=split)
 
 
-_ALONE: Final = {"dp": 1, "prefill_tp": 1, "prefill_pp": 1, "prefill_dp": 0}
+_ALONE: Final = {"dp": 1, "prefill_tp": 1, "prefill_pp": 1, "prefill_pcp": 1, "prefill_dp": 0}
 
 
 def _engine(base: InferencePlan, **degrees: Any) -> InferencePlan:  # noqa: ANN401  of each field's own type

@@ -20,15 +20,8 @@ from simulator.studies.serving import InferencePlan, Slo, Workload
 
 Disaggregated = Literal["both", "yes", "no"]
 DISAGGREGATED: Final[tuple[Disaggregated, ...]] = ("both", "yes", "no")
-DEGREES: Final = (
-    "tp",
-    "pp",
-    "dp",
-    "experts",
-    "prefill_tp",
-    "prefill_pp",
-    "prefill_dp",
-)  # what is searched unless fixed
+# What is searched unless fixed
+DEGREES: Final = ("tp", "pp", "dp", "experts", "prefill_tp", "prefill_pp", "prefill_pcp", "prefill_dp")
 MOST_NODES: Final = 1024  # that are looked at where as many as needed may be taken
 _ENGINE_NODES: Final = 8  # of one engine, then
 

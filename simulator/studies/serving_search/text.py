@@ -96,14 +96,14 @@ def words(plan: InferencePlan) -> str:
     pool = plan.prefill_pool
     if pool is not None:
         text = f"prompts {pool.dp} × {_engine(pool)} → answers {text}"
-    known = {"tp", "pp", "dp", "experts", "prefill_tp", "prefill_pp", "prefill_dp", "stack"}
+    known = {"tp", "pp", "dp", "experts", "prefill_tp", "prefill_pp", "prefill_pcp", "prefill_dp", "pcp", "stack"}
     others = {name: value for name, value in degrees_of(plan).items() if name not in known}
     return " · ".join([text, *(f"{name} {value}" for name, value in others.items())])
 
 
 def _engine(plan: InferencePlan) -> str:
-    parts = [f"tp {plan.tp}", *([f"pp {plan.pp}"] if plan.pp > 1 else []), *(["ep"] if plan.experts == "dealt" else [])]
-    return f"({' '.join(parts)})"
+    more = [f"{name} {getattr(plan, name)}" for name in ("pp", "pcp") if getattr(plan, name) > 1]
+    return f"({' '.join([f'tp {plan.tp}', *more, *(['ep'] if plan.experts == 'dealt' else [])])})"
 
 
 def flags(plan: InferencePlan) -> str:

@@ -15,7 +15,6 @@ from simulator.work.collectives.volumes import Kind
 if TYPE_CHECKING:
     from simulator.parallel.mesh import GroupShape
     from simulator.spec.cluster import Cluster
-    from simulator.work.collectives.stated import Stated
 
 # NCCL's levels as the wiring has them: over PCIe, NVLink levels leave nothing
 _PEER_LEVELS = {
@@ -51,6 +50,17 @@ _TCP = ("ethernet", "slingshot")  # kinds that NCCL reaches over TCP unless NICs
 # Network software that cannot write GPU memory from the NIC, or NICs beyond the GPUs' switches as far as published
 # machines go (ALCF Polaris and Sirius: NCCL_NET_GDR_LEVEL=PHB is needed): NCCL keeps LL128 inside the node there.
 _FAR_NICS = ("sockets", "slingshot")
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """A measured call: the collective, its bytes and seconds, who took part, and the links as they saw them."""
+
+    kind: Kind
+    size_bytes: int
+    time_s: float
+    place: Placement
+    links: Links
 
 
 @dataclass(frozen=True, slots=True)

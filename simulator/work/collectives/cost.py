@@ -29,6 +29,7 @@ from simulator.work.collectives.call import (
     Call,
     Links,
     Placement,
+    Stated,
     network_of,
     nic_part,
     nic_share,
@@ -48,7 +49,7 @@ from simulator.work.collectives.settings import (
     nic_channel_weight,
     send_ceiling_bytes_per_s,
 )
-from simulator.work.collectives.stated import Stated, of_stated
+from simulator.work.collectives.stated import of_stated
 from simulator.work.collectives.tuning import Pick, pick
 from simulator.work.collectives.volumes import POINT_TO_POINT, Algorithm, Volume, checked_kind, minimum, volume
 from simulator.work.program import CollectiveCost, Number

@@ -19,8 +19,8 @@ from typing import Final
 
 from simulator.spec.calibration.collective_curves import doubling_sigma
 from simulator.spec.cluster.measured import LEAST_ALONE_BYTES
-from simulator.work.collectives.call import Call, Placement
-from simulator.work.collectives.stated import Stated, of_stated
+from simulator.work.collectives.call import Call, Placement, Stated
+from simulator.work.collectives.stated import of_stated
 
 # One sigma of log time. A repeated sweep of the same nodes, and another job's placement on them; a number of one collective
 # that stands for another's: priors. Each doubling of the nodes beyond what was stated: docs/scales.md.

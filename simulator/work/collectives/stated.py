@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from simulator.work.collectives.call import Call, Links, Placement
+from simulator.work.collectives.call import Call, Links, Placement, Stated
 
 if TYPE_CHECKING:
     from simulator.parallel.mesh import GroupShape
@@ -25,17 +24,6 @@ _STANDS_FOR: Final[Mapping[str, tuple[Kind, ...]]] = {
     "all_to_all": ("all_to_all", "send_recv", "all_gather", "reduce_scatter", "all_reduce"),
     "send_recv": ("send_recv", "all_gather", "reduce_scatter", "all_to_all", "all_reduce"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Stated:
-    """A measured call: the collective, its bytes and seconds, who took part, and the links as they saw them."""
-
-    kind: Kind
-    size_bytes: int
-    time_s: float
-    place: Placement
-    links: Links
 
 
 def of_stated(one: Stated, nccl: Nccl, size_bytes: int | None = None) -> Call:

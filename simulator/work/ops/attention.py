@@ -58,15 +58,7 @@ def _behind_prefix(g: Graph, s: OpContext, x: Value) -> Value:
         stream("join", x.num_bytes, x.num_bytes, numel=x.numel),
         stream("reduce", out.num_bytes - x.num_bytes, added),
     )
-    g.op(
-        out.name,
-        "elementwise",
-        inputs=(x,),
-        outputs=(out,),
-        forward=(joined,),
-        backward=back,
-        parameter_numel=added,
-    )
+    g.op(out.name, "elementwise", inputs=(x,), outputs=(out,), forward=(joined,), backward=back, parameter_numel=added)
     return out
 
 

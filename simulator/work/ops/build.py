@@ -18,7 +18,7 @@ from simulator.work.ops.core import Block, ModelBlocks, Op
 from simulator.work.ops.cuda_graphs import with_graphs
 from simulator.work.ops.fusion import fuse_residuals
 from simulator.work.ops.graph import Graph, Value, stream
-from simulator.work.ops.head_loss import loss_with_head
+from simulator.work.ops.head_loss import WITH_HEAD, loss_with_head
 from simulator.work.ops.linear import linear
 from simulator.work.ops.loss import SHIFTED, cross_entropy
 from simulator.work.ops.mlp import mlp
@@ -358,7 +358,7 @@ def _loss(g: Graph, s: OpContext, x: Value) -> Value:
     m = s.model
     x = enter(g, s, "head.enter", x) if s.vocab_parallel else gather(g, s, "head.gather", x)
     split: Split = "columns" if s.vocab_parallel else "none"
-    if s.stack.kernels.loss in ("fused_linear", "cut", "chunked"):
+    if s.stack.kernels.loss in WITH_HEAD:
         return loss_with_head(g, s, x, trains=s.trains("lm_head.weight"))
     logits = linear(g, s, "logits", x, m.vocab_size, bias=m.lm_head_bias, split=split, head=True)
     if s.vocab_parallel and s.stack.kernels.gathers_logits:

@@ -155,14 +155,7 @@ def _scattered(g: Graph, s: OpContext, rows: Value) -> Value:
     axes = [(axis, degree) for axis, degree in (*degrees, ("ep", plan.ep)) if degree > 1]
     unpermuted = g.value("unpermuted", s.stream_tokens * d * prod(degree for _, degree in axes), rows.dtype)
     there, back = (stream("copy", rows.num_bytes, size, 2) for size in (unpermuted.num_bytes, rows.num_bytes))
-    g.op(
-        unpermuted.name,
-        "elementwise",
-        inputs=(rows,),
-        outputs=(unpermuted,),
-        forward=(there,),
-        backward=(back,),
-    )
+    g.op(unpermuted.name, "elementwise", inputs=(rows,), outputs=(unpermuted,), forward=(there,), backward=(back,))
     for axis, degree in axes:
         part = g.value(f"tokens from {axis}", unpermuted.numel // degree, unpermuted.dtype)
         scatter = Exchange(kind="reduce_scatter", axis=axis, num_bytes=unpermuted.num_bytes)

@@ -1,4 +1,4 @@
-"""The LM head and its loss in one, without logits of all tokens: Liger's, Cut Cross Entropy, TRL's chunks."""
+"""The LM head and its loss in one, in kernels or in chunks of rows: Liger's, Cut Cross Entropy, TRL's, torchtune's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from simulator.work.ops.loss import SHORT_ROW_BYTES
 from simulator.work.ops.op_context import OpContext
 
 _ROWS: Final = 256  # of a chunk (trl/trainer/sft_trainer.py: _CHUNKED_LM_HEAD_CHUNK_SIZE)
+_OUTPUT_CHUNKS: Final = 8  # torchtune/modules/loss: num_output_chunks
+WITH_HEAD: Final = ("fused_linear", "cut", "chunked", "output_chunks", "linear_chunks")
 
 
 def loss_with_head(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
@@ -20,6 +22,8 @@ def loss_with_head(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
             return _liger(g, s, x, trains=trains)
         case "cut":
             return _cut(g, s, x, trains=trains)
+        case "output_chunks" | "linear_chunks":
+            return _output_chunks(g, s, x, trains=trains)
     return _chunked(g, s, x, trains=trains)
 
 
@@ -68,16 +72,9 @@ def _cut(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
     one = Gemm(m=t, n=v, k=d, dtype=s.wide_dtype)
     again: tuple[Kernel, ...] = (one, replace(one, n=d, k=v, layout="nn"))
     loss, sums = g.value("loss", 1, "fp32"), g.value("loss.log_sum_exp", t, "fp32")
-    g.op(
-        "cut_cross_entropy",
-        "loss",
-        inputs=(x,),
-        outputs=(loss, sums),
-        forward=(one,),
-        backward=(*again, replace(one, m=v, n=d, k=t, layout="nt")) if trains else again,
-        saved=(x, sums),
-        parameter_numel=v * d if trains else 0,
-    )
+    back = (*again, replace(one, m=v, n=d, k=t, layout="nt")) if trains else again
+    g.op("cut_cross_entropy", "loss", inputs=(x,), outputs=(loss, sums), forward=(one,), backward=back, saved=(x, sums),
+         parameter_numel=v * d if trains else 0)  # fmt: skip
     g.hold("loss.scope", [x, loss])
     return loss
 
@@ -123,4 +120,36 @@ def _chunked(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
         parameter_numel=v * d if trains else 0,
     )
     g.hold("loss.scope", [x, loss])
+    return loss
+
+
+def _output_chunks(g: Graph, s: OpContext, x: Value, *, trains: bool) -> Value:
+    """Head and loss of eight chunks of the tokens (torchtune 0.3 to 0.7: modules/loss): one gradient of the weight each, added up.
+
+    Compiled, a chunk keeps its logits, in whose place its gradient is counted; eager, its log-probabilities in fp32, beside which a
+    list holds the logits of all chunks (`output_chunks`). What a chunk keeps goes before the next ones add to the weight's gradient.
+    """
+    t, v, d, count = s.tokens, s.model.vocab_size, s.model.d_model, _OUTPUT_CHUNKS
+    n, compiled, weight = t * v, s.stack.traits.compiles_blocks, s.element_bytes * v * d * trains
+    one = Gemm(m=-(-t // count), n=v, k=d, dtype=s.wide_dtype, batch=count, launches=count)
+    logits, loss = g.value("logits", n, s.dtype), g.value("loss", 1, "fp32")
+    kept = logits if compiled else g.value("log_probabilities", n, "fp32")
+    size, f = logits.num_bytes, kept.num_bytes
+    forward: tuple[Kernel, ...] = (one, stream("softmax", 2 * size, 8 * t, count))
+    back: tuple[Kernel, ...] = (stream("softmax", size, size, count), replace(one, n=d, k=v, layout="nn"))
+    if not compiled:
+        softmax = stream("softmax", (2 if 4 * v <= SHORT_ROW_BYTES else 3) * f, f, count)
+        forward = (one, conversion(n, s.dtype, "fp32", count), softmax)
+        zeros, gradient = stream("memset", 0, f, count), stream("softmax", 3 * f, f, count)
+        back = (zeros, gradient, conversion(n, "fp32", s.dtype, count), back[-1])
+    if trains:
+        sums = stream("elementwise", 2 * weight * (count - 1), weight * (count - 1), count - 1)
+        back = (*back, replace(one, m=v, n=d, k=one.m, layout="nt"), sums)
+    held = (logits,) if not compiled and s.stack.kernels.loss == "output_chunks" else ()
+    first, second = (0, weight - size // count) if compiled else (2 * f // count, weight + (size - 2 * f) // count)
+    made = (loss, *dict.fromkeys((kept, *held)))
+    g.op("chunked_cross_entropy", "loss", inputs=(x,), outputs=made, forward=forward, backward=back, saved=(x, kept),
+         forward_temporary_bytes=0 if compiled else (f + (0 if held else size)) // count,
+         backward_temporary_bytes=max(first - weight, second, 0), parameter_numel=v * d if trains else 0)  # fmt: skip
+    g.hold("loss.scope", [x, loss, *held])
     return loss

@@ -55,11 +55,7 @@ def _metric(g: Graph, s: OpContext, logits: Value, name: str) -> None:
     size, wide = logits.num_bytes, 4 * logits.numel
     log_softmax = stream("softmax", _passes(s, logits) * size, size)
     g.op(
-        name,
-        "loss",
-        inputs=(logits,),
-        grads=(),
-        forward=(log_softmax, stream("widen", size, wide, numel=logits.numel)),
+        name, "loss", inputs=(logits,), grads=(), forward=(log_softmax, stream("widen", size, wide, numel=logits.numel))
     )
 
 

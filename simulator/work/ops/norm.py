@@ -1,6 +1,6 @@
 """Norms: one fused kernel each way, or written out as operators in fp32.
 
-Bytes an element in 16 bits, backward in brackets: fused 4 [10]; operators 40 [104].
+Bytes an element in 16 bits, backward in brackets: fused 4 [10]; operators 40 [104], 36 [92] where the result is cast before its weight.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from simulator.work.ops.op_context import OpContext
 
 def norm(g: Graph, s: OpContext, name: str, x: Value, width: int, *, casts: bool = False, biased: bool = True) -> Value:
     """Normalise each row of `width` elements of x. The output has x's dtype; casts: it is written in fp8. biased: it has a bias where the model's norms do."""
-    if s.stack.kernels.norm == "eager" and s.model.norm == "rms" and s.model.norm_weight:
+    if s.stack.kernels.norm != "fused" and s.model.norm == "rms" and s.model.norm_weight:
         return _operators(g, s, name, x, width)
     if s.stack.kernels.norm_dtype == "fp32" and s.stack.traits.runs_operators and x.dtype != "fp32":
         wide = g.cast(x, "fp32", f"{name}.float", "norm")
@@ -76,7 +76,12 @@ def _operators(g: Graph, s: OpContext, name: str, x: Value, width: int) -> Value
         f"{name}.scaled", "norm", inputs=(wide, rstd), outputs=(scaled,), forward=(spread,),
         backward=product, saved=(wide, rstd), backward_temporary_bytes=f,
     )  # fmt: skip
-    weighted = g.value(f"{name}.weighted" if x.dtype != "fp32" else name, n, "fp32")
+    if (
+        s.stack.kernels.norm == "eager_cast" and not s.model.embedding_scale
+    ):  # Gemma's go on in fp32 (modeling_gemma.py)
+        scaled = g.cast(scaled, x.dtype, f"{name}.narrow", "norm")
+    f = scaled.num_bytes
+    weighted = g.value(f"{name}.weighted" if scaled.dtype != x.dtype else name, n, scaled.dtype)
     spread = stream("strided", f, f, numel=n)
     trains = s.trains(f"{name}.weight")
     columns = (spread, stream("elementwise", 2 * f, f), stream("reduce", f, 4 * width))

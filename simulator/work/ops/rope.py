@@ -1,4 +1,4 @@
-"""Rotary positions, as each kind of software writes them. Bytes an element in 16 bits: half 23 [29 backward], complex 20.
+"""Rotary positions, as each kind of software writes them. Bytes an element in 16 bits: half 23 [29 backward], complex 20, pairs 50 [100].
 
 The operators of rotate-half and the complex product read strided or broadcast tensors, where torch computes an address
 for every element: SMs limit them, not memory.
@@ -18,12 +18,12 @@ def rotate(g: Graph, s: OpContext, values: list[Value]) -> list[Value]:
     if s.core_layers and (s.model.rotary_scale != 1 or s.stack.kernels.rope == "unfused"):
         tables = _tables(g, s)
         return [_scaled(g, x, tables) for x in values]
-    if s.stack.kernels.rope == "fused" or s.stack.traits.rotates_by_hand:
+    kind = s.stack.kernels.rope  # inductor has no complex operators and calls torch's own kernel
+    compiled = s.stack.traits.fuses_elementwise and kind != "complex_fp32"
+    if kind == "fused" or s.stack.traits.rotates_by_hand or compiled:
         return [_one_kernel(g, x) for x in values]
-    if s.stack.kernels.rope == "complex_fp32":  # inductor has no complex operators and calls torch's own kernel
-        return [_complex(g, x) for x in values]
-    if s.stack.traits.fuses_elementwise:
-        return [_one_kernel(g, x) for x in values]
+    if kind in ("complex_fp32", "pairs_fp32"):
+        return [_in_fp32(g, x, pairs=kind == "pairs_fp32") for x in values]
     tables = _tables(g, s)
     return [_half(g, s, x, tables) for x in values]
 
@@ -120,13 +120,25 @@ def _rejoin(g: Graph, x: Value, rotated: Value) -> Value:
     return out
 
 
-def _complex(g: Graph, x: Value) -> Value:
-    """Meta's: cast to fp32, one complex product, cast back. The table is a buffer; nothing else is saved."""
+def _in_fp32(g: Graph, x: Value, *, pairs: bool) -> Value:
+    """Cast to fp32, turned, cast back. The table is a buffer; nothing else is saved. Meta's takes one product of complex numbers.
+
+    pairs: torchtune's, each of a pair by cosine and by sine, a difference and a sum, and `stack` (modules/position_embeddings.py).
+    Halves lie a number apart, so each kernel reads whole sectors. Backward, each of the four products' gradients is put into zeros
+    of the whole, and three sums make one of them.
+    """
     own = "unturned" if x.name.endswith("norm") else "float"  # a norm has its own `.float`
     wide = g.cast(x, "fp32", f"{x.name}.{own}")
-    turned = g.value(f"{x.name}.turned", x.numel, "fp32")
-    product = stream("strided", wide.num_bytes, turned.num_bytes, numel=x.numel // 2)  # complex numbers
-    g.op(turned.name, "elementwise", inputs=(wide,), outputs=(turned,), forward=(product,), backward=(product,))  # fmt: skip
+    turned, n, f = g.value(f"{x.name}.turned", x.numel, "fp32"), x.numel, wide.num_bytes
+    forward: tuple[Stream, ...] = (stream("strided", f, f, numel=n // 2),)
+    back = forward
+    if pairs:
+        products, negated = stream("strided", 4 * f, 2 * f, 4, numel=2 * n), stream("strided", f, f // 2, numel=n // 2)
+        zeros, placed = stream("memset", 0, 4 * f, 4), stream("strided", 2 * f, 4 * f, 4, numel=2 * n)
+        forward = (products, stream("elementwise", 2 * f, f, 2), stream("join", f, f, numel=n))
+        back = (products, negated, zeros, placed, stream("elementwise", 6 * f, 3 * f, 3))
+    g.op(turned.name, "elementwise", inputs=(wide,), outputs=(turned,), forward=forward, backward=back,
+         forward_temporary_bytes=f * pairs, backward_temporary_bytes=3 * f // 2 * pairs)  # fmt: skip
     return g.cast(turned, x.dtype, f"{x.name}.rotated")
 
 

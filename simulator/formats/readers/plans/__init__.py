@@ -74,26 +74,15 @@ def read_plan(
             from simulator.formats.readers.plans.search_report import read_search
 
             return read_search(_json(path), str(path), define or {})
-        case (
-            "accelerate"
-            | "axolotl"
-            | "llama-factory"
-            | "transformers"
-            | "torchtune"
-            | "litgpt"
-            | "unsloth"
-            | "xtuner"
-            | "launch"
-            | "megatron-bridge"
-        ):
-            return _of_yaml(form, text, path, given, define or {})
         case "torchtitan":
             from simulator.formats.readers.plans.torchtitan import read_torchtitan
 
             job = _json(path) if text.lstrip().startswith("{") else _toml(text, path)
             return read_torchtitan(job, str(path), given)
-        case _:
+        case "toml":
             return _own(_toml(text, path), path)
+        case _:
+            return _of_yaml(form, text, path, given, define or {})
 
 
 def _of_yaml(form: str, text: str, path: Path, given: Collection[str], define: Mapping[str, str]) -> Draft:
@@ -140,15 +129,10 @@ def settings_of(form: str, text: str, file: str, define: Mapping[str, str]) -> d
 def read_stated(form: str, stated: Stated) -> Draft:
     """The plan of a fine-tuning framework's settings."""
     match form:
-        case "litgpt" | "unsloth" | "xtuner":
-            from simulator.formats.readers.plans import further_tuning
+        case "litgpt" | "unsloth" | "xtuner" | "ms-swift":
+            from simulator.formats.readers.plans.further_tuning import READERS
 
-            readers = {
-                "litgpt": further_tuning.read_litgpt,
-                "unsloth": further_tuning.read_unsloth,
-                "xtuner": further_tuning.read_xtuner,
-            }
-            return readers[form](stated)
+            return READERS[form](stated)
         case "megatron-bridge":
             from simulator.formats.readers.plans.megatron_bridge import read_megatron_bridge
 

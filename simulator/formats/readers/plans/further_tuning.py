@@ -1,12 +1,12 @@
-"""LitGPT's YAML, Unsloth's scripts and its Studio's YAML, and xtuner's configs: their settings by the Trainer's names.
+"""LitGPT's YAML, Unsloth's scripts and its Studio's YAML, xtuner's configs, ms-swift's options: their settings by the Trainer's names.
 
 litgpt 0.5 (finetune/lora.py, full.py, utils.py), unsloth 2024 to 2026 (models/llama.py: from_pretrained, get_peft_model;
-studio/backend/assets/configs), xtuner 0.1 (model/sft.py, tools/train.py).
+studio/backend/assets/configs), xtuner 0.1 (model/sft.py, tools/train.py), ms-swift 3 and 4 (arguments/*.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ _TRAINED: Final = {"lora_query": "q", "lora_key": "k", "lora_value": "v", "lora_
 _QUANTISED: Final = {
     "bnb.nf4": "nf4", "bnb.nf4-dq": "nf4_double", "bnb.fp4": "nf4", "bnb.fp4-dq": "nf4_double", "bnb.int8-training": "int8",
 }  # fmt: skip
+_PREFERENCES: Final = ("dpo", "kto", "orpo", "simpo", "cpo")
 _CONFIGS: Final = ("DPOConfig", "KTOConfig", "GRPOConfig", "PPOConfig", "RLOOConfig", "ORPOConfig", "RewardConfig")
 
 
@@ -157,12 +158,49 @@ def read_xtuner(stated: Stated) -> Draft:
         base = ("nf4_double" if double else "nf4") if four else "int8" if eight else None
         trainer.adapters(job, "lora", base, "fp32")
         fields |= {} if "lora_target_modules" in r or "lora_targets" in r.given else {"lora_targets": ("all",)}
-        if (
-            job.engine == "ddp"
-        ):  # prepare_model_for_kbit_training; DeepSpeed's engine casts all to 16 bits again (engine.py)
+        if job.engine == "ddp":  # prepare_model_for_kbit_training; DeepSpeed's engine casts all to 16 bits again
             fields |= {"upcast_frozen": True, **({} if base else {"base_weights": "fp32"})}
     else:
         trainer.weights(job, "fp32")
     trainer.optimizer(job, "adamw_torch", table_of("xtuner")["optimizers"])
     trainer.kernels(job)
     return job.draft("xtuner", "xtuner 0.1")
+
+
+def read_swift(stated: Stated) -> Draft:
+    """The plan of ms-swift's options; its program: sft, pt or rlhf. Weights stay in the dtype of the run (base_args/model_args.py)."""
+    own = (
+        {"fsdp": "full_shard", "fsdp_config": {"version": 2}} if stated.data.get("fsdp") == "fsdp2" else {}
+    )  # config/fsdp2.json
+    job = trainer.begin(replace(stated, data={**stated.data, **own}), "ms-swift")
+    r, fields = job.r, job.fields
+    fields["precision"] = job.loaded = trainer.DTYPES[r.choice("dtype", trainer.DTYPES) or "bfloat16"]
+    job.mixed = job.loaded if job.loaded != "fp32" else "no"
+    trainer.parallelism(job)
+    trainer.batch(job, micro=1)
+    if "gradient_accumulation_steps" not in r and "num_micro_batches" not in r.given:  # trainers/arguments.py
+        fields["num_micro_batches"] = max(1, -(-16 // (fields["micro_batch_size"] * (job.devices[0] or 16))))
+    trainer.length(job, None)
+    ranks = r.integer("sequence_parallel_size") or 1
+    fields |= {"cp": ranks, "cp_exchange": "all_to_all"} if ranks > 1 else {}
+    trainer.recompute(job, default=True)
+    if r.choice("tuner_type", ("lora", "full")) == "full":
+        trainer.weights(job)
+    else:
+        bits = r.choice("quant_bits", ("4", "8")) if r.choice("quant_method", ("bnb",)) else None
+        double = r.flag("use_bnb_nested_quant") is not False
+        base = {"8": "int8", "4": "nf4_double" if double else "nf4"}.get(bits or "")
+        trainer.adapters(job, "dora" if r.flag("use_dora") else "lora", base, "fp32")
+        fields |= {} if "lora_target_modules" in r or "lora_targets" in r.given else {"lora_targets": ("all",)}
+        fields |= {} if "lora_dropout" in r else {"lora_dropout": 0.05}
+    trainer.optimizer(job, "adamw_torch")
+    trainer.kernels(job)
+    stage = r.choice("rlhf_type", (*_PREFERENCES, "grpo")) or ("dpo" if stated.program == "rlhf" else None)
+    if stage == "grpo":
+        answers(job, "rlhf_type")
+    elif stage is not None:
+        pairs(job, "rlhf_type", unpaired=stage == "kto", alone=stage in ("orpo", "simpo", "cpo"))
+    return job.draft("ms-swift", "ms-swift 4")
+
+
+READERS: Final[Mapping[str, Callable[[Stated], Draft]]] = {"litgpt": read_litgpt, "unsloth": read_unsloth, "xtuner": read_xtuner, "ms-swift": read_swift}  # fmt: skip

@@ -15,13 +15,8 @@ from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.trainer import UNSLOTH, Job
 from simulator.spec.model import Model
 
-_OF_VERSION_1: Final = (
-    "dist_config",
-    "kernel_config",
-    "model_class",
-    "peft_config",
-    "quant_config",
-)  # src/llamafactory/v1/config
+# src/llamafactory/v1/config
+_OF_VERSION_1: Final = ("dist_config", "kernel_config", "model_class", "peft_config", "quant_config")
 _STAGES: Final = ("pt", "sft", "rm", "ppo", "dpo", "kto")
 # Optimizers by switches of their own; {}: which word of TrainingArguments that is
 _SWITCHES: Final = {"use_galore": "galore_adamw", "use_apollo": "apollo_adamw", "use_badam": "badam", "use_adam_mini": "adam_mini", "use_muon": "muon"}  # fmt: skip
@@ -33,11 +28,8 @@ def read_llama_factory(stated: Stated) -> Draft:
     r = job.r
     later = next((name for name in r.entries if name.partition(".")[0] in _OF_VERSION_1), None)
     if later is not None:
-        r.fault(
-            later,
-            "is of LLaMA-Factory 1's files, which are not read",
-            "a file of 0.9 (finetuning_type, lora_rank), or flags",
-        )
+        remedy = "a file of 0.9 (finetuning_type, lora_rank), or flags"
+        r.fault(later, "is of LLaMA-Factory 1's files, which are not read", remedy)
     trainer.precision(job)
     pure = bool(r.flag("pure_bf16"))
     if pure:
@@ -134,10 +126,9 @@ def _freeze(job: Job) -> None:
     ends = [word for name, words in _AROUND.items() if name not in more for word in words]
     parts = [] if "all" in modules else [word for name, word in _PARTS.items() if name not in modules]
     spread = bool(r.flag("use_llama_pro"))
-    job.by_model = {
-        **job.by_model,
-        "freeze_modules": lambda model, _: _frozen(model, count or 2, spread=spread, rest=(*ends, *parts)),
-    }
+    rest = (*ends, *parts)
+    frozen = {"freeze_modules": lambda model, _: _frozen(model, count or 2, spread=spread, rest=rest)}
+    job.by_model = {**job.by_model, **frozen}
 
 
 # LLaMA-Factory's names -> words of freeze_modules

@@ -22,7 +22,7 @@ from simulator.spec.model.files import preset_names
 _DTYPES: Final = {"bf16": "bf16", "fp32": "fp32"}
 _REFERENCE: Final = re.compile(r"\$\{([\w.]+)\}")
 _BUILDER: Final = re.compile(r"^(lora_|qlora_)?(.*?)(_instruct|_base)?$")
-_CHUNKED: Final = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss")
+_CHUNKED: Final = {"LinearCrossEntropyLoss": "linear_chunks", "CEWithChunkedOutputLoss": "output_chunks"}
 _COMPILED: Final = {"blocks": "compiled", "norm": "fused", "norm_dtype": "compute", "rope": "fused"}
 _OTHER_RECIPES: Final = {
     "quantizer": "quantisation-aware training", "teacher_model": "distillation", "reward_and_value_model": "rewards",
@@ -43,6 +43,8 @@ def read_torchtune(stated: Stated) -> Draft:
     paired = "dpo" in recipe or (r.text("loss._component_") or "").endswith("DPOLoss")
     fields["micro_batch_size"] *= 2 if paired else 1  # recipes/lora_dpo_single_device.py: concatenated_forward
     model, unknown = _model(r, fields)
+    if "tp" in fields and (model or "").startswith("llama4"):
+        fields["etp"] = fields["tp"]  # models/llama4/_parallelism.py: ExpertTensorParallel
     _optimizer(r, fields)
     _recompute(r, fields)
     _loss(r, changes)
@@ -148,7 +150,10 @@ def _model(r: Reading, fields: dict[str, Any]) -> tuple[str | None, str]:
 @cache
 def _presets() -> dict[str, str]:
     """Presets by their letters and digits alone, as `llama318b`."""
-    also = {"phi3mini": "phi-3-mini", "phi414b": "phi-4", "llama3370b": "llama3.1-70b", "smollm217b": "smollm2-1.7b"}
+    also = {
+        "phi3mini": "phi-3-mini", "phi414b": "phi-4", "llama3370b": "llama3.1-70b", "smollm217b": "smollm2-1.7b",
+        "llama4scout17b16e": "llama4-scout", "llama4maverick17b128e": "llama4-maverick",
+    }  # fmt: skip
     return {re.sub(r"[^a-z0-9]", "", name): name for name in preset_names()} | {
         name: preset for name, preset in also.items() if preset in preset_names()
     }
@@ -202,11 +207,10 @@ def _recompute(r: Reading, fields: dict[str, Any]) -> None:
 
 
 def _loss(r: Reading, changes: dict[str, tuple[object, str]]) -> None:
-    name = (r.text("loss._component_") or _CHUNKED[0]).rpartition(".")[2]
-    if name not in _CHUNKED:
-        changes["loss"] = ("fp32_cast", r.place("loss._component_"))
-        if name not in ("CrossEntropyLoss", "DPOLoss"):
-            r.unmodelled("loss._component_", "cross entropy of whole logits is taken")
+    name = (r.text("loss._component_") or "LinearCrossEntropyLoss").rpartition(".")[2]
+    changes["loss"] = (_CHUNKED.get(name, "fp32_cast"), r.place("loss._component_"))
+    if name not in (*_CHUNKED, "CrossEntropyLoss", "DPOLoss"):
+        r.unmodelled("loss._component_", "cross entropy of whole logits is taken")
 
 
 def _compile(r: Reading, changes: dict[str, tuple[object, str]]) -> None:

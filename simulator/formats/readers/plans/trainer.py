@@ -26,7 +26,7 @@ _DEEPSPEED: Final = "deepspeed_config.deepspeed_config_file"
 DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "auto": "bf16", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}  # fmt: skip
 _ATTENTION: Final = {
     "eager": "math", "sdpa": "flash2", "flash_attention_2": "flash2", "flash_attention_3": "flash3", "auto": "flash2",
-    "flex_attention": "flash2", "disabled": "math", "fa2": "flash2", "fa3": "flash3", "xformers": "flash2",
+    "flex_attention": "flash2", "disabled": "math", "fa2": "flash2", "fa3": "flash3", "flash_attn": "flash2", "xformers": "flash2",
 }  # fmt: skip
 _WORDS: Final = {  # of the setting `fsdp`
     "full_shard": "FULL_SHARD", "shard_grad_op": "SHARD_GRAD_OP", "no_shard": "NO_SHARD",
@@ -103,17 +103,10 @@ def _all_linear(model: Model, _: object) -> tuple[str, ...]:
 
 
 _PLACES: Final = {
-    "micro_batch_size": "per_device_train_batch_size",
-    "num_micro_batches": "gradient_accumulation_steps",
-    "seq_len": "max_length",
-    "model": "model_name_or_path",
-    "optimizer": "optim",
-    "lora_rank": "lora_r",
-    "lora_dropout": "lora_dropout",
-    "lora_targets": "lora_target_modules",
-    "train_modules": "lora_modules_to_save",
-    "data_parallel": "fsdp",
-}
+    "micro_batch_size": "per_device_train_batch_size", "num_micro_batches": "gradient_accumulation_steps", "seq_len": "max_length",
+    "model": "model_name_or_path", "optimizer": "optim", "lora_rank": "lora_r", "lora_dropout": "lora_dropout",
+    "lora_targets": "lora_target_modules", "train_modules": "lora_modules_to_save", "data_parallel": "fsdp",
+}  # fmt: skip
 
 
 def begin(stated: Stated, form: str) -> Job:
@@ -140,11 +133,8 @@ def _entries(stated: Stated, names: Mapping[str, str]) -> dict[str, Entry]:
     listed = words.replace(",", " ").split() if isinstance(words, str) else words if isinstance(words, list) else []
     for word in map(str, listed):
         key, value = ("sharding_strategy", _WORDS.get(word)) if word in _WORDS else _OTHER.get(word, ("", None))
-        if (
-            fsdp is not None
-            and value is not None
-            and not (key == "sharding_strategy" and _is_two(found.get(f"{_F}version")))
-        ):
+        of_one = key == "sharding_strategy" and _is_two(found.get(f"{_F}version"))
+        if fsdp is not None and value is not None and not of_one:
             found.setdefault(f"{_F}{key}", replace(fsdp, value=value))
     if words:
         policy = Entry(name="fsdp", value="TRANSFORMER_BASED_WRAP", place=f"{stated.file}: fsdp")
@@ -185,12 +175,8 @@ def batch(job: Job, micro: int, accumulation: int = 1) -> None:
         ("num_micro_batches", "gradient_accumulation_steps", accumulation),
     ):
         value = r.integer(key, plan_field=name) or default
-        if (
-            name in fields
-            and job.engine == "deepspeed"
-            and fields[name] != value
-            and not (name == "num_micro_batches" and fields[name] == 1)
-        ):
+        differs = name in fields and fields[name] != value and not (name == "num_micro_batches" and fields[name] == 1)
+        if differs and job.engine == "deepspeed":
             r.fault(key, f"{value} contradicts the DeepSpeed file's {fields[name]}", 'the same, or "auto" there')
         fields[name] = value
     if r.flag("auto_find_batch_size"):
@@ -253,15 +239,11 @@ def recompute(job: Job, default: bool = False) -> None:  # noqa: FBT001, FBT002
     """Checkpointed layers, and what of them leaves for host memory."""
     r, fields = job.r, job.fields
     word = r.raw("gradient_checkpointing", "recompute")
-    moved = word in ("offload", "unsloth", "offload_disk") or r.raw("activation_offloading") in (
-        True,
-        "legacy",
-        "hidden_states",
-    )
-    on = moved or (
-        default if word is None else bool(r.flag("gradient_checkpointing") if not isinstance(word, bool) else word)
-    )
-    again = on or fields.get("recompute") == "full"
+    offloads = r.raw("activation_offloading") in (True, "legacy", "hidden_states")
+    moved = word in ("offload", "unsloth", "offload_disk") or offloads
+    if not (moved or word is None or isinstance(word, bool)):
+        word = bool(r.flag("gradient_checkpointing"))
+    again = moved or bool(default if word is None else word) or fields.get("recompute") == "full"
     fields["recompute"] = "full" if again else "none"
     if moved:
         fields["offload"] = {**fields.get("offload", {}), "activations": "host"}

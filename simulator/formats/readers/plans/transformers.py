@@ -12,14 +12,7 @@ from simulator.formats.readers.plans.preferences import pairs
 from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.trainer import DTYPES, Job
 
-_OF_TRL: Final = (
-    "packing",
-    "dataset_text_field",
-    "completion_only_loss",
-    "assistant_only_loss",
-    "use_peft",
-    "load_in_4bit",
-)
+_OF_TRL: Final = ("packing", "dataset_text_field", "completion_only_loss", "assistant_only_loss", "use_peft", "load_in_4bit")  # fmt: skip
 # What trl's command line launches with (trl/accelerate_configs)
 _LAUNCHERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "single_gpu": {},
@@ -42,11 +35,8 @@ def read_transformers(stated: Stated) -> Draft:
     job = trainer.begin(replace(stated, data={**_LAUNCHERS.get(str(launcher), {}), **stated.data}), "transformers")
     r = job.r
     if launcher is not None and r.text("accelerate_config") not in _LAUNCHERS:
-        r.fault(
-            "accelerate_config",
-            "a file of accelerate's is not read here",
-            f"one of {', '.join(_LAUNCHERS)}; or fsdp, deepspeed",
-        )
+        remedy = f"one of {', '.join(_LAUNCHERS)}; or fsdp, deepspeed"
+        r.fault("accelerate_config", "a file of accelerate's is not read here", remedy)
     program = stated.program.removeprefix("script")  # a script with words of its own for adapters is none of trl's
     of_trl = bool(program) or (
         not stated.program and any(name in r for name in (*_OF_TRL, *_PAIRS, *_UNPAIRED, "num_generations"))
@@ -94,10 +84,8 @@ def _loss(job: Job, *, of_trl: bool) -> None:
     elif kind == "chunked_nll":
         job.change("loss_type", loss="chunked")
     elif kind not in (None, "nll"):
-        r.unmodelled(
-            "loss_type",
-            "the loss of plain text, nll, is taken; trl dpo and its kin in a launch line name their trainer",
-        )
+        why = "the loss of plain text, nll, is taken; trl dpo and its kin in a launch line name their trainer"
+        r.unmodelled("loss_type", why)
     elif kind is None and of_trl and not r.flag("use_liger_kernel"):
         r.default_unmodelled("loss_type", "chunked_nll", "TRL 1.10 and later: --set stack.loss=chunked; nll is taken")
 

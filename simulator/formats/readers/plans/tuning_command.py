@@ -1,7 +1,7 @@
 """The command among a script's commands that fine-tunes: its launcher, the program, the program's words.
 
 Programs by their public command lines: accelerate 1.12 (commands/launch.py), trl 1 (cli/commands/training.py), LLaMA-Factory 0.9
-(cli.py), axolotl 0.16 (cli/main.py), torchtune 0.6 (_cli/run.py), litgpt 0.5 (__main__.py), xtuner 0.1 (entry_point.py), Megatron-Bridge 0.5 (scripts/training/run_recipe.py), and
+(cli.py), axolotl 0.16 (cli/main.py), torchtune 0.6 (_cli/run.py), litgpt 0.5 (__main__.py), xtuner 0.1 (entry_point.py), ms-swift 4.5 (cli/main.py), Megatron-Bridge 0.5 (scripts/training/run_recipe.py), and
 scripts with TrainingArguments as options (transformers, hf_argparser.py).
 """
 
@@ -23,45 +23,28 @@ from simulator.formats.readers.plans.shell_words import Unknown, Word
 _COMMANDS: Final = {
     ("llamafactory-cli", "train"): "llama-factory", ("lmf", "train"): "llama-factory", ("axolotl", "train"): "axolotl",
     ("tune", "run"): "torchtune", ("xtuner", "train"): "xtuner", ("xtuner", "dist_train"): "xtuner",
+    ("swift", "sft"): "ms-swift", ("swift", "pt"): "ms-swift", ("swift", "rlhf"): "ms-swift",
 }  # fmt: skip
 _MODULES: Final = {
     "axolotl.cli.train": "axolotl", "llamafactory.launcher": "llama-factory", "llamafactory.train": "llama-factory", "xtuner.tools.train": "xtuner",
 }  # fmt: skip
-_TRL: Final = (
-    "sft",
-    "dpo",
-    "kto",
-    "grpo",
-    "reward",
-    "rloo",
-    "orpo",
-    "cpo",
-    "gkd",
-    "ppo",
-    "nash_md",
-    "xpo",
-    "online_dpo",
-    "prm",
-)
+_TRL: Final = ("sft", "dpo", "kto", "grpo", "reward", "rloo", "orpo", "cpo", "gkd", "ppo", "nash_md", "xpo", "online_dpo", "prm")  # fmt: skip
 _PATHS: Final = (  # scripts of the libraries' own repositories
     (re.compile(rf"(?:^|/)(?:trl|examples)/scripts/({'|'.join(_TRL)})\.py$"), "trl"),
     (re.compile(r"(?:^|/)llamafactory/(?:launcher|train/tuner)\.py$"), "llama-factory"),
     (re.compile(r"(?:^|/)xtuner/tools/train\.py$"), "xtuner"),
     (re.compile(r"(?:^|/)run_recipe\.py$"), "megatron-bridge"),  # scripts/training
 )
-_CONTAINER: Final = re.compile(
-    r"\+{0,2}(?:model|train|ddp|peft|optimizer|dataset|mixed_precision)[.=]"
-)  # Megatron-Bridge's ConfigContainer
+# Megatron-Bridge's ConfigContainer
+_CONTAINER: Final = re.compile(r"\+{0,2}(?:model|train|ddp|peft|optimizer|dataset|mixed_precision)[.=]")
 _SPAWNERS: Final = re.compile(r"(?:^|/)(?:accelerate|torchrun|deepspeed|srun|mpirun|accelerate-launch)$|torch\.distributed\.(?:run|launch)$")  # fmt: skip
 # Options that only a script with TrainingArguments has
 _SIGNS: Final = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "use_peft", "lora_r", "finetuning_type", "fsdp", "fsdp_config", "gradient_checkpointing"})  # fmt: skip
 _PRINTS: Final = ("echo", "printf", "cat", "tee", "logger", "export")
-_NAMED: Final = rf"llamafactory-cli[ \t]+train|lmf[ \t]+train|axolotl[ \t]+train|tune[ \t]+run|litgpt[ \t]+finetune\w*|xtuner[ \t]+(?:dist_)?train|trl[ \t]+(?:{'|'.join(_TRL)})|-m[ \t]+(?:axolotl\.cli|trl\.scripts|llamafactory)\.\w+"  # fmt: skip
+_NAMED: Final = rf"llamafactory-cli[ \t]+train|lmf[ \t]+train|axolotl[ \t]+train|tune[ \t]+run|litgpt[ \t]+finetune\w*|xtuner[ \t]+(?:dist_)?train|swift[ \t]+(?:sft|pt|rlhf)|trl[ \t]+(?:{'|'.join(_TRL)})|-m[ \t]+(?:axolotl\.cli|trl\.scripts|llamafactory)\.\w+"  # fmt: skip
 # Lines of libraries' own programs, and those that may launch a script
 NAMED: Final = re.compile(rf"(?:^|[\s;&|/])(?:{_NAMED})\s")
-LAUNCHES: Final = re.compile(
-    rf"(?:^|[\s;&|/])(?:{_NAMED}|accelerate[ \t]+launch|torchrun|deepspeed[ \t]+\S+|python[\d.]*[ \t]+(?:-\S+[ \t]+)*\S+)\s"
-)
+LAUNCHES: Final = re.compile(rf"(?:^|[\s;&|/])(?:{_NAMED}|accelerate[ \t]+launch|torchrun|deepspeed[ \t]+\S+|python[\d.]*[ \t]+(?:-\S+[ \t]+)*\S+)\s")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +98,7 @@ def command_of(commands: Sequence[Sequence[Word]], file: str, chosen: str) -> Co
     if len(every) == 1:
         return every[0]
     if not every:
-        problem = "no command here fine-tunes (accelerate launch, torchrun, trl, llamafactory-cli, axolotl, tune, litgpt, xtuner, …)"
+        problem = "no command here fine-tunes (accelerate launch, torchrun, trl, llamafactory-cli, axolotl, tune, litgpt, xtuner, swift, …)"
         raise PlanError.at(file, problem, "the training command; or the file that it names")
     lines = ", ".join(str(command.line) for command in every)
     remedy = f"keep one, or --define command=N, 1 to {len(every)}"
@@ -131,7 +114,7 @@ def _program(words: list[Word]) -> Command | None:
         ahead, line = words[:index], words[0].line
         form = _COMMANDS.get((name, after))
         if form is not None:
-            return Command(form=form, launcher=ahead, words=words[index + 2 :], line=line, alone=True)
+            return Command(form=form, part=after, launcher=ahead, words=words[index + 2 :], line=line, alone=True)
         if name == "trl" and after in _TRL:
             alone = index == 0 or texts[index - 1] != "-m"
             return Command(form="trl", part=after, launcher=ahead, words=words[index + 2 :], line=line, alone=alone)

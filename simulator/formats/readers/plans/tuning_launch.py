@@ -11,7 +11,6 @@ from typing import Any
 from simulator.formats.readers.plans.allocator import allocator_of
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.launch_world import World, slurm_variables, world_of
-from simulator.formats.readers.plans.options import table_of
 from simulator.formats.readers.plans.reading import UNSET, Setting
 from simulator.formats.readers.plans.shell import Shell
 from simulator.formats.readers.plans.shell_words import Word, words_of
@@ -43,9 +42,8 @@ def read_tuning_launch(
     world = _world(launch, text, form)
     from simulator.formats.readers.plans import read_stated
 
-    json_of = _with_packaged(form, read_json)
     stated = Stated(
-        data=launch.data, file=file, read_json=json_of, given=given, places=launch.places, unset=launch.unset,
+        data=launch.data, file=file, read_json=read_json, given=given, places=launch.places, unset=launch.unset,
         cures=launch.cures, auto=UNSET, program=part,
         num_devices=world.num_devices, num_nodes=world.num_nodes,
     )  # fmt: skip
@@ -84,13 +82,6 @@ def _sourced(path: Path) -> str | None:
         return None
 
 
-def _with_packaged(form: str, read_json: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Files of DeepSpeed that xtuner brings DeepSpeed files by their names (xtuner/configs/deepspeed)."""
-    if form != "xtuner":
-        return read_json
-    return lambda name: table_of("xtuner")["deepspeed"].get(name) or read_json(name)
-
-
 def _with_world(draft: Draft, world: World) -> Draft:
     if world.num_devices is None and world.fault is None:
         return replace(draft, num_nodes=draft.num_nodes or world.num_nodes)
@@ -127,17 +118,15 @@ def _world(launch: Launch, text: str, form: str) -> World:
     )
     if isinstance(count, int) and not isinstance(count, bool) and count > 0:
         world.num_devices, world.place = count, where
-    elif not (command.spawns or command.alone) or (form == "xtuner" and command.alone):
+    elif not (command.spawns or command.alone) or (form in ("xtuner", "ms-swift") and command.alone):
         world.num_devices, world.place = 1, f"{file}:{command.line}"
         note = (
             "one process, which has one GPU; a Trainer that sees more spreads batches over them, which is not modelled"
         )
         world.settings.append(Setting(name="launcher", value="none", place=world.place, use="used", note=note))
     elif re.fullmatch(r"\d+(,\d+)*", slots) and form != "litgpt":
-        world.num_devices, world.place = (
-            len(slots.split(",")),
-            f"{file}:{line}" if visible else included.place if included else file,
-        )
+        world.num_devices = len(slots.split(","))
+        world.place = f"{file}:{line}" if visible else included.place if included else file
     elif not world.num_nodes and (command.spawns or command.alone) and form not in ("litgpt", "megatron-bridge"):
         world.num_nodes = 1  # torchrun's and accelerate's default
     return world
@@ -150,8 +139,8 @@ def _words(option: Option) -> list[Word]:
 
 
 def _environment(launch: Launch, form: str) -> list[Word]:
-    """Processes that LLaMA-Factory and xtuner start by variables of the environment, as torchrun's options."""
-    if not (launch.command.alone and form in ("llama-factory", "xtuner")):
+    """Processes that LLaMA-Factory, ms-swift and xtuner start by variables of the environment, as torchrun's options."""
+    if not (launch.command.alone and form in ("llama-factory", "ms-swift", "xtuner")):
         return []
     found = []
     for name, option in (("NPROC_PER_NODE", "--nproc_per_node"), ("NNODES", "--nnodes")):

@@ -31,7 +31,9 @@ _MATTERS: Final = re.compile(
     r"lora|peft|adapter|freez|unfreez|tune|quant|[48]_?bit|bits|length|_len|seq|pack|flash|attn|attention|dtype|precision|shard|parallel|"
     r"offload|checkpointing|compile|batch|accumul|optim|world|ref_model|freeze"
 )
+_STARTS: Final = re.compile(r"^[^-].*?(accelerate|torchrun|deepspeed|launch|run)$|^launch$")
 _EXAMPLES: Final = {"model_name_or_path": "llama3.1-8b", "max_length": "2048", "base_model": "llama3.1-8b"}
+_OF_XTUNER: Final = ("work-dir", "launcher", "seed", "resume", "auto-scale-lr", "local-rank", "cfg-options")
 _COPY: Final = {"torchtune": "tune cp {} .", "xtuner": "xtuner copy-cfg {} ."}
 
 Find = Callable[[str], Path]
@@ -100,14 +102,14 @@ def read_program(launch: Launch, define: Mapping[str, str]) -> tuple[str, str]:
         _accelerate(launch, launcher, options if command.alone else {})
         form = _trainer_options(launch, loose, options)
     else:
-        if form in ("axolotl", "llama-factory"):  # a Trainer's
+        if form in ("axolotl", "llama-factory", "ms-swift"):  # a Trainer's
             _accelerate(launch, launcher, {})
         _FRAMEWORKS[form](launch, loose, options)
     launch.launcher |= launcher
     _launcher_rest(launch)
     if launch.recipe:
         return form, launch.recipe
-    return form, part if command.form in ("trl", "torchtune") else "script" if launch.own_words else ""
+    return form, part if command.form in ("trl", "torchtune", "ms-swift") else "script" if launch.own_words else ""
 
 
 def _defined(define: Mapping[str, str]) -> dict[str, Option]:
@@ -121,11 +123,7 @@ def _defined(define: Mapping[str, str]) -> dict[str, Option]:
 
 def _after_program(words: Any) -> list[Word]:  # noqa: ANN401  a sequence of words
     """A launcher's words without its name, and without a container's or Slurm's ahead of it."""
-    starts = [
-        index
-        for index, word in enumerate(words)
-        if re.search(r"^[^-].*?(accelerate|torchrun|deepspeed|launch|run)$|^launch$", word.text)
-    ]
+    starts = [index for index, word in enumerate(words) if _STARTS.search(word.text)]
     return list(words[starts[-1] + 1 :] if starts else words)
 
 
@@ -154,12 +152,8 @@ def _launcher_rest(launch: Launch) -> None:
     spelled = {one[0] for one in launch.places.values()}
     for name, option in launch.launcher.items():
         key = name.replace("-", "_")
-        if (
-            option.spelled not in spelled
-            and f"--{name}" not in WORLD_OPTIONS
-            and key not in NO_EFFECT | _SWITCHES
-            and name not in NO_EFFECT
-        ):
+        read = option.spelled in spelled or f"--{name}" in WORLD_OPTIONS
+        if not read and key not in NO_EFFECT | _SWITCHES and name not in NO_EFFECT:
             launch.tell(option, "unknown", "of the launcher")
 
 
@@ -224,11 +218,8 @@ def _trainer_options(launch: Launch, loose: list[Word], options: dict[str, Optio
             launch.own_words = launch.own_words or name == "use_lora"
             launch.put(key, option)
         elif _MATTERS.search(name) and option.value not in (False, None):
-            launch.tell(
-                option,
-                "unknown",
-                "the script's own: by its name it may change what is trained or how; flags of predict state it",
-            )
+            note = "the script's own: by its name it may change what is trained or how; flags of predict state it"
+            launch.tell(option, "unknown", note)
         else:
             launch.tell(option, "unknown", "the script's own")
     return form
@@ -258,12 +249,14 @@ def _file_of(launch: Launch, loose: list[Word], form: str, named: Option | None 
     """The settings of the file that the command names first, or by `--config`."""
     name, place = (str(named.value), named.place) if named is not None else (loose[0].text, f"{launch.file}:{loose[0].line}") if loose else ("", launch.file)  # fmt: skip
     if (named.unknown if named is not None else loose[0].unknown if loose else ()) or not name:
-        what = (
-            "the file of its settings is not named"
-            if not name
-            else "the file of its settings hangs on what only a run knows"
+        what = "hangs on what only a run knows" if name else "is not named"
+        launch.faults.append(
+            Fault(
+                place,
+                f"the file of its settings {what}",
+                "its path in the command; --define NAME=VALUE sets a variable",
+            )
         )
-        launch.faults.append(Fault(place, what, "its path in the command; --define NAME=VALUE sets a variable"))
         return
     data, path = _yaml(launch, name, place, form)
     launch.data = {**launch.data, **data}
@@ -340,17 +333,7 @@ def _xtuner(launch: Launch, loose: list[Word], options: dict[str, Option]) -> No
     for name, option in options.items():
         if name == "deepspeed":
             launch.put(name, option)
-        elif name not in (
-            "work-dir",
-            "work_dir",
-            "launcher",
-            "seed",
-            "resume",
-            "auto-scale-lr",
-            "local_rank",
-            "local-rank",
-            "cfg-options",
-        ):
+        elif name.replace("_", "-") not in _OF_XTUNER:
             launch.tell(option, "unknown")
     for word in loose[1:]:
         if "=" in word.text:  # --cfg-options
@@ -374,9 +357,8 @@ def _megatron_bridge(launch: Launch, loose: list[Word], options: dict[str, Optio
         launch.data = merged(launch.data, data)
     if kind == "dora":
         launch.data = with_value(launch.data, "peft._target_", "DoRA")
-    for key in [
-        key for key in options if key in CONTAINED or key.startswith("tensor_") or key.endswith("_parallel_size")
-    ]:
+    degrees = [key for key in options if key.startswith("tensor_") or key.endswith("_parallel_size")]
+    for key in dict.fromkeys([*(key for key in options if key in CONTAINED), *degrees]):
         launch.put(CONTAINED.get(key, f"model.{key}"), options.pop(key))
     _pairs(launch, loose)
     for key, option in options.items():
@@ -384,5 +366,5 @@ def _megatron_bridge(launch: Launch, loose: list[Word], options: dict[str, Optio
 
 
 _FRAMEWORKS: Final[Mapping[str, Callable[[Launch, list[Word], dict[str, Option]], None]]] = {
-    "llama-factory": _llama_factory, "axolotl": _axolotl, "torchtune": _torchtune, "litgpt": _litgpt, "megatron-bridge": _megatron_bridge, "xtuner": _xtuner,
+    "llama-factory": _llama_factory, "ms-swift": _llama_factory, "axolotl": _axolotl, "torchtune": _torchtune, "litgpt": _litgpt, "megatron-bridge": _megatron_bridge, "xtuner": _xtuner,
 }  # fmt: skip

@@ -32,12 +32,19 @@ def launcher_of(stack: Stack) -> Launcher:
     return found
 
 
-def launch_files(plan: InferencePlan, model: Model, cluster: Cluster, stack: Stack) -> dict[str, str]:
-    """Name -> text. The plan has its engine's defaults. Raises PlanError with everything that the engine has no option for."""
+def launch_files(
+    plan: InferencePlan, model: Model, cluster: Cluster, stack: Stack, *, checkpoint: str | None = None
+) -> dict[str, str]:
+    """Name -> text. The plan has its engine's defaults. checkpoint: what its weights are known to be stored in.
+
+    Raises PlanError with everything that the engine has no option for.
+    """
     launcher = launcher_of(stack)
     faults = [*launcher.faults(plan), *_faults(plan, cluster)]
+    if max(plan.pcp, plan.prefill_pcp) > 1 and launcher is VLLM and model.latent is None:
+        faults.append(Fault("inference: pcp", "vLLM parts prompts of models with latents (MLA) alone", "1"))
     PlanError.raise_for(faults)
-    pools = pools_of(plan, model)
+    pools = pools_of(plan, model, quantised=checkpoint == plan.weights)
     extra = {name: text for pool in pools for name, text in launcher.files(pool).items()}
     return {
         "launch.sh": _script(launcher, pools, model, cluster),
@@ -49,8 +56,8 @@ def launch_files(plan: InferencePlan, model: Model, cluster: Cluster, stack: Sta
 def _faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
     """Of plans that no engine here is started for by one command."""
     faults, gpus = [], cluster.gpus_per_node
-    for name, size in (("tp", plan.engine_devices), ("prefill_tp", plan.prefill_tp * plan.prefill_pp)):
-        if size > gpus:
+    for name, pool in (("tp", plan), ("prefill_tp", plan.prefill_pool)):
+        if pool is not None and (size := pool.engine_devices) > gpus:
             problem = (
                 f"an engine of {size} GPUs lies on several nodes of {gpus}, each of which needs a command of its own"
             )

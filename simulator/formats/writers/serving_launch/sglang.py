@@ -21,7 +21,7 @@ def _command(pool: Pool, port: int) -> list[str]:
         "moe-a2a-backend": "deepep" if plan.attention_dp else None,
         "ep-size": plan.tp if plan.experts == "dealt" else None,
         "dtype": "float16" if plan.compute_dtype == "fp16" else "bfloat16",
-        "quantization": "fp8" if plan.weights == "fp8" else None,
+        "quantization": pool.casts,
         "kv-cache-dtype": "fp8_e4m3" if plan.kv_dtype == "fp8" else None,
         "context-length": pool.longest,
         "max-prefill-tokens": pool.tokens,

@@ -64,5 +64,6 @@ TENSORRT_LLM: Final = Launcher(
     mixing=(lambda plan: plan.mixed, "prompts and answers share its steps"),
     cache_of="free",
     quantises=(),
+    reads=" by ModelOpt, or as DeepSeek's fp8 and gpt-oss are",
     router="trtllm-serve disaggregated stands before both pools.",
 )

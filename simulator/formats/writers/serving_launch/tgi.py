@@ -19,7 +19,7 @@ def _command(pool: Pool, port: int) -> list[str]:
         "model-id": "$MODEL",
         "num-shard": plan.tp,
         "dtype": None if plan.weights == "fp8" else "float16" if plan.compute_dtype == "fp16" else "bfloat16",
-        "quantize": "fp8" if plan.weights == "fp8" else None,
+        "quantize": pool.casts,
         "kv-cache-dtype": "fp8_e4m3fn" if plan.kv_dtype == "fp8" else None,
         "max-input-tokens": pool.longest - 1,
         "max-total-tokens": pool.longest,

@@ -90,13 +90,21 @@ def _sources(keys: Keys, known: Family, config: Mapping[str, Any], *, read_as: s
         unread = ", ".join(_unread(keys, config))
         sources["read as"] = f"{read_as}, as --like says{other}" + (f"; not read: {unread}" if unread else "")
     notes = [note["text"] for note in known.notes if keys.evaluate(note.get("when", "True"))]
-    towers = [key for key in ("vision_config", "audio_config") if config.get(key)]
-    notes += (
-        [f"{' and '.join(towers)}: towers and their projectors, weights and time, are no part of the model"]
-        if towers
-        else []
-    )
+    towers = " and ".join(f"{key}{_size(_plain(config[key]))}" for key in _TOWERS if config.get(key))
+    notes += [f"{towers}: towers and their projectors, weights and time, are no part of the model"] if towers else []
     return {**sources, **({"not modelled": "; ".join(notes)} if notes else {})}
+
+
+_TOWERS = ("vision_config", "audio_config")
+_WIDTH, _LAYERS, _INNER = ("embed_dim", "d_model", "hidden_size"), ("depth", "num_hidden_layers", "encoder_layers"), ("intermediate_size", "encoder_ffn_dim")  # fmt: skip
+
+
+def _size(tower: Mapping[str, Any]) -> str:
+    """About its parameters: a layer's four products of attention, and two of an MLP; "" where it says no sizes."""
+    sizes = {key: value for key, value in tower.items() if type(value) is int and 0 < value < 2**20}
+    width, layers, inner = (next((sizes[key] for key in keys if key in sizes), 0) for keys in (_WIDTH, _LAYERS, _INNER))
+    numel = layers * width * (4 * width + 2 * (inner or 4 * width))
+    return f" (some {numel // 10**6:,} million parameters)" if numel else ""
 
 
 def _unread(keys: Keys, config: Mapping[str, Any]) -> list[str]:
@@ -178,7 +186,7 @@ def _language_model(data: dict[str, Any], place: str) -> tuple[dict[str, Any], s
     below = {} if section is None else _object(data[section], f"{place}: {section}")
     if section is not None and isinstance(below.get("text_config"), dict):
         below, section = below["text_config"], f"{section}.text_config"
-    above = {key: data[key] for key in ("tie_word_embeddings",) if data.get(key) is not None}
+    above = {key: data[key] for key in ("tie_word_embeddings", *_TOWERS) if data.get(key) is not None}
     default = {"model_type": classes[own]} if isinstance(own, str) and own in classes else {}
     return {**default, **below, **above}, f"{place}: {section or 'text_config'}"
 
