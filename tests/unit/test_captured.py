@@ -79,6 +79,11 @@ def test_a_compiled_program_runs_on_the_compiled_stack() -> None:
     assert usual_stack(compiled).name == "torch-2.11-compiled"
 
 
+def test_a_complex_product_is_four_real_ones() -> None:
+    (one,) = kernels("aten.bmm.default", [tensor(8, 4, 6, dtype="complex64"), tensor(8, 6, 5, dtype="complex64")], [])
+    assert one.flop == 4 * 8 * 2 * 4 * 6 * 5
+
+
 def test_distances_are_a_product_and_other_sizes_are_known() -> None:
     product, root = kernels("aten._euclidean_dist.default", [tensor(64, 16), tensor(32, 16)], tensor(64, 32))
     assert (product.flop, root.launches) == (2 * 64 * 32 * (16 + 2), 2)
