@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from simulator.base.errors import PlanError
@@ -11,9 +13,10 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving import Batch, Chunk, InferencePlan, StepCosts, check
+from simulator.studies.serving import Batch, Chunk, Deployment, InferencePlan, Request, StepCosts, check
 from simulator.studies.serving.cost import Cost
 from simulator.studies.serving.decoding import batch_of
+from simulator.studies.serving.report import tpot_s, ttft_s
 from simulator.studies.serving.shards import kv_bytes_per_token, stage_shards, weight_bytes
 
 # one domain of NVLink, so that every exchange has one speed
@@ -141,3 +144,16 @@ def test_prompts_are_parted_only_where_it_is_modelled() -> None:
         check(InferencePlan(prefill_pcp=2), model, cluster)
     check(InferencePlan(tp=4, pcp=2), model, cluster)
     check(InferencePlan(tp=8, prefill_tp=4, prefill_pcp=2, prefill_dp=1), model, cluster.with_nodes(2))
+
+
+def test_parted_prompts_are_served() -> None:
+    """A lone request of 8,000 tokens: its first token comes sooner on 4 GPUs than on 1, by less than four times; the next ones later."""
+    model, cluster = Model.load("llama3.2-1b"), Cluster.load("hgx-h100-8")
+    request = [Request(arrival_s=0.0, prompt_tokens=8000, output_tokens=20)]
+    plans = [InferencePlan(pcp=n, max_batched_tokens=8192) for n in (1, 4)]
+    runs = [
+        Deployment.of(model, plan, cluster, Stack.load(plan.stack)).play(request, (0.0, math.inf)) for plan in plans
+    ]
+    ((alone,), (parted,)) = (run.jobs for run in runs)
+    assert ttft_s(alone) / 4 < ttft_s(parted) < 0.7 * ttft_s(alone)
+    assert (tpot_s(parted) or 0.0) > (tpot_s(alone) or 0.0)

@@ -11,8 +11,6 @@ import numpy as np
 
 from simulator.base.remembered import recent
 from simulator.base.units import format_bytes
-from simulator.spec.calibration import Calibration
-from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
@@ -72,9 +70,8 @@ def deployed_once(server: Server) -> Deployment:
 
 @recent(_MAX_CACHED)
 def _deployed(model: Model, plan: InferencePlan, cluster: Cluster, stack: Stack) -> Deployment:
-    calibration = Calibration.for_device(cluster.device)
     check(plan, model, cluster)
-    return Deployment.of(model, plan, cluster, stack, calibration, calibration.links or default_curves())
+    return Deployment.of(model, plan, cluster, stack)
 
 
 def runs_of(server: Server) -> tuple[tuple[ServedRun, ...], Batch]:

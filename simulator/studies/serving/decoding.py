@@ -11,7 +11,7 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.studies.serving.batch import Batch, busiest_rank
 from simulator.studies.serving.costs import StepCosts
-from simulator.studies.serving.groups import pipeline_shape, tensor_shape
+from simulator.studies.serving.groups import context_shape, pipeline_shape, tensor_shape
 from simulator.studies.serving.mixers import state_bytes
 from simulator.studies.serving.report import DecodeStep
 from simulator.studies.serving.shards import idle_expert_bytes, layer_kv_bytes, part_bytes, weight_bytes
@@ -72,11 +72,13 @@ def sigmas_of(costs: StepCosts, batch: Batch, calibration: Calibration, curves: 
 
 
 def _collectives_sigma(costs: StepCosts, batch: Batch, curves: LinkCurves) -> float:
-    """Of the all-reduces behind attention and MLP, or of the messages between stages where there are none."""
+    """Of the all-reduces behind attention and MLP, of gathered keys, or of the messages between stages where there are none."""
     plan, cluster, nccl = costs.plan, costs.cluster, costs.stack.software()
     if plan.engine_devices == 1:
         return 0.0
     size = batch.tokens * costs.model.d_model * DTYPE_BYTES[plan.compute_dtype]
+    if plan.pcp > 1:
+        return collective_sigma("all_gather", size, context_shape(plan, cluster), cluster, curves, nccl=nccl)
     if plan.tp == 1:
         return collective_sigma("send_recv", size, pipeline_shape(plan, cluster, 0), cluster, curves, nccl=nccl)
     return collective_sigma("all_reduce", size, tensor_shape(plan, cluster), cluster, curves, nccl=nccl)

@@ -9,7 +9,7 @@ from functools import partial
 
 from simulator.base.sums import summed
 from simulator.spec.calibration import Calibration
-from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.engine import Engine as SpecEngine
@@ -55,10 +55,12 @@ class Deployment:
         plan: InferencePlan,
         cluster: Cluster,
         stack: Stack,
-        calibration: Calibration,
-        curves: LinkCurves,
+        calibration: Calibration | None = None,
+        curves: LinkCurves | None = None,
     ) -> Deployment:
-        """Of a plan that has been checked. Raises StackError or CalibrationError where a price is missing."""
+        """Of a plan that has been checked. None: the device's. Raises StackError or CalibrationError where a price is missing."""
+        calibration = calibration or Calibration.for_device(cluster.device)
+        curves = curves or calibration.links or default_curves()
         made = partial(cls.of, model, cluster=cluster, stack=stack, calibration=calibration, curves=curves)
         pool = plan.prefill_pool
         if pool is not None:

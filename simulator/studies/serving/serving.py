@@ -15,7 +15,7 @@ from simulator.base.sums import summed
 from simulator.base.units import counted, format_bytes, format_number
 from simulator.predict.prediction import Source
 from simulator.spec.calibration import Calibration
-from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
@@ -73,17 +73,8 @@ def serve(  # noqa: PLR0913  one a noun
     return _played(setting, run, origins)
 
 
-@remembered(1)  # the same plan at other rates, one after the other: its steps have been priced
-def _deployed(
-    model: Model,
-    plan: InferencePlan,
-    cluster: Cluster,
-    stack: Stack,
-    calibration: Calibration | None,
-    curves: LinkCurves | None,
-) -> Deployment:
-    calibration = calibration or Calibration.for_device(cluster.device)
-    return Deployment.of(model, plan, cluster, stack, calibration, curves or calibration.links or default_curves())
+# The same plan at other rates, one after the other: its steps have been priced
+_deployed = remembered(1)(Deployment.of)
 
 
 @dataclass(frozen=True, kw_only=True)

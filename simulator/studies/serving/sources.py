@@ -51,7 +51,7 @@ def assumptions(costs: StepCosts, *, handed_over: bool = False) -> tuple[str, ..
     found += [_OF_LATENTS] if model.latent is not None else []
     found += [_OF_GUESSES] if plan.speculative != "none" else []
     found += [_OF_MTP] if model.mtp_layers and plan.speculative != "mtp" else []
-    columns = model.experts.d_ff // plan.tp if model.experts and plan.experts == "split" else 0
+    columns = model.experts.d_ff // (plan.tp * plan.pcp) if model.experts and plan.experts == "split" else 0
     return tuple([*found, _OF_BLOCKS.format(columns)] if plan.weights == "fp8" and columns % _BLOCK else found)
 
 

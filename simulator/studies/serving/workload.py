@@ -26,7 +26,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One request. output_tokens: of its answer, all of which it gets. line: of the trace that it stands on; 0: drawn.
 
@@ -99,7 +99,7 @@ class Requests(Sequence[Request]):
 
     @override
     def __iter__(self) -> Iterator[Request]:
-        return map(_request, self._arrivals_s, *self._counts)
+        return map(Request, self._arrivals_s, *self._counts)
 
     @overload
     def __getitem__(self, index: int) -> Request: ...
@@ -109,7 +109,7 @@ class Requests(Sequence[Request]):
     def __getitem__(self, index: int | slice) -> Request | Sequence[Request]:
         if isinstance(index, slice):
             return Requests(self._arrivals_s[index], *(each[index] for each in self._counts))
-        return _request(self._arrivals_s[index], *(each[index] for each in self._counts))
+        return Request(self._arrivals_s[index], *(each[index] for each in self._counts))
 
 
 class Uniform(Strict):
@@ -297,7 +297,7 @@ class Workload(Strict):
         for i, ((new, answer), at_s) in enumerate(zip(lengths, self._begin_s(len(lengths)), strict=True)):
             before = said[i % users] if i // users % self.turns else prefix
             prompt, cached = before + new, before if found[i] else 0
-            yield _request(float(at_s), prompt, answer, 0, cached, min(cached, prefix))
+            yield Request(float(at_s), prompt, answer, 0, cached, min(cached, prefix))
             said[i % users] = prompt + answer
 
     def _gaps(self, arrivals: np.random.Generator, count: int) -> Floats:
@@ -320,24 +320,13 @@ class Workload(Strict):
             at_s += float(apart[i]) if i > which.start else 0.0
             prompt = context + new
             cached = context if found[i] else 0
-            yield _request(at_s, prompt, answer, 0, cached, min(cached, prefix))
+            yield Request(at_s, prompt, answer, 0, cached, min(cached, prefix))
             context = prompt + answer
 
 
 def _streams(seed: int) -> list[np.random.Generator]:
     """Of arrivals, prompts, answers, hits and gaps between turns."""
     return [np.random.default_rng(each) for each in np.random.SeedSequence(seed).spawn(5)]
-
-
-def _request(at_s: float, prompt: int, output: int, line: int = 0, cached: int = 0, shared: int = 0) -> Request:
-    return Request(
-        arrival_s=at_s,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        line=line,
-        cached_tokens=cached,
-        shared_tokens=shared,
-    )
 
 
 def _drawn(lengths: Lengths, rng: np.random.Generator, count: int) -> Iterable[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Final, Self
 
 from pydantic import Field
@@ -59,7 +59,7 @@ class Player:
 
     def __init__(self, study: ServingSearch) -> None:
         self.study = study
-        self._shares: dict[int, Sequence[Request]] = {}
+        self.share = cache(self._share)
         self._deployed: dict[object, Deployment] = {}
         self._capacities: dict[object, float] = {}
         self._plays: dict[object, Play] = {}
@@ -79,13 +79,9 @@ class Player:
     def _num_warmup(self) -> int:
         return math.floor(self.study.workload.warmup * len(self.requests))
 
-    def share(self, engines: int) -> Sequence[Request]:
+    def _share(self, engines: int) -> Sequence[Request]:
         """As many requests of the same lengths at an engine's share of the rate."""
-        found = self._shares.get(engines)
-        if found is None:
-            rate = self.study.rate / engines
-            found = self._shares[engines] = self.study.workload.model_copy(update={"rate": rate}).requests()
-        return found
+        return self.study.workload.model_copy(update={"rate": self.study.rate / engines}).requests()
 
     def missing_bytes(self, layout: InferencePlan) -> int:
         """What is short in memory; 0 where it fits."""
