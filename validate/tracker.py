@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from validate.torch_private import FSDPMemTracker, MemTracker, running_node
 
-ADD, DEVICE = torch.ops.aten.add.Tensor, torch.ops.prim.device.default
+ADD = torch.ops.aten.add.Tensor
 # The tracker's labels -> this project's categories. Gradients not yet reduced, and most of what a backward makes, are
 # "Temp" to it until FSDP's post-backward or the accumulation names them.
 CATEGORIES = {
@@ -95,11 +95,8 @@ class _Phases:
         """Where autograd adds a gradient to another, it makes a third under any mode of dispatch, and none without.
 
         Only to a tensor that nothing else holds, which a view's base does (torch/csrc/autograd/input_buffer.cpp,
-        can_accumulate_inplace): where something else does, the operator behind sees both still. Two calls in three only
-        ask a fake tensor for its device, which makes nothing.
+        can_accumulate_inplace): where something else does, the operator behind sees both still.
         """
-        if func is DEVICE:
-            return func(*args)
         number = running_node()
         self.in_place = func is ADD and not args[0]._is_view() and self._waited(args[0], number)  # noqa: SLF001
         try:

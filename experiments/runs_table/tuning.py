@@ -79,16 +79,20 @@ def _sft_trainer(row: RunRow) -> Tuned:
 
 
 def _finetune_py(row: RunRow) -> Tuned:
-    """github:QwenLM/Qwen, finetune.py: peft before 0.8 leaves adapters in the base's dtype; rank 64, dropout 0.05, all linear layers.
+    """github:QwenLM/Qwen, finetune.py: rank 64, dropout 0.05, all linear layers.
 
-    modeling_qwen.py: 16-bit logits are copied without their last rows and not cast; autocast casts what nll_loss reads. Q-LoRA: GPTQ
-    int4 in fp16 under DeepSpeed's ZeRO-2, also on one GPU, since errors came of torch's autocast (finetune_qlora_single_gpu.sh,
-    ds_config_zero2.json), and so does LoRA over nodes (finetune_lora_ds.sh; README: LoRA without "emb" leaves embedding and head). All weights: ZeRO-3, also on one GPU (finetune_ds.sh, ds_config_zero3.json). DeepSpeed runs no autocast.
+    Pairs are in fp32, as peft 0.5 leaves them (tuners/lora.py: `self.to(self.weight.device)`; 0.6, of November 2023, casts them to the
+    base's dtype, and the page's profile is of October); DeepSpeed's engine casts them. modeling_qwen.py: flash-attention's rotary
+    kernel on fp32 copies, as many bytes as a complex product; 16-bit logits are copied without their last rows and not cast;
+    autocast casts what nll_loss reads. Q-LoRA: GPTQ int4 in fp16 under DeepSpeed's ZeRO-2, also on one GPU, since errors came of
+    torch's autocast (finetune_qlora_single_gpu.sh, ds_config_zero2.json), and so does LoRA over nodes (finetune_lora_ds.sh; README:
+    LoRA without "emb" leaves embedding and head). All weights: ZeRO-3, also on one GPU (finetune_ds.sh, ds_config_zero3.json).
     """
     method = _noted(row, r"method=([^;]*)")
     half = "fp16" if method == "Q-LoRA" else "bf16"
     by_torch = method in ("LoRA", "LoRA (emb)")
     settings: Settings = {"stack.loss": "shifted_nll" if by_torch else "shifted", "plan.peft": "full"}
+    settings["stack.rope"] = "complex_fp32"
     memory = None if row.mem_value is None else row.mem_value / (row.n_gpus or 1)  # the table's is the sum over GPUs
     row = replace(
         row, notes="", framework="HF Trainer", mem_value=memory, global_batch=row.global_batch or 8 * (row.n_gpus or 1)
@@ -101,8 +105,14 @@ def _finetune_py(row: RunRow) -> Tuned:
         "plan.lora_dropout": 0.05,
     }
     settings |= {"plan.master_dtype": half, "plan.optimizer_dtype": "bf16", "plan.optimizer_impl": "foreach"}
-    if method == "LoRA (emb)":
+    if method == "LoRA (emb)":  # a plan has one dtype for what is trained: the copies of both are in bf16
         settings["plan.train_modules"] = ("embedding", "lm_head")
+    elif by_torch:
+        settings |= {"plan.master_dtype": "fp32", "plan.optimizer_dtype": "fp32"}
+    if method == "LoRA (multinode)":
+        # The page says that all runs have batches of 1; finetune_lora_ds.sh, its script for several nodes, has 2, and the memory of
+        # each of the six lengths is that of 2
+        row = replace(row, micro_batch=2, global_batch=16 * (row.n_gpus or 1))
     if method == "Q-LoRA":
         settings |= {"plan.base_weights": "gptq", "stack.dequantised": "operators"}
     if method in ("Q-LoRA", "LoRA (multinode)"):

@@ -59,7 +59,8 @@ class Gemm:
 
     layout: tn is y = x Wᵀ (forward), nn the data gradient, nt the weight gradient (cuBLAS names, row-major inputs).
     accumulate_fp32: the output is added to an fp32 buffer (Megatron's fused weight gradient).
-    grouped: the products of a rank's experts, whose rows may differ; launches: as one kernel, or one each.
+    grouped: the products of a rank's experts, whose rows may differ; launches: as one kernel, or one each; 0: by the
+    call that launched the kernel before it.
     by_blocks: fp8 operands have a scale for each 128 elements, which the sums meet every 128 products, or for each 32 (MXFP8).
     split_accumulator: fp8 sums leave the tensor cores for fp32 registers on the way (cuBLAS without fast accumulation).
     """

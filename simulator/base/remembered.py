@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 MadeT = TypeVar("MadeT")
 
 
-class _Same:
+class Same:
     """Equal to what holds the very same object, which stays alive as long as this does."""
 
     __slots__ = ("one",)
@@ -22,7 +22,7 @@ class _Same:
         return id(self.one)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.one is other.one
+        return isinstance(other, Same) and self.one is other.one
 
 
 def remembered(count: int) -> Callable[[Callable[..., MadeT]], Callable[..., MadeT]]:
@@ -30,12 +30,12 @@ def remembered(count: int) -> Callable[[Callable[..., MadeT]], Callable[..., Mad
 
     def decorate(make: Callable[..., MadeT]) -> Callable[..., MadeT]:
         @lru_cache(maxsize=count)
-        def found(*arguments: _Same) -> MadeT:
+        def found(*arguments: Same) -> MadeT:
             return make(*(each.one for each in arguments))
 
         @wraps(make)
         def call(*arguments: Any) -> MadeT:  # noqa: ANN401  as `make`
-            return found(*map(_Same, arguments))
+            return found(*map(Same, arguments))
 
         return call
 

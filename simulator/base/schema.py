@@ -43,7 +43,7 @@ else:
 
 
 _MOST_PARTS: Final = 32
-_LONGEST_BITS: Final = 13_288  # 4,000 digits; Python prints 4,300
+_LONGEST_BITS: Final = 128  # of a whole number: TOML has 64, and products of a few still are floats
 _DOTTED = re.compile(
     rf"""(?:^|[{{,\[])[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{_MOST_PARTS}}}""", re.MULTILINE
 )
@@ -256,7 +256,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def refuse_long_numbers(data: object) -> None:
-    """Raises ValueError where plain data hold a whole number that Python does not print: hexadecimal ones are read at any length."""
+    """Raises ValueError where plain data hold a whole number beyond all counts: hexadecimal ones are read at any length."""
     left = [data]
     while left:
         match left.pop():
@@ -265,7 +265,7 @@ def refuse_long_numbers(data: object) -> None:
             case list() as several:
                 left += several
             case int() as number if number.bit_length() > _LONGEST_BITS:
-                msg = "a number of more than 4,000 digits"
+                msg = "a whole number beyond 2**128"
                 raise ValueError(msg)
 
 
@@ -325,7 +325,9 @@ def unreadable(path: Path, exc: OSError | UnicodeDecodeError) -> Fault:
 
 
 def _refuse_non_finite(data: object, place: str, error: type[InputError]) -> None:
-    faults = [Fault(place=f"{place}: {p}", problem="is not a finite number") for p in _non_finite(data, "")]
+    faults = [
+        Fault(place=f"{place}: {p}", problem="is not a finite number below 2**128") for p in _non_finite(data, "")
+    ]
     error.raise_for(faults)
 
 
@@ -334,4 +336,5 @@ def _non_finite(data: object, path: str) -> list[str]:
         return [p for k, v in data.items() for p in _non_finite(v, f"{path}.{k}" if path else str(k))]
     if isinstance(data, list):
         return [p for i, v in enumerate(data) for p in _non_finite(v, f"{path}[{i}]")]
-    return [path] if isinstance(data, float) and not math.isfinite(data) else []
+    too_large = isinstance(data, int) and data.bit_length() > _LONGEST_BITS
+    return [path] if too_large or (isinstance(data, float) and not math.isfinite(data)) else []

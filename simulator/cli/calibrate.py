@@ -160,9 +160,7 @@ def burn_in(*, as_json: bool, **options: Any) -> int:  # noqa: ANN401  one type 
 @click.option("--device", metavar="NAME|FILE", help="The device, where the samples name an unknown one.")
 @click.option("--cluster", metavar="NAME|FILE", help="The cluster that logs and collectives on GPUs are of.")
 @click.option("--noisy", is_flag=True, help="Fit samples of grade F too: taken while the machine did something else.")
-@click.option(
-    "--keep", is_flag=True, help="Also keep it as this device's own: predictions take it without --calibration."
-)
+@click.option("--keep", is_flag=True, help="Also keep it as this device's own: predictions take it without --calibration.")  # fmt: skip
 def fit(
     *, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str | None, noisy: bool, keep: bool
 ) -> int:
@@ -177,9 +175,7 @@ def fit(
 @click.option("--baseline", multiple=True, type=FILE, metavar="OLD", help="Samples of an earlier run; repeatable.")
 @click.option("--history", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER", help="Earlier runs.")
 @click.option("--keep", is_flag=True, help="Add SAMPLES to the --history.")
-@click.option(
-    "--threshold", type=FiniteRange(0.001, 10), default=0.05, show_default=True, help="Smaller changes are none."
-)
+@click.option("--threshold", type=FiniteRange(0.001, 10), default=0.05, show_default=True, help="Smaller changes are none.")  # fmt: skip
 @click.option("--junit", type=FILE, metavar="FILE", help="Also write JUnit's XML: a test case for each part.")
 @click.option("--prometheus", type=FILE, metavar="FILE", help="Also write gauges for a textfile collector.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Also draw all runs over time: .png, .svg or .pdf.")
@@ -198,9 +194,7 @@ def check(samples: tuple[Path, ...], **options: Any) -> int:  # noqa: ANN401  on
 
 @command.command("fleet", help=_FLEET_HELP)
 @click.argument("samples", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="SAMPLES...")
-@click.option(
-    "--threshold", type=FiniteRange(0.001, 10), default=0.05, show_default=True, help="Smaller differences are none."
-)
+@click.option("--threshold", type=FiniteRange(0.001, 10), default=0.05, show_default=True, help="Smaller differences are none.")  # fmt: skip
 @click.option("--plot", type=FILE, metavar="FILE", help="Also draw the nodes beside each other: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `worse`, `nodes`.")
 def fleet(*, samples: tuple[Path, ...], threshold: float, plot: Path | None, as_json: bool) -> int:
@@ -213,9 +207,7 @@ def fleet(*, samples: tuple[Path, ...], threshold: float, plot: Path | None, as_
 @command.command("diff", help=_DIFF_HELP)
 @click.argument("old", type=FILE)
 @click.argument("new", type=FILE)
-@click.option(
-    "--study", "studies", multiple=True, type=FILE, metavar="STUDY.toml", help="Predict it with either; repeatable."
-)
+@click.option("--study", "studies", multiple=True, type=FILE, metavar="STUDY.toml", help="Predict it with either; repeatable.")  # fmt: skip
 @click.option("--cluster", metavar="NAME|FILE", help="The cluster that collectives on GPUs are of. [the study's]")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `changed`, `parts`, `studies`.")
 def diff(*, old: Path, new: Path, studies: tuple[Path, ...], cluster: str | None, as_json: bool) -> int:
@@ -228,18 +220,8 @@ def diff(*, old: Path, new: Path, studies: tuple[Path, ...], cluster: str | None
 @command.command("learn", help=_LEARN_HELP)
 @click.argument("runs", type=FILE, metavar="RUNS.csv")
 @click.option("-o", "--out", type=FILE, default=Path("mine"), show_default=True, metavar="OUT")
-@click.option(
-    "--traces",
-    multiple=True,
-    metavar="ID=TRACE.json",
-    help="torch.profiler's trace of one rank's step of that row; repeatable.",
-)
-@click.option(
-    "--stack-file",
-    type=FILE,
-    metavar="OUT.toml",
-    help="Also write a stack with what was learned of kernels and host, from at most 6 runs of one stack and one kind of GPU.",
-)
+@click.option("--traces", multiple=True, metavar="ID=TRACE.json", help="torch.profiler's trace of one rank's step of that row; repeatable.")  # fmt: skip
+@click.option("--stack-file", type=FILE, metavar="OUT.toml", help="Also write a stack with what was learned of kernels and host, from at most 6 runs of one stack and one kind of GPU.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `coefficients`, `runs`, `next`.")
 def learn(*, runs: Path, out: Path, traces: tuple[str, ...], stack_file: Path | None, as_json: bool) -> int:
     """Fit coefficients to measured steps, print and write them."""

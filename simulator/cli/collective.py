@@ -43,9 +43,7 @@ of another choice; the exact sizes stand below the table. --compare puts what nc
 @cluster_option(default="hgx-h100-8", show_default=True)
 @click.option("--nodes", type=click.IntRange(1, MAX_NODES), help="How many of the cluster's nodes. [the file's]")
 @click.option("--group", type=click.IntRange(min=2), metavar="N", help="Ranks of the group, the first N. [all]")
-@click.option(
-    "--per-node", type=click.IntRange(min=1), metavar="K", help="Groups of K ranks on every node, all at once."
-)
+@click.option("--per-node", type=click.IntRange(min=1), metavar="K", help="Groups of K ranks on every node, all at once.")  # fmt: skip
 @fabric_option
 @click.option("--size", default="8B:8GB", show_default=True, metavar="SIZE[:SIZE]", help="One size, or from:to.")
 @click.option("--factor", default=2.0, show_default=True, type=FiniteRange(min=1.01), help="Between sizes.")
@@ -53,13 +51,7 @@ of another choice; the exact sizes stand below the table. --compare puts what nc
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="NCCL's variables, as in a shell. May be repeated.")
 @click.option("--tuner", type=click.Path(path_type=Path), metavar="CSV", help="A tuner's table, as NCCL's example's.")
 @click.option("--stack", metavar="NAME|FILE", help="Whose version and variables; --nccl and --env come on top.")
-@click.option(
-    "--compare",
-    multiple=True,
-    type=FILE,
-    metavar="LOG",
-    help="What nccl-tests printed, or its JSON (-J): its sizes, ranks and nodes, with times and errors beside. May be repeated.",
-)
+@click.option("--compare", multiple=True, type=FILE, metavar="LOG", help="What nccl-tests printed, or its JSON (-J): its sizes, ranks and nodes, with times and errors beside. May be repeated.")  # fmt: skip
 @click.option("--bucket", metavar="SIZE", help="Also: the same bytes in calls of this size, one after the other.")
 @click.option("--calibration", metavar="NAME|FILE", help="Whose links. [as shipped; `ideal`: the closed forms]")
 @click.option("--plot", "picture", type=FILE, metavar="OUT.png|OUT.svg", help="Draw it.")

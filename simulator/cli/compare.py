@@ -53,9 +53,7 @@ Exit codes: 0 compared, 2 usage, 3 bad input."""
 
 @click.command("compare", help=_HELP)
 @click.argument("studies", nargs=-1, type=click.Path(path_type=Path), metavar="[STUDY.toml|CAPTURE]...")
-@click.option(
-    "--what-if", "variants", multiple=True, metavar="KEY=VALUE[,KEY=VALUE...]", help="A variant of the first."
-)
+@click.option("--what-if", "variants", multiple=True, metavar="KEY=VALUE[,KEY=VALUE...]", help="A variant of the first.")  # fmt: skip
 @of_all_studies
 @tokens_option
 @placement_option

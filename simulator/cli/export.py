@@ -37,9 +37,7 @@ Exit codes: 0 written, 2 usage, 3 bad input, or not expressible."""
 @click.option("--to", "form", required=True, metavar="|".join((*FORMATS, KIT, CHAKRA)), help="The format to write.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE|DIR", help="[stdout]")
 @click.option("--hosts", metavar="HOSTLIST", help="launch-kit: the nodes' names, as node[1-8].")
-@click.option(
-    "--topology", metavar="SOURCE", help="launch-kit: one node, as for `shardwise topo`: bus ids, cards, cores."
-)
+@click.option("--topology", metavar="SOURCE", help="launch-kit: one node, as for `shardwise topo`: bus ids, cards, cores.")  # fmt: skip
 @placement_option
 @plan_file_options
 @input_options

@@ -72,18 +72,12 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @click.option("--global-batch", type=click.IntRange(1, 2**31), required=True, help="Sequences a step.")
 @click.option("--seq-len", type=click.IntRange(1, 2**31), required=True, help="Tokens a sequence.")
 @click.option("--max-gpus", type=click.IntRange(min=1), help="No plan on more devices.")
-@click.option(
-    "--fix", "fixes", multiple=True, metavar="FIELD=V[,V...]", help="Values that a field of the plan may take."
-)
-@click.option(
-    "--stack", metavar="NAME|FILE[,...]", help="Software stacks; each decides which plans are tried. [the usual four]"
-)
+@click.option("--fix", "fixes", multiple=True, metavar="FIELD=V[,V...]", help="Values that a field of the plan may take.")  # fmt: skip
+@click.option("--stack", metavar="NAME|FILE[,...]", help="Software stacks; each decides which plans are tried. [the usual four]")  # fmt: skip
 @click.option("--calibration", metavar="NAME|FILE", help="A calibration; `ideal` or `datasheet`. [the device's own]")
 @click.option("--rank", "objective", type=click.Choice(OBJECTIVES), default="step", show_default=True, help="By what.")
 @click.option("--top", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Plans in the table.")
-@click.option(
-    "--all", "every", is_flag=True, help="Every good plan, not the best of each layout; proven to the last row."
-)
+@click.option("--all", "every", is_flag=True, help="Every good plan, not the best of each layout; proven to the last row.")  # fmt: skip
 @click.option("--fits-only", is_flag=True, help="Only plans whose memory surely fits: no tight ones.")
 @click.option("--journal", type=FILE, metavar="FILE", help="Keep, and resume.")
 @click.option("--export", "exported", type=FILE, metavar="FILE.csv|.json|.parquet")

@@ -48,21 +48,9 @@ them, speeds from data sheets. A SLURM tree becomes one with --node, the cluster
 @click.option("--device", metavar="NAME", help="The GPUs of a matrix, which does not name them: gives speeds.")
 @click.option("--save", type=FILE, metavar="OUT.toml", help="Write a cluster file; needs --device.")
 @click.option("--node", "node", metavar="NAME|FILE", help="The node below a SLURM tree: a preset or a .toml.")
-@click.option(
-    "--hosts", default="", metavar="HOSTLIST", help="The nodes of a job in a SLURM tree, as node[1-8,33-40]. [all]"
-)
-@click.option(
-    "--oversubscription",
-    type=FiniteRange(min=1.0, max=1000.0),
-    metavar="X",
-    help="Of a SLURM tree's leaves, downlinks over uplinks: SLURM does not say. [1, marked as unknown]",
-)
-@click.option(
-    "--draw",
-    type=FILE,
-    metavar="OUT.png|OUT.svg",
-    help="Draw a node and its links; a matrix or XML needs --device. `predict --links` adds a plan's loads.",
-)
+@click.option("--hosts", default="", metavar="HOSTLIST", help="The nodes of a job in a SLURM tree, as node[1-8,33-40]. [all]")  # fmt: skip
+@click.option("--oversubscription", type=FiniteRange(min=1.0, max=1000.0), metavar="X", help="Of a SLURM tree's leaves, downlinks over uplinks: SLURM does not say. [1, marked as unknown]")  # fmt: skip
+@click.option("--draw", type=FILE, metavar="OUT.png|OUT.svg", help="Draw a node and its links; a matrix or XML needs --device. `predict --links` adds a plan's loads.")  # fmt: skip
 @partial(answer_options, json_help="Write JSON (docs/reference/topology-sources.md).")
 def command(
     source: str,

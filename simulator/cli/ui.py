@@ -28,9 +28,7 @@ Exit codes: 0 at Ctrl-C, 2 usage, 3 bad input."""
 @click.command("ui", help=_HELP)
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
 @click.option("--port", type=click.IntRange(0, 65_535), default=0, show_default=True, help="0: any that is free.")
-@click.option(
-    "--folder", type=click.Path(path_type=Path), metavar="DIR", help="Keep runs here, and list those of before."
-)
+@click.option("--folder", type=click.Path(path_type=Path), metavar="DIR", help="Keep runs here, and list those of before.")  # fmt: skip
 def command(study: Path | None, *, port: int, folder: Path | None) -> int:
     """Serve until Ctrl-C."""
     from simulator.cli.ui_runs import Runs

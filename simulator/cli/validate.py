@@ -40,11 +40,7 @@ Exit codes: 0 done, 2 usage, 3 bad input, 5 the run failed, 130 interrupted."""
 @command.command("run", help=_RUN)
 @click.argument("study", required=False, metavar="[STUDY.toml]")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS]")
-@click.option(
-    "--program",
-    metavar="SCRIPT.py|MODULE:FUNCTION",
-    help="A program instead of a plan, with ARGS; it is captured too, and compared.",
-)
+@click.option("--program", metavar="SCRIPT.py|MODULE:FUNCTION", help="A program instead of a plan, with ARGS; it is captured too, and compared.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Processes of a --program.")
 @click.option("--capture", type=FILE, metavar="FILE", help="The --program's capture. [made now]")
 @click.option("--mode", type=click.Choice(["full", "solo", "cpu", "fake"]), default="fake", show_default=True)

@@ -127,13 +127,14 @@ def write_history(  # noqa: PLR0913  what a history hangs on
     layer by which the host runs ahead of the device.
     """
     shard, buffers = shard_of(stack.stored(model), plan, stage), implementation_of(plan).buffers(plan, library)
-    step = StepWriter(shard, plan, stack, blocks, buffers, stage, lead)
-    early = plan.traits.master_copy  # their optimizers make their state when they are built
+    step = StepWriter(shard, plan, stack, blocks, buffers, stage)
+    early = plan.traits.states_when_built
     step.persistent(workspaces, optimizer_state=early or steps == 1)
     count = filling(plan.pipeline_schedule, plan.pp, plan.num_micro_batches)
     script = step.script(count)
     if steps == 2:
         step.step(script, count, first=not early)
+    step.writer.lead = lead  # no host is ahead in the first step, where kernels are loaded and the driver gives memory
     steady = len(step.writer.events)
     step.step(script, count)
     writer = step.writer

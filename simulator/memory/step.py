@@ -56,14 +56,13 @@ class StepWriter:
         blocks: ModelBlocks,
         buffers: Callable[[Storages, Model, Plan], Buffers],
         stage: int = 0,
-        lead: int = 0,
     ) -> None:
-        self.writer = Writer(lead)
+        self.writer = Writer()
         self.model, self.plan, self._stack, self.stage = model, plan, stack, stage
         self._parts = parts_of(model)
         self._names, self._kinds = body_names(model), model.body
         self._messages = Messages(self.writer, plan, blocks.layer.input_bytes, stage)
-        self._resident = resident_tensors(model, plan)
+        self._resident, self._copies = resident_tensors(model, plan), int(plan.traits.master_copy)
         self.buffers = buffers(self.writer, model, plan)
         self._parameter_bytes = DTYPE_BYTES[gradient_dtype(plan, stack)]
         self.buffers.whole_table_numel = whole_table_numel(model, blocks)
@@ -79,14 +78,14 @@ class StepWriter:
         self._graded = set[int]()  # chunks that have gradients, to which a later micro-batch adds its own
 
     def persistent(self, workspaces: Sequence[int] = (), *, optimizer_state: bool) -> None:
-        """What exists before a step: one storage a tensor. `optimizer_state`: not only after the first step.
+        """What exists before a step: one storage a tensor. `optimizer_state`: not only after the first step; the fp32 copy does.
 
         workspaces: of the libraries' handles, taken by a thread's first product: the forward's, then the backward's.
         """
         self.writer.at("start", 0, "", "persistent state")
         for category, sizes in self._resident.items():
-            if category != "optimizer_state" or optimizer_state:
-                self.writer.alloc_each(sizes, category)
+            later = category == "optimizer_state" and not optimizer_state
+            self.writer.alloc_each(sizes[: self._copies] if later else sizes, category)
         tokens = self.plan.micro_batch_size * self.plan.seq_len // self.plan.cp
         tokens *= self._messages.micro_batches_here
         self._inputs = self.writer.alloc(tokens * 8, "inputs")
@@ -130,7 +129,7 @@ class StepWriter:
         self.writer.catch_up()
 
     def _state(self) -> None:
-        self.writer.alloc_each(self._resident["optimizer_state"], "optimizer_state")
+        self.writer.alloc_each(self._resident["optimizer_state"][self._copies :], "optimizer_state")
 
     # -- passes
 

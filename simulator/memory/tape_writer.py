@@ -68,8 +68,9 @@ class TapeWriter:
         tag = TAG["loss" if op.category == "loss" else "activations"]
         for tensor in op.outputs:
             self.slots[tensor.name] = self._alloc(tensor.num_bytes, tag)
-        if self.records and scatters(op.forward_exchanges):
-            self._recorded.update(self.slots[name] for name in op.inputs)
+        if self.records and op.forward_exchanges:
+            ends = op.inputs if op.category == "gemm" else (*op.inputs, *(tensor.name for tensor in op.outputs))
+            self._recorded.update(self.slots[name] for name in ends)
         self._temporary(op.forward_temporary_bytes)
 
     def _drop(self, name: str) -> None:
@@ -122,7 +123,10 @@ class TapeWriter:
             added = self._parameter_gradients(op, parameter_bytes, kept=kept)
         for slot in added:  # one node of the graph made both
             self._free(slot)
-        self._temporary(op.backward_temporary_bytes, recorded=self.records and scatters(op.backward_exchanges))
+        scattered = self.records and scatters(op.backward_exchanges)
+        if self.records and op.backward_exchanges:
+            self._recorded.update([slot for _, slot in made] if scattered else incoming)
+        self._temporary(op.backward_temporary_bytes, recorded=scattered)
         self._hand_on(op, incoming, made)
 
     def _incoming(self, op: Op) -> list[int]:

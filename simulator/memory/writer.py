@@ -14,9 +14,9 @@ Mark = tuple[int, str, int, str, str]  # (event index, phase, micro-batch, unit,
 class Writer:
     """Collects events and the moments at which ops begin: the `Storages` of a step."""
 
-    def __init__(self, lead: int = 0) -> None:
-        """lead: passes of a block by which the host is ahead of the device."""
-        self._lead, self._passes = lead, 0
+    def __init__(self) -> None:
+        self.lead = 0  # passes of a block by which the host is ahead of the device
+        self._passes = 0
         self.events: list[Event] = []
         self.marks: list[Mark] = []
         self.num_slots = 0
@@ -50,16 +50,16 @@ class Writer:
 
     def catch_up(self) -> None:
         """The device has done all that was launched."""
-        for number in range(max(1, self._passes - self._lead + 1), self._passes + 1) if self._lead else ():
+        for number in range(max(1, self._passes - self.lead + 1), self._passes + 1) if self.lead else ():
             self.happened(_FIRST + number)
 
     def play(self, part: Part, base: int, given: int, gradient: int, start: int = 0, end: int | None = None) -> None:
         """Append events `start` to `end` of a tape's part whose slots begin at `base`."""
         outside = {INPUT: given, GRADIENT: gradient}
         self._passes += 1
-        if self._passes > self._lead > 0:
-            self.happened(_FIRST + self._passes - self._lead)
-        recorded = _FIRST + self._passes if self._lead else COMPUTE
+        if self._passes > self.lead > 0:
+            self.happened(_FIRST + self._passes - self.lead)
+        recorded = _FIRST + self._passes if self.lead else COMPUTE
         shift = len(self.events) - start
         phase, micro_batch, unit = self._phase
         stop = len(part.events) if end is None else end

@@ -69,7 +69,7 @@ _UNNAMED = {
 }
 _UNNAMED_STREAMS = 0.4
 _UNNAMED_EXPOSED = 0.5  # of the hidden communication: the end of the 90 %
-_UNKNOWN_SOFTWARE = 0.22  # and as much again above
+_UNKNOWN_SOFTWARE = 0.2  # and as much again above
 # Of programs that nobody described, how rows come to their experts is not known: as slices in one padded tensor, one expert after
 # another or sorted lie a factor of 1.05 to 4.4 apart on six plans of one cluster (../docs/background/experts.md); 2 taken for the
 # end of the 90 %
@@ -149,7 +149,8 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
         found |= host_parts(played)
         found |= _untimed(lowering, played)
         if stack.known != "described":
-            found |= _unnamed(played, unknown=stack.known == "unknown", experts=lowering.model.experts is not None)
+            experts = lowering.model.experts is not None and stack.kernels.expert_rows == "sorted"
+            found |= _unnamed(played, unknown=stack.known == "unknown", experts=experts)
     return {name: seen(name, one) for name, one in found.items()}
 
 
@@ -169,9 +170,7 @@ def _learned_spread(lowering: Lowering, played: SimulatedStep, learned: Learned)
         for name, row in zip(names, learned.covariance, strict=True)
     }
     positive = summed(part for part in parts.values() if part > 0)
-    scale = (
-        summed(parts.values()) / positive if positive else 0.0
-    )  # coefficients that err against each other make one less
+    scale = summed(parts.values()) / positive if positive else 0.0  # what errs against each other makes one less
     found = {
         f"{LEARNED}: {n.replace('_', ' ')}": wider * math.sqrt(scale * part) for n, part in parts.items() if part > 0
     }

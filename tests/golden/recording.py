@@ -4,7 +4,7 @@ A study (`studies/NAME.toml`) has `about`, `commands` (what stands behind `shard
 empty folder) and `[files]` (name = text, laid there before). Its record (`expected/NAME.json`) holds, for each command,
 exit code, both streams, and figures and digest of what `--json` prints; then every file that was written. It knows the
 command line only, so it outlives any move of modules. A command makes one answer, of which text, JSON, trace and snapshot
-are written; that `--json` prints the same, `test_studies.py` asks of one study a verb.
+are written; that `--json` prints the same, `test_studies.py` asks of three commands.
 """
 
 from __future__ import annotations

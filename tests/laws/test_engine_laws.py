@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from simulator.play.engine import MOST_INTERFERENCE, run
 from simulator.play.links import fair_rates
-from simulator.work.program import Chain, Collective, Compute, Kernels, Number, Ops, Program, ProgramOp, check
+from simulator.work.program import Chain, Collective, Compute, Kernels, Number, Ops, Program, ProgramOp
 from simulator.work.trace import Timeline
 from tests.folding import fold_programs
+from tests.program_check import check
 from tests.strategies import clusters, scaled, uncontended
 
 LINKS = ("a", "b", "c")

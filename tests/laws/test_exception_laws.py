@@ -17,8 +17,8 @@ from simulator.spec.model import Model
 from simulator.spec.model.experts import Experts
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.work.program import check
 from tests.examples import examples
+from tests.program_check import check
 
 MODEL = Model(
     name="small",

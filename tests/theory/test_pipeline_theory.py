@@ -12,8 +12,8 @@ import pytest
 
 from simulator.parallel.pipeline import Schedule, peak_in_flight
 from simulator.play.engine import run
-from simulator.work.program import check
 from tests.pipelines import Shape, play, programs
+from tests.program_check import check
 
 TIMES = [(Fraction(1), Fraction(1), Fraction(1)), (Fraction(2), Fraction(3), Fraction(5, 3)), (Fraction(5), 2, 2)]
 SIZES = [(1, 1), (1, 5), (2, 1), (2, 8), (4, 3), (4, 4), (4, 8), (5, 9)]

@@ -211,11 +211,11 @@ def test_what_cannot_be_placed_is_refused(columns: dict[str, object], kind: str)
 def test_the_published_table() -> None:
     if not TABLE.is_file():
         pytest.skip(f"{TABLE} is not here")
-    rows = list(read_collectives(TABLE))
-    report = run(read_measured(TABLE))
+    table = read_measured(TABLE)
+    report = run(table)
     assert isinstance(report, CollectivesReport)
     assert not isinstance(report, BacktestReport)
-    assert [o.line for o in report.outcomes] == [r.line for r in rows]
+    assert [o.line for o in report.outcomes] == [r.line for r in table.rows]
     assert report.count("bad") == report.count("failed") == 0
     # 126 rows of a GPU without NCCL, 116 of an unnamed one, 10 without a number of ranks (README of the data)
     assert report.refused == {"unknown GPU": 242, "number of ranks": 10}

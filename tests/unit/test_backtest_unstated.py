@@ -47,6 +47,25 @@ def test_routing_that_nothing_forces_may_be_that_of_an_untrained_router() -> Non
     assert high == max(uneven[2], balanced[2])
 
 
+def test_programs_that_nobody_described_may_pad_all_experts_to_the_busiest_ones_rows() -> None:
+    large, balanced = replace(MIXTURE, seq_len=8192, d_ff=8192), (("plan.expert_imbalance", 1),)
+    uneven = (("plan.expert_imbalance", untrained(large)), ("stack.expert_rows", "stacked"))
+    (low, step, high), plain = _step(large), _step(replace(large, settings=balanced))
+    padded = _step(replace(large, settings=uneven))
+    assert (low, step, high) == (min(low, plain[0], padded[0]), plain[1], padded[2])
+    assert high > plain[2]
+
+
+def test_programs_that_nobody_described_may_dequantise_by_operators() -> None:
+    """And no others: HF's Trainer has the kernel that its row does not deny."""
+    tuned = (("plan.peft", "qlora"), ("plan.base_weights", "gptq"), ("plan.lora_rank", 8))
+    row = replace(ROW, zero_or_fsdp="ddp", settings=tuned)
+    by_operators = _step(replace(row, settings=(*tuned, ("stack.dequantised", "operators"))))
+    assert _step(row)[2] == by_operators[2] > by_operators[1] > _step(row)[1]
+    named = replace(row, framework="HF Trainer")
+    assert _step(named) == _step(replace(named, settings=(*tuned, ("stack.dequantised", "kernel"))))
+
+
 def test_a_stack_may_say_that_its_routers_are_untrained() -> None:
     run = resolve(replace(MIXTURE, framework="KempnerForge"))
     assert run.plan.experts.imbalance == pytest.approx(0.92 * 8 / 2)

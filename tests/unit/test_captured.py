@@ -54,6 +54,30 @@ def test_products_by_their_shapes_and_layouts() -> None:
     assert batched.flop == 8 * 2 * 4 * 5 * 6
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_recurrent_layers_multiply_what_their_steps_do(*, both: bool) -> None:
+    """An LSTM's gates, four of 16 each: of every step and layer, from its input and its state; backward twice that."""
+    ways, rows = 1 + both, 10 * 4
+    x, state, out = tensor(10, 4, 8), tensor(2 * ways, 4, 16), tensor(10, 4, 16 * ways)
+    how = [2, 16, 0, 2, False, 0.0, True, both, [], None]
+    layers = sum(ways * 2 * rows * 64 * (inputs + 16) for inputs in (8, 16 * ways))
+    forward = kernels("aten._cudnn_rnn.default", [x, [], 4, None, state, state, *how], [out])
+    assert sum(one.flop for one in forward) == layers
+    given = [x, [], 4, out, state, state, out, out, None, None, *how, out, [True] * 4]
+    backward = kernels("aten._cudnn_rnn_backward.default", given, [x])
+    assert sum(one.flop for one in backward) == 2 * layers
+    assert sum(one.launches for one in backward) == 1  # a call of the host
+    steps = [one for one in forward if isinstance(one, Gemm) and one.m == 4]
+    assert len(steps) == 10 * (2 if both else 1)  # the layers of one direction run beside each other
+
+
+def test_distances_are_a_product_and_other_sizes_are_known() -> None:
+    product, root = kernels("aten._euclidean_dist.default", [tensor(64, 16), tensor(32, 16)], tensor(64, 32))
+    assert (product.flop, root.launches) == (2 * 64 * 32 * (16 + 2), 2)
+    for name in ("upsample_linear1d", "max_pool3d_with_indices_backward", "_fft_r2c", "reflection_pad1d"):
+        assert kernels(f"aten.{name}.default", [tensor(2, 8, 64)], tensor(2, 8, 128))
+
+
 @pytest.mark.parametrize(
     ("a", "b", "made"),
     [

@@ -9,7 +9,8 @@ import pytest
 
 from simulator.base.errors import EngineError
 from simulator.play.engine import run
-from simulator.work.program import Number, Program, check
+from simulator.work.program import Number, Program
+from tests.program_check import check
 from tests.strategies import compute, gather, program
 
 

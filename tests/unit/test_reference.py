@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reference_tables import pages
 
 from simulator.formats.editor_schema import stack_schema, study_schema
-from simulator.formats.reference import pages
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 
@@ -71,7 +71,7 @@ def studies() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
 def test_pages_and_schemas_are_what_the_fields_say(path: Path) -> None:
-    """`python -m simulator.formats.reference` writes them."""
+    """`python experiments/reference_tables.py` writes them."""
     assert path.read_text(encoding="utf-8") == pages()[path]
 
 

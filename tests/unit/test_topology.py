@@ -6,8 +6,9 @@ import pytest
 
 from simulator.base.errors import ClusterError, Fault
 from simulator.base.presets import TOPOLOGIES
-from simulator.spec.cluster import Cluster, Host, Inter, cluster_names, fat_tree, from_edges, island, rail
+from simulator.spec.cluster import Cluster, Host, Inter, cluster_names
 from simulator.spec.cluster.device import Device, device_names
+from tests.machines import fat_tree, from_edges, island, rail
 
 HDR = Inter(kind="infiniband", num_nics=8, nic_bytes_per_s=25e9, latency_s=1e-6)
 

@@ -136,6 +136,9 @@ def test_ms_swift_s_options_are_a_trainer_s_under_its_own_names(tmp_path: Path) 
         launched(tmp_path, f"{line} --quant_method bnb --quant_bits 4 --lora_rank 32 --target_modules q_proj")
     )
     assert (low.peft.stored, low.peft.rank, low.peft.targets) == ("nf4_double", 32, ("q",))
+    assert plan_of(launched(tmp_path, f"{line} --fsdp fsdp2")).implementation == "fsdp2"
+    assert "weird is unknown" in str(launched(tmp_path, f"{line} --torch_dtype weird").faults[0])
+    assert len(launched(tmp_path, f"{line} --per_device_train_batch_size $N").faults) == 1
     pairs = launched(
         tmp_path, f"{line.replace('swift sft', 'swift rlhf')} --rlhf_type dpo --per_device_train_batch_size 2"
     )

@@ -331,7 +331,7 @@ def test_a_router_as_uneven_as_stated_and_a_graph_that_is_replayed(tmp_path: Pat
     flags = ["--ranks", "1", "--expert-imbalance", "3"]
     assert main(["capture", str(tmp_path / "uneven.py"), "-o", str(out), *flags]) == ExitCode.OK
     found = read_capture(out)
-    assert "how many of 128 choices of a router fall on each of 8 experts: 48, then 11 or 12" in found.answers
+    assert "how many of 128 choices fall on each of 8, as tokens on experts: 48, then 11 or 12" in found.answers
     # a graph runs where it is replayed, on the stream that replays it, and takes the host no operators
     step = [event for event in found.events[found.steady :] if event[0] == Kind.OPERATOR]
     products = [event[2] for event in step if found.signatures[event[1]][0] == "aten.addmm.default"]
@@ -415,7 +415,7 @@ def test_values_and_places_that_the_host_gave(tmp_path: Path) -> None:
     out = tmp_path / "values.capture.gz"
     assert main(["capture", str(tmp_path / "values.py"), "-o", str(out), "--ranks", "1"]) == ExitCode.OK
     found = read_capture(out)
-    assert found.answers["how many of 128 choices of a router fall on each of 8 experts: 16"] == 4
+    assert found.answers["how many of 128 choices fall on each of 8, as tokens on experts: 16"] == 4
     names = {name for name, *_ in found.signatures}
     assert "triton.fill.default" in names
     assert "aten._softmax.default" in names or "aten._safe_softmax.default" in names

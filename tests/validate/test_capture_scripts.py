@@ -226,6 +226,47 @@ while True:
 """
 
 
+SPEECH = """
+import torch
+from torch import nn
+
+lstm, gru, head = nn.LSTM(40, 64, 2, bidirectional=True), nn.GRU(128, 64), nn.Linear(64, 12)
+model = nn.ModuleList([lstm, gru, head]).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+labels, lengths, steps = torch.randint(1, 12, (4, 9)), torch.tensor([9, 5, 7, 3]), torch.full((4,), 30)
+while True:
+    out, _ = lstm(torch.randn(30, 4, 40, device="cuda"))
+    packed, _ = gru(nn.utils.rnn.pack_padded_sequence(out, [30, 30, 20, 10]))
+    out, _ = nn.utils.rnn.pad_packed_sequence(packed)
+    scores = head(out).unsqueeze(0).squeeze_((0,)).log_softmax(-1)
+    loss = nn.functional.ctc_loss(scores, labels.cuda(), steps, lengths)
+    loss = loss + nn.functional.ctc_loss(scores, labels.cuda(), steps.cuda(), lengths.cuda())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+CURVATURE = """
+import torch
+from torch import nn
+from torch.func import functional_call, hessian, vmap
+
+net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).cuda()
+optimizer = torch.optim.Adam(net.parameters())
+points = torch.rand(16, 2, device="cuda")
+
+
+def of(parameters, point):
+    return functional_call(net, parameters, (point,)).squeeze(-1)
+
+
+while True:
+    optimizer.zero_grad()
+    vmap(hessian(of, 1), (None, 0))(dict(net.named_parameters()), points).pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
 def captured(folder: Path, text: str, *words: str, ranks: int = 1) -> Capture:
     (folder / "script.py").write_text(text)
     out = folder / "script.capture.gz"
@@ -250,8 +291,27 @@ def test_an_optimizer_takes_parameters_together_unless_told_otherwise(tmp_path: 
     assert not any(
         "linalg_vector_norm" in name and count > 2 for name, count in operators(capture, Phase.FORWARD).items()
     )
-    assert any(one.startswith("torch.gru: step by step as without cuDNN") for one in capture.answers)
+    assert operators(capture, Phase.FORWARD)["aten._cudnn_rnn.default"] == 1  # its GRU
     assert "whether all of 16 values are true, which nobody knows: True" in capture.answers
+
+
+def test_speech_is_cudnn_s_layers_and_ctc_s_kernels(tmp_path: Path) -> None:
+    """A call each way, whatever the number of steps; lengths on the CPU are read there, those on the GPU have no values."""
+    capture = captured(tmp_path, SPEECH)
+    forward, backward = (operators(capture, phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
+    assert (forward["aten._cudnn_rnn.default"], backward["aten._cudnn_rnn_backward.default"]) == (2, 2)
+    assert (forward["aten._ctc_loss.default"], forward["aten._ctc_loss.Tensor"]) == (1, 1)
+    assert sum(count for name, count in backward.items() if name.startswith("aten._ctc_loss_backward")) == 2
+    (places,) = [one[2][1][2] for one in capture.signatures if one[0] == "aten._ctc_loss.default"]
+    assert places == [4, 30, 2 * 9 + 1]  # batch, steps, the longest label with blanks around
+    assert not any("cell" in name or "squeeze_" in name for name in forward)
+
+
+def test_derivatives_of_both_modes(tmp_path: Path) -> None:
+    """Forward over reverse, mapped over a batch: zeros that torch makes without a storage are no reason to fail."""
+    capture = captured(tmp_path, CURVATURE)
+    assert any(one.startswith("zeros without a storage") for one in capture.answers)
+    assert operators(capture, Phase.BACKWARD)
 
 
 def test_a_hook_of_the_program_s_own_reduces_what_it_sends(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from simulator.parallel.legality import unplayable
 from simulator.play.lower import lowered
-from simulator.spec.cluster.build import island
 from simulator.spec.model import Model
 from simulator.spec.model.experts import Experts
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
+from tests.machines import island
 from validate.compare import compare_run
 from validate.compare.borders import borders
 from validate.context_parallel import tokens_of

@@ -131,7 +131,7 @@ def _no_step(count: int, warm_up: int) -> str:
         return "the program ended without an optimizer's step: a step ends with torch.optim's step()"
     return (
         f"the program ended after {count} optimizer steps, and the one behind {warm_up} of warm-up is recorded: "
-        f"let it run {warm_up + 1} steps, or give --warm-up {count - 1}"
+        f"let it run {warm_up + 1} steps" + f", or give --warm-up {count - 1}" * (count > 1)
     )
 
 

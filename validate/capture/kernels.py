@@ -17,6 +17,7 @@ from simulator.work.captured.capture import Kind
 from validate.capture.streams import Recorder
 from validate.gpus import built_with_cuda
 
+_LSTM, _GRU = 2, 3  # cudnnRNNMode_t
 FLASH_HEAD_DIM = 256  # the widest head that the flash kernel takes (torch 2.13 sdp_utils.cpp)
 _LIBRARIES: list[Any] = []  # what is registered lasts as long as these
 _OWN_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm", "native_channel_shuffle")
@@ -35,6 +36,7 @@ def install() -> None:
     _grouped_products()
     _batch_norm_across_ranks()
     _recurrent()
+    _alignments()
     _attention()
     flex_attention.flex_attention = _flex
 
@@ -98,18 +100,13 @@ def _batch_norm_across_ranks() -> None:
 
 
 def _recurrent() -> None:
-    """Layers that cuDNN runs in a few kernels, and whose operators without it a capture writes down: the report says so."""
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        original = getattr(torch._VF, name)
-
-        @wraps(original)
-        def layer(*args: Any, _name: str = name, _original: Any = original) -> Any:
-            if args[0].device.type == "cuda":
-                Recorder.log.answer(f"torch.{_name}: step by step as without cuDNN, which is slower")
-            return _original(*args)
-
-        setattr(torch._VF, name, layer)
+    """Layers as cuDNN's one operator, cells as CUDA's."""
     library = torch.library.Library("aten", "IMPL", "Meta")
+    with suppress(RuntimeError):  # a torch that lets nobody say more than its own function: step by step
+        library.impl("_cudnn_rnn", _cudnn_layers)
+        library.impl("_cudnn_rnn_backward", _cudnn_layers_backward)
+        for mode, name in enumerate(("rnn_relu", "rnn_tanh", "lstm", "gru")):
+            setattr(torch._VF, name, _by_cudnn(getattr(torch._VF, name), mode))
 
     def cell(_: Any, __: Any, hx: Any, *___: Any) -> tuple[Any, Any]:
         return torch.empty_like(hx), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
@@ -121,6 +118,67 @@ def _recurrent() -> None:
 
     library.impl("_thnn_fused_gru_cell", cell)  # of which torch has no shapes (ATen, RNN.cu)
     library.impl("_thnn_fused_gru_cell_backward", cell_backward)
+    _LIBRARIES.append(library)
+
+
+def _by_cudnn(original: Any, mode: int) -> Any:
+    """A layer's function as torch has it (ATen, RNN.cpp): it calls cuDNN's operator on the GPU. mode: cuDNN's number of it."""
+
+    @wraps(original)
+    def layer(x: Any, *args: Any) -> Any:
+        if x.device.type != "cuda" or not torch.backends.cudnn.enabled:
+            return original(x, *args)
+        packed = isinstance(args[2], list | tuple)
+        sizes, states, weights, biased, layers, dropout, train, both = args[:8] if packed else ((), *args[:7])
+        states = list(states) if mode == _LSTM else [states]
+        cast = torch.is_autocast_enabled("cuda") and x.is_floating_point()
+        if cast:  # as ATen's _cudnn_rnn_cast_reflatten
+            dtype = torch.get_autocast_dtype("cuda")
+            x, states, weights = x.to(dtype), [one.to(dtype) for one in states], [one.to(dtype) for one in weights]
+        hidden, out = states[-1].shape[-1], states[0].shape[-1]
+        of_layer = (2 + 2 * biased + (out != hidden), None, states[0], states[1] if len(states) > 1 else None)
+        sizes = sizes.tolist() if packed else []
+        first = bool(args[-1]) and not packed
+        how = (mode, hidden, out if out != hidden else 0, layers, first, dropout, train, both, sizes, None)
+        with torch.autocast("cuda", enabled=False):
+            found = torch.ops.aten._cudnn_rnn(x, list(weights), *of_layer, *how)
+        return found[: 1 + len(states)]
+
+    return layer
+
+
+def _cudnn_layers(x: Any, _: Any, *given: Any) -> tuple[Any, ...]:
+    """Results of cuDNN's operator. What it reserves for the backward it keeps to itself: taken for gates, cell and output of each step."""
+    _, _, hx, cx, mode, hidden, projected, layers, _, _, train, both, *_ = given
+    ways, rows = 1 + both, x.numel() // x.shape[-1]
+    kept = ({_LSTM: 4, _GRU: 3}.get(mode, 1) + 2) * rows * layers * ways * hidden * x.element_size()
+    out = x.new_empty((*x.shape[:-1], ways * (projected or hidden)))
+    cell = x.new_empty(0) if cx is None else torch.empty_like(cx)
+    return out, torch.empty_like(hx), cell, x.new_empty(kept if train else 0, dtype=torch.uint8), x.new_empty(0)
+
+
+def _cudnn_layers_backward(
+    x: Any, weight: Any, _stride: int, _buffer: Any, hx: Any, cx: Any, *_: Any
+) -> tuple[Any, ...]:
+    cell = x.new_empty(0) if cx is None else torch.empty_like(cx)
+    return torch.empty_like(x), torch.empty_like(hx), cell, [torch.empty_like(one) for one in weight]
+
+
+def _alignments() -> None:
+    """CTC: lengths on the CPU are numbers, as without a mode (ATen, LossCTC.cpp), and its gradient has the scores' shape."""
+    original = torch.ctc_loss
+
+    @wraps(original)
+    def ctc_loss(scores: Any, labels: Any, steps: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
+        both = (steps, lengths)
+        if all(isinstance(one, torch.Tensor) and one.device.type == "cpu" for one in both):
+            steps, lengths = (one.tolist() for one in both)
+        return original(scores, labels, steps, lengths, *args, **kwargs)
+
+    torch.ctc_loss = ctc_loss
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    for name in ("_ctc_loss_backward", "_ctc_loss_backward.Tensor"):
+        library.impl(name, lambda _gradient, scores, *_, **__: torch.empty_like(scores))
     _LIBRARIES.append(library)
 
 

@@ -26,7 +26,7 @@ from validate.capture.fakes import Fakes
 from validate.capture.log import Log
 from validate.capture.modules import Modules
 from validate.capture.ranks import RefusedError
-from validate.capture.routing import Routing
+from validate.capture.routing import ALIGNMENTS, Routing
 from validate.capture.storages import Storages
 from validate.capture.streams import Recorder
 
@@ -88,8 +88,8 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
                 found = func.decompose(*args, **kwargs)
             if found is not NotImplemented:
                 return found
-        if func is torch.ops.aten.is_pinned.default:
-            return True  # asked by DDP's reducer of memory that it made so
+        if func in _CONSTANTS:
+            return _CONSTANTS[func]
         read = trees.tensors(args) + trees.tensors(kwargs)
         if func in _ANSWERS and any(isinstance(one, FakeTensor) for one in read):
             return self._truth(func, args)
@@ -148,18 +148,14 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         if func is _WAIT:  # gives its argument back, where the fake operator would make another tensor
             self.collectives.operator(func, args, args[0])
             return args[0]
+        if func is _NO_ZEROS:  # a fake of it were no fake tensor
+            log.answer("zeros without a storage, of forward-mode derivatives: as one zero, and operators on them run")
+            return self._run(lambda: torch.zeros((), **kwargs).expand(args[0]), (), {})
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
         if not all(isinstance(one, FakeTensor) for one in read):
             args, kwargs = trees.mapped((args, kwargs), self._faked)
-        try:
-            found = self.fake.dispatch(func, types, args, kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException) as exc:
-            args_of = given if func is aten._pack_padded_sequence.default else (args, kwargs)  # whose lengths are real
-            found = self._routing.picked(func, *args_of, self._run)
-            if found is None:
-                raise UnknownShapeError(str(func)) from exc
-            Recorder.write(Kind.SYNCHRONIZE, Recorder.stack[-1].number)  # the host waits for how many there are
+        found = self._shaped(func, types, args, kwargs, given)
         results = trees.tensors(found)
         made = [one for one in results if one.device.type == "cuda"]
         if _is_view(func):
@@ -169,6 +165,24 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         self._routing.follow(func, args, read, results)
         truths.follow(func, args, made, log.answer)
         return found
+
+    def _shaped(self, func: Any, types: Any, args: Any, kwargs: Any, given: tuple[Any, Any]) -> Any:
+        """Results without values. given: the arguments as the program gave them."""
+        try:
+            if func in ALIGNMENTS:
+                return self._routing.picked(func, *given, self._run)
+            return self.fake.dispatch(func, types, args, kwargs)
+        except NotImplementedError as exc:
+            if "'CUDA' backend" not in str(exc):
+                raise
+            raise RefusedError(f"{func} runs on a GPU only: torch has no shapes of its results") from exc
+        except (DataDependentOutputException, DynamicOutputShapeException) as exc:
+            args_of = given if func is aten._pack_padded_sequence.default else (args, kwargs)  # whose lengths are real
+            found = self._routing.picked(func, *args_of, self._run)
+            if found is None:
+                raise UnknownShapeError(str(func)) from exc
+            Recorder.write(Kind.SYNCHRONIZE, Recorder.stack[-1].number)  # the host waits for how many there are
+            return found
 
     def _recorded(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any, read: list[Any], made: list[Any]
@@ -244,8 +258,8 @@ def described(value: Any) -> Any:
 
 
 def _on_tensor_cores(func: Any) -> bool:
-    """PyTorch multiplies fp32 as TF32 here: in convolutions unless it is told not to, in other products where it is told to."""
-    if func in _CONVOLUTIONS:
+    """PyTorch multiplies fp32 as TF32 here: in cuDNN's layers unless it is told not to, in other products where it is told to."""
+    if func in _CUDNN:
         return bool(torch.backends.cudnn.allow_tf32)
     return func in _PRODUCTS and bool(torch.backends.cuda.matmul.allow_tf32)
 
@@ -261,15 +275,28 @@ def _as_tf32(signature: Any) -> Any:
 
 def _is_view(func: Any) -> bool:
     """No kernel: the result looks at what its argument holds."""
-    return func.is_view or func in _NO_KERNEL
+    return func.is_view or func in _NO_KERNEL or torch.Tag.inplace_view in func.tags
 
 
 aten, functional = torch.ops.aten, torch.ops._c10d_functional
 _DEVICE = torch.ops.prim.device.default
 _SCALARS = {aten._local_scalar_dense.default, aten.item.default}
+_CONSTANTS = {aten.is_pinned.default: True}  # asked by DDP's reducer of memory that it made so
+_CONSTANTS |= {  # whose conditions, labels on the CPU among them, programs hardly meet: torch's own kernels
+    getattr(getattr(aten, name), form): False
+    for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")
+    if hasattr(aten, name)
+    for form in getattr(aten, name).overloads()
+}
+_NO_ZEROS = aten._efficientzerotensor.default
 _WAIT = functional.wait_tensor.default
 _WRAP = getattr(getattr(functional, "_wrap_tensor_autograd", None), "default", None)  # of torch 2.13
-_CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
+_CUDNN = {
+    aten.convolution.default,
+    aten.convolution_backward.default,
+    aten._cudnn_rnn.default,
+    aten._cudnn_rnn_backward.default,
+}
 _PRODUCTS = {
     aten.mm.default,
     aten.addmm.default,
@@ -283,8 +310,7 @@ _NO_KERNEL = {
     aten._unsafe_view.default, aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
     aten.new_empty.default, aten.new_empty_strided.default, aten.set_.source_Storage, aten.set_.source_Storage_storage_offset,
     aten.set_.source_Tensor, aten.resize_.default, aten.record_stream.default, aten.is_same_size.default, aten.lift_fresh.default,
-    aten.detach_.default, aten.squeeze_.dim, aten.squeeze_.default, aten.unsqueeze_.default, aten.t_.default, aten.transpose_.default,
-    aten.as_strided_.default,
+    aten.detach_.default,
 }  # fmt: skip
 
 

@@ -30,6 +30,7 @@ _KEPT = {  # of one element each: a mask's copy, another dtype, rows of it
 _PICKS = {aten.nonzero.default, aten.masked_select.default, aten.bincount.default}
 _CHOOSES = {aten.topk.default, aten.argmax.default, aten.max.dim}  # the largest along a dim, and where they are
 _AMONG = "_shardwise_among"  # of a storage of choices: among how many each is
+ALIGNMENTS = {aten._ctc_loss.default, aten._ctc_loss.Tensor}
 _DIFFERENT = {aten._unique2.default, aten.unique_consecutive.default}
 
 
@@ -85,8 +86,8 @@ class Routing:
         if func is aten.index.Tensor:
             places = [self._places(one, run) for one in args[1]]
             return run(aten.index.Tensor, (args[0], [each for one in places for each in one]), {})
-        if func is aten._pack_padded_sequence.default:
-            return _packed(args[0], args[1], run)
+        if func in ALIGNMENTS or func is aten._pack_padded_sequence.default:
+            return _aligned(args[0], args[1], args[3], run) if func in ALIGNMENTS else _packed(args[0], args[1], run)
         if func in _DIFFERENT:
             return self._different(func, args, kwargs, run)
         if func not in _PICKS:
@@ -186,7 +187,7 @@ class Routing:
         parts[:uneven] = most
         values.give(counts, parts.view(counts.shape), assumed=True)
         text = f"{most:,}, then " * uneven + (f"{equal:,}" if not more else f"{equal:,} or {equal + 1:,}")
-        self._answer(f"how many of {total:,} choices of a router fall on each of {bins:,} experts: {text}")
+        self._answer(f"how many of {total:,} choices fall on each of {bins:,}, as tokens on experts: {text}")
 
 
 def _share(mask: torch.Tensor) -> float | None:
@@ -204,3 +205,13 @@ def _packed(padded: torch.Tensor, lengths: Any, run: Callable[..., Any]) -> Any:
         return None
     sizes = torch.tensor([int((real > at).sum()) for at in range(int(real.max()))])
     return run(aten.new_empty.default, (padded, [int(real.sum()), *padded.shape[2:]]), {}), sizes
+
+
+def _aligned(scores: torch.Tensor, labels: torch.Tensor, lengths: Any, run: Callable[..., Any]) -> Any:
+    """CTC's losses, and for each step the places among labels and the blanks around them (ATen, LossCTC.cu)."""
+    real: Any = values.known(lengths) if isinstance(lengths, torch.Tensor) else torch.tensor(lengths)
+    steps, batch = scores.shape[:2]
+    widest = labels.shape[1] if labels.dim() > 1 else -(-labels.shape[0] // batch)
+    longest = widest if real is None else int(real.max())
+    shapes = [batch], [batch, steps, 2 * longest + 1]
+    return tuple(run(aten.new_empty.default, (scores, shape), {}) for shape in shapes)

@@ -17,7 +17,7 @@ from simulator.formats.readers.csv_table import (
     parse_record,
     repeated,
     text_cell,
-)  # fmt: skip
+)
 from simulator.studies.backtest.rows import BadRow
 
 RowT = TypeVar("RowT")

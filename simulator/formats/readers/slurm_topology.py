@@ -57,8 +57,8 @@ def read_conf(text: str, source: str) -> NodeTree:
     return reading.tree("block" if kinds == {"block"} else "tree", sizes)
 
 
-def read_yaml(text: str, source: str, *, topology: str = "") -> NodeTree:
-    """`topology.yaml` (SLURM 25.05): the topology of that name, else the cluster's default, else the first.
+def read_yaml(text: str, source: str) -> NodeTree:
+    """`topology.yaml` (SLURM 25.05): the cluster's default topology, else the first.
 
     Raises ClusterError with every fault: aliases and tags (they can blow up), hostlists of more than 65,536 names,
     a switch below itself or below two, a node below two leaves.
@@ -66,12 +66,8 @@ def read_yaml(text: str, source: str, *, topology: str = "") -> NodeTree:
     data = yaml_document(text, source, ClusterError)
     if not isinstance(data, list) or not data or not all(isinstance(one, dict) for one in data):
         raise ClusterError.at(source, "is not a list of topologies", "- topology: name\n  tree: {switches: […]}")
-    named = [one for one in data if one.get("topology") == topology] if topology else []
     default = [one for one in data if one.get("cluster_default") is True]
-    chosen = (named or default or data)[0]
-    if topology and not named:
-        known = nearest(topology, [str(one.get("topology")) for one in data])
-        raise ClusterError.at(source, f"no topology is called {topology!r}", known)
+    chosen = (default or data)[0]
     reading = _Reading(source)
     place = f"{source}: {chosen.get('topology', 'topology')}"
     kind = next((k for k in ("tree", "block", "flat") if chosen.get(k)), "")

@@ -190,8 +190,3 @@ def schedule_faults(line: Pipeline) -> list[Fault]:
 def layer_faults(line: Pipeline) -> list[Fault]:
     """Everything that keeps the layers from being dealt."""
     return [rule.fault(line) for rule in broken_by(line, LAYERS)]
-
-
-def pipeline_faults(line: Pipeline, place: str = "plan") -> list[Fault]:
-    """Both."""
-    return [rule.fault(line, place) for rule in broken_by(line)]

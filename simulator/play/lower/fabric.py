@@ -93,12 +93,12 @@ class MeshFabric:
         return self._shapes[role]
 
     @cached_property
-    def _rank_wait_s(self) -> float:
+    def rank_wait_s(self) -> float:
         return rank_wait_s(self.cluster, self.nccl)
 
     def issue_s(self, role: str, count: int = 1) -> float:
         """Host time to issue so many collectives of a role, and to hear of every rank where each call waits for that."""
-        waits_s = self._rank_wait_s and self._rank_wait_s * (self.shape(role).num_ranks - 1)
+        waits_s = self.rank_wait_s and self.rank_wait_s * (self.shape(role).num_ranks - 1)
         return count * (self.stack.host.collective_s + waits_s)
 
     def sent_bytes(self, exchange: Exchange) -> int:

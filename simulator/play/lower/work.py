@@ -348,6 +348,6 @@ class Clock:
         calls = further = 0  # products that one call launches behind its first, for several experts or pieces
         for kernel in kernels:  # a cast makes a tensor of each
             count = launches(kernel)
-            behind = count - 1 if together and isinstance(kernel, Gemm) else 0
+            behind = max(0, count - 1) if together and isinstance(kernel, Gemm) else 0
             calls, further = calls + count - behind, further + behind
         return self._stack.host.launch_s * calls + self._stack.further_kernel_s() * further

@@ -65,7 +65,7 @@ class Power(Strict):
     reference_w: float = Field(gt=0)
     exponent: float = Field(ge=0, le=1)
     loop_clock: float = Field(gt=0, le=1, default=1.0)
-    clock_exponent: float = Field(ge=0, default=0.0)
+    clock_exponent: float = Field(ge=0, le=4, default=0.0)
     memory_draw: float = Field(gt=0, le=1, default=1.0)
     source: str = ""
 

@@ -87,7 +87,7 @@ class Inter(Strict):
     """
 
     kind: InterKind
-    num_nics: int = Field(gt=0)
+    num_nics: int = Field(gt=0, le=1024)
     nic_bytes_per_s: BytesPerS = Field(gt=0)
     latency_s: Seconds = Field(ge=0, default=0.0)
     rdma: bool = True

@@ -199,16 +199,12 @@ def _measured_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     found, faults = read_measured(given, where)
     yield from faults
     gpus, inter = _int(data, "gpus_per_node"), _table(data, "inter")
-    port, card, nics = (
-        _rate(_table(data, "intra").get("bytes_per_s")),
-        _rate(inter.get("nic_bytes_per_s")),
-        inter.get("num_nics"),
-    )
+    port, card = _rate(_table(data, "intra").get("bytes_per_s")), _rate(inter.get("nic_bytes_per_s"))
     if gpus is None or not port:
         return
     if any(one.nodes * gpus > (_int(data, "nvlink_domain_size") or gpus) for one in found) and not inter:
         yield Fault(where, "numbers of several nodes, but nothing joins the nodes", "add [inter]")
-    node = card * nics if card and isinstance(nics, int) else 0.0
+    node = (card or 0.0) * (_int(inter, "num_nics") or 0)
     domain = _int(data, "nvlink_domain_size") or gpus
     yield from wire_faults(found, where, gpus_per_node=gpus, domain=domain, port=port, node=node)
 
@@ -248,4 +244,4 @@ def _rate(value: object) -> float | None:
             return parse_bytes_per_s(value)
         except UnitError:
             return None
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None

@@ -18,6 +18,7 @@ from itertools import combinations, pairwise, permutations
 from typing import TYPE_CHECKING, Final
 
 from simulator.base.errors import ClusterError
+from simulator.base.remembered import remembered
 from simulator.base.sums import summed
 from simulator.spec.cluster.parts import Host, Intra, Pcie
 from simulator.spec.cluster.routing import Link, components, shortest_route
@@ -69,16 +70,7 @@ class Wiring:
     @classmethod
     def of(cls, cluster: Cluster) -> Wiring:
         """A node of `cluster`."""
-        known = _of_cluster.get(id(cluster))
-        if known is not None:
-            return known[1]
-        tier = cluster.host_tier if cluster.pcie else None
-        memory = tier.memory_bytes_per_s if tier else 0.0
-        made = _made(cluster.intra, cluster.host_link, cluster.pcie, cluster.gpus_per_node, memory)
-        if len(_of_cluster) >= _MOST_CLUSTERS:
-            _of_cluster.clear()
-        _of_cluster[id(cluster)] = (cluster, made)  # holds the cluster, so the id stays its own
-        return made
+        return _of_cluster(cluster)
 
     @property
     def is_even(self) -> bool:
@@ -186,7 +178,11 @@ class Wiring:
         return Found(_speed(self.rates, loads), bool(direct or staged), share, loads)
 
 
-_of_cluster: dict[int, tuple[Cluster, Wiring]] = {}
+@remembered(_MOST_CLUSTERS)
+def _of_cluster(cluster: Cluster) -> Wiring:
+    tier = cluster.host_tier if cluster.pcie else None
+    memory = tier.memory_bytes_per_s if tier else 0.0
+    return _made(cluster.intra, cluster.host_link, cluster.pcie, cluster.gpus_per_node, memory)
 
 
 @lru_cache(maxsize=256)

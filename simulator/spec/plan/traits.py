@@ -38,6 +38,8 @@ class Traits:
     shards_rows: bool = False
     # ranks compute with 16-bit parameters, and the optimizer keeps an fp32 copy beside them, made when it is built
     master_copy: bool = False
+    # its momenta too, which others make in the first step
+    states_when_built: bool = False
     # all gradients are reduced among all ranks, also where the optimizer's state is sharded
     reduces_among_all: bool = False
     # the framework brings the model's code: vocabulary padded for tp, each rank of tp sends its part between stages,

@@ -10,10 +10,8 @@ from simulator.base.errors import InputError
 from simulator.base.processes import mapped
 from simulator.base.remembered import recent
 from simulator.memory import MemoryUse
-from simulator.play.lower import lower
+from simulator.play.lower import lowered
 from simulator.predict import Prediction, memory_of, predict
-from simulator.spec.calibration import Calibration
-from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -227,8 +225,7 @@ def memory_figure(run: Run, fullest: MemoryUse) -> int:
 
 def _of_stage(run: Run, stage: int) -> MemoryUse:
     """Memory of a rank of one pipeline stage."""
-    calibration = Calibration.for_device(run.cluster.device)
-    lowering = lower(run.model, run.plan, run.cluster, run.stack, calibration, calibration.links or default_curves())
+    lowering = lowered(run.model, run.plan, run.cluster, stack=run.stack)
     return memory_of(lowering, quick=True, stages=(stage,)).memory
 
 

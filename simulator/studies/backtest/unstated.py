@@ -54,15 +54,18 @@ def adapters_of(row: RunRow) -> str:
 
 
 def also(row: RunRow, stack: Stack) -> Iterator[RunRow]:
-    """Further variants of the row: expert exchanges and routing that it does not state."""
-    stated = row.of("plan")
+    """Further variants of the row: expert exchanges and routing that it does not state; kernels of programs nobody described."""
+    stated, unknown = row.of("plan"), stack.known == "unknown"
+    if unknown and stated.get("base_weights") == "gptq" and "dequantised" not in row.of("stack"):
+        yield _with(row, {"stack.dequantised": "operators"})
     if (row.n_experts or 1) == 1:
         return
     if "dispatcher" not in stated and (row.ep or 1) > 1:
         yield from (_with(row, change) for change in _TUNED)
-    # programs that route by torch's own operators have no switch that forces balance
+    # programs that route by torch's own operators have no switch that forces balance; some pad all experts to the busiest one's rows
     if "expert_imbalance" not in stated and stack.kernels.expert_rows != "sorted":
-        yield _with(row, {"plan.expert_imbalance": untrained(row)})
+        padded = {"stack.expert_rows": "stacked"} if unknown and "expert_rows" not in row.of("stack") else {}
+        yield _with(row, {"plan.expert_imbalance": untrained(row)} | padded)
 
 
 def counted_otherwise(row: RunRow, model: Model, gpus: int) -> float:

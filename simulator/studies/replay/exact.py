@@ -29,7 +29,6 @@ from simulator.studies.replay.recording import (
     RecordedEvent,
     Recording,
 )
-from simulator.work.trace import MemorySample, MemoryTrace
 
 _NOWHERE = 2**60  # addresses of segments that were not recorded
 
@@ -92,24 +91,6 @@ def replay(recording: Recording) -> ReplayReport:
     except OutOfMemoryError as exc:
         raise InputError.at(recording.name, f"no device has so much memory: {exc}") from None
     return run.report()
-
-
-def memory_trace(recording: Recording) -> MemoryTrace:
-    """Allocated and reserved bytes after each event that moves them; by_category says how long the peak's blocks live."""
-    run = Replay(recording)
-    allocator = run.allocator
-    samples = [_sample("before the first event", allocator)]
-    for index, event in enumerate(recording.events):
-        run.play((event,))
-        if event[0] != FREE_COMPLETED:
-            samples.append(_sample(f"event {index}: {ACTIONS[event[0]]} of {event[2]} bytes", allocator))
-    peak = max(range(len(samples)), key=lambda at: samples[at].allocated_bytes)
-    categories = {"in use": samples[peak].allocated_bytes}
-    return MemoryTrace(samples=tuple(samples), peak_index=peak, by_category=categories)
-
-
-def _sample(label: str, allocator: CachingAllocator) -> MemorySample:
-    return MemorySample(label=label, allocated_bytes=allocator.allocated_bytes, reserved_bytes=allocator.reserved_bytes)
 
 
 class Replay:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from simulator.base.kernels import Kernel, Stated, Stream, StreamOp
 from simulator.work.captured import products
 from simulator.work.captured.cost import KernelCost
-from simulator.work.captured.operators import ACTIVATIONS, BY_BYTES, GATHERS, POINTWISE, REDUCTIONS, SCATTERS
+from simulator.work.captured.operators import ACTIVATIONS, BY_BYTES, FAMILIES, GATHERS, POINTWISE, REDUCTIONS, SCATTERS
 from simulator.work.captured.products import Args, Priced, Rule, attention
 from simulator.work.captured.tensors import CapturedTensor, tensors
 
@@ -50,7 +50,7 @@ def _by_its_name(space: str, base: str, read: list[CapturedTensor], made: list[C
     if space == "aten" and base in GATHERS | SCATTERS:
         return _moved(base, read, made, in_place=in_place)
     op: StreamOp = "activation" if base in ACTIVATIONS else "elementwise"
-    known = space == "aten" and (base in POINTWISE or base in ACTIVATIONS or base in BY_BYTES)
+    known = space == "aten" and (base in POINTWISE | ACTIVATIONS | BY_BYTES or base.startswith(FAMILIES))
     if space == "triton":  # a launch by the program: each tensor that it is given passes once
         made, read = read, []
     return Priced(category="elementwise", kernels=_pointwise(op, read, made, in_place=in_place), known=known)
@@ -256,7 +256,8 @@ _RULES: dict[str, Rule] = {
     "mm": products.mm, "bmm": products.mm, "_int_mm": products.mm, "_scaled_mm": products.scaled_mm, "linear": products.linear,
     "addmm": products.addmm, "baddbmm": products.addmm, "_grouped_mm": products.grouped, "_scaled_grouped_mm": products.grouped,
     "convolution": products.convolution, "cudnn_convolution": products.convolution,
-    "convolution_backward": products.convolution_backward,
+    "convolution_backward": products.convolution_backward, "_euclidean_dist": products.distances,
+    "_cudnn_rnn": products.recurrent("forward"), "_cudnn_rnn_backward": products.recurrent("backward"),
     "_scaled_dot_product_flash_attention": attention(0, 4, "forward"),
     "_scaled_dot_product_flash_attention_backward": attention(1, 11, "backward"),
     "_scaled_dot_product_cudnn_attention": attention(0, 6, "forward"),

@@ -32,17 +32,16 @@ REDUCTIONS: Final = {
 # a thread an element of the result, or of what is moved: what their arguments and results hold passes once
 BY_BYTES: Final = {
     "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "histc", "bincount", "repeat_interleave", "roll", "flip", "repeat",
-    "unique", "expand_backward", "masked_select", "searchsorted", "bucketize", "topk", "kthvalue",
-    "diagonal_backward", "tril_indices", "triu_indices", "im2col", "col2im", "avg_pool2d", "avg_pool2d_backward", "avg_pool3d",
-    "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
-    "adaptive_max_pool2d", "upsample_nearest2d", "upsample_nearest2d_backward", "_upsample_nearest_exact2d",
-    "_upsample_nearest_exact2d_backward", "upsample_bilinear2d", "upsample_bilinear2d_backward", "upsample_bicubic2d",
-    "upsample_bicubic2d_backward", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "grid_sampler_2d",
-    "grid_sampler_2d_backward", "reflection_pad2d", "reflection_pad2d_backward", "replication_pad2d", "pixel_shuffle",
-    "native_channel_shuffle", "channel_shuffle", "multinomial", "_embedding_bag", "take", "diag_embed", "median", "_unique2",
-    "_pack_padded_sequence", "_thnn_fused_lstm_cell",
-    "_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward",
+    "unique", "expand_backward", "masked_select", "searchsorted", "bucketize", "topk", "kthvalue", "diagonal_backward",
+    "tril_indices", "triu_indices", "im2col", "col2im", "pixel_shuffle", "native_channel_shuffle", "channel_shuffle",
+    "multinomial", "_embedding_bag", "take", "diag_embed", "median", "_unique2", "_pack_padded_sequence", "affine_grid_generator",
+    "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward",
 }  # fmt: skip
+# beginnings of such names, of any number of dims and either direction: pools, other sizes, borders, transforms (short ones in one pass)
+FAMILIES: Final = (
+    "avg_pool", "max_pool", "_adaptive_avg_pool", "adaptive_max_pool", "max_unpool", "fractional_max_pool", "upsample_", "_upsample_",
+    "grid_sampler_", "reflection_pad", "replication_pad", "_fft_",
+)  # fmt: skip
 GATHERS: Final = {"index", "gather", "index_select", "_unsafe_index", "_unsafe_masked_index"}
 SCATTERS: Final = {
     "index_put", "_index_put_impl", "_unsafe_index_put", "index_add", "index_copy", "index_fill", "scatter", "scatter_add",

@@ -74,6 +74,14 @@ def linear(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
     return _product(rows, CapturedTensor(w.dtype, (w.shape[1], w.shape[0]), (1, w.shape[1])))
 
 
+def distances(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """Points with their squared lengths and ones, times others': a product, whose root is taken behind it (ATen, Distance.cpp)."""
+    (m, k), n = p[0].shape[-2:], p[1].shape[-2]
+    gemm = Gemm(m=m, n=n, k=k + 2, dtype=_dtype(p[0]), layout="tn", batch=prod(p[0].shape[:-2]))
+    root = Stream(op="elementwise", read_bytes=2 * made[0].num_bytes, write_bytes=2 * made[0].num_bytes, launches=2)
+    return Priced(category="gemm", kernels=(gemm, root))
+
+
 def grouped(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     """A product for each expert, in one kernel; a dim that all of them share is shared out evenly."""
     a, b = p[0], p[1]
@@ -111,6 +119,40 @@ def convolution_backward(p: Args, _n: Args, _made: list[CapturedTensor]) -> Pric
     groups = next((one for one in reversed(p) if isinstance(one, int) and not isinstance(one, bool)), 1)
     one = _implicit(p[1], p[2], p[0], groups)
     return Priced(category="gemm", kernels=(one,) * sum(bool(needed) for needed in mask[:2]))
+
+
+def recurrent(direction: Literal["forward", "backward"]) -> Rule:
+    """Layers of cuDNN (arXiv 1604.01946): the inputs' product of all steps at once, then one a step with the gates' arithmetic.
+
+    Both directions run beside each other; of one direction, the layers do. One call of the host launches all.
+    """
+    first, back = {"forward": (6, False), "backward": (10, True)}[direction]
+
+    def rule(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
+        x, (mode, hidden, projected, layers, rows_first), (both, sizes) = (
+            p[0],
+            p[first : first + 5],
+            p[first + 7 : first + 9],
+        )
+        gates, width, ways = {2: 4, 3: 3}.get(mode, 1) * hidden, projected or hidden, 1 + both
+        rows, steps = x.numel // x.shape[-1], len(sizes) or x.shape[bool(rows_first)]
+        beside, turns = (ways, layers) if both else (layers, 1)
+
+        def product(m: int, n: int, k: int, layout: Layout, batch: int = ways) -> Gemm:
+            return Gemm(m=m, n=n, k=k, dtype=_dtype(x), layout=layout, batch=batch, launches=0)
+
+        of_step = (-(-rows // steps), width, gates) if back else (-(-rows // steps), gates, width)
+        kernels = [product(*of_step, "nn" if back else "tn", beside)] * (steps * turns)
+        for wide in (x.shape[-1], *[ways * width] * (layers - 1)):
+            weights = [product(gates, each, rows, "nt") for each in (wide, width)]
+            kernels += [product(rows, wide, gates, "nn"), *weights] if back else [product(rows, gates, wide, "tn")]
+        size = rows * ways * layers * x.item_bytes
+        passed = Stream(
+            op="activation", read_bytes=size * (2 * gates + hidden), write_bytes=size * (gates + 2 * hidden)
+        )
+        return Priced(category="gemm", kernels=(passed, *kernels))
+
+    return rule
 
 
 # -- attention

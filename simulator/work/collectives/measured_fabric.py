@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from simulator.base.remembered import Same
 from simulator.work.collectives.call import Stated
 from simulator.work.collectives.stated import nearest_kinds, of_kind
 
@@ -48,30 +50,27 @@ class MeasuredFabric:
     stated: Mapping[str, Sequence[Stated]]
 
 
-_fabrics: dict[tuple[int, Nccl], tuple[Cluster, MeasuredFabric]] = {}
-_stated: dict[tuple[int, str, Nccl], tuple[MeasuredFabric, tuple[Stated, ...]]] = {}
+Seconds = Callable[[Stated, "Nccl"], float]
 
 
-def measured_fabric(cluster: Cluster, nccl: Nccl, seconds: Callable[[Stated, Nccl], float]) -> MeasuredFabric:
+def measured_fabric(cluster: Cluster, nccl: Nccl, seconds: Seconds) -> MeasuredFabric:
     """The cluster's numbers, taken apart once. seconds: of such a call by the calibrated links."""
-    key = id(cluster), nccl
-    if key not in _fabrics:
-        if len(_fabrics) >= _MOST:
-            _fabrics.clear()
-        fabric = _taken_apart(cluster, nccl, lambda one: seconds(one, nccl))
-        _fabrics[key] = cluster, fabric  # with the cluster, so that the id stays its own
-    return _fabrics[key][1]
+    return _fabric(Same(cluster), nccl, seconds)
 
 
-def stated_for(cluster: Cluster, kind: str, nccl: Nccl, seconds: Callable[[Stated, Nccl], float]) -> tuple[Stated, ...]:
+@lru_cache(maxsize=_MOST)
+def _fabric(cluster: Same, nccl: Nccl, seconds: Seconds) -> MeasuredFabric:
+    return _taken_apart(cluster.one, nccl, lambda one: seconds(one, nccl))
+
+
+def stated_for(cluster: Cluster, kind: str, nccl: Nccl, seconds: Seconds) -> tuple[Stated, ...]:
     """What the links were measured to give, as `kind` follows it."""
-    fabric = measured_fabric(cluster, nccl, seconds)
-    key = id(fabric), kind, nccl
-    if key not in _stated:
-        if len(_stated) >= _MOST:
-            _stated.clear()
-        _stated[key] = fabric, nearest_kinds(fabric.stated, kind)
-    return _stated[key][1]
+    return _nearest(Same(measured_fabric(cluster, nccl, seconds)), kind)
+
+
+@lru_cache(maxsize=_MOST)
+def _nearest(fabric: Same, kind: str) -> tuple[Stated, ...]:
+    return nearest_kinds(fabric.one.stated, kind)
 
 
 def _taken_apart(cluster: Cluster, nccl: Nccl, model: Model) -> MeasuredFabric:

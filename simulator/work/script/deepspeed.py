@@ -324,6 +324,7 @@ DEEPSPEED: Final = Implementation(
         name="deepspeed",
         zero_stages=(0, 1, 2, 3),
         master_copy=True,
+        states_when_built=True,  # runtime/zero/stage_1_and_2.py, initialize_optimizer_states: a step of zeros
         own_model_code=True,
         sums_in_fp32=True,
         expert_groups=True,

@@ -56,12 +56,12 @@ class NanotronBuffers(Buffers):
 
     @override
     def optimizer(self, state: Callable[[], None]) -> None:
-        """ZeRO-1's gather: this rank's slices flat, everybody's flat, and NCCL's own flat copy of those."""
+        """ZeRO-1's gather: this rank's slices flat, each rank's flat, and NCCL's one flat copy of those."""
         super().optimizer(state)
         ranks, size = shard_ranks(self.plan), DTYPE_BYTES[self.plan.compute_dtype]
         if ranks > 1:
             part = sum(numel for (numel,) in self.stepped()) * size
-            flat = [self.storages.alloc(num_bytes, "buckets") for num_bytes in (part, part * ranks, part * ranks)]
+            flat = [self.storages.alloc(num_bytes, "buckets") for num_bytes in (*[part] * (1 + ranks), part * ranks)]
             self.storages.free(*flat)
 
     @override

@@ -169,13 +169,17 @@ def read_xtuner(stated: Stated) -> Draft:
 
 def read_swift(stated: Stated) -> Draft:
     """The plan of ms-swift's options; its program: sft, pt or rlhf. Weights stay in the dtype of the run (base_args/model_args.py)."""
-    job = trainer.begin(stated, "ms-swift")
+    own = (
+        {"fsdp": "full_shard", "fsdp_config": {"version": 2}} if stated.data.get("fsdp") == "fsdp2" else {}
+    )  # config/fsdp2.json
+    job = trainer.begin(replace(stated, data={**stated.data, **own}), "ms-swift")
     r, fields = job.r, job.fields
-    job.mixed = job.loaded = trainer.DTYPES.get(r.text("dtype") or "bfloat16", "bf16")
-    fields["precision"] = job.mixed
+    fields["precision"] = job.loaded = trainer.DTYPES[r.choice("dtype", trainer.DTYPES) or "bfloat16"]
+    job.mixed = job.loaded if job.loaded != "fp32" else "no"
     trainer.parallelism(job)
-    micro, gpus = r.integer("per_device_train_batch_size") or 1, job.devices[0]
-    trainer.batch(job, micro=1, accumulation=max(1, -(-16 // (micro * (gpus or 16)))))  # trainers/arguments.py
+    trainer.batch(job, micro=1)
+    if "gradient_accumulation_steps" not in r and "num_micro_batches" not in r.given:  # trainers/arguments.py
+        fields["num_micro_batches"] = max(1, -(-16 // (fields["micro_batch_size"] * (job.devices[0] or 16))))
     trainer.length(job, None)
     ranks = r.integer("sequence_parallel_size") or 1
     fields |= {"cp": ranks, "cp_exchange": "all_to_all"} if ranks > 1 else {}

@@ -133,11 +133,8 @@ def _entries(stated: Stated, names: Mapping[str, str]) -> dict[str, Entry]:
     listed = words.replace(",", " ").split() if isinstance(words, str) else words if isinstance(words, list) else []
     for word in map(str, listed):
         key, value = ("sharding_strategy", _WORDS.get(word)) if word in _WORDS else _OTHER.get(word, ("", None))
-        if (
-            fsdp is not None
-            and value is not None
-            and not (key == "sharding_strategy" and _is_two(found.get(f"{_F}version")))
-        ):
+        of_one = key == "sharding_strategy" and _is_two(found.get(f"{_F}version"))
+        if fsdp is not None and value is not None and not of_one:
             found.setdefault(f"{_F}{key}", replace(fsdp, value=value))
     if words:
         policy = Entry(name="fsdp", value="TRANSFORMER_BASED_WRAP", place=f"{stated.file}: fsdp")
@@ -178,12 +175,8 @@ def batch(job: Job, micro: int, accumulation: int = 1) -> None:
         ("num_micro_batches", "gradient_accumulation_steps", accumulation),
     ):
         value = r.integer(key, plan_field=name) or default
-        if (
-            name in fields
-            and job.engine == "deepspeed"
-            and fields[name] != value
-            and not (name == "num_micro_batches" and fields[name] == 1)
-        ):
+        differs = name in fields and fields[name] != value and not (name == "num_micro_batches" and fields[name] == 1)
+        if differs and job.engine == "deepspeed":
             r.fault(key, f"{value} contradicts the DeepSpeed file's {fields[name]}", 'the same, or "auto" there')
         fields[name] = value
     if r.flag("auto_find_batch_size"):
@@ -248,10 +241,9 @@ def recompute(job: Job, default: bool = False) -> None:  # noqa: FBT001, FBT002
     word = r.raw("gradient_checkpointing", "recompute")
     offloads = r.raw("activation_offloading") in (True, "legacy", "hidden_states")
     moved = word in ("offload", "unsloth", "offload_disk") or offloads
-    on = moved or (
-        default if word is None else bool(r.flag("gradient_checkpointing") if not isinstance(word, bool) else word)
-    )
-    again = on or fields.get("recompute") == "full"
+    if not (moved or word is None or isinstance(word, bool)):
+        word = bool(r.flag("gradient_checkpointing"))
+    again = moved or bool(default if word is None else word) or fields.get("recompute") == "full"
     fields["recompute"] = "full" if again else "none"
     if moved:
         fields["offload"] = {**fields.get("offload", {}), "activations": "host"}

@@ -44,9 +44,7 @@ _PRINTS: Final = ("echo", "printf", "cat", "tee", "logger", "export")
 _NAMED: Final = rf"llamafactory-cli[ \t]+train|lmf[ \t]+train|axolotl[ \t]+train|tune[ \t]+run|litgpt[ \t]+finetune\w*|xtuner[ \t]+(?:dist_)?train|swift[ \t]+(?:sft|pt|rlhf)|trl[ \t]+(?:{'|'.join(_TRL)})|-m[ \t]+(?:axolotl\.cli|trl\.scripts|llamafactory)\.\w+"  # fmt: skip
 # Lines of libraries' own programs, and those that may launch a script
 NAMED: Final = re.compile(rf"(?:^|[\s;&|/])(?:{_NAMED})\s")
-LAUNCHES: Final = re.compile(
-    rf"(?:^|[\s;&|/])(?:{_NAMED}|accelerate[ \t]+launch|torchrun|deepspeed[ \t]+\S+|python[\d.]*[ \t]+(?:-\S+[ \t]+)*\S+)\s"
-)
+LAUNCHES: Final = re.compile(rf"(?:^|[\s;&|/])(?:{_NAMED}|accelerate[ \t]+launch|torchrun|deepspeed[ \t]+\S+|python[\d.]*[ \t]+(?:-\S+[ \t]+)*\S+)\s")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

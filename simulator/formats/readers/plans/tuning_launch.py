@@ -125,10 +125,8 @@ def _world(launch: Launch, text: str, form: str) -> World:
         )
         world.settings.append(Setting(name="launcher", value="none", place=world.place, use="used", note=note))
     elif re.fullmatch(r"\d+(,\d+)*", slots) and form != "litgpt":
-        world.num_devices, world.place = (
-            len(slots.split(",")),
-            f"{file}:{line}" if visible else included.place if included else file,
-        )
+        world.num_devices = len(slots.split(","))
+        world.place = f"{file}:{line}" if visible else included.place if included else file
     elif not world.num_nodes and (command.spawns or command.alone) and form not in ("litgpt", "megatron-bridge"):
         world.num_nodes = 1  # torchrun's and accelerate's default
     return world

@@ -31,6 +31,7 @@ _MATTERS: Final = re.compile(
     r"lora|peft|adapter|freez|unfreez|tune|quant|[48]_?bit|bits|length|_len|seq|pack|flash|attn|attention|dtype|precision|shard|parallel|"
     r"offload|checkpointing|compile|batch|accumul|optim|world|ref_model|freeze"
 )
+_STARTS: Final = re.compile(r"^[^-].*?(accelerate|torchrun|deepspeed|launch|run)$|^launch$")
 _EXAMPLES: Final = {"model_name_or_path": "llama3.1-8b", "max_length": "2048", "base_model": "llama3.1-8b"}
 _OF_XTUNER: Final = ("work-dir", "launcher", "seed", "resume", "auto-scale-lr", "local-rank", "cfg-options")
 _COPY: Final = {"torchtune": "tune cp {} .", "xtuner": "xtuner copy-cfg {} ."}
@@ -122,11 +123,7 @@ def _defined(define: Mapping[str, str]) -> dict[str, Option]:
 
 def _after_program(words: Any) -> list[Word]:  # noqa: ANN401  a sequence of words
     """A launcher's words without its name, and without a container's or Slurm's ahead of it."""
-    starts = [
-        index
-        for index, word in enumerate(words)
-        if re.search(r"^[^-].*?(accelerate|torchrun|deepspeed|launch|run)$|^launch$", word.text)
-    ]
+    starts = [index for index, word in enumerate(words) if _STARTS.search(word.text)]
     return list(words[starts[-1] + 1 :] if starts else words)
 
 
@@ -155,12 +152,8 @@ def _launcher_rest(launch: Launch) -> None:
     spelled = {one[0] for one in launch.places.values()}
     for name, option in launch.launcher.items():
         key = name.replace("-", "_")
-        if (
-            option.spelled not in spelled
-            and f"--{name}" not in WORLD_OPTIONS
-            and key not in NO_EFFECT | _SWITCHES
-            and name not in NO_EFFECT
-        ):
+        read = option.spelled in spelled or f"--{name}" in WORLD_OPTIONS
+        if not read and key not in NO_EFFECT | _SWITCHES and name not in NO_EFFECT:
             launch.tell(option, "unknown", "of the launcher")
 
 
@@ -364,9 +357,8 @@ def _megatron_bridge(launch: Launch, loose: list[Word], options: dict[str, Optio
         launch.data = merged(launch.data, data)
     if kind == "dora":
         launch.data = with_value(launch.data, "peft._target_", "DoRA")
-    for key in [
-        key for key in options if key in CONTAINED or key.startswith("tensor_") or key.endswith("_parallel_size")
-    ]:
+    degrees = [key for key in options if key.startswith("tensor_") or key.endswith("_parallel_size")]
+    for key in dict.fromkeys([*(key for key in options if key in CONTAINED), *degrees]):
         launch.put(CONTAINED.get(key, f"model.{key}"), options.pop(key))
     _pairs(launch, loose)
     for key, option in options.items():

@@ -1,6 +1,6 @@
 """The reference of studies, stacks and `--json`, written from the fields and keys themselves: tables of pages, and two schemas.
 
-    python -m simulator.formats.reference      rewrites docs/reference/{plan-file,stack-file,json-output}.md and *.schema.json
+    python experiments/reference_tables.py      rewrites docs/reference/{plan-file,stack-file,json-output}.md and *.schema.json
 
 A page is written by hand but for its tables, which stand between `<!-- fields of plan.pipeline -->`, or `<!-- keys of search -->`,
 and `<!-- end -->`.
@@ -27,7 +27,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.goodput import LongRun
 
-FOLDER: Final = Path(__file__).parents[2] / "docs" / "reference"
+FOLDER: Final = Path(__file__).resolve().parents[1] / "docs" / "reference"
 _PAGES: Final = ("plan-file.md", "stack-file.md", "json-output.md")
 _TABLE: Final = re.compile(r"(<!-- (fields|keys) of (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _ROOTS: Final[Mapping[str, type[BaseModel]]] = {"study": StudyFile, "plan": Plan, "run": LongRun, "stack": Stack}
