@@ -8,10 +8,18 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
+from simulator.base.errors import Fault
+from simulator.parallel.legality.pipeline import broken_by
+from simulator.parallel.legality.rule import Pipeline
 from simulator.parallel.pipeline import SCHEDULES, Action, Schedule, neighbours, order
 from simulator.work.program import Collective, CollectiveCost, Compute, Program, ProgramOp
 
 Group = tuple[Action, ...]  # actions that run as one
+
+
+def pipeline_faults(line: Pipeline, place: str = "plan") -> list[Fault]:
+    """Everything that keeps a pipeline from running: its schedule's demands, and how the layers are dealt."""
+    return [rule.fault(line, place) for rule in broken_by(line)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from collections import Counter
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from simulator.parallel.legality.pipeline import pipeline_faults
 from simulator.parallel.legality.rule import Pipeline
 from simulator.parallel.pipeline import (
     Split,
@@ -22,7 +21,7 @@ from simulator.parallel.pipeline import (
     turns,
 )
 from simulator.play.engine import run
-from tests.pipelines import Shape, play, programs, shapes
+from tests.pipelines import Shape, pipeline_faults, play, programs, shapes
 
 
 @given(shapes())

@@ -6,7 +6,6 @@ import pytest
 
 from simulator.base.errors import PlanError
 from simulator.parallel.legality import check
-from simulator.parallel.legality.pipeline import pipeline_faults
 from simulator.parallel.legality.rule import Pipeline
 from simulator.parallel.pipeline import (
     Action,
@@ -18,6 +17,7 @@ from simulator.parallel.pipeline import (
     stage_layers,
 )
 from simulator.spec.plan import Plan
+from tests.pipelines import pipeline_faults
 
 
 def text(schedule: Schedule, p: int, m: int, stage: int, v: int = 1) -> str:
