@@ -10,7 +10,17 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving import Batch, Chunk, InferencePlan, Request, StepCosts, check, serve
+from simulator.studies.serving import (
+    Batch,
+    Chunk,
+    Deployment,
+    InferencePlan,
+    Request,
+    StepCosts,
+    check,
+    serve,
+    with_defaults,
+)
 from simulator.studies.serving.decoding import batch_of
 from simulator.studies.serving.legal import legal_tp
 from simulator.studies.serving.memory import serving_memory
@@ -99,3 +109,26 @@ def test_what_is_not_modelled_of_states_is_refused_together() -> None:
     assert [fault.place for fault in caught.value.faults] == [
         f"inference: {key}" for key in ("prefill_dp", "speculative", "lora_rank")
     ]
+
+
+def test_a_pool_of_states_limits_what_runs_at_once() -> None:
+    """SGLang: states have 0.9 of what the cache has, a third of them runs (one each without a radix cache), and none is in blocks."""
+    stack = Stack.load("sglang-2025")
+    found = {
+        reuse: serving_memory(
+            MODEL, with_defaults(InferencePlan(stack=stack.name, prefix_caching=reuse), stack), CLUSTER.device, stack
+        )
+        for reuse in (True, False)
+    }
+    kept, alone = found[True], found[False]
+    assert kept.states_bytes == pytest.approx(0.9 * kept.kv_bytes, abs=2 * KEPT)
+    assert kept.most_states == kept.states_bytes // (3 * KEPT)
+    assert alone.most_states == alone.states_bytes // KEPT == kept.states_bytes // KEPT < 2048
+    assert (kept.state_blocks, kept.fit.runs) == (0, True)
+    fixed = kept.weight_bytes + kept.activation_bytes + kept.outside_torch_bytes
+    assert kept.used_bytes == fixed + kept.kv_bytes + kept.states_bytes
+    plan = with_defaults(InferencePlan(stack=stack.name), stack)
+    deployed = Deployment.of(MODEL, plan, CLUSTER, stack)
+    assert deployed.limits.max_sequences == kept.most_states
+    large = serving_memory(MODEL, plan.model_copy(update={"state_part": 1e-6}), CLUSTER.device, stack)
+    assert (large.most_states, large.fit.runs) == (0, False)

@@ -183,3 +183,9 @@ def test_parts_of_prompts_are_told_to_engines_that_have_them() -> None:
         files_of("vllm-2026", tp=4, pcp=2)
     with pytest.raises(PlanError, match="pcp: SGLang is not told of it"):
         files_of("sglang-2025", tp=4, pcp=2)
+
+
+def test_a_pool_of_states_is_told_where_it_is_not_the_engine_s_own() -> None:
+    flag = "--mamba-full-memory-ratio"
+    assert flag not in files_of("sglang-2025")["launch.sh"]
+    assert f"{flag} 2.0" in files_of("sglang-2025", state_part=2.0)["launch.sh"]

@@ -137,7 +137,12 @@ def _costs(s: Serving) -> Table:
 
 def _memory(m: ServingMemory) -> Table:
     ends = f"embedding {format_bytes(m.embedding_bytes)}, head {format_bytes(m.head_bytes)}"
-    states = f"; states of a sequence take {format_bytes(m.state_bytes)} of it" if m.state_bytes else ""
+    where = (
+        "it"
+        if m.most_states is None
+        else f"{format_bytes(m.states_bytes)} beside it, {m.most_states:,} sequences' at most"
+    )
+    states = f"; states of a sequence take {format_bytes(m.state_bytes)} of {where}" if m.state_bytes else ""
     longest = f"{m.longest_tokens:,} needed at least{states}"
     rows = [
         ("weights", format_bytes(m.weight_bytes), f"{m.model_fraction:.1%} of the model; {ends}"),

@@ -50,11 +50,9 @@ class AttentionCosts:
         return low + (self._node_s(count, node + 1) - low) * rest / apart if rest else low
 
     def _node_s(self, count: int, node: int) -> float:
-        found = self._decodes.get((count, node))
-        if found is None:
-            found = self.decode_exactly_s(count, max(count, node * KEYS_APART * count))
-            self._decodes[count, node] = found
-        return found
+        if (count, node) not in self._decodes:
+            self._decodes[count, node] = self.decode_exactly_s(count, max(count, node * KEYS_APART * count))
+        return self._decodes[count, node]
 
     def decode_exactly_s(self, count: int, keys: int) -> float:
         """The exact price that `decode_s` reads its lines from. Latents are attended to as they are, one head of keys."""

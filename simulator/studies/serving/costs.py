@@ -306,12 +306,9 @@ class StepCosts:
         return found
 
     def _head(self, rows: int) -> Cost:
-        found = self._heads.get(rows)
-        if found is None:
-            if rows == 0:  # pieces of prompts only
-                return Cost()
-            found = self._heads[rows] = self._ops(self._head_ops, rows, self._clock)
-        return found
+        if rows and rows not in self._heads:
+            self._heads[rows] = self._ops(self._head_ops, rows, self._clock)
+        return self._heads[rows] if rows else Cost()  # pieces of prompts only
 
     @cached_property
     def _forward(self) -> dict[str, ForwardOps]:
@@ -356,8 +353,7 @@ class StepCosts:
         """Among tp's ranks, or a group of that shape."""
         shape = shape or self._tensor
         key = (exchange.kind, exchange.num_bytes, shape)
-        found = self._exchanges.get(key)
-        if found is None:
+        if key not in self._exchanges:
             seconds = collective_s(
                 exchange.kind,
                 bytes_sent_once(exchange, shape),
@@ -368,17 +364,16 @@ class StepCosts:
             )
             engine = None if self._ideal else self.stack.engine
             own_s = inf if self._ideal else own_all_reduce_s(exchange, shape, self.cluster, self.stack)
-            found = self._exchanges[key] = min(float(seconds) * (engine.nccl_factor if engine else 1.0), own_s)
-        return found
+            self._exchanges[key] = min(float(seconds) * (engine.nccl_factor if engine else 1.0), own_s)
+        return self._exchanges[key]
 
     def _message_s(self, stage: int, tokens: int) -> float:
         """A stage's result to the next one: [n, d_model] in the compute dtype."""
         size, shape = tokens * self.model.d_model * DTYPE_BYTES[self.plan.compute_dtype], self._links[stage]
-        found = self._messages.get((shape, size))
-        if found is None:
+        if (shape, size) not in self._messages:
             spent = collective_s("send_recv", size, shape, self.cluster, curves=self._curves, nccl=self._nccl)
-            found = self._messages[shape, size] = float(spent)
-        return found
+            self._messages[shape, size] = float(spent)
+        return self._messages[shape, size]
 
     @cached_property
     def _links(self) -> tuple[GroupShape, ...]:

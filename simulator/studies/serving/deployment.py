@@ -99,7 +99,7 @@ class Deployment:
         return Limits(
             num_blocks=ranks * self.memory.num_blocks,
             block_size=plan.block_size,
-            max_sequences=ranks * plan.max_sequences,
+            max_sequences=ranks * min(plan.max_sequences, self.memory.most_states or plan.max_sequences),
             max_tokens=ranks * plan.batched_tokens(model),
             chunked=plan.chunked_prefill,
             mixed=plan.mixed,

@@ -42,6 +42,8 @@ from simulator.work.ops import Block
 _SEEN_BYTES = int(0.16 * 2**30)
 
 _WHOLE = {"tp": 1, "pp": 1, "replicate": (), "attention_dp": False}
+# States of a sequence whose beginnings are kept: its own, the one it began from, the one that it leaves (SGLang)
+_KEPT = 3
 _COPIES = ("logits.float", "probabilities")  # of logits, where sampling does not work on them as they are
 
 
@@ -54,7 +56,8 @@ class ServingMemory:
     capacity_bytes: what a process can get; budget_bytes: the part of it that the plan allows.
     block_bytes: of one block on this GPU. num_blocks: of one scheduler (with pp stages there are pp, which share them).
     longest_tokens: of one sequence that must fit. window_tokens: tokens that some layers cache of a sequence at most (0: none does), and
-    window_share: what these take over what layers that cache all of it do. state_bytes: what mixers keep of a sequence. model_fraction: of all parameters' bytes, on this GPU.
+    window_share: what these take over what layers that cache all of it do. state_bytes: what mixers keep of a sequence;
+    states_bytes: of a pool for these alone, and most_states: sequences of one scheduler that it has room for; None: there is none. model_fraction: of all parameters' bytes, on this GPU.
     """
 
     stage: int
@@ -75,6 +78,8 @@ class ServingMemory:
     window_tokens: int = 0
     window_share: float = 0.0
     state_bytes: int = 0
+    states_bytes: int = 0
+    most_states: int | None = None
 
     @property
     def kv_bytes(self) -> int:
@@ -83,7 +88,7 @@ class ServingMemory:
 
     @property
     def used_bytes(self) -> int:
-        return self.weight_bytes + self.activation_bytes + self.outside_torch_bytes + self.kv_bytes
+        return self.weight_bytes + self.activation_bytes + self.outside_torch_bytes + self.kv_bytes + self.states_bytes
 
     @property
     def kv_tokens(self) -> int:
@@ -98,7 +103,7 @@ class ServingMemory:
     @property
     def state_blocks(self) -> int:
         """Blocks that have room for what mixers keep of a sequence."""
-        return -(-self.state_bytes // self.block_bytes)
+        return -(-self.state_bytes // self.block_bytes) if self.most_states is None else 0
 
     @property
     def window_blocks(self) -> int:
@@ -117,17 +122,18 @@ class ServingMemory:
     def missing_bytes(self) -> int:
         """What is short for one such sequence: of the budget, or of the GPU; 0 if it fits."""
         needed = self.needed_blocks * self.num_schedulers * self.block_bytes
-        fixed = self.weight_bytes + self.activation_bytes
+        fixed = self.weight_bytes + self.activation_bytes + self.states_bytes
         return max(
             0,
             fixed + self.seen_outside_bytes + needed - self.budget_bytes,
             fixed + self.outside_torch_bytes + max(needed, self.kv_bytes) - self.capacity_bytes,
+            _KEPT * self.state_bytes if self.most_states == 0 else 0,
         )
 
     @property
     def over_budget(self) -> bool:
         """Whether the budget is too small (not the GPU)."""
-        return self.num_blocks < self.needed_blocks
+        return self.num_blocks < self.needed_blocks or self.most_states == 0
 
 
 def serving_memory(model: Model, plan: InferencePlan, device: Device, stack: Stack) -> ServingMemory:
@@ -167,6 +173,8 @@ def _stage(
     elif plan.cache_of == "static":
         left = int((capacity - outside) * plan.gpu_memory_utilization) - fixed_bytes
         budget = left + fixed_bytes + activations + seen
+    states, most = _pooled(left, state_bytes(shard, plan), plan)
+    left -= states
     return ServingMemory(
         stage=stage,
         weight_bytes=fixed_bytes,
@@ -186,7 +194,18 @@ def _stage(
         window_tokens=(model.sliding_window or 0) if windowed or plan.window_part < 1 else 0,
         window_share=windowed / whole if whole else 0.0,
         state_bytes=state_bytes(shard, plan),
+        states_bytes=states,
+        most_states=most,
     )
+
+
+def _pooled(left: int, each: int, plan: InferencePlan) -> tuple[int, int | None]:
+    """(bytes of a pool of states, sequences that it has room for on each of pp schedulers) of what is left for cache and states."""
+    if not each or not plan.state_part:
+        return 0, None
+    count = int(max(0, left) * plan.state_part / (1 + plan.state_part)) // each // plan.pp
+    count = count if plan.prefix_caching else min(count, plan.max_sequences)
+    return count * each * plan.pp, count // (_KEPT if plan.prefix_caching else 1)
 
 
 def activation_bytes(model: Model, shard: StageShard, plan: InferencePlan, stack: Stack, device: Device) -> int:

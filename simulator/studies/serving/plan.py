@@ -73,6 +73,8 @@ class InferencePlan(Strict):
     other machines'. From there they come over each GPU's link, or its part of the node's NICs, before a request is scheduled.
     window_cache: layers whose tokens see a window cache no more than that, where other layers see all (vLLM's hybrid cache
     manager; off where caches are handed over). window_part: otherwise, tokens that these layers have room for over the others' (SGLang).
+    state_part: of hybrids, memory of states over that of the cache, a sequence having room for three where prefix_caching (SGLang);
+    0: states lie in blocks of the cache.
     cuda_graphs: steps that only decode are launched as one graph. replicate: parts that every GPU of a tp group holds whole.
     """
 
@@ -109,6 +111,7 @@ class InferencePlan(Strict):
     prefix_store: Literal["gpu", "host", "network"] = "gpu"
     window_cache: bool = False
     window_part: float = Field(gt=0, le=1, default=1.0)
+    state_part: float = Field(ge=0, le=1000, default=0.0)
     cuda_graphs: bool = True
     experts: Literal["split", "dealt"] = "split"
     attention_dp: bool = False

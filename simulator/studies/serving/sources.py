@@ -19,14 +19,10 @@ ASSUMPTIONS: Final = (
     "an engine's own small all-reduces take what one table on H100 says; other collectives are NCCL's",
     "every answer has the length that the request states",
 )
-
-
 _OF_EXPERTS: Final = "routing is even: a step reads the experts that its tokens reach on average"
 _OF_LATENTS: Final = "attention over latents reaches what the attention kernel's calibration says of its widest heads"
 _OF_MTP: Final = "modules of multi-token prediction are not loaded"
 _OF_GUESSES: Final = "every guess is accepted with the stated probability, whatever was guessed before it"
-
-
 # DeepSeek's and Qwen 3's checkpoints in fp8 have a scale a block of 128 × 128 (weight_block_size in their config.json); engines refuse
 # slices of other widths (vLLM, model_executor/layers/quantization/fp8.py; SGLang likewise)
 _BLOCK: Final = 128

@@ -76,9 +76,8 @@ class Transfers:
 
     def seconds(self, tokens: int) -> float:
         """Of a prompt of so many tokens."""
-        found = self._known.get(tokens)
-        if found is None:
+        if tokens not in self._known:
             size = tokens * self.port_bytes_per_token
             spent = collective_s("send_recv", size, self._shape, self._cluster, curves=self._curves, nccl=self._nccl)
-            found = self._known[tokens] = float(spent)
-        return found
+            self._known[tokens] = float(spent)
+        return self._known[tokens]

@@ -39,8 +39,7 @@ def _whole(player: Player, plan: InferencePlan) -> tuple[Attainment, ...]:
     requests = study.workload.model_copy(update={"num_requests": count}).requests()
     begun = math.floor(study.workload.warmup * count)
     window = requests[begun].arrival_s, requests[-1].arrival_s
-    calibration, curves = study.numbers
-    deployed = Deployment.of(study.model, plan, study.seen, study.stack, calibration, curves)
+    deployed = Deployment.of(study.model, plan, study.seen, study.stack, *study.numbers)
     return attained(deployed.play(requests, window).jobs[begun:], study.slo)[0]
 
 

@@ -94,22 +94,18 @@ class Player:
         plan = layout.model_copy(update={"dp": min(engines, most)})
         stages = tuple(pipeline_shape(plan, study.seen, stage) for stage in range(plan.pp - 1))
         key = key_of(layout), tensor_shape(plan, study.seen), stages
-        found = self._deployed.get(key)
-        if found is None:
-            calibration, curves = study.numbers
-            found = self._deployed[key] = Deployment.of(study.model, plan, study.seen, study.stack, calibration, curves)
-        return found
+        if key not in self._deployed:
+            self._deployed[key] = Deployment.of(study.model, plan, study.seen, study.stack, *study.numbers)
+        return self._deployed[key]
 
     def capacity(self, role: Role, layout: InferencePlan, engines: int) -> float:
         """Requests a second, of all kinds, that one of so many engines serves when its queue never empties."""
         deployed = self.deployed(layout, engines)
         key = role, id(deployed)
-        found = self._capacities.get(key)
-        if found is None:
+        if key not in self._capacities:
             part, share = _part(role, self.requests)
-            found = share * one_engine_capacity(deployed, part, prefilled=role == "decode")
-            self._capacities[key] = found
-        return found
+            self._capacities[key] = share * one_engine_capacity(deployed, part, prefilled=role == "decode")
+        return self._capacities[key]
 
     def least(self, role: Role, layout: InferencePlan) -> int:
         """The fewest engines whose queues do not grow without end: each takes less than its capacity."""
@@ -121,10 +117,9 @@ class Player:
     def play(self, role: Role, layout: InferencePlan, engines: int, pace: float = 1.0) -> Play:
         """One of so many engines under its share."""
         key = role, key_of(layout), engines, pace
-        found = self._plays.get(key)
-        if found is None:
-            found = self._plays[key] = self._played(role, layout, engines, pace)
-        return found
+        if key not in self._plays:
+            self._plays[key] = self._played(role, layout, engines, pace)
+        return self._plays[key]
 
     def know(self, play: Play) -> None:
         """It was played elsewhere."""
@@ -155,14 +150,13 @@ class Player:
     def transfers(self, prompts: InferencePlan, layout: InferencePlan, *, near: bool) -> tuple[list[float], float]:
         """(seconds of each counted request's cache on the links, requests a second that one engine's links take)."""
         key = key_of(prompts), key_of(layout), near
-        found = self._transfers.get(key)
-        if found is None:
+        if key not in self._transfers:
             study = self.study
             plan = pooled(prompts, layout, 1, 1)
             made = Transfers(study.model, plan, study.seen, study.stack, study.numbers[1], near=near)
             moved = [made.seconds(r.prompt_tokens) if r.output_tokens > 1 else 0.0 for r in self.counted]
-            found = self._transfers[key] = moved, link_capacity(made, self.requests)
-        return found
+            self._transfers[key] = moved, link_capacity(made, self.requests)
+        return self._transfers[key]
 
     def values(self, first: Play, rest: Play, moved_s: Sequence[float] | None = None) -> Values:
         """Every request's figures, from its prompt's play and its answer's; moved_s: its cache on the links between."""

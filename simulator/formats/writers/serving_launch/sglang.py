@@ -31,6 +31,7 @@ def _command(pool: Pool, port: int) -> list[str]:
         "mem-fraction-static": plan.gpu_memory_utilization,
         "page-size": plan.block_size,
         "swa-full-tokens-ratio": plan.window_part if "window_part" in plan.model_fields_set else None,
+        "mamba-full-memory-ratio": plan.state_part if plan.state_part not in (0, 0.9) else None,  # its default
         "disable-cuda-graph": not plan.cuda_graphs,
         "disable-radix-cache": not plan.prefix_caching,
         **_adapters(plan),
