@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-# What is used -> the oldest and the newest release that played it here: 2.11 on an H200, 2.13 and 2.15 on CPUs.
+# What is used -> the oldest and the newest release that played it here: 2.11 on an H200, 2.13 to 2.15 on CPUs.
 SEEN: Final[dict[str, tuple[str, str]]] = {
     "fake tensors": ("2.11", "2.15"),
     "the fake process group": ("2.11", "2.15"),
@@ -31,7 +31,7 @@ SEEN: Final[dict[str, tuple[str, str]]] = {
     "scaled products": ("2.13", "2.13"),
     "pipelining": ("2.13", "2.15"),
     "the dispatcher's table": ("2.13", "2.13"),
-    "the dispatcher's collectives": ("2.13", "2.13"),
+    "the dispatcher's collectives": ("2.13", "2.14"),
 }
 
 
