@@ -43,10 +43,8 @@ from simulator.work.program import COMPUTE_STREAM, Collective, Program
 from simulator.work.trace import MemoryTrace, Timeline
 
 Change = Callable[[Capture], Capture | None]  # of one rank; None: it stays as it is
-STACK, COMPILED = (
-    "torch-2.11-eager",
-    "torch-2.11-compiled",
-)  # what a program's host takes, unless somebody names another
+STACK = "torch-2.11-eager"  # what a program's host takes, unless somebody names another
+COMPILED = "torch-2.11-compiled"  # the same where some of it is compiled
 
 
 def usual_stack(capture: Capture) -> Stack:
