@@ -118,7 +118,7 @@ def predict_program(
 
     program: a file that `shardwise capture` wrote. scale_with: one at another number of ranks, where the cluster has neither's:
     sizes follow from both. tokens_per_step: of all ranks; None: as the file says. stack: None:
-    eager PyTorch's. expandable_segments: of PYTORCH_CUDA_ALLOC_CONF. advise: where it does not surely fit, also predict
+    eager PyTorch's, or compiled PyTorch's where some of it is compiled. expandable_segments: of PYTORCH_CUDA_ALLOC_CONF. advise: where it does not surely fit, also predict
     what would make it fit. Raises InputError with every fault found.
     """
     path = Path(program)

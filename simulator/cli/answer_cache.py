@@ -26,9 +26,7 @@ from simulator.base.presets import TOPOLOGIES
 from simulator.formats.readers.capture import kind_of
 from simulator.formats.study import Study
 from simulator.predict import Prediction
-from simulator.predict.program import STACK
 from simulator.spec.calibration import Calibration
-from simulator.spec.software.stack import Stack
 from simulator.work.trace import MemoryTrace, Timeline
 
 _WORTH_S: Final = 2.0  # of the CPU; what is found sooner is not cached
@@ -56,9 +54,9 @@ def cached(program: Path, place: Study, tokens_per_step: int | None, predict: Ca
 
 
 def _name(program: Path, place: Study, tokens_per_step: int | None) -> str:
-    stack = place.stack or Stack.load(STACK)
     calibration = place.calibration or Calibration.for_device(place.cluster.device)
-    inputs = [one.model_dump_json() for one in (place.cluster, calibration, stack, place.plan.memory)]
+    given = (place.cluster, calibration, place.stack, place.plan.memory)
+    inputs = [one and one.model_dump_json() for one in given]
     data = json.dumps([_release(), str(program), tokens_per_step, *inputs]).encode()
     return hashlib.sha256(data + ordinary(program).read_bytes()).hexdigest()
 

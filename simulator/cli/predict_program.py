@@ -116,11 +116,12 @@ def _as_measured(found: Prediction, program: Capture, study: Study, files: Files
     measured_s = _measured_s(files.measured)
     cluster = Cluster.load(files.recorded_on) if files.recorded_on else study.cluster
     other = program_at(files.of, replace(study, cluster=cluster))
+    there = sized(cluster, other.world_size, "--of")
+    if other.world_size < there.gpus_per_node:  # on a part of a node
+        there = there.model_copy(update=dict.fromkeys(("gpus_per_node", "nvlink_domain_size"), other.world_size))
     same = cluster.device == study.cluster.device
     here = study.calibration if same else None
-    before = predict_program(
-        other, sized(cluster, other.world_size, "--of"), here, study.stack, memory=study.plan.memory
-    )
+    before = predict_program(other, there, here, study.stack, memory=study.plan.memory)
     timer = (here or Calibration.for_device(cluster.device)).timer(cluster.device)
     shared = shared_kernels(program, other, timer) if same else 0.0
     return anchored(found, before, measured_s, shared, files.of.name)

@@ -66,7 +66,8 @@ def place_of(
         known = [one for one in get_args(Policy) if one not in TIERED]
         raise InputError.at("memory_policy", problem, f"one of {', '.join(known)}")
     sources = tuple(one for one in study.sources if not one.what.startswith(("model", "plan")))
-    return replace(study, sources=sources)
+    named = "stack" in given or any(one.partition(".")[0].strip() == "stack" for one in settings)
+    return replace(study, sources=sources, stack=study.stack if named else None)  # else as the program says
 
 
 def _of_pool(setting: str) -> bool:

@@ -43,7 +43,15 @@ from simulator.work.program import COMPUTE_STREAM, Collective, Program
 from simulator.work.trace import MemoryTrace, Timeline
 
 Change = Callable[[Capture], Capture | None]  # of one rank; None: it stays as it is
-STACK = "torch-2.11-eager"  # what an eager program's host takes, unless somebody names another
+STACK, COMPILED = (
+    "torch-2.11-eager",
+    "torch-2.11-compiled",
+)  # what a program's host takes, unless somebody names another
+
+
+def usual_stack(capture: Capture) -> Stack:
+    """Compiled PyTorch's where Inductor wrote some of the program's kernels, else eager PyTorch's."""
+    return Stack.load(COMPILED if any(name.startswith("inductor.") for name, _, _ in capture.signatures) else STACK)
 
 
 def predict_program(  # noqa: PLR0913  what a prediction hangs on
@@ -107,7 +115,7 @@ def _asked(  # noqa: PLR0913  what predict_program is asked, and what is known a
     _check(capture, cluster)
     calibration = calibration or Calibration.for_device(cluster.device)
     return _Asked(
-        capture=capture, cluster=cluster, calibration=calibration, stack=stack or Stack.load(STACK),
+        capture=capture, cluster=cluster, calibration=calibration, stack=stack or usual_stack(capture),
         curves=curves or calibration.links or default_curves(), columns=columns(capture, known=known), change=change,
         plan=_plan(capture).model_copy(update={"memory": memory}), scripts={} if scripts is None else scripts,
     )  # fmt: skip

@@ -35,6 +35,7 @@ def program_spread(
         (collective_sigma(kind, size, shape, mesh.cluster, curves, nccl=stack.software()), kind, shape.spans_domain)
         for (kind, role), size in calls.items()
         for shape in (mesh.group_shape(role),)
+        if shape.num_ranks > 1
     ]
     worst, kind, spans = max(links, default=(0.0, "", False))
     parts, step_s = shares(played.breakdown, played.step_s), played.step_s

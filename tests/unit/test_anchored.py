@@ -91,6 +91,14 @@ def test_the_command_takes_seconds_or_a_recording(files: list[str], capsys: pyte
     assert two["step_s"] < one["step_s"]
 
 
+def test_what_was_measured_ran_on_a_part_of_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_capture(tmp_path / "one.capture.gz", {**data(2), "world_size": 1, "groups": [[0]]})
+    write_capture(tmp_path / "eight.capture.gz", data(2))
+    asked = ["--program", str(tmp_path / "eight.capture.gz"), "--of", str(tmp_path / "one.capture.gz")]
+    assert main(["predict", *asked, "--measured", "1ms", "--cluster", "hgx-h100-8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sources"][1]["what"] == "step"
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [

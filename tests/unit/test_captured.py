@@ -18,7 +18,7 @@ from simulator.memory.driver_costs import DriverCosts
 from simulator.memory.history import script_history, step_live_bytes, step_reserved_bytes
 from simulator.play.lower.work import Clock
 from simulator.predict.prediction import OWN_ALLOCATOR
-from simulator.predict.program import predict_program
+from simulator.predict.program import predict_program, usual_stack
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.plan.memory import BLOCK_BYTES, MemoryPlan
@@ -69,6 +69,19 @@ def test_recurrent_layers_multiply_what_their_steps_do(*, both: bool) -> None:
     assert sum(one.launches for one in backward) == 1  # a call of the host
     steps = [one for one in forward if isinstance(one, Gemm) and one.m == 4]
     assert len(steps) == 10 * (2 if both else 1)  # the layers of one direction run beside each other
+
+
+def test_a_compiled_program_runs_on_the_compiled_stack() -> None:
+    fused = ["inductor.fused.default", [[tensor(64, 64)], []], [tensor(64, 64)]]
+    one = data(2)
+    assert usual_stack(capture_of(one, "eager")).name == "torch-2.11-eager"
+    compiled = capture_of({**one, "signatures": [*one["signatures"], fused]}, "compiled")
+    assert usual_stack(compiled).name == "torch-2.11-compiled"
+
+
+def test_a_complex_product_is_four_real_ones() -> None:
+    (one,) = kernels("aten.bmm.default", [tensor(8, 4, 6, dtype="complex64"), tensor(8, 6, 5, dtype="complex64")], [])
+    assert one.flop == 4 * 8 * 2 * 4 * 6 * 5
 
 
 def test_distances_are_a_product_and_other_sizes_are_known() -> None:

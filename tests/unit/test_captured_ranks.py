@@ -172,3 +172,11 @@ def test_equal_operators_of_other_layers_stay_apart() -> None:
     data = {"names": ["", "layers.3.mlp", "layers.4.mlp"], "ranks": [one]}
     found = unfolded(folded(data))
     assert [found["names"][event[3]] for event in found["ranks"][0]["events"]] == [data["names"][n] for n in order]
+
+
+def test_a_collective_of_one_rank_takes_nothing() -> None:
+    """DistributedDataParallel on one GPU reduces all the same."""
+    reduces = [Kind.COLLECTIVE, 0, 1, 0, MIB, 0]
+    one = {"world_size": 1, "groups": [[0]]}
+    found = [predict_program(stages(each, **one), Cluster.load("1xh100")) for each in ([WORK], [WORK, reduces])]
+    assert found[1].step_s == found[0].step_s

@@ -538,6 +538,8 @@ def test_a_recipe_sets_what_such_runs_set_under_other_flags(capsys: pytest.Captu
         (["--recipe", "lra"], "did you mean lora"),
         (["--recipe", "DPO"], "--reference base"),
         (["--recipe", "grpo"], "--rollout FILE"),
+        (["--stack", "unsloth"], "transformers-2024, which describes that software"),
+        (["--offload", "optimizer=host"], "--set plan.offload.KEY=VALUE"),
         (["--gpus", "8xh100", "--cluster", "dgx-h100-8"], "--cluster is given too"),
         (["--gpus", "h100"], "no COUNTxGPU"),
         (["--cluster", "0xh100"], "0 GPUs"),

@@ -156,6 +156,8 @@ def relabelled(fault: Fault, origins: Mapping[str, str], name: str, written: Map
     flag = next((flag for key, flag in origins.items() if path == key or path.startswith((f"{key}.", f"{key}["))), None)
     if fault.problem == "unknown key" and path in Plan.written_fields():
         fault = replace(fault, remedy="it belongs under [plan]")
+    if flag and fault.problem.startswith("must be a table"):
+        fault = replace(fault, remedy=f"--set {path}.KEY=VALUE")
     root, _, key = path.partition(".")
     if root == "plan" and key:
         head = re.split(r"[.\[]", key, maxsplit=1)[0]

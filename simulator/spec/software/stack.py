@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from simulator.base.errors import InputError, StackError
+from simulator.base.errors import Fault, InputError, StackError
 from simulator.base.presets import TOPOLOGIES, facts
 from simulator.base.records import Nested
 from simulator.base.schema import read_toml, unknown_name
@@ -237,7 +237,10 @@ def _names() -> tuple[str, ...]:
 @functools.cache  # what ships does not change while a process runs, and a search asks for it thousands of times
 def _shipped(name: str) -> Stack:
     if name not in _names():
-        raise StackError(unknown_name("stack", name, _names(), "a stack's .toml"))
+        fault = unknown_name("stack", name, _names(), "a stack's .toml")
+        stack, entry = Stack.described_as(name[:100])
+        own = f"{stack}, which describes that software; " if entry.software else ""
+        raise StackError(Fault(fault.place, fault.problem, own + fault.remedy))
     return _read(_folder() / f"{name}.toml")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from simulator.predict import Prediction, predict
 from simulator.predict.difference import Difference, Timed, difference, sharing, timed
 from simulator.predict.parameter_server import Servers, served
-from simulator.predict.program import STACK, predict_program
+from simulator.predict.program import predict_program, usual_stack
 from simulator.predict.telemetry import Telemetry, telemetry
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
@@ -132,7 +132,9 @@ def compare(
 def _gains(subject: Subject, prediction: Prediction) -> tuple[Gain, ...]:
     inputs = subject.calibration or Calibration.for_device(subject.cluster.device)
     if subject.program is not None:
-        return ablated_program(subject.program, subject.cluster, inputs, subject.stack or Stack.load(STACK), prediction)
+        return ablated_program(
+            subject.program, subject.cluster, inputs, subject.stack or usual_stack(subject.program), prediction
+        )
     assert subject.model is not None
     assert subject.plan is not None
     stack = subject.stack or Stack.of(subject.plan)

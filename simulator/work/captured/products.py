@@ -45,8 +45,8 @@ def _layout(a: CapturedTensor, b: CapturedTensor) -> Layout:
 
 
 def _product(a: CapturedTensor, b: CapturedTensor, **more: Any) -> Priced:  # noqa: ANN401
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    gemm = Gemm(m=m, n=n, k=k, dtype=_dtype(a), layout=_layout(a, b), batch=prod(a.shape[:-2]), **more)
+    m, k, n, times = a.shape[-2], a.shape[-1], b.shape[-1], 4 if a.dtype.startswith("complex") else 1
+    gemm = Gemm(m=m, n=n, k=k, dtype=_dtype(a), layout=_layout(a, b), batch=times * prod(a.shape[:-2]), **more)
     return Priced(category="gemm", kernels=(gemm,) if gemm.flop else ())
 
 
