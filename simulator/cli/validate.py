@@ -29,7 +29,7 @@ full  one process a GPU, NCCL; on several nodes under torchrun
 solo  one GPU plays rank 0 of a job of any size: real kernels, real allocator, collectives that return at once
 cpu   gloo, 1 to 4 processes on this machine
 fake  no arithmetic at all: memory at any size, on any machine
-\b
+
 --program plays a training script of your own instead, on CUDA or (gloo) on the CPU, and captures it beside.
 
 Ctrl-C, a deadline or a dead rank end the run; what was measured until then is kept and marked as partial.

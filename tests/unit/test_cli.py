@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from simulator.base.exit_codes import ExitCode
-from simulator.cli import VERBS, doctor, main
+from simulator.cli import VERBS, doctor, main, shardwise
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,8 +28,11 @@ def test_help_names_every_verb_and_loads_none() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_each_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([verb, "--help"]) == ExitCode.OK
-    assert f"shardwise {verb}" in capsys.readouterr().out
+    for words in ([verb], *([verb, name] for name in getattr(shardwise.get_command(None, verb), "commands", {}))):  # type: ignore[arg-type]
+        assert main([*words, "--help"]) == ExitCode.OK
+        out = capsys.readouterr().out
+        assert f"shardwise {' '.join(words)}" in out
+        assert all(line.isprintable() for line in out.splitlines())
     assert f"## `shardwise {verb}" in (ROOT / "docs/reference/cli.md").read_text()
 
 
