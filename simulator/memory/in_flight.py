@@ -44,17 +44,21 @@ class InFlight:
         cast stands between the head's product and the matrix (`sums`): its gradient is then the transposed view of another
         tensor, which autograd does not add to in place (torch 2.13, input_buffer.cpp, can_accumulate_inplace).
         """
-        size, tied = table * element_bytes, (table, table * parts)
-        if sums and any(numel == table for _, numel in self.own):
+        size = table * element_bytes
+        # Positions, and a norm beside a table of one row, may be as large: theirs is another gradient
+        at = next((i for i, (_, numel) in enumerate(self.own) if numel in (table, table * parts)), None)
+        if at is None:
+            return
+        slot, numel = self.own[at]
+        head = next((i for i, one in enumerate(self.head) if one[1] == table), None)
+        if sums and numel == table and head is not None:
             total = writer.alloc(size, "gradients")
-            writer.free(*[slot for slot, numel in self.head if numel == table])
-            self.head = [(total if numel == table else slot, numel) for slot, numel in self.head]
-        for slot, numel in self.own:
-            if numel > table and numel == tied[1]:
-                writer.free(*[writer.alloc(size, "temporaries") for _ in range(2)])
-            if numel in tied:
-                writer.free(slot)
-        self.own = [(slot, numel) for slot, numel in self.own if numel not in tied]
+            writer.free(self.head[head][0])
+            self.head = [*self.head[:head], (total, table), *self.head[head + 1 :]]
+        if numel > table:
+            writer.free(*[writer.alloc(size, "temporaries") for _ in range(2)])
+        writer.free(slot)
+        self.own = [*self.own[:at], *self.own[at + 1 :]]
 
 
 def outside(slot: int, base: int, given: int, gradient: int) -> int:

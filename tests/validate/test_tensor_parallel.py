@@ -122,3 +122,10 @@ def test_a_tied_table_sums_its_two_gradients() -> None:
     plan = Plan(tp=2, zero=0, seq_len=64, precision="fp32")
     tracked, predicted = fake.play(model, plan, CPU), borders(model, plan, CPU, granularity_bytes=1)
     assert predicted.peak_bytes == tracked.peak.total_bytes
+
+
+def test_a_tied_table_is_not_taken_for_positions_of_its_size() -> None:
+    model = Model.model_validate({**GPT, "vocab_size": 64, "max_positions": 64})
+    plan = Plan(zero=0, seq_len=64, precision="fp32")
+    tracked, predicted = fake.play(model, plan, CPU), borders(model, plan, CPU, granularity_bytes=1)
+    assert predicted.after_backward_bytes == tracked.after_backward.total_bytes
