@@ -37,7 +37,8 @@ _WEIGHTS: Final = {
 _KV: Final = {word: kind for word, kind in _WEIGHTS.items() if kind in ("bf16", "fp16", "fp8")} | {
     "": "auto", "auto": "auto", "fp8-e5m2": "fp8",
 }  # fmt: skip
-_RATE: Final = re.compile(r"(inf|[0-9]*\.?[0-9]+)\s*(?:(?:requests?|req|reqs?|queries)?\s*(?:/|per )\s*s(?:ec|econd)?|[qr]ps\b)|(?:[qr]ps|rate)\s*[=:]?\s*(inf|[0-9]*\.?[0-9]+)",
+_NUMBER: Final = r"(inf|[0-9]{1,15}(?:\.[0-9]{1,15})?|\.[0-9]{1,15})"  # a cell may be a megabyte of digits
+_RATE: Final = re.compile(rf"(?<![0-9.]){_NUMBER}\s*(?:(?:requests?|req|reqs?|queries)?\s*(?:/|per )\s*s(?:ec|econd)?|[qr]ps\b)|(?:[qr]ps|rate)\s*[=:]?\s*{_NUMBER}",
                           re.IGNORECASE)  # fmt: skip
 _USERS: Final = re.compile(r"(?:(?:max[ _-]?)?(?:concurren(?:cy|t)|users?|clients?|batch(?:[ _-]size)?|bs|c)\s*[=:]?\s*)?([0-9]{1,7})(?:\.0+)?"
                            r"(?:\s*(?:users?|clients?|sessions?|streams?|concurrent(?: requests?| users?)?))?", re.IGNORECASE)  # fmt: skip
