@@ -13,7 +13,7 @@ from simulator.studies.backtest.text import percent
 from validate.compare.borders import borders
 from validate.compare.run import Run
 from validate.fit.machine import Fit, fit_machine
-from validate.run_plan import read_records
+from validate.records import read_records
 from validate.samples import read_samples
 
 FOLDERS = Path(__file__).resolve().parent / "measured"

@@ -29,7 +29,7 @@ from simulator.work.ops import Op, optimizer_kernels, recompute_ops  # noqa: E40
 from simulator.work.script import communication, pieces, shard_ranks  # noqa: E402
 from simulator.work.trace import Span  # noqa: E402
 from validate.compare.run import Run  # noqa: E402
-from validate.run_plan import read_records  # noqa: E402
+from validate.records import read_records  # noqa: E402
 from validate.spanfile import read_spans  # noqa: E402
 
 _LAYOUTS = {"TN": "tn", "NN": "nn", "NT": "nt"}  # cuBLAS, column-major: TN is our forward

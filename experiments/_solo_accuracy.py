@@ -10,7 +10,7 @@ from typing import Any
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.text import percent
 from validate.compare import compare_run
-from validate.run_plan import read_records
+from validate.records import read_records
 
 RUNS = Path(__file__).resolve().parent / "measured" / "h200-solo-2026-11-20" / "runs.jsonl"
 

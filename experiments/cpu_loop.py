@@ -25,7 +25,8 @@ from simulator import Model, Plan, Stack
 from simulator.spec.plan.records import PrecisionPlan
 from validate.fit.machine import CPU_STACK
 from validate.measure import Job, measure
-from validate.run_plan import append, deadlines, play, read_records
+from validate.records import read_records
+from validate.run_plan import append, deadlines, play
 from validate.task import Task
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy" / "cpu.md"

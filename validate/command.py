@@ -25,6 +25,7 @@ from validate import run_plan
 from validate.engines import engine_of
 from validate.launch import Launch, threads_each
 from validate.machine import count_gpus
+from validate.records import read_records
 from validate.task import Mode, Task
 from validate.text import comparison_text, run_text
 
@@ -234,7 +235,7 @@ def compare(runs: Path, options: Options) -> int:
     from validate.capture.compared import compare_program
     from validate.compare import compare_run
 
-    records, faults = run_plan.read_records(runs)
+    records, faults = read_records(runs)
     for fault in faults:
         click.echo(printable(f"shardwise: {fault}"), err=True)
     where = {name: options[name] for name in ("cluster", "nodes", "calibration")}

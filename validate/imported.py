@@ -16,7 +16,8 @@ from simulator.studies.replay import replay
 from simulator.work.program import COMPUTE_STREAM
 from validate.compare import compare_run
 from validate.compare.line import Z90, Line
-from validate.run_plan import SCHEMA_VERSION, Record, append, times
+from validate.records import SCHEMA_VERSION, Record
+from validate.run_plan import append, times
 
 
 def compare(trace: KinetoTrace, study: Path, snapshot: Path | None, out: Path | None) -> dict[str, Any]:

@@ -1,11 +1,21 @@
-"""The shape of a line of a results file: what `validate compare` reads of it. Other keys may stand beside."""
+"""A results file, and the shape of its lines: what `validate compare` reads of them. Other keys may stand beside."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.files import ordinary
+from simulator.base.schema import MOST_TEXT_BYTES
+
+SCHEMA_VERSION: Final = 1
+MOST_FAULTS: Final = 10  # of lines that are no runs, one by one
+
+Record = dict[str, Any]
 
 Size = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -130,3 +140,47 @@ def faults_of_run(entry: object) -> str:
         found = [f"{'.'.join(map(str, one['loc'])) or 'the line'}: {one['msg'][:100]}" for one in exc.errors()]
         return "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
     return ""
+
+
+def read_records(path: Path) -> tuple[list[Record], list[Fault]]:
+    """The runs of a results file, and a fault for each line that is none. Raises InputError if nothing is left."""
+    records: list[Record] = []
+    faults: list[Fault] = []
+    try:
+        lines = ordinary(path, MOST_TEXT_BYTES).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as exc:
+        raise InputError(Fault(place=str(path), problem=f"cannot be read: {exc.strerror}")) from None
+    wrong = 0
+    for number, line in enumerate(lines, 1):
+        record, problem = _record(line)
+        if record is not None:
+            records.append(record)
+        elif problem and (wrong := wrong + 1) <= MOST_FAULTS:
+            place = f"{path}: line {number}"
+            faults.append(Fault(place=place, problem=problem, remedy="what `validate run` wrote"))
+    if wrong > MOST_FAULTS:
+        faults.append(Fault(place=str(path), problem=f"{wrong - MOST_FAULTS} more lines are none"))
+    if not records:
+        raise InputError(faults or Fault(place=str(path), problem="holds no run", remedy="shardwise validate run"))
+    return records, faults
+
+
+def _record(line: str) -> tuple[Record | None, str]:
+    """(the run, "") or (None, what is wrong; nothing with an empty line)."""
+    if not line.strip():
+        return None, ""
+    if not line.lstrip().startswith("{"):
+        return None, "not a run"
+    try:
+        entry = json.loads(line, parse_constant=_refuse)
+    except (ValueError, RecursionError) as exc:
+        return None, f"not JSON: {exc}"
+    if entry.get("kind") != "run" or entry.get("schema_version") != SCHEMA_VERSION:
+        return None, "not a run"
+    problem = faults_of_run(entry)
+    return (None, problem) if problem else (entry, "")
+
+
+def _refuse(name: str) -> float:
+    msg = f"{name} is not a number"
+    raise ValueError(msg)

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError, PlanError
-from simulator.base.files import ordinary
-from simulator.base.schema import MOST_TEXT_BYTES
 from simulator.base.units import format_bytes
 from simulator.parallel.legality import unplayable
 from simulator.parallel.legality.played import MAX_CPU_RANKS
@@ -29,18 +27,15 @@ from validate.joined import joined
 from validate.launch import LOOPBACK, Launch
 from validate.machine import KEEP_FREED_MEMORY, allocator_settings, count_gpus, memory_limit, running_jobs
 from validate.playable import engine_faults, played_otherwise
-from validate.records import faults_of_run
+from validate.records import SCHEMA_VERSION, Record
 from validate.slow_ranks import own_s, slow_ranks
 from validate.supervise import Deadlines, Peers, SupervisedOutcome, Verdict, scratch_folder, supervise
 from validate.task import Task
 from validate.torch_releases import installed, release_faults, release_notes
 
-SCHEMA_VERSION: Final = 1
-MOST_FAULTS: Final = 10  # of lines that are no runs, one by one
 COMPILE_S: Final = 900.0  # torch.compile of a block and a loss with cold caches, on a slow core
 FILES: Final = {"spans.json.gz": "{}-spans.json.gz", "allocator.json.gz": "trace-{}.json.gz"}
 
-Record = dict[str, Any]
 Progress = Callable[[int, str], None]
 
 
@@ -357,47 +352,3 @@ def append(path: Path, entry: Record) -> None:
             if path.is_file():
                 os.ftruncate(file.fileno(), before)
             raise
-
-
-def read_records(path: Path) -> tuple[list[Record], list[Fault]]:
-    """The runs of a results file, and a fault for each line that is none. Raises InputError if nothing is left."""
-    records: list[Record] = []
-    faults: list[Fault] = []
-    try:
-        lines = ordinary(path, MOST_TEXT_BYTES).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as exc:
-        raise InputError(Fault(place=str(path), problem=f"cannot be read: {exc.strerror}")) from None
-    wrong = 0
-    for number, line in enumerate(lines, 1):
-        record, problem = _record(line)
-        if record is not None:
-            records.append(record)
-        elif problem and (wrong := wrong + 1) <= MOST_FAULTS:
-            place = f"{path}: line {number}"
-            faults.append(Fault(place=place, problem=problem, remedy="what `validate run` wrote"))
-    if wrong > MOST_FAULTS:
-        faults.append(Fault(place=str(path), problem=f"{wrong - MOST_FAULTS} more lines are none"))
-    if not records:
-        raise InputError(faults or Fault(place=str(path), problem="holds no run", remedy="shardwise validate run"))
-    return records, faults
-
-
-def _record(line: str) -> tuple[Record | None, str]:
-    """(the run, "") or (None, what is wrong; nothing with an empty line)."""
-    if not line.strip():
-        return None, ""
-    if not line.lstrip().startswith("{"):
-        return None, "not a run"
-    try:
-        entry = json.loads(line, parse_constant=_refuse)
-    except (ValueError, RecursionError) as exc:
-        return None, f"not JSON: {exc}"
-    if entry.get("kind") != "run" or entry.get("schema_version") != SCHEMA_VERSION:
-        return None, "not a run"
-    problem = faults_of_run(entry)
-    return (None, problem) if problem else (entry, "")
-
-
-def _refuse(name: str) -> float:
-    msg = f"{name} is not a number"
-    raise ValueError(msg)

@@ -20,6 +20,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from validate import launch, run_plan
 from validate.launch import LOOPBACK, Launch
+from validate.records import read_records
 from validate.supervise import SupervisedOutcome, Verdict
 from validate.task import Task
 
@@ -130,7 +131,7 @@ def test_two_ranks_under_torchrun_make_one_record(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    (record,), faults = run_plan.read_records(tmp_path / "runs.jsonl")
+    (record,), faults = read_records(tmp_path / "runs.jsonl")
     assert not faults
     assert record["verdict"] == "ok"
     assert len(record["memory_by_rank"]) == 2

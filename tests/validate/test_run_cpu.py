@@ -19,7 +19,8 @@ from simulator.spec.software.stack import Stack
 from simulator.work.program import COMPUTE_STREAM
 from validate.command import nearest_stack
 from validate.compare.borders import borders
-from validate.run_plan import play, read_records
+from validate.records import read_records
+from validate.run_plan import play
 from validate.spanfile import read_spans
 from validate.task import Task
 from validate.torch_releases import EXACT, release

@@ -20,6 +20,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from validate import run_plan
+from validate.records import read_records
 from validate.report import kind_of
 from validate.supervise import Deadlines, SupervisedOutcome, scratch_folder, supervise
 from validate.task import Task
@@ -310,7 +311,7 @@ def test_a_damaged_results_file_tells_its_lines_and_keeps_the_rest(tmp_path: Pat
     run_plan.append(file, {"kind": "run", "schema_version": 1, "mode": "cpu", "verdict": "ok"})
     with file.open("a") as out:
         out.write('{"kind": "run", "step_s": NaN}\n[1, 2]\n{"kind": "ru')
-    records, faults = run_plan.read_records(file)
+    records, faults = read_records(file)
     assert len(records) == 1
     assert [fault.place.rsplit(" ", 1)[1] for fault in faults] == ["2", "3", "4"]
 
@@ -328,6 +329,6 @@ def test_a_file_of_something_else_is_refused_without_its_every_line(tmp_path: Pa
     file = tmp_path / "samples.jsonl"
     file.write_text('{"kind": "gemm"}\n' * 500, encoding="utf-8")
     with pytest.raises(InputError) as refused:
-        run_plan.read_records(file)
+        read_records(file)
     assert len(refused.value.faults) < 20
     assert "490 more lines" in refused.value.faults[-1].problem

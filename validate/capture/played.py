@@ -22,7 +22,8 @@ from simulator.work.captured.capture import Capture, Kind
 from simulator.work.captured.script import captured_script
 from validate.capture.command import CaptureError, Job, captured_json
 from validate.machine import KEEP_FREED_MEMORY, count_gpus, memory_limit, running_jobs
-from validate.run_plan import SCHEMA_VERSION, Record, deadlines, times
+from validate.records import SCHEMA_VERSION, Record
+from validate.run_plan import deadlines, times
 from validate.supervise import SupervisedOutcome, scratch_folder, supervise
 
 
