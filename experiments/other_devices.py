@@ -22,10 +22,7 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.cluster.device import Device
 
 EVERY = 5  # of the rows
-CURRENT = {
-    "cudnn",
-    "flash3",
-}  # attention kernels that are written anew for each architecture; others run on all as they are
+CURRENT = {"cudnn", "flash3"}  # attention kernels written anew for each architecture; others run on all as they are
 
 
 def products(rows: list[_tables.Row], calibration: Calibration, device: Device) -> float:

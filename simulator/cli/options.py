@@ -59,6 +59,9 @@ def texts_of(options: Mapping[str, Any], *names: str) -> dict[str, str]:
     return {name: str(options[name]) for name in names if options.get(name) is not None}
 
 
+_COUNT_OF_GPU = re.compile(r"0*[1-9]\d*\s*[x×*]\s*\S")
+
+
 class _Cluster(click.Option):
     """--cluster, or what --gpus says instead. Raises InputError."""
 
@@ -73,12 +76,12 @@ class _Cluster(click.Option):
 
 def cluster_option(help_text: str = "A preset or a .toml.", **more: Any) -> Callable[[_Command], _Command]:  # noqa: ANN401  of click
     """--cluster, and --gpus, which fills it."""
-    complete = completed(presets=".")
-    names = click.option(
-        "--cluster", cls=_Cluster, metavar="NAME|FILE", help=help_text, shell_complete=complete, **more
+    more |= {"metavar": "NAME|FILE", "help": help_text, "shell_complete": completed(presets=".")}
+    gpus = "COUNTxGPU, as 8xh100: the GPU's usual machine, instead of --cluster."
+    return all_of(
+        click.option("--cluster", cls=_Cluster, **more),
+        click.option("--gpus", metavar="COUNTxGPU", help=gpus, expose_value=False),
     )
-    usual = "COUNTxGPU, as 8xh100: the GPU's usual machine, instead of --cluster."
-    return all_of(names, click.option("--gpus", metavar="COUNTxGPU", help=usual, expose_value=False))
 
 
 input_options = all_of(  # as text: a study's reader judges them with everything else
@@ -105,7 +108,6 @@ placement_option = click.option(  # a study may name it too
     metavar="RANKS.tsv",
     help="The node and GPU of each rank, as `shardwise place -o` writes it. [rank by rank]",
 )
-_COUNT_OF_GPU = re.compile(r"0*[1-9]\d*\s*[x×*]\s*\S")
 SCREEN_WIDTH = 80  # columns of a terminal as it opens
 _PAGE = "simulator.page"  # in the command's context: where --html goes
 

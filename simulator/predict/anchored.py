@@ -3,9 +3,10 @@
 What the other's prediction was off by says how far this one's is off, as far as both err alike. Of the logarithms of measured
 over predicted, whose parts are those of the two intervals (`Prediction.spread`), the most probable one here is
 
-    k × the other's,    k = Σ ρ_c a_c b_c / Σ a_c²
+    k × the other's,    k = Σ ρ_c a_c b_c / Σ b_c²
 
-and what is left of this one's variance is Σ b_c² − (Σ ρ_c a_c b_c)² / Σ a_c². With k = 1 this is the measured time × the ratio
+with a_c and b_c one sigma of part c here and there, ρ_c the correlation of the two. What is left of this one's variance is
+Σ a_c² − (Σ ρ_c a_c b_c)² / Σ b_c². With k = 1 this is the measured time × the ratio
 of the two predictions: so it is for the same program. A step that waits for its host says little of one that does not.
 """
 
@@ -26,7 +27,6 @@ from simulator.work.captured.kernels import priced
 from simulator.work.captured.tensors import parsed
 
 _ALIKE: Final = OF_ALL_STEPS**2  # correlation of what a curve, a link or a stack errs by in other kernels and messages
-
 _NOT_SHARED: Final = "parts not measured"
 
 
@@ -43,14 +43,12 @@ def anchored(found: Prediction, other: Prediction, measured_s: float, shared: fl
     """
     error = math.log(measured_s / other.step_s)
     known = _learnt(found, other, shared, up=error > 0)[0]
-    both, above = (_learnt(found, other, shared, up=up)[1] for up in (False, True))
-    parts = {_NOT_SHARED: math.sqrt(both), SLOWER + _NOT_SHARED: math.sqrt(max(0.0, above - both))}
+    below, above = (_learnt(found, other, shared, up=up)[1] for up in (False, True))
+    parts = {_NOT_SHARED: math.sqrt(below), SLOWER + _NOT_SHARED: math.sqrt(max(0.0, above - below))}
     times = math.exp(known * error)
     step_s, (down, up) = times * found.step_s, reaches(0.0, parts)
-    before, alone = (
-        f"{format_seconds(measured_s)} measured, {format_seconds(other.step_s)} predicted",
-        format_seconds(found.step_s),
-    )
+    before = f"{format_seconds(measured_s)} measured, {format_seconds(other.step_s)} predicted"
+    alone = format_seconds(found.step_s)
     detail = f"{before}: {known:.0%} of it taken over ({alone} without), {shared:.0%} in kernels of both; {name}"
     return replace(
         found, step_s=step_s, low_s=max(step_s * math.exp(-down), min(step_s, found.floor_s)), high_s=step_s * math.exp(up),

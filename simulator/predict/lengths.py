@@ -91,9 +91,8 @@ def _of_file(path: Path) -> tuple[int, ...]:
     except (OSError, UnicodeDecodeError) as exc:
         raise InputError(replace(unreadable(path, exc), place=f"--lengths {path}")) from None
     lengths, wrong = array("l"), list[str]()
-    for number, entry in enumerate(
-        map(re.Match.group, re.finditer(r"\S+", text)), 1
-    ):  # one at a time: there may be millions
+    entries = (found[0] for found in re.finditer(r"\S+", text))  # one at a time: there may be millions
+    for number, entry in enumerate(entries, 1):
         if entry.isdecimal() and 0 < int(entry[:12]) < 2**30:
             lengths.append(int(entry))
         elif len(wrong) < _MOST_FAULTS:

@@ -134,7 +134,7 @@ def _predicted(asked: _Asked, tokens_per_step: int | None, *, expandable: bool) 
     ranks = (*sources_of(capture, scripts), *_beside(column, others, uses))
     peak_flop_per_s = _peak(scripts.values(), cluster.device)
     low_s, high_s = program_reach(played.step_s, scripts.values(), spread, stack, peak_flop_per_s)
-    return Prediction(
+    prediction = Prediction(
         model=capture.target, cluster=cluster.name, num_devices=capture.world_size, step_s=played.step_s, low_s=low_s, high_s=high_s,
         lower_s=played.lower_s, upper_s=played.upper_s, model_flop_per_step=0, peak_flop_per_s=peak_flop_per_s,
         tokens_per_step=capture.tokens_per_step if tokens_per_step is None else tokens_per_step,
@@ -143,7 +143,8 @@ def _predicted(asked: _Asked, tokens_per_step: int | None, *, expandable: bool) 
         extrapolated=_extrapolated(scripts.values(), calibration, stack), timeline=played.timeline, memory_trace=trace_of(),
         sources=(*ranks, *input_sources(cluster, calibration, stack), *pool_sources(use, calibration)),
         spread=spread, stack_sigma=seen("stack", stack.fitted.sigma), kinds=_kinds(column, played, uses, cluster.device),
-    ), alone  # fmt: skip
+    )  # fmt: skip
+    return prediction, alone
 
 
 def _remedied(  # noqa: PLR0913  what predict_program is asked, and what is known already

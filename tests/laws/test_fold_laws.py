@@ -48,7 +48,7 @@ UNSETTLED: dict[str, tuple[dict[str, Any], str, int, dict[str, Any]]] = {
 }
 
 
-def same(folded: SimulatedStep, full: SimulatedStep) -> None:
+def assert_same(folded: SimulatedStep, full: SimulatedStep) -> None:
     slack = 1e-9 * full.step_s
     assert folded.step_s == pytest.approx(full.step_s, rel=1e-9)
     for name in {*folded.breakdown, *full.breakdown}:
@@ -63,7 +63,7 @@ def same(folded: SimulatedStep, full: SimulatedStep) -> None:
 @pytest.mark.parametrize("seed", range(16))
 def test_a_drawn_plan_folds(seed: int) -> None:
     lowering = drawn(seed).lowered()
-    same(play(lowering), play(lowering, fold=False))
+    assert_same(play(lowering), play(lowering, fold=False))
 
 
 @pytest.mark.parametrize("why", UNSETTLED)
@@ -71,7 +71,7 @@ def test_micro_batches_that_do_not_repeat_are_not_folded(why: str) -> None:
     model, machine, num_nodes, plan = UNSETTLED[why]
     found = Drawn(Model.model_validate({**DENSE, **model}), Plan(**plan), Cluster.load(machine, num_nodes))
     lowering = found.lowered()
-    same(play(lowering), play(lowering, fold=False))
+    assert_same(play(lowering), play(lowering, fold=False))
 
 
 def test_memory_knows_no_folding() -> None:

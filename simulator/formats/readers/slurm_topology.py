@@ -15,9 +15,8 @@ from simulator.spec.cluster.host import NodeTree, Switch
 
 _SWITCH_KEYS: Final = ("switchname", "switches", "nodes", "linkspeed")
 _BLOCK_KEYS: Final = ("blockname", "nodes", "blocksizes")
-_PAIR = re.compile(
-    r"(?<![A-Za-z])([A-Za-z]++)\s*+=\s*+(\S++)"
-)  # tried once a word: a line may be one word of a megabyte
+# Tried once a word: a line may be one word of a megabyte
+_PAIR = re.compile(r"(?<![A-Za-z])([A-Za-z]++)\s*+=\s*+(\S++)")
 _MOST_FAULTS = 20
 
 

@@ -135,9 +135,7 @@ def read_serving_study(
     faults += wrong
     name = str(file or DEFAULT_NAME)
     raw, origins = _merged(base, flags, table_flags, overrides)
-    stack = (raw.get("inference") or {}).get("stack") if isinstance(raw.get("inference"), Mapping) else None
-    if isinstance(stack, str):
-        raw = nested(raw, ("inference", "stack"), stack_named(stack))
+    raw = _with_stack(raw)
     study = faults.attempt(lambda: _checked(raw, origins, name))
     model = faults.attempt(lambda: model_of(raw, of_root(overrides, "model")))
     cluster = faults.attempt(lambda: loaded_cluster(raw, overrides))
@@ -173,6 +171,13 @@ def read_serving_study(
             *set_by_hand(overrides, TABLES),
         ),
     )
+
+
+def _with_stack(raw: dict[str, Any]) -> dict[str, Any]:
+    """The study with its stack's own name where it has another one of it."""
+    plan = raw.get("inference")
+    stack = plan.get("stack") if isinstance(plan, Mapping) else None
+    return nested(raw, ("inference", "stack"), stack_named(stack)) if isinstance(stack, str) else raw
 
 
 def _stored(model: object) -> str | None:

@@ -41,9 +41,8 @@ class Journal:
             self._open(identity)
         except sqlite3.Error as exc:
             raise InputError.at(str(path), f"is not a journal that can be used: {exc}", REMEDY) from None
-        remove_abandoned(
-            Path(gettempdir())
-        )  # of a killed run that this one goes on from, maybe without a pool of its own
+        # Of a killed run that this one goes on from, maybe without a pool of its own
+        remove_abandoned(Path(gettempdir()))
 
     def _refuse_unwritable(self) -> None:
         folder = self.path.parent

@@ -49,7 +49,21 @@ class Kind(IntEnum):
     MESSAGE = 12
 
 
-ARITY = dict(zip(Kind, (4, 5, 3, 1, 2, 2, 2, 2, 1, 1, 2, 1, 7), strict=True))  # values of each kind of event
+ARITY = {
+    Kind.OPERATOR: 4,
+    Kind.COLLECTIVE: 5,
+    Kind.ALLOCATE: 3,
+    Kind.FREE: 1,
+    Kind.RECORD: 2,
+    Kind.WAIT_EVENT: 2,
+    Kind.WAIT_STREAM: 2,
+    Kind.WAIT_WORK: 2,
+    Kind.SYNCHRONIZE: 1,
+    Kind.WAIT_HOST: 1,
+    Kind.RECORD_STREAM: 2,
+    Kind.STEP: 1,
+    Kind.MESSAGE: 7,
+}  # fmt: skip  values of each kind of event
 
 
 class Phase(IntEnum):

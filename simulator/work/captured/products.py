@@ -75,7 +75,7 @@ def linear(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
 
 
 def distances(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
-    """Points with their squared lengths and ones, times others': a product, whose root is taken behind it (ATen, Distance.cpp)."""
+    """Of all pairs of points: one product of the points, each with its squared length and a one beside it; then roots (ATen, Distance.cpp)."""
     (m, k), n = p[0].shape[-2:], p[1].shape[-2]
     gemm = Gemm(m=m, n=n, k=k + 2, dtype=_dtype(p[0]), layout="tn", batch=prod(p[0].shape[:-2]))
     root = Stream(op="elementwise", read_bytes=2 * made[0].num_bytes, write_bytes=2 * made[0].num_bytes, launches=2)

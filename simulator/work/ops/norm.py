@@ -76,9 +76,8 @@ def _operators(g: Graph, s: OpContext, name: str, x: Value, width: int) -> Value
         f"{name}.scaled", "norm", inputs=(wide, rstd), outputs=(scaled,), forward=(spread,),
         backward=product, saved=(wide, rstd), backward_temporary_bytes=f,
     )  # fmt: skip
-    if (
-        s.stack.kernels.norm == "eager_cast" and not s.model.embedding_scale
-    ):  # Gemma's go on in fp32 (modeling_gemma.py)
+    goes_on_wide = s.model.embedding_scale  # Gemma's (modeling_gemma.py)
+    if s.stack.kernels.norm == "eager_cast" and not goes_on_wide:
         scaled = g.cast(scaled, x.dtype, f"{name}.narrow", "norm")
     f = scaled.num_bytes
     weighted = g.value(f"{name}.weighted" if scaled.dtype != x.dtype else name, n, scaled.dtype)

@@ -169,10 +169,9 @@ def read_xtuner(stated: Stated) -> Draft:
 
 def read_swift(stated: Stated) -> Draft:
     """The plan of ms-swift's options; its program: sft, pt or rlhf. Weights stay in the dtype of the run (base_args/model_args.py)."""
-    own = (
-        {"fsdp": "full_shard", "fsdp_config": {"version": 2}} if stated.data.get("fsdp") == "fsdp2" else {}
-    )  # config/fsdp2.json
-    job = trainer.begin(replace(stated, data={**stated.data, **own}), "ms-swift")
+    if stated.data.get("fsdp") == "fsdp2":  # config/fsdp2.json
+        stated = replace(stated, data={**stated.data, "fsdp": "full_shard", "fsdp_config": {"version": 2}})
+    job = trainer.begin(stated, "ms-swift")
     r, fields = job.r, job.fields
     fields["precision"] = job.loaded = trainer.DTYPES[r.choice("dtype", trainer.DTYPES) or "bfloat16"]
     job.mixed = job.loaded if job.loaded != "fp32" else "no"
