@@ -126,6 +126,12 @@ def test_a_step_that_does_not_fit_is_the_answer(study: str, capsys: pytest.Captu
     code, out, err = told(capsys, study, "--model", "llama3-70b", "--recompute", "none", "--micro-batch-size", "8")
     assert (code, out) == (ExitCode.DOES_NOT_FIT, "")
     assert "does not fit" in err
+    code, out, _ = told(
+        capsys, study, "--model", "llama3-70b", "--recompute", "none", "--micro-batch-size", "8", "--json"
+    )
+    assert code == ExitCode.DOES_NOT_FIT
+    assert json.loads(out)["verdict"] == "does not fit"
+    assert "too much" in json.loads(out)["cause"]
 
 
 PRICES = """
