@@ -27,7 +27,7 @@ from validate.check.fleet import fleet
 from validate.check.fleet import text as fleet_text
 from validate.check.judged import Judged, corrected, judge
 from validate.check.pictures import draw_fleet, draw_history
-from validate.check.report import changed_facts, clocks, junit, prometheus, text
+from validate.check.report import changed_facts, clocks, junit, links, matrix, prometheus, text
 from validate.samples import SampleFile, read_samples
 
 WORSE: Final = 1  # exit code
@@ -78,7 +78,8 @@ def run_check(options: CheckOptions) -> int:
         _keep(options.files, options.history, new)
     answer = {"schema_version": 1, "worse": bad, "changed": facts, "findings": [one.as_json() for one in found]}
     answer |= {"clocks": clocks(new)} if clocks(new) else {}
-    _print(json_text(answer) if options.as_json else text(found, facts))
+    answer |= {"links": rows} if (rows := links(new)) else {}
+    _print(json_text(answer) if options.as_json else "\n".join([*matrix(rows), text(found, facts)]))
     options.page(answer)
     return WORSE if bad else 0
 
@@ -205,7 +206,7 @@ def _changes(old: Side, new: Side) -> tuple[list[dict[str, Any]], list[str]]:
     _comparable(new.samples, old.samples)
     logs: dict[Component, list[float]] = {}
     for part, values in against_baseline(measured(new.samples), measured(old.samples)).items():
-        who = "every rank" if part.what == "gpu" else part.who
+        who = part.who if part.what == "link" else "every rank"
         logs.setdefault(Component(part.what, who, part.category), []).extend(values)
     judged = {part: one for part, values in sorted(logs.items()) if (one := judge(values)) is not None}
     p = corrected({part: min(1.0, 2 * min(one.p_slower, one.p_faster)) for part, one in judged.items()})

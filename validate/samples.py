@@ -54,6 +54,8 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "device_malloc": ("bytes",),
     "device_free": ("bytes",),
     "collective": ("op", "size_bytes", "num_ranks", "num_nodes"),
+    "pair": ("source", "target", "size_bytes"),
+    "rail": ("size_bytes",),
     "overlap": ("what", "op", "size_bytes", "num_ranks"),
     "collective_burst": ("op", "size_bytes", "num_ranks", "count"),
     "collective_issue": ("op", "num_ranks"),

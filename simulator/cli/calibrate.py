@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from simulator.work.recorded.recording import Recording
 
 _PHASES = (
-    "host", "gemm", "streams", "attention", "loss", "optimizer", "collectives", "groups", "overlap", "transfers",
-    "allocations", "storage", "sustained", "libraries",
+    "host", "gemm", "streams", "attention", "loss", "optimizer", "collectives", "pairs", "groups", "overlap",
+    "transfers", "allocations", "storage", "sustained", "libraries",
 )  # fmt: skip
 _RUN_HELP = """Measure this machine for --minutes and write one sample a line.
 
@@ -179,7 +179,7 @@ def fit(
 @click.option("--junit", type=FILE, metavar="FILE", help="Also write JUnit's XML: a test case for each part.")
 @click.option("--prometheus", type=FILE, metavar="FILE", help="Also write gauges for a textfile collector.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Also draw all runs over time: .png, .svg or .pdf.")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON: `worse`, `changed`, `findings`, `clocks`.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: `worse`, `changed`, `findings`, `clocks`, `links`.")
 @html_option
 def check(samples: tuple[Path, ...], **options: Any) -> int:  # noqa: ANN401  one type an option
     """Compare this machine with earlier samples."""

@@ -6,6 +6,7 @@ import json
 import math
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from simulator.cli import main
 from validate.check.components import Component
 from validate.check.findings import Finding, check
 from validate.check.judged import corrected, judge
+from validate.check.report import links, matrix
 from validate.samples import Machine, Sample, SampleFile
 
 RANKS, SLOWER = 8, 1.10
@@ -96,6 +98,53 @@ def test_what_became_slower_is_named_by_part_and_by_how_much() -> None:
     faster = check(before, [machine(2, slow={"stream": 1.2}, links=1.3)])
     assert not any(one.bad for one in faster)
     assert {one.component.who for one in faster if one.kind == "improvement"} == {"rank 3", "8 ranks"}
+
+
+def linked(seed: int, *, slow: tuple[int, int] | None = None, card: int | None = None) -> SampleFile:
+    """Two nodes of two ranks, 3 % of noise: each pair of a node, as both see it, and each rank's card."""
+    rng, samples, hosts = np.random.default_rng(seed), [], ("node0", "node0", "node1", "node1")
+    for size in (2**p for p in range(22, 30)):
+        for source, target in ((0, 1), (1, 0), (2, 3), (3, 2)):
+            time_s = size / 3e11 * math.exp(0.03 * rng.standard_normal()) * (1.3 if (source, target) == slow else 1)
+            shape = {"source": source, "target": target, "size_bytes": size, "num_nodes": 1}
+            samples += [replace(sample("pair", time_s, rank, shape), host=hosts[rank]) for rank in (source, target)]
+        for rank in range(4):
+            time_s = size / 5e10 * math.exp(0.03 * rng.standard_normal()) * (1.3 if rank == card else 1)
+            samples.append(
+                replace(sample("rail", time_s, rank, {"size_bytes": size, "num_nodes": 2}), host=hosts[rank])
+            )
+    return SampleFile(machine=GPU, samples=tuple(samples), failures=(), faults=(), sha256={"s": ""})
+
+
+def test_a_slow_link_and_a_slow_network_card_are_named() -> None:
+    """A link is slower than it was; a card also than the others. On PCIe two healthy links may differ."""
+    found = check(linked(1, slow=(3, 2), card=1), [linked(2)])
+    assert {(one.kind, one.component.what, one.component.who) for one in found if one.bad} == {
+        ("regression", "link", "rank 3 to 2 on node1"),
+        ("regression", "network card", "rank 1 on node0"),
+        ("slow", "network card", "rank 1 on node0"),
+    }
+    assert not bad(check(linked(3), [linked(4)]))
+
+
+def test_the_matrix_of_links_is_of_the_largest_message() -> None:
+    rows = links(linked(1, slow=(3, 2)))
+    assert [(row["source"], row["target"]) for row in rows] == [
+        (0, 1), (0, None), (1, 0), (1, None), (2, 3), (2, None), (3, 2), (3, None)
+    ]  # fmt: skip
+    assert {row["size_bytes"] for row in rows} == {2**29}
+    assert [round(row["bytes_per_s"] / 1e11) for row in rows if row["target"] is not None] == [3, 3, 3, 2]
+    head, *lines = [line.split("  ") for line in matrix(rows)]
+    assert [cell.strip() for cell in head if cell] == ["GB/s from", "to 0", "to 1", "to 2", "to 3", "next node"]
+    assert len(lines) == 4
+    assert matrix([]) == []
+
+
+def test_a_cpu_is_not_called_a_gpu() -> None:
+    node = machine(1)
+    found = check(replace(node, machine=replace(node.machine, facts={**node.machine.facts, "architecture": "cpu"})), ())
+    assert {one.component.what for one in found} == {"cpu"}
+    assert {one.component.what for one in check(node, ())} == {"gpu"}
 
 
 def test_a_drift_over_runs_is_found() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from validate.check.components import Component, Measured, of
+from validate.check.components import Component, Measured, of, worker_of
 from validate.check.findings import THRESHOLD, Finding, failures, slow
 from validate.samples import SampleFile
 
@@ -82,9 +82,9 @@ def _measured(node: str, run: SampleFile) -> Measured:
     times: dict[Component, dict[str, list[float]]] = {}
     for sample in run.samples:
         if (sample.host or own) == node:
-            part = of(sample)
-            category = part.category if part.what == "gpu" else f"{part.who}: {part.category}"
-            times.setdefault(Component("gpu", node, category), {}).setdefault(sample.key, []).append(
+            part = of(sample, worker_of(run))
+            category = f"{part.who}: {part.category}" if part.what == "link" else part.category
+            times.setdefault(Component(worker_of(run), node, category), {}).setdefault(sample.key, []).append(
                 math.log(sample.time_s)
             )
     return {part: {key: statistics.median(logs) for key, logs in keys.items()} for part, keys in times.items()}
