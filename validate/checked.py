@@ -23,7 +23,7 @@ from simulator.spec.cluster import Cluster
 from validate.calibrate import fitted
 from validate.check.components import Component, against_baseline, measured
 from validate.check.findings import SURE, THRESHOLD, check
-from validate.check.fleet import fleet
+from validate.check.fleet import alone, fleet
 from validate.check.fleet import text as fleet_text
 from validate.check.judged import Judged, corrected, judge
 from validate.check.pictures import draw_fleet, draw_history
@@ -86,7 +86,7 @@ def run_check(options: CheckOptions) -> int:
 
 def _earlier(options: CheckOptions, new: SampleFile) -> list[SampleFile]:
     """Earlier runs of the machine, oldest first: never the run itself, which a history holds once it was kept."""
-    runs = [_read([path]) for path in options.baseline] + list(_history(options.history))
+    runs = _distinct([_read([path]) for path in options.baseline] + list(_history(options.history)))
     others = [run for run in runs if run.samples != new.samples]
     if len(others) < len(runs):
         print("left out: the run itself, among the earlier ones", file=sys.stderr)  # noqa: T201  progress
@@ -99,19 +99,30 @@ def run_fleet(paths: Sequence[Path], *, threshold: float, plot: Path | None, as_
     """One report over many nodes: files of samples, and folders of them (histories). Exit code 0 or 1."""
     if plot is not None:
         check_picture(plot, "--plot")
-    runs = [run for path in paths for run in (_history(path) if path.is_dir() else [_read([path])])]
+    runs = _distinct([run for path in paths for run in (_history(path) if path.is_dir() else [_read([path])])])
     if not runs:
         fault = Fault(
             place=", ".join(map(str, paths)), problem="holds no samples", remedy="a --history of `check --keep`"
         )
         raise InputError(fault)
     nodes = fleet(runs, threshold)
+    if not any(node.findings for node in nodes):
+        problem = "; ".join(alone(nodes))
+        raise InputError(Fault(", ".join(map(str, paths)), problem, "files of all nodes, at least three of a kind"))
     if plot is not None:
         draw_fleet(plot, nodes)
     bad = any(node.worst is not None for node in nodes)
     answer = {"schema_version": 1, "worse": bad, "nodes": [node.as_json() for node in nodes]}
     _print(json_text(answer) if as_json else fleet_text(nodes))
     return WORSE if bad else 0
+
+
+def _distinct(runs: Sequence[SampleFile]) -> list[SampleFile]:
+    """Each run once, however often it was given: as a file, in a history."""
+    found = list({run.samples: run for run in runs}.values())
+    if len(found) < len(runs):
+        print(f"left out: {len(runs) - len(found)} of {len(runs)} runs, given twice", file=sys.stderr)  # noqa: T201  progress
+    return found
 
 
 def _read(paths: Sequence[Path]) -> SampleFile:

@@ -320,10 +320,21 @@ def test_a_fleet_names_its_slow_node(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_two_nodes_are_no_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [write(machine(i, whole=1 + i), tmp_path / f"{i}.jsonl", f"n{i}", "2026-02-01") for i in range(2)]
-    assert main(["calibrate", "fleet", *map(str, files)]) == 0
+    assert main(["calibrate", "fleet", *map(str, files)]) == ExitCode.BAD_INPUT  # no all-clear
+    assert "fewer than 3 nodes" in capsys.readouterr().err
+    files += [write(machine(i), tmp_path / f"{i}.jsonl", f"n{i}", "2026-02-01") for i in (2, 3)]
+    other = write(machine(9, facts={"device": "A100"}), tmp_path / "other.jsonl", "other", "2026-02-01")
+    line = ["calibrate", "fleet", *map(str, files[2:]), str(files[0]), str(other), str(files[0])]
+    assert main([*line, "--json"]) == ExitCode.OK
+    told = json.loads(capsys.readouterr().out)
+    assert {n["node"]: (n["compared"], n["runs"]) for n in told["nodes"]} == {
+        **dict.fromkeys(("n0", "n2", "n3"), (True, 1)),
+        "other": (False, 1),
+    }, "and a run that is given twice counts once"
+    assert main(line) == ExitCode.OK
     out = capsys.readouterr().out
-    assert "fewer than 3 nodes" in out
-    assert out.endswith("no node was compared\n")
+    assert "other  A100  1 run, newest 2026-02-01  not compared" in out
+    assert out.endswith("ok: 3 nodes\n")
     (tmp_path / "empty").mkdir()
     assert main(["calibrate", "fleet", str(tmp_path / "empty")]) == 3
 
