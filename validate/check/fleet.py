@@ -101,7 +101,9 @@ def text(nodes: Sequence[Node]) -> str:
     """A line a node, what is bad with it below; one line says how many are."""
     lines = []
     for node in nodes:
-        lines.append(f"{node.name}  {node.device}  {counted(node.runs, 'run')}, newest {node.date or 'undated'}  {node.word}")
+        lines.append(
+            f"{node.name}  {node.device}  {counted(node.runs, 'run')}, newest {node.date or 'undated'}  {node.word}"
+        )
         lines += [f"  {one.line}" for one in node.findings if one.bad]
     lines += [f"note: {line}" for line in alone(nodes)]
     bad, compared = (sum(found) for found in ((n.worst is not None for n in nodes), (bool(n.findings) for n in nodes)))
