@@ -166,13 +166,18 @@ def _keep(files: Sequence[Path], history: Path, new: SampleFile) -> None:
 
 def run_diff(old: Path, new: Path, studies: Sequence[Path], *, cluster: str | None, as_json: bool) -> int:
     """What is different between two runs of `calibrate run`, or two calibrations, and what it does to studies' steps."""
-    if cluster is not None:
-        Cluster.load(cluster)  # a name that nothing has is an error also where no study asks for it
     faults = Faults()
+    if cluster is not None:  # a name that nothing has is an error also where no study asks for it
+        faults.attempt(partial(Cluster.load, cluster))
     sides = [side for path in (old, new) if (side := faults.attempt(partial(_side, path, cluster))) is not None]
+    for path in studies:
+        faults.attempt(partial(read_study, path, {}, {}, ()))
     if faults:
         raise InputError(faults)
     rows, facts = _changes(*sides) if all(side.samples is not None for side in sides) else ([], [])
+    if not rows and not studies:
+        problem = "too few measurements of both to compare, and no --study to predict with either"
+        raise InputError(Fault(f"{old}, {new}", problem, "two runs of the same phases, or --study STUDY.toml"))
     steps = [_steps(path, *sides) for path in studies]
     if as_json:
         answer = {"schema_version": 1, "changed": facts, "parts": rows, "studies": steps}

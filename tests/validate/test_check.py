@@ -253,10 +253,13 @@ def test_diff_says_what_changed_beyond_noise(tmp_path: Path, capsys: pytest.Capt
     other = written(tmp_path / "a100.jsonl", machine(3, facts={"device": "NVIDIA A100"}))
     assert main(["calibrate", "diff", str(other), str(new)]) == ExitCode.BAD_INPUT
     assert "baseline of the same machine" in capsys.readouterr().err
-    gone = [str(tmp_path / "gone.jsonl"), str(tmp_path / "gone.calibration.json")]
-    assert main(["calibrate", "diff", *gone]) == ExitCode.BAD_INPUT
+    gone = [str(tmp_path / f"gone.{name}") for name in ("jsonl", "calibration.json", "toml")]
+    assert main(["calibrate", "diff", *gone[:2], "--study", gone[2], "--cluster", "nowhere"]) == ExitCode.BAD_INPUT
     told_of = capsys.readouterr().err
-    assert all(path in told_of for path in gone), "both, at once"
+    assert all(one in told_of for one in (*gone, "nowhere")), "all at once"
+    links = written(tmp_path / "links.jsonl", linked(1))
+    assert main(["calibrate", "diff", str(old), str(links)]) == ExitCode.BAD_INPUT  # no all-clear
+    assert "too few measurements of both" in capsys.readouterr().err
 
 
 def test_diff_of_calibrations_predicts_a_study_with_either(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
