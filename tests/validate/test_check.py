@@ -18,7 +18,7 @@ from simulator.cli import main
 from validate.check.components import Component
 from validate.check.findings import Finding, check
 from validate.check.judged import corrected, judge
-from validate.check.report import links, matrix
+from validate.check.report import links, matrix, text
 from validate.samples import Machine, Sample, SampleFile
 
 RANKS, SLOWER = 8, 1.10
@@ -171,6 +171,9 @@ def test_parts_that_are_gone_or_failed_or_throttled_are_named() -> None:
         faults=(), sha256={}, sections=(ends, {**ends, "rank": 4, "throttled_by": "power cap"}),
     )  # fmt: skip
     found = check(broken, [machine(3)])
+    parts = {one.component for one in found if one.bad}
+    assert f"{len(parts)} of " in text(found, ())
+    assert f"{len(parts)} of " in text([*found, *found], ()), "a part is bad once"
     assert {(one.kind, one.component.who) for one in found if one.bad} == {
         ("missing", "rank 5"), ("failed", "rank 1"), ("throttled", "rank 2"),
     }  # fmt: skip

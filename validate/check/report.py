@@ -84,7 +84,7 @@ def text(found: Sequence[Finding], facts: Sequence[str]) -> str:
     lines = [f"changed: {line}" for line in facts]
     lines += [one.line for one in found if one.bad]
     lines += [one.line for one in found if one.kind == "improvement"]
-    bad = sum(one.bad for one in found)
+    bad = len({one.component for one in found if one.bad})
     looked = len({one.component for one in found})
     if not looked:
         return "\n".join([*lines, "nothing to compare with yet"])
