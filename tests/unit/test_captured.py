@@ -309,7 +309,7 @@ def test_a_capture_is_predicted_and_its_storages_are_live_bytes() -> None:
     assert found.low_s < found.step_s < found.high_s
     assert sum(found.breakdown.values()) == pytest.approx(found.step_s)
     script = captured_script(one)
-    live = step_live_bytes(script_history(script.step, script.before))
+    live = step_live_bytes(script_history(script.step, script.before, script.categories))
     assert live.peak[0] == (1 << 20) + GATHER
     assert live.resident == 1 << 20
 
