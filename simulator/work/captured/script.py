@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simulator.base.kernels import Kernel
-from simulator.work.captured.capture import Capture, Kind, Phase
+from simulator.work.captured.capture import CPU, Capture, Kind, Phase
 from simulator.work.captured.kernels import priced
 from simulator.work.captured.meetings import Column, Meetings, lattice
 from simulator.work.captured.products import Priced
@@ -201,17 +201,25 @@ class _Writer:
                 self._waits(stream, self._works.get(number, set()))
             case [Kind.SYNCHRONIZE, stream]:
                 self._host_waits(self._last if stream < 0 else [stream])
-            case [Kind.WAIT_HOST, _]:
-                self._host_waits(self._last)
+            case [Kind.WAIT_HOST, number]:
+                self._host_waits_for(self._events.get(number, set()))
             case _:
                 pass
 
     def _host_waits(self, streams: Iterable[int]) -> None:
         """The host waits until all work issued to these streams is done."""
-        for index in {self._last[stream] for stream in streams if stream in self._last}:
-            one = self._found[index]
-            if isinstance(one, Launch | Communicate):
-                self._found[index] = one._replace(waits=True)
+        indices = {self._last[stream] for stream in streams if stream in self._last}
+        newest = max(self._last.values(), default=-1)
+        if indices == {newest}:
+            self._found[newest] = self._found[newest]._replace(waits=True)  # type: ignore[union-attr]
+        else:
+            self._host_waits_for({self._found[index].label for index in indices})  # type: ignore[union-attr]
+
+    def _host_waits_for(self, labels: set[str]) -> None:
+        """The host waits for work of some time ago, as FSDP1 does for the unit before the last: what came later goes on."""
+        if labels:
+            label, after = f"the host waits #{len(self._found)}", tuple(sorted(labels))
+            self._found.append(Launch(label, "host", (), after, CPU, waits=True))
 
     def _of(self, stream: int) -> set[str]:
         found = set(self._behind.get(stream, ()))
