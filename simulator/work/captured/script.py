@@ -208,12 +208,13 @@ class _Writer:
 
     def _host_waits(self, streams: Iterable[int]) -> None:
         """The host waits until all work issued to these streams is done."""
-        indices = {self._last[stream] for stream in streams if stream in self._last}
         newest = max(self._last.values(), default=-1)
+        indices = {self._last[stream] for stream in streams if stream in self._last}
+        issued = {index: one for index in indices if isinstance(one := self._found[index], Launch | Communicate)}
         if indices == {newest}:
-            self._found[newest] = self._found[newest]._replace(waits=True)  # type: ignore[union-attr]
+            self._found[newest] = issued[newest]._replace(waits=True)
         else:
-            self._host_waits_for({self._found[index].label for index in indices})  # type: ignore[union-attr]
+            self._host_waits_for({one.label for one in issued.values()})
 
     def _host_waits_for(self, labels: set[str]) -> None:
         """The host waits for work of some time ago, as FSDP1 does for the unit before the last: what came later goes on."""
