@@ -52,7 +52,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 distributed.init_process_group("nccl")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 1024, bias=False).cuda())
 model.register_comm_hook(None, default_hooks.bf16_compress_hook)
-optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
 while True:
     model(torch.randn(8, 1024, device="cuda")).sum().backward()
     optimizer.step()
@@ -329,6 +329,10 @@ def test_a_hook_of_the_program_s_own_reduces_what_it_sends(tmp_path: Path) -> No
     assert [capture.signatures[one[1]][0] for one in copies] == ["aten.copy_.default"]
     assert [Kind.WAIT_STREAM, 0, beside] in step[step.index(copies[0]) :]
     assert beside != 0
+    held = Counter[str]()
+    for storage, size in capture.resident().items():
+        held[capture.categories[storage]] += size
+    assert held["optimizer_state"] == 4 * 1024**2  # momentum, of the optimizer within the optimizer
 
 
 @pytest.mark.parametrize("words", [[], ["any"]])
