@@ -101,8 +101,10 @@ with torch.device("meta"):
     model = torch.nn.Linear(1024, 1024, bias=False)
 model.to_empty(device="cpu")
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
+kept = torch.empty(1024, 1024, pin_memory=True)
 while True:
     weight = model.weight.to("cuda", non_blocking=True)
+    kept.copy_(weight.detach())
     (weight * weight).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -361,14 +363,14 @@ def test_batch_norm_over_all_ranks_exchanges_its_statistics(tmp_path: Path) -> N
 
 
 def test_what_stays_on_the_cpu_takes_its_time(tmp_path: Path) -> None:
-    """A weight of 4 MiB comes over PCIe, its gradient goes back while the host waits, and the CPU reads both and writes one."""
+    """A weight of 4 MiB comes over PCIe, its gradient goes back while the host waits, as a copy into pinned memory does, and the CPU reads both and writes one."""
     script = captured_script(captured(tmp_path, ON_CPU))
     whole = 4 * 1024**2
     passed = [(one.kernels[0], one.waits) for one in script.step if isinstance(one, Launch) and one.kernels]
     moved = [
         (kernel.num_bytes, kernel.over, waits) for kernel, waits in passed if isinstance(kernel, Stated) and kernel.over
     ]
-    assert moved == [(whole, "h2d", False), (whole, "pageable", True), (3 * whole, "cpu", True)]
+    assert moved == [(whole, "h2d", False), (whole, "d2h", True), (whole, "pageable", True), (3 * whole, "cpu", True)]
 
 
 @pytest.mark.parametrize(("said", "linear"), [("highest", "fp32"), ("high", "tf32")])

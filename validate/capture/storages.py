@@ -14,6 +14,7 @@ from validate.capture.log import Log
 from validate.capture.streams import Recorder
 
 _BORN = {Phase.FORWARD: "activations", Phase.BACKWARD: "temporaries", Phase.OPTIMIZER: "temporaries"}
+_PINNED = "_shardwise_pinned"
 
 
 class Storages:
@@ -105,6 +106,19 @@ class Storages:
     def _gone(self, key: int, number: int) -> None:
         self._alive.pop(key, None)
         self._end(number)
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor, whose memory on the host the GPU copies from and to at its link's full speed."""
+    for one in local_tensors(tensor):
+        if one.device.type == "cpu":
+            setattr(one.untyped_storage(), _PINNED, True)
+    return tensor
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Whether the program pinned a tensor's memory."""
+    return getattr(tensor.untyped_storage(), _PINNED, False)
 
 
 def local_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

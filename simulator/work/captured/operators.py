@@ -13,7 +13,7 @@ POINTWISE: Final = {
     "native_dropout", "native_dropout_backward", "_fused_dropout", "bernoulli", "normal", "uniform", "random", "exponential",
     "rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "linspace", "eye", "randperm", "mse_loss",
     "mse_loss_backward", "smooth_l1_loss", "smooth_l1_loss_backward", "huber_loss", "huber_loss_backward", "complex", "polar",
-    "masked_scatter", "unfold_backward", "_conj_physical", "__and", "__or", "__xor",
+    "masked_scatter", "unfold_backward", "_conj_physical", "__and", "__or", "__xor", "__lshift", "__rshift",
 }  # fmt: skip
 ACTIVATIONS: Final = {
     "silu", "silu_backward", "gelu", "gelu_backward", "sigmoid", "sigmoid_backward", "tanh", "tanh_backward", "exp", "exp2",
