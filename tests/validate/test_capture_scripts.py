@@ -23,6 +23,7 @@ from torch.distributions import Categorical
 
 layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(40))).cuda()
 recurrent = torch.nn.GRU(64, 64).cuda()
+recurrent.register_buffer("seen", torch.zeros(1024, device="cuda"))
 optimizer = torch.optim.AdamW(layers.parameters())
 Tensor = torch.cuda.FloatTensor
 assert Tensor(2, 3).shape == (2, 3) and isinstance(torch.ones(3).type(Tensor), Tensor)
@@ -277,6 +278,14 @@ def captured(folder: Path, text: str, *words: str, ranks: int = 1) -> Capture:
     return read_capture(out)
 
 
+def held(capture: Capture) -> Counter[str]:
+    """Bytes of each category between two steps."""
+    found = Counter[str]()
+    for storage, size in capture.resident().items():
+        found[capture.categories[storage]] += size
+    return found
+
+
 def operators(capture: Capture, phase: Phase) -> Counter[str]:
     """Of the recorded step, by name."""
     events = (one for one in capture.events[capture.steady :] if one[0] == Kind.OPERATOR and one[4] == phase)
@@ -295,6 +304,10 @@ def test_an_optimizer_takes_parameters_together_unless_told_otherwise(tmp_path: 
     )
     assert operators(capture, Phase.FORWARD)["aten._cudnn_rnn.default"] == 1  # its GRU
     assert "whether all of 16 values are true, which nobody knows: True" in capture.answers
+    assert held(capture)["parameters"] == 4 * (
+        40 * (64 * 64 + 64) + 3 * 64 * (64 + 64 + 2)
+    )  # the GRU's, which no optimizer has
+    assert held(capture)["buffers"] == 4 * 1024
 
 
 def test_speech_is_cudnn_s_layers_and_ctc_s_kernels(tmp_path: Path) -> None:
@@ -331,10 +344,7 @@ def test_a_hook_of_the_program_s_own_reduces_what_it_sends(tmp_path: Path) -> No
     assert [capture.signatures[one[1]][0] for one in copies] == ["aten.copy_.default"]
     assert [Kind.WAIT_STREAM, 0, beside] in step[step.index(copies[0]) :]
     assert beside != 0
-    held = Counter[str]()
-    for storage, size in capture.resident().items():
-        held[capture.categories[storage]] += size
-    assert held["optimizer_state"] == 4 * 1024**2  # momentum, of the optimizer within the optimizer
+    assert held(capture)["optimizer_state"] == 4 * 1024**2  # momentum, of the optimizer within the optimizer
 
 
 @pytest.mark.parametrize("words", [[], ["any"]])

@@ -100,6 +100,7 @@ class Steps:
         self._log.add(Kind.STEP, self.count)
         self._tell(f"step {self.count}")
         if self.count == self._warm_up:
+            self._storages.modules()
             self._log.detailed, self.begin = True, len(self._log.events)
             self._stepped.clear()
         elif self.count == self._warm_up + 1:

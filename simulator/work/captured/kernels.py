@@ -50,7 +50,7 @@ def _by_its_name(space: str, base: str, read: list[CapturedTensor], made: list[C
     if space == "aten" and base in GATHERS | SCATTERS:
         return _moved(base, read, made, in_place=in_place)
     op: StreamOp = "activation" if base in ACTIVATIONS else "elementwise"
-    known = space == "aten" and (base in POINTWISE | ACTIVATIONS | BY_BYTES or base.startswith(FAMILIES))
+    known = space in ("aten", "prims") and (base in POINTWISE | ACTIVATIONS | BY_BYTES or base.startswith(FAMILIES))
     if space == "triton":  # a launch by the program: each tensor that it is given passes once
         made, read = read, []
     return Priced(category="elementwise", kernels=_pointwise(op, read, made, in_place=in_place), known=known)
