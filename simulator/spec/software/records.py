@@ -220,6 +220,10 @@ class HostTimes(Strict):
         "host time of a layer, each way, for what is no launch, linear layer, attention or collective: views, modules, "
         "autograd's nodes, Triton's launchers ([host](../background/host.md#eager-pytorch))",
     )
+    checkpoint_s: Seconds = _seconds(
+        "host time of a layer that is computed again, beside its operators: states of dropout and autocast kept and set, "
+        "its inputs cut off, a backward started in a backward",
+    )
     dtensor_s: Seconds = _seconds(
         "host time that DTensor adds to a linear layer which tensor parallelism splits, each way: its operators, hooks "
         "that wrap and unwrap tensors ([host](../background/host.md#tensor-parallelism-by-dtensor))",
