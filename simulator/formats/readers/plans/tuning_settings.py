@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from simulator.base.errors import Fault, PlanError
 from simulator.formats.readers.plans.accelerate_launch import NO_EFFECT, trainer_settings
+from simulator.formats.readers.plans.by_framework import settings_of, text_of
 from simulator.formats.readers.plans.launch_world import WORLD_OPTIONS
 from simulator.formats.readers.plans.options import options_of, table_of
 from simulator.formats.readers.plans.reading import UNSET, Setting, shortened
@@ -171,8 +172,6 @@ _SWITCHES: Final = frozenset({
 
 def _yaml(launch: Launch, name: str, place: str, form: str) -> tuple[dict[str, Any], str]:
     """A file that the command names, as plain data, and its path."""
-    from simulator.formats.readers.plans import settings_of, text_of
-
     path = launch.find(name)
     if not path.is_file():
         remedy = f"put it there; or --plan {Path(name).name}"
