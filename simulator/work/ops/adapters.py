@@ -80,16 +80,23 @@ class Tuning:
         return () if self.keeps_weight else self.dequantised
 
     def _by_torch(self) -> tuple[Stream, ...]:
-        """AutoGPTQ, nn_modules/qlinear/qlinear_cuda_old.py: shifted out of int32, to int8, masked, less its zero, scaled."""
-        n = self._numel
-        passes: tuple[tuple[StreamOp, int, int], ...] = (
-            ("strided", n // 2, 4 * n),
-            ("cast", 4 * n, n),
-            ("elementwise", n, n),
-            ("strided", n, n),
-            ("strided", n, 2 * n),
+        """AutoGPTQ, nn_modules/qlinear/qlinear_cuda_old.py: shifted out of int32, to int8, masked, less its zero, scaled.
+
+        The zeros before, one a group of 128: the same, and one more each.
+        """
+
+        def unpacked(n: int) -> tuple[tuple[StreamOp, int, int, int], ...]:
+            return ("strided", n // 2, 4 * n, n), ("cast", 4 * n, n, n), ("elementwise", n, n, n)
+
+        n, zeros = self._numel, self._numel // 128
+        passes = (
+            *unpacked(zeros),
+            ("elementwise", zeros, zeros, zeros),
+            *unpacked(n),
+            ("strided", n, n, n),
+            ("strided", n, 2 * n, n),
         )
-        return _untimed(*(stream(op, read, write, numel=n) for op, read, write in passes))
+        return _untimed(*(stream(op, read, write, numel=numel) for op, read, write, numel in passes))
 
     @property
     def dequantised(self) -> tuple[Stream, ...]:
