@@ -395,6 +395,24 @@ def test_weights_that_torch_unpacks_stay_for_the_backward() -> None:
     assert "gate.dequantised" in ops["gate"].saved
 
 
+def test_fused_pairs_behind_dropout_add_and_mask_in_kernels_of_their_own() -> None:
+    """fms-acceleration's LoRA_W: x dropped and kept; Y + X' A B; dX + (X' != 0) * (dY B A). Bytes in 16 bits, T tokens."""
+    stack = Stack.load("transformers-2024").copy_with(adapters="fused")
+    made = {}
+    for dropout in (0.0, 0.1):
+        plan = lora(lora_targets="down", lora_dropout=dropout)
+        made[dropout] = next(op for op in build_blocks(LLAMA, stack, plan).layer.ops if op.name == "down")
+    plain, op = made[0.0], made[0.1]
+    wide, narrow = 512 * LLAMA.d_ff, 512 * LLAMA.d_model
+
+    def moved(kernels: Any) -> int:
+        return sum(k.num_bytes for k in kernels if not isinstance(k, Gemm))
+
+    assert moved(op.forward) - moved(plain.forward) == 5 * wide + (6 - 2) * narrow
+    assert moved(op.backward) - moved(plain.backward) == (3 + 5 + 6) * wide
+    assert set(op.saved) - set(plain.saved) == {"down.lora_dropped"}
+
+
 def test_upcast_streams_are_cast_around_quantised_layers() -> None:
     """prepare_model_for_kbit_training: the stream is fp32 under autocast, and Linear4bit's results are fp32 again."""
     stack = Stack.load("transformers-2024")

@@ -154,7 +154,7 @@ class Kernels(Strict):
     adapters: Literal["operators", "fused", "copied"] = Field(
         default="operators",
         description="of fine-tuning: LoRA's pairs as operators beside their layer (peft); inside its own autograd function, "
-        "which keeps nothing but the input (unsloth); or operators, and a copy among columns of zeros of what adapts some of a joint "
+        "which keeps nothing but the input (unsloth), and what dropout left of it; or operators, and a copy among columns of zeros of what adapts some of a joint "
         "Q, K and V, which keeps what it copied (LitGPT: LoRAQKVLinear)",
     )
     loss_metrics: NonNegativeInt = Field(
