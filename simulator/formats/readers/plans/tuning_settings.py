@@ -327,6 +327,9 @@ def _litgpt(launch: Launch, loose: list[Word], options: dict[str, Option]) -> No
         launch.put(name.replace("-", "_"), option)
 
 
+_TRITON: Final = "USE_TRITON_KERNEL"
+
+
 def _xtuner(launch: Launch, loose: list[Word], options: dict[str, Option]) -> None:
     _file_of(launch, loose, "xtuner")
     for name, option in options.items():
@@ -337,6 +340,10 @@ def _xtuner(launch: Launch, loose: list[Word], options: dict[str, Option]) -> No
     for word in loose[1:]:
         if "=" in word.text:  # --cfg-options
             _pairs(launch, [word])
+    value, line = launch.variable(_TRITON)
+    if value:  # any word: model/modules/dispatch reads bool(os.getenv(...))
+        launch.data = {**launch.data, "use_triton_kernel": True}
+        launch.places["use_triton_kernel"] = (_TRITON, f"{launch.file}:{line}")
 
 
 def _megatron_bridge(launch: Launch, loose: list[Word], options: dict[str, Option]) -> None:
