@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
@@ -100,34 +101,22 @@ def command() -> None:
 @click.option("--queue", is_flag=True, help="Measure all that waits for a GPU (docs/gpu-queue.md); --out is a folder.")
 @patience_option
 @memory_fraction_option
-def run(  # noqa: PLR0913  one a flag
-    *,
-    minutes: float,
-    out: Path,
-    device: str | None,
-    ranks: int | None,
-    threads: int | None,
-    resume: bool,
-    tiny: bool,
-    only: tuple[str, ...],
-    queue: bool,
-    patience: float,
-    memory_fraction: float,
-) -> int:
+def run(*, queue: bool, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Run the benchmarks and write their samples."""
     _needs_torch()
     if queue:
         from validate.queued import Gpus, run_queue
 
-        if device == "cpu" or ranks or threads or tiny or only:
-            raise click.UsageError("--queue chooses device, ranks and shapes itself")
-        return run_queue(out.with_suffix(""), minutes, Gpus.here(), print_line=print_status)
+        source = click.get_current_context().get_parameter_source
+        given = {name.replace("_", "-") for name in options if source(name) is ParameterSource.COMMANDLINE}
+        if own := sorted(given - {"minutes", "out", "resume"}):
+            raise click.UsageError(f"--queue chooses --{', --'.join(own)} itself")
+        return run_queue(
+            Path(str(options["out"]).removesuffix(".jsonl")), options["minutes"], Gpus.here(), print_line=print_status
+        )
     from validate import calibrate
 
-    return calibrate.run(
-        minutes=minutes, out=out, device=device, ranks=ranks, threads=threads, resume=resume, tiny=tiny,
-        patience=patience, memory_fraction=memory_fraction, only=only,
-    )  # fmt: skip
+    return calibrate.run(**options)
 
 
 @command.command("burn-in", help=_BURN_IN_HELP)
