@@ -23,15 +23,12 @@ from simulator.cli.options import (
     print_text,
     write_json,
 )
+from validate.phases import SHARES
 
 if TYPE_CHECKING:
     from simulator.studies.learning.report import LearningReport
     from simulator.work.recorded.recording import Recording
 
-_PHASES = (
-    "host", "gemm", "streams", "attention", "loss", "optimizer", "collectives", "pairs", "groups", "overlap",
-    "transfers", "allocations", "storage", "sustained", "libraries",
-)  # fmt: skip
 _RUN_HELP = """Measure this machine for --minutes and write one sample a line.
 
 Products, attention, passes over memory, losses, optimizers, launches, transfers, storage, collectives over size and
@@ -97,7 +94,9 @@ def command() -> None:
 @click.option("--threads", type=click.IntRange(1, 1024), help="of each CPU process; default: the cores shared evenly")
 @click.option("--resume", is_flag=True, help="Go on with a file that was interrupted.")
 @click.option("--tiny", is_flag=True, help="The smallest shapes only: tries the machinery, calibrates nothing.")
-@click.option("--only", multiple=True, type=click.Choice(_PHASES), metavar="PHASE", help="Only this phase; repeatable.")
+@click.option(
+    "--only", multiple=True, type=click.Choice(tuple(SHARES)), metavar="PHASE", help="Only this phase; repeatable."
+)
 @click.option("--queue", is_flag=True, help="Measure all that waits for a GPU (docs/gpu-queue.md); --out is a folder.")
 @patience_option
 @memory_fraction_option
