@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import check_writable
 from simulator.cli.finite import FiniteRange
@@ -18,6 +17,7 @@ from simulator.cli.options import (
     also_as_page,
     html_option,
     memory_fraction_option,
+    needs_torch,
     patience_option,
     print_status,
     print_text,
@@ -102,7 +102,7 @@ def command() -> None:
 @memory_fraction_option
 def run(*, queue: bool, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Run the benchmarks and write their samples."""
-    _needs_torch()
+    needs_torch()
     if queue:
         from validate.queued import Gpus, run_queue
 
@@ -129,7 +129,7 @@ def run(*, queue: bool, **options: Any) -> int:  # noqa: ANN401  one type an opt
 @memory_fraction_option
 def burn_in(*, as_json: bool, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Repeat computations with known results and report wrong ones."""
-    _needs_torch()
+    needs_torch()
     from validate import calibrate
 
     found = calibrate.burn_in(**options)
@@ -149,13 +149,11 @@ def burn_in(*, as_json: bool, **options: Any) -> int:  # noqa: ANN401  one type 
 @click.option("--cluster", metavar="NAME|FILE", help="The cluster that logs and collectives on GPUs are of.")
 @click.option("--noisy", is_flag=True, help="Fit samples of grade F too: taken while the machine did something else.")
 @click.option("--keep", is_flag=True, help="Also keep it as this device's own: predictions take it without --calibration.")  # fmt: skip
-def fit(
-    *, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str | None, noisy: bool, keep: bool
-) -> int:
+def fit(**options: Any) -> int:  # noqa: ANN401  one type an option
     """Fit a calibration and write it."""
     from validate import calibrate
 
-    return calibrate.fit(inputs=inputs, out=out, device=device, cluster=cluster, noisy=noisy, keep=keep)
+    return calibrate.fit(**options)
 
 
 @command.command("check", help=_CHECK_HELP)
@@ -185,11 +183,11 @@ def check(samples: tuple[Path, ...], **options: Any) -> int:  # noqa: ANN401  on
 @click.option("--threshold", type=FiniteRange(0.001, 10), default=0.05, show_default=True, help="Smaller differences are none.")  # fmt: skip
 @click.option("--plot", type=FILE, metavar="FILE", help="Also draw the nodes beside each other: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `worse`, `nodes`.")
-def fleet(*, samples: tuple[Path, ...], threshold: float, plot: Path | None, as_json: bool) -> int:
+def fleet(samples: tuple[Path, ...], **options: Any) -> int:  # noqa: ANN401  one type an option
     """Report nodes that are slower than the others."""
     from validate.checked import run_fleet
 
-    return run_fleet(samples, threshold=threshold, plot=plot, as_json=as_json)
+    return run_fleet(samples, **options)
 
 
 @command.command("diff", help=_DIFF_HELP)
@@ -253,9 +251,3 @@ def _save(found: LearningReport, file: Path, stack_file: Path | None) -> None:
         from validate.fit.machine import write_stack
 
         write_stack(stack, stack_file)
-
-
-def _needs_torch() -> None:
-    if find_spec("torch") is None:
-        fault = Fault("environment", "PyTorch is not installed", "pip install 'shardwise[validate]'")
-        raise InputError(fault)

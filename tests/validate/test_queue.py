@@ -100,6 +100,25 @@ def test_the_queue_is_told_no_more_than_time_and_place(capsys: pytest.CaptureFix
     assert "--queue chooses --memory-fraction, --tiny itself" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "calibrate run",
+        "calibrate run --queue",
+        "calibrate burn-in",
+        "validate run",
+        "validate rehearse",
+        "capture x.py -o x",
+    ],
+)
+def test_a_machine_without_torch_is_told_what_to_install(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("simulator.cli.options.find_spec", lambda _: None)
+    assert main(command.split()) == ExitCode.BAD_INPUT
+    assert "torch: is not installed (pip install 'shardwise[validate]')" in capsys.readouterr().err
+
+
 def test_no_command_is_begun_that_cannot_end_in_time(tmp_path: Path) -> None:
     assert run_queue(tmp_path, 1.5, H100, lambda _: pytest.fail("too late"), lambda _: None) == 5
 
