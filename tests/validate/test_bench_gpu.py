@@ -20,19 +20,12 @@ import torch
 from validate.benches import libraries
 from validate.benches.worker import ITEMS
 from validate.phases import SHARES, phases_of
+from validate.fit.ranks import SHARED
 from validate.samples import REQUIRED
 from validate.stopwatch import Session, SessionSettings
 
-EVERY_KIND = set(REQUIRED) - {
-    *(
-        "collective",
-        "collective_burst",
-        "collective_issue",
-        "overlap",
-        "fsdp2_group",
-    ),  # of several ranks: test_bench_cpu.py
-    *("membound_forward", "membound_backward"),  # of older files
-}
+# But those of several ranks (test_bench_cpu.py) and of older files.
+EVERY_KIND = set(REQUIRED) - SHARED - {"membound_forward", "membound_backward"}
 
 UNFITTED = {"decode_attention", "gemm_long", "gemm_scaled"}
 
