@@ -19,8 +19,8 @@ import torch
 
 from validate.benches import libraries
 from validate.benches.worker import ITEMS
-from validate.phases import SHARES, phases_of
 from validate.fit.ranks import SHARED
+from validate.phases import SHARES, phases_of
 from validate.samples import REQUIRED
 from validate.stopwatch import Session, SessionSettings
 
@@ -338,7 +338,7 @@ def test_a_library_that_does_not_load_is_said_and_one_that_is_not_there_is_no_fa
 
 
 def test_phases_of_one_gpu_leave_out_what_needs_two() -> None:
-    assert set(SHARES) - set(phases_of("cuda", 1)) == {"collectives", "groups"}
+    assert set(SHARES) - set(phases_of("cuda", 1)) == {"collectives", "pairs", "groups"}
 
 
 def test_attention_says_which_kernel_ran(rows: list[Mapping[str, Any]]) -> None:
