@@ -44,6 +44,7 @@ _INTERPRETER = tuple(f"host_{call}" for call in _CALLS.split())
 _HOST_TIMES = ("host_launch_s", "host_module_s", *_INTERPRETER, "host_kernel_s", "host_collective_s", "host_unit_s")
 _FITTED = (
     "collective_wait_s",
+    "rank_wait_s",
     "gemm_factor",
     "elementwise_factor",
     "grouped_factor",
