@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from simulator.base.files import ordinary
 from simulator.formats.readers.plans.allocator import allocator_of
 from simulator.formats.readers.plans.by_framework import read_stated
 from simulator.formats.readers.plans.draft import Draft
@@ -76,7 +77,7 @@ def _assumed(draft: Draft, data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sourced(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8") if path.is_file() and path.stat().st_size < 2**20 else None
+        return ordinary(path, 2**20).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
 
