@@ -112,6 +112,8 @@ class Stack(Nested):
             timed = {
                 "request_s": self.engine.request_s,
                 "token_s": self.engine.token_s,
+                "stream_s": self.engine.stream_s,
+                "accept_s": self.engine.accept_s,
                 "nccl_factor": self.engine.nccl_factor != 1,
                 "sequence_s": self.engine.sequence_s,
                 "all_reduce": self.engine.all_reduce,
