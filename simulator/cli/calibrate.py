@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from simulator.work.recorded.recording import Recording
 
 _PHASES = (
-    "host", "gemm", "streams", "attention", "loss", "optimizer", "collectives", "groups", "overlap", "transfers",
-    "allocations", "storage", "sustained", "libraries",
+    "host", "gemm", "streams", "attention", "loss", "optimizer", "collectives", "pairs", "groups", "overlap",
+    "transfers", "allocations", "storage", "sustained", "libraries",
 )  # fmt: skip
 _RUN_HELP = """Measure this machine for --minutes and write one sample a line.
 
@@ -56,13 +56,13 @@ copies are compared with the other ranks' and with the baseline's, each collecti
 a part that is surely slower by more than --threshold is named, and so are a part that is missing, a GPU that its hardware
 held back, and, over four runs, a drift.
 
-Exit codes: 0 as it was, 1 something is worse, 2 usage, 3 bad input."""
+Exit codes: 0 as it was, 1 something is worse, 2 usage, 3 bad input, or nothing to compare with."""
 _FLEET_HELP = """Say which nodes of a fleet are slower than the others of their kind.
 
 SAMPLES are files of `calibrate run` and folders of them (what `check --history FOLDER --keep` has kept), of as many nodes as
 there are. The newest run of each node is compared, part by part, with those of all nodes that have the same device.
 
-Exit codes: 0 none is worse, 1 one is, 2 usage, 3 bad input."""
+Exit codes: 0 none is worse, 1 one is, 2 usage, 3 bad input, or nothing to compare with."""
 _BURN_IN_HELP = """Compute the same things over and over for --minutes, and say which device gave a wrong result.
 
 Products in every dtype, most of the memory, copies and collectives, with results that are known to the last bit: against
@@ -179,7 +179,7 @@ def fit(
 @click.option("--junit", type=FILE, metavar="FILE", help="Also write JUnit's XML: a test case for each part.")
 @click.option("--prometheus", type=FILE, metavar="FILE", help="Also write gauges for a textfile collector.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Also draw all runs over time: .png, .svg or .pdf.")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON: `worse`, `changed`, `findings`, `clocks`.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: `worse`, `changed`, `findings`, `clocks`, `links`.")
 @html_option
 def check(samples: tuple[Path, ...], **options: Any) -> int:  # noqa: ANN401  one type an option
     """Compare this machine with earlier samples."""

@@ -243,7 +243,7 @@ def program_history(capture: Capture, cluster: Cluster, memory: MemoryPlan = USU
 
 
 def _history(script: CapturedScript, device: Device, memory: MemoryPlan) -> History:
-    return compressed(script_history(script.step, script.before, workspace_bytes(device)), memory)
+    return compressed(script_history(script.step, script.before, script.categories, workspace_bytes(device)), memory)
 
 
 def _memory_of_ranks(

@@ -4,7 +4,7 @@
     torch, target      version of torch; what was run, as it was given
     world_size, gpus_per_node, device
     signatures         each operator once: [name, arguments, results]; a tensor is ["T", dtype, shape, strides]
-                       (strides null: contiguous; a fifth entry "cpu" where it is not on the GPU)
+                       (strides null: contiguous; a fifth entry "cpu" or "pinned" where it is not on the GPU)
     names              paths of modules, kinds of collectives
     groups             ranks of each process group
     ranks              one object for each captured rank, the first of its kind:
