@@ -191,3 +191,10 @@ def test_a_remedy_for_a_number_without_end_is_found_at_once(
     words = [word for one in settings for word in ("--set", one)]
     assert main(["predict", "--model", "gpt2", "--cluster", "hgx-h100-8", *words]) == 3
     assert "fault" in capsys.readouterr().err
+
+
+def test_groups_of_an_optimizer_without_end_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    offloaded = ["data_parallel=deepspeed", "offload.optimizer=host", "offload.sub_group_numel=1"]
+    words = [word for one in offloaded for word in ("--set", f"plan.{one}")]
+    assert main(["predict", "--model", "gpt2", "--cluster", "hgx-h100-8", *words]) == 3
+    assert "groups of a rank's parameters; at most 20,000 are played" in capsys.readouterr().err

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from simulator.base.errors import PlanError
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.work.offload.tier_usage import num_groups, shard_numel
 from simulator.work.script import keeps_layers, keeps_root, pieces, shard_ranks, units
 from simulator.work.script.sharding import ParameterUnit, frozen_pieces, numel_of
+
+_MOST_GROUPS = 20_000  # of the optimizer's: a step in which each is moved and updated takes seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,9 @@ def _groups(model: Model, plan: Plan) -> tuple[Group, ...]:
         return ()
     compute = DTYPE_BYTES[plan.compute_dtype]
     count, found = num_groups(model, plan), []
+    if count > _MOST_GROUPS:
+        problem = f"{offload.sub_group_numel:,} are {count:,} groups of a rank's parameters; at most {_MOST_GROUPS:,} are played"
+        raise PlanError.at("plan: offload.sub_group_numel", problem, f"{-(-numel // _MOST_GROUPS):,} or more")
     for index in range(count):
         size = min(offload.sub_group_numel, numel - index * offload.sub_group_numel) if count > 1 else numel
         swapped = offload.optimizer == "nvme"
