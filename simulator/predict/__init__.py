@@ -80,9 +80,9 @@ def memory_of(lowering: Lowering, *, quick: bool = False, stages: Sequence[int] 
 
 
 def prediction_of(
-    lowering: Lowering, step_memory: StepMemory, *, fold: bool = True, advise: bool = False
+    lowering: Lowering, step_memory: StepMemory, *, fold: bool = True, advise: bool = False, quick: bool = False
 ) -> Prediction:
-    """The prediction of a lowered plan whose memory is known."""
+    """The prediction of a lowered plan whose memory is known. quick: its figures, without words about them."""
     model, plan, cluster = lowering.model, lowering.plan, lowering.cluster
     memory = step_memory.memory
     alone = play(lowering, fold=fold)
@@ -112,9 +112,9 @@ def prediction_of(
         communication=dict(played.communication),
         memory=memory,
         cause=step_memory.cause,
-        suggestion=suggest(lowering, played, memory, found),
-        extrapolated=extrapolated(lowering),
-        sources=(*sources(lowering), *pool_sources(memory, lowering.calibration)),
+        suggestion="" if quick else suggest(lowering, played, memory, found),
+        extrapolated=() if quick else extrapolated(lowering),
+        sources=() if quick else (*sources(lowering), *pool_sources(memory, lowering.calibration)),
         timeline=played.timeline,
         memory_trace=step_memory.trace,
         remedies=found or (),

@@ -104,7 +104,13 @@ def upward(name: str) -> bool:
 def own_sigma(lowering: Lowering) -> float:
     """The uncertainty that kernels, links and host do not explain: the stack's, or the scatter of the user's own steps."""
     learned = lowering.calibration.learned
-    return seen("stack", lowering.stack.fitted.sigma) if learned is None else learned.scatter * learned.reach / Z90
+    stack = lowering.stack
+    return seen(own_part(stack), stack.fitted.sigma) if learned is None else learned.scatter * learned.reach / Z90
+
+
+def own_part(stack: Stack) -> Part:
+    """What a stack leaves unexplained is less where its framework brings the layers than where a user's model calls operators."""
+    return "stack" if stack.traits.own_layers else "model code"
 
 
 def seen(name: str, one: float) -> float:
@@ -127,6 +133,7 @@ def kind_of(name: str) -> Part | None:
         EAGER: "eager experts",
         UNTIMED: "untimed",
         "stack": "stack",
+        "model code": "model code",
     }
     known |= {RELEASE: "experts", **CARRIERS}
     return "software" if software == SOFTWARE else known.get(kind, "kernels")

@@ -21,7 +21,7 @@ from simulator.play.lower.builder import Builder
 from simulator.play.lower.fabric import EXPERT_ROLES, ROLES, MeshFabric
 from simulator.play.lower.inside import Exchanges, RecordingBuilder
 from simulator.play.lower.pool_tiers import PoolTiers
-from simulator.play.lower.priced_stages import priced_stages
+from simulator.play.lower.priced_stages import PricedBlocks, priced_stages
 from simulator.play.lower.rank_classes import RankClasses
 from simulator.play.lower.reader import StageReader
 from simulator.play.lower.stage import Stage, StageStep
@@ -267,9 +267,9 @@ def lower(
     stack: Stack,
     calibration: Calibration,
     curves: LinkCurves,
-    blocks: ModelBlocks | None = None,
+    known: PricedBlocks | None = None,
 ) -> Lowering:
-    """Check that the inputs fit together and price every phase. blocks: the plan's, where they have been made.
+    """Check that the inputs fit together and price every phase. known: the plan's blocks, where they have been made.
 
     Raises PlanError with every fault: degrees, divisibilities, and what cannot be modelled yet.
     """
@@ -281,7 +281,8 @@ def lower(
     stack = stack.without_interpreter() if calibration.kind == "ideal" else stack
     exceptions, kinds = cluster.exceptions, GpuKinds.of(cluster) if cluster.exceptions else None
     mesh, cluster = Mesh(plan, cluster), cluster.usual
-    blocks, shares = blocks or build_blocks(model, stack, plan), shard_shares(plan, kinds)
+    blocks, shares = known.blocks if known else build_blocks(model, stack, plan), shard_shares(plan, kinds)
+    priced = known if known and calibration.learned is None else PricedBlocks(blocks)
     near = mesh.group_shape("dp_shard_cp").ranks_per_node
 
     def plan_on(device: Device) -> Plan:
@@ -289,7 +290,7 @@ def lower(
             return plan.with_equal_shards
         return plan.copy_with(shard_share=largest_share(shares, kinds, device.name))
 
-    clock, stages = priced_stages(model, plan_on(cluster.device), stack, blocks, cluster.device, calibration, near)
+    clock, stages = priced_stages(model, plan_on(cluster.device), stack, priced, cluster.device, calibration, near)
     others = {name: device for name, device in kinds.devices.items() if device != cluster.device} if kinds else {}
     theirs = {name: _of_its_kind(calibration, device) for name, device in others.items()}
     return Lowering(
@@ -308,7 +309,7 @@ def lower(
         exceptions=exceptions,
         kinds=kinds if kinds and kinds.of_rank else None,
         others={
-            name: priced_stages(model, plan_on(device), stack, blocks, device, theirs[name], near)[1]
+            name: priced_stages(model, plan_on(device), stack, PricedBlocks(blocks), device, theirs[name], near)[1]
             for name, device in others.items()
         },
         calibrations={cluster.device.name: calibration, **theirs},

@@ -154,7 +154,7 @@ class Kernels(Strict):
     adapters: Literal["operators", "fused", "copied"] = Field(
         default="operators",
         description="of fine-tuning: LoRA's pairs as operators beside their layer (peft); inside its own autograd function, "
-        "which keeps nothing but the input (unsloth); or operators, and a copy among columns of zeros of what adapts some of a joint "
+        "which keeps nothing but the input (unsloth), and what dropout left of it; or operators, and a copy among columns of zeros of what adapts some of a joint "
         "Q, K and V, which keeps what it copied (LitGPT: LoRAQKVLinear)",
     )
     loss_metrics: NonNegativeInt = Field(
@@ -219,6 +219,10 @@ class HostTimes(Strict):
     layer_s: Seconds = _seconds(
         "host time of a layer, each way, for what is no launch, linear layer, attention or collective: views, modules, "
         "autograd's nodes, Triton's launchers ([host](../background/host.md#eager-pytorch))",
+    )
+    checkpoint_s: Seconds = _seconds(
+        "host time of a layer that is computed again, beside its operators: states of dropout and autocast kept and set, "
+        "its inputs cut off, a backward started in a backward",
     )
     dtensor_s: Seconds = _seconds(
         "host time that DTensor adds to a linear layer which tensor parallelism splits, each way: its operators, hooks "

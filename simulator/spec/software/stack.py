@@ -39,7 +39,7 @@ from simulator.spec.software.traits import TRAITS, StackTraits
 
 __all__ = ["IN_STEP", "NARROW_MODULE", "AttentionBackend", "Stack"]
 
-_CALLS = "layer_s dtensor_s redistribute_s view_s node_s dispatch_s wrap_s layout_s hook_s parameter_s message_s"
+_CALLS = "layer_s checkpoint_s dtensor_s redistribute_s view_s node_s dispatch_s wrap_s layout_s hook_s parameter_s message_s"
 _INTERPRETER = tuple(f"host_{call}" for call in _CALLS.split())
 _HOST_TIMES = ("host_launch_s", "host_module_s", *_INTERPRETER, "host_kernel_s", "host_collective_s", "host_unit_s")
 _FITTED = (
@@ -112,6 +112,8 @@ class Stack(Nested):
             timed = {
                 "request_s": self.engine.request_s,
                 "token_s": self.engine.token_s,
+                "stream_s": self.engine.stream_s,
+                "accept_s": self.engine.accept_s,
                 "nccl_factor": self.engine.nccl_factor != 1,
                 "sequence_s": self.engine.sequence_s,
                 "all_reduce": self.engine.all_reduce,
