@@ -31,18 +31,6 @@ CUDA_GRANULARITY_BYTES = 512
 _OF_FREE = 2  # kind, storage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryEvent:
-    """One allocation or free. `storage` names the pair; `moment` is (phase, micro-batch, unit, op)."""
-
-    kind: str
-    storage: int
-    num_bytes: int
-    tag: str
-    stream: int
-    moment: tuple[str, int, str, str]
-
-
 @dataclass(frozen=True, kw_only=True)
 class History:
     """Events of a first and a steady step; the steady one begins at `steady`."""
@@ -89,25 +77,6 @@ def activation_bytes(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks
     tapes = record_tapes(blocks, plan, stack, keep_gradients=False)
     chain = [tapes.embedding, *(layer_tape(tapes, plan, kind, index) for index, kind in enumerate(model.body))]
     return {f"layer{i}": saved_bytes(chain[i + 1], chain[i]) for i in range(model.num_layers - 1)}
-
-
-def step_events(
-    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, *, library: Library = "nccl", stage: int = 0
-) -> tuple[MemoryEvent, ...]:
-    """Persistent state, then one steady step of a stage, in host order; bytes as asked for, before any rounding."""
-    history = write_history(model, plan, stack, blocks, (), steps=1, library=library, stage=stage)
-    made: dict[int, tuple[int, str, int]] = {}
-    events: list[MemoryEvent] = []
-    for index, (slot, num_bytes, stream, tag) in enumerate(history.events):
-        if num_bytes >= 0:
-            made[slot] = (num_bytes, CATEGORIES[tag], stream)
-        elif num_bytes == DONE:
-            continue
-        size, name, owner = made[slot]
-        kind = "alloc" if num_bytes >= 0 else "free"
-        moment = moment_of(history, index)
-        events.append(MemoryEvent(kind=kind, storage=slot, num_bytes=size, tag=name, stream=owner, moment=moment))
-    return tuple(events)
 
 
 def write_history(  # noqa: PLR0913  what a history hangs on

@@ -181,8 +181,7 @@ def lowered_programs(
 ) -> list[Program]:
     """The programs that the engine simulates."""
     asked = _asked(capture, cluster, calibration, stack, curves)
-    column = asked.columns[0]
-    asked.scripts.update({one.rank: captured_script(one, column) for one in column.captures})
+    list(_scripts(asked))
     return asked.programs()
 
 

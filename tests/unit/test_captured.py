@@ -227,6 +227,7 @@ def test_the_host_waits_for_an_event_and_not_for_what_came_behind_it() -> None:
     (first, second, waits, _), found = step_of(product, [Kind.RECORD, 7, 0], product, [Kind.WAIT_HOST, 7], product)
     assert (waits.after, waits.waits, first.waits, second.waits) == ((first.label,), True, False, False)
     assert found.step_s == plain.step_s
+    assert {span.stream for span in found.timeline.spans} == {"compute", "host"}
     behind = step_of(product, product, [Kind.RECORD, 7, 0], [Kind.WAIT_HOST, 7], product)[1]
     assert behind.step_s > plain.step_s
     of_stream = step_of(product, [Kind.OPERATOR, 0, 1, 0, 0], [Kind.SYNCHRONIZE, 0], product)[0]

@@ -228,16 +228,12 @@ def _check_keys(data: Any, keys: Mapping[str, type], place: str) -> None:  # noq
 
 def _check_events(data: Mapping[str, Any], events: list[Any], place: str) -> None:
     """Every event has its values, and every number in it means something."""
-    alive, operators = set[int](), set[int]()  # equal operators are one object
+    alive = set[int]()
     sizes = {name: len(data[name]) for name in ("signatures", "names", "groups")}
     for index, event in enumerate(events):
-        if id(event) in operators:
-            continue
         whole = type(event) is list and set(map(type, event)) == _WHOLE
         if not whole or ARITY.get(event[0]) != len(event) - 1 or not _known(event, sizes, alive):
             raise InputError.at(f"{place}: events[{index}]", f"{event!r} is no event", _AGAIN)
-        if event[0] == Kind.OPERATOR:
-            operators.add(id(event))
 
 
 def _check_tokens(data: Mapping[str, Any], place: str) -> None:
