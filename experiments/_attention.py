@@ -36,8 +36,16 @@ def calls(rows: Sequence[Mapping[str, Any]]) -> Calls:
     return Calls(*np.array(table).reshape(-1, 8).T)
 
 
-def fit_calls(device: Subject, x: Calls, direction: Direction, *, wrapper: bool = False, **known: float) -> Fitted:
-    """Free: e_max of every head_dim in the rows, s0, noncausal, sustained; `known` holds some of them.
+def fit_calls(
+    device: Subject,
+    x: Calls,
+    direction: Direction,
+    *,
+    wrapper: bool = False,
+    more: Mapping[str, Start] = {},
+    **known: float,
+) -> Fitted:
+    """Free: e_max of every head_dim in the rows, s0, noncausal, sustained, and `more`; `known` holds some of them.
 
     wrapper: the rows were timed around a framework's call, whose floor is free and not kept.
     """
@@ -50,6 +58,7 @@ def fit_calls(device: Subject, x: Calls, direction: Direction, *, wrapper: bool 
     }
     if not (x.causal == 0).any() or not (x.causal > 0).any():
         starts["noncausal"] = held(1.0)
+    starts |= more
     starts |= {name: held(value) for name, value in known.items()}
     if wrapper:
         starts["t0"] = Start(30.0, 0.0, 100.0)
@@ -78,6 +87,7 @@ def curve(
         power_limited=power_limited,
         bw_frac=BW_FRAC,
         p=BLEND,
+        tail_waves=rounded(c["tail"]) if "tail" in c else None,
         quality=quality,
     )
 

@@ -32,6 +32,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 
 RANKS, WIDTH, HEADS, LAYERS = 4, 32, 4, 4
 _COLUMNS, _ROWS = ("q", "k", "v", "gate", "up"), ("out", "down")
@@ -94,7 +95,7 @@ class Block(nn.Module):
 
 
 def layer_us(kind: str) -> tuple[float, float]:
-    """CPU microseconds of a layer: forward, and forward with backward. kind: plain, units (FSDP2), sums, or tokens."""
+    """CPU microseconds of a layer: forward, and forward with backward. kind: plain, again (re-entrant checkpoints), units (FSDP2), sums, or tokens."""
     mesh, blocks = init_device_mesh("cpu", (RANKS,)), [Block() for _ in range(LAYERS)]
     tokens = kind == "tokens"
     for block in blocks if kind == "units" else []:
@@ -112,7 +113,12 @@ def layer_us(kind: str) -> tuple[float, float]:
                 "mlp": gathered,
             }
         parallelize_module(block, mesh, plan)
-    model = nn.Sequential(*blocks)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        for block in blocks:
+            x = checkpoint(block, x, use_reentrant=True) if kind == "again" else block(x)
+        return x
+
     x = torch.randn(1, 8 // RANKS if tokens else 8, WIDTH, requires_grad=True)
 
     def both() -> None:
@@ -232,7 +238,7 @@ def main() -> None:
         print(f"{name:40} {us:8.1f}")
     for name, forward, backward in layouts():
         print(f"{name:40} {forward:8.1f} {backward:8.1f}")
-    for kind in ("plain", "units", "sums", "tokens"):
+    for kind in ("plain", "again", "units", "sums", "tokens"):
         forward, both = layer_us(kind)
         print(f"layer, {kind:33} {forward:8.0f} {both - forward:8.0f}")
 

@@ -35,7 +35,7 @@ from unnamed_software import chosen, undescribed
 from simulator.base.errors import InputError
 from simulator.formats.readers.runs_table import RunRow, read_runs
 from simulator.predict import Z90
-from simulator.predict.confidence import kind_of, upward
+from simulator.predict.confidence import kind_of, own_part, upward
 from simulator.spec.calibration.intervals import FILE, PARTS, intervals
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.evaluate import answer
@@ -84,7 +84,7 @@ def judged(row: RunRow, *, described: bool) -> Judged | None:
         return None
     known = intervals()
     ends = [dict.fromkeys((*PARTS, None), 0.0) for _ in range(2)]
-    for name, one in (prediction.spread | {"stack": prediction.stack_sigma}).items():
+    for name, one in (prediction.spread | {own_part(run.stack): prediction.stack_sigma}).items():
         kind = kind_of(name)
         ends[upward(name)][kind] += (one / known.factor(kind)) ** 2
     others = (ends[0].pop(None), ends[1].pop(None))

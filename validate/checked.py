@@ -23,11 +23,11 @@ from simulator.spec.cluster import Cluster
 from validate.calibrate import fitted
 from validate.check.components import Component, against_baseline, measured
 from validate.check.findings import SURE, THRESHOLD, check
-from validate.check.fleet import fleet
+from validate.check.fleet import alone, fleet
 from validate.check.fleet import text as fleet_text
 from validate.check.judged import Judged, corrected, judge
 from validate.check.pictures import draw_fleet, draw_history
-from validate.check.report import changed_facts, clocks, junit, prometheus, text
+from validate.check.report import changed_facts, clocks, junit, links, matrix, prometheus, text
 from validate.samples import SampleFile, read_samples
 
 WORSE: Final = 1  # exit code
@@ -78,14 +78,15 @@ def run_check(options: CheckOptions) -> int:
         _keep(options.files, options.history, new)
     answer = {"schema_version": 1, "worse": bad, "changed": facts, "findings": [one.as_json() for one in found]}
     answer |= {"clocks": clocks(new)} if clocks(new) else {}
-    _print(json_text(answer) if options.as_json else text(found, facts))
+    answer |= {"links": rows} if (rows := links(new)) else {}
+    _print(json_text(answer) if options.as_json else "\n".join([*matrix(rows), text(found, facts)]))
     options.page(answer)
     return WORSE if bad else 0
 
 
 def _earlier(options: CheckOptions, new: SampleFile) -> list[SampleFile]:
     """Earlier runs of the machine, oldest first: never the run itself, which a history holds once it was kept."""
-    runs = [_read([path]) for path in options.baseline] + list(_history(options.history))
+    runs = _distinct([_read([path]) for path in options.baseline] + list(_history(options.history)))
     others = [run for run in runs if run.samples != new.samples]
     if len(others) < len(runs):
         print("left out: the run itself, among the earlier ones", file=sys.stderr)  # noqa: T201  progress
@@ -98,19 +99,30 @@ def run_fleet(paths: Sequence[Path], *, threshold: float, plot: Path | None, as_
     """One report over many nodes: files of samples, and folders of them (histories). Exit code 0 or 1."""
     if plot is not None:
         check_picture(plot, "--plot")
-    runs = [run for path in paths for run in (_history(path) if path.is_dir() else [_read([path])])]
+    runs = _distinct([run for path in paths for run in (_history(path) if path.is_dir() else [_read([path])])])
     if not runs:
         fault = Fault(
             place=", ".join(map(str, paths)), problem="holds no samples", remedy="a --history of `check --keep`"
         )
         raise InputError(fault)
     nodes = fleet(runs, threshold)
+    if not any(node.findings for node in nodes):
+        problem = "; ".join(alone(nodes))
+        raise InputError(Fault(", ".join(map(str, paths)), problem, "files of all nodes, at least three of a kind"))
     if plot is not None:
         draw_fleet(plot, nodes)
     bad = any(node.worst is not None for node in nodes)
     answer = {"schema_version": 1, "worse": bad, "nodes": [node.as_json() for node in nodes]}
     _print(json_text(answer) if as_json else fleet_text(nodes))
     return WORSE if bad else 0
+
+
+def _distinct(runs: Sequence[SampleFile]) -> list[SampleFile]:
+    """Each run once, however often it was given: as a file, in a history."""
+    found = list({run.samples: run for run in runs}.values())
+    if len(found) < len(runs):
+        print(f"left out: {len(runs) - len(found)} of {len(runs)} runs, given twice", file=sys.stderr)  # noqa: T201  progress
+    return found
 
 
 def _read(paths: Sequence[Path]) -> SampleFile:
@@ -154,13 +166,18 @@ def _keep(files: Sequence[Path], history: Path, new: SampleFile) -> None:
 
 def run_diff(old: Path, new: Path, studies: Sequence[Path], *, cluster: str | None, as_json: bool) -> int:
     """What is different between two runs of `calibrate run`, or two calibrations, and what it does to studies' steps."""
-    if cluster is not None:
-        Cluster.load(cluster)  # a name that nothing has is an error also where no study asks for it
     faults = Faults()
+    if cluster is not None:  # a name that nothing has is an error also where no study asks for it
+        faults.attempt(partial(Cluster.load, cluster))
     sides = [side for path in (old, new) if (side := faults.attempt(partial(_side, path, cluster))) is not None]
+    for path in studies:
+        faults.attempt(partial(read_study, path, {}, {}, ()))
     if faults:
         raise InputError(faults)
     rows, facts = _changes(*sides) if all(side.samples is not None for side in sides) else ([], [])
+    if not rows and not studies:
+        problem = "too few measurements of both to compare, and no --study to predict with either"
+        raise InputError(Fault(f"{old}, {new}", problem, "two runs of the same phases, or --study STUDY.toml"))
     steps = [_steps(path, *sides) for path in studies]
     if as_json:
         answer = {"schema_version": 1, "changed": facts, "parts": rows, "studies": steps}
@@ -205,7 +222,7 @@ def _changes(old: Side, new: Side) -> tuple[list[dict[str, Any]], list[str]]:
     _comparable(new.samples, old.samples)
     logs: dict[Component, list[float]] = {}
     for part, values in against_baseline(measured(new.samples), measured(old.samples)).items():
-        who = "every rank" if part.what == "gpu" else part.who
+        who = part.who if part.what == "link" else "every rank"
         logs.setdefault(Component(part.what, who, part.category), []).extend(values)
     judged = {part: one for part, values in sorted(logs.items()) if (one := judge(values)) is not None}
     p = corrected({part: min(1.0, 2 * min(one.p_slower, one.p_faster)) for part, one in judged.items()})

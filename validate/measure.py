@@ -20,7 +20,7 @@ from validate.launch import LOOPBACK, Launch
 from validate.machine import KEEP_FREED_MEMORY, memory_limit, running_jobs
 from validate.phases import phases_of
 from validate.samples import machine_id, read_samples, sample_line
-from validate.stopwatch import MEMORY_SHARE, DeviceKind, SessionSettings
+from validate.stopwatch import MEMORY_SHARE, DeviceKind, SessionSettings, WrongResultError
 from validate.supervise import Deadlines, Peers, Verdict, scratch_folder, supervise
 
 START_S: Final = 120.0  # loading torch, joining the group
@@ -204,6 +204,9 @@ class _Writer:
             self._print_line(f"{row['name']}: {row['seconds']:.0f} s")
         if kind != "machine" and not (begins and index):
             self._early.append(text)
+        if str(row.get("error", "")).startswith(WrongResultError.__name__):
+            self._outcome.verdict = "partial"
+            self._outcome.problems.append(f"{kind} {row.get('op')}, rank {row.get('rank')}: {row['error']}")
         while self._machine and self._early:
             self.line(self._early.pop(0))
 
@@ -251,7 +254,7 @@ def _attempt(
         outcome = supervise(
             commands,
             limits,
-            environments=[environment(job.device, job.threads)] * len(commands),
+            environments=[environment(job.device, job.threads) | {"RANK": str(rank)} for rank in ranks],
             scratch=scratch,
             memory_bytes=memory_limit(job.memory_fraction, launch.local_size) if job.device == "cpu" else None,
             samples=writer.take,

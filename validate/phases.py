@@ -13,6 +13,7 @@ SHARES: Final[dict[str, float]] = {
     "loss": 1.5,
     "optimizer": 1.0,
     "collectives": 5.0,
+    "pairs": 1.0,
     "groups": 0.7,
     "overlap": 1.5,
     "transfers": 0.8,
@@ -22,7 +23,7 @@ SHARES: Final[dict[str, float]] = {
     "libraries": 1.0,
 }
 # Items that are measured whatever the time: an operator and a block that are all overhead, eight shapes of a product in
-# three layouts, every pass at three sizes, attention at four, four kinds of collective at four sizes, both sizes of AdamW.
+# three layouts, every pass at three sizes, attention at four, four kinds of collective at four sizes, a link both ways, both sizes of AdamW.
 FEWEST: Final[dict[str, int]] = {
     "host": 2,
     "gemm": 24,
@@ -31,9 +32,10 @@ FEWEST: Final[dict[str, int]] = {
     "loss": 2,
     "optimizer": 2,
     "collectives": 16,
+    "pairs": 2,
 }
 ONLY_GPU: Final = frozenset({"allocations", "sustained", "libraries"})
-ONLY_SEVERAL: Final = frozenset({"collectives", "groups", "overlap"})
+ONLY_SEVERAL: Final = frozenset({"collectives", "pairs", "groups", "overlap"})
 
 
 def phases_of(device: str, num_ranks: int, only: Collection[str] = ()) -> tuple[str, ...]:

@@ -49,6 +49,7 @@ class PipelinedStep(TrainingStep):
         self._schedule: Any = None
         self._stages: list[Any] = []
         self._announce: Announce = ignore_phase
+        self._begun = False  # the step's first phase
 
     def run(self, announce: Announce = ignore_phase, num_micro_batches: int | None = None) -> None:
         """All micro-batches, whatever is asked for; phases are announced as the stage goes to and fro."""
@@ -57,7 +58,7 @@ class PipelinedStep(TrainingStep):
         assert optimizer is not None
         if self._schedule is None:
             self._schedule = self._made()
-        self._announce = announce
+        self._announce, self._begun = announce, False
         with set_checkpoint_early_stop(self.stack.kernels.early_stop), self.split_loss():
             given = (self.ids,) if any(chunk.part.embedding for chunk in self.built.chunks) else ()
             there = any(chunk.part.head for chunk in self.built.chunks)
@@ -95,7 +96,14 @@ class PipelinedStep(TrainingStep):
         for name, phase in _PASSES.items():
             if hasattr(stage, name):
                 setattr(stage, name, partial(self._announced, getattr(stage, name), phase))
+        if hasattr(network, "unshard"):  # by FSDP2; some schedules gather all before their first pass
+            network.unshard = partial(self._gathered, network.unshard)
         return stage
+
+    def _gathered(self, original: Callable[..., Any], **kwargs: object) -> Any:  # noqa: ANN401
+        if not self._begun:
+            self._begin("forward")
+        return original(**kwargs)
 
     def _shapes(self, part: Part) -> dict[str, Tensor]:
         """What comes and goes, for DDP: torch would find out by a forward without a backward, which DDP waits for.
@@ -110,8 +118,12 @@ class PipelinedStep(TrainingStep):
         ids = torch.empty(stream, dtype=torch.int64, device="meta")
         return {"input_args": ids if part.embedding else message, "output_args": logits if part.head else message}
 
-    def _announced(self, original: Callable[..., Any], phase: str, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
+    def _begin(self, phase: str) -> None:
+        self._begun = True
         self._announce(phase)
+
+    def _announced(self, original: Callable[..., Any], phase: str, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
+        self._begin(phase)
         if phase == "backward":
             return original(*args, **kwargs)
         with self.precision():

@@ -175,6 +175,8 @@ def _record(line: str) -> tuple[Record | None, str]:
         entry = json.loads(line, parse_constant=_refuse)
     except (ValueError, RecursionError) as exc:
         return None, f"not JSON: {exc}"
+    if entry.get("kind") == "machine" or "time_s" in entry:
+        return None, "is a line of calibrate run, which calibrate fit and check read"
     if entry.get("kind") != "run" or entry.get("schema_version") != SCHEMA_VERSION:
         return None, "not a run"
     problem = faults_of_run(entry)

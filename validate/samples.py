@@ -54,6 +54,8 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "device_malloc": ("bytes",),
     "device_free": ("bytes",),
     "collective": ("op", "size_bytes", "num_ranks", "num_nodes"),
+    "pair": ("source", "target", "size_bytes"),
+    "rail": ("size_bytes",),
     "overlap": ("what", "op", "size_bytes", "num_ranks"),
     "collective_burst": ("op", "size_bytes", "num_ranks", "count"),
     "collective_issue": ("op", "num_ranks"),
@@ -109,19 +111,9 @@ class Sample:
 
 
 # What kinds report beside their time; kernel: that torch had for the shape. They do not tell two measurements apart.
-_MEASURED = frozenset(
-    {
-        "first_half_s",
-        "time_with_sync_s",
-        "flop",
-        "flop_forward",
-        "ideal_bytes",
-        "alone_s",
-        "iteration",
-        "reference_s",
-        "kernel",
-    }
-)
+_MEASURED = frozenset({
+    "first_half_s", "time_with_sync_s", "flop", "flop_forward", "ideal_bytes", "alone_s", "iteration", "reference_s", "kernel",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +190,7 @@ class _Reader:
         self.faults: list[Fault] = []
         self.sections: list[Mapping[str, Any]] = []
         self._current = ""
+        self._lost: dict[str, list[Mapping[str, Any]]] = {}  # of the file that is read: phases that were lost
         self._wrong = 0
 
     def fault(self, place: str, problem: str, remedy: str = "") -> None:
@@ -206,7 +199,15 @@ class _Reader:
             self.faults.append(Fault(place=place, problem=problem, remedy=remedy))
 
     def read(self, lines: IO[bytes], name: str) -> None:
-        self._current, before = "", self._wrong
+        self._current, before, self._lost = "", self._wrong, {}
+        try:
+            self._lines(lines, name, before)
+        finally:
+            told = {f"{one['kind']} {one['error']}" for one in self.failures if "rank" not in one}
+            lost = [one for rows in self._lost.values() for one in rows]
+            self.failures += [one for one in lost if f"{one['kind']} {one['error']}" not in told]
+
+    def _lines(self, lines: IO[bytes], name: str, before: int) -> None:
         for number, raw in enumerate(_bounded(lines), 1):
             place = f"{name}: line {number}"
             if self._wrong - before >= MAX_WRONG:
@@ -236,6 +237,10 @@ class _Reader:
             self.fault(place, "is what validate run wrote", "shardwise validate compare reads it")
         elif kind in _NOT_SAMPLES:
             self.sections += [row] if row.get("state") == "ends" else []
+            if row.get("state") == "begins":  # a phase that was lost is measured again
+                self._lost.pop(str(row.get("name")), None)
+        elif "error" in row and "rank" not in row:
+            self._lost.setdefault(kind, []).append({**row, "place": place})
         elif "error" in row:
             self.failures.append({**row, "place": place})
         else:
@@ -255,21 +260,20 @@ class _Reader:
         if not machine:
             self.fault(place, "comes before any machine line", "the first line of a file is its machine")
             return
-        shape = {k: v for k, v in row.items() if k not in _OWN} | ({"dtype": row["dtype"]} if "dtype" in row else {})
-        self.samples.append(
-            Sample(
-                kind=kind,
-                time_s=float(row["time_s"]),
-                p10_s=row.get("p10_s"),
-                p90_s=row.get("p90_s"),
-                reps=row.get("reps", 1),
-                sustained=bool(row.get("sustained", False)),
-                rank=row.get("rank", 0),
-                host=str(row.get("host", "")),
-                machine=machine,
-                line=number,
-                shape=shape,
-            )
+        self.samples.append(Sample(
+            kind=kind, time_s=float(row["time_s"]), p10_s=row.get("p10_s"), p90_s=row.get("p90_s"),
+            reps=row.get("reps", 1), sustained=bool(row.get("sustained", False)), rank=row.get("rank", 0),
+            host=str(row.get("host", "")), machine=machine, line=number, shape=_shape(row),
+        ))  # fmt: skip
+
+    def _unmeasured(self) -> tuple[Mapping[str, Any], ...]:
+        """What failed and was not measured after all, when the run went on."""
+        found = {f"{sample.rank} {sample.key}" for sample in self.samples}
+        return tuple(
+            one
+            for one in self.failures
+            if f"{one.get('rank')} {sample_key(one['kind'], {**_shape(one), 'sustained': one.get('sustained')})}"
+            not in found
         )
 
     def finish(self, hashes: Mapping[str, str]) -> SampleFile:
@@ -292,11 +296,17 @@ class _Reader:
         return SampleFile(
             machine=machine,
             samples=tuple(s for s in self.samples if s.machine == main),
-            failures=tuple(self.failures),
+            failures=self._unmeasured(),
             faults=tuple(self.faults),
             sha256=dict(hashes),
             sections=tuple(self.sections),
         )
+
+
+def _shape(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a line decides the time."""
+    shape = {k: v for k, v in row.items() if k not in _OWN and k not in ("error", "place")}
+    return shape | ({"dtype": row["dtype"]} if "dtype" in row else {})
 
 
 def _bounded(lines: IO[bytes]) -> Iterator[bytes | None]:

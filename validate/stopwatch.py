@@ -20,6 +20,10 @@ SHORT_S = 1e-4  # shorter calls wait for the host between two events
 _MEMINFO = Path("/proc/meminfo")
 
 
+class WrongResultError(Exception):
+    """A measured call ended, and its result is not what it must be."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
     """What a worker is told. tiny: the smallest shapes only, for tests of the machinery."""
@@ -187,6 +191,10 @@ class Session:
         self.sync()
         return [before.elapsed_time(after) * 1e-3 for before, after in pairs]
 
+    def is_measured(self, kind: str, shape: Mapping[str, object]) -> bool:
+        """Whether an interrupted run has it, on every rank."""
+        return sample_key(kind, shape) in self._done
+
     def record(
         self,
         kind: str,
@@ -202,7 +210,7 @@ class Session:
 
         per: calls inside one. graph: a short call may be timed in a CUDA graph, without the host's part.
         """
-        if sample_key(kind, shape) in self._done:
+        if self.is_measured(kind, shape):
             return None
         try:
             if not self.gpu:

@@ -84,7 +84,8 @@ def _finetune_py(row: RunRow) -> Tuned:
     Pairs are in fp32, as peft 0.5 leaves them (tuners/lora.py: `self.to(self.weight.device)`; 0.6, of November 2023, casts them to the
     base's dtype, and the page's profile is of October); DeepSpeed's engine casts them. modeling_qwen.py: flash-attention's rotary
     kernel on fp32 copies, as many bytes as a complex product; 16-bit logits are copied without their last rows and not cast;
-    autocast casts what nll_loss reads. Q-LoRA: GPTQ int4 in fp16 under DeepSpeed's ZeRO-2, also on one GPU, since errors came of
+    autocast casts what nll_loss reads. Its norms are flash-attention's kernel where that is installed, as docker/Dockerfile does
+    (csrc/layer_norm). Q-LoRA: GPTQ int4 in fp16 under DeepSpeed's ZeRO-2, also on one GPU, since errors came of
     torch's autocast (finetune_qlora_single_gpu.sh, ds_config_zero2.json), and so does LoRA over nodes (finetune_lora_ds.sh; README:
     LoRA without "emb" leaves embedding and head). All weights: ZeRO-3, also on one GPU (finetune_ds.sh, ds_config_zero3.json).
     """
@@ -92,11 +93,11 @@ def _finetune_py(row: RunRow) -> Tuned:
     half = "fp16" if method == "Q-LoRA" else "bf16"
     by_torch = method in ("LoRA", "LoRA (emb)")
     settings: Settings = {"stack.loss": "shifted_nll" if by_torch else "shifted", "plan.peft": "full"}
-    settings["stack.rope"] = "complex_fp32"
+    settings |= {"stack.rope": "complex_fp32", "stack.norm": "fused", "stack.norm_dtype": "compute"}
     memory = None if row.mem_value is None else row.mem_value / (row.n_gpus or 1)  # the table's is the sum over GPUs
-    row = replace(
-        row, notes="", framework="HF Trainer", mem_value=memory, global_batch=row.global_batch or 8 * (row.n_gpus or 1)
-    )
+    name = row.model_name.replace("qwen1-", "qwen-")
+    row = replace(row, notes="", framework="HF Trainer", model_name=name, mem_value=memory)
+    row = replace(row, global_batch=row.global_batch or 8 * (row.n_gpus or 1))
     if method == "Full-parameter":
         return Tuned(replace(row, zero_or_fsdp="zero3"), {**settings, **_ZERO3})
     settings |= {
@@ -105,8 +106,8 @@ def _finetune_py(row: RunRow) -> Tuned:
         "plan.lora_dropout": 0.05,
     }
     settings |= {"plan.master_dtype": half, "plan.optimizer_dtype": "bf16", "plan.optimizer_impl": "foreach"}
-    if method == "LoRA (emb)":  # a plan has one dtype for what is trained: the copies of both are in bf16
-        settings["plan.train_modules"] = ("embedding", "lm_head")
+    if method == "LoRA (emb)":  # the copies of both are in bf16, as the model is
+        settings |= {"plan.train_modules": ("embedding", "lm_head"), "plan.adapter_master_dtype": "fp32"}
     elif by_torch:
         settings |= {"plan.master_dtype": "fp32", "plan.optimizer_dtype": "fp32"}
     if method == "LoRA (multinode)":
@@ -203,6 +204,15 @@ def _torchtune(row: RunRow) -> Tuned:
     return Tuned(replace(row, notes="", compile="n"), settings)
 
 
+def _xtuner(row: RunRow) -> Tuned:
+    """github:InternLM/xtuner of April 2024, configs of the two READMEs: a step adds up 16 batches, times the ranks of a sequence.
+
+    Speeds are those of an iteration of one batch (engine/hooks/throughput_hook.py), so one in sixteen has the update. Its Triton
+    norm needs USE_TRITON_KERNEL (model/modules/dispatch), which no command or page of it sets.
+    """
+    return Tuned(replace(row, global_batch=16 * (row.dp or 1) * (row.cp or 1)), {"plan.peft": "full"})
+
+
 def _bridge(row: RunRow) -> Tuned:
     """Rank 32 (github:NVIDIA-NeMo/Megatron-Bridge, peft/lora.py), in performance recipes beside linear_qkv alone (github:NVIDIA/NeMo)."""
     settings: Settings = {"plan.peft": "full"}
@@ -218,4 +228,5 @@ _SOURCES: Final[tuple[tuple[str, Callable[[RunRow], Tuned | None]], ...]] = (
     ("fsdp_qlora", _fsdp_qlora),
     ("torchtune README", _torchtune),
     (r"Megatron-Bridge \(SFT", _bridge),
+    ("InternLM/xtuner", _xtuner),
 )

@@ -24,6 +24,7 @@ from typing import Self
 from typing_extensions import override
 
 _LONGEST, _HEAD, _TAIL = 1000, 600, 200
+_MOST_READY = 4096  # characters of a command that is shown: nobody copies a longer one
 
 
 def printable(text: str) -> str:
@@ -108,7 +109,7 @@ class InputError(ShardwiseError):
     def __str__(self) -> str:
         count = len(self.faults)
         head = f"{count} fault{'s' if count != 1 else ''} in the {self.noun}"
-        tail = [f"  this runs; put your own values in: {self.ready}"] if self.ready else []
+        tail = [f"  this runs; put your own values in: {self.ready}"] if 0 < len(self.ready) < _MOST_READY else []
         return "\n".join([head, *(f"  {fault}" for fault in self.faults), *tail])
 
 

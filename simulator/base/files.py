@@ -13,6 +13,13 @@ from typing import Final
 from simulator.base.errors import InputError
 
 _BESIDE: Final = ".unfinished"
+_KEPT: Final = ("--folder", "--history")  # where a command reads what it has written itself
+_read: set[tuple[int, int]] = set()  # files, by device and number
+
+
+def forget_read() -> None:
+    """Another command begins."""
+    _read.clear()
 
 
 def ordinary(path: Path, most_bytes: int | None = None) -> Path:
@@ -27,17 +34,23 @@ def ordinary(path: Path, most_bytes: int | None = None) -> Path:
         raise OSError(errno.EINVAL, "is a pipe or a device; save it as a file", str(path))
     if most_bytes is not None and status.st_size > most_bytes:
         raise OSError(errno.EFBIG, f"is larger than {most_bytes:,} bytes", str(path))
+    _read.add((status.st_dev, status.st_ino))
     return path
 
 
 def write_whole(path: Path, data: str | bytes, flag: str = "") -> None:
-    """Write the file atomically, text as UTF-8. On failure the old file stays and InputError is raised, placed at `flag`."""
+    """Write the file atomically, text as UTF-8. On failure the old file stays and InputError is raised, placed at `flag`.
+
+    So it stays where the command has read it, because another file names it.
+    """
     content = data.encode() if isinstance(data, str) else data
     try:
         if path.exists() and not path.is_file():  # a pipe or a terminal has nothing to lose
             path.write_bytes(content)
             return
         target = path.resolve()
+        if flag and flag not in _KEPT and target.exists() and (target.stat().st_dev, target.stat().st_ino) in _read:
+            raise InputError.at(f"{flag} {path}", "is also read", "another name")
         beside = target.with_name(f".{target.name}.{os.getpid()}{_BESIDE}")
         try:
             _remove_abandoned(target)

@@ -175,6 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    from simulator.base.files import forget_read
+
+    forget_read()
     try:
         _refuse_overwriting(sys.argv[1:] if arguments is None else arguments)
         code: object = shardwise.main(arguments, prog_name="shardwise", standalone_mode=False)

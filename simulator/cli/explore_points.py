@@ -30,7 +30,7 @@ NOUNS: Final = ("model", "cluster", "nodes", "calibration")
 MOST_POINTS: Final = 20_000
 DIGITS: Final = 6  # of a figure: more than any prediction can tell, and a page of thousands stays small
 ILLEGAL: Final = "illegal"
-_Verdict = Fit | Literal["illegal"]
+_Illegal = Literal["illegal"]
 Record = dict[str, Any]
 FIGURES: Final = (
     *("step_s", "low_s", "high_s", "tokens_per_s", "mfu", "used_bytes", "capacity_bytes", "num_devices"),
@@ -133,8 +133,9 @@ class PointJournal(Journal):
 
     def records(self) -> dict[str, Record]:
         """All records by point. Raises InputError if a row cannot be read."""
-        figures: dict[str, Any] = dict.fromkeys(FIGURES, (float | None, None))
-        row = TypeAdapter(create_model("Row", verdict=(_Verdict, ...), why=(str, ""), **figures))
+        figures: dict[str, Any] = dict.fromkeys(FIGURES, (float, ...)) | {"billion_tokens": (float, 0.0)}
+        run = create_model("Run", verdict=(Fit, ...), **figures)
+        row = TypeAdapter[Any](run | create_model("Illegal", verdict=(_Illegal, ...), why=(str, ...)))
         return self._read(lambda text: checked(row, text))
 
     def keep(self, key: str, record: Record) -> None:

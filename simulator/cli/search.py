@@ -145,11 +145,21 @@ def _engine(study: SearchStudy, options: dict[str, Any]) -> Engine:
     if options["engine"] == "dask":
         if not options["scheduler"]:
             raise InputError.at("--scheduler", "is missing", "--scheduler HOST:PORT")
+        _warn_of_open(options["scheduler"])
         return Dask(study, options["scheduler"])
     if options["scheduler"]:
         raise InputError.at("--scheduler", "is only for --engine dask", "--engine dask")
     jobs = options["jobs"] or len(os.sched_getaffinity(0))
     return Processes(study, jobs) if jobs > 1 else Serial(study)
+
+
+def _warn_of_open(scheduler: str) -> None:
+    """Say what an address beyond this machine without TLS allows."""
+    scheme, _, place = scheduler.rpartition("://")
+    host = place.rpartition(":")[0].strip("[]")
+    if scheme in ("", "tcp") and host not in ("localhost", "::1") and not host.startswith("127."):
+        problem = "is neither encrypted nor closed to others: whoever reaches it can run code on its workers"
+        print_status(f"shardwise: --scheduler {scheduler} {problem}; tls:// with certificates is (docs/security.md)")
 
 
 def _study(options: dict[str, Any]) -> SearchStudy:

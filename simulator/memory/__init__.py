@@ -9,7 +9,6 @@ from simulator.memory.history import (
     activation_bytes,
     label,
     moment_of,
-    step_events,
     step_live_bytes,
     step_reserved_bytes,
     write_history,
@@ -21,6 +20,6 @@ from simulator.work.script.implementation import Library
 
 __all__ = [
     "History", "Library", "MemoryUse", "Pressure", "activation_bytes", "capacity_bytes", "device_history", "label",
-    "memory_uses", "moment_of", "outside_torch_bytes", "simulate_memory", "step_events", "step_live_bytes",
+    "memory_uses", "moment_of", "outside_torch_bytes", "simulate_memory", "step_live_bytes",
     "step_reserved_bytes", "window_bytes", "write_history",
 ]  # fmt: skip

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from operator import itemgetter
+from types import MappingProxyType
 
 from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.memory.allocator.blocks import MIN_BLOCK_BYTES, SMALL_BYTES
@@ -27,18 +28,7 @@ from simulator.work.script.implementation import Library
 from simulator.work.script.instructions import Allocate, Free, Happened, Instruction, Issued
 
 CUDA_GRANULARITY_BYTES = 512
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryEvent:
-    """One allocation or free. `storage` names the pair; `moment` is (phase, micro-batch, unit, op)."""
-
-    kind: str
-    storage: int
-    num_bytes: int
-    tag: str
-    stream: int
-    moment: tuple[str, int, str, str]
+_OF_FREE = 2  # kind, storage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,25 +79,6 @@ def activation_bytes(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks
     return {f"layer{i}": saved_bytes(chain[i + 1], chain[i]) for i in range(model.num_layers - 1)}
 
 
-def step_events(
-    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, *, library: Library = "nccl", stage: int = 0
-) -> tuple[MemoryEvent, ...]:
-    """Persistent state, then one steady step of a stage, in host order; bytes as asked for, before any rounding."""
-    history = write_history(model, plan, stack, blocks, (), steps=1, library=library, stage=stage)
-    made: dict[int, tuple[int, str, int]] = {}
-    events: list[MemoryEvent] = []
-    for index, (slot, num_bytes, stream, tag) in enumerate(history.events):
-        if num_bytes >= 0:
-            made[slot] = (num_bytes, CATEGORIES[tag], stream)
-        elif num_bytes == DONE:
-            continue
-        size, name, owner = made[slot]
-        kind = "alloc" if num_bytes >= 0 else "free"
-        moment = moment_of(history, index)
-        events.append(MemoryEvent(kind=kind, storage=slot, num_bytes=size, tag=name, stream=owner, moment=moment))
-    return tuple(events)
-
-
 def write_history(  # noqa: PLR0913  what a history hangs on
     model: Model,
     plan: Plan,
@@ -142,21 +113,42 @@ def write_history(  # noqa: PLR0913  what a history hangs on
 
 
 def script_history(
-    script: Iterable[Instruction], before: Iterable[Instruction] = (), workspaces: Iterable[int] = ()
+    script: Iterable[Instruction],
+    before: Iterable[Sequence[int]] = (),
+    categories: Mapping[int, str] = MappingProxyType({}),
+    workspaces: Iterable[int] = (),
 ) -> History:
     """The storages of a script written op by op, one steady step; moments are its launches and collectives.
 
-    before: storages of what ran until then. workspaces: bytes that libraries hold throughout.
+    before: storages of what ran until then, as a capture's events, and the categories of these. workspaces: bytes that
+    libraries hold throughout.
     """
     writer, slots = Writer(), dict[Hashable, int]()
     writer.at("before", 0, "", "start")
     for size in workspaces:
         writer.alloc(size, "workspaces")
-    _write(writer, slots, before)
+    _begin(writer, slots, before, categories)
     steady = len(writer.events)
     writer.at("step", 0, "", "start")
     _write(writer, slots, script)
     return History(events=writer.events, marks=writer.marks, num_slots=writer.num_slots, steady=steady)
+
+
+def _begin(
+    writer: Writer, slots: dict[Hashable, int], before: Iterable[Sequence[int]], categories: Mapping[int, str]
+) -> None:
+    """Storages that come before a script: what most of a capture is."""
+    add, slot, other = writer.events.append, writer.num_slots, TAG["temporaries"]
+    tags = {storage: TAG[name] for storage, name in categories.items()}
+    for one in before:
+        if len(one) == _OF_FREE:
+            add((slots.pop(one[1]), FREE, 0, 0))
+        else:
+            _, storage, num_bytes, stream = one
+            slots[storage] = slot
+            add((slot, num_bytes, stream, tags.get(storage, other)))
+            slot += 1
+    writer.num_slots = slot
 
 
 def _write(writer: Writer, slots: dict[Hashable, int], script: Iterable[Instruction]) -> None:

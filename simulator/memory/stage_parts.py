@@ -17,10 +17,10 @@ class StagePart:
     chunk: Chunk
     layers: range
 
-    def unit(self, number: int) -> int:
-        """A unit of the chunk as ROOT or a layer of the rank."""
+    def unit(self, number: int, head: int = ROOT) -> int:
+        """A unit of the chunk as ROOT, the head's number or a layer of the rank."""
         if self.chunk.is_embedding(number) or self.chunk.is_head(number):
-            return ROOT
+            return head if self.chunk.is_head(number) else ROOT
         return self.layers[number - self.chunk.embedding]
 
 

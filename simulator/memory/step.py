@@ -216,11 +216,11 @@ class StepWriter:
             unit, name, _ = self._unit(state, number)
             self.writer.at("backward", state.index, name, "inputs")
             self.writer.play(tape.halves.inputs, base, given, gradient)
-            if unit != ROOT:
+            if unit >= 0:
                 self.buffers.after_inputs(unit)
             state.gradients[number] = gradient
             gradient = outside(tape.halves.gradient, base, given, gradient)
-        self.buffers.after_inputs(ROOT)
+        self.buffers.after_inputs(self.buffers.head if head else ROOT)
         for number, (tape, base, given) in state.saved.items():
             assert tape.halves is not None
             self.writer.play(tape.halves.after_inputs, base, given, state.gradients[number])
@@ -302,7 +302,7 @@ class StepWriter:
         if part.chunk.is_embedding(number):
             return ROOT, "embedding", tapes.embedding
         if part.chunk.is_head(number):
-            return ROOT, "head", tapes.head
+            return self.buffers.head, "head", tapes.head
         layer = part.unit(number)
         received = self._messages.buffered and not part.chunk.head and layer == part.layers[-1]
         return layer, self._names[layer], layer_tape(tapes, self.plan, self._kinds[layer], layer, received=received)
@@ -317,7 +317,8 @@ class StepWriter:
 
     def _unshard(self, state: InFlight, one: Pass, instruction: Unshard, unit: int, name: str, tape: Tape) -> None:
         """The hook before a unit; in the forward, behind what the unit makes before its hooks run."""
-        ahead = [state.part.unit(number) for number, _ in instruction.gathers if number != instruction.unit]
+        part, head = state.part, self.buffers.head
+        ahead = [part.unit(number, head) for number, _ in instruction.gathers if number != instruction.unit]
         if one.direction == "forward":
             base = self._base(tape)
             state.saved[instruction.unit] = tape, base, state.value
@@ -371,7 +372,7 @@ class StepWriter:
         if name == "head":
             state.head = state.own
             if not state.part.chunk.embedding:
-                self.buffers.after_backward(ROOT, state.head, sync=one.syncs)
+                self.buffers.after_backward(unit, state.head, sync=one.syncs)
             return
         self.writer.at("backward", state.index, name, "reduce")
         own = state.head + state.own if unit == ROOT else state.own

@@ -9,6 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from simulator.base.fit import Fit, fit_of
+from simulator.base.remembered import recent
 from simulator.memory.allocator import AllocatorSettings, CachingAllocator
 from simulator.memory.history import (
     History,
@@ -159,7 +160,9 @@ def simulate_memory(  # noqa: PLR0913  what memory hangs on
     live tensors alone do not fit, the allocator is not asked what it would reserve for them. lead: passes of a layer by which
     the host runs ahead of the device.
     """
-    history, live = _fullest(model, plan, stack, blocks, device, stages, lead)
+    history, live = _fullest(
+        model, plan, stack, blocks, device, stages, lead, live_of=_live_alike if quick else step_live_bytes
+    )
     outside = outside_torch_bytes(device, plan, stack=stack) + window_bytes(model, plan, stack)
     return history_memory(history, live, plan, device, outside, settings, quick=quick)
 
@@ -193,9 +196,8 @@ def history_use(
     exceeds = quick and live.peak[0] + outside > capacity_bytes(device, plan, outside)
     if settings is None and asks_for_pool(plan) and not exceeds:
         return _on_pool(history, live, plan, device, outside)
-    calls = DriverCalls()
-    allocator = CachingAllocator(settings, on_driver=calls)
-    reserved = [most for most, _ in live.most] if exceeds else _reserved(history, live, allocator, calls.clear)
+    play = _alone_alike if quick and settings is None and not exceeds else _alone
+    reserved, allocator, calls = play(history, live, settings, exceeds)
     use = _use(history, live, max(reserved), plan, device, outside)
     if use.live_tensors_fit and use.fit is not Fit.FITS:
         limit = use.capacity_bytes - use.outside_torch_bytes
@@ -205,6 +207,24 @@ def history_use(
             found, reserved_then = under_pressure(history, limit, settings)
         use, reserved = replace(use, pressure=found), reserved_then or reserved
     return use, reserved
+
+
+def _alone(
+    history: History,
+    live: StepLiveBytes,
+    settings: AllocatorSettings | None,
+    exceeds: bool,  # noqa: FBT001  remembered
+) -> tuple[list[int], CachingAllocator, DriverCalls]:
+    """What is reserved at the end of each moment without a limit, and who was asked for it; exceeds: as much as is alive."""
+    calls = DriverCalls()
+    allocator = CachingAllocator(settings, on_driver=calls)
+    reserved = [most for most, _ in live.most] if exceeds else _reserved(history, live, allocator, calls.clear)
+    return reserved, allocator, calls
+
+
+# Of plans one after another in whose steps the same tensors live, as those of a search often are
+_live_alike = recent(2)(step_live_bytes)
+_alone_alike = recent(1)(_alone)
 
 
 def _on_pool(
@@ -275,13 +295,14 @@ def _fullest(
     device: Device,
     stages: Sequence[int] | None = None,
     lead: int = 0,
+    live_of: Callable[[History], StepLiveBytes] = step_live_bytes,
 ) -> tuple[History, StepLiveBytes]:
     """The history of the rank whose live bytes reach highest, among the pipeline's stages."""
     write = partial(
         write_history, model, plan, stack, blocks, workspace_bytes(device), library=_library(device), lead=lead
     )
     found = (compressed(write(stage=stage), plan.memory) for stage in _candidates(model, plan, stages))
-    return max(((one, step_live_bytes(one)) for one in found), key=lambda pair: pair[1].peak[0])
+    return max(((one, live_of(one)) for one in found), key=lambda pair: pair[1].peak[0])
 
 
 def _candidates(model: Model, plan: Plan, stages: Sequence[int] | None = None) -> list[int]:

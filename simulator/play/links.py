@@ -81,7 +81,8 @@ class Network:
     """Fluid flows over links with capacities in bytes/s.
 
     Flows that finish together finish in the order in which they started. Rates are taken once per instant, after all
-    starts and ends that fall on it.
+    starts and ends that fall on it. Those of flows that share no link, nor have others between them that do (two stages of
+    a pipeline), do not depend on each other: each such part of the network has rates of its own.
     """
 
     def __init__(self, env: Environment, capacities: Mapping[str, Number]) -> None:
@@ -90,7 +91,10 @@ class Network:
         self._kinds: dict[tuple[tuple[tuple[str, Number], ...], Number], int] = {}
         self._usages: list[tuple[Usage, Number]] = []
         self._alone_s: list[Number] = []
-        self._rates: dict[tuple[int, ...], dict[int, Number]] = {}
+        self._rates: dict[tuple[int, ...], dict[int, Number]] = {(): {}}
+        self._parts: list[int] = []  # of each usage: a name of its part of the network
+        self._part_of_link: dict[str, int] = {}
+        self._changed: set[int] = set()  # parts in which a flow began or ended at this instant
         self._active: dict[_Flow, None] = {}  # in the order of their starts
         self._first: list[_Flow] = []  # those that finish at the timeout now set
         self._as_of: Number = 0
@@ -109,6 +113,7 @@ class Network:
         alone_s = self._alone_s[kind]
         if alone_s:
             self._active[_Flow(kind, done)] = None
+            self._changed.add(self._parts[kind])
             self._rerate_soon()
         else:
             done.succeed()
@@ -121,7 +126,19 @@ class Network:
             raise EngineError(msg)
         self._usages.append((usage, share_bytes))
         self._alone_s.append(max((b / self._capacities[link] for link, b in usage.items()), default=0))
+        self._join(usage)
         return len(self._usages) - 1
+
+    def _join(self, usage: Usage) -> None:
+        """The links of a new usage are one part of the network, with all that any of them was part of."""
+        joined = {self._part_of_link[link] for link in usage if link in self._part_of_link}
+        part = min(joined, default=len(self._parts))
+        if len(joined) > 1:
+            self._parts = [part if one in joined else one for one in self._parts]
+            self._part_of_link = {link: part if one in joined else one for link, one in self._part_of_link.items()}
+            self._changed = {part if one in joined else one for one in self._changed}
+        self._parts.append(part)
+        self._part_of_link |= dict.fromkeys(usage, part)
 
     def _settle(self) -> None:
         """Bring every flow's progress up to now. One that starts now has had no rate until now."""
@@ -141,9 +158,13 @@ class Network:
         self._settle()
         if not self._active:
             return
-        rates = self._rates_of(tuple(sorted(flow.kind for flow in self._active)))
-        for flow in self._active:
+        rates: dict[int, Number] = {}
+        changed = [flow for flow in self._active if self._parts[flow.kind] in self._changed]
+        for part in self._changed:
+            rates |= self._rates_of(tuple(sorted(flow.kind for flow in changed if self._parts[flow.kind] == part)))
+        for flow in changed:
             flow.rate = rates[flow.kind]
+        self._changed.clear()
         delays = [flow.left / flow.rate for flow in self._active]
         delay: Any = min(delays)
         self._first = [flow for flow, each in zip(self._active, delays, strict=True) if each == delay]
@@ -163,4 +184,5 @@ class Network:
         for flow in self._first:
             del self._active[flow]
             flow.done.succeed()
+            self._changed.add(self._parts[flow.kind])
         self._rerate_soon()

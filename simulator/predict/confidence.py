@@ -46,6 +46,7 @@ UNCOUNTED = "uncounted host work"
 Z90 = 1.6449  # two-sided 90 % of a normal distribution
 RELEASE = "release"
 SHEET = "network by its sheet"
+WAITING = "hosts that may wait for every rank"
 SOFTWARE = "software"
 LEARNED = "learned"
 UNTIMED = "kernels without a measurement"
@@ -97,13 +98,19 @@ def reaches(own: float, parts: Mapping[str, float]) -> tuple[float, float]:
 
 def upward(name: str) -> bool:
     """A part of the interval's upper end alone."""
-    return name in (SHEET, UNCOUNTED) or name.startswith(SLOWER)
+    return name in (SHEET, WAITING, UNCOUNTED) or name.startswith(SLOWER)
 
 
 def own_sigma(lowering: Lowering) -> float:
     """The uncertainty that kernels, links and host do not explain: the stack's, or the scatter of the user's own steps."""
     learned = lowering.calibration.learned
-    return seen("stack", lowering.stack.fitted.sigma) if learned is None else learned.scatter * learned.reach / Z90
+    stack = lowering.stack
+    return seen(own_part(stack), stack.fitted.sigma) if learned is None else learned.scatter * learned.reach / Z90
+
+
+def own_part(stack: Stack) -> Part:
+    """What a stack leaves unexplained is less where its framework brings the layers than where a user's model calls operators."""
+    return "stack" if stack.traits.own_layers else "model code"
 
 
 def seen(name: str, one: float) -> float:
@@ -115,7 +122,7 @@ def kind_of(name: str) -> Part | None:
     """The kind of a part; None: a kind that no runs judged."""
     name = name.removeprefix(SLOWER)
     kind, _, _ = name.partition(" of ")
-    if name in (SHEET, "imbalance"):
+    if name in (SHEET, WAITING, "imbalance"):
         return None
     if name in TRANSFER_SIGMA:
         return "transfers"
@@ -126,6 +133,7 @@ def kind_of(name: str) -> Part | None:
         EAGER: "eager experts",
         UNTIMED: "untimed",
         "stack": "stack",
+        "model code": "model code",
     }
     known |= {RELEASE: "experts", **CARRIERS}
     return "software" if software == SOFTWARE else known.get(kind, "kernels")

@@ -181,8 +181,7 @@ def lowered_programs(
 ) -> list[Program]:
     """The programs that the engine simulates."""
     asked = _asked(capture, cluster, calibration, stack, curves)
-    column = asked.columns[0]
-    asked.scripts.update({one.rank: captured_script(one, column) for one in column.captures})
+    list(_scripts(asked))
     return asked.programs()
 
 
@@ -243,7 +242,7 @@ def program_history(capture: Capture, cluster: Cluster, memory: MemoryPlan = USU
 
 
 def _history(script: CapturedScript, device: Device, memory: MemoryPlan) -> History:
-    return compressed(script_history(script.step, script.before, workspace_bytes(device)), memory)
+    return compressed(script_history(script.step, script.before, script.categories, workspace_bytes(device)), memory)
 
 
 def _memory_of_ranks(

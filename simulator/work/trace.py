@@ -113,6 +113,8 @@ class Timeline:
         collective whose other members had not arrived), exposed:<category> (compute on another stream), host. idle:
         after this program's last op, until the slowest program ends. What rounding of the clock leaves is no entry.
         """
+        if program in self._known:
+            return dict(self._known[program])
         out: dict[str, Number] = {}
         for one in self._in_order(program):
             if isinstance(one, Gap):
@@ -122,7 +124,13 @@ class Timeline:
                 _add(out, category, nominal_s)
             _add(out, "interference", one.end_s - one.start_s - one.nominal_s)
         least = _ROUNDING * float(self.step_s)
-        return {name: seconds for name, seconds in out.items() if abs(float(seconds)) > least}
+        self._known[program] = {name: seconds for name, seconds in out.items() if abs(float(seconds)) > least}
+        return dict(self._known[program])
+
+    @cached_property
+    def _known(self) -> dict[str | None, dict[str, Number]]:
+        """Breakdowns by program, as several parts of a prediction ask for them."""
+        return {}
 
     def gaps(self, program: str | None = None) -> tuple[Gap, ...]:
         """When the compute stream stood still and what for, in the words of `breakdown`; without rounding of the clock."""

@@ -50,7 +50,7 @@ def laid(case: Seed, folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         match case.special.get(name):
-            case None:
+            case None | "kept":
                 path.write_bytes(data)
             case "pipe":
                 os.mkfifo(path)
@@ -280,7 +280,8 @@ def _damaged(case: Seed, folder: Path) -> str:
     """An input that is no longer what it was; a journal is written to, and what the command is told to write."""
     outputs = [after for option, after in pairwise(case.argv) if option in ("-o", "--trace", "--snapshot", "--plot")]
     for name, data in case.files.items():
-        if name in case.special or name.endswith(".journal") or name in outputs:
+        kept = case.special.get(name) == "kept"  # it is read, and named as what is written
+        if not kept and (name in case.special or name.endswith(".journal") or name in outputs):
             continue
         if not (folder / name).is_file() or (folder / name).read_bytes() != data:
             return f"{name} was changed"

@@ -15,13 +15,14 @@ from typing import Any, Final
 
 import click
 
-from simulator.cli import shardwise
+from simulator.cli import WRITES, shardwise
+from simulator.spec.plan import Plan
 from tests.campaign.seeds import Seed
 
 # Words that a file or a flag may hold and no reader expects: numbers at the ends of every range, other kinds of number,
 # names that escape a folder or a terminal, text in no single encoding.
 HOSTILE: Final[tuple[str, ...]] = (
-    "", "0", "-1", "1", "2", "3", "7", "1e309", "-1e309", "nan", "NaN", "inf", "-Infinity", "1e-320", "0.1", "9" * 25, "-" + "9" * 400, "1" + "0" * 5000,
+    "", "0", "-1", "1", "2", "3", "7", "1e309", "-1e309", "nan", "NaN", "inf", "-Infinity", "1e-320", "0.1", "0.999999999", "65536", "1000000", "2147483647", "1e15", "1e-15", "9" * 25, "-" + "9" * 400, "1" + "0" * 5000,
     "0x10", "1_000", "٣", "½", "true", "null", "None", "[]", "{}", "[[[]]]", "''", '"', "\\", "../../../../../../../../dev/null/passwd", "/dev/full", "/dev/zero", ".", "-", "--", "--help",
     "a" * 300, "a" * 70_000, "\0", "\x1b[31mred\x1b[0m", "\x07", "\r\n", "\u202eabc", "😀", "\ud800".encode("utf-16", "surrogatepass").decode("utf-16", "replace"),
     "1GB", "1GiB", "-5GB/s", "1e400GB/s", "us", "4294967296", "18446744073709551616", "$(reboot)", "${X}", "`id`", "; rm x", "%s%n", "{0.__class__}", "0-99999999999", "1,2,,3", "=", "a=b=c", "*",
@@ -70,7 +71,10 @@ def mutated(seed: Seed, rng: random.Random) -> Seed:
 
 def _surrounded(seed: Seed, rng: random.Random) -> Seed:
     """One of its files bears another name, is very large, or is none."""
-    name, how = rng.choice(seed.targets), rng.choice((0, 0, 0, 0, 1, 2, 2, 2, 2, 2))
+    name, how = rng.choice(seed.targets), rng.choice((0, 0, 0, 0, 1, 2, 2, 2, 2, 3, 3))
+    outputs = [one.opts[-1] for one in options_of(seed.argv) if set(one.opts) & WRITES]
+    if how == 3 and outputs:
+        return replace(seed, special={name: "kept"}, argv=(*seed.argv, rng.choice(outputs), name))
     if how == 0:
         return replace(seed, special={name: rng.choice(SPECIAL)})
     if how == 1:
@@ -271,6 +275,26 @@ def options_of(argv: Sequence[str]) -> list[click.Option]:
     return [one for one in getattr(command, "params", []) if isinstance(one, click.Option)]
 
 
+_VALUES: Final = (
+    "0",
+    "1",
+    "2",
+    "3",
+    "8",
+    "1000000",
+    "1e15",
+    "1e-9",
+    "0.5",
+    "true",
+    "full",
+    "none",
+    "host",
+    "bf16",
+    "fp8",
+    "a,b",
+    "[1,2]",
+    "{}",
+)
 _NUMBERS: Final = ("0", "1", "2", "3", "4", "8", "16", "64")
 _BY_METAVAR: Final[Mapping[str, Sequence[str]]] = {
     "NAME|FILE": ("llama3.2-1b", "hgx-h100-8", "olmoe-1b-7b", "deepseek-v2-lite", "pcie-rtx4090-4", "gb200-nvl72", "nemotron-h-8b", "gpt2", "mi300x-8", "ideal", "gh200-1"),
@@ -286,6 +310,8 @@ def _plausible(option: click.Option, rng: random.Random) -> str:
     if isinstance(option.type, click.Choice):
         return str(rng.choice(list(option.type.choices)))
     metavar = option.metavar or ""
+    if metavar == "KEY=VALUE" and rng.random() < 0.5:
+        return f"plan.{rng.choice(tuple(Plan.flat_fields()))}={rng.choice(_VALUES)}"
     if metavar in _BY_METAVAR:
         return rng.choice(_BY_METAVAR[metavar])
     if metavar.count("|") and metavar == metavar.lower():

@@ -67,6 +67,8 @@ FOUND = {
     "many lines with unknown keys": ("slurm", "topology.conf", lambda data: data + b"\nx = 1" * 2**18, 3, "this line and those behind it were not read"),
     "a group that holds a rank twice": ("capture", "step.capture.gz", lambda data: gzip.compress(re.sub(rb'"groups": \[\[[0-9, ]*\]', b'"groups": [[0, 0]', gzip.decompress(data))), 3, "is no list of ranks"),
     "a group of something else than ranks": ("capture", "step.capture.gz", _inside(b'"groups": [[', b'"groups": [[[], '), 3, "is no list of ranks"),
+    "a variable whose name has no end": ("launch line", "tune.sh", _new(b"$MODEL", b"$" + b"a" * 70_000), 3, "--base-model: hangs on $aaa"),
+    "an option whose place is another option": ("megatron yaml", "run.yaml", _new(b"global_batch_size", b"globil_batch_size"), 3, "--global-batch-size?"),
     "a time of ages": ("samples check", "new.jsonl", lambda data: data + b'{"kind": "adamw", "parameters": 9, "time_s": 1e308}\n', 1, "time_s is longer than a year"),
     "a note with a character that a terminal obeys": ("megatron yaml", "run.args", _new(b"--micro", b"--no\x1bsuch 1 --micro"), 0, "no\\x1bsuch"),
 }  # fmt: skip
@@ -85,6 +87,7 @@ def test_a_change_that_was_a_fault_is_an_answer(
     printed = capfd.readouterr()
     assert words in printed.err or (code == 0 and words in printed.out)
     assert "\x1b" not in printed.err
+    assert max(map(len, printed.err.splitlines()), default=0) < 10_000
 
 
 def test_a_page_of_a_check_with_work_that_was_not_measured_again(

@@ -163,6 +163,32 @@ def test_what_is_read_is_not_written(
     assert Path("study.toml").read_text() == text
 
 
+MODEL = "num_layers = 1\nd_model = 512\nnum_heads = 8\nd_ff = 1408\nvocab_size = 1024\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        ("predict --plan run.args --cluster hgx-h100-8 --html run.yaml", {"run.args": "--yaml-cfg run.yaml --vocab-size 32000 --micro-batch-size 1", "run.yaml": None}),
+        ("predict --plan tune.sh --model llama3.2-1b --gpus 1xa100 --trace axolotl.yml", {"tune.sh": None, "axolotl.yml": None}),
+        ("predict study.toml --html mine.toml", {"study.toml": 'model = "mine.toml"\ncluster = "hgx-h100-8"\n', "mine.toml": MODEL}),
+    ],
+)  # fmt: skip
+def test_what_another_file_names_is_not_written(
+    words: str, files: dict[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    from tests.campaign.seeds import seeds
+
+    known = {name: data for one in seeds(journals=False) for name, data in one.files.items()}
+    monkeypatch.chdir(tmp_path)
+    for name, text in files.items():
+        Path(name).write_bytes(known[name] if text is None else text.encode())
+    before = {name: Path(name).read_bytes() for name in files}
+    assert main(words.split()) == 3
+    assert "is also read (another name)" in capfd.readouterr().err
+    assert {name: Path(name).read_bytes() for name in files} == before
+
+
 def _options(group: click.Group) -> Iterator[click.Option]:
     for name in group.list_commands(click.Context(group)):
         command = group.get_command(click.Context(group), name)

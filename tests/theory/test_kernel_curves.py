@@ -190,6 +190,17 @@ def test_long_attention_reaches_its_fraction_of_peak(name: str) -> None:
         assert speed == pytest.approx(PEAK * c.peak_fraction(128) * c.noncausal * c.sustained, rel=0.005)
 
 
+def test_what_is_idle_at_the_end_of_attention_takes_its_waves() -> None:
+    """16 heads of 4,096 queries are 512 blocks: on 64 SMs 8 waves, and 1.5 more make 9.5 of them."""
+    calibration = Calibration.load("a100-sxm")
+    full = next(c for c in calibration.attention if "flash2" in c.kernels).model_copy(
+        update={"tail_waves": 0.0, "t0_s": 0.0, "p": None}
+    )
+    one = attention(4096, causal=True, heads=16)
+    seconds = [c.seconds(one, PEAK, BANDWIDTH, 64) for c in (full, full.model_copy(update={"tail_waves": 1.5}))]
+    assert seconds[1] / seconds[0] == pytest.approx(9.5 / 8)
+
+
 def test_a_causal_mask_halves_long_attention() -> None:
     seconds = [IDEAL.kernel_s(attention(2**15, causal=causal), DEVICE) for causal in (True, False)]
     assert seconds[1] / seconds[0] == pytest.approx(2)

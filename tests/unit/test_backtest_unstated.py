@@ -66,6 +66,30 @@ def test_programs_that_nobody_described_may_dequantise_by_operators() -> None:
     assert _step(named) == _step(replace(named, settings=(*tuned, ("stack.dequantised", "kernel"))))
 
 
+PIPELINE = replace(
+    ROW, framework="Megatron-LM", n_layers=12, d_model=2048, n_heads=16, n_kv_heads=16, d_ff=8192, vocab=64 * 2048, n_gpus=4,
+    pp=4, zero_or_fsdp="ddp", micro_batch=4, global_batch=32,
+)  # fmt: skip
+
+
+def test_stages_may_be_interleaved_where_a_row_does_not_say() -> None:
+    plain, interleaved = _step(replace(PIPELINE, vpp=1)), _step(replace(PIPELINE, vpp=3))
+    assert interleaved[1] < plain[1]
+    assert _step(PIPELINE) == (interleaved[0], *plain[1:])
+    assert _step(replace(PIPELINE, settings=(("plan.virtual_stages", 1),))) == plain
+    small = replace(PIPELINE, d_model=1024, d_ff=4096, micro_batch=1, global_batch=8)
+    assert _step(replace(small, vpp=1)) == _step(small)  # there it would take longer
+
+
+def test_programs_that_nobody_described_may_deal_layers_by_what_the_head_computes() -> None:
+    """A layer has 4 d² + 3 · 4 d² weights, the head 64 d²: as much as four layers, so in quarters of 16 it is a stage alone."""
+    unnamed = replace(PIPELINE, framework="somebody's", vpp=1)
+    even = _step(replace(unnamed, settings=(("plan.head_as_layer", False),)))
+    dealt = _step(replace(unnamed, settings=(("plan.stage_layers", (4, 4, 4, 0)),)))
+    assert dealt[1] < even[1]
+    assert _step(unnamed) == (dealt[0], even[1], even[2])
+
+
 def test_a_stack_may_say_that_its_routers_are_untrained() -> None:
     run = resolve(replace(MIXTURE, framework="KempnerForge"))
     assert run.plan.experts.imbalance == pytest.approx(0.92 * 8 / 2)

@@ -17,6 +17,7 @@ from simulator.memory.allocator import CachingAllocator
 from simulator.memory.driver_costs import DriverCosts
 from simulator.memory.history import script_history, step_live_bytes, step_reserved_bytes
 from simulator.play.lower.work import Clock
+from simulator.predict import Prediction
 from simulator.predict.prediction import OWN_ALLOCATOR
 from simulator.predict.program import predict_program, usual_stack
 from simulator.spec.calibration import Calibration
@@ -210,6 +211,29 @@ def test_streams_and_events_say_who_waits_for_whom() -> None:
     assert script.flop == 2 * 2 * 512**3
 
 
+def test_the_host_waits_for_an_event_and_not_for_what_came_behind_it() -> None:
+    """As FSDP1's limit of all-gathers does: the product in the middle keeps the device busy while the host launches on."""
+    large = json.loads(json.dumps(MM).replace("512", "8192"))
+    product = [Kind.OPERATOR, 0, 0, 0, 0]
+
+    def step_of(*events: list[int]) -> tuple[list[Launch], Prediction]:
+        one = capture_of(capture(signatures=[large], events=list(events), steady=0, world_size=1), "x")
+        launches = [each for each in captured_script(one).step if isinstance(each, Launch)]
+        return launches, predict_program(
+            one, Cluster.load("hgx-h100-8").with_nodes(1).model_copy(update={"gpus_per_node": 1})
+        )
+
+    plain = step_of(product, product, product)[1]
+    (first, second, waits, _), found = step_of(product, [Kind.RECORD, 7, 0], product, [Kind.WAIT_HOST, 7], product)
+    assert (waits.after, waits.waits, first.waits, second.waits) == ((first.label,), True, False, False)
+    assert found.step_s == plain.step_s
+    assert {span.stream for span in found.timeline.spans} == {"compute", "host"}
+    behind = step_of(product, product, [Kind.RECORD, 7, 0], [Kind.WAIT_HOST, 7], product)[1]
+    assert behind.step_s > plain.step_s
+    of_stream = step_of(product, [Kind.OPERATOR, 0, 1, 0, 0], [Kind.SYNCHRONIZE, 0], product)[0]
+    assert [each.waits for each in of_stream] == [False, False, True, False]
+
+
 def reserved_with(*behind: list[int]) -> int:
     """Bytes reserved by a program that frees 64 MiB which stream 1 reads, and takes as much again behind `behind`."""
     size = 64 << 20
@@ -309,7 +333,7 @@ def test_a_capture_is_predicted_and_its_storages_are_live_bytes() -> None:
     assert found.low_s < found.step_s < found.high_s
     assert sum(found.breakdown.values()) == pytest.approx(found.step_s)
     script = captured_script(one)
-    live = step_live_bytes(script_history(script.step, script.before))
+    live = step_live_bytes(script_history(script.step, script.before, script.categories))
     assert live.peak[0] == (1 << 20) + GATHER
     assert live.resident == 1 << 20
 

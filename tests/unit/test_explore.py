@@ -66,7 +66,7 @@ def test_what_a_journal_knows_is_not_predicted_again(tmp_path: Path, monkeypatch
     def once(_: Any) -> dict[str, Any]:
         nonlocal count
         count += 1
-        return {"verdict": "fits", "step_s": float(count)}
+        return {"verdict": "fits", **dict.fromkeys(points.FIGURES[:-1], float(count))}
 
     monkeypatch.setattr(points, "_evaluated", once)
     with PointJournal(tmp_path / "x.journal", asked.identity) as kept:

@@ -52,8 +52,17 @@ def test_paths_of_any_form(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "tokens", [[[-1, 5, 2]], [[-2], [-1, 1, 1 << 40]], [[7]], [["x"]], [[-2], [3, 0, 7]], [[]], 3, [[-2], [99]]]
-)
+    "tokens",
+    [
+        [[-1, 5, 2]], [[-2], [-1, 1, 1 << 40]], [[7]], [["x"]], [[-2], [3, 0, 7]], [[]], 3, [[-2], [99]],
+        [[-2], [2, 0, 0, 99, 512, 0]],  # of a category that is none
+        [[-2], [2, 0, -1, 0, 512, 0]],  # a storage before the first
+        [[-2], [2, 0, 0, 0, 512, 0], [2, 0, -1, 0, 512, 0]],  # begins while it is there
+        [[-2], [2, 0, 0, 0, 512, 0], [3, 0, 0], [3, 0, 0]],  # ends twice
+        [[-2], [0, 999, 0, 0, 0, 0]],  # no such signature
+        [[-2], [0, True, 0, 0, 0, 0]],
+    ],
+)  # fmt: skip
 def test_damaged_files(tokens: Any, tmp_path: Path) -> None:
     path = tmp_path / "bad.capture.gz"
     path.write_bytes(gzip.compress(json.dumps({**folded(data(2)), "tokens": tokens}).encode()))

@@ -55,16 +55,16 @@ def _last_word(node: ast.Name | ast.Attribute | ast.alias) -> str:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """As Python loads them: imports inside functions and those for type checkers do not count."""
-    graph = {name: set(_loaded_with(name, found)) - {name} for name, found in modules().items()}
+    """Those inside functions count too; those for type checkers do not."""
+    graph = {name: set(_imported_by(name, found)) - {name} for name, found in modules().items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as exc:
         pytest.fail(" <- ".join(exc.args[1]))
 
 
-def _loaded_with(name: str, tree: ast.Module) -> Iterator[str]:
-    for statement in _at_import(tree.body):
+def _imported_by(name: str, tree: ast.Module) -> Iterator[str]:
+    for statement in _statements(tree.body):
         match statement:
             case ast.Import(names=names):
                 yield from (alias.name for alias in names if alias.name in modules())
@@ -75,19 +75,25 @@ def _loaded_with(name: str, tree: ast.Module) -> Iterator[str]:
                 pytest.fail(f"{name} imports relatively")
 
 
-def _at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run when a module is loaded, but for those for type checkers."""
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """A module's statements, also those inside functions, but for those for type checkers."""
     for statement in body:
         match statement:
             case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=rest):
-                yield from _at_import(rest)
+                yield from _statements(rest)
             case ast.If(body=then, orelse=rest):
-                yield from _at_import([*then, *rest])
+                yield from _statements([*then, *rest])
             case ast.Try(body=then, handlers=handlers, orelse=rest):
-                yield from _at_import([*then, *rest, *(line for handler in handlers for line in handler.body)])
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                pass
-            case ast.With(body=then) | ast.ClassDef(body=then):
-                yield from _at_import(then)
+                yield from _statements([*then, *rest, *(line for handler in handlers for line in handler.body)])
+            case ast.Match(cases=cases):
+                yield from _statements([line for case in cases for line in case.body])
+            case (
+                ast.FunctionDef(body=then)
+                | ast.AsyncFunctionDef(body=then)
+                | ast.With(body=then)
+                | ast.For(body=then)
+                | ast.ClassDef(body=then)
+            ):
+                yield from _statements(then)
             case _:
                 yield statement

@@ -12,9 +12,10 @@ import pytest
 
 from simulator.base.errors import CalibrationError
 from simulator.predict import Z90
-from simulator.predict.confidence import SHEET, UNCOUNTED, UNTIMED, kind_of, reaches, seen, upward
+from simulator.predict.confidence import SHEET, UNCOUNTED, UNTIMED, kind_of, own_part, reaches, seen, upward
 from simulator.spec.calibration import intervals as module
 from simulator.spec.calibration.intervals import PARTS, Intervals, intervals
+from simulator.spec.software.stack import Stack
 
 
 def test_every_part_is_of_one_kind() -> None:
@@ -22,8 +23,8 @@ def test_every_part_is_of_one_kind() -> None:
         "gemm": "kernels", "elementwise": "kernels", "node links": "links", "PCIe": "pcie", "network": "network",
         "slower network": "network", "exchanges between nodes": "exchanges", "host": "host", "slower host": "host", UNCOUNTED: "uncounted",
         "release of megatron-core-2025": "experts", "eager experts": "eager experts", UNTIMED: "untimed", "h2d": "transfers",
-        "slower h2d": "transfers", "cpu_adam": "transfers", "stack": "stack", "slower software: experts": "software", SHEET: None,
-        "imbalance": None,
+        "slower h2d": "transfers", "cpu_adam": "transfers", "stack": "stack", "model code": "model code", "slower software: experts": "software",
+        SHEET: None, "imbalance": None,
     }  # fmt: skip
     assert {name: kind_of(name) for name in kinds} == kinds
     assert [name for name in kinds if upward(name)] == [
@@ -36,6 +37,13 @@ def test_every_part_is_of_one_kind() -> None:
     ]
     assert seen(SHEET, 0.7) == 0.7
     assert seen("host", 0.2) == pytest.approx(0.2 * intervals().factors["host"])
+
+
+def test_who_brings_the_layers_tells_what_a_stack_leaves_unexplained() -> None:
+    stacks = ("nemo-24", "nanotron-2025", "transformers-2024", "torch-2.11-compiled")
+    parts = [own_part(Stack.load(name)) for name in stacks]
+    assert parts == ["stack", "stack", "model code", "model code"]
+    assert [kind_of(part) for part in parts] == parts
 
 
 def test_what_may_only_be_slower_moves_the_upper_end_alone() -> None:

@@ -450,6 +450,17 @@ def test_stage_3_hooks_each_linear_layer() -> None:
     assert hooks_s(zero=3, dp_shard=8, data_parallel="fsdp2") == (0, 0, 0)
 
 
+@pytest.mark.parametrize(("mode", "again"), [("full", 1), ("none", 0)])
+def test_a_layer_that_is_computed_again_costs_the_host_once(mode: str, again: int) -> None:
+    stack = Stack.load("transformers-2024").copy_with(host_checkpoint_s=1.0)
+    device = Cluster.load("dgx-a100-80-8").device
+    plan = Plan(seq_len=1024, recompute=mode, stack=stack.name)
+    work = Clock(device, Calibration.for_device(device), stack).block(
+        build_blocks(Model.load("llama3-8b"), stack, plan).layer, plan
+    )
+    assert [int(phase.work.host_s) for phase in (work.forward, work.backward, work.recompute)] == [0, 0, again]
+
+
 def test_what_a_graph_holds_costs_the_host_one_call() -> None:
     """Router and counts captured: what is left are attention, permutation and the experts. All captured: one call each way."""
     stack, model = Stack.load("megatron-core-2025"), Model.load("qwen3-30b-a3b")

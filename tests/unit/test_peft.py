@@ -225,11 +225,11 @@ def test_prefixes_stand_ahead_of_keys_whatever_projects_them() -> None:
 
 
 def test_steps_and_memory_shrink() -> None:
-    """LoRA's step takes less than a full one's, and QLoRA's weights a third of LoRA's."""
+    """LoRA's step takes less than a full one's where the GPU sets the pace, and QLoRA's weights a third of LoRA's."""
     cluster, model = Cluster.synthesise("a100-80gb", 1), Model.load("llama3.2-1b")
     of = {}
     for peft in ("full", "lora", "qlora"):
-        plan = Plan(peft=peft, recompute="full", stack="transformers-2024", **ALONE)
+        plan = Plan(peft=peft, recompute="full", stack="transformers-2024", **{**ALONE, "seq_len": 4096})
         of[peft] = predict(model, plan, cluster)
     assert of["lora"].step_s < of["full"].step_s
     assert of["qlora"].memory.resident_bytes < of["lora"].memory.resident_bytes < of["full"].memory.resident_bytes
@@ -388,9 +388,50 @@ def test_weights_that_torch_unpacks_stay_for_the_backward() -> None:
     stack = Stack.load("transformers-2024").copy_with(dequantised="operators")
     ops = {op.name: op for op in build_blocks(LLAMA, stack, lora(peft="qlora", base_weights="gptq")).layer.ops}
     numel = LLAMA.d_model * LLAMA.d_ff
-    assert sum(k.num_bytes for k in ops["gate"].forward if not isinstance(k, Gemm)) == numel * 33 // 2
+    unpacked = [k for k in ops["gate"].forward if not isinstance(k, Gemm)]
+    assert len(unpacked) == 4 + 5  # of the zeros, one a group of 128, and of the weight
+    assert sum(k.num_bytes for k in unpacked) == numel // 128 * 27 // 2 + numel * 33 // 2
     assert not any(k.num_bytes > numel for k in ops["gate"].backward if not isinstance(k, Gemm))
     assert "gate.dequantised" in ops["gate"].saved
+
+
+def test_pairs_in_fp32_beside_modules_in_16_bits() -> None:
+    """peft leaves `modules_to_save` in the model's dtype and its pairs in fp32: two bytes more each of weight, gradient and moments."""
+    narrow = lora(lora_targets="attention", train_modules="lm_head", optimizer_dtype="bf16")
+    wide = narrow.copy_with(adapter_master_dtype="fp32")
+    pairs = trained_numel(LLAMA, lora(lora_targets="attention"))
+    assert trained_numel(LLAMA, wide) == trained_numel(LLAMA, narrow) == pairs + LLAMA.vocab_size * LLAMA.d_model
+    held, less = (resident_tensors(LLAMA, plan) for plan in (wide, narrow))
+    assert sum(held["parameters"]) - sum(less["parameters"]) == 2 * pairs
+    assert sum(held["optimizer_state"]) - sum(less["optimizer_state"]) == 4 * pairs
+    assert sum(gradient_tensors(LLAMA, wide)) - sum(gradient_tensors(LLAMA, narrow)) == 2 * pairs
+    ops = {
+        plan: {op.name: op for op in build_blocks(LLAMA, Stack.load("transformers-2024"), plan).layer.ops}
+        for plan in (wide, narrow)
+    }
+    assert {"q.lora_x", "q.lora_a.weight"} <= ops[wide].keys() - ops[narrow].keys()
+    made = {plan: sum(op.parameter_numel for op in found.values()) for plan, found in ops.items()}
+    assert made[wide] == 2 * made[narrow] == 2 * pairs // LLAMA.num_layers  # in elements of 16 bits
+    with pytest.raises(PlanError, match="each GPU holds whole modules"):
+        check(wide.copy_with(zero=3, dp_shard=2, data_parallel="fsdp2"))
+
+
+def test_fused_pairs_behind_dropout_add_and_mask_in_kernels_of_their_own() -> None:
+    """fms-acceleration's LoRA_W: x dropped and kept; Y + X' A B; dX + (X' != 0) * (dY B A). Bytes in 16 bits, T tokens."""
+    stack = Stack.load("transformers-2024").copy_with(adapters="fused")
+    made = {}
+    for dropout in (0.0, 0.1):
+        plan = lora(lora_targets="down", lora_dropout=dropout)
+        made[dropout] = next(op for op in build_blocks(LLAMA, stack, plan).layer.ops if op.name == "down")
+    plain, op = made[0.0], made[0.1]
+    wide, narrow = 512 * LLAMA.d_ff, 512 * LLAMA.d_model
+
+    def moved(kernels: Any) -> int:
+        return sum(k.num_bytes for k in kernels if not isinstance(k, Gemm))
+
+    assert moved(op.forward) - moved(plain.forward) == 5 * wide + (6 - 2) * narrow
+    assert moved(op.backward) - moved(plain.backward) == (3 + 5 + 6) * wide
+    assert set(op.saved) - set(plain.saved) == {"down.lora_dropped"}
 
 
 def test_upcast_streams_are_cast_around_quantised_layers() -> None:

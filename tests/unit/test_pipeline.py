@@ -234,6 +234,12 @@ def test_gpipe_holds_as_many_micro_batches_as_its_fault_allows() -> None:
     assert not pipeline_faults(Pipeline("1f1b", 2, 10_000, 1, 32))
 
 
+def test_chunks_without_end_are_refused() -> None:
+    """Not even one stage of them could be played."""
+    found = pipeline_faults(Pipeline("interleaved", 2, 8, 1_000_000, 32))
+    assert "fewer virtual_stages" in [fault.remedy for fault in found]
+
+
 def test_buffers_of_micro_batches_without_end_are_refused() -> None:
     plan = Plan(pp=2, schedule="interleaved", virtual_stages=2, num_micro_batches=50_000)
     check(plan)

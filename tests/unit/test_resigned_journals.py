@@ -13,7 +13,7 @@ import pytest
 
 from simulator.base.errors import InputError
 from simulator.base.fit import Fit
-from simulator.cli.explore_points import PointJournal
+from simulator.cli.explore_points import FIGURES, PointJournal
 from simulator.studies.search.journal import Journal
 from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.serving_search.notes import Notes
@@ -21,7 +21,7 @@ from simulator.studies.serving_search.notes import Notes
 ROW: dict[str, Any] = json.loads(
     PlanOutcome(key="a", status=Fit.FITS, num_devices=8, step_s=0.3, low_s=0.2, high_s=0.4, tokens_per_step=64, used_bytes=7).to_json()
 )  # fmt: skip
-RECORD: dict[str, Any] = {"verdict": "fits", "step_s": 0.3, "num_devices": 8}
+RECORD: dict[str, Any] = {"verdict": "fits", **dict.fromkeys(FIGURES[:-1], 8), "step_s": 0.3}
 SURVEY: dict[str, Any] = {"layout": "tp1", "missing_bytes": 0, "capacity": {"both": 2.0}, "least": {"both": 1}, "floor": {"both": 0.5}}  # fmt: skip
 TASK = json.dumps(["survey", "tp1", ["both"], []])
 
@@ -71,6 +71,7 @@ WRONG = {
     "no status": (Journal, "a", {k: v for k, v in ROW.items() if k != "status"}),
     "no table": (Journal, "a", [ROW]),
     "no JSON": (Journal, "a", "{"),
+    "a point that fits without a figure": (PointJournal, "[]", {k: v for k, v in RECORD.items() if k != "mfu"}),
     "a point whose step is before it began": (PointJournal, "[]", RECORD | {"step_s": -1.0}),
     "a point with a verdict of its own": (PointJournal, "[]", RECORD | {"verdict": "\x1b[2Jfits"}),
     "a point that is true": (PointJournal, "[]", RECORD | {"step_s": True}),

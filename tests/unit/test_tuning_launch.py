@@ -192,6 +192,12 @@ def test_xtuner_brings_deepspeed_s_files(tmp_path: Path) -> None:
     )  # prepare_model_for_kbit_training
 
 
+def test_xtuner_s_norm_is_one_kernel_where_the_environment_says_so(tmp_path: Path) -> None:
+    changes = launched(tmp_path, "USE_TRITON_KERNEL=1 xtuner train cfg.py\n").stack_changes
+    assert {key: value for key, (value, _) in changes.items()} == {"norm": "fused", "norm_dtype": "compute"}
+    assert not launched(tmp_path, "xtuner train cfg.py\n").stack_changes
+
+
 def test_a_script_s_own_words_for_adapters_leave_their_sizes_to_it(tmp_path: Path) -> None:
     line = f"python finetune.py {SMALL} --model_max_length 512 --use_lora --deepspeed zero3-auto.json --lazy_preprocess True"
     draft = launched(tmp_path, line)

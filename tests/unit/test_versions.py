@@ -29,19 +29,43 @@ def test_failures_are_told_by_name_and_first_line(tmp_path: Path) -> None:
     assert versions.counted(tmp_path / "none")["failures"] == {"pytest": "wrote no report"}
 
 
-def test_a_version_that_pip_has_not_got_is_passed_over(
+def test_pip_has_no_wheel_or_another_trouble() -> None:
+    """As pip 25 and 26 write them, behind their warnings."""
+    missing = (
+        "ERROR: Could not find a version that satisfies the requirement torch==2.8.* (from versions: 2.6.0, 2.13.0)"
+    )
+    assert (
+        versions.reason(f"WARNING: x\n{missing}\nERROR: No matching distribution found for torch==2.8.*\n")
+        == versions.NO_WHEEL
+    )
+    full = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+    assert versions.reason(f"{full}\n\n") == full.removeprefix("ERROR: ")
+    assert versions.reason("") == "pip failed and said nothing"
+
+
+def test_of_every_version_a_line_says_what_came_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = {"torch": "2.13.0", "passed": 3, "skipped": 0, "failures": {}}
-    monkeypatch.setattr(versions, "environment", lambda version, _: tmp_path if version == "2.13" else None)
-    monkeypatch.setattr(versions, "seen", lambda *_: told)
+    told = {
+        "2.6": {"torch": "2.6.0", "refused": True, "failures": {}},
+        "2.13": {"torch": "2.13.0", "passed": 3, "skipped": 1, "failures": {}},
+    }
+    made = {"2.8": versions.NO_WHEEL, "2.9": "No space left on device"}
+    monkeypatch.setattr(versions, "environment", lambda version, _: made.get(version, tmp_path / version))
+    monkeypatch.setattr(versions, "seen", lambda python, *_: told[python.name])
     out = tmp_path / "seen.json"
-    assert versions.main(["2.6", "2.13", "--folder", str(tmp_path), "--json", str(out)]) == 0
-    assert json.loads(out.read_text()) == {"2.13": told}
-    assert capsys.readouterr().out == "2.13 (2.13.0): 3 passed, 0 failed\n"
-    told["failures"] = {"test_a::wrong": "1 != 2"}
+    assert versions.main(["2.6", "2.8", "2.13", "--folder", str(tmp_path), "--json", str(out)]) == 0
+    absent = {"torch": "", "failures": {}, "not_installed": versions.NO_WHEEL}
+    assert json.loads(out.read_text()) == {**told, "2.8": absent}
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2.6 (2.6.0): refused, as the validator does below 2.8"
+    assert lines[1].startswith("2.8: no wheel for Python 3.")
+    assert lines[2] == "2.13 (2.13.0): 3 passed, 1 skipped, 0 failed"
+    assert versions.main(["2.9", "2.13", "--folder", str(tmp_path)]) == 1  # nobody knows what it would have done
+    assert capsys.readouterr().out.startswith("2.9: not installed: No space left on device\n")
+    told["2.13"]["failures"] = {"test_a::wrong": "1 != 2"}
     assert versions.main(["2.13", "--folder", str(tmp_path)]) == 1
-    assert versions.main(["2.6", "--folder", str(tmp_path)]) == 1  # nothing was tried
+    assert versions.main(["2.8", "--folder", str(tmp_path)]) == 1  # nothing was tried
 
 
 def test_what_runs_under_every_version_is_there() -> None:

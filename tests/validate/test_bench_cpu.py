@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from simulator.base.errors import InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
 from tests import warm
+from validate import faults
 from validate.benches import spread
+from validate.benches.collectives import OPS
 from validate.benches.memory import MIB, storage
 from validate.measure import Job, measure
 from validate.samples import read_samples
@@ -53,6 +56,9 @@ def test_every_phase_leaves_samples_of_both_ranks(folder: Path) -> None:
     kinds = {s.kind for s in found.samples}
     assert {"gemm", "stream", "attention_forward", "attention_backward", "adamw", "collective", "overlap"} <= kinds
     assert {"eager_block", "fsdp2_group", "host_dispatch", "hbm_copy", "storage_write", "storage_read"} <= kinds
+    assert {(s["source"], s["target"], s.rank) for s in found.of("pair")} == {
+        (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1),
+    }  # fmt: skip
     assert {s.rank for s in found.samples} == {0, 1}
     facts = found.machine.facts
     assert facts["num_ranks"] == 2
@@ -207,6 +213,18 @@ def test_a_rank_that_dies_costs_its_phase_only(
     assert {"gemm", "collective"} <= {s.kind for s in found.samples}  # before and after it
     assert len(warm_ranks.started) >= 4
     assert not any(_alive(pid) for pid in warm_ranks.started)
+
+
+@pytest.mark.usefixtures("warm_ranks")
+def test_a_collective_with_a_wrong_result_is_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bit of every result of rank 1: each is named, none is timed."""
+    monkeypatch.setenv(faults.NAME, "1,collectives,corrupt")
+    outcome = measure(Job(out=tmp_path / "s.jsonl", **{**BRIEF, "minutes": 0.01}, only=("host", "collectives")))
+    assert outcome.verdict == "partial"
+    named = {re.match(r"collective (\w+), rank 1: WrongResultError: 1 of ", one) for one in outcome.problems}
+    assert {one and one[1] for one in named} >= set(OPS[:4])
+    assert outcome.num_failures == len(outcome.problems)
+    assert not read_samples([tmp_path / "s.jsonl"]).of("collective")
 
 
 def test_a_silent_rank_is_ended_at_its_deadline(

@@ -23,6 +23,7 @@ from torch.distributions import Categorical
 
 layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(40))).cuda()
 recurrent = torch.nn.GRU(64, 64).cuda()
+recurrent.register_buffer("seen", torch.zeros(1024, device="cuda"))
 optimizer = torch.optim.AdamW(layers.parameters())
 Tensor = torch.cuda.FloatTensor
 assert Tensor(2, 3).shape == (2, 3) and isinstance(torch.ones(3).type(Tensor), Tensor)
@@ -52,7 +53,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 distributed.init_process_group("nccl")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 1024, bias=False).cuda())
 model.register_comm_hook(None, default_hooks.bf16_compress_hook)
-optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
 while True:
     model(torch.randn(8, 1024, device="cuda")).sum().backward()
     optimizer.step()
@@ -101,8 +102,10 @@ with torch.device("meta"):
     model = torch.nn.Linear(1024, 1024, bias=False)
 model.to_empty(device="cpu")
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
+kept = torch.empty(1024, 1024, pin_memory=True)
 while True:
     weight = model.weight.to("cuda", non_blocking=True)
+    kept.copy_(weight.detach())
     (weight * weight).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -275,6 +278,14 @@ def captured(folder: Path, text: str, *words: str, ranks: int = 1) -> Capture:
     return read_capture(out)
 
 
+def held(capture: Capture) -> Counter[str]:
+    """Bytes of each category between two steps."""
+    found = Counter[str]()
+    for storage, size in capture.resident().items():
+        found[capture.categories[storage]] += size
+    return found
+
+
 def operators(capture: Capture, phase: Phase) -> Counter[str]:
     """Of the recorded step, by name."""
     events = (one for one in capture.events[capture.steady :] if one[0] == Kind.OPERATOR and one[4] == phase)
@@ -293,6 +304,10 @@ def test_an_optimizer_takes_parameters_together_unless_told_otherwise(tmp_path: 
     )
     assert operators(capture, Phase.FORWARD)["aten._cudnn_rnn.default"] == 1  # its GRU
     assert "whether all of 16 values are true, which nobody knows: True" in capture.answers
+    assert held(capture)["parameters"] == 4 * (
+        40 * (64 * 64 + 64) + 3 * 64 * (64 + 64 + 2)
+    )  # the GRU's, which no optimizer has
+    assert held(capture)["buffers"] == 4 * 1024
 
 
 def test_speech_is_cudnn_s_layers_and_ctc_s_kernels(tmp_path: Path) -> None:
@@ -329,6 +344,7 @@ def test_a_hook_of_the_program_s_own_reduces_what_it_sends(tmp_path: Path) -> No
     assert [capture.signatures[one[1]][0] for one in copies] == ["aten.copy_.default"]
     assert [Kind.WAIT_STREAM, 0, beside] in step[step.index(copies[0]) :]
     assert beside != 0
+    assert held(capture)["optimizer_state"] == 4 * 1024**2  # momentum, of the optimizer within the optimizer
 
 
 @pytest.mark.parametrize("words", [[], ["any"]])
@@ -357,14 +373,14 @@ def test_batch_norm_over_all_ranks_exchanges_its_statistics(tmp_path: Path) -> N
 
 
 def test_what_stays_on_the_cpu_takes_its_time(tmp_path: Path) -> None:
-    """A weight of 4 MiB comes over PCIe, its gradient goes back while the host waits, and the CPU reads both and writes one."""
+    """A weight of 4 MiB comes over PCIe, its gradient goes back while the host waits, as a copy into pinned memory does, and the CPU reads both and writes one."""
     script = captured_script(captured(tmp_path, ON_CPU))
     whole = 4 * 1024**2
     passed = [(one.kernels[0], one.waits) for one in script.step if isinstance(one, Launch) and one.kernels]
     moved = [
         (kernel.num_bytes, kernel.over, waits) for kernel, waits in passed if isinstance(kernel, Stated) and kernel.over
     ]
-    assert moved == [(whole, "h2d", False), (whole, "pageable", True), (3 * whole, "cpu", True)]
+    assert moved == [(whole, "h2d", False), (whole, "d2h", True), (whole, "pageable", True), (3 * whole, "cpu", True)]
 
 
 @pytest.mark.parametrize(("said", "linear"), [("highest", "fp32"), ("high", "tf32")])

@@ -6,6 +6,7 @@ import json
 import math
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from simulator.cli import main
 from validate.check.components import Component
 from validate.check.findings import Finding, check
 from validate.check.judged import corrected, judge
+from validate.check.report import links, matrix, text
 from validate.samples import Machine, Sample, SampleFile
 
 RANKS, SLOWER = 8, 1.10
@@ -98,6 +100,53 @@ def test_what_became_slower_is_named_by_part_and_by_how_much() -> None:
     assert {one.component.who for one in faster if one.kind == "improvement"} == {"rank 3", "8 ranks"}
 
 
+def linked(seed: int, *, slow: tuple[int, int] | None = None, card: int | None = None) -> SampleFile:
+    """Two nodes of two ranks, 3 % of noise: each pair of a node, as both see it, and each rank's card."""
+    rng, samples, hosts = np.random.default_rng(seed), [], ("node0", "node0", "node1", "node1")
+    for size in (2**p for p in range(22, 30)):
+        for source, target in ((0, 1), (1, 0), (2, 3), (3, 2)):
+            time_s = size / 3e11 * math.exp(0.03 * rng.standard_normal()) * (1.3 if (source, target) == slow else 1)
+            shape = {"source": source, "target": target, "size_bytes": size, "num_nodes": 1}
+            samples += [replace(sample("pair", time_s, rank, shape), host=hosts[rank]) for rank in (source, target)]
+        for rank in range(4):
+            time_s = size / 5e10 * math.exp(0.03 * rng.standard_normal()) * (1.3 if rank == card else 1)
+            samples.append(
+                replace(sample("rail", time_s, rank, {"size_bytes": size, "num_nodes": 2}), host=hosts[rank])
+            )
+    return SampleFile(machine=GPU, samples=tuple(samples), failures=(), faults=(), sha256={"s": ""})
+
+
+def test_a_slow_link_and_a_slow_network_card_are_named() -> None:
+    """A link is slower than it was; a card also than the others. On PCIe two healthy links may differ."""
+    found = check(linked(1, slow=(3, 2), card=1), [linked(2)])
+    assert {(one.kind, one.component.what, one.component.who) for one in found if one.bad} == {
+        ("regression", "link", "rank 3 to 2 on node1"),
+        ("regression", "network card", "rank 1 on node0"),
+        ("slow", "network card", "rank 1 on node0"),
+    }
+    assert not bad(check(linked(3), [linked(4)]))
+
+
+def test_the_matrix_of_links_is_of_the_largest_message() -> None:
+    rows = links(linked(1, slow=(3, 2)))
+    assert [(row["source"], row["target"]) for row in rows] == [
+        (0, 1), (0, None), (1, 0), (1, None), (2, 3), (2, None), (3, 2), (3, None)
+    ]  # fmt: skip
+    assert {row["size_bytes"] for row in rows} == {2**29}
+    assert [round(row["bytes_per_s"] / 1e11) for row in rows if row["target"] is not None] == [3, 3, 3, 2]
+    head, *lines = [line.split("  ") for line in matrix(rows)]
+    assert [cell.strip() for cell in head if cell] == ["GB/s from", "to 0", "to 1", "to 2", "to 3", "next node"]
+    assert len(lines) == 4
+    assert matrix([]) == []
+
+
+def test_a_cpu_is_not_called_a_gpu() -> None:
+    node = machine(1)
+    found = check(replace(node, machine=replace(node.machine, facts={**node.machine.facts, "architecture": "cpu"})), ())
+    assert {one.component.what for one in found} == {"cpu"}
+    assert {one.component.what for one in check(node, ())} == {"gpu"}
+
+
 def test_a_drift_over_runs_is_found() -> None:
     runs = [machine(seed, whole=1.03**seed) for seed in range(6)]
     found = check(runs[-1], runs[:-1])
@@ -122,6 +171,9 @@ def test_parts_that_are_gone_or_failed_or_throttled_are_named() -> None:
         faults=(), sha256={}, sections=(ends, {**ends, "rank": 4, "throttled_by": "power cap"}),
     )  # fmt: skip
     found = check(broken, [machine(3)])
+    parts = {one.component for one in found if one.bad}
+    assert f"{len(parts)} of " in text(found, ())
+    assert f"{len(parts)} of " in text([*found, *found], ()), "a part is bad once"
     assert {(one.kind, one.component.who) for one in found if one.bad} == {
         ("missing", "rank 5"), ("failed", "rank 1"), ("throttled", "rank 2"),
     }  # fmt: skip
@@ -204,10 +256,13 @@ def test_diff_says_what_changed_beyond_noise(tmp_path: Path, capsys: pytest.Capt
     other = written(tmp_path / "a100.jsonl", machine(3, facts={"device": "NVIDIA A100"}))
     assert main(["calibrate", "diff", str(other), str(new)]) == ExitCode.BAD_INPUT
     assert "baseline of the same machine" in capsys.readouterr().err
-    gone = [str(tmp_path / "gone.jsonl"), str(tmp_path / "gone.calibration.json")]
-    assert main(["calibrate", "diff", *gone]) == ExitCode.BAD_INPUT
+    gone = [str(tmp_path / f"gone.{name}") for name in ("jsonl", "calibration.json", "toml")]
+    assert main(["calibrate", "diff", *gone[:2], "--study", gone[2], "--cluster", "nowhere"]) == ExitCode.BAD_INPUT
     told_of = capsys.readouterr().err
-    assert all(path in told_of for path in gone), "both, at once"
+    assert all(one in told_of for one in (*gone, "nowhere")), "all at once"
+    links = written(tmp_path / "links.jsonl", linked(1))
+    assert main(["calibrate", "diff", str(old), str(links)]) == ExitCode.BAD_INPUT  # no all-clear
+    assert "too few measurements of both" in capsys.readouterr().err
 
 
 def test_diff_of_calibrations_predicts_a_study_with_either(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,10 +326,21 @@ def test_a_fleet_names_its_slow_node(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_two_nodes_are_no_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [write(machine(i, whole=1 + i), tmp_path / f"{i}.jsonl", f"n{i}", "2026-02-01") for i in range(2)]
-    assert main(["calibrate", "fleet", *map(str, files)]) == 0
+    assert main(["calibrate", "fleet", *map(str, files)]) == ExitCode.BAD_INPUT  # no all-clear
+    assert "fewer than 3 nodes" in capsys.readouterr().err
+    files += [write(machine(i), tmp_path / f"{i}.jsonl", f"n{i}", "2026-02-01") for i in (2, 3)]
+    other = write(machine(9, facts={"device": "A100"}), tmp_path / "other.jsonl", "other", "2026-02-01")
+    line = ["calibrate", "fleet", *map(str, files[2:]), str(files[0]), str(other), str(files[0])]
+    assert main([*line, "--json"]) == ExitCode.OK
+    told = json.loads(capsys.readouterr().out)
+    assert {n["node"]: (n["compared"], n["runs"]) for n in told["nodes"]} == {
+        **dict.fromkeys(("n0", "n2", "n3"), (True, 1)),
+        "other": (False, 1),
+    }, "and a run that is given twice counts once"
+    assert main(line) == ExitCode.OK
     out = capsys.readouterr().out
-    assert "fewer than 3 nodes" in out
-    assert out.endswith("no node was compared\n")
+    assert "other  A100  1 run, newest 2026-02-01  not compared" in out
+    assert out.endswith("ok: 3 nodes\n")
     (tmp_path / "empty").mkdir()
     assert main(["calibrate", "fleet", str(tmp_path / "empty")]) == 3
 

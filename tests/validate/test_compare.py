@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from simulator.base.errors import InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
+from simulator.formats.html import page
 from simulator.formats.readers.kernel_names import category_of, collective_of
 from simulator.predict import Prediction, predict
 from simulator.spec.cluster import Cluster
@@ -179,6 +181,29 @@ def test_with_a_profile_the_part_is_a_kind_of_work() -> None:
     assert sum(row["measured"] for row in parts.values()) == pytest.approx(1.5 * prediction.step_s)
     exposed = by_name(found["communication"])
     assert all(row["error"] == pytest.approx(0.0, abs=1e-12) for row in exposed.values())
+
+
+def test_the_page_draws_times_with_intervals_and_memory_over_the_step() -> None:
+    def row(name: str, predicted: float, measured: float, **sigmas: float) -> dict[str, Any]:
+        return Line(name=name, predicted=predicted, measured=measured, **sigmas).as_json()
+
+    memory = [row(f"{name}_bytes", 2, 3) for name in ("after_forward", "start", "peak backward", "peak")]
+    run = {
+        "what": "a run", "mode": "full", "verdict": "ok", "explains": {}, "notes": [], "memory": memory,
+        "time": [row("step_s", 2.0, 1.0, u_input=0.2, u_data=0.1)], "parts": [row("gemm_s", 0.1, 0.1, u_input=1.0)],
+        "communication": [row("reduce_scatter_s", 0.3, 0.4)],
+    }  # fmt: skip
+    text = page("validate-compare", {"schema_version": 1, "runs": [run]})
+    times, over_the_step = (json.loads(one) for one in re.findall(r"data-chart='([^']*)'", text))
+    assert [one["name"].split(",")[0] for one in times["data"][::2]] == ["step", "gemm", "reduce scatter"]
+    first, second, third, *_ = times["data"]
+    assert (first["time_s"], second["time_s"]) == (2.0, 1.0)
+    assert (first["low_s"], second["high_s"], third["low_s"]) == pytest.approx((2 - 0.329, 1 + 0.1645, 0))
+    assert [(one["name"], one["memory_bytes"]) for one in over_the_step["data"]] == [
+        (f"{name}, {side}", size)
+        for name in ("start", "after forward", "peak backward")
+        for side, size in (("predicted", 2), ("measured", 3))
+    ]
 
 
 def test_memory_is_compared_to_the_byte_and_by_owner() -> None:

@@ -92,15 +92,17 @@ def test_products_as_columns_are_the_curve() -> None:
         assert time_s == pytest.approx(curve.seconds(kernel, speed, H200.memory_bytes_per_s, H200.num_sms), rel=1e-9)
 
 
-def test_attention_as_columns_is_the_curve() -> None:
+@pytest.mark.parametrize("tail", [None, 1.5])
+def test_attention_as_columns_is_the_curve(tail: float | None) -> None:
     c = {"e64": 0.45, "e128": 0.65, "s0": 300.0, "noncausal": 1.1, "sustained": 1.0, "t0": 8.0}
+    c |= {} if tail is None else {"tail": tail}
     cases = [(4, 2048, 32, 8, 128, 128, True), (1, 512, 12, 12, 96, 96, False), (1, 4096, 16, 16, 192, 128, True)]
     x = attention.Calls(*np.array([[*map(float, case), 1e-4] for case in cases]).T)
     for direction in ("forward", "backward"):
         found = attention.seconds(c, x, H200, direction, peak=1e15, element=2, waves=True)  # type: ignore[arg-type]
         curve = AttentionCurve(
             kernels=("cudnn",), direction=direction, peak_flop_per_s=1e15, e_max={"64": 0.45, "128": 0.65}, s0=300.0,
-            t0_s=8e-6, noncausal=1.1, quality=Quality(basis="prior"),
+            t0_s=8e-6, noncausal=1.1, tail_waves=tail, quality=Quality(basis="prior"),
         )  # fmt: skip
         for (b, s, h, kv, d, v, causal), time_s in zip(cases, found, strict=True):
             kernel = Attention(

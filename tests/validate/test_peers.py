@@ -13,6 +13,7 @@ import pytest
 from simulator.base.errors import Fault, InputError
 from validate import joined
 from validate.benches.collectives import _groups
+from validate.benches.pairs import between_nodes, within_nodes
 from validate.supervise import Peers, PlaceInJob, Verdict
 
 PORTS = iter(range(100, 20_000, 13))
@@ -132,3 +133,15 @@ def test_groups_of_two_nodes_have_pairs_across_the_network(monkeypatch: pytest.M
     assert [(group.ranks, group.num_nodes) for group in _groups(session)] == [
         (tuple(range(8)), 2), ((0, 1), 1), ((0, 1, 2, 3), 1), ((0, 4), 2)
     ]  # fmt: skip
+
+
+def test_every_link_of_a_node_and_every_card_is_alone() -> None:
+    """Two nodes of three ranks: each ordered pair of a node once, beside the same pair of the other node."""
+    pairs = list(within_nodes(6, 3))
+    assert sorted(one for sends in pairs for one in sends) == sorted(
+        (first + a, first + b) for first in (0, 3) for a in range(3) for b in range(3) if a != b
+    )
+    assert all(len(sends) == 2 for sends in pairs)
+    assert list(between_nodes(6, 3)) == [[(0, 3), (3, 0)], [(1, 4), (4, 1)], [(2, 5), (5, 2)]]
+    assert next(iter(between_nodes(6, 2))) == [(0, 2), (2, 4), (4, 0)]
+    assert not list(between_nodes(6, 6))

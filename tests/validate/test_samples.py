@@ -86,6 +86,27 @@ def test_failures_are_kept_apart(tmp_path: Path) -> None:
     assert not found.faults
 
 
+def test_what_failed_and_was_measured_after_all_is_no_failure(tmp_path: Path) -> None:
+    """A phase that was lost and begins again, one measurement that a later attempt has; a phase is lost once, whoever says so."""
+    begins = {"kind": "section", "name": "gemm", "state": "begins", "seconds": 1}
+    lost, product = (
+        {"kind": "gemm", "error": "killed (rank 1)"},
+        {"m": 8, "n": 8, "k": 8, "dtype": "fp32", "layout": "tn"},
+    )
+    failed = {"kind": "gemm", **product, "rank": 1, "error": "no memory"}
+    again = {"kind": "gemm", **product, "rank": 1, "time_s": 1e-5, "reference_s": 1e-3}
+
+    def failures(*lines: object) -> list[str]:
+        return [one["error"] for one in read_samples([written(tmp_path, MACHINE, GEMM, *lines)]).failures]
+
+    assert failures(begins, lost, failed) == ["no memory", "killed (rank 1)"]
+    assert failures(begins, lost, failed, begins, again) == []
+    assert failures(failed, {**again, "rank": 0}) == ["no memory"]
+    other = tmp_path / "other.jsonl"
+    other.write_bytes(written(tmp_path, MACHINE, {**GEMM, "rank": 1}, lost).read_bytes())
+    assert len(read_samples([written(tmp_path, MACHINE, GEMM, lost), other]).failures) == 1
+
+
 def test_a_file_without_samples_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="no usable sample"):
         read_samples([written(tmp_path, MACHINE)])

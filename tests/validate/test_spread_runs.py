@@ -164,6 +164,17 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "zb_h1": {"pp": 4, "num_micro_batches": 5, "schedule": "zb_h1"},
     "zb_h1, bf16": {"pp": 2, "num_micro_batches": 4, "schedule": "zb_h1", "precision": "bf16"},
     "dualpipe_v": {"pp": 2, "num_micro_batches": 4, "virtual_stages": 2, "schedule": "dualpipe_v"},
+    "dualpipe_v, fsdp2, bf16": {
+        "pp": 2,
+        "num_micro_batches": 4,
+        "virtual_stages": 2,
+        "schedule": "dualpipe_v",
+        "zero": 3,
+        "dp_shard": 2,
+        "precision": "bf16",
+        "sync_every_micro_batch": False,
+        "reshard_after_forward": False,
+    },
 }
 # of these more micro-batches than fill the pipeline twice: what a step leaves of each stays to its end
 LONGER: dict[str, dict[str, Any]] = {

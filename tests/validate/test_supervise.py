@@ -332,3 +332,6 @@ def test_a_file_of_something_else_is_refused_without_its_every_line(tmp_path: Pa
         read_records(file)
     assert len(refused.value.faults) < 20
     assert "490 more lines" in refused.value.faults[-1].problem
+    file.write_text('{"kind": "machine"}\n{"kind": "gemm", "time_s": 1}\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"line 1: is a line of calibrate run.*\n.*line 2: is a line of calibrate run"):
+        read_records(file)

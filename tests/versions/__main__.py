@@ -1,8 +1,9 @@
 """`python -m tests.versions [VERSION ...] --folder DIR`: the fake and gloo tests under each version of torch, as a table.
 
 For nights: a version is installed once (a gigabyte or three), by pip and from the index that pip uses. The environment has this
-one's other packages. A version that pip has not got is said and passed over; exit status 1 where a test fails under one that is
-there.
+one's other packages. Of every version a line says what came of it: tested, refused by the validator, no wheel on pip's index, or
+not installed and why. Exit status 1 where a test fails, where pip fails otherwise than for want of a wheel, or where nothing was
+tried.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ SPREAD: Final = (
 )  # older ones are refused
 BYTES: Final = ("tests/validate/test_run_fake.py",)  # of older ones are not predicted
 MINUTES: Final = 30.0
+NO_WHEEL: Final = (
+    f"no wheel for Python {sys.version_info[0]}.{sys.version_info[1]} on {sysconfig.get_platform()} on pip's index"
+)
 
 
-def environment(version: str, folder: Path) -> Path | None:
-    """The Python of an environment with that torch, made where it is not there; None where pip cannot install it."""
+def environment(version: str, folder: Path) -> Path | str:
+    """The Python of an environment with that torch, made where it is not there; why there is none where pip fails."""
     place = folder / version
     python = place / "venv" / "bin" / "python"
     if (place / "installed").is_file():
@@ -53,15 +57,33 @@ def environment(version: str, folder: Path) -> Path | None:
         str(place / "site"),
         asked,
     ]
+    print(f"{version}: installing {asked} (a gigabyte or three)", file=sys.stderr, flush=True)
     done = subprocess.run(pip, capture_output=True, text=True, check=False)
     if done.returncode:
-        print(f"{version}: {done.stderr.strip().splitlines()[-1:] or ['pip failed']}", file=sys.stderr)
-        return None
+        return reason(done.stderr)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place / "venv")], check=True)
     site = next((place / "venv" / "lib").iterdir()) / "site-packages"
     (site / "versions.pth").write_text(f"{place / 'site'}\n{sysconfig.get_path('purelib')}\n", encoding="utf-8")
     (place / "installed").write_text(asked, encoding="utf-8")
     return python
+
+
+def reason(stderr: str) -> str:
+    """What kept pip from installing a version: that there is none, or its first error."""
+    errors = [line.removeprefix("ERROR: ") for line in stderr.splitlines() if line.startswith("ERROR: ")]
+    if any(error.startswith("No matching distribution found") for error in errors):
+        return NO_WHEEL
+    return (errors or stderr.strip().splitlines()[-1:] or ["pip failed and said nothing"])[0][:200]
+
+
+def line_of(version: str, told: dict[str, Any]) -> str:
+    """What came of a version."""
+    if why := told.get("not_installed"):
+        return f"{version}: {why}" if why == NO_WHEEL else f"{version}: not installed: {why}"
+    what = f"{told.get('passed', 0)} passed, {told.get('skipped', 0)} skipped, {len(told['failures'])} failed"
+    if told.get("refused"):
+        what = f"refused, as the validator does below {OLDEST[0]}.{OLDEST[1]}"
+    return f"{version} ({told['torch']}): {what}"
 
 
 def seen(python: Path, checks: Sequence[str], out: Path) -> dict[str, Any]:
@@ -118,18 +140,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: dict[str, dict[str, Any]] = {}
     for version in asked.versions:
         python = environment(version, folder)
-        if python is None:
-            continue
-        found[version] = seen(python, asked.only, folder / version / "report.xml")
-        told = found[version]
-        what = f"{told.get('passed', 0)} passed, {len(told['failures'])} failed"
-        what = "refused: older than any that plays plans" if told.get("refused") else what
-        print(f"{version} ({told['torch']}): {what}", flush=True)
-        for name, why in told["failures"].items():
-            print(f"  {name}: {why}", flush=True)
+        if isinstance(python, str):
+            told = {"torch": "", "failures": {}, "not_installed": python}
+        else:
+            told = seen(python, asked.only, folder / version / "report.xml")
+        found[version] = told
+        print(
+            "\n".join([line_of(version, told), *(f"  {name}: {why}" for name, why in told["failures"].items())]),
+            flush=True,
+        )
     if asked.json is not None:
         asked.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    return int(any(told["failures"] for told in found.values()) or not found)
+    lost = {told["not_installed"] for told in found.values() if "not_installed" in told} - {NO_WHEEL}
+    tried = any("not_installed" not in told for told in found.values())
+    return int(any(told["failures"] for told in found.values()) or bool(lost) or not tried)
 
 
 if __name__ == "__main__":

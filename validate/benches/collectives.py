@@ -9,14 +9,17 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from validate import faults
 from validate.benches import Item, Shape, Tensor, spread
 from validate.benches.host import tiny_block
 from validate.launch import Launch
-from validate.stopwatch import Session
+from validate.stopwatch import Session, WrongResultError
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
 MIB = 2**20
 BURST = 32  # asynchronous collectives in a row
+_CHECKED = 2**24  # elements that are filled and checked at a time
+_VALUES, _RANKS = 127, 61
 
 
 def collective_items(s: Session) -> Iterator[Item]:
@@ -50,7 +53,7 @@ def _groups(s: Session) -> list[Group]:
 
     A pair of nodes with one rank each is a send across the network. Every rank makes every group.
     """
-    per_node, powers = _ranks_per_node(s), [2**p for p in range(1, 31)]
+    per_node, powers = ranks_per_node(s), [2**p for p in range(1, 31)]
     firsts = range(0, s.num_ranks, per_node)
     chosen = [tuple(range(count)) for count in powers if count < s.num_ranks]
     if per_node > 1 and len(firsts) > 1:
@@ -73,35 +76,89 @@ def collective(s: Session, op: str, size: int, group: Group) -> None:
     """size: of the full tensor (all-gather and reduce-scatter: as many times a shard as there are ranks)."""
     if s.setting.rank not in group.ranks or not s.fits(3 * size):
         return
-    call = prepared(s, op, size, group)
     shape: Shape = {"op": op, "size_bytes": size, "num_ranks": len(group.ranks), "num_nodes": group.num_nodes}
-    s.record("collective", call, {**shape, "dtype": "fp32"}, together=group.control or True)
+    shape["dtype"] = "fp32"
+    if s.is_measured("collective", shape):
+        return
+    one, error = prepared(s, op, size, group), None
+    try:
+        one.check(s.torch)
+    except Exception as exc:  # noqa: BLE001  a collective that a library does not have is an answer too
+        error = exc
+        s.failed("collective", exc, shape)
+    if not s.agreed(float(error is not None), group.control):
+        s.record("collective", one.call, shape, together=group.control or True)
 
 
-def _ranks_per_node(s: Session) -> int:
+def ranks_per_node(s: Session) -> int:
+    """Of this rank's node."""
     launch = Launch.of_environment()
     return launch.local_size if launch.outside else s.num_ranks
 
 
-def prepared(s: Session, op: str, size: int, group: Group) -> Callable[[int], object]:
-    """A collective on buffers of its own."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A collective on buffers of its own. wanted: what the first call leaves at these places of the result."""
+
+    call: Callable[[int], object]
+    result: Tensor
+    wanted: Callable[[Tensor], Tensor]
+
+    def check(self, torch: Any) -> None:  # noqa: ANN401
+        """Raises WrongResultError with the number of wrong elements after one call, as nccl-tests count them.
+
+        In parts, to take little memory.
+        """
+        self.call(0)
+        faults.corrupted(self.result)
+        numel, device, wrong = self.result.numel(), self.result.device, 0
+        for begin in range(0, numel, _CHECKED):
+            places = torch.arange(begin, min(begin + _CHECKED, numel), device=device)
+            wrong += int((self.result[begin : begin + _CHECKED] != self.wanted(places)).sum())
+        if wrong:
+            raise WrongResultError(f"{wrong} of {numel} elements are not what the ranks sent")
+
+
+def sent(places: Tensor, rank: Any) -> Tensor:  # noqa: ANN401  an int, or one for each place
+    """What a rank has at these places: small whole numbers, whose sums over 2^16 ranks are exact in fp32."""
+    return (places % _VALUES + rank % _RANKS).float()
+
+
+def prepared(s: Session, op: str, size: int, group: Group) -> Prepared:
+    """A collective of so many bytes in all. Places of a part are counted from its own begin."""
     dist, torch, count = s.torch.distributed, s.torch, len(group.ranks)
-    numel = max(count, size // 4 // count * count)
-    full = torch.ones(numel, device=s.setting.device)
-    shard = torch.ones(numel // count, device=s.setting.device)
-    other = torch.empty_like(full)
+    part = max(1, size // 4 // count)
+    numel, device, mine, data = count * part, s.setting.device, group.index(s.setting.rank), group.data
+    full, other, shard = (torch.empty(n, device=device) for n in (numel, numel, part))
+    for one in (full, shard):
+        for begin in range(0, one.numel(), _CHECKED):
+            places = torch.arange(begin, min(begin + _CHECKED, one.numel()), device=device)
+            one[begin : begin + _CHECKED] = sent(places, mine)
     gather, scatter = _gather_scatter(dist)
-    mine, data = group.index(s.setting.rank), group.data
-    partner = group.ranks[mine ^ 1] if mine ^ 1 < count else None  # the last of an odd number has none
-    calls: dict[str, Callable[[int], object]] = {
-        "all_reduce": lambda _: dist.all_reduce(full, group=data),
-        "all_gather": lambda _: gather(full, shard, group=data),
-        "reduce_scatter": lambda _: scatter(shard, full, group=data),
-        "broadcast": lambda _: dist.broadcast(full, group.ranks[0], group=data),
-        "all_to_all": lambda _: dist.all_to_all_single(other, full, group=data),
-        "send_recv": lambda _: _exchange(dist, full, other, partner, data) if partner is not None else None,
-    }
-    return calls[op]
+    partner = mine ^ 1 if mine ^ 1 < count else None  # the last of an odd number has none
+    peer, came = (None, mine) if partner is None else (group.ranks[partner], partner)
+
+    def summed(places: Tensor) -> Tensor:
+        return count * sent(places, 0) + sum(rank % _RANKS for rank in range(count))
+
+    return {
+        "all_reduce": Prepared(lambda _: dist.all_reduce(full, group=data), full, summed),
+        "all_gather": Prepared(lambda _: gather(full, shard, group=data), full, lambda at: sent(at % part, at // part)),
+        "reduce_scatter": Prepared(
+            lambda _: scatter(shard, full, group=data), shard, lambda at: summed(mine * part + at)
+        ),
+        "broadcast": Prepared(lambda _: dist.broadcast(full, group.ranks[0], group=data), full, lambda at: sent(at, 0)),
+        "all_to_all": Prepared(
+            lambda _: dist.all_to_all_single(other, full, group=data),
+            other,
+            lambda at: sent(mine * part + at % part, at // part),
+        ),
+        "send_recv": Prepared(
+            lambda _: _exchange(dist, full, other, peer, data),
+            other if peer is not None else full,
+            lambda at: sent(at, came),
+        ),
+    }[op]
 
 
 def _gather_scatter(dist: Any) -> tuple[Any, Any]:  # noqa: ANN401
@@ -110,8 +167,10 @@ def _gather_scatter(dist: Any) -> tuple[Any, Any]:  # noqa: ANN401
     return gather, getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def _exchange(dist: Any, out: Tensor, into: Tensor, peer: int, group: Any) -> None:  # noqa: ANN401
-    """Every rank sends to its partner and receives as much."""
+def _exchange(dist: Any, out: Tensor, into: Tensor, peer: int | None, group: Any) -> None:  # noqa: ANN401
+    """Every rank sends to its partner and receives as much; one that has none does nothing."""
+    if peer is None:
+        return
     ops = [dist.P2POp(dist.isend, out, peer, group), dist.P2POp(dist.irecv, into, peer, group)]
     for work in dist.batch_isend_irecv(ops):
         work.wait()
@@ -133,7 +192,7 @@ def overlap_items(s: Session) -> Iterator[Item]:
 
 def beside(s: Session, op: str, size: int) -> None:
     """Time products until the collective is over; `both` is the pair, launched together."""
-    run = prepared(s, op, size, Group(tuple(range(s.num_ranks)), 1))
+    run = prepared(s, op, size, Group(tuple(range(s.num_ranks)), 1)).call
     side, dtype = (256, "fp32") if s.setting.tiny or not s.gpu else (4096, "bf16")
     x, y = (s.random(side, side, dtype=dtype) for _ in range(2))
     s.sync()

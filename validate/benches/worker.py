@@ -11,7 +11,19 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from validate.benches import Item, attention, collectives, host, libraries, memory, parts, passes, products, variants
+from validate.benches import (
+    Item,
+    attention,
+    collectives,
+    host,
+    libraries,
+    memory,
+    pairs,
+    parts,
+    passes,
+    products,
+    variants,
+)
 from validate.benches.load import Load
 from validate.gpus import ClockLog
 from validate.launch import Launch, host_name
@@ -29,6 +41,7 @@ ITEMS: dict[str, Callable[[Session], Iterator[Item]]] = {
     "loss": parts.loss_items,
     "optimizer": parts.optimizer_items,
     "collectives": collectives.collective_items,
+    "pairs": pairs.pair_items,
     "groups": collectives.group_items,
     "overlap": collectives.overlap_items,
     "transfers": memory.transfer_items,

@@ -27,7 +27,7 @@ from validate.capture.log import Log
 from validate.capture.modules import Modules
 from validate.capture.ranks import RefusedError
 from validate.capture.routing import ALIGNMENTS, Routing
-from validate.capture.storages import Storages
+from validate.capture.storages import Storages, is_pinned, pinned
 from validate.capture.streams import Recorder
 
 LARGEST_REAL = 1 << 16  # elements of a CPU tensor that keeps its values
@@ -68,7 +68,9 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor and not self.paused:  # an attribute: on a GPU no operator
             return torch.device("meta") if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
-        kwargs = {**kwargs, "pin_memory": False} if kwargs and kwargs.get("pin_memory") else kwargs or {}
+        if kwargs and kwargs.get("pin_memory"):
+            return pinned(self.__torch_dispatch__(func, types, args, {**kwargs, "pin_memory": False}))
+        kwargs = kwargs or {}
         if kwargs.get("device") in _OTHERS:  # a rank's own GPU, by whatever number, is the one that there is
             kwargs = {**kwargs, "device": _GPU}
         if self.paused:
@@ -247,7 +249,7 @@ def described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         strides = None if value.is_contiguous() else tuple(value.stride())
         one = ("T", _DTYPES.get(value.dtype, str(value.dtype).removeprefix("torch.")), tuple(value.shape), strides)
-        return one if value.device.type == "cuda" else (*one, "cpu")
+        return one if value.device.type == "cuda" else (*one, "pinned" if is_pinned(value) else "cpu")
     if isinstance(value, Mapping):
         return tuple((str(name), described(each)) for name, each in value.items())
     if isinstance(value, list | tuple):

@@ -61,8 +61,10 @@ class Steps:
     def _wrapped(self, step: Any) -> Any:
         @wraps(step)
         def run(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._modules.updating:
-                return step(optimizer, *args, **kwargs)
+            if self._modules.updating:  # within another one's, which holds no state of its own: ZeroRedundancyOptimizer
+                found = step(optimizer, *args, **kwargs)
+                self._storages.owners(optimizer)
+                return found
             self._storages.owners(optimizer)
             self._modules.updating += 1
             try:
@@ -98,6 +100,7 @@ class Steps:
         self._log.add(Kind.STEP, self.count)
         self._tell(f"step {self.count}")
         if self.count == self._warm_up:
+            self._storages.modules()
             self._log.detailed, self.begin = True, len(self._log.events)
             self._stepped.clear()
         elif self.count == self._warm_up + 1:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
+from simulator.memory.tape import CATEGORIES
 from simulator.work.captured.capture import Kind, Phase
 from validate.capture.log import Log
 from validate.capture.streams import Recorder
 
 _BORN = {Phase.FORWARD: "activations", Phase.BACKWARD: "temporaries", Phase.OPTIMIZER: "temporaries"}
+_PINNED = "_shardwise_pinned"
 
 
 class Storages:
@@ -83,15 +87,18 @@ class Storages:
                 if isinstance(value, torch.Tensor):
                     self._name_all(value, "optimizer_state")
 
-    def buffers(self, module: nn.Module) -> None:
-        """Name a module's buffers."""
-        for buffer in module.buffers():
-            self._name_all(buffer, "buffers")
+    def modules(self) -> None:
+        """Name what modules hold and no optimizer does: frozen parameters, averages of parameters, buffers."""
+        for module in (one for one in gc.get_objects() if issubclass(type(one), nn.Module)):
+            for held, category in (("_parameters", "parameters"), ("_buffers", "buffers")):
+                for tensor in vars(module).get(held, {}).values():
+                    if isinstance(tensor, torch.Tensor) and not is_lazy(tensor):
+                        self._name_all(tensor, category, among=_BORN.values())
 
-    def _name_all(self, tensor: torch.Tensor, category: str) -> None:
+    def _name_all(self, tensor: torch.Tensor, category: str, among: Collection[str] = CATEGORIES) -> None:
         for one in local_tensors(tensor):
-            if one.device.type == "cuda":
-                self.name(self.see(one), category)
+            if one.device.type == "cuda" and self._log.categories[number := self.see(one)] in among:
+                self.name(number, category)
 
     def _begin(self, number: int, num_bytes: int) -> None:
         self._sizes[number] = num_bytes
@@ -105,6 +112,19 @@ class Storages:
     def _gone(self, key: int, number: int) -> None:
         self._alive.pop(key, None)
         self._end(number)
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor, whose memory on the host the GPU copies from and to at its link's full speed."""
+    for one in local_tensors(tensor):
+        if one.device.type == "cpu":
+            setattr(one.untyped_storage(), _PINNED, True)
+    return tensor
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Whether the program pinned a tensor's memory."""
+    return getattr(tensor.untyped_storage(), _PINNED, False)
 
 
 def local_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

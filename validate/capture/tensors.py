@@ -16,7 +16,7 @@ from torch.utils import _foreach_utils
 
 from validate.capture import trees, values
 from validate.capture.mode import CaptureMode
-from validate.capture.storages import Storages
+from validate.capture.storages import Storages, pinned
 from validate.capture.streams import Recorder
 
 
@@ -48,7 +48,7 @@ def install(storages: Storages, mode: CaptureMode) -> None:
 
     torch.UntypedStorage.resize_ = resize_
     torch.Tensor.record_stream = lambda self, stream: storages.record_stream(self, stream.number)
-    torch.Tensor.pin_memory = lambda self, *_: self
+    torch.Tensor.pin_memory = lambda self, *_: pinned(self)
     torch.Tensor.is_pinned = lambda *_: True
     # `tensor.data = tensor.to("cuda")` moves a tensor; torch's fake tensors remember where they were made
     data = torch._C.TensorBase.data

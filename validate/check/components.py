@@ -21,16 +21,25 @@ _CATEGORIES: Final = {
     "storage_write": "storage", "device_malloc": "driver", "device_free": "driver",
 }  # fmt: skip
 SMALL_BYTES: Final = 2**20  # collectives below tell of latency, above of bandwidth
+_COMPARED: Final = frozenset({"gpu", "cpu", "network card"})  # every rank has one, and they are alike
 # (kind of part, whose, what): ("gpu", "rank 3 on node1", "products"), ("link", "8 ranks on 2 nodes", "all_reduce, large")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Component:
-    """A part of the machine. what: gpu (a rank's own work) or link (what ranks do together); who: a rank or a group."""
+    """A part of the machine. what: gpu or cpu (a rank's own work), network card, or link (what ranks do together).
+
+    who: a rank, two, or a group.
+    """
 
     what: str
     who: str
     category: str
+
+    @property
+    def is_own(self) -> bool:
+        """A rank's own work."""
+        return self.what in ("gpu", "cpu")
 
     def __str__(self) -> str:
         return f"{self.who}: {self.category}"
@@ -42,18 +51,29 @@ Measured = Mapping[Component, Mapping[str, float]]  # component -> what was meas
 def measured(found: SampleFile) -> dict[Component, dict[str, float]]:
     """Logarithms of times by component and by what was measured; of repetitions, and of a collective's ranks, the median."""
     times: dict[Component, dict[str, list[float]]] = {}
+    worker = worker_of(found)
     for sample in found.samples:
-        component = of(sample)
+        component = of(sample, worker)
         times.setdefault(component, {}).setdefault(sample.key, []).append(math.log(sample.time_s))
     return {part: {key: statistics.median(logs) for key, logs in keys.items()} for part, keys in times.items()}
 
 
-def of(sample: Sample) -> Component:
-    """The part that a sample is of."""
+def worker_of(found: SampleFile) -> str:
+    """What a rank computes on: gpu or cpu."""
+    return "cpu" if found.machine.text("architecture") == "cpu" else "gpu"
+
+
+def of(sample: Sample, worker: str) -> Component:
+    """The part that a sample is of. worker: what ranks compute on."""
+    shape = sample.shape
     if sample.kind not in SHARED:
         category = _CATEGORIES.get(sample.kind, "host")
-        return Component("gpu", rank_name(sample), f"{category}, sustained" if sample.sustained else category)
-    shape = sample.shape
+        return Component(worker, rank_name(sample), f"{category}, sustained" if sample.sustained else category)
+    if sample.kind == "rail":
+        return Component("network card", rank_name(sample), "send to the next node")
+    if sample.kind == "pair":
+        ends = f"rank {shape['source']} to {shape['target']}" + (f" on {sample.host}" if sample.host else "")
+        return Component("link", ends, "send")
     nodes = int(shape.get("num_nodes", 1))
     group = f"{shape.get('num_ranks', '?')} ranks" + (f" on {nodes} nodes" if nodes > 1 else "")
     if sample.kind != "collective":
@@ -71,7 +91,7 @@ def against_peers(run: Measured) -> dict[Component, list[float]]:
     """Each rank's log times less the median of all ranks for the same thing; only what three ranks or more have measured."""
     columns: dict[tuple[str, str], dict[Component, float]] = {}
     for part, keys in run.items():
-        for key, log in keys.items() if part.what == "gpu" else ():
+        for key, log in keys.items() if part.what in _COMPARED else ():
             columns.setdefault((part.category, key), {})[part] = log
     found: dict[Component, list[float]] = {}
     for column in columns.values():

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from scipy.stats import theilslopes
 
-from validate.check.components import Component, Measured, against_baseline, against_peers, measured, pooled
+from validate.check.components import Component, Measured, against_baseline, against_peers, measured, pooled, worker_of
 from validate.check.judged import Judged, corrected, judge, scale_of
 from validate.samples import SampleFile
 
@@ -87,8 +87,8 @@ def _whole_ranks(logs: Mapping[Component, Sequence[float]]) -> dict[Component, l
     """All of a rank's own work together: a card that is slow in everything is surer found so than in each part."""
     found: dict[Component, list[float]] = {}
     for part, values in logs.items():
-        if part.what == "gpu":
-            found.setdefault(Component("gpu", part.who, "all work"), []).extend(values)
+        if part.is_own:
+            found.setdefault(Component(part.what, part.who, "all work"), []).extend(values)
     return found
 
 
@@ -135,8 +135,9 @@ def failures(new: SampleFile) -> list[Finding]:
 
 def _failed(new: SampleFile) -> Iterator[Finding]:
     for row in new.failures:
-        who = f"rank {row['rank']}" if "rank" in row else "run"
-        yield Finding(kind="failed", component=Component("gpu", who, str(row["kind"])), detail=str(row["error"])[:200])
+        who = _who(row) if "rank" in row else "run"
+        part = Component(worker_of(new), who, str(row["kind"]))
+        yield Finding(kind="failed", component=part, detail=str(row["error"])[:200])
 
 
 def _throttled(new: SampleFile) -> Iterator[Finding]:
@@ -144,11 +145,14 @@ def _throttled(new: SampleFile) -> Iterator[Finding]:
     for row in new.sections:
         why = [name for name in str(row.get("throttled_by", "")).split(", ") if name in _HARDWARE]
         if why:
-            who = f"rank {row.get('rank', 0)}" + (f" on {row['host']}" if row.get("host") else "")
             detail = (
                 f"{', '.join(why)} at {row.get('temperature_c', '?')} °C, {row.get('lowest_sm_clock_mhz', '?')} MHz"
             )
-            yield Finding(kind="throttled", component=Component("gpu", who, str(row.get("name"))), detail=detail)
+            yield Finding(kind="throttled", component=Component("gpu", _who(row), str(row.get("name"))), detail=detail)
+
+
+def _who(row: Mapping[str, Any]) -> str:
+    return f"rank {row.get('rank', 0)}" + (f" on {row['host']}" if row.get("host") else "")
 
 
 def _drifts(runs: Sequence[Measured], threshold: float) -> Iterator[Finding]:

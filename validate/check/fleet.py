@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from validate.check.components import Component, Measured, of
+from simulator.base.units import counted
+from validate.check.components import Component, Measured, of, worker_of
 from validate.check.findings import THRESHOLD, Finding, failures, slow
 from validate.samples import SampleFile
 
@@ -31,9 +32,15 @@ class Node:
         bad = [one for one in self.findings if one.bad]
         return max(bad, key=lambda one: one.judged.ratio if one.judged is not None else math.inf, default=None)
 
+    @property
+    def word(self) -> str:
+        """What is said of it."""
+        return "worse" if self.worst is not None else "ok" if self.findings else "not compared"
+
     def as_json(self) -> dict[str, Any]:
         data = {"node": self.name, "device": self.device, "runs": self.runs, "date": self.date}
-        return {**data, "worse": self.worst is not None, "findings": [one.as_json() for one in self.findings]}
+        data |= {"worse": self.worst is not None, "compared": bool(self.findings)}
+        return {**data, "findings": [one.as_json() for one in self.findings]}
 
 
 def fleet(runs: Sequence[SampleFile], threshold: float = THRESHOLD) -> list[Node]:
@@ -82,9 +89,9 @@ def _measured(node: str, run: SampleFile) -> Measured:
     times: dict[Component, dict[str, list[float]]] = {}
     for sample in run.samples:
         if (sample.host or own) == node:
-            part = of(sample)
-            category = part.category if part.what == "gpu" else f"{part.who}: {part.category}"
-            times.setdefault(Component("gpu", node, category), {}).setdefault(sample.key, []).append(
+            part = of(sample, worker_of(run))
+            category = f"{part.who}: {part.category}" if part.what == "link" else part.category
+            times.setdefault(Component(worker_of(run), node, category), {}).setdefault(sample.key, []).append(
                 math.log(sample.time_s)
             )
     return {part: {key: statistics.median(logs) for key, logs in keys.items()} for part, keys in times.items()}
@@ -94,14 +101,16 @@ def text(nodes: Sequence[Node]) -> str:
     """A line a node, what is bad with it below; one line says how many are."""
     lines = []
     for node in nodes:
-        word = "worse" if node.worst is not None else "ok"
-        lines.append(f"{node.name}  {node.device}  {node.runs} runs, newest {node.date or 'undated'}  {word}")
+        lines.append(
+            f"{node.name}  {node.device}  {counted(node.runs, 'run')}, newest {node.date or 'undated'}  {node.word}"
+        )
         lines += [f"  {one.line}" for one in node.findings if one.bad]
-    alone = sorted({n.device for n in nodes if sum(o.device == n.device for o in nodes) < FEWEST})
-    lines += [
-        f"note: fewer than {FEWEST} nodes have {device or 'an unnamed device'}, so none is compared" for device in alone
-    ]
-    bad = sum(node.worst is not None for node in nodes)
-    if not any(node.findings for node in nodes):
-        return "\n".join([*lines, "no node was compared"])
-    return "\n".join([*lines, f"{bad} of {len(nodes)} nodes are worse" if bad else f"ok: {len(nodes)} nodes"])
+    lines += [f"note: {line}" for line in alone(nodes)]
+    bad, compared = (sum(found) for found in ((n.worst is not None for n in nodes), (bool(n.findings) for n in nodes)))
+    return "\n".join([*lines, f"{bad} of {len(nodes)} nodes are worse" if bad else f"ok: {counted(compared, 'node')}"])
+
+
+def alone(nodes: Sequence[Node]) -> list[str]:
+    """What is said of devices that too few nodes have."""
+    few = sorted({n.device for n in nodes if sum(o.device == n.device for o in nodes) < FEWEST})
+    return [f"fewer than {FEWEST} nodes have {device or 'an unnamed device'}, so none is compared" for device in few]

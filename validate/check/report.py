@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import quoteattr
@@ -39,6 +40,41 @@ def clocks(new: SampleFile) -> list[dict[str, Any]]:
     return [row for row in rows if len(row) > 2]
 
 
+def links(new: SampleFile) -> list[dict[str, Any]]:
+    """What each rank sends to each other one of its node, and to the next node: bytes a second of the largest message."""
+    found: dict[tuple[int, int | None], dict[int, list[float]]] = {}
+    hosts = {sample.rank: sample.host for sample in new.samples}
+    for one in new.of("pair", "rail"):
+        ends = (int(one["source"]), int(one["target"])) if one.kind == "pair" else (one.rank, None)
+        found.setdefault(ends, {}).setdefault(int(one["size_bytes"]), []).append(one.time_s)
+    rows = []
+    for (source, target), times in sorted(
+        found.items(), key=lambda item: (item[0][0], item[0][1] is None, item[0][1] or 0)
+    ):
+        size = max(times)
+        row = {
+            "source": source,
+            "target": target,
+            "size_bytes": size,
+            "bytes_per_s": size / statistics.median(times[size]),
+        }
+        rows.append({**row, **({"host": hosts[source]} if hosts.get(source) else {})})
+    return rows
+
+
+def matrix(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Gigabytes a second from each rank (line) to each other one (column), and to the next node, as lines."""
+    if not rows:
+        return []
+    columns = sorted({row["target"] for row in rows if row["target"] is not None})
+    speeds = {(row["source"], row["target"]): f"{row['bytes_per_s'] / 1e9:.3g}" for row in rows}
+    targets = [*columns, *([None] if any(row["target"] is None for row in rows) else [])]
+    head = ["GB/s from", *("next node" if one is None else f"to {one}" for one in targets)]
+    table = [head, *([str(s), *(speeds.get((s, t), "-") for t in targets)] for s in sorted({one for one, _ in speeds}))]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
+
+
 def _held(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in _CLOCKS if row.get(name) not in (None, "")}
 
@@ -48,7 +84,7 @@ def text(found: Sequence[Finding], facts: Sequence[str]) -> str:
     lines = [f"changed: {line}" for line in facts]
     lines += [one.line for one in found if one.bad]
     lines += [one.line for one in found if one.kind == "improvement"]
-    bad = sum(one.bad for one in found)
+    bad = len({one.component for one in found if one.bad})
     looked = len({one.component for one in found})
     if not looked:
         return "\n".join([*lines, "nothing to compare with yet"])

@@ -56,7 +56,10 @@ def flop(x: Calls, direction: Direction) -> Array:
 def seconds(
     c: Mapping[str, float], x: Calls, device: Device, direction: Direction, *, peak: float, element: int, waves: bool
 ) -> Array:
-    """The curve of simulator.spec.calibration.curves.AttentionCurve on columns; a unit test holds the two equal."""
+    """The curve of simulator.spec.calibration.curves.AttentionCurve on columns; a unit test holds the two equal.
+
+    cache_passes, in none of the curves: how often a server's call moves its keys and values beside the kernel.
+    """
     backward = direction == "backward"
     masked = x.causal > 0
     dims = sorted(int(name[1:]) for name in c if name[0] == "e" and name[1:].isdecimal())
@@ -67,11 +70,12 @@ def seconds(
     compute = flop(x, direction) / (peak * e)
     if waves:
         count = x.batch * x.heads * np.ceil(x.seq / QUERY_TILE) / device.num_sms
-        compute = compute * (0.5 + 0.5 * np.ceil(count) / count)
+        compute = compute * (1 + c["tail"] / count if "tail" in c else 0.5 + 0.5 * np.ceil(count) / count)
     width = x.head_dim + x.v_head_dim
     size = element * x.batch * x.seq * width * (x.heads + x.kv_heads) * (2 if backward else 1)
-    memory = size / (device.memory_bytes_per_s * BW_FRAC)
-    return np.asarray((compute**BLEND + memory**BLEND) ** (1 / BLEND) + c["t0"] * 1e-6)
+    bytes_per_s = device.memory_bytes_per_s * BW_FRAC
+    cached = c.get("cache_passes", 0.0) * element * x.batch * x.seq * x.kv_heads * width / bytes_per_s
+    return np.asarray((compute**BLEND + (size / bytes_per_s) ** BLEND) ** (1 / BLEND) + c["t0"] * 1e-6 + cached)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ MIN_RANKS = 3  # of two that differ nobody can say which is wrong
 MIN_SLOW = 0.10  # relative
 SPREADS = 4.0
 SHARED = frozenset(
-    {"collective", "collective_burst", "collective_issue", "overlap", "fsdp2_group"}
+    {"collective", "collective_burst", "collective_issue", "overlap", "fsdp2_group", "pair", "rail"}
 )  # everybody waits for the slowest: no rank's own speed
 
 

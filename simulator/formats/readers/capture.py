@@ -18,7 +18,7 @@ from simulator.base.schema import more_than_once, parse_toml
 from simulator.memory.tape import CATEGORIES
 from simulator.work.captured.capture import ARITY, HOST, Capture, Kind, Phase
 from simulator.work.captured.cost import KernelCost
-from simulator.work.captured.folding import folded, unfolded
+from simulator.work.captured.folding import TOKEN_VALUES, folded, unfolded
 
 VERSION: Final = 2  # version 1 had one rank, beside the tables
 _KEYS: Final = {
@@ -96,12 +96,9 @@ def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON
         raise InputError.at(place, f"version {data.get('version')} of captures; this release reads {VERSION}", _AGAIN)
     if data["version"] == 1:
         data = {**data, "ranks": [{name: data[name] for name in (*_RANK, "host") if name in data}]}
-    if "tokens" in data:
-        try:
-            data = unfolded(data)
-        except (ValueError, TypeError, LookupError, AttributeError) as exc:
-            raise InputError.at(f"{place}: tokens", f"no events: {exc}", _AGAIN) from None
     _check_keys(data, _KEYS, place)
+    if is_folded := "tokens" in data:
+        data = _unfolded(data, place)
     _check_signatures(data["signatures"], f"{place}: signatures")
     if wrong := [number for number, name in enumerate(data["names"]) if not isinstance(name, str)]:
         raise InputError.at(f"{place}: names.{wrong[0]}", "is no text", _AGAIN)
@@ -110,8 +107,9 @@ def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON
     for one in data["ranks"]:
         _check_keys(one, _RANK, f"{place}: ranks")
         _check_host(one, f"{place}: rank {one['rank']}: host")
-        _check_categories(one["categories"], f"{place}: rank {one['rank']}: categories")
-        _check_events(data, one["events"], f"{place}: rank {one['rank']}")
+        if not is_folded:
+            _check_categories(one["categories"], f"{place}: rank {one['rank']}: categories")
+            _check_events(data, one["events"], f"{place}: rank {one['rank']}")
     if not data["ranks"]:
         raise InputError.at(f"{place}: ranks", "there are none", _AGAIN)
     head = {key: data[key] for key in ("target", "torch", "world_size", "gpus_per_node", "device", "names")}
@@ -119,6 +117,15 @@ def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON
     head |= {"costs": _costs(data, place), "tokens_per_step": _tokens(data, place)}
     first, *others = (_of_rank(head, one) for one in data["ranks"])
     return replace(first, others=tuple(others))
+
+
+def _unfolded(data: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+    """With every event; what its few tokens mean is looked at, and not each event again."""
+    try:
+        _check_tokens(data, place)
+        return unfolded(data)
+    except (ValueError, TypeError, LookupError, AttributeError) as exc:
+        raise InputError.at(f"{place}: tokens", f"no events: {exc}", _AGAIN) from None
 
 
 def _of_rank(head: Mapping[str, Any], one: Mapping[str, Any]) -> Capture:
@@ -172,7 +179,7 @@ def _sizes(found: object, count: int | None = None) -> bool:
 def _check_categories(found: object, place: str) -> None:
     names = found.items() if isinstance(found, dict) else [("", found)]
     for storage, name in names:
-        if not (storage.isdecimal() and len(storage) < _DIGITS and name in CATEGORIES):
+        if not (str(storage).isdecimal() and len(str(storage)) < _DIGITS and name in CATEGORIES):
             raise InputError.at(place, f"{storage!r}: {name!r} is no storage's number and what it holds", _AGAIN)
 
 
@@ -221,16 +228,38 @@ def _check_keys(data: Any, keys: Mapping[str, type], place: str) -> None:  # noq
 
 def _check_events(data: Mapping[str, Any], events: list[Any], place: str) -> None:
     """Every event has its values, and every number in it means something."""
-    alive, operators = set[int](), set[int]()  # equal operators are one object
+    alive = set[int]()
     sizes = {name: len(data[name]) for name in ("signatures", "names", "groups")}
     for index, event in enumerate(events):
-        if id(event) in operators:
-            continue
         whole = type(event) is list and set(map(type, event)) == _WHOLE
         if not whole or ARITY.get(event[0]) != len(event) - 1 or not _known(event, sizes, alive):
             raise InputError.at(f"{place}: events[{index}]", f"{event!r} is no event", _AGAIN)
-        if event[0] == Kind.OPERATOR:
-            operators.add(id(event))
+
+
+def _check_tokens(data: Mapping[str, Any], place: str) -> None:
+    """Every token is one, and what it names exists."""
+    if wrong := [name for name in data["kinds"] if name not in CATEGORIES]:
+        raise InputError.at(f"{place}: kinds", f"{wrong[0]!r} is nothing that a storage holds", _AGAIN)
+    sizes = {name: len(data[name]) for name in ("signatures", "names", "groups", "kinds")}
+    for index, token in enumerate(data["tokens"]):
+        whole = type(token) is list and set(map(type, token)) == _WHOLE
+        if not whole or TOKEN_VALUES.get(token[0]) != len(token) - 1 or not _means(token, sizes):
+            raise InputError.at(f"{place}: tokens[{index}]", f"{token!r} is no event", _AGAIN)
+
+
+def _means(token: list[int], sizes: Mapping[str, int]) -> bool:
+    """What a token names exists; of storages, those that are alive are known when it is unfolded."""
+    match token:
+        case [Kind.OPERATOR, signature, _, path, _, phase]:
+            return 0 <= signature < sizes["signatures"] and 0 <= path < sizes["names"] and phase in (0, 1, 2)
+        case [Kind.COLLECTIVE, _, path, _, group, size, _]:
+            return 0 <= path < sizes["names"] and 0 <= group < sizes["groups"] and size >= 0
+        case [Kind.ALLOCATE, again, _, category, size, _]:
+            return again in (0, 1) and 0 <= category < sizes["kinds"] and size > 0
+        case [Kind.FREE | Kind.RECORD_STREAM, category, newer, *_]:
+            return 0 <= category < sizes["kinds"] and newer >= 0
+        case _:
+            return _known(token, sizes, set())
 
 
 def _known(event: list[int], sizes: Mapping[str, int], alive: set[int]) -> bool:

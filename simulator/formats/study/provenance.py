@@ -48,13 +48,8 @@ def sources_of(
         if imported:
             found.append(Source(what="model", kind="given", detail=f"{raw['model']} ({draft.file})"))
         found += sources(draft, plan.stack)
-        places = {f"plan.{field}" for field in draft.places}
-        origins = {
-            key: flag
-            for key, flag in origins.items()
-            if key not in places
-            or (flag.startswith("--") and not flag.startswith(draft.file))  # a file may bear dashes
-        }
+        places = {f"plan.{field}": place for field, place in draft.places.items()}
+        origins = {key: flag for key, flag in origins.items() if places.get(key) != flag}
         name, assumed = draft.file, "given"
     stated = {key: value for key, value in raw["plan"].items() if draft is None or key not in draft.assumed}
     return (*found, *_of_plan(name, assumed, stated, origins, stated_plan, plan))

@@ -128,11 +128,14 @@ def _num_played(line: Pipeline) -> int:
 
 def _fewer_stages(line: Pipeline) -> str:
     most = next(
-        s
-        for s in range(min(line.num_stages, MOST_PLAYED), 0, -1)
-        if _num_played(replace(line, num_stages=s)) <= MOST_PLAYED
+        (
+            s
+            for s in range(min(line.num_stages, MOST_PLAYED), 0, -1)
+            if _num_played(replace(line, num_stages=s)) <= MOST_PLAYED
+        ),
+        0,
     )
-    return f"pp = {most} or fewer"
+    return f"pp = {most} or fewer" if most else "fewer virtual_stages"
 
 
 # A pass is some 8 ops of 0.9 kB where layers are folded (measured: 1F1B of 64 to 128 stages), and those of the two plays and of

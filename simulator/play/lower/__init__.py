@@ -21,7 +21,7 @@ from simulator.play.lower.builder import Builder
 from simulator.play.lower.fabric import EXPERT_ROLES, ROLES, MeshFabric
 from simulator.play.lower.inside import Exchanges, RecordingBuilder
 from simulator.play.lower.pool_tiers import PoolTiers
-from simulator.play.lower.priced_stages import priced_stages
+from simulator.play.lower.priced_stages import PricedBlocks, priced_stages
 from simulator.play.lower.rank_classes import RankClasses
 from simulator.play.lower.reader import StageReader
 from simulator.play.lower.stage import Stage, StageStep
@@ -117,10 +117,24 @@ class Lowering:
         fabric = self.cluster.fabric
         return self.over_nodes and not (fabric.confirmed or any(one.nodes > 1 for one in fabric.measured))
 
+    @property
+    def may_wait_s(self) -> float:
+        """What hosts may wait for each other rank before a collective, where nothing says whether they do."""
+        fabric = self.cluster.fabric
+        known = fabric.call_rank_s is not None or any(one.nodes > 1 for one in fabric.measured)
+        return 0.0 if known or not self.over_nodes else self.stack.fitted.rank_wait_s
+
     def on_network(self, speed: float, wait: float = 1.0) -> Lowering:
         """The same where bytes between nodes flow `speed` times as fast, and calls wait `wait` times as long beside."""
         fabric = self.cluster.fabric
-        other = fabric.model_copy(update={"speed": fabric.speed * speed, "wait": fabric.wait * wait})
+        return self._on_fabric(speed=fabric.speed * speed, wait=fabric.wait * wait)
+
+    def waiting(self) -> Lowering:
+        """The same where hosts wait for every rank."""
+        return self._on_fabric(call_rank_s=self.may_wait_s)
+
+    def _on_fabric(self, **changes: float) -> Lowering:
+        other = self.cluster.fabric.model_copy(update=changes)
         cluster = self.full_cluster.model_copy(update={"fabric": other})
         kinds = GpuKinds.of(cluster) if self.kinds is not None else None
         return replace(self, cluster=cluster.usual, kinds=kinds)
@@ -253,9 +267,9 @@ def lower(
     stack: Stack,
     calibration: Calibration,
     curves: LinkCurves,
-    blocks: ModelBlocks | None = None,
+    known: PricedBlocks | None = None,
 ) -> Lowering:
-    """Check that the inputs fit together and price every phase. blocks: the plan's, where they have been made.
+    """Check that the inputs fit together and price every phase. known: the plan's blocks, where they have been made.
 
     Raises PlanError with every fault: degrees, divisibilities, and what cannot be modelled yet.
     """
@@ -267,7 +281,8 @@ def lower(
     stack = stack.without_interpreter() if calibration.kind == "ideal" else stack
     exceptions, kinds = cluster.exceptions, GpuKinds.of(cluster) if cluster.exceptions else None
     mesh, cluster = Mesh(plan, cluster), cluster.usual
-    blocks, shares = blocks or build_blocks(model, stack, plan), shard_shares(plan, kinds)
+    blocks, shares = known.blocks if known else build_blocks(model, stack, plan), shard_shares(plan, kinds)
+    priced = known if known and calibration.learned is None else PricedBlocks(blocks)
     near = mesh.group_shape("dp_shard_cp").ranks_per_node
 
     def plan_on(device: Device) -> Plan:
@@ -275,7 +290,7 @@ def lower(
             return plan.with_equal_shards
         return plan.copy_with(shard_share=largest_share(shares, kinds, device.name))
 
-    clock, stages = priced_stages(model, plan_on(cluster.device), stack, blocks, cluster.device, calibration, near)
+    clock, stages = priced_stages(model, plan_on(cluster.device), stack, priced, cluster.device, calibration, near)
     others = {name: device for name, device in kinds.devices.items() if device != cluster.device} if kinds else {}
     theirs = {name: _of_its_kind(calibration, device) for name, device in others.items()}
     return Lowering(
@@ -294,7 +309,7 @@ def lower(
         exceptions=exceptions,
         kinds=kinds if kinds and kinds.of_rank else None,
         others={
-            name: priced_stages(model, plan_on(device), stack, blocks, device, theirs[name], near)[1]
+            name: priced_stages(model, plan_on(device), stack, PricedBlocks(blocks), device, theirs[name], near)[1]
             for name, device in others.items()
         },
         calibrations={cluster.device.name: calibration, **theirs},

@@ -13,6 +13,7 @@ from simulator.play.lower.folder import Folder
 from simulator.play.lower.peers import Peers
 from simulator.play.lower.rank_classes import RankClass
 from simulator.play.lower.work import Work
+from simulator.work.captured.capture import CPU
 from simulator.work.collectives import collective_cost, host_traffic, renamed
 from simulator.work.ops import Exchange
 from simulator.work.program import (
@@ -171,7 +172,7 @@ class Builder(Folder):
         _, work, seconds = self._paces.get(id(work)) or self._pace(work)
         op = Compute(
             id=self._next,
-            stream=f"stream {beside}" if beside else COMPUTE_STREAM,
+            stream=_stream(beside),
             after=self._joined(after, join=join),
             label=label,
             duration_s=seconds,
@@ -194,7 +195,7 @@ class Builder(Folder):
             largest = tuple(max(one, key=itemgetter(1))[0] for one in parts)
             seconds, hosts = tuple(seconds for *_, seconds in each), tuple(work.host_s for _, work, _ in each)
             kernels = self._chains[key] = Kernels(seconds, parts, hosts, largest)
-        stream = f"stream {beside}" if beside else COMPUTE_STREAM
+        stream = _stream(beside)
         joined, labels = self._joined(after), tuple(labels)
         op = Chain(id=self._next, stream=stream, after=joined, labels=labels, kernels=kernels, blocking=waits)
         self._last_compute = self._last_compute if beside else op.last
@@ -331,3 +332,8 @@ class Builder(Folder):
         exchanges = tuple((*one, count) for one, count in self._exchanged.items())
         ops = Ops(self._ops) if self._chains else tuple(op for op in self._ops if not isinstance(op, Chain))
         return Program(name=name, num_ranks=ranks, ops=ops, links=links, exchanges=exchanges, hosted_s=self._hosted_s)
+
+
+def _stream(beside: int) -> str:
+    """What a captured or recorded program's stream is called; the host's own operators and waits have one, too."""
+    return {0: COMPUTE_STREAM, CPU: "host"}.get(beside) or f"stream {beside}"

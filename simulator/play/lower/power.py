@@ -20,13 +20,6 @@ from simulator.work.script import communication, pieces, stepped_numel
 _ROUNDS = 2  # the use is a mean over times that depend on it, weakly: the second round moves it by less than 0.01
 
 
-def shared_clock(clock: Clock, model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> Clock:
-    """The clock under which the step's kernels share the power cap. Communication and waiting are left out."""
-    if not clock.depends_on_use:
-        return clock
-    return clock_of(clock, ((kernel, times) for _, kernel, times in step_kernels(model, plan, stack, blocks)))
-
-
 def clock_of(clock: Clock, kernels: Iterable[tuple[Kernel, float]]) -> Clock:
     """The clock under which these kernels, each so many times a step, share the power cap."""
     if not clock.depends_on_use:
@@ -53,6 +46,13 @@ def step_kernels(
 
     model: the rank's part of it. without: ends of the model that the rank does not hold.
     """
+    return [*block_kernels(model, plan, stack, blocks, without=without), *around_kernels(model, plan)]
+
+
+def block_kernels(
+    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, *, without: tuple[str, ...] = ()
+) -> list[tuple[str, Kernel, float]]:
+    """Those of the blocks."""
     found: list[tuple[str, Kernel, float]] = []
     counts, every = Counter(model.body), plan.recompute.every if plan.recompute.mode == "every_k" else 1
     for block in blocks.kinds:
@@ -63,6 +63,12 @@ def step_kernels(
     for block in blocks.body:
         again = counts[block.name] / every  # type: ignore[index]
         found += [("recompute", kernel, again) for op in recompute_ops(block, plan, stack) for kernel in op.forward]
+    return found
+
+
+def around_kernels(model: Model, plan: Plan) -> list[tuple[str, Kernel, float]]:
+    """Those around the blocks: copies of what is communicated, and the optimizer."""
+    found: list[tuple[str, Kernel, float]] = []
     first = 1 / plan.num_micro_batches
     syncs = 1 if plan.syncs_every_micro_batch else first
     for unit in communication(model, plan):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Final
+
 from simulator.base.kernels import DTYPE_BYTES, Kernel
 from simulator.memory import activation_bytes
 from simulator.parallel.model_shard import ModelShard, body_names, shard_of
 from simulator.play.lower.hops import HopWork
-from simulator.play.lower.power import shared_clock
+from simulator.play.lower.power import around_kernels, block_kernels, clock_of
 from simulator.play.lower.stage import ScheduledUnit, Stage, StageStep, waits_for_messages
 from simulator.play.lower.work import NO_WORK, BlockWork, Clock, Work, levelled
 from simulator.spec.calibration import Calibration
@@ -29,13 +32,40 @@ from simulator.work.script import (
 )
 from simulator.work.script.order import Chunk
 
+_MOST: Final = 64  # works that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class PricedBlocks:
+    """Blocks, and the time of their work by the kernels around them, for plans that differ in nothing else on a machine."""
+
+    blocks: ModelBlocks
+    _found: dict[object, tuple[Clock, dict[str, BlockWork]]] = field(default_factory=dict)
+
+    def priced(self, clock: Clock, model: Model, plan: Plan) -> tuple[Clock, dict[str, BlockWork]]:
+        """The clock under which all kernels of a step share the power cap, and each block's work under it.
+
+        Communication and waiting are left out. clock: of a step of products alone.
+        """
+        around = tuple(around_kernels(model, plan)) if clock.depends_on_use else ()
+        found = self._found.get(around)
+        if found is None:
+            if len(self._found) >= _MOST:
+                self._found.clear()
+            if clock.depends_on_use:
+                kernels = *block_kernels(model, plan, clock.stack, self.blocks), *around
+                clock = clock_of(clock, ((kernel, times) for _, kernel, times in kernels))
+            works = {block.name: clock.block(block, plan) for block in self.blocks.kinds}
+            found = self._found[around] = clock, works
+        return found
+
 
 def priced_stages(
-    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, device: Device, calibration: Calibration, near: int
+    model: Model, plan: Plan, stack: Stack, priced: PricedBlocks, device: Device, calibration: Calibration, near: int
 ) -> tuple[Clock, tuple[Stage, ...]]:
     """The pipeline ranks on one device, and the clock that priced them. near: ranks of a shard group on one node."""
-    clock = shared_clock(Clock(device, calibration, stack), shard_of(model, plan), plan, stack, blocks)
-    works = {block.name: clock.block(block, plan) for block in blocks.kinds}
+    blocks = priced.blocks
+    clock, works = priced.priced(Clock(device, calibration, stack), shard_of(model, plan), plan)
     return clock, tuple(_stage(model, plan, stack, blocks, works, clock, near, index) for index in range(plan.pp))
 
 

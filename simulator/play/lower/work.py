@@ -240,21 +240,22 @@ class Clock:
             case "weights":
                 return self.phase(only_weights(block.ops[::-1]), forward=False)
 
-    def _in_layer(self, block: Block, phase: Phase) -> Phase:
+    def _in_layer(self, block: Block, phase: Phase, further_s: float = 0.0) -> Phase:
         """A layer's phase with the host's further time at its begin."""
-        spent_s = 0.0 if block.name in ("embedding", "head") else self._stack.host.layer_s
+        spent_s = 0.0 if block.name in ("embedding", "head") else self._stack.host.layer_s + further_s
         return Phase(segments=(Segment(work=Work(parts=(), host_s=spent_s)),)) + phase if spent_s else phase
 
     def block(self, block: Block, plan: Plan) -> BlockWork:
         """Forward, backward and recomputation of one block."""
         repeated = recompute_ops(block, plan, self._stack)
         backward, splits = self.direction(block, "backward"), splits_backward(plan.pipeline_schedule)
+        again, further_s = self.phase(repeated, forward=True), self._stack.host.checkpoint_s if repeated else 0.0
         return BlockWork(
             forward=self.direction(block, "forward"),
             backward=backward,
             inputs=self.direction(block, "inputs") if splits else backward,
             weights=self.direction(block, "weights") if splits else NO_PHASE,
-            recompute=self._in_layer(block, self.phase(repeated, forward=True)).booked_as("recompute"),
+            recompute=self._in_layer(block, again, further_s).booked_as("recompute"),
             flop=summed(kernel.flop for op in block.ops for kernel in (*op.forward, *op.backward)),
             recompute_flop=summed(kernel.flop for op in repeated for kernel in op.forward),
             runs_again=sum(bool(op.saved) for op in block.trained)

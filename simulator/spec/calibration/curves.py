@@ -195,7 +195,8 @@ class AttentionCurve(Strict):
 
     e = e_max(head_dim) · s / (s + s0) · sustained, s = keys that a query sees on average (half of them under a causal
     mask); without that mask times `noncausal`;
-    tiles of 128 query rows count half by whole waves: w' = (w + ⌈w⌉)/2; t_c = F / (peak · e) · w'/w;
+    tiles of 128 query rows count half by whole waves of SMs: w' = (w + ⌈w⌉)/2, or w' = w + tail_waves where that was measured;
+    t_c = F / (peak · e) · w'/w;
     t_m = bytes / (bandwidth · bw_frac); t = (t_c^p + t_m^p)^(1/p) + t0_s.
 
     kernels: the backends this curve stands for. e_max: head_dim -> fraction of peak, linear between, flat outside.
@@ -216,6 +217,7 @@ class AttentionCurve(Strict):
     cache_bw_frac: float | None = Field(gt=0, le=1, default=None)
     p: float | None = Field(ge=1, default=2.5)
     half_waves: bool = True
+    tail_waves: float | None = Field(ge=0, default=None)
     quality: Quality
 
     @model_validator(mode="after")
@@ -245,7 +247,7 @@ class AttentionCurve(Strict):
         compute = kernel.flop / (peak * e)
         if self.half_waves and kernel.seq_q > 1:  # decoding splits the keys over what SMs there are
             waves = kernel.batch * kernel.num_heads * -(-kernel.seq_q // QUERY_TILE) / num_sms
-            compute *= 0.5 + 0.5 * ceil(waves) / waves
+            compute *= 0.5 + 0.5 * ceil(waves) / waves if self.tail_waves is None else 1 + self.tail_waves / waves
         share = self.cache_bw_frac if self.cache_bw_frac and kernel.seq_q == 1 else self.bw_frac
         return blend(compute, kernel.num_bytes / (bytes_per_s * share), self.p) + self.t0_s
 

@@ -21,9 +21,10 @@ FILE: Final = TOPOLOGIES / "calibrations" / "intervals.json"
 # kernels: by category. links, pcie, network: collectives inside NVLink domains, over PCIe and between nodes; exchanges: all-to-alls
 # between nodes. uncounted: what hosts do beside the operators that are counted. experts: releases of software with experts; eager
 # experts: loops over them. untimed: kernels that bytes price. transfers: copies to and from the host. stack: what a described program
-# leaves unexplained. software: what is not known of others
+# leaves unexplained whose framework brings its layers; model code: one whose layers are a model's own calls of operators, compiled or
+# not. software: what is not known of others
 Part = Literal["kernels", "links", "pcie", "network", "exchanges", "host", "uncounted", "experts", "eager experts", "untimed", "transfers",
-               "stack", "software"]  # fmt: skip
+               "stack", "model code", "software"]  # fmt: skip
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 # One sigma of the logarithm of a host's time: published costs of an eager operator lie at 5 to 15 us, hosts of one GPU generation
 # within that (docs/background/host.md); 5 to 15 taken for 90 % of them, 1.6449 sigma to each side

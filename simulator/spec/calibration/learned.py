@@ -35,8 +35,8 @@ CoefficientName = Literal[
     "overlap", "overhead", "software",
 ]  # fmt: skip
 NAMES: Final[tuple[CoefficientName, ...]] = get_args(CoefficientName)
-_OPERATORS: Final = ("host_launch_s", "host_module_s", "host_layer_s", "host_hook_s", "host_parameter_s",
-                     "host_kernel_s")  # fmt: skip
+_OPERATORS: Final = ("host_launch_s", "host_module_s", "host_layer_s", "host_checkpoint_s", "host_hook_s",
+                     "host_parameter_s", "host_kernel_s")  # fmt: skip
 _COLLECTIVES: Final = ("host_collective_s", "host_unit_s", "host_dtensor_s", "host_redistribute_s", "host_message_s",
                        "collective_wait_s")  # fmt: skip
 ADDED: Final = ("overlap", "overhead")  # shares, seconds

@@ -154,7 +154,7 @@ class Kernels(Strict):
     adapters: Literal["operators", "fused", "copied"] = Field(
         default="operators",
         description="of fine-tuning: LoRA's pairs as operators beside their layer (peft); inside its own autograd function, "
-        "which keeps nothing but the input (unsloth); or operators, and a copy among columns of zeros of what adapts some of a joint "
+        "which keeps nothing but the input (unsloth), and what dropout left of it; or operators, and a copy among columns of zeros of what adapts some of a joint "
         "Q, K and V, which keeps what it copied (LitGPT: LoRAQKVLinear)",
     )
     loss_metrics: NonNegativeInt = Field(
@@ -219,6 +219,10 @@ class HostTimes(Strict):
     layer_s: Seconds = _seconds(
         "host time of a layer, each way, for what is no launch, linear layer, attention or collective: views, modules, "
         "autograd's nodes, Triton's launchers ([host](../background/host.md#eager-pytorch))",
+    )
+    checkpoint_s: Seconds = _seconds(
+        "host time of a layer that is computed again, beside its operators: states of dropout and autocast kept and set, "
+        "its inputs cut off, a backward started in a backward",
     )
     dtensor_s: Seconds = _seconds(
         "host time that DTensor adds to a linear layer which tensor parallelism splits, each way: its operators, hooks "
@@ -355,6 +359,10 @@ class Fitted(Strict):
     collective_wait_s: Seconds = _seconds(
         "what a collective inside a block waits on the device for the last of its ranks, each of which has a host "
         "of its own",
+    )
+    rank_wait_s: Seconds = _seconds(
+        "what a host may wait for each other rank before a collective where neither `[fabric.measured]` nor `call_rank_s` says "
+        "whether it does: some of the measured runs did. Over nodes an interval's upper end allows for it",
     )
     step_overhead_s: Seconds = _seconds("a constant a step")
     # 0.05: the factors found for six fitted stacks lie 4 % (products, some 60 % of a step) and 35 % (elementwise kernels, some

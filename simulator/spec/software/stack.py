@@ -39,11 +39,12 @@ from simulator.spec.software.traits import TRAITS, StackTraits
 
 __all__ = ["IN_STEP", "NARROW_MODULE", "AttentionBackend", "Stack"]
 
-_CALLS = "layer_s dtensor_s redistribute_s view_s node_s dispatch_s wrap_s layout_s hook_s parameter_s message_s"
+_CALLS = "layer_s checkpoint_s dtensor_s redistribute_s view_s node_s dispatch_s wrap_s layout_s hook_s parameter_s message_s"
 _INTERPRETER = tuple(f"host_{call}" for call in _CALLS.split())
 _HOST_TIMES = ("host_launch_s", "host_module_s", *_INTERPRETER, "host_kernel_s", "host_collective_s", "host_unit_s")
 _FITTED = (
     "collective_wait_s",
+    "rank_wait_s",
     "gemm_factor",
     "elementwise_factor",
     "grouped_factor",

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from simulator.parallel.pipeline.balance import by_cost
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.measured import step_seconds
@@ -19,6 +20,9 @@ from simulator.studies.backtest.rows import RunRow
 UNTRAINED: Final = "untrained"  # `expert_imbalance` in a stack's defaults: its benchmarks train for some twenty steps
 VOCABULARIES: Final = (50_304, 32_000, 128_256)  # GPT-2's padded, Llama 2's, Llama 3's
 _COLLAPSED: Final = 0.92  # experiments/untrained_routing.py: 3.7 of at most 4 with 8 experts, 7.3 of at most 8 with 16
+_STAGES: Final = frozenset(
+    ("virtual_stages", "stage_layers", "first_stage_layers", "last_stage_layers", "embedding_as_layer", "head_as_layer")
+)
 # End of the 90 % for what options cost that no prediction holds, deterministic kernels among them: attention's backward then reaches
 # 37.9 % less throughput (arXiv 2601.21824, abstract)
 _UNMODELLED: Final = 1.6
@@ -54,8 +58,10 @@ def adapters_of(row: RunRow) -> str:
 
 
 def also(row: RunRow, stack: Stack) -> Iterator[RunRow]:
-    """Further variants of the row: expert exchanges and routing that it does not state; kernels of programs nobody described."""
+    """Further variants of the row: stages, expert exchanges and routing that it does not state; kernels of programs nobody described."""
     stated, unknown = row.of("plan"), stack.known == "unknown"
+    if (row.pp or 1) > 1 and _STAGES.isdisjoint(stated):
+        yield from _staged(row, unknown=unknown)
     if unknown and stated.get("base_weights") == "gptq" and "dequantised" not in row.of("stack"):
         yield _with(row, {"stack.dequantised": "operators"})
     if (row.n_experts or 1) == 1:
@@ -66,6 +72,17 @@ def also(row: RunRow, stack: Stack) -> Iterator[RunRow]:
     if "expert_imbalance" not in stated and stack.kernels.expert_rows != "sorted":
         padded = {"stack.expert_rows": "stacked"} if unknown and "expert_rows" not in row.of("stack") else {}
         yield _with(row, {"plan.expert_imbalance": untrained(row)} | padded)
+
+
+def _staged(row: RunRow, *, unknown: bool) -> Iterator[RunRow]:
+    """Interleaved down to a layer a chunk, as published recipes are; in a program nobody described, stages dealt by what they compute."""
+    layers, stages, width = row.n_layers or 0, row.pp or 1, row.d_model or 0
+    if row.vpp is None and layers > stages and layers % stages == 0:
+        yield replace(row, vpp=layers // stages)
+    if unknown and (row.vpp or 1) == 1:
+        dealt = by_cost(layers, (4 * width + 3 * (row.d_ff or 0)) * width, (row.vocab or 0) * width, stages)
+        if len({*dealt}) > 1:
+            yield _with(row, {"plan.stage_layers": dealt})
 
 
 def counted_otherwise(row: RunRow, model: Model, gpus: int) -> float:

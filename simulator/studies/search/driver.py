@@ -26,6 +26,7 @@ from itertools import groupby
 from typing import Final
 
 from simulator.base.errors import InputError
+from simulator.studies.search.context import AROUND
 from simulator.studies.search.engines import Engine, Task
 from simulator.studies.search.journal import Journal
 from simulator.studies.search.outcome import PlanOutcome, parsed
@@ -43,6 +44,9 @@ _LEAST: Final = 0.25  # of the budget that is for simulations however long the s
 _MANY: Final = 1500  # branches of which all are surveyed
 _TOKENS: Final = 4096  # of a sequence on a rank: fewer are rare, as messages then outlast the products between them
 _BRANCHES_A_TASK: Final = 16
+_AHEAD: Final = (
+    16  # tasks of a survey for each of those who work: a million branches' at once fill a scheduler's memory
+)
 _LISTED: Final = 256  # branches from one sign of progress to the next
 
 
@@ -102,7 +106,7 @@ def _report(run: _Run, *, interrupted: bool = False) -> SearchReport:
 
 @dataclass(slots=True)
 class _Run:
-    """A search under way. open: prospects that are not simulated yet, by floor. num_scouts: that no survey has found again."""
+    """A search under way. open: prospects that are not simulated yet, the lowest floor last. num_scouts: that no survey has found again."""
 
     study: SearchStudy
     engine: Engine
@@ -122,7 +126,7 @@ class _Run:
 
     def whole(self) -> None:
         """Raises InputError where nothing in the space is legal."""
-        self.known = self.journal.outcomes() if self.journal else {}
+        self.known = self.journal.outcomes(ranked=True) if self.journal else {}
         branches = self._promising(sorted(self._listed(), key=_split))
         if self.study.layouts:
             self.table = table_of(replace(self.study, budget=self._left_by_survey(branches)))
@@ -165,7 +169,7 @@ class _Run:
             done += count
             self.on_progress(Progress("scouting", done, len(some)))
         if self.study.layouts:  # a table of every plan is filled from the first round of the survey
-            self.open = sorted(found, key=lambda each: (each.floor, each.key))
+            self.open = sorted(found, key=_order, reverse=True)
             self._simulate(_BEFORE)
             self.open = []  # the survey finds them again
             self.num_scouts = len(self.simulated)
@@ -177,16 +181,25 @@ class _Run:
         return quickest
 
     def _survey(self, branches: list[Branch], total: int) -> None:
-        tasks = [(len(part), self.engine.survey(part, self.table.limit)) for part in _parts(branches)]
-        for count, task in tasks:
-            part: Survey = task.result()
+        for count, part in self._surveyed(_parts(branches)):
             self.survey.merge(part)
             fresh = [each for each in part.prospects if each.key not in self.simulated]
             self.num_scouts -= len(part.prospects) - len(fresh)
             self.open += fresh
             self.num_surveyed += count
             self.on_progress(Progress("survey", self.num_surveyed, total))
-        self.open.sort(key=lambda each: (each.floor, each.key))
+        self.open.sort(key=_order, reverse=True)
+
+    def _surveyed(self, parts: list[list[Branch]]) -> Iterator[tuple[int, Survey]]:
+        """Each part's branches, and what is found in them; so many are asked for at once as keep everybody busy."""
+        limit, on_the_way = self.table.limit, deque[tuple[int, Task]]()
+        for part in parts:
+            on_the_way.append((len(part), self.engine.survey(part, limit)))
+            if len(on_the_way) > _AHEAD * self.engine.width:
+                count, task = on_the_way.popleft()
+                yield count, task.result()
+        for count, task in on_the_way:
+            yield count, task.result()
 
     def _any_legal(self, branches: list[Branch]) -> bool:
         """Whether one of the plans that were dropped unchecked is legal."""
@@ -219,6 +232,10 @@ class _Run:
         self.simulated[prospect.key] = found
         self.table.add(prospect, found)
         self.on_progress(Progress("simulation", len(self.simulated), None, self.table.best))
+
+
+def _order(prospect: Prospect) -> tuple[float, str]:
+    return prospect.floor, prospect.key
 
 
 def _split(branch: Branch) -> int:
@@ -262,5 +279,5 @@ def _parts(branches: Iterable[Branch]) -> list[list[Branch]]:
 
 
 def _blocks(branch: Branch) -> str:
-    others = ("data_parallel", "zero", "pp")
+    others = ("data_parallel", "zero", "pp", *AROUND)
     return repr([(name, value) for name, value in branch.fields.items() if name not in others])

@@ -10,6 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -277,8 +278,13 @@ def _study_there(data: bytes) -> SearchStudy:
     return study
 
 
+@cache
+def _surveyor_there(data: bytes, thread: int) -> Surveyor:  # noqa: ARG001  a worker may have several, and surveyors remember
+    return Surveyor(_study_there(data))
+
+
 def _survey_there(data: bytes, branches: list[Branch], limit: float, scouts: bool) -> Survey:  # noqa: FBT001  dask's
-    return _surveyed(Surveyor(_study_there(data)), branches, limit, scouts=scouts)
+    return _surveyed(_surveyor_there(data, get_ident()), branches, limit, scouts=scouts)
 
 
 def _evaluate_there(data: bytes, key: str) -> PlanOutcome:

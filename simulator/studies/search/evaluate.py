@@ -5,6 +5,7 @@ from __future__ import annotations
 from simulator.base.errors import InputError
 from simulator.base.fit import Fit
 from simulator.play.lower import Lowering, lower
+from simulator.play.lower.priced_stages import PricedBlocks
 from simulator.predict import Prediction, memory_of, prediction_of
 from simulator.studies.search.outcome import PlanOutcome, parsed
 from simulator.studies.search.study import SearchStudy
@@ -26,7 +27,7 @@ def _evaluated(study: SearchStudy, key: str) -> PlanOutcome:
     inputs, known = (context.stack, context.calibration, context.curves), context.blocks_like(plan)
     lowering = lower(context.model, plan, context.cluster, *inputs, known)
     if known is None:
-        context.keep(plan, lowering.blocks)
+        context.keep(plan, PricedBlocks(lowering.blocks))
     usage = memory_of(lowering, quick=True)
     memory = usage.memory
     if not usage.verdict.runs or (study.fits_only and usage.verdict is not Fit.FITS):
@@ -39,7 +40,7 @@ def _evaluated(study: SearchStudy, key: str) -> PlanOutcome:
             peak_allocated_bytes=memory.peak_allocated_bytes,
             capacity_bytes=memory.capacity_bytes,
         )
-    return _timed(key, lowering, prediction_of(lowering, usage))
+    return _timed(key, lowering, prediction_of(lowering, usage, quick=True))
 
 
 def _first_line(exc: Exception) -> str:

@@ -94,10 +94,12 @@ class Journal:
                 detail = "" if name == "study" else f": {found.get(name)}, this is {value}"
                 raise InputError.at(str(self.path), words[name] + detail, REMEDY)
 
-    def outcomes(self) -> dict[str, PlanOutcome]:
-        """All that is known. Raises InputError where a row cannot be read."""
+    def outcomes(self, *, ranked: bool = False) -> dict[str, PlanOutcome]:
+        """All that is known; ranked: of plans, with all their figures. Raises InputError where a row cannot be read."""
         found = self._read(lambda text: PlanOutcome.of(checked(_OUTCOME, text)))
-        if wrong := [key for key, one in found.items() if one.key != key or not one.sound]:
+        if wrong := [
+            key for key, one in found.items() if one.key != key or not one.sound or (ranked and not one.complete)
+        ]:
             problem = f"is damaged: {wrong[0][:80]} has no outcome that a prediction could have"
             raise InputError.at(str(self.path), problem, REMEDY)
         return found

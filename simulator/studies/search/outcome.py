@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from sys import intern
 from typing import Any, Final, Literal
 
 from simulator.base.fit import Fit
@@ -46,9 +47,17 @@ class PlanOutcome:
 
     @property
     def sound(self) -> bool:
-        """No step of nothing, and no uncertainty beyond a factor that a number can hold."""
-        timed = not self.ranked or bool(self.step_s and self.tokens_per_step and self.num_devices)
+        """What fits has a step, which is not of nothing, and no uncertainty beyond a factor that a number can hold."""
+        timed = self.status not in (Fit.FITS, Fit.TIGHT) or bool(
+            self.step_s and self.tokens_per_step and self.num_devices
+        )
         return timed and max(self.stack_sigma, *self.spread.values(), 0.0) < _WIDEST
+
+    @property
+    def complete(self) -> bool:
+        """It has all that a search says of what it ranks."""
+        figures = self.low_s, self.high_s, self.mfu, self.used_bytes, self.peak_allocated_bytes, self.capacity_bytes
+        return not self.ranked or None not in figures
 
     @property
     def signature(self) -> object:
@@ -58,7 +67,7 @@ class PlanOutcome:
 
     def to_json(self) -> str:
         """One line; `from_json` reads it back to the same value, bit by bit, and in the same order."""
-        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return json.dumps(self._table, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> PlanOutcome:
@@ -66,9 +75,19 @@ class PlanOutcome:
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> PlanOutcome:
-        """From its table."""
-        status = data.pop("status")
-        return cls(**data, status=status if status == "failed" else Fit(status))
+        """From its table. Names of parts are one string for all outcomes: of a million they would fill gigabytes."""
+        status = data["status"]
+        parts = {
+            name: {intern(part): one for part, one in data.get(name, {}).items()} for name in ("breakdown", "spread")
+        }
+        return cls(**(data | parts | {"status": status if status == "failed" else Fit(status)}))
+
+    @property
+    def _table(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PlanOutcome.of, (self._table,)
 
 
 def fields_of(plan: Plan) -> dict[str, Any]:

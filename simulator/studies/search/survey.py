@@ -212,7 +212,7 @@ class Surveyor:
 
     def _of(self, branch: Branch) -> tuple[MemoryFloor, TimeFloor]:
         """The floors of a branch; those of another start are forgotten, as branches come in order, but for equal blocks."""
-        chosen = ("data_parallel", "zero", "tp", "cp", "pp", "ep", "sequence_parallel")
+        chosen = ("data_parallel", "zero", "tp", "cp", "pp", "ep", "sequence_parallel", "memory_fraction")
         start = tuple((name, repr(value)) for name, value in branch.fields.items() if name not in chosen)
         key = (branch.cluster.num_nodes, start)
         if key not in self._floors:

@@ -8,6 +8,7 @@ says how much quicker a plan that it left out may still be.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -34,7 +35,7 @@ class Table(Protocol):
         ...
 
     def choose(self, prospects: list[Prospect], share: float = 1.0) -> Prospect | None:
-        """Takes the next one to simulate out of what is left, which is sorted by floor; None: nothing is worth it.
+        """Takes the next one to simulate out of what is left, which is sorted by floor, the lowest last; None: nothing is worth it.
 
         share: of the budget that may be spent by now; below 1 there are prospects that no survey has found yet.
         """
@@ -71,12 +72,13 @@ class EveryPlan:
         value = self.study.value_of(outcome)
         if value is not None and outcome.signature not in self._seen:
             self._seen.add(outcome.signature)
-            self._values = sorted([*self._values, value])[: self.study.top]
+            insort(self._values, value)
+            del self._values[self.study.top :]
 
     def choose(self, prospects: list[Prospect], share: float = 1.0) -> Prospect | None:
         if share < 1 and self.limit < math.inf:
             return None
-        return prospects.pop(0) if prospects and prospects[0].floor <= self.limit else None
+        return prospects.pop() if prospects and prospects[-1].floor <= self.limit else None
 
     def may_win(self, prospect: Prospect) -> bool:
         return self.best is None or prospect.floor < self.best
@@ -164,7 +166,7 @@ class Layouts:
         budget, limit = self.study.budget, self.limit
         most = budget * share / WINDOW if share < 1 else budget  # those on the way are chosen blindly
         left = budget * min(1.0, share if self.fits < math.inf else 2 * share) - self.work
-        worth = [p for p in prospects if p.floor <= limit and p.work <= min(most, left) and self._wants(p)]
+        worth = [p for p in reversed(prospects) if p.floor <= limit and p.work <= min(most, left) and self._wants(p)]
         hope = self._best_hope(worth, self.fits if share < 1 else self._reach * self.fits)
         proof = self._next_proof(worth) if share == 1 or self.fits == math.inf else None
         found = hope if proof is None or (hope is not None and self._hoping <= self._proving) else proof

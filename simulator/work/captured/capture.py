@@ -4,7 +4,7 @@
     torch, target      version of torch; what was run, as it was given
     world_size, gpus_per_node, device
     signatures         each operator once: [name, arguments, results]; a tensor is ["T", dtype, shape, strides]
-                       (strides null: contiguous; a fifth entry "cpu" where it is not on the GPU)
+                       (strides null: contiguous; a fifth entry "cpu" or "pinned" where it is not on the GPU)
     names              paths of modules, kinds of collectives
     groups             ranks of each process group
     ranks              one object for each captured rank, the first of its kind:
@@ -22,7 +22,7 @@ Written by `validate.capture`, read (`simulator.formats.readers.capture`) withou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -122,10 +122,7 @@ class Capture:
     def state_bytes(self) -> int:
         """Of all ranks, what several hold counted once: this rank's, times the ranks among which gradients are scattered."""
         own = sum(size for storage, size in self.resident().items() if self.categories.get(storage) in STATE)
-        return own * max((len(group) for group in self._scatters()), default=1)
-
-    def _scatters(self) -> Iterator[tuple[int, ...]]:
-        """Groups that reduce-scatter; with tensor parallelism among activations too, which no file tells apart."""
-        for event in self.events[self.steady :]:
-            if event[0] == Kind.COLLECTIVE and self.names[event[2]] == "reduce_scatter":
-                yield self.groups[event[3]]
+        calls = (event for event in self.events[self.steady :] if event[0] == Kind.COLLECTIVE)
+        # with tensor parallelism among activations too, which no file tells apart
+        scatters = [self.groups[event[3]] for event in calls if self.names[event[2]] == "reduce_scatter"]
+        return own * max(map(len, scatters), default=1)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from simulator.work.captured.capture import Kind
+from simulator.work.captured.capture import ARITY, Kind
 
 _AGAIN = -1
 _SHORTEST = 12  # tokens that are worth a repetition
@@ -27,6 +28,11 @@ Token = tuple[int, ...]
 _CALLS: dict[int, int] = {Kind.COLLECTIVE: 0, Kind.WAIT_WORK: 1, Kind.MESSAGE: 0}
 _EVENTS: dict[int, int] = {Kind.RECORD: 0, Kind.WAIT_EVENT: 1, Kind.WAIT_HOST: 0}
 _NAMED: dict[int, int] = {Kind.OPERATOR: 2, Kind.COLLECTIVE: 1}  # where a kind has a name
+# How many values a token has behind its kind: paths have two, storages two, where they begin three
+TOKEN_VALUES = {
+    **{int(kind): values + (kind in _NAMED) for kind, values in ARITY.items()},
+    Kind.ALLOCATE: ARITY[Kind.ALLOCATE] + 2, Kind.FREE: 2, Kind.RECORD_STREAM: 3, _AGAIN: 2, _RANK: 0,
+}  # fmt: skip
 _ALONE = -(1 << 30)  # in place of a batch
 _OPERATOR, _ALLOCATE, _FREE, _RECORD_STREAM = map(int, (Kind.OPERATOR, Kind.ALLOCATE, Kind.FREE, Kind.RECORD_STREAM))
 
@@ -49,18 +55,17 @@ def folded(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def unfolded(data: Mapping[str, Any]) -> dict[str, Any]:
     """The capture's JSON with every event. Raises ValueError, TypeError, LookupError where the tokens mean nothing."""
-    rows: list[list[Token]] = []
-    for token in _again(data["tokens"]):
-        if token[0] == _RANK:
-            rows.append([])
-        else:
-            rows[-1].append(token)
+    tokens = _again(data["tokens"])
+    begins = [at for at, token in enumerate(tokens) if token[0] == _RANK]
+    rows = [tokens[begin + 1 : end] for begin, end in pairwise([*begins, len(tokens)])]
+    if begins[:1] != [0]:
+        raise ValueError("no rank begins")
     names: dict[str, int] = {}
     ranks = []
     for one, row in zip(data["ranks"], rows, strict=True):
         absolute = _Absolute(data["names"], names)
         events = absolute.events(row)
-        categories = {str(storage): data["kinds"][kind] for storage, kind in absolute.categories.items()}
+        categories = {storage: data["kinds"][kind] for storage, kind in absolute.categories.items()}
         ranks.append({**one, "events": events, "categories": categories})
     rest = {name: value for name, value in data.items() if name not in ("tokens", "kinds")}
     return {**rest, "names": list(names), "ranks": ranks}
@@ -85,6 +90,7 @@ class _Standing:
         self.paths: dict[int, int] = {}  # the number that each had last
         self.categories: dict[int, int] = {}  # by storage
         self.alive: dict[int, list[int]] = {}  # by category, the newest last
+        self.living = set[int]()  # all of these
 
     def place(self, kind: int) -> tuple[int, str]:
         """Where a kind has its growing value, and what that counts; -1: nowhere."""
@@ -97,8 +103,11 @@ class _Standing:
         self.numbers[counted] = max(self.numbers[counted], value + 1)
 
     def begin(self, storage: int, category: int) -> None:
-        """A storage begins, or begins again."""
+        """A storage begins, or begins again. Raises ValueError where it is there, or none."""
         numbers = self.numbers
+        if storage in self.living or storage < 0:
+            raise ValueError(f"storage {storage} begins twice, or is none")
+        self.living.add(storage)
         if storage in self.categories:
             numbers["again"] = storage
         self.categories[storage] = category
@@ -148,6 +157,7 @@ class _Relative:
         newer = row[::-1].index(storage)
         if ends:
             del row[len(row) - 1 - newer]
+            self._at.living.discard(storage)
         return category, newer
 
     def _path(self, name: int) -> tuple[int, int]:
@@ -171,12 +181,14 @@ class _Absolute:
         """Of all of a rank's tokens. Most are storages' and operators': no calls for those."""
         found: list[list[int]] = []
         numbers, alive, paths, begin = self._at.numbers, self._at.alive, self._at.paths, self._at.begin
+        end = self._at.living.discard
         for token in row:
             kind = token[0]
             if kind == _FREE:
                 _, category, newer = token
-                living = alive[category]
-                found.append([kind, living.pop(len(living) - 1 - newer)])
+                storage = alive[category].pop(~newer)
+                end(storage)
+                found.append([kind, storage])
             elif kind == _ALLOCATE:
                 _, again, step, category, size, stream = token
                 storage = numbers["again" if again else "born"] + step
@@ -189,8 +201,7 @@ class _Absolute:
                 found.append(self._operators[key])
             elif kind == _RECORD_STREAM:
                 _, category, newer, *rest = token
-                living = alive[category]
-                found.append([kind, living[len(living) - 1 - newer], *rest])
+                found.append([kind, alive[category][~newer], *rest])
             else:
                 found.append(self._other(token))
         return found

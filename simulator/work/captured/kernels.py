@@ -50,7 +50,7 @@ def _by_its_name(space: str, base: str, read: list[CapturedTensor], made: list[C
     if space == "aten" and base in GATHERS | SCATTERS:
         return _moved(base, read, made, in_place=in_place)
     op: StreamOp = "activation" if base in ACTIVATIONS else "elementwise"
-    known = space == "aten" and (base in POINTWISE | ACTIVATIONS | BY_BYTES or base.startswith(FAMILIES))
+    known = space in ("aten", "prims") and (base in POINTWISE | ACTIVATIONS | BY_BYTES or base.startswith(FAMILIES))
     if space == "triton":  # a launch by the program: each tensor that it is given passes once
         made, read = read, []
     return Priced(category="elementwise", kernels=_pointwise(op, read, made, in_place=in_place), known=known)
@@ -141,10 +141,11 @@ def _copy(p: Args, named: Args, made: list[CapturedTensor]) -> Priced:
     if source is None:
         return Priced(category="copies", kernels=())
     if not source.on_gpu or not made:
-        pinned = bool(dict(named).get("non_blocking", into and p[2:3] == (True,)))
+        goes_on = bool(dict(named).get("non_blocking", into and p[2:3] == (True,)))
+        pinned = goes_on or source.pinned or (into and p[0].pinned)
         link: Literal["h2d", "d2h", "pageable"] = "pageable" if not pinned else "d2h" if source.on_gpu else "h2d"
         copied = (Stated(num_bytes=source.num_bytes, over=link),) if source.num_bytes else ()
-        return Priced(category="offload", kernels=copied, waits=not pinned)
+        return Priced(category="offload", kernels=copied, waits=not goes_on)
     target = made[0]
     op: StreamOp = "copy"
     if source.dtype != target.dtype:
@@ -273,6 +274,7 @@ _RULES: dict[str, Rule] = {
     "_softmax": _softmax, "_log_softmax": _softmax,
     "_softmax_backward_data": _softmax_backward, "_log_softmax_backward_data": _softmax_backward,
     "native_layer_norm": _norm, "_fused_rms_norm": _norm, "native_group_norm": _norm, "native_batch_norm": _norm,
+    "_native_batch_norm_legit_no_training": _norm,
     "native_layer_norm_backward": _norm_backward, "_fused_rms_norm_backward": _norm_backward,
     "native_group_norm_backward": _norm_backward, "native_batch_norm_backward": _norm_backward,
     "batch_norm_stats": _across_ranks, "batch_norm_elemt": _across_ranks, "batch_norm_backward_reduce": _across_ranks,

@@ -15,6 +15,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.units import format_bytes
 from simulator.work.captured.capture import Capture, Kind
 
+_EXCHANGES = frozenset(map(int, (Kind.COLLECTIVE, Kind.MESSAGE)))
 _NAMED = 8  # faults that an error lists
 
 Way = tuple[int, int, int]  # sender, receiver, number of the group
@@ -133,7 +134,8 @@ def _named(one: tuple[str, int] | None) -> str:
 
 
 def _steady(one: Capture) -> Sequence[Sequence[int]]:
-    return one.events[one.steady :]
+    """Collectives and messages of the recorded step."""
+    return [event for event in one.events[one.steady :] if event[0] in _EXCHANGES]
 
 
 def _root(parents: dict[int, int], rank: int) -> int:

@@ -11,9 +11,9 @@ POINTWISE: Final = {
     "lerp", "square", "sign", "sgn", "floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "floor_divide", "isnan",
     "isinf", "isfinite", "isneginf", "isposinf", "nan_to_num", "copysign", "heaviside", "threshold", "threshold_backward", "relu",
     "native_dropout", "native_dropout_backward", "_fused_dropout", "bernoulli", "normal", "uniform", "random", "exponential",
-    "rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "linspace", "eye", "randperm", "mse_loss",
+    "rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "linspace", "eye", "randperm", "inductor_seeds", "mse_loss",
     "mse_loss_backward", "smooth_l1_loss", "smooth_l1_loss_backward", "huber_loss", "huber_loss_backward", "complex", "polar",
-    "masked_scatter", "unfold_backward", "_conj_physical", "__and", "__or", "__xor",
+    "masked_scatter", "unfold_backward", "_conj_physical", "__and", "__or", "__xor", "__lshift", "__rshift",
 }  # fmt: skip
 ACTIVATIONS: Final = {
     "silu", "silu_backward", "gelu", "gelu_backward", "sigmoid", "sigmoid_backward", "tanh", "tanh_backward", "exp", "exp2",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 from simulator.work.captured.capture import Kind
 from simulator.work.script.instructions import LAUNCH_QUEUE
@@ -24,7 +25,7 @@ def delays(events: Sequence[Sequence[int]], steady: int) -> tuple[Mapping[int, i
     Of the step that begins at `steady`, from where indices count. Nothing where no stream is recorded.
     """
     found = _Follower(steady)
-    for index, event in enumerate(events if any(one[0] == Kind.RECORD_STREAM for one in events) else ()):
+    for index, event in enumerate(events if int(Kind.RECORD_STREAM) in map(itemgetter(0), events) else ()):
         found.see(index, event)
     return found.late, found.done
 

@@ -8,12 +8,12 @@ messages of a batch run beside one another (torch 2.13, ProcessGroupNCCL::pointT
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from simulator.base.kernels import Kernel
-from simulator.work.captured.capture import Capture, Kind, Phase
+from simulator.work.captured.capture import CPU, Capture, Kind, Phase
 from simulator.work.captured.kernels import priced
 from simulator.work.captured.meetings import Column, Meetings, lattice
 from simulator.work.captured.products import Priced
@@ -32,12 +32,13 @@ Prices = dict[int, Priced]  # by signature of one table
 class CapturedScript:
     """A capture's recorded step as instructions, and what came before it.
 
-    before: storages since the program began. unpriced: operators that no rule knows -> how often. flop: of this rank's
+    before: storages since the program began, as the capture's events, and categories of all of them. unpriced: operators that no rule knows -> how often. flop: of this rank's
     kernels. unmodelled: collectives that no cost model knows -> how often. kernels: of each operator once, in order of
     their first launch; launches: of all of them. memory_uses: by workspaces and pool.
     """
 
-    before: list[Instruction]
+    before: Sequence[Sequence[int]]
+    categories: Mapping[int, str]
     step: list[Instruction]
     unpriced: Counter[str] = field(default_factory=Counter)
     unmodelled: Counter[str] = field(default_factory=Counter)
@@ -55,7 +56,6 @@ def captured_script(
     prices: of operators that other ranks run, too, by id of their signatures, which live meanwhile; filled.
     """
     writer = _Writer(capture, column or Column((capture,), capture.world_size), {} if prices is None else prices)
-    writer.script.before.extend(writer.storages(capture.events[: capture.steady]))
     writer.write(capture.events, capture.steady)
     return writer.script
 
@@ -73,15 +73,12 @@ class _Writer:
         self._behind: dict[int, set[str]] = {}  # collectives that each stream has waited for, or that ran on it
         self._events: dict[int, set[str]] = {}
         self._computed: dict[int, str] = {}  # the last kernel of each stream
-        self.script = CapturedScript(before=[], step=[])
+        before = [one for one in capture.events[: capture.steady] if one[0] in _STORAGES]
+        self.script = CapturedScript(before=before, categories=capture.categories, step=[])
         self._found = self.script.step
         self._last: dict[int, int] = {}  # where the last op of each stream stands
         self._works: dict[int, set[str]] = {}
         self._roles = [f"@{lattice(group)}" for group in capture.groups]
-
-    def storages(self, events: Sequence[Sequence[int]]) -> Iterator[Instruction]:
-        """Allocations and frees alone."""
-        return map(self._storage, (event for event in events if event[0] in _STORAGES))
 
     def _storage(self, event: Sequence[int]) -> Instruction:
         if event[0] == _FREE:
@@ -204,17 +201,26 @@ class _Writer:
                 self._waits(stream, self._works.get(number, set()))
             case [Kind.SYNCHRONIZE, stream]:
                 self._host_waits(self._last if stream < 0 else [stream])
-            case [Kind.WAIT_HOST, _]:
-                self._host_waits(self._last)
+            case [Kind.WAIT_HOST, number]:
+                self._host_waits_for(self._events.get(number, set()))
             case _:
                 pass
 
     def _host_waits(self, streams: Iterable[int]) -> None:
         """The host waits until all work issued to these streams is done."""
-        for index in {self._last[stream] for stream in streams if stream in self._last}:
-            one = self._found[index]
-            if isinstance(one, Launch | Communicate):
-                self._found[index] = one._replace(waits=True)
+        newest = max(self._last.values(), default=-1)
+        indices = {self._last[stream] for stream in streams if stream in self._last}
+        issued = {index: one for index in indices if isinstance(one := self._found[index], Launch | Communicate)}
+        if indices == {newest}:
+            self._found[newest] = issued[newest]._replace(waits=True)
+        else:
+            self._host_waits_for({one.label for one in issued.values()})
+
+    def _host_waits_for(self, labels: set[str]) -> None:
+        """The host waits for work of some time ago, as FSDP1 does for the unit before the last: what came later goes on."""
+        if labels:
+            label, after = f"the host waits #{len(self._found)}", tuple(sorted(labels))
+            self._found.append(Launch(label, "host", (), after, CPU, waits=True))
 
     def _of(self, stream: int) -> set[str]:
         found = set(self._behind.get(stream, ()))

@@ -15,12 +15,13 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class CapturedTensor:
-    """A tensor that an operator read or made. strides: None where it is contiguous."""
+    """A tensor that an operator read or made. strides: None where it is contiguous. pinned: of one on the CPU."""
 
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None
     on_gpu: bool = True
+    pinned: bool = False
 
     @property
     def numel(self) -> int:
@@ -60,7 +61,7 @@ def parsed(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, list | tuple):
         if len(value) >= 4 and value[0] == "T":
             strides = None if value[3] is None else tuple(value[3])
-            return CapturedTensor(value[1], tuple(value[2]), strides, len(value) == 4)
+            return CapturedTensor(value[1], tuple(value[2]), strides, len(value) == 4, value[-1] == "pinned")
         return tuple(parsed(one) for one in value)
     return value
 

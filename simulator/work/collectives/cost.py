@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from simulator.base.errors import ClusterError
+from simulator.base.remembered import Same
 from simulator.spec.calibration.collective_curves import (
     PORT_TOLERANCE,
     LearnedLinks,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from simulator.parallel.mesh import GroupShape
     from simulator.spec.cluster import Cluster
 
+_MOST_RECENT = 4096  # of calls as they are asked for, which keep their clusters
 _MOST_COSTS = 65536  # a search prices many plans; a cost is quickly made again
 
 
@@ -87,7 +90,14 @@ def collective_cost(
     Raises PlanError for an unknown kind or where the settings leave nothing to run, CalibrationError where a curve is
     missing.
     """
-    return _memo(curves or default_curves()).cost(call_of(kind, size_bytes, shape, cluster, nccl))
+    return _collective_cost(kind, size_bytes, shape, Same(cluster), Same(curves or default_curves()), nccl)
+
+
+@lru_cache(_MOST_RECENT)
+def _collective_cost(
+    kind: str, size_bytes: int, shape: GroupShape, cluster: Same, curves: Same, nccl: Nccl | None
+) -> CollectiveCost:
+    return _memo(curves.one).cost(call_of(kind, size_bytes, shape, cluster.one, nccl))
 
 
 def call_of(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, nccl: Nccl | None = None) -> Call:

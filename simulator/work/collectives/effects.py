@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from simulator.base.remembered import Same
 from simulator.spec.calibration.collective_curves import LinkCurves, Quality, default_curves
 from simulator.spec.software.nccl import Nccl
 from simulator.spec.software.nccl.environment import DEFAULT_BUFFER_BYTES
@@ -41,6 +43,7 @@ _SET_SIGMA = 0.15  # added where channels or buffers were set: their effect is p
 # Added where a relative's curves were scaled by data-sheet speed: median errors of H100 and B200 from their neighbours in
 # docs/accuracy.md (8 to 14 % from 64 MiB on, 32 to 40 % below)
 _SCALED_SIGMA, _SCALED_SMALL_SIGMA = 0.15, 0.4
+_MOST = 4096  # remembered, with their clusters
 
 
 def interference(
@@ -62,6 +65,15 @@ def interference(
     curves = curves or default_curves()
     if curves.ideal_links or shape.num_ranks == 1:
         return 0.0
+    return _interference(kind, shape, Same(cluster), Same(curves), size_bytes, memory_weight, nccl)
+
+
+@lru_cache(_MOST)
+def _interference(
+    kind: str, shape: GroupShape, on: Same, by: Same, size_bytes: int, memory_weight: float, nccl: Nccl | None
+) -> float:
+    cluster: Cluster = on.one
+    curves: LinkCurves = by.one
     more = curves.learned.compute_share if curves.learned else 0.0
     if curves.compute_share is not None:
         return min(0.9, max(0.0, curves.compute_share + more))
@@ -90,9 +102,13 @@ def sigma(
 ) -> float:
     """Standard deviation of log(true / predicted) time: the fit's residuals and the spread between machines."""
     curves = curves or default_curves()
-    if curves.ideal_links:
-        return 0.0
-    call = call_of(kind, size_bytes, shape, cluster, nccl)
+    return 0.0 if curves.ideal_links else _sigma(kind, size_bytes, shape, Same(cluster), Same(curves), nccl)
+
+
+@lru_cache(_MOST)
+def _sigma(kind: str, size_bytes: int, shape: GroupShape, on: Same, by: Same, nccl: Nccl | None) -> float:
+    curves = by.one
+    call = call_of(kind, size_bytes, shape, on.one, nccl)
     port = port_curves(call, curves)
     network = network_curves(call, curves) if call.place.num_domains > 1 else None
     measured = network or port

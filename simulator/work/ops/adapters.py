@@ -14,7 +14,7 @@ from typing import Final, cast
 from simulator.base.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel, Stream, StreamOp
 from simulator.work.ops.graph import Graph, Value, conversion, stream
 from simulator.work.ops.op_context import OpContext
-from simulator.work.parameters import stored
+from simulator.work.parameters import pair_size, stored
 
 # What ops call a linear layer -> the module of the model; others have their own name, or are attention's
 _MODULES: Final = {
@@ -80,16 +80,23 @@ class Tuning:
         return () if self.keeps_weight else self.dequantised
 
     def _by_torch(self) -> tuple[Stream, ...]:
-        """AutoGPTQ, nn_modules/qlinear/qlinear_cuda_old.py: shifted out of int32, to int8, masked, less its zero, scaled."""
-        n = self._numel
-        passes: tuple[tuple[StreamOp, int, int], ...] = (
-            ("strided", n // 2, 4 * n),
-            ("cast", 4 * n, n),
-            ("elementwise", n, n),
-            ("strided", n, n),
-            ("strided", n, 2 * n),
+        """AutoGPTQ, nn_modules/qlinear/qlinear_cuda_old.py: shifted out of int32, to int8, masked, less its zero, scaled.
+
+        The zeros before, one a group of 128: the same, and one more each.
+        """
+
+        def unpacked(n: int) -> tuple[tuple[StreamOp, int, int, int], ...]:
+            return ("strided", n // 2, 4 * n, n), ("cast", 4 * n, n, n), ("elementwise", n, n, n)
+
+        n, zeros = self._numel, self._numel // 128
+        passes = (
+            *unpacked(zeros),
+            ("elementwise", zeros, zeros, zeros),
+            *unpacked(n),
+            ("strided", n, n, n),
+            ("strided", n, 2 * n, n),
         )
-        return _untimed(*(stream(op, read, write, numel=n) for op, read, write in passes))
+        return _untimed(*(stream(op, read, write, numel=numel) for op, read, write, numel in passes))
 
     @property
     def dequantised(self) -> tuple[Stream, ...]:
@@ -171,7 +178,7 @@ def _pair(g: Graph, s: OpContext, name: str, x: Value, shape: tuple[int, int, in
     (t, n, k), peft = shape, s.plan.peft
     r = peft.rank_of(module_of(g, name))
     dtype = peft.dtype or s.dtype
-    held = s.plan.precision.master if s.autocast else dtype
+    held = peft.master or (s.plan.precision.master if s.autocast else dtype)
     x = g.cast(x, held, f"{name}.lora_x")
     if peft.dropout:
         x = g.dropped(f"{name}.lora_", x)
@@ -204,7 +211,7 @@ def _product(
         weights = (g.value(f"{name}.weight", numel, dtype),)
         casts, back = g.conversion(numel, held, dtype), g.conversion(numel, dtype, held)
         g.op(weights[0].name, "elementwise", inputs=(), outputs=weights, forward=(casts,), backward=(back,),
-             parameter_numel=numel)  # fmt: skip
+             parameter_numel=pair_size(s.plan) * numel)  # fmt: skip
     rows, of = -(-t // experts), cast("Dtype", dtype)
     wrapped = s.plan.adapters_apart and s.plan.gathers and s.plan.num_data_parallel > 1
     one = Gemm(m=rows, n=n, k=k, dtype=of, batch=experts, grouped=experts > 1, launches=experts)
@@ -225,18 +232,29 @@ def _product(
 
 
 def fused_kernels(s: OpContext, shape: tuple[int, int, int], r: int) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
-    """Kernels that a fused pair of rank r adds to its layer's product, forward and backward."""
+    """Kernels that a fused pair of rank r adds to its layer's product, forward and backward.
+
+    Behind dropout, which Unsloth's own has not, its result is added by a kernel, and the gradient of x is masked by what
+    was not dropped (fms-acceleration, fused_ops/unsloth_lora/*/fast_lora.py).
+    """
     (t, n, k), dtype = shape, cast("Dtype", s.plan.peft.dtype or s.dtype)
+    size, dropped = s.element_bytes, s.plan.peft.dropout > 0
     into = Gemm(m=t, n=r, k=k, dtype=dtype)
-    out = Gemm(m=t, n=n, k=r, dtype=dtype), stream("elementwise", t * n * s.element_bytes, 0, 0)
-    back = (
+    there = stream("elementwise", t * k * size, t * k * (size + 1))
+    added = stream("elementwise", 2 * t * n * size, t * n * size)
+    out = Gemm(m=t, n=n, k=r, dtype=dtype), added if dropped else stream("elementwise", t * n * size, 0, 0)
+    back: tuple[Kernel, ...] = (
         replace(into, k=n, layout="nn"),  # dy Bᵀ
         Gemm(m=t, n=k, k=r, dtype=dtype, layout="nn"),  # into the gradient of x
         replace(into),  # A x once more
         Gemm(m=n, n=r, k=t, dtype=dtype, layout="nt"),
         Gemm(m=r, n=k, k=t, dtype=dtype, layout="nt"),
     )
-    return (into, *out), back
+    if dropped:
+        masked = stream("widen", t * k * (size + 1), t * k * size, numel=t * k)
+        summed = stream("elementwise", 2 * t * k * size, t * k * size)
+        back = (*back, back[0], stream("elementwise", t * k * size, t * k), masked, summed)
+    return ((there,) if dropped else ()) + (into, *out), back
 
 
 def _scaled(g: Graph, name: str, y: Value, shape: tuple[int, int, int], module: str) -> Value:

@@ -13,6 +13,7 @@ from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.op_context import OpContext
 from simulator.work.ops.quantise import Quantiser, copy_bytes
 from simulator.work.ops.tensor_parallel import LayerCommunication, Split
+from simulator.work.parameters import pair_size
 
 
 def linear(  # noqa: PLR0913  a product has that many facts
@@ -45,6 +46,7 @@ def linear(  # noqa: PLR0913  a product has that many facts
     x, casts, casts_back = _quantised(g, s, name, x, (t, n, k), comm) if dtype in ("fp8", "fp4") else (x, (), ())
     y = g.value(name, t * n // (s.plan.tp if comm.scatters_output else 1), s.dtype)
     rank, added, added_back = _fused_adapters(s, tuning, (t, n, k))
+    dropped = (g.value(f"{name}.lora_dropped", t * k, s.dtype),) if added and s.plan.peft.dropout else ()
     if not tuning.trains:
         keeps_input = bool(added) or tuning.keeps_input
         weight = (g.value(f"{name}.dequantised", n * k, s.dtype),) if tuning.keeps_weight else ()
@@ -57,11 +59,11 @@ def linear(  # noqa: PLR0913  a product has that many facts
         name,
         "gemm",
         inputs=(x, *trained),
-        outputs=(y, *(() if tuning.trains else weight)),
+        outputs=(y, *(() if tuning.trains else weight), *dropped),
         forward=(*casts, *tuning.dequantised, *products, *added, *comm.sums(whole[2])),
         backward=(*casts_back, *tuning.dequantised_again, *_exact(s, *_scaled(s, *back)), *added_back, *sums),
-        saved=(x, *weight) if keeps_input else weight,
-        parameter_numel=_own_numel(tuning, n, n * k, bias=bias, cast=bool(weight)) + rank * (n + k),
+        saved=((x, *weight) if keeps_input else weight) + dropped,
+        parameter_numel=_own_numel(tuning, n, n * k, bias=bias, cast=bool(weight)) + pair_size(s.plan) * rank * (n + k),
         forward_exchanges=comm.forward(whole[0], whole[2], len(casts)),
         backward_exchanges=comm.backward(*whole, len(casts_back)),
         forward_temporary_bytes=tuning.temporary_bytes + comm.forward_temporary_bytes(whole[0], whole[2]),

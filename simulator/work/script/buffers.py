@@ -25,6 +25,7 @@ class Buffers:
     """
 
     keeps_gradients = True  # parameter gradients stay after the block's backward
+    head = ROOT  # the head's unit
     late = False  # now: weights' gradients come apart from those of the inputs, behind which their unit's hook runs
 
     def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
@@ -189,7 +190,7 @@ class ShardedBuffers(Buffers):
         self.shards = {}
 
     def reshards(self, unit: int) -> bool:
-        return not (keeps_root(self.plan) if unit == ROOT else keeps_layers(self.plan))
+        return not (keeps_root(self.plan) if unit < 0 else keeps_layers(self.plan))
 
     @override
     def zero_grad(self) -> None:

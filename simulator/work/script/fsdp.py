@@ -59,6 +59,16 @@ def fsdp_units(model: Model, plan: Plan, make: MakeUnit) -> tuple[ParameterUnit,
     return root, *(replace(made[shapes, routed, still], name=name) for (name, shapes, routed), still in units)
 
 
+def fsdp_ends(model: Model, plan: Plan, make: MakeUnit) -> tuple[ParameterUnit, ParameterUnit]:
+    """Embedding and head where they are apart, each of them a root."""
+    shapes, still = apart(model, plan), frozen_pieces(model, plan)
+    first, last = (
+        replace(make("root", shapes[end][1], shard_ranks(plan)), frozen=still[end]).with_share(plan.fsdp.shard_share)
+        for end in (0, -1)
+    )
+    return first, last
+
+
 def _with_experts(unit: ParameterUnit, routed: tuple[Shape, ...], ranks: int) -> ParameterUnit:
     """FSDP2: experts in groups of their own."""
     if not routed:

@@ -8,15 +8,24 @@ from typing import Final
 from typing_extensions import override
 
 from simulator.base.kernels import DTYPE_BYTES, Stream
+from simulator.parallel.model_shard import ModelShard
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.plan.traits import Traits
 from simulator.work.script.buffers import ShardedBuffers
-from simulator.work.script.fsdp import UnitPasses, added, fsdp_communication, fsdp_gradients, fsdp_resident, fsdp_units
+from simulator.work.script.fsdp import (
+    UnitPasses,
+    added,
+    fsdp_communication,
+    fsdp_ends,
+    fsdp_gradients,
+    fsdp_resident,
+    fsdp_units,
+)
 from simulator.work.script.implementation import Implementation, Library, MakeBuffers
 from simulator.work.script.order import Sharded
 from simulator.work.script.sharding import ParameterUnit, by_rows, gathered_sizes
-from simulator.work.script.storage import GATHER, REDUCE, ROOT, Storages
+from simulator.work.script.storage import GATHER, HEAD, REDUCE, ROOT, Storages
 from simulator.work.script.unit_comm import UnitComm
 
 
@@ -47,6 +56,9 @@ class Fsdp2Buffers(ShardedBuffers):
         self._stay_gradients = self.compute == self.reduced  # (to_accumulated_grad_if_needed)
         self._unhooked: dict[int, list[tuple[int, int]]] = {}  # unit -> gradients that its next hook widens
         self._stays = plan.pp > 1 and plan.traits.uses_torch_pipelines
+        if self._stays and isinstance(model, ModelShard) and model.embedding_chunk not in (None, model.head_chunk):
+            self.head = HEAD  # the root of another module
+            self.units[ROOT], self.units[HEAD] = fsdp_ends(model, plan, by_rows)
 
     @property
     @override
@@ -117,7 +129,7 @@ class Fsdp2Buffers(ShardedBuffers):
                 size = (piece.padded_numel * self.compute + piece.frozen_bytes) // reshard
                 self._smaller[unit] = self.storages.alloc(size, "unsharded_parameters")
             self.storages.free(*self.parameters.pop(unit))
-        if unit == ROOT:
+        if unit < 0:
             self._release()
 
     @override

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 COMPUTE, GATHER, REDUCE, ALL_REDUCE = range(4)  # streams that own memory
 ROOT: Final = -1  # the unit of the embedding and the head, where they are one; layers count from 0
+HEAD: Final = -2  # that of the head, where it is in another chunk of the rank than the embedding
 
 
 class Storages(Protocol):

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import PlanError
-from simulator.base.files import ordinary
-from simulator.base.schema import is_python, parse_json, parse_toml, read_json, unreadable
+from simulator.base.schema import is_python, parse_json, parse_toml, read_json
 from simulator.formats.readers import PLAN_FORMATS
+from simulator.formats.readers.plans.by_framework import read_stated, settings_of, text_of
 from simulator.formats.readers.plans.draft import GPUS, Draft, drafted_fields, plan_fields
 from simulator.formats.readers.plans.json_text import OPENS, strict
 from simulator.formats.readers.plans.stated import Stated
@@ -24,7 +24,6 @@ __all__ = ["GPUS", "Draft", "detect", "drafted_fields", "plan_fields", "read_pla
 
 _KEYED: Final = re.compile(r"([ \t]*(#[^\n]*)?\n)*[ \t]*(\w+[ \t]*[:=]\s|\[)")  # YAML or TOML
 _OTHERS: Final = (".py", ".json", ".toml", ".yaml", ".yml")
-MAX_BYTES: Final = 2**20
 _FOLDERS_ABOVE: Final = 5  # examples lie below the folder that their paths start from
 _DEEPSPEED: Final = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping"}
 _TORCHTITAN: Final = {"parallelism", "training", "activation_checkpoint", "job"}
@@ -111,50 +110,6 @@ def _of_yaml(form: str, text: str, path: Path, given: Collection[str], define: M
     return read_stated(form, stated)
 
 
-def settings_of(form: str, text: str, file: str, define: Mapping[str, str]) -> dict[str, Any]:
-    """A file's settings as plain data."""
-    if form in ("litgpt", "unsloth", "xtuner"):
-        from simulator.formats.readers.plans.further_tuning import further_settings
-
-        return further_settings(form, text, file, define)
-    if form == "transformers" and file.endswith(".py"):
-        from simulator.formats.readers.plans.trainer_script import trainer_settings
-
-        return trainer_settings(text, file)
-    from simulator.formats.readers.yaml_document import read_yaml
-
-    return read_yaml(text, file)
-
-
-def read_stated(form: str, stated: Stated) -> Draft:
-    """The plan of a fine-tuning framework's settings."""
-    match form:
-        case "litgpt" | "unsloth" | "xtuner" | "ms-swift":
-            from simulator.formats.readers.plans.further_tuning import READERS
-
-            return READERS[form](stated)
-        case "megatron-bridge":
-            from simulator.formats.readers.plans.megatron_bridge import read_megatron_bridge
-
-            return read_megatron_bridge(stated)
-        case "axolotl":
-            from simulator.formats.readers.plans.axolotl import read_axolotl
-
-            return read_axolotl(stated)
-        case "llama-factory":
-            from simulator.formats.readers.plans.llama_factory import read_llama_factory
-
-            return read_llama_factory(stated)
-        case "torchtune":
-            from simulator.formats.readers.plans.torchtune import read_torchtune
-
-            return read_torchtune(stated)
-        case _:
-            from simulator.formats.readers.plans.transformers import read_transformers
-
-            return read_transformers(stated)
-
-
 def recipe_of(text: str) -> str:
     """Torchtune's recipe, which its file names only in comments and paths; "" where it names none."""
     found = re.search(
@@ -222,20 +177,6 @@ def _quietly(load: Any, text: str) -> object:  # noqa: ANN401  json.loads or tom
         return load(text)
     except (ValueError, RecursionError):
         return None
-
-
-def text_of(path: Path) -> str:
-    """The text of a file of at most MAX_BYTES, UTF-8. Raises PlanError."""
-    try:
-        if not path.is_char_device():  # which has no size and no end: the bound below is for it
-            ordinary(path)
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise PlanError.at(str(path), f"is larger than {MAX_BYTES} bytes", "a plan's file")
-        return data.decode("utf-8").replace("\r\n", "\n")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise PlanError(unreadable(path, exc)) from None
 
 
 def _json(path: Path) -> Mapping[str, Any]:

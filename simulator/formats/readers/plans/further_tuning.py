@@ -164,6 +164,8 @@ def read_xtuner(stated: Stated) -> Draft:
         trainer.weights(job, "fp32")
     trainer.optimizer(job, "adamw_torch", table_of("xtuner")["optimizers"])
     trainer.kernels(job)
+    if r.flag("use_triton_kernel"):
+        job.change("use_triton_kernel", norm="fused", norm_dtype="compute")
     return job.draft("xtuner", "xtuner 0.1")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from simulator.base.errors import Fault, PlanError
+from simulator.base.files import ordinary
 from simulator.base.units import whole
 from simulator.formats.readers.plans.allocator import allocator_of
 from simulator.formats.readers.plans.launch_world import World, slurm_variables, world_of
@@ -144,7 +145,7 @@ def _beside(file: str, name: str) -> str | None:
     try:
         if not path.is_file() or path.stat().st_size > _MAX_SOURCED:
             return None
-        return path.read_text(encoding="utf-8").replace("\r\n", "\n")
+        return ordinary(path).read_text(encoding="utf-8").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError):
         return None
 

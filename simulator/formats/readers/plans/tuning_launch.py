@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from simulator.base.files import ordinary
 from simulator.formats.readers.plans.allocator import allocator_of
+from simulator.formats.readers.plans.by_framework import read_stated
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.launch_world import World, slurm_variables, world_of
 from simulator.formats.readers.plans.reading import UNSET, Setting
@@ -40,8 +42,6 @@ def read_tuning_launch(
     launch = Launch(command, file, shell, find)
     form, part = read_program(launch, define)
     world = _world(launch, text, form)
-    from simulator.formats.readers.plans import read_stated
-
     stated = Stated(
         data=launch.data, file=file, read_json=read_json, given=given, places=launch.places, unset=launch.unset,
         cures=launch.cures, auto=UNSET, program=part,
@@ -77,7 +77,7 @@ def _assumed(draft: Draft, data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sourced(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8") if path.is_file() and path.stat().st_size < 2**20 else None
+        return ordinary(path, 2**20).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
 

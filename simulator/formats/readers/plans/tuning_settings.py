@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from simulator.base.errors import Fault, PlanError
 from simulator.formats.readers.plans.accelerate_launch import NO_EFFECT, trainer_settings
+from simulator.formats.readers.plans.by_framework import settings_of, text_of
 from simulator.formats.readers.plans.launch_world import WORLD_OPTIONS
 from simulator.formats.readers.plans.options import options_of, table_of
 from simulator.formats.readers.plans.reading import UNSET, Setting, shortened
@@ -171,8 +172,6 @@ _SWITCHES: Final = frozenset({
 
 def _yaml(launch: Launch, name: str, place: str, form: str) -> tuple[dict[str, Any], str]:
     """A file that the command names, as plain data, and its path."""
-    from simulator.formats.readers.plans import settings_of, text_of
-
     path = launch.find(name)
     if not path.is_file():
         remedy = f"put it there; or --plan {Path(name).name}"
@@ -328,6 +327,9 @@ def _litgpt(launch: Launch, loose: list[Word], options: dict[str, Option]) -> No
         launch.put(name.replace("-", "_"), option)
 
 
+_TRITON: Final = "USE_TRITON_KERNEL"
+
+
 def _xtuner(launch: Launch, loose: list[Word], options: dict[str, Option]) -> None:
     _file_of(launch, loose, "xtuner")
     for name, option in options.items():
@@ -338,6 +340,10 @@ def _xtuner(launch: Launch, loose: list[Word], options: dict[str, Option]) -> No
     for word in loose[1:]:
         if "=" in word.text:  # --cfg-options
             _pairs(launch, [word])
+    value, line = launch.variable(_TRITON)
+    if value:  # any word: model/modules/dispatch reads bool(os.getenv(...))
+        launch.data = {**launch.data, "use_triton_kernel": True}
+        launch.places["use_triton_kernel"] = (_TRITON, f"{launch.file}:{line}")
 
 
 def _megatron_bridge(launch: Launch, loose: list[Word], options: dict[str, Option]) -> None:
