@@ -73,7 +73,7 @@ def test_a_server_has_no_more_capacity_than_its_front_end(plan: InferencePlan) -
 
 @given(st.floats(0, 2), st.floats(0, 1), st.lists(st.floats(0, 0.3), min_size=1, max_size=20), st.integers(1, 50))
 def test_steps_at_once_are_sent_as_one_by_one(busy_s: float, first_s: float, longer: list[float], tokens: int) -> None:
-    at_once, in_turn = (Shared(1, 0.0, 0.01, front_s=busy_s) for _ in range(2))
+    at_once, in_turn = (Shared([0.0], 0.0, 0.01, front_s=busy_s) for _ in range(2))
     ends, length = [first_s], 0.0
     for more_s in longer:
         length += more_s
