@@ -21,8 +21,10 @@ from simulator.spec.software.stack import Stack
 from simulator.studies.backtest import CollectivesReport, run
 from simulator.studies.backtest.evaluate import evaluate_row
 from simulator.studies.backtest.outcome import RowOutcome
+from simulator.studies.backtest.resolve import resolve
 from simulator.studies.backtest.scores import MemoryScore, memory_scores, quantile, verdicts
 from simulator.studies.backtest.text import percent
+from simulator.work.collectives.cost import rank_wait_s
 
 FIGURES = {
     "peak_allocated_gib": "allocated by torch, peak",
@@ -88,7 +90,9 @@ every way to fill a blank. Beside it the same runs with their stack. A few runs 
 FABRIC = """
 ## My fabric is measured, or known by its sheet
 
-{rows} runs over several nodes whose jobs measured their own network, predicted with those numbers and with the data sheet's alone.
+{rows} runs over several nodes whose jobs measured their own network, predicted with those numbers and with the data sheet's alone. The
+same numbers show that hosts of {waited} of them waited for every rank before each call
+([`call_rank_s`](reference/cluster-file.md#the-fabric-as-measured)): a setting of software, of which no sheet says anything.
 
 | known | runs | median | p90 | bias | holds | half-width |
 |---|--:|--:|--:|--:|--:|--:|"""
@@ -262,20 +266,42 @@ def _undescribed(scored: Sequence[RowOutcome], rows: Mapping[str, RunRow]) -> It
 
 def _fabric(scored: Sequence[RowOutcome], rows: Mapping[str, RunRow]) -> Iterator[str]:
     """The same runs with the numbers of their own network and without."""
-    stated = [o for o in scored if o.step_error is not None and o.id in rows and rows[o.id].of("fabric").get("inter")]
+    stated = [o for o in scored if o.step_error is not None and o.id in rows and _measured_over_nodes(rows[o.id])]
     stated.sort(key=lambda o: hashlib.sha256(o.id.encode()).hexdigest())
     stated = stated[:SHEET_ROWS]
     if not stated:
         return
-    yield FABRIC.format(rows=len(stated))
-    sheet = (
-        replace(row, settings=tuple(one for one in row.settings if not one[0].startswith("fabric.")))
-        for row in (rows[o.id] for o in stated)
-    )
-    for words, outcomes in (("as the job measured it", stated), ("the data sheet", list(map(evaluate_row, sheet)))):
+    rank_s = {o.id: _rank_wait_s(rows[o.id]) for o in stated}
+    alone = {o.id: evaluate_row(_by_sheet(rows[o.id])) for o in stated}
+    yield FABRIC.format(rows=len(stated), waited=sum(map(bool, rank_s.values())))
+    lines: dict[str, Iterable[RowOutcome]] = {
+        "as the job measured it": stated,
+        "the data sheet, and whether hosts waited": [
+            evaluate_row(_by_sheet(rows[name], rank_s[name])) for name in alone
+        ],
+        "the data sheet alone": alone.values(),
+    }
+    for words, outcomes in lines.items():
         found = timed(outcomes)
         if found is not None:
             yield f"| {words} | {' | '.join(found.cells('n', 'median', 'p90', 'bias', 'holds', 'half'))} |"
+
+
+def _measured_over_nodes(row: RunRow) -> bool:
+    """The job stated what its network gave, and has one."""
+    return bool(row.of("fabric").get("inter")) and resolve(row).cluster.num_nodes > 1
+
+
+def _rank_wait_s(row: RunRow) -> float:
+    """What the numbers of its network show that hosts waited for each rank."""
+    run = resolve(row)
+    return rank_wait_s(run.cluster, run.stack.software())
+
+
+def _by_sheet(row: RunRow, rank_s: float | None = None) -> RunRow:
+    """The row without its network's numbers; rank_s: but with what they show of its hosts."""
+    left = tuple(one for one in row.settings if not one[0].startswith("fabric."))
+    return replace(row, settings=left if rank_s is None else (*left, ("fabric.call_rank_s", rank_s)))
 
 
 def _memory(outcomes: Sequence[RowOutcome]) -> Iterator[str]:

@@ -104,7 +104,12 @@ def run_queue(
     play: runs a command line and returns its exit code. Returns 0 where nothing is left, 5 where something is.
     """
     play, until = play or _play, time.monotonic() + 60 * minutes
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise InputError(
+            Fault(f"--out {folder}", f"is no folder: {exc.strerror}", "a new one, or that of before")
+        ) from None
     left: list[int] = []
     for item in runnable(items(), there):
         if missing := [name for name in item.libraries if find_spec(name) is None]:

@@ -260,22 +260,11 @@ class _Reader:
         if not machine:
             self.fault(place, "comes before any machine line", "the first line of a file is its machine")
             return
-        shape = _shape(row)
-        self.samples.append(
-            Sample(
-                kind=kind,
-                time_s=float(row["time_s"]),
-                p10_s=row.get("p10_s"),
-                p90_s=row.get("p90_s"),
-                reps=row.get("reps", 1),
-                sustained=bool(row.get("sustained", False)),
-                rank=row.get("rank", 0),
-                host=str(row.get("host", "")),
-                machine=machine,
-                line=number,
-                shape=shape,
-            )  # fmt: skip
-        )
+        self.samples.append(Sample(
+            kind=kind, time_s=float(row["time_s"]), p10_s=row.get("p10_s"), p90_s=row.get("p90_s"),
+            reps=row.get("reps", 1), sustained=bool(row.get("sustained", False)), rank=row.get("rank", 0),
+            host=str(row.get("host", "")), machine=machine, line=number, shape=_shape(row),
+        ))  # fmt: skip
 
     def _unmeasured(self) -> tuple[Mapping[str, Any], ...]:
         """What failed and was not measured after all, when the run went on."""

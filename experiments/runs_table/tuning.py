@@ -106,8 +106,8 @@ def _finetune_py(row: RunRow) -> Tuned:
         "plan.lora_dropout": 0.05,
     }
     settings |= {"plan.master_dtype": half, "plan.optimizer_dtype": "bf16", "plan.optimizer_impl": "foreach"}
-    if method == "LoRA (emb)":  # a plan has one dtype for what is trained: the copies of both are in bf16
-        settings["plan.train_modules"] = ("embedding", "lm_head")
+    if method == "LoRA (emb)":  # the copies of both are in bf16, as the model is
+        settings |= {"plan.train_modules": ("embedding", "lm_head"), "plan.adapter_master_dtype": "fp32"}
     elif by_torch:
         settings |= {"plan.master_dtype": "fp32", "plan.optimizer_dtype": "fp32"}
     if method == "LoRA (multinode)":

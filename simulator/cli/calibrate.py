@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import check_writable
 from simulator.cli.finite import FiniteRange
@@ -17,20 +17,18 @@ from simulator.cli.options import (
     also_as_page,
     html_option,
     memory_fraction_option,
+    needs_torch,
     patience_option,
     print_status,
     print_text,
     write_json,
 )
+from validate.phases import SHARES
 
 if TYPE_CHECKING:
     from simulator.studies.learning.report import LearningReport
     from simulator.work.recorded.recording import Recording
 
-_PHASES = (
-    "host", "gemm", "streams", "attention", "loss", "optimizer", "collectives", "pairs", "groups", "overlap",
-    "transfers", "allocations", "storage", "sustained", "libraries",
-)  # fmt: skip
 _RUN_HELP = """Measure this machine for --minutes and write one sample a line.
 
 Products, attention, passes over memory, losses, optimizers, launches, transfers, storage, collectives over size and
@@ -96,38 +94,28 @@ def command() -> None:
 @click.option("--threads", type=click.IntRange(1, 1024), help="of each CPU process; default: the cores shared evenly")
 @click.option("--resume", is_flag=True, help="Go on with a file that was interrupted.")
 @click.option("--tiny", is_flag=True, help="The smallest shapes only: tries the machinery, calibrates nothing.")
-@click.option("--only", multiple=True, type=click.Choice(_PHASES), metavar="PHASE", help="Only this phase; repeatable.")
+@click.option(
+    "--only", multiple=True, type=click.Choice(tuple(SHARES)), metavar="PHASE", help="Only this phase; repeatable."
+)
 @click.option("--queue", is_flag=True, help="Measure all that waits for a GPU (docs/gpu-queue.md); --out is a folder.")
 @patience_option
 @memory_fraction_option
-def run(  # noqa: PLR0913  one a flag
-    *,
-    minutes: float,
-    out: Path,
-    device: str | None,
-    ranks: int | None,
-    threads: int | None,
-    resume: bool,
-    tiny: bool,
-    only: tuple[str, ...],
-    queue: bool,
-    patience: float,
-    memory_fraction: float,
-) -> int:
+def run(*, queue: bool, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Run the benchmarks and write their samples."""
-    _needs_torch()
+    needs_torch()
     if queue:
         from validate.queued import Gpus, run_queue
 
-        if device == "cpu" or ranks or threads or tiny or only:
-            raise click.UsageError("--queue chooses device, ranks and shapes itself")
-        return run_queue(out.with_suffix(""), minutes, Gpus.here(), print_line=print_status)
+        source = click.get_current_context().get_parameter_source
+        given = {name.replace("_", "-") for name in options if source(name) is ParameterSource.COMMANDLINE}
+        if own := sorted(given - {"minutes", "out", "resume"}):
+            raise click.UsageError(f"--queue chooses --{', --'.join(own)} itself")
+        return run_queue(
+            Path(str(options["out"]).removesuffix(".jsonl")), options["minutes"], Gpus.here(), print_line=print_status
+        )
     from validate import calibrate
 
-    return calibrate.run(
-        minutes=minutes, out=out, device=device, ranks=ranks, threads=threads, resume=resume, tiny=tiny,
-        patience=patience, memory_fraction=memory_fraction, only=only,
-    )  # fmt: skip
+    return calibrate.run(**options)
 
 
 @command.command("burn-in", help=_BURN_IN_HELP)
@@ -141,7 +129,7 @@ def run(  # noqa: PLR0913  one a flag
 @memory_fraction_option
 def burn_in(*, as_json: bool, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Repeat computations with known results and report wrong ones."""
-    _needs_torch()
+    needs_torch()
     from validate import calibrate
 
     found = calibrate.burn_in(**options)
@@ -161,13 +149,11 @@ def burn_in(*, as_json: bool, **options: Any) -> int:  # noqa: ANN401  one type 
 @click.option("--cluster", metavar="NAME|FILE", help="The cluster that logs and collectives on GPUs are of.")
 @click.option("--noisy", is_flag=True, help="Fit samples of grade F too: taken while the machine did something else.")
 @click.option("--keep", is_flag=True, help="Also keep it as this device's own: predictions take it without --calibration.")  # fmt: skip
-def fit(
-    *, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str | None, noisy: bool, keep: bool
-) -> int:
+def fit(**options: Any) -> int:  # noqa: ANN401  one type an option
     """Fit a calibration and write it."""
     from validate import calibrate
 
-    return calibrate.fit(inputs=inputs, out=out, device=device, cluster=cluster, noisy=noisy, keep=keep)
+    return calibrate.fit(**options)
 
 
 @command.command("check", help=_CHECK_HELP)
@@ -197,11 +183,11 @@ def check(samples: tuple[Path, ...], **options: Any) -> int:  # noqa: ANN401  on
 @click.option("--threshold", type=FiniteRange(0.001, 10), default=0.05, show_default=True, help="Smaller differences are none.")  # fmt: skip
 @click.option("--plot", type=FILE, metavar="FILE", help="Also draw the nodes beside each other: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `worse`, `nodes`.")
-def fleet(*, samples: tuple[Path, ...], threshold: float, plot: Path | None, as_json: bool) -> int:
+def fleet(samples: tuple[Path, ...], **options: Any) -> int:  # noqa: ANN401  one type an option
     """Report nodes that are slower than the others."""
     from validate.checked import run_fleet
 
-    return run_fleet(samples, threshold=threshold, plot=plot, as_json=as_json)
+    return run_fleet(samples, **options)
 
 
 @command.command("diff", help=_DIFF_HELP)
@@ -265,9 +251,3 @@ def _save(found: LearningReport, file: Path, stack_file: Path | None) -> None:
         from validate.fit.machine import write_stack
 
         write_stack(stack, stack_file)
-
-
-def _needs_torch() -> None:
-    if find_spec("torch") is None:
-        fault = Fault("environment", "PyTorch is not installed", "pip install 'shardwise[validate]'")
-        raise InputError(fault)

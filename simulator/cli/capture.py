@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import click
 from simulator.base.errors import InputError
 from simulator.base.schema import check_writable
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, all_of, cluster_option, print_status, print_text, tokens_option
+from simulator.cli.options import FILE, all_of, cluster_option, needs_torch, print_status, print_text, tokens_option
 
 if TYPE_CHECKING:
     from simulator.spec.cluster import Cluster
@@ -89,8 +88,7 @@ def captured(
     **how: Any,  # noqa: ANN401  other fields of Job
 ) -> dict[str, Any]:
     """A capture as its file keeps it. Raises InputError; a program's own traceback goes to stderr before."""
-    if find_spec("torch") is None:
-        raise InputError.at("torch", "is not installed", "pip install 'shardwise[validate]'")
+    needs_torch()
     from validate.capture.command import CaptureError, Job, captured_json
 
     job = Job(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -326,3 +327,9 @@ def print_status(text: str) -> None:
 def print_text(text: str) -> None:
     """Print lines on stdout; control characters of names in them are escaped."""
     click.echo(printable_lines(text))
+
+
+def needs_torch() -> None:
+    """Raises InputError where there is none."""
+    if find_spec("torch") is None:
+        raise InputError.at("torch", "is not installed", "pip install 'shardwise[validate]'")

@@ -6,15 +6,21 @@ ranks' own processes.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
-from simulator.base.errors import InputError
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, also_as_page, html_option, memory_fraction_option, patience_option, set_option
+from simulator.cli.options import (
+    FILE,
+    also_as_page,
+    html_option,
+    memory_fraction_option,
+    needs_torch,
+    patience_option,
+    set_option,
+)
 
 
 @click.group("validate")
@@ -68,8 +74,7 @@ def run(study: str | None, **options: Any) -> int:  # noqa: ANN401  one type an 
         raise click.UsageError(f"{' '.join(options['arguments'])}: arguments are those of a --program")
     elif options["capture"] is not None:
         raise click.UsageError("--capture: only of a --program")
-    if find_spec("torch") is None:
-        raise InputError.at("torch", "is not installed", "pip install 'shardwise[validate]'")
+    needs_torch()
     from validate.command import run as validate_run
 
     return validate_run(Path(study) if study is not None else None, options)
@@ -90,8 +95,7 @@ Exit codes: 0 every fault was named, 2 usage, 3 bad input, 5 one was not."""
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: `scenarios`.")
 def rehearse(*, quick: bool, only: str, patience: float, as_json: bool) -> int:
     """Try the measuring programs on this machine."""
-    if find_spec("torch") is None:
-        raise InputError.at("torch", "is not installed", "pip install 'shardwise[validate]'")
+    needs_torch()
     from validate.rehearse.command import rehearse as play
 
     return play(quick=quick, only=only, patience=patience, as_json=as_json)

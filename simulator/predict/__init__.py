@@ -12,7 +12,7 @@ from simulator.base.garbage import collected_rarely
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.play.lower import Lowering, lower
 from simulator.play.lower.host_lead import passes_ahead
-from simulator.predict.confidence import SHEET, Z90, own_sigma, reaches, spread
+from simulator.predict.confidence import SHEET, WAITING, Z90, own_sigma, reaches, spread
 from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_per_s, memory_by_device, worst_fit
 from simulator.predict.network import network_share, slow_s
 from simulator.predict.origins import extrapolated, sources
@@ -138,6 +138,9 @@ def _replayed(lowering: Lowering, step_s: float, alone_s: float, *, fold: bool) 
     imbalance = _imbalance_sigma(lowering, step_s, fold=fold)
     found = {"imbalance": imbalance} if imbalance else {}
     learned = lowering.calibration.learned
+    if learned is None and lowering.may_wait_s:
+        waiting_s = max(0.0, float(play(lowering.waiting(), fold=fold).step_s) - alone_s)
+        found[WAITING] = math.log1p(waiting_s / step_s) / Z90
     if lowering.network_by_sheet and (
         learned is None or "network" not in learned.values
     ):  # else the runs have shown it

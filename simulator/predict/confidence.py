@@ -46,6 +46,7 @@ UNCOUNTED = "uncounted host work"
 Z90 = 1.6449  # two-sided 90 % of a normal distribution
 RELEASE = "release"
 SHEET = "network by its sheet"
+WAITING = "hosts that may wait for every rank"
 SOFTWARE = "software"
 LEARNED = "learned"
 UNTIMED = "kernels without a measurement"
@@ -97,7 +98,7 @@ def reaches(own: float, parts: Mapping[str, float]) -> tuple[float, float]:
 
 def upward(name: str) -> bool:
     """A part of the interval's upper end alone."""
-    return name in (SHEET, UNCOUNTED) or name.startswith(SLOWER)
+    return name in (SHEET, WAITING, UNCOUNTED) or name.startswith(SLOWER)
 
 
 def own_sigma(lowering: Lowering) -> float:
@@ -121,7 +122,7 @@ def kind_of(name: str) -> Part | None:
     """The kind of a part; None: a kind that no runs judged."""
     name = name.removeprefix(SLOWER)
     kind, _, _ = name.partition(" of ")
-    if name in (SHEET, "imbalance"):
+    if name in (SHEET, WAITING, "imbalance"):
         return None
     if name in TRANSFER_SIGMA:
         return "transfers"

@@ -29,6 +29,7 @@ def slow_s(lowering: Lowering, *, fold: bool = True) -> float:
     """The step on a network at the slow end of published ones (`spec.calibration.networks`): what is hidden may show there."""
     slow = slow_network()
     cluster = lowering.cluster
+    assert cluster.inter is not None
     more = slow.beyond(cluster.num_devices // cluster.nvlink_domain_size)
-    slower = lowering.on_network(1 / (slow.slow_bytes * more), slow.slow_waits * more)
+    slower = lowering.on_network(1 / (slow.bytes_of(cluster.inter.kind) * more), slow.slow_waits * more)
     return float(play(slower, fold=fold).step_s)

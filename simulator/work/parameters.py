@@ -170,6 +170,12 @@ def _modules(parameters: tuple[Parameter, ...], plan: Plan) -> Iterator[tuple[st
     yield from weights.items()
 
 
+def pair_size(plan: Plan) -> int:
+    """Elements of the master dtype that one of a pair takes: 2 of 16 bits where it is stored in fp32."""
+    master = DTYPE_BYTES[plan.precision.master]
+    return DTYPE_BYTES[plan.peft.master or plan.precision.master] // master
+
+
 def _adapters(module: str, shape: tuple[int, ...], peft: PeftPlan) -> Iterator[Parameter]:
     if not peft.adapts(module):
         return

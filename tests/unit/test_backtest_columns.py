@@ -156,6 +156,8 @@ def test_a_jobs_own_fabric_is_that_of_its_cluster(tmp_path: Path) -> None:
     alone = run_of(tmp_path, **{**cells, "n_gpus": "8"}).cluster.fabric.measured
     assert [one.collective for one in alone] == ["all_gather"]  # no group between nodes
     assert run_of(tmp_path, inter_allreduce_gbps="", fabric_message_bytes="").cluster.fabric.measured == ()
+    waits = [run_of(tmp_path, fabric_call_rank_s=cell).cluster.fabric.call_rank_s for cell in ("", "0", "0.0003")]
+    assert waits == [None, 0.0, 0.0003]
 
 
 def test_the_version_of_nccl_is_text_and_changes_what_it_chooses(tmp_path: Path) -> None:

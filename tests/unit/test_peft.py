@@ -395,6 +395,27 @@ def test_weights_that_torch_unpacks_stay_for_the_backward() -> None:
     assert "gate.dequantised" in ops["gate"].saved
 
 
+def test_pairs_in_fp32_beside_modules_in_16_bits() -> None:
+    """peft leaves `modules_to_save` in the model's dtype and its pairs in fp32: two bytes more each of weight, gradient and moments."""
+    narrow = lora(lora_targets="attention", train_modules="lm_head", optimizer_dtype="bf16")
+    wide = narrow.copy_with(adapter_master_dtype="fp32")
+    pairs = trained_numel(LLAMA, lora(lora_targets="attention"))
+    assert trained_numel(LLAMA, wide) == trained_numel(LLAMA, narrow) == pairs + LLAMA.vocab_size * LLAMA.d_model
+    held, less = (resident_tensors(LLAMA, plan) for plan in (wide, narrow))
+    assert sum(held["parameters"]) - sum(less["parameters"]) == 2 * pairs
+    assert sum(held["optimizer_state"]) - sum(less["optimizer_state"]) == 4 * pairs
+    assert sum(gradient_tensors(LLAMA, wide)) - sum(gradient_tensors(LLAMA, narrow)) == 2 * pairs
+    ops = {
+        plan: {op.name: op for op in build_blocks(LLAMA, Stack.load("transformers-2024"), plan).layer.ops}
+        for plan in (wide, narrow)
+    }
+    assert {"q.lora_x", "q.lora_a.weight"} <= ops[wide].keys() - ops[narrow].keys()
+    made = {plan: sum(op.parameter_numel for op in found.values()) for plan, found in ops.items()}
+    assert made[wide] == 2 * made[narrow] == 2 * pairs // LLAMA.num_layers  # in elements of 16 bits
+    with pytest.raises(PlanError, match="each GPU holds whole modules"):
+        check(wide.copy_with(zero=3, dp_shard=2, data_parallel="fsdp2"))
+
+
 def test_fused_pairs_behind_dropout_add_and_mask_in_kernels_of_their_own() -> None:
     """fms-acceleration's LoRA_W: x dropped and kept; Y + X' A B; dX + (X' != 0) * (dY B A). Bytes in 16 bits, T tokens."""
     stack = Stack.load("transformers-2024").copy_with(adapters="fused")

@@ -349,3 +349,22 @@ def test_where_no_single_change_makes_it_fit_shorter_sequences_are_tried_with_ea
     plans = [remedy["plan"] for remedy in json.loads(capsys.readouterr().out)["remedies"]]
     assert plans
     assert all(set(plan) == {"weights", "max_model_len"} for plan in plans)
+
+
+@pytest.mark.parametrize(
+    ("workload", "flags", "place"),
+    [
+        ("", {"workload.concurrency": "4", "workload.rate": "3"}, "--concurrency and --rate"),
+        ("concurrency = 4", {"workload.rate": "3"}, "--rate"),
+        ("concurrency = 4\nrate = 3.0", {"workload.seed": "1"}, "study.toml: workload"),
+        ("", {"workload.ramp_s": "3s", "workload.seed": "1"}, "--ramp-s"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_told_at_the_flags_that_gave_them(
+    tmp_path: Path, workload: str, flags: dict[str, str], place: str
+) -> None:
+    study = tmp_path / "study.toml"
+    study.write_text(f'model = "llama3.2-1b"\ncluster = "hgx-h100-8"\n[workload]\n{workload}\n')
+    with pytest.raises(InputError) as caught:
+        read_serving_study(study, {}, flags, ())
+    assert [fault.place.removeprefix(f"{tmp_path}/") for fault in caught.value.faults] == [place]

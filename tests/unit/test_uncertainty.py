@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simulator.predict import Z90, Prediction, predict
-from simulator.predict.confidence import HOST_SIGMA, SHEET
+from simulator.predict.confidence import HOST_SIGMA, SHEET, WAITING
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.intervals import intervals
 from simulator.spec.calibration.learned import Learned
@@ -154,19 +154,48 @@ def test_the_slow_network_waits_and_flows_as_the_sweeps_say() -> None:
     by_gpu = Cluster.load("64xh100")
     more = slow.beyond(8)
     assert more == pytest.approx(math.exp(2 * slow.per_doubling))
-    fabric = by_gpu.fabric.model_copy(update={"speed": 1 / (slow.slow_bytes * more), "wait": slow.slow_waits * more})
+    fabric = by_gpu.fabric.model_copy(
+        update={"speed": 1 / (slow.slow_bytes["verbs"] * more), "wait": slow.slow_waits * more}
+    )
     slower = predict(model, plan, by_gpu.model_copy(update={"fabric": fabric}))
     found = over_nodes(by_gpu)
     assert math.exp(Z90 * found.uncertainty[SHEET]) == pytest.approx(slower.step_s / found.step_s)
 
 
-def test_slow_is_what_one_machine_more_would_exceed_once_in_twenty() -> None:
+def test_hosts_that_may_wait_for_every_rank_lengthen_the_upper_end_by_what_they_would() -> None:
+    """As they wait where the cluster says so; nothing of it where it says that they do not, or on one node."""
+    known = Cluster.load("dgx-h100-8", 2)
+    plan = {"tp": 8, "dp_shard": 2, "stack": "nanotron-2025", "data_parallel": "nanotron", "zero": 1}
+    found, rank_s = over_nodes(known, **plan), Stack.load("nanotron-2025").fitted.rank_wait_s
+    stated = {
+        wait_s: over_nodes(
+            known.model_copy(update={"fabric": known.fabric.model_copy(update={"call_rank_s": wait_s})}), **plan
+        )
+        for wait_s in (0.0, rank_s)
+    }
+    assert math.exp(Z90 * found.uncertainty[WAITING]) == pytest.approx(stated[rank_s].step_s / found.step_s)
+    assert stated[rank_s].step_s > 1.01 * found.step_s
+    assert all(WAITING not in one.uncertainty for one in (*stated.values(), over_nodes(Cluster.load("64xh100"))))
+    assert WAITING not in over_nodes(Cluster.load("dgx-h100-8", 1), **plan | {"dp_shard": 1}).uncertainty
+
+
+def test_the_slow_end_is_in_the_slow_mode_as_far_as_its_share_says() -> None:
     import networks_by_sheet as sheets
 
-    sample = [sheets.Unit(str(n), "", "all_reduce", 2, "bytes", float(n)) for n in range(39)]
-    assert sheets.quantile(sample, 0.95) == 37.0  # 38 of 40: split conformal
-    twice = [*sample, *(sheets.Unit("38", "other", kind, 2, "bytes", -1.0) for kind in "abc")]
-    assert sheets.quantile(twice, 0.95) == 37.0  # a machine's weight is shared by what it measured
+    def sample(healthy: int, slow: list[float]) -> list[sheets.Unit]:
+        ratios = [0.0] * healthy + slow
+        return [sheets.Unit(str(n), "efa", "", "all_reduce", 2, "bytes", one) for n, one in enumerate(ratios)]
+
+    # 4.5 of 45 machines are slow, at 1 ± 0.5: one in twenty is half of them, and so above their middle
+    assert sheets.slow_end(sample(40, [0.5, 0.5, 1.5, 1.5])) == pytest.approx(1.0)
+    assert sheets.slow_end(sample(400, [1.0])) == sheets.SLOW  # fewer than one in twenty
+    few, many = (sheets.slow_end(sample(healthy, [0.5, 1.5])) for healthy in (30, 5))
+    assert few < 1.0 < many
+    twice = [
+        *sample(40, [0.5, 0.5, 1.5]),
+        *(sheets.Unit("43", "efa", one, "all_reduce", 2, "bytes", 1.5) for one in "abc"),
+    ]
+    assert sheets.slow_end(twice) == pytest.approx(1.0)  # a machine's weight is shared by what it measured
     assert FILE.read_text(encoding="utf-8") == json.dumps(sheets.document(), indent=1, ensure_ascii=False) + "\n"
 
 

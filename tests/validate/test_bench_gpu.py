@@ -19,20 +19,13 @@ import torch
 
 from validate.benches import libraries
 from validate.benches.worker import ITEMS
+from validate.fit.ranks import SHARED
 from validate.phases import SHARES, phases_of
 from validate.samples import REQUIRED
 from validate.stopwatch import Session, SessionSettings
 
-EVERY_KIND = set(REQUIRED) - {
-    *(
-        "collective",
-        "collective_burst",
-        "collective_issue",
-        "overlap",
-        "fsdp2_group",
-    ),  # of several ranks: test_bench_cpu.py
-    *("membound_forward", "membound_backward"),  # of older files
-}
+# But those of several ranks (test_bench_cpu.py) and of older files.
+EVERY_KIND = set(REQUIRED) - SHARED - {"membound_forward", "membound_backward"}
 
 UNFITTED = {"decode_attention", "gemm_long", "gemm_scaled"}
 
@@ -345,7 +338,7 @@ def test_a_library_that_does_not_load_is_said_and_one_that_is_not_there_is_no_fa
 
 
 def test_phases_of_one_gpu_leave_out_what_needs_two() -> None:
-    assert set(SHARES) - set(phases_of("cuda", 1)) == {"collectives", "groups"}
+    assert set(SHARES) - set(phases_of("cuda", 1)) == {"collectives", "pairs", "groups"}
 
 
 def test_attention_says_which_kernel_ran(rows: list[Mapping[str, Any]]) -> None:

@@ -15,7 +15,7 @@ import torch
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
 from validate import faults
-from validate.burn_in import checks
+from validate.burn_in import checks, run
 from validate.burn_in.run import LOST, WRONG, Burnt
 from validate.supervise import Verdict
 
@@ -48,6 +48,16 @@ def test_the_rank_that_breaks_is_named_with_every_check_that_saw_it(
     rounds = {row["rounds"] for row in told["ranks"]}
     assert len(rounds) == 1
     assert all(0 < row["rounds"] < rounds.copy().pop() for row in told["wrong"])
+
+
+def test_a_burn_in_says_once_a_minute_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    clock = iter((0.0, 2.0, 59.0, 61.0, 130.0))
+    monkeypatch.setattr(run.time, "monotonic", lambda: next(clock))
+    show = run._progress(120.0, lines.append)
+    for index, phase in ((0, "first results"), (1, "round 1"), (0, "round 1"), (0, "round 2"), (0, "round 9")):
+        show(index, phase)
+    assert lines == ["first results, 2 minutes left", "round 2, 0.983 minutes left", "round 9, 0 minutes left"]
 
 
 def test_a_first_result_that_is_wrong_is_no_product_of_its_factors() -> None:

@@ -88,6 +88,37 @@ def test_every_item_has_a_command_and_one_whose_library_is_missing_says_which(
     assert (tmp_path / "20-1.done").exists()
 
 
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "queue").write_text("")
+    with pytest.raises(InputError, match="queue: is no folder: File exists"):
+        run_queue(tmp_path / "queue", 30, H100, lambda _: 0)
+
+
+def test_the_queue_is_told_no_more_than_time_and_place(capsys: pytest.CaptureFixture[str]) -> None:
+    """What it would not heed is a usage error."""
+    assert main(["calibrate", "run", "--queue", "--memory-fraction", "0.5", "--tiny"]) == ExitCode.USAGE
+    assert "--queue chooses --memory-fraction, --tiny itself" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "calibrate run",
+        "calibrate run --queue",
+        "calibrate burn-in",
+        "validate run",
+        "validate rehearse",
+        "capture x.py -o x",
+    ],
+)
+def test_a_machine_without_torch_is_told_what_to_install(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("simulator.cli.options.find_spec", lambda _: None)
+    assert main(command.split()) == ExitCode.BAD_INPUT
+    assert "torch: is not installed (pip install 'shardwise[validate]')" in capsys.readouterr().err
+
+
 def test_no_command_is_begun_that_cannot_end_in_time(tmp_path: Path) -> None:
     assert run_queue(tmp_path, 1.5, H100, lambda _: pytest.fail("too late"), lambda _: None) == 5
 

@@ -57,6 +57,7 @@ def environment(version: str, folder: Path) -> Path | str:
         str(place / "site"),
         asked,
     ]
+    print(f"{version}: installing {asked} (a gigabyte or three)", file=sys.stderr, flush=True)
     done = subprocess.run(pip, capture_output=True, text=True, check=False)
     if done.returncode:
         return reason(done.stderr)

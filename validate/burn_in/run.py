@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from validate.stopwatch import MEMORY_SHARE, DeviceKind, SessionSettings
 from validate.supervise import Deadlines, Verdict, scratch_folder, supervise
 
 ROUND_S: Final = 120.0  # of one round, and of the first results
+_SAID_S: Final = 60.0  # between two lines that say how far it is
 _LEAST: Final = 0.5  # of the minutes: played even where starting took more than the rest
 WRONG: Final = 1  # exit code: something computed wrongly
 LOST: Final = 5
@@ -107,6 +109,7 @@ def burn_in(job: Burn, print_line: PrintLine) -> Burnt:
             environments=[environment(job.device, job.threads) | {"RANK": str(rank)} for rank in ranks],
             scratch=scratch,
             memory_bytes=memory_limit(job.memory_fraction, launch.local_size) if job.device == "cpu" else None,
+            progress=None if launch.rank else _progress(end_s, print_line),
             samples=lambda _, row: _take(found, row, print_line),
             peers=peers,
         )
@@ -119,6 +122,20 @@ def burn_in(job: Burn, print_line: PrintLine) -> Burnt:
             found.verdict = peers.settle("end", outcome.verdict)
             _merge_answers(found, peers.gather("burnt", {"ranks": found.ranks, "wrong": found.wrong}))
     return found
+
+
+def _progress(end_s: float, print_line: PrintLine) -> Callable[[int, str], None]:
+    """Once a minute, of the first rank here: the round, and the time that is left."""
+    last_s = -math.inf
+
+    def show(index: int, phase: str) -> None:
+        nonlocal last_s
+        now = time.monotonic()
+        if index == 0 and now - last_s >= _SAID_S:
+            last_s = now
+            print_line(f"{phase}, {max(0.0, end_s - now) / 60:.3g} minutes left")
+
+    return show
 
 
 def _take(found: Burnt, row: Mapping[str, Any], print_line: PrintLine) -> None:

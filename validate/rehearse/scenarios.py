@@ -94,6 +94,7 @@ SCENARIOS: Final[Sequence[Scenario]] = (
     _calibrate(5, "gemm", "kill", "killed", quick=True),
     _calibrate(0, "streams", "kill", "killed"),
     _calibrate(3, "collectives", "kill", "killed", launcher="srun"),
+    _calibrate(5, "pairs", "segfault", "killed"),
     _calibrate(6, "overlap", "abort", "failed"),
     _calibrate(2, "attention", "exception", "failed", launcher="srun"),
     _calibrate(7, "optimizer", "tensor_memory", "out_of_memory"),

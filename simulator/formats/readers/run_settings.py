@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from simulator.base.records import Nested
 from simulator.base.schema import Strict, model_at
-from simulator.formats.readers.csv_table import Parser, integer_cell, number_cell, text_cell
+from simulator.formats.readers.csv_table import Parser, integer_cell, number_cell, pattern_cell, text_cell
 from simulator.spec.cluster.measured import COLLECTIVES
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -28,11 +28,17 @@ _NUMBER: Final = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?(e-?[0-9]{1,3})?")
 _WORDS: Final = {"true": True, "false": False}
 MESSAGE_BYTES: Final = "fabric_message_bytes"
 COPIES: Final = "fabric_gather_copies"
+RANK_WAIT: Final = "fabric_call_rank_s"
 _NAMED: Final = {
     f"{where}_{name}_gbps": f"fabric.{where}.{kind}"
     for where in ("inter", "intra")
     for name, kind in COLLECTIVES.items()
-} | {MESSAGE_BYTES: "fabric.size_bytes", COPIES: "fabric.gather_copies", "nccl_version": "stack.nccl.version"}
+} | {
+    MESSAGE_BYTES: "fabric.size_bytes",
+    COPIES: "fabric.gather_copies",
+    RANK_WAIT: "fabric.call_rank_s",
+    "nccl_version": "stack.nccl.version",
+}
 
 
 def column_of(setting: str) -> str:
@@ -66,6 +72,10 @@ def _written(owner: type[BaseModel]) -> Mapping[str, FieldInfo]:
 
 def setting_parser(setting: str) -> Parser:
     """The parser of its cells; None where blank."""
+    if setting == _NAMED[RANK_WAIT]:
+        return pattern_cell(
+            r"0(\.[0-9]{1,9})?", float, "seconds from 0 to below 1", "as 0.000295; 0 if hosts do not wait"
+        )
     if setting.startswith("fabric."):
         return integer_cell if setting in (_NAMED[MESSAGE_BYTES], _NAMED[COPIES]) else number_cell
     noun, *tables, key = setting.split(".")

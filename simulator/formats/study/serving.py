@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -230,9 +231,12 @@ def _checked(raw: Mapping[str, Any], origins: Mapping[str, str], name: str) -> S
 
 
 def _relabelled(fault: Fault, origins: Mapping[str, str], name: str) -> Fault:
-    path = fault.place.removeprefix(": ")
-    flag = next((flag for key, flag in origins.items() if path == key or path.startswith(f"{key}.")), None)
-    return replace(fault, place=flag or f"{name}: {path}")
+    """The fault at the flag that gave the key; of keys of a table that contradict each other, at the flags that gave them."""
+    path, words = fault.place.removeprefix(": "), set(re.findall(r"\w+", str(fault)))
+    flags = [flag for key, flag in origins.items() if path == key or path.startswith(f"{key}.")][:1] or [
+        flag for key, flag in origins.items() if key.startswith(f"{path}.") and key.split(".")[1] in words
+    ]
+    return replace(fault, place=" and ".join(dict.fromkeys(flags)) or f"{name}: {path}")
 
 
 def _requests(workload: Workload) -> Sequence[Request]:

@@ -33,6 +33,14 @@ def _has_keys(of: OfModel) -> bool:
 
 PLAN: Final = (
     PlanRule(
+        where="adapter_master_dtype",
+        fields=("adapter_master_dtype", "data_parallel", "zero", "tp", "pp"),
+        applies=lambda plan: plan.peft.master is not None and plan.precision.master != plan.peft.master,
+        holds=lambda plan: plan.traits.whole_modules and plan.zero == 0 and plan.tp * plan.pp == 1,
+        equation="pairs that are stored wider than what else is trained are modelled where each GPU holds whole modules",
+        remedy='data_parallel = "ddp", zero = 0, tp = pp = 1; or master_dtype = "fp32"',
+    ),
+    PlanRule(
         where="base_weights",
         fields=("base_weights", "peft"),
         holds=lambda plan: plan.peft.base in (None, "compute") or plan.peft.adds,

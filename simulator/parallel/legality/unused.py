@@ -85,6 +85,7 @@ EFFECTS: Final = (
     Effect(where="lora_targets", acts=lambda plan: plan.peft.pairs or plan.peft.method == "ia3", needs=_PAIRS),
     Effect(where="lora_dropout", acts=lambda plan: plan.peft.pairs, needs=_PAIRS),
     Effect(where="adapter_dtype", acts=lambda plan: plan.peft.pairs, needs=_PAIRS),
+    Effect(where="adapter_master_dtype", acts=lambda plan: plan.peft.pairs, needs=_PAIRS),
     Effect(where="prefix_tokens", acts=lambda plan: plan.peft.method == "prefix", needs='peft = "prefix"'),
     Effect(where="sequence_parallel", acts=lambda plan: plan.tp > 1, needs="tp above 1"),
     Effect(where="vocab_parallel", acts=lambda plan: plan.tp > 1, needs="tp above 1"),

@@ -117,10 +117,24 @@ class Lowering:
         fabric = self.cluster.fabric
         return self.over_nodes and not (fabric.confirmed or any(one.nodes > 1 for one in fabric.measured))
 
+    @property
+    def may_wait_s(self) -> float:
+        """What hosts may wait for each other rank before a collective, where nothing says whether they do."""
+        fabric = self.cluster.fabric
+        known = fabric.call_rank_s is not None or any(one.nodes > 1 for one in fabric.measured)
+        return 0.0 if known or not self.over_nodes else self.stack.fitted.rank_wait_s
+
     def on_network(self, speed: float, wait: float = 1.0) -> Lowering:
         """The same where bytes between nodes flow `speed` times as fast, and calls wait `wait` times as long beside."""
         fabric = self.cluster.fabric
-        other = fabric.model_copy(update={"speed": fabric.speed * speed, "wait": fabric.wait * wait})
+        return self._on_fabric(speed=fabric.speed * speed, wait=fabric.wait * wait)
+
+    def waiting(self) -> Lowering:
+        """The same where hosts wait for every rank."""
+        return self._on_fabric(call_rank_s=self.may_wait_s)
+
+    def _on_fabric(self, **changes: float) -> Lowering:
+        other = self.cluster.fabric.model_copy(update=changes)
         cluster = self.full_cluster.model_copy(update={"fabric": other})
         kinds = GpuKinds.of(cluster) if self.kinds is not None else None
         return replace(self, cluster=cluster.usual, kinds=kinds)

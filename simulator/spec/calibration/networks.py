@@ -1,21 +1,25 @@
 """How much slower an unmeasured network may be than its data sheet.
 
-Hardly any network is faster than its sheet, and some are several times slower: another transport than the cards could run, cards
-that were not all used, an old library. So it is an upper end that is known, not a width around the middle.
+Networks are of two modes: four in five give what their sheet says within a few percent, and hardly more; the others are several times
+slower (another transport than the cards could run, cards that were not all used, an old library). So it is an upper end that is
+known, not a width around the middle. Where NCCL needs a plugin to reach the cards, it may be missing, and all goes over TCP.
 """
 
 from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, ValidationError
 
 from simulator.base.errors import CalibrationError
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import Strict, faults_of, read_json
+from simulator.spec.cluster.parts import InterKind
 
+Carrier = Literal["verbs", "plugin"]  # what NCCL speaks itself; what it needs a plugin for
+PLUGINS: Final[frozenset[InterKind]] = frozenset({"efa", "slingshot", "tcpx", "tcpxo"})
 FILE: Final = TOPOLOGIES / "calibrations" / "networks.json"
 
 
@@ -23,14 +27,16 @@ class SlowNetwork(Strict):
     """The slow end of published networks, which one in twenty exceeds.
 
     slow_bytes, slow_waits: factors on the time of bytes and of what calls wait beside, over `nodes` nodes. per_doubling: logarithm
-    of a further factor for each doubling of the nodes beyond. sample: machine -> least and largest factor that it showed.
+    of a further factor for each doubling of the nodes beyond. held: the share of networks below the end that other sources say.
+    sample: machine -> least and largest factor that it showed.
     """
 
     source: str
-    slow_bytes: float = Field(ge=1)
+    slow_bytes: dict[Carrier, float]
     slow_waits: float = Field(ge=1)
     per_doubling: float = Field(ge=0)
     nodes: int = Field(ge=2)
+    held: float = Field(ge=0, le=1)
     sample: dict[str, dict[str, tuple[float, float]]]
 
     @classmethod
@@ -40,6 +46,10 @@ class SlowNetwork(Strict):
             return cls.model_validate_json(json.dumps(read_json(FILE, CalibrationError)))
         except ValidationError as exc:
             raise CalibrationError(faults_of(exc, FILE.name)) from None
+
+    def bytes_of(self, kind: InterKind) -> float:
+        """The factor on the time of bytes over a network of that kind."""
+        return self.slow_bytes["plugin" if kind in PLUGINS else "verbs"]
 
     def beyond(self, num_nodes: int) -> float:
         """What more nodes than those of most sweeps make of both factors."""

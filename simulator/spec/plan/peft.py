@@ -114,6 +114,11 @@ class PeftPlan(Strict):
         description="dtype that pairs multiply in; not set: that of the other products, which autocast casts them to. `fp32`: "
         "peft's own adapters without autocast. They are stored in `master_dtype`",
     )
+    master: Literal["fp32"] | None = Field(
+        default=None,
+        description="dtype that pairs, and their states, are stored in beside narrower modules that are trained whole, as peft's "
+        "`modules_to_save` of a 16-bit model; not set: `master_dtype`",
+    )
     upcasts: bool = Field(
         default=False,
         description="frozen embeddings, norms and heads are stored in fp32, and the residual stream is fp32 under autocast, as "

@@ -104,6 +104,12 @@ class Engine(Strict):
     sequence_s: Seconds = Field(
         ge=0, default=0.0, description="what a sequence whose tokens are streamed adds to a step, hidden by nothing"
     )
+    stream_s: Seconds = Field(
+        ge=0,
+        default=0.0,
+        description="what a streamed token takes the front end, one process, where it waits for others",
+    )
+    accept_s: Seconds = Field(ge=0, default=0.0, description="what a request takes it on its way in, likewise")
     fp8_prompts: bool = Field(default=False, description="attention of prompts runs in fp8 where the cache is in fp8")
     casts: Literal["separate", "fused"] = Field(
         default="separate",

@@ -360,6 +360,10 @@ class Fitted(Strict):
         "what a collective inside a block waits on the device for the last of its ranks, each of which has a host "
         "of its own",
     )
+    rank_wait_s: Seconds = _seconds(
+        "what a host may wait for each other rank before a collective where neither `[fabric.measured]` nor `call_rank_s` says "
+        "whether it does: some of the measured runs did. Over nodes an interval's upper end allows for it",
+    )
     step_overhead_s: Seconds = _seconds("a constant a step")
     # 0.05: the factors found for six fitted stacks lie 4 % (products, some 60 % of a step) and 35 % (elementwise kernels, some
     # 12 %) around their priors, which makes 0.05 of a step

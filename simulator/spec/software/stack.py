@@ -44,6 +44,7 @@ _INTERPRETER = tuple(f"host_{call}" for call in _CALLS.split())
 _HOST_TIMES = ("host_launch_s", "host_module_s", *_INTERPRETER, "host_kernel_s", "host_collective_s", "host_unit_s")
 _FITTED = (
     "collective_wait_s",
+    "rank_wait_s",
     "gemm_factor",
     "elementwise_factor",
     "grouped_factor",
@@ -111,6 +112,8 @@ class Stack(Nested):
             timed = {
                 "request_s": self.engine.request_s,
                 "token_s": self.engine.token_s,
+                "stream_s": self.engine.stream_s,
+                "accept_s": self.engine.accept_s,
                 "nccl_factor": self.engine.nccl_factor != 1,
                 "sequence_s": self.engine.sequence_s,
                 "all_reduce": self.engine.all_reduce,

@@ -129,14 +129,20 @@ def answer(row: RunRow) -> Answer:
             _open_verdict(variant, variants, fitting),
             [*_may_have_run(variants, variant)] or [variant],
         )
-    return Answer(variant, (*spanned, *_played(also(variant.run.row, variant.run.stack))), fits, hangs_on)
+    besides = [each for each in _played(also(variant.run.row, variant.run.stack)) if _worth_it(each, variant)]
+    return Answer(variant, (*spanned, *besides), fits, hangs_on)
+
+
+def _worth_it(one: Variant, variant: Variant) -> bool:
+    """Nobody interleaves stages where that takes longer."""
+    return one.run.row.vpp == variant.run.row.vpp or one.prediction.step_s < variant.prediction.step_s
 
 
 def _interval(variant: Variant, spanned: Sequence[Variant]) -> tuple[float, float]:
     """The 90 % interval of a row's step in seconds, over all variants that may have run."""
     run, middle = variant.run, variant.seconds(variant.prediction.step_s)
     low = min(each.seconds(each.prediction.low_s) for each in spanned)
-    high = max(each.seconds(each.prediction.high_s) for each in spanned)
+    high = max(each.seconds(each.prediction.high_s) for each in spanned if each.run.row.vpp == run.row.vpp)
     if run.unmodelled:
         low, high = (middle * beyond(end / middle) for end in (low, high))
     longer = counted_otherwise(run.row, run.model, run.plan.num_devices)

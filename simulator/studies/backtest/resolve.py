@@ -144,6 +144,8 @@ def as_measured(cluster: Cluster, row: RunRow) -> Cluster:
         for kind, rate in stated.get(where, {}).items()
         if groups[where][1] > 1  # a job on one node has no group between nodes
     )
+    if (rank_s := stated.get("call_rank_s")) is not None:
+        cluster = cluster.model_copy(update={"fabric": cluster.fabric.model_copy(update={"call_rank_s": rank_s})})
     return cluster.with_measured(found, f"line {row.line}") if found else cluster
 
 

@@ -1,6 +1,6 @@
 """What to measure next: the plan whose time would narrow the intervals of all given plans most.
 
-A measured step of slopes j takes (jᵗ Σ t)² / (τ² + jᵗ Σ j) off the variance of a step of slopes t, whatever it will turn out to be.
+A measured step of slopes j takes (jᵗ Σ t)² / (jᵗ Σ j + what is its own) off the variance of a step of slopes t, whatever it will turn out to be.
 """
 
 from __future__ import annotations
@@ -63,24 +63,25 @@ def next_run(found: Posterior, observed: Sequence[Observed]) -> NextRun | None:
 def _taken_off(found: Posterior, j: Array, every: Array) -> float:
     """Sum over the plans of what their variance loses."""
     gain = every @ found.covariance @ j
-    return float((gain**2).sum()) / (found.apart**2 + float(j @ found.covariance @ j))
+    return float((gain**2).sum()) / (float(found.beside(j)) + float(j @ found.covariance @ j))
 
 
 def _as_next_run(found: Posterior, best: _Candidate, every: Array) -> NextRun:
     base, changes, j, _ = best
     then = found.covariance @ j
-    after = found.covariance - np.outer(then, then) / (found.apart**2 + float(j @ then))
+    variance = float(found.beside(j)) + float(j @ then)
+    after = found.covariance - np.outer(then, then) / variance
     narrowed = np.sqrt(np.diag(after) / np.diag(found.covariance))
     most = int(np.argmin(narrowed))
 
     def mean(covariance: Array) -> float:
-        of_each = np.sqrt(found.apart**2 + np.einsum("ik,kl,il->i", every, covariance, every))
+        of_each = np.sqrt(found.beside(every) + np.einsum("ik,kl,il->i", every, covariance, every))
         return found.reach * float(of_each.mean())
 
     return NextRun(
         like=base.id,
         changes=changes,
-        half=found.reach * math.sqrt(found.apart**2 + float(j @ then)),
+        half=found.reach * math.sqrt(variance),
         mean_before=mean(found.covariance),
         mean_after=mean(after),
         teaches=found.names[most],

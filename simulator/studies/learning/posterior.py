@@ -1,9 +1,11 @@
 """The posterior: coefficients whose steps are nearest to the measured ones, and nearest to what was known before.
 
-    log y_i = log T_i(θ) + δ(x_i) + ε_i,    θ_k ~ N(0, σ_k²),    δ ~ GP(0, s² exp(-distance / reach)),    ε_i ~ N(0, τ² / w_i)
+    log y_i = log T_i(θ + η_i) + δ(x_i) + ε_i,    θ_k ~ N(0, σ_k²),    η_ik ~ N(0, ρ_k²),    δ ~ GP(0, s² exp(-distance / reach)),
+    ε_i ~ N(0, τ² / w_i)
 
-y: measured seconds, T: predicted ones, σ: one sigma of a coefficient before (what the intervals of predictions are made of). δ is
-what runs err by beyond all coefficients and share with runs like them (`spec.calibration.likeness`), ε what each has of its own.
+y: measured seconds, T: predicted ones, σ² + ρ²: variance of a coefficient before (what the intervals of predictions are made of);
+ρ: the part of hosts and links that is each run's own. δ is what runs err by beyond all coefficients and share with runs like them
+(`spec.calibration.likeness`), ε what each has of its own.
 s and τ are the most probable ones beside what stacks say of scatter. Weights w are those of Student's t of what the other runs say
 of one: a step that contradicts them counts less (Lange, Little and Taylor 1989, doi 10.1080/01621459.1989.10478852). Gauss-Newton
 on exact predictions, with each coefficient's share of the step as its slope; the covariance is Laplace's.
@@ -20,6 +22,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.stats import t as student
 
+from simulator.predict.confidence import OF_ALL_STEPS
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.calibration.learned import NAMES, Coefficient, CoefficientName, Learned, on_links
 from simulator.spec.calibration.likeness import Likeness, Point, alike
@@ -31,6 +34,8 @@ CLEARLY: Final = 2 / 3  # nearer by less than a third is what a few runs do by c
 # of published sources neither much more nor much less. What each step has of its own: 0.7 of it, within 1.6
 _SHARED: Final = (math.log(2.0), 1.0)
 _OWN: Final = (-math.log(1.4), 0.5)
+# Hosts and links are those of a run's nodes and moments: as much of their variance as a stack's is each run's own
+_OF_EACH_RUN: Final = frozenset(("operators", "collectives", "node_links", "network", "growth", "latency", "overlap"))
 _LEAST: Final = 1e-3  # of a scatter that nobody stated
 _MOST_ROUNDS: Final = 8
 _SMALL: Final = 0.02  # of a sigma: a step of Gauss-Newton below which nothing moves any more
@@ -40,17 +45,21 @@ _WEIGHINGS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """What runs differ by beyond coefficients. own: τ; shared: s; correlation: of what two runs share; weights: of the runs."""
+    """What runs differ by beyond coefficients that all share.
+
+    own: τ; shared: s; correlation: of what two runs share; weights: of the runs; each: variance by each run's hosts and links.
+    """
 
     own: float
     shared: float
     correlation: Array
     weights: Array
+    each: Array
 
     @property
     def covariance(self) -> Array:
         """Of the runs' errors beside the coefficients'. A run of little weight is as if it scattered more, in all that it does."""
-        return self.shared**2 * self.correlation + np.diag(self.own**2 + self.added)
+        return self.shared**2 * self.correlation + np.diag(self.own**2 + self.each + self.added)
 
     @property
     def added(self) -> Array:
@@ -63,14 +72,15 @@ class Scatter:
 class Posterior:
     """theta: values in the order of `names`. covariance: of them. steps: the runs under them, each as `Observed.step`.
 
-    slopes: of each run (rows), for each name. prior: one sigma of each name before. residuals: measured over predicted by theta, in
-    logs; solved: what all coefficients are to explain, times the inverse of its covariance. moved: predictions follow.
+    slopes: of each run (rows), for each name. prior: one sigma of each name before; each: of what each run's own adds to it.
+    residuals: measured over predicted by theta, in logs; solved: what all coefficients are to explain, times the inverse of its covariance. moved: predictions follow.
     """
 
     names: tuple[CoefficientName, ...]
     theta: Array
     covariance: Array
     prior: Array
+    each: Array
     found: Scatter
     points: tuple[Point, ...]
     steps: tuple[Step, ...]
@@ -94,6 +104,11 @@ class Posterior:
     def apart(self) -> float:
         """The same of one that is like none of these."""
         return math.hypot(self.found.own, self.found.shared)
+
+    def beside(self, slopes: Array) -> Array:
+        """The variance of such runs (rows of slopes), with that of their own hosts and links."""
+        found: Array = self.apart**2 + slopes**2 @ self.each**2
+        return found
 
     @property
     def values(self) -> dict[CoefficientName, float]:
@@ -164,8 +179,10 @@ def posterior(observed: Sequence[Observed]) -> Posterior:
     moved_by_runs = np.max([np.abs(s.slopes) for s in first], axis=0) * prior > 0
     indices = [i for i in range(len(NAMES)) if moved_by_runs[i]]
     names = tuple(NAMES[i] for i in indices)
+    of_all = np.array([OF_ALL_STEPS if name in _OF_EACH_RUN else 1.0 for name in names])
     problem = _Problem(
-        names=names, indices=indices, prior=prior[indices], scatter=max(_LEAST, float(np.median([s.scatter for s in first]))), nodes=nodes,
+        names=names, indices=indices, prior=prior[indices] * of_all, each=prior[indices] * np.sqrt(1 - of_all**2),
+        scatter=max(_LEAST, float(np.median([s.scatter for s in first]))), nodes=nodes,
         measured=np.log([o.measured_s for o in observed]), points=tuple(one.point for one in observed),
         steps_at=lambda theta: steps_at(names, theta),
     )  # fmt: skip
@@ -179,6 +196,7 @@ class _Problem:
     names: tuple[CoefficientName, ...]
     indices: list[int]
     prior: Array
+    each: Array
     scatter: float
     nodes: float
     measured: Array
@@ -209,12 +227,12 @@ class _Problem:
         j = np.array([s.slopes[self.indices] for s in steps])
         residuals = self.measured - np.log([s.seconds for s in steps])
         target, known = residuals + j @ theta, j @ np.diag(self.prior**2) @ j.T
-        found = _scattered(target, known, alike(self.points, self.points), self.scatter)
+        found = _scattered(target, known, alike(self.points, self.points), self.scatter, j**2 @ self.each**2)
         inverse = _inverse(known + found.covariance)
         cross = (self.prior**2)[:, None] * j.T
         return Posterior(
-            names=self.names, theta=theta, covariance=np.diag(self.prior**2) - cross @ inverse @ cross.T, prior=self.prior, found=found,
-            points=self.points, steps=steps, slopes=j, residuals=residuals, inverse=inverse, solved=inverse @ target, moved=True,
+            names=self.names, theta=theta, covariance=np.diag(self.prior**2) - cross @ inverse @ cross.T, prior=self.prior, each=self.each,
+            found=found, points=self.points, steps=steps, slopes=j, residuals=residuals, inverse=inverse, solved=inverse @ target, moved=True,
             nodes=self.nodes,
         )  # fmt: skip
 
@@ -242,17 +260,17 @@ def _inverse(covariance: Array) -> Array:
     return np.asarray((found + found.T) / 2, dtype=np.float64)
 
 
-def _scattered(target: Array, known: Array, correlation: Array, before: float) -> Scatter:
+def _scattered(target: Array, known: Array, correlation: Array, before: float, each: Array) -> Scatter:
     """The most probable scatter under the runs' weights, and their weights under it, in turn (Student's t by iterated weighing)."""
 
     def cost(logs: Array, weights: Array) -> float:
         own, shared = logs
-        covariance = known + Scatter(math.exp(own), math.exp(shared), correlation, weights).covariance
+        covariance = known + Scatter(math.exp(own), math.exp(shared), correlation, weights, each).covariance
         fits = float(target @ _inverse(covariance) @ target) + float(np.linalg.slogdet(covariance)[1])
         off = ((own - math.log(before) - _OWN[0]) / _OWN[1], (shared - math.log(before) - _SHARED[0]) / _SHARED[1])
         return float(fits + off[0] ** 2 + off[1] ** 2)
 
-    found = Scatter(math.exp(_OWN[0]) * before, math.exp(_SHARED[0]) * before, correlation, np.ones(len(target)))
+    found = Scatter(math.exp(_OWN[0]) * before, math.exp(_SHARED[0]) * before, correlation, np.ones(len(target)), each)
     for _ in range(_WEIGHINGS):
         start = [math.log(found.own), math.log(found.shared)]
         own, shared = minimize(cost, start, args=(found.weights,), method="Nelder-Mead", options={"maxiter": 200}).x
@@ -260,7 +278,7 @@ def _scattered(target: Array, known: Array, correlation: Array, before: float) -
         if len(target) == 1:  # nothing else says anything of it
             break
         inverse = _inverse(known + found.covariance)
-        variances = np.maximum(found.own**2, 1 / np.diag(inverse) - found.added)
+        variances = np.maximum(found.own**2 + each, 1 / np.diag(inverse) - found.added)
         odd = (inverse @ target / np.diag(inverse)) ** 2 / variances  # squared, in sigmas of what the others say
         found = replace(found, weights=np.minimum(1.0, (FREEDOM + 1) / (FREEDOM + odd)))
     return found
@@ -284,7 +302,8 @@ def without(found: Posterior, index: int) -> tuple[float, float, Array]:
     By the slopes at the posterior: no prediction is made anew.
     """
     precision = found.inverse[index, index]
-    sigma = math.sqrt(max(found.found.own**2, 1 / precision - found.found.added[index]))
+    least = found.found.own**2 + found.found.each[index]
+    sigma = math.sqrt(max(least, 1 / precision - found.found.added[index]))
     rest = [i for i in range(len(found.steps)) if i != index]
     j = found.slopes[rest]
     cross = (found.prior**2)[:, None] * j.T

@@ -116,8 +116,7 @@ class StepCosts:
     @property
     def overhead_s(self) -> float:
         """Host time before each step, while the devices wait. A machine without losses has none."""
-        on_host = self.cluster.device.host_factor
-        return 0.0 if self._ideal else self.pace * on_host * self.stack.fitted.step_overhead_s
+        return 0.0 if self._ideal else self.pace * self.cluster.device.host_factor * self.stack.fitted.step_overhead_s
 
     @property
     def works_ahead(self) -> bool:
@@ -142,10 +141,17 @@ class StepCosts:
         hidden_s = part * busy_s if engine.overlapped else 0.0
         return (sent_s + max(0.0, self.overhead_s - hidden_s)) / part
 
+    @property
+    def front_s(self) -> tuple[float, float]:
+        """What takes its front end so long: to let a request in, and to send a token."""
+        engine, pace = self.stack.engine, self.pace * self.cluster.device.host_factor
+        if self._ideal or engine is None:
+            return 0.0, 0.0
+        return pace * engine.accept_s, pace * engine.stream_s * self.streamed
+
     def moved_s(self, batch: Batch) -> float:
         """Blocks to the host's memory and back, over each GPU's own link, before the step begins."""
-        tier = self.cluster.host_tier if batch.out or batch.back else None  # asked for in such steps alone: it is slow
-        if tier is None:
+        if not (batch.out or batch.back) or (tier := self.cluster.host_tier) is None:  # which is slow to ask for
             return 0.0
         each = self.plan.block_size * max(kv_bytes_per_token(shard, self.plan) for shard in self.shards)
         return self.pace * each / self.ranks * (batch.out / tier.d2h_bytes_per_s + batch.back / tier.h2d_bytes_per_s)

@@ -19,6 +19,7 @@ from simulator.studies.serving.batch import Batch
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
 from simulator.studies.serving.served import ServedRequests
+from simulator.studies.serving.shared import Shared
 from simulator.studies.serving.transfer import fetched_s
 from simulator.studies.serving.workload import NO_USERS, Request, Users
 
@@ -95,8 +96,8 @@ class ClosedLoop:
         self._sent = min(self._users.count, len(self._jobs))
         return [self._jobs.state(index) for index in range(self._sent)]
 
-    def behind(self, answered: RequestState, now_s: float) -> RequestState | None:
-        """What the user sends next whose request is answered now; None: nothing."""
+    def behind(self, answered: RequestState) -> RequestState | None:
+        """What the user sends next whose request is answered; None: nothing."""
         users = self._users
         index = answered.index + users.count if users.turns > 1 else self._sent
         if index >= len(self._jobs):
@@ -104,7 +105,8 @@ class ClosedLoop:
             return None
         self._sent += 1
         job = self._jobs.state(index)
-        job.request = replace(job.request, arrival_s=now_s + (users.gaps_s[index] if users.gaps_s else 0.0))
+        assert answered.end_s is not None
+        job.request = replace(job.request, arrival_s=answered.end_s + (users.gaps_s[index] if users.gaps_s else 0.0))
         return job
 
 
@@ -135,7 +137,7 @@ class Engine:
         self.meter = Meter(start_s=window[0], end_s=window[1])
         self.jobs = ServedRequests(requests, moved=moved or users.count > 0)
         self._prefilled = prefilled
-        self._finished = self._fetching = 0
+        self._finished = self._underway = 0
         self._costs = costs
         self._inside, self._changed_s = 0, 0.0
         self._report: Progress | None = None
@@ -146,8 +148,8 @@ class Engine:
         self.lanes: list[Lane] = []
         plan = costs.plan
         for _ in range(plan.dp if engines is None else engines):
-            stages, port = [0.0] * plan.pp, [0.0]
-            self.lanes += [Lane(self, self._env, costs, Scheduler(limits), stages, port) for _ in range(plan.pp)]
+            shared = Shared(plan.pp, *costs.front_s)
+            self.lanes += [Lane(self, self._env, costs, Scheduler(limits), shared) for _ in range(plan.pp)]
         for lane in self.lanes:
             self._env.process(lane.run())
 
@@ -175,7 +177,7 @@ class Engine:
     @property
     def nothing_before_s(self) -> float:
         """Until then no lane hears of anything: the next request of a stream; or any event, where answers bring requests."""
-        return self._env.peek() if self._comes_s is None or self._fetching else self._comes_s
+        return self._env.peek() if self._comes_s is None or self._underway else self._comes_s
 
     def _come(self, jobs: Iterable[RequestState]) -> None:
         """Requests of a closed loop, in order of arrival."""
@@ -196,23 +198,22 @@ class Engine:
         )
 
     def take(self, job: RequestState) -> None:
-        """A request comes: to the lane with the fewest, once the beginning that it finds in a store is there."""
+        """A request comes: to the lane with the fewest, once it is let in and the beginning that it finds in a store is there."""
         lane = min(self.lanes, key=lambda each: each.unfinished)  # the first of the least
-        seconds = 0.0 if self._prefilled else fetched_s(self._costs, job.request)
-        if seconds:
-            self._env.process(self._fetch(job, lane, seconds))
+        now = self._env.now
+        ready_s = now if self._prefilled else lane.shared.ready_s(now, fetched_s(self._costs, job.request))
+        if ready_s > now:
+            self._underway += 1
+            lane.underway += 1
+            self._env.process(self._let_in(job, lane, ready_s - now))
         else:
             self.give(job, lane)
 
-    def _fetch(self, job: RequestState, lane: Lane, seconds: float) -> Process:
-        """One after another over an engine's links, while its steps go on."""
-        now = self._env.now
-        lane.port[0] = ready_s = max(now, lane.port[0]) + seconds
-        self._fetching += 1
-        lane.fetching += 1
-        yield self._env.timeout(ready_s - now)
-        self._fetching -= 1
-        lane.fetching -= 1
+    def _let_in(self, job: RequestState, lane: Lane, seconds: float) -> Process:
+        """The lane's steps go on meanwhile."""
+        yield self._env.timeout(seconds)
+        self._underway -= 1
+        lane.underway -= 1
         self.give(job, lane)
 
     def give(self, job: RequestState, lane: Lane) -> None:
@@ -232,7 +233,7 @@ class Engine:
         if self._report is not None and before * 100 // total != self._finished * 100 // total:
             self._report(self._finished, total)
         if self._loop:
-            following = (self._loop.behind(job, self._env.now) for job in finished)
+            following = map(self._loop.behind, finished)
             self._come(sorted((job for job in following if job), key=lambda job: job.request.arrival_s))
             if self._loop.thins_out:
                 self.meter.end_s = min(self.meter.end_s, self._env.now)
@@ -263,7 +264,7 @@ def arrive(
 
 
 class Lane:
-    """One scheduler. free_s: when each stage that its steps pass is free, of all lanes of an engine; port: when its links are.
+    """One scheduler.
 
     A host that works ahead decides on the next step when a step begins, so what comes meanwhile waits for the one behind it.
     """
@@ -274,18 +275,17 @@ class Lane:
         env: simpy.Environment,
         costs: StepCosts,
         scheduler: Scheduler,
-        free_s: list[float],
-        port: list[float],
+        shared: Shared,
     ) -> None:
         self._engine, self._env, self._costs = engine, env, costs
-        self.scheduler, self._free_s, self.port = scheduler, free_s, port
-        self.fetching = 0  # requests whose beginnings are on their way
+        self.scheduler, self.shared = scheduler, shared
+        self.underway = 0  # requests that are in no queue yet
         self._idle: simpy.Event | None = None
         self._coming: deque[RequestState] = deque()  # in no step that has been decided on
 
     @property
     def unfinished(self) -> int:
-        return self.fetching + len(self._coming) + self.scheduler.unfinished
+        return self.underway + len(self._coming) + self.scheduler.unfinished
 
     def take(self, job: RequestState) -> None:
         """A request comes."""
@@ -332,7 +332,7 @@ class Lane:
             if not alone or not scheduler.undisturbed or self._engine.nothing_before_s <= now_s:
                 yield env.timeout(now_s - env.now)
             self._measure((begun_s, now_s), times[0], batch)
-            finished = scheduler.complete(now_s)
+            finished = scheduler.complete(self.shared.sent_s(now_s, now_s, batch.rows))
             if finished:
                 self._engine.leave(finished, self)
 
@@ -362,6 +362,7 @@ class Lane:
         ):
             return 0.0
         used = self.scheduler.pass_over(count)
+        self.shared.sent_s(begun_s + step_s, begun_s + spent_s, batch.rows, count)
         if meter.counts(begun_s + spent_s):
             meter.num_steps += count
             meter.busy_s += count * sum(busy_s) / 2
@@ -375,7 +376,7 @@ class Lane:
 
         No lane overtakes another, as all pass the same stages: so what is free when is known as soon as a step begins.
         """
-        free = self._free_s
+        free = self.shared.free_s
         for stage, seconds in enumerate(times):
             at_s = free[stage] = max(at_s, free[stage]) + seconds
         return at_s

@@ -93,9 +93,9 @@ class Pools:
         """The first token is out. More of them come from another engine."""
         now = self._env.now
         request = replace(self._requests[prompt.index], arrival_s=prompt.request.arrival_s)
-        job = RequestState(request=request, index=prompt.index, first_s=now)
+        job = RequestState(request=request, index=prompt.index, first_s=prompt.end_s)
         if job.request.output_tokens == 1:
-            job.end_s = now
+            job.end_s = prompt.end_s
             self._decode.jobs.record(job)
             lane.scheduler.release(prompt)
             self._tell(job)
@@ -128,7 +128,7 @@ class Pools:
     def _tell(self, job: RequestState) -> None:
         """A request is answered; of a closed loop, its user sends the next."""
         self._done += 1
-        following = self._loop.behind(job, self._env.now) if self._loop else None
+        following = self._loop.behind(job) if self._loop else None
         if following is not None:
             self._come([following])
         if self._loop and self._loop.thins_out:

@@ -14,7 +14,7 @@ from typing import Final, cast
 from simulator.base.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel, Stream, StreamOp
 from simulator.work.ops.graph import Graph, Value, conversion, stream
 from simulator.work.ops.op_context import OpContext
-from simulator.work.parameters import stored
+from simulator.work.parameters import pair_size, stored
 
 # What ops call a linear layer -> the module of the model; others have their own name, or are attention's
 _MODULES: Final = {
@@ -178,7 +178,7 @@ def _pair(g: Graph, s: OpContext, name: str, x: Value, shape: tuple[int, int, in
     (t, n, k), peft = shape, s.plan.peft
     r = peft.rank_of(module_of(g, name))
     dtype = peft.dtype or s.dtype
-    held = s.plan.precision.master if s.autocast else dtype
+    held = peft.master or (s.plan.precision.master if s.autocast else dtype)
     x = g.cast(x, held, f"{name}.lora_x")
     if peft.dropout:
         x = g.dropped(f"{name}.lora_", x)
@@ -211,7 +211,7 @@ def _product(
         weights = (g.value(f"{name}.weight", numel, dtype),)
         casts, back = g.conversion(numel, held, dtype), g.conversion(numel, dtype, held)
         g.op(weights[0].name, "elementwise", inputs=(), outputs=weights, forward=(casts,), backward=(back,),
-             parameter_numel=numel)  # fmt: skip
+             parameter_numel=pair_size(s.plan) * numel)  # fmt: skip
     rows, of = -(-t // experts), cast("Dtype", dtype)
     wrapped = s.plan.adapters_apart and s.plan.gathers and s.plan.num_data_parallel > 1
     one = Gemm(m=rows, n=n, k=k, dtype=of, batch=experts, grouped=experts > 1, launches=experts)

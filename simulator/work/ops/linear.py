@@ -13,6 +13,7 @@ from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.op_context import OpContext
 from simulator.work.ops.quantise import Quantiser, copy_bytes
 from simulator.work.ops.tensor_parallel import LayerCommunication, Split
+from simulator.work.parameters import pair_size
 
 
 def linear(  # noqa: PLR0913  a product has that many facts
@@ -62,7 +63,7 @@ def linear(  # noqa: PLR0913  a product has that many facts
         forward=(*casts, *tuning.dequantised, *products, *added, *comm.sums(whole[2])),
         backward=(*casts_back, *tuning.dequantised_again, *_exact(s, *_scaled(s, *back)), *added_back, *sums),
         saved=((x, *weight) if keeps_input else weight) + dropped,
-        parameter_numel=_own_numel(tuning, n, n * k, bias=bias, cast=bool(weight)) + rank * (n + k),
+        parameter_numel=_own_numel(tuning, n, n * k, bias=bias, cast=bool(weight)) + pair_size(s.plan) * rank * (n + k),
         forward_exchanges=comm.forward(whole[0], whole[2], len(casts)),
         backward_exchanges=comm.backward(*whole, len(casts_back)),
         forward_temporary_bytes=tuning.temporary_bytes + comm.forward_temporary_bytes(whole[0], whole[2]),

@@ -13,7 +13,7 @@ from simulator.spec.model import Model
 from simulator.spec.model import ModelPart as Part
 from simulator.spec.model.experts import cuts_rows
 from simulator.spec.plan import Plan
-from simulator.work.parameters import Stored, frozen, trained
+from simulator.work.parameters import Stored, frozen, pair_size, trained
 
 Shape = tuple[int, ...]
 
@@ -134,9 +134,17 @@ def frozen_pieces(model: Model, plan: Plan) -> tuple[tuple[Stored, ...], ...]:
 def _shapes(
     model: Model, part: Part, plan: Plan, *, by_rows: bool = False, routed: bool | None = None
 ) -> tuple[Shape, ...]:
-    """Shapes of what is trained of a part: all, or those of routed experts, or the others. by_rows: of experts too."""
+    """Shapes of what is trained of a part: all, or those of routed experts, or the others. by_rows: of experts too.
+
+    Pairs that are stored wider have as many rows as they take elements of the others' dtype.
+    """
+    size = pair_size(plan)
     return tuple(
-        (shape[1], shape[0], *shape[2:]) if by_rows and name.startswith("experts.") else shape
+        (shape[1], shape[0], *shape[2:])
+        if by_rows and name.startswith("experts.")
+        else (size * shape[0], *shape[1:])
+        if size > 1 and ".lora_" in name
+        else shape
         for name, shape in trained(model, part, plan)
         if routed is None or name.startswith("experts.") == routed
     )
