@@ -12,7 +12,7 @@ import pytest
 from simulator.base.errors import InputError
 from simulator.base.kernels import Attention, Gemm, Stream
 from simulator.cli import main
-from simulator.formats.readers.capture import capture_of, read_capture, write_capture
+from simulator.formats.readers.capture import capture_of, read_capture
 from simulator.memory.allocator import CachingAllocator
 from simulator.memory.driver_costs import DriverCosts
 from simulator.memory.history import script_history, step_live_bytes, step_reserved_bytes
@@ -30,6 +30,7 @@ from simulator.work.captured.script import captured_script
 from simulator.work.captured.tensors import parsed
 from simulator.work.script.instructions import LAUNCH_QUEUE, Communicate, Launch
 from tests.captures import data
+from validate.capture.written import write_capture
 
 
 def tensor(*shape: int, dtype: str = "bf16", strides: list[int] | None = None) -> list[Any]:
