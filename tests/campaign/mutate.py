@@ -210,7 +210,7 @@ def _changed(tree: Any, rng: random.Random) -> Any:
             return _changed_table(tree, rng.choice(list(tree)), rng)
         if isinstance(tree, list):
             return _changed_list(tree, rng.randrange(len(tree)), rng)
-    return rng.choice(_VALUES)(rng)
+    return rng.choice(_OF_ANY_TYPE)(rng)
 
 
 def _changed_table(tree: dict[str, Any], key: str, rng: random.Random) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _changed_list(tree: list[Any], at: int, rng: random.Random) -> list[Any]:
     return [*tree[:at], _changed(tree[at], rng), *tree[at + 1 :]]
 
 
-_VALUES: Sequence[Callable[[random.Random], Any]] = (
+_OF_ANY_TYPE: Sequence[Callable[[random.Random], Any]] = (
     lambda rng: rng.choice(HOSTILE), lambda _: None, lambda _: True, lambda _: {}, lambda _: [], lambda _: -1, lambda _: 0, lambda _: 10**30, lambda _: 1e308,
     lambda _: 0.5, lambda _: [[[]]], lambda _: {"a": {"b": 1}}, lambda _: float("nan"), lambda _: float("inf"), lambda _: [None] * 50, lambda rng: rng.randrange(2**70), lambda _: 2**31,
 )  # fmt: skip

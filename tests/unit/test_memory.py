@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from runs_table.meaning import resolve
 
 from simulator.formats.readers.runs_table import RunRow, read_runs
 from simulator.memory import (
-    Library,
     MemoryUse,
     moment_of,
     outside_torch_bytes,
@@ -24,7 +23,6 @@ from simulator.memory import (
     write_history,
 )
 from simulator.memory.allocator import AllocatorSettings
-from simulator.memory.tape import CATEGORIES, DONE
 from simulator.parallel.model_shard import shard_of
 from simulator.spec.cluster.device import Device, PeakFlop
 from simulator.spec.model import Model
@@ -32,6 +30,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import AttentionBackend, Stack
 from simulator.work.ops import ModelBlocks, build_blocks
 from simulator.work.script import gradient_tensors, resident_bytes, resident_tensors, units
+from validate.compare.borders import step_events
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "experiments" / "measured" / "runs.csv.gz"
@@ -49,37 +48,6 @@ H200 = Device(
     power_w=700,
 )
 SMALL = Model(name="small", num_layers=3, d_model=256, num_heads=4, d_ff=704, vocab_size=1024)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryEvent:
-    """One allocation or free. `storage` names the pair; `moment` is (phase, micro-batch, unit, op)."""
-
-    kind: str
-    storage: int
-    num_bytes: int
-    tag: str
-    stream: int
-    moment: tuple[str, int, str, str]
-
-
-def step_events(
-    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, library: Library = "nccl"
-) -> tuple[MemoryEvent, ...]:
-    """Persistent state, then one steady step of a stage, in host order; bytes as asked for, before any rounding."""
-    history = write_history(model, plan, stack, blocks, (), steps=1, library=library)
-    made: dict[int, tuple[int, str, int]] = {}
-    events: list[MemoryEvent] = []
-    for index, (slot, num_bytes, stream, tag) in enumerate(history.events):
-        if num_bytes >= 0:
-            made[slot] = (num_bytes, CATEGORIES[tag], stream)
-        elif num_bytes == DONE:
-            continue
-        size, name, owner = made[slot]
-        kind = "alloc" if num_bytes >= 0 else "free"
-        moment = moment_of(history, index)
-        events.append(MemoryEvent(kind=kind, storage=slot, num_bytes=size, tag=name, stream=owner, moment=moment))
-    return tuple(events)
 
 
 def eager(**fields: object) -> Stack:

@@ -10,7 +10,6 @@ import pytest
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
 from simulator.formats.readers.capture import read_capture
-from simulator.memory.history import step_events
 from simulator.predict.program import predict_program
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -19,6 +18,7 @@ from simulator.spec.software.stack import Stack
 from simulator.work.captured.capture import Capture, Kind, Phase
 from simulator.work.captured.changed import forwards
 from simulator.work.ops import build_blocks
+from validate.compare.borders import step_events
 
 pytestmark = pytest.mark.usefixtures("warm_captures")
 

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.memory import Library, step_events
+from simulator.memory import Library, moment_of, write_history
 from simulator.memory.phase_bytes import host_counter_bytes
+from simulator.memory.tape import CATEGORIES, DONE
 from simulator.parallel.model_shard import shard_of
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.work.ops import build_blocks
+from simulator.work.ops import ModelBlocks, build_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEvent:
+    """One allocation or free. `storage` names the pair; `moment` is (phase, micro-batch, unit, op)."""
+
+    kind: str
+    storage: int
+    num_bytes: int
+    tag: str
+    stream: int
+    moment: tuple[str, int, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +37,25 @@ class Borders:
     peak_phase: str
     peak_by_phase_bytes: dict[str, int]
     by_category: dict[str, int]
+
+
+def step_events(
+    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, *, library: Library = "nccl", stage: int = 0
+) -> tuple[MemoryEvent, ...]:
+    """Persistent state, then one steady step of a stage, in host order; bytes as asked for, before any rounding."""
+    history = write_history(model, plan, stack, blocks, (), steps=1, library=library, stage=stage)
+    made: dict[int, tuple[int, str, int]] = {}
+    events: list[MemoryEvent] = []
+    for index, (slot, num_bytes, stream, tag) in enumerate(history.events):
+        if num_bytes >= 0:
+            made[slot] = (num_bytes, CATEGORIES[tag], stream)
+        elif num_bytes == DONE:
+            continue
+        size, name, owner = made[slot]
+        kind = "alloc" if num_bytes >= 0 else "free"
+        moment = moment_of(history, index)
+        events.append(MemoryEvent(kind=kind, storage=slot, num_bytes=size, tag=name, stream=owner, moment=moment))
+    return tuple(events)
 
 
 def borders(
