@@ -134,10 +134,7 @@ def frozen_pieces(model: Model, plan: Plan) -> tuple[tuple[Stored, ...], ...]:
 def _shapes(
     model: Model, part: Part, plan: Plan, *, by_rows: bool = False, routed: bool | None = None
 ) -> tuple[Shape, ...]:
-    """Shapes of what is trained of a part: all, or those of routed experts, or the others. by_rows: of experts too.
-
-    Pairs that are stored wider have as many rows as they take elements of the others' dtype.
-    """
+    """Shapes of what is trained of a part: all, or those of routed experts, or the others. by_rows: of experts too."""
     return tuple(
         _counted(name, shape, plan, by_rows=by_rows)
         for name, shape in trained(model, part, plan)
@@ -146,6 +143,7 @@ def _shapes(
 
 
 def _counted(name: str, shape: Shape, plan: Plan, *, by_rows: bool) -> Shape:
+    """Pairs that are stored wider have as many rows as they take elements of the others' dtype."""
     if by_rows and name.startswith("experts."):
         return (shape[1], shape[0], *shape[2:])
     return (pair_size(plan) * shape[0], *shape[1:]) if ".lora_" in name else shape
