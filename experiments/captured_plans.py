@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from simulator.formats.readers.capture import read_capture, write_capture  # noqa: E402
+from simulator.formats.readers.capture import read_capture  # noqa: E402
 from simulator.predict.anchored import anchored, shared_kernels  # noqa: E402
 from simulator.predict.prediction import Prediction  # noqa: E402
 from simulator.predict.program import predict_program  # noqa: E402
@@ -36,6 +36,7 @@ from simulator.spec.software.stack import Stack  # noqa: E402
 from simulator.work.captured.capture import Capture, Kind  # noqa: E402
 from simulator.work.captured.cost import KernelCost  # noqa: E402
 from validate.capture.command import Job, captured_json  # noqa: E402
+from validate.capture.written import write_capture  # noqa: E402
 
 MEASURED = ROOT / "experiments" / "measured"
 PROGRAM = "experiments/programs/llama.py"

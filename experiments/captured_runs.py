@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from simulator.formats.readers.capture import read_capture, write_capture  # noqa: E402
+from simulator.formats.readers.capture import read_capture  # noqa: E402
 from simulator.formats.readers.measured_table import read_measured  # noqa: E402
 from simulator.predict.program import predict_program  # noqa: E402
 from simulator.spec.software.stack import Stack  # noqa: E402
@@ -34,6 +34,7 @@ from simulator.studies.backtest.rows import RunRow  # noqa: E402
 from simulator.studies.backtest.unstated import untrained  # noqa: E402
 from simulator.work.captured.capture import Capture, Kind  # noqa: E402
 from validate.capture.command import Job, captured_json  # noqa: E402
+from validate.capture.written import write_capture  # noqa: E402
 
 TABLE = ROOT / "experiments" / "measured" / "runs-2-plain.csv.gz"
 PROGRAM = "experiments/programs/experts.py"

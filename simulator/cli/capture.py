@@ -51,8 +51,8 @@ _how = all_of(
 def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: Any) -> int:  # noqa: ANN401
     """Capture a step, write it, and print a summary."""
     check_writable(out, "-o")
-    from simulator.formats.readers.capture import write_capture
     from simulator.spec.cluster import Cluster
+    from validate.capture.written import write_capture
 
     where = Cluster.load(options.pop("cluster"), options.pop("nodes"))
     tokens = options.pop("tokens_per_step")

@@ -14,6 +14,7 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.software.stack import Stack
 from simulator.work.captured.script import CapturedScript
 from simulator.work.collectives import sigma as collective_sigma
+from simulator.work.offload import SIGMA
 from simulator.work.script.instructions import Communicate
 
 UNPRICED_SIGMA = math.log(2)  # of kernels that bytes alone price: assumed, a factor of two either way is one sigma
@@ -39,9 +40,12 @@ def program_spread(
     ]
     worst, kind, spans = max(links, default=(0.0, "", False))
     parts, step_s = shares(played.breakdown, played.step_s), played.step_s
-    device = mesh.cluster.device
+    device, cpu = mesh.cluster.device, played.breakdown.get("exposed:CPU", 0.0) / step_s
     found = {name: part * calibration.sigma(name, device) for name, part in parts.items() if name not in (HOST, LINKS)}
-    found |= {carrier(kind, mesh.cluster, spans_domain=spans): worst * parts.get(LINKS, 0.0)}
+    found |= {
+        carrier(kind, mesh.cluster, spans_domain=spans): worst * (parts.get(LINKS, 0.0) - cpu),
+        "CPU": SIGMA["cpu_add"] * cpu,
+    }
     found |= host_parts(played) if calibration.kind != "ideal" else {}
     found = {name: seen(name, one) for name, one in found.items() if one}
     unknown_s = unpriced_s(played, script)

@@ -24,6 +24,7 @@ from typing_extensions import override
 Number = float | Fraction  # seconds: the engine must not care which
 
 COMPUTE_STREAM = "compute"  # the stream whose gaps are exposed communication
+HOST_STREAM = "host"  # of a captured program: what its CPU computes, and where it waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from simulator.base.sums import summed
-from simulator.work.program import COMPUTE_STREAM, Number
+from simulator.work.program import COMPUTE_STREAM, HOST_STREAM, Number
 
 Interval = tuple[Number, Number]
+_END: Final = attrgetter("end_s")
 _ROUNDING: Final = 1e-12  # of a step: differences of clock times leave so much of nothing
 
 
@@ -142,15 +145,16 @@ class Timeline:
         """Compute spans, each after the gaps before it, latest first; what follows the last of them at the end."""
         spans = self.of(program)
         by_id = {span.id: span for span in spans}
+        working = [span for span in spans if span.stream == HOST_STREAM and span.end_s > span.start_s]
         ended: Number = 0
         for span in (s for s in spans if s.stream == COMPUTE_STREAM):
             if span.start_s > ended:
-                yield from _gaps(by_id, span.cause, ended, span.start_s)
+                yield from _gaps(by_id, working, span.cause, ended, span.start_s)
             yield span
             ended = span.end_s
         last = max(spans, key=lambda span: span.end_s, default=None)
         if last is not None:
-            yield from _gaps(by_id, last.id, ended, last.end_s)
+            yield from _gaps(by_id, working, last.id, ended, last.end_s)
             ended = last.end_s
         yield Gap("idle", ended, self.step_s)
 
@@ -160,8 +164,13 @@ def _add(out: dict[str, Number], category: str, seconds: Number) -> None:
         out[category] = out.get(category, 0) + seconds
 
 
-def _gaps(by_id: Mapping[int, Span], cause: int | None, begin: Number, end: Number) -> Iterator[Gap]:
-    """Share the gap [begin, end] of the compute stream among the chain of ops that filled it, latest first."""
+def _gaps(
+    by_id: Mapping[int, Span], working: list[Span], cause: int | None, begin: Number, end: Number
+) -> Iterator[Gap]:
+    """Share the gap [begin, end] of the compute stream among the chain of ops that filled it, latest first.
+
+    working: what the host computed meanwhile, in order of time.
+    """
     while end > begin and cause is not None:
         span = by_id[cause]
         start = max(span.start_s, begin)
@@ -170,6 +179,19 @@ def _gaps(by_id: Mapping[int, Span], cause: int | None, begin: Number, end: Numb
         if span.joined_s is not None:
             yield Gap(f"wait:{span.category}", start, joined)
         end, cause = start, span.cause
+    if end > begin:
+        yield from _of_host(begin, end, working)
+
+
+def _of_host(begin: Number, end: Number, working: list[Span]) -> Iterator[Gap]:
+    """A gap that waits for the host: what the host computes in it, and the rest."""
+    for span in working[bisect_right(working, begin, key=_END) :]:
+        if span.start_s >= end:
+            break
+        if span.start_s > begin:
+            yield Gap("host", begin, span.start_s)
+        start, begin = max(span.start_s, begin), min(span.end_s, end)
+        yield Gap(f"exposed:{span.category}", start, begin)
     if end > begin:
         yield Gap("host", begin, end)
 

@@ -275,26 +275,7 @@ def options_of(argv: Sequence[str]) -> list[click.Option]:
     return [one for one in getattr(command, "params", []) if isinstance(one, click.Option)]
 
 
-_VALUES: Final = (
-    "0",
-    "1",
-    "2",
-    "3",
-    "8",
-    "1000000",
-    "1e15",
-    "1e-9",
-    "0.5",
-    "true",
-    "full",
-    "none",
-    "host",
-    "bf16",
-    "fp8",
-    "a,b",
-    "[1,2]",
-    "{}",
-)
+_OF_FIELDS: Final = ("0", "1", "2", "3", "8", "1000000", "1e15", "1e-9", "0.5", "true", "full", "none", "host", "bf16", "fp8", "a,b", "[1,2]", "{}")  # fmt: skip
 _NUMBERS: Final = ("0", "1", "2", "3", "4", "8", "16", "64")
 _BY_METAVAR: Final[Mapping[str, Sequence[str]]] = {
     "NAME|FILE": ("llama3.2-1b", "hgx-h100-8", "olmoe-1b-7b", "deepseek-v2-lite", "pcie-rtx4090-4", "gb200-nvl72", "nemotron-h-8b", "gpt2", "mi300x-8", "ideal", "gh200-1"),
@@ -311,7 +292,7 @@ def _plausible(option: click.Option, rng: random.Random) -> str:
         return str(rng.choice(list(option.type.choices)))
     metavar = option.metavar or ""
     if metavar == "KEY=VALUE" and rng.random() < 0.5:
-        return f"plan.{rng.choice(tuple(Plan.flat_fields()))}={rng.choice(_VALUES)}"
+        return f"plan.{rng.choice(tuple(Plan.flat_fields()))}={rng.choice(_OF_FIELDS)}"
     if metavar in _BY_METAVAR:
         return rng.choice(_BY_METAVAR[metavar])
     if metavar.count("|") and metavar == metavar.lower():

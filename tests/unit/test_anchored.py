@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from simulator.cli import main
-from simulator.formats.readers.capture import capture_of, write_capture
+from simulator.formats.readers.capture import capture_of
 from simulator.predict.anchored import anchored, shared_kernels
 from simulator.predict.confidence import Z90
 from simulator.predict.prediction import Prediction
@@ -18,6 +18,7 @@ from simulator.predict.program import predict_program
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from tests.captures import PRODUCT, data
+from validate.capture.written import write_capture
 
 
 @pytest.fixture(scope="module")

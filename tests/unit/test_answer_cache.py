@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from simulator.cli import answer_cache, main
-from simulator.formats.readers.capture import write_capture
 from simulator.predict import program as road
 from tests.captures import data
+from validate.capture.written import write_capture
 
 
 @pytest.fixture

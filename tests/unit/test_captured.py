@@ -12,7 +12,7 @@ import pytest
 from simulator.base.errors import InputError
 from simulator.base.kernels import Attention, Gemm, Stream
 from simulator.cli import main
-from simulator.formats.readers.capture import capture_of, read_capture, write_capture
+from simulator.formats.readers.capture import capture_of, read_capture
 from simulator.memory.allocator import CachingAllocator
 from simulator.memory.driver_costs import DriverCosts
 from simulator.memory.history import script_history, step_live_bytes, step_reserved_bytes
@@ -24,12 +24,13 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.plan.memory import BLOCK_BYTES, MemoryPlan
 from simulator.spec.software.stack import Stack
-from simulator.work.captured.capture import Kind
+from simulator.work.captured.capture import CPU, Kind
 from simulator.work.captured.kernels import priced
 from simulator.work.captured.script import captured_script
 from simulator.work.captured.tensors import parsed
 from simulator.work.script.instructions import LAUNCH_QUEUE, Communicate, Launch
 from tests.captures import data
+from validate.capture.written import write_capture
 
 
 def tensor(*shape: int, dtype: str = "bf16", strides: list[int] | None = None) -> list[Any]:
@@ -232,6 +233,25 @@ def test_the_host_waits_for_an_event_and_not_for_what_came_behind_it() -> None:
     assert behind.step_s > plain.step_s
     of_stream = step_of(product, [Kind.OPERATOR, 0, 1, 0, 0], [Kind.SYNCHRONIZE, 0], product)[0]
     assert [each.waits for each in of_stream] == [False, False, True, False]
+
+
+def test_a_step_that_waits_for_its_cpu_says_so() -> None:
+    """1.2 GB of an optimizer's on the CPU, behind the last product and before the next, and an error of 0.3 of it."""
+    table = [*tensor(100_000_000, dtype="fp32"), "cpu"]
+    update = ["aten.add_.Tensor", [[table, table], []], table]
+    events = [
+        [Kind.OPERATOR, 0, 0, 0, 0],
+        [Kind.SYNCHRONIZE, 0],
+        [Kind.OPERATOR, 1, CPU, 0, 2],
+        [Kind.OPERATOR, 0, 0, 0, 0],
+    ]
+    one = capture_of(capture(signatures=[MM, update], events=events, steady=0, world_size=1), "x")
+    cluster = Cluster.load("hgx-h100-8").with_nodes(1).model_copy(update={"gpus_per_node": 1})
+    found = predict_program(one, cluster)
+    (added,) = (span for span in found.timeline.spans if span.stream == "host")
+    assert found.breakdown["exposed:CPU"] == pytest.approx(added.end_s - added.start_s)
+    assert sum(found.breakdown.values()) == pytest.approx(found.step_s)
+    assert found.spread["CPU"] > 0.2  # nearly all of the step is this
 
 
 def reserved_with(*behind: list[int]) -> int:

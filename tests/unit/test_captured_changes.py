@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,14 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.tiers import ADAM_BYTES_PER_NUMEL
 from simulator.work.captured.capture import Capture, Kind, Phase
 from simulator.work.captured.changed import checkpointed, forwards, offloaded
-from simulator.work.captured.cost import COSTS, KernelCost, cost_of, kernel_cost
+from simulator.work.captured.cost import COSTS, KernelCost, kernel_cost
 from simulator.work.captured.kernels import priced
 from simulator.work.captured.scaled import scaled
 from simulator.work.captured.script import captured_script
 from simulator.work.captured.tensors import parsed
 from simulator.work.captured.updated import Update, optimizer_in_host, update_of
 from simulator.work.script.instructions import Launch
+from validate.capture.log import cost_of
 
 SIZE = 4096 * 4096 * 2  # bytes of each tensor below
 MM = ["aten.mm.default", [[["T", "bf16", [4096, 4096], None]] * 2, []], ["T", "bf16", [4096, 4096], None]]
@@ -269,7 +271,7 @@ def test_an_authors_cost_counts_instead_of_bytes() -> None:
 
 def test_a_capture_keeps_costs_as_values() -> None:
     magic = ["mylib.magic.default", [[], []], ["T", "bf16", [1000], None]]
-    cost = KernelCost(seconds=0.25, category="mine").as_json()
+    cost = asdict(KernelCost(seconds=0.25, category="mine"))
     one = layered(
         signatures=[MM, magic], costs={"1": cost}, events=[[Kind.OPERATOR, 1, 0, 0, 0], [Kind.STEP, 3]], steady=0
     )

@@ -14,10 +14,11 @@ from simulator.predict.prediction import Prediction
 from simulator.predict.program import _remedied, predict_program
 from simulator.spec.cluster import Cluster
 from simulator.work.captured.capture import Capture, Kind
-from simulator.work.captured.folding import folded, unfolded
+from simulator.work.captured.folding import unfolded
 from simulator.work.captured.meetings import columns, lattice
 from simulator.work.captured.script import captured_script
 from simulator.work.script.instructions import Communicate, Launch
+from validate.capture.written import folded
 
 MIB = 1 << 20
 PRODUCT = ["aten.mm.default", [[["T", "bf16", [4096, 4096], None]] * 2, []], ["T", "bf16", [4096, 4096], None]]

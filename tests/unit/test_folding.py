@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from simulator.base.errors import InputError
-from simulator.formats.readers.capture import capture_of, read_capture, write_capture
+from simulator.formats.readers.capture import capture_of, read_capture
 from simulator.work.captured.capture import Capture, Kind
-from simulator.work.captured.folding import folded, unfolded
+from simulator.work.captured.folding import unfolded
 from tests.captures import data
+from validate.capture.written import folded, write_capture
 
 
 def told(one: Capture) -> list[Any]:

@@ -6,10 +6,11 @@ Events are lists of whole numbers; `simulator.work.captured.capture` says what e
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import asdict
 from typing import Any
 
 from simulator.work.captured.capture import HOST, Kind, Phase
-from simulator.work.captured.cost import KernelCost
+from simulator.work.captured.cost import COSTS, KernelCost
 
 Signature = tuple[Hashable, ...]
 
@@ -66,7 +67,28 @@ class Log:
             "groups": [list(one) for one in self.groups],
             "categories": {str(storage): name for storage, name in sorted(self.categories.items())},
             "answers": dict(sorted(self.answers.items())),
-            **({"costs": {str(number): one.as_json() for number, one in self.costs.items()}} if self.costs else {}),
+            **({"costs": {str(number): asdict(one) for number, one in self.costs.items()}} if self.costs else {}),
             "host": {phase.name.lower(): counts for phase, counts in self.host.items() if any(counts)},
             "events": self.events,
         }
+
+
+def cost_of(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> KernelCost | None:
+    """The annotated cost of a call; None if there is none. operator: as torch prints it, `mylib.swiglu.default`.
+
+    Raises ValueError, in one line, where the user's function fails.
+    """
+    space, _, rest = operator.partition(".")
+    name, _, overload = rest.partition(".")
+    cost = COSTS.get(f"{space}::{name}.{overload}") or COSTS.get(f"{space}::{name}")
+    if cost is None:
+        return None
+    try:
+        found: object = cost(*args, **kwargs)
+    except Exception as exc:
+        msg = f"kernel_cost of {space}::{name} raised {type(exc).__name__}: {exc}"
+        raise ValueError(msg) from exc
+    if isinstance(found, KernelCost):
+        return found
+    msg = f"kernel_cost of {space}::{name} returned {type(found).__name__}, and must return a KernelCost"
+    raise ValueError(msg)

@@ -19,11 +19,10 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simulator.work.captured.capture import CPU, DISPATCH, VIEW, Kind, Phase
-from simulator.work.captured.cost import cost_of
 from validate.capture import trees, truths, values
 from validate.capture.collectives import Collectives
 from validate.capture.fakes import Fakes
-from validate.capture.log import Log
+from validate.capture.log import Log, cost_of
 from validate.capture.modules import Modules
 from validate.capture.ranks import RefusedError
 from validate.capture.routing import ALIGNMENTS, Routing

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from simulator.base.errors import Fault, InputError
-from simulator.formats.readers.capture import capture_of, read_capture, write_capture
+from simulator.formats.readers.capture import capture_of, read_capture
 from simulator.formats.readers.recording import read_recording
 from simulator.memory.history import script_history, step_live_bytes
 from simulator.spec.cluster import Cluster
 from simulator.work.captured.capture import Capture, Kind
 from simulator.work.captured.script import captured_script
 from validate.capture.command import CaptureError, Job, captured_json
+from validate.capture.written import write_capture
 from validate.machine import KEEP_FREED_MEMORY, count_gpus, memory_limit, running_jobs
 from validate.records import SCHEMA_VERSION, Record
 from validate.run_plan import deadlines, times

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from simulator.base.errors import Fault, InputError
-from simulator.base.files import ordinary, write_whole
+from simulator.base.files import ordinary
 from simulator.base.schema import more_than_once, parse_toml
 from simulator.memory.tape import CATEGORIES
 from simulator.work.captured.capture import ARITY, HOST, Capture, Kind, Phase
 from simulator.work.captured.cost import KernelCost
-from simulator.work.captured.folding import TOKEN_VALUES, folded, unfolded
+from simulator.work.captured.folding import TOKEN_VALUES, unfolded
 
 VERSION: Final = 2  # version 1 had one rank, beside the tables
 _KEYS: Final = {
@@ -80,12 +80,6 @@ def read_capture(path: Path) -> Capture:
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as exc:
         raise InputError.at(str(path), f"no capture: {exc}", "shardwise capture writes one") from None
     return capture_of(data, str(path))
-
-
-def write_capture(path: Path, data: Mapping[str, Any]) -> None:
-    """The file, whole or not at all; the same capture gives the same bytes. Raises InputError."""
-    text = json.dumps(folded(data) if data.get("version") == VERSION else data, separators=(",", ":")).encode()
-    write_whole(path, gzip.compress(text, mtime=0), "-o")
 
 
 def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON holds

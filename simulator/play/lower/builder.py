@@ -18,6 +18,7 @@ from simulator.work.collectives import collective_cost, host_traffic, renamed
 from simulator.work.ops import Exchange
 from simulator.work.program import (
     COMPUTE_STREAM,
+    HOST_STREAM,
     Chain,
     Collective,
     CollectiveCost,
@@ -336,4 +337,4 @@ class Builder(Folder):
 
 def _stream(beside: int) -> str:
     """What a captured or recorded program's stream is called; the host's own operators and waits have one, too."""
-    return {0: COMPUTE_STREAM, CPU: "host"}.get(beside) or f"stream {beside}"
+    return {0: COMPUTE_STREAM, CPU: HOST_STREAM}.get(beside) or f"stream {beside}"

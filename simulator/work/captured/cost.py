@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeVar, get_args
+from dataclasses import dataclass
+from typing import Final, TypeVar, get_args
 
 from simulator.base.kernels import Dtype, Stated
 
@@ -60,10 +60,6 @@ class KernelCost:
         size, flop = round(self.bytes), round(self.flop)
         return Stated(flop=flop, num_bytes=size, seconds=self.seconds, dtype=self.dtype, launches=int(self.launches))
 
-    def as_json(self) -> dict[str, Any]:
-        """What a capture file keeps of it."""
-        return asdict(self)
-
 
 def kernel_cost(operator: str) -> Callable[[_Cost], _Cost]:
     """Decorate a function of an operator's arguments that returns its `KernelCost`, for `shardwise capture`.
@@ -80,24 +76,3 @@ def kernel_cost(operator: str) -> Callable[[_Cost], _Cost]:
         return cost
 
     return register
-
-
-def cost_of(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> KernelCost | None:
-    """The annotated cost of a call; None if there is none. operator: as torch prints it, `mylib.swiglu.default`.
-
-    Raises ValueError, in one line, where the user's function fails.
-    """
-    space, _, rest = operator.partition(".")
-    name, _, overload = rest.partition(".")
-    cost = COSTS.get(f"{space}::{name}.{overload}") or COSTS.get(f"{space}::{name}")
-    if cost is None:
-        return None
-    try:
-        found: object = cost(*args, **kwargs)
-    except Exception as exc:
-        msg = f"kernel_cost of {space}::{name} raised {type(exc).__name__}: {exc}"
-        raise ValueError(msg) from exc
-    if isinstance(found, KernelCost):
-        return found
-    msg = f"kernel_cost of {space}::{name} returned {type(found).__name__}, and must return a KernelCost"
-    raise ValueError(msg)

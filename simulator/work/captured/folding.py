@@ -8,18 +8,15 @@ begin `back` tokens before it, over which it may run (Ziv and Lempel, 1977). All
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from simulator.work.captured.capture import ARITY, Kind
 
-_AGAIN = -1
-_SHORTEST = 12  # tokens that are worth a repetition
-_LOOKED_AT = 4  # tokens by which a repetition is found
-_RANK = -2  # the next rank begins
-_NUMBER = "\0"  # in a path, where its first number stood
+AGAIN = -1
+RANK = -2  # the next rank begins
+NUMBER = "\0"  # in a path, where its first number stood
 _MOST = 1 << 26  # tokens of a file: what claims more is damaged
 
 Token = tuple[int, ...]
@@ -27,36 +24,20 @@ Token = tuple[int, ...]
 # Kinds with a value that counts up, and its place behind the kind: calls (collectives and messages), and events
 _CALLS: dict[int, int] = {Kind.COLLECTIVE: 0, Kind.WAIT_WORK: 1, Kind.MESSAGE: 0}
 _EVENTS: dict[int, int] = {Kind.RECORD: 0, Kind.WAIT_EVENT: 1, Kind.WAIT_HOST: 0}
-_NAMED: dict[int, int] = {Kind.OPERATOR: 2, Kind.COLLECTIVE: 1}  # where a kind has a name
+NAMED: dict[int, int] = {Kind.OPERATOR: 2, Kind.COLLECTIVE: 1}  # where a kind has a name
 # How many values a token has behind its kind: paths have two, storages two, where they begin three
 TOKEN_VALUES = {
-    **{int(kind): values + (kind in _NAMED) for kind, values in ARITY.items()},
-    Kind.ALLOCATE: ARITY[Kind.ALLOCATE] + 2, Kind.FREE: 2, Kind.RECORD_STREAM: 3, _AGAIN: 2, _RANK: 0,
+    **{int(kind): values + (kind in NAMED) for kind, values in ARITY.items()},
+    Kind.ALLOCATE: ARITY[Kind.ALLOCATE] + 2, Kind.FREE: 2, Kind.RECORD_STREAM: 3, AGAIN: 2, RANK: 0,
 }  # fmt: skip
-_ALONE = -(1 << 30)  # in place of a batch
+ALONE = -(1 << 30)  # in place of a batch
 _OPERATOR, _ALLOCATE, _FREE, _RECORD_STREAM = map(int, (Kind.OPERATOR, Kind.ALLOCATE, Kind.FREE, Kind.RECORD_STREAM))
-
-
-def folded(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A capture's JSON as its file keeps it: paths without their first number, and one row of tokens for all ranks."""
-    names, paths = _split(data["names"])
-    kinds = sorted({name for one in data["ranks"] for name in one["categories"].values()})
-    tokens: list[Token] = []
-    for one in data["ranks"]:
-        tokens.append((_RANK,))
-        numbers = {int(storage): kinds.index(name) for storage, name in one["categories"].items()}
-        relative = _Relative(paths, numbers)
-        tokens += [relative.token(event) for event in one["events"]]
-    heads = [
-        {name: value for name, value in one.items() if name not in ("events", "categories")} for one in data["ranks"]
-    ]
-    return {**data, "names": names, "kinds": kinds, "ranks": heads, "tokens": [list(one) for one in _once(tokens)]}
 
 
 def unfolded(data: Mapping[str, Any]) -> dict[str, Any]:
     """The capture's JSON with every event. Raises ValueError, TypeError, LookupError where the tokens mean nothing."""
     tokens = _again(data["tokens"])
-    begins = [at for at, token in enumerate(tokens) if token[0] == _RANK]
+    begins = [at for at, token in enumerate(tokens) if token[0] == RANK]
     rows = [tokens[begin + 1 : end] for begin, end in pairwise([*begins, len(tokens)])]
     if begins[:1] != [0]:
         raise ValueError("no rank begins")
@@ -71,18 +52,7 @@ def unfolded(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, "names": list(names), "ranks": ranks}
 
 
-def _split(names: Iterable[str]) -> tuple[list[str], list[tuple[int, int]]]:
-    """Names with `_NUMBER` for their first number, each once; and of each name (its place there, that number or -1)."""
-    numbers: dict[str, int] = {}
-    paths = []
-    for name in names:
-        found = re.search(r"(?<!\d)(?:0|[1-9]\d{0,8})(?!\d)", name)
-        text = name if found is None else f"{name[: found.start()]}{_NUMBER}{name[found.end() :]}"
-        paths.append((numbers.setdefault(text, len(numbers)), -1 if found is None else int(found[0])))
-    return list(numbers), paths
-
-
-class _Standing:
+class Standing:
     """How far the numbers of a rank have come, and what is alive."""
 
     def __init__(self) -> None:
@@ -116,64 +86,11 @@ class _Standing:
             numbers["born"] = storage + 1
 
 
-class _Relative:
-    """Events of a rank to tokens. paths: of each name. categories: of each storage."""
-
-    def __init__(self, paths: Sequence[tuple[int, int]], categories: Mapping[int, int]) -> None:
-        self._paths, self._categories, self._at = paths, categories, _Standing()
-
-    def token(self, event: Sequence[int]) -> Token:
-        kind, *values = event
-        at = self._at
-        if kind == Kind.ALLOCATE:
-            return (kind, *self._begun(values[0]), *values[1:])
-        if kind in (Kind.FREE, Kind.RECORD_STREAM):
-            return (kind, *self._found(values[0], ends=kind == Kind.FREE), *values[1:])
-        if kind == Kind.MESSAGE and values[-1] >= 0:
-            batch, values[-1] = values[-1], values[-1] - at.numbers["batches"]
-            at.passed("batches", batch)
-        elif kind == Kind.MESSAGE:
-            values[-1] = _ALONE
-        place, counted = at.place(kind)
-        if place >= 0:
-            value, values[place] = values[place], at.numbers[counted] - values[place]
-            at.passed(counted, value)
-        named = _NAMED.get(kind)
-        if named is not None:
-            values[named : named + 1] = self._path(values[named])
-        return (kind, *values)
-
-    def _begun(self, storage: int) -> tuple[int, int, int]:
-        """(whether it begins again, its number from the newest or from the last that did, its category)."""
-        again, category = storage in self._at.categories, self._categories[storage]
-        offset = storage - self._at.numbers["again" if again else "born"]
-        self._at.begin(storage, category)
-        return int(again), offset, category
-
-    def _found(self, storage: int, *, ends: bool) -> tuple[int, int]:
-        """(its category, how many of that are newer)."""
-        category = self._categories[storage]
-        row = self._at.alive[category]
-        newer = row[::-1].index(storage)
-        if ends:
-            del row[len(row) - 1 - newer]
-            self._at.living.discard(storage)
-        return category, newer
-
-    def _path(self, name: int) -> tuple[int, int]:
-        path, number = self._paths[name]
-        if number < 0:
-            return path, 0
-        step = number - self._at.paths.get(path, 0)
-        self._at.paths[path] = number
-        return path, step
-
-
 class _Absolute:
     """Tokens of a rank to events. names: of all ranks, filled on the way."""
 
     def __init__(self, paths: Sequence[str], names: dict[str, int]) -> None:
-        self._paths, self._names, self._at = paths, names, _Standing()
+        self._paths, self._names, self._at = paths, names, Standing()
         self.categories = self._at.categories
         self._operators: dict[tuple[Token, int], list[int]] = {}  # by token and the number that its path has had last
 
@@ -209,14 +126,14 @@ class _Absolute:
     def _other(self, token: Token) -> list[int]:
         kind, *values = token
         at = self._at
-        named = _NAMED.get(kind)
+        named = NAMED.get(kind)
         if named is not None:
             values[named : named + 2] = [self._name(values[named], values[named + 1])]
         place, counted = at.place(kind)
         if place >= 0:
             values[place] = at.numbers[counted] - values[place]
             at.passed(counted, values[place])
-        if kind == Kind.MESSAGE and values[-1] != _ALONE:
+        if kind == Kind.MESSAGE and values[-1] != ALONE:
             values[-1] += at.numbers["batches"]
             at.passed("batches", values[-1])
         elif kind == Kind.MESSAGE:
@@ -225,46 +142,17 @@ class _Absolute:
 
     def _name(self, path: int, step: int) -> int:
         text = self._paths[path]
-        if _NUMBER in text:
+        if NUMBER in text:
             number = self._at.paths[path] = self._at.paths.get(path, 0) + step
-            text = text.replace(_NUMBER, str(number), 1)
+            text = text.replace(NUMBER, str(number), 1)
         return self._names.setdefault(text, len(self._names))
-
-
-def _once(tokens: list[Token]) -> list[Token]:
-    """Tokens with repetitions of at least `_SHORTEST` told as such, the nearest one first."""
-    found: list[Token] = []
-    seen: dict[tuple[Token, ...], int] = {}
-    at, back = 0, 0
-    while at < len(tokens):
-        nearest = at - seen.get(tuple(tokens[at : at + _LOOKED_AT]), at)
-        count, distance = max((_alike(tokens, at, one), one) for one in {nearest, back})
-        if count >= _SHORTEST:
-            found.append((_AGAIN, distance, count))
-            back = distance
-        else:
-            found.append(tokens[at])
-            count = 1
-        for index in range(at, at + count):
-            seen[tuple(tokens[index : index + _LOOKED_AT])] = index
-        at += count
-    return found
-
-
-def _alike(tokens: list[Token], at: int, back: int) -> int:
-    """How many tokens from `at` on equal those `back` positions earlier."""
-    count = 0
-    if 0 < back <= at:
-        while at + count < len(tokens) and tokens[at + count - back] == tokens[at + count]:
-            count += 1
-    return count
 
 
 def _again(tokens: Iterable[Sequence[int]]) -> list[Token]:
     """All tokens. Raises ValueError where a repetition begins before the first."""
     found: list[Token] = []
     for token in tokens:
-        if token[0] != _AGAIN:
+        if token[0] != AGAIN:
             found.append(tuple(token))
             continue
         _, back, count = token
