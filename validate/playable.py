@@ -1,7 +1,4 @@
-"""What of a plan is played otherwise than it was asked for, and what the packages of `validate.engines` do not play.
-
-What torch itself cannot play, `simulator.parallel.legality` says.
-"""
+"""What of a plan is played otherwise than it was asked for, and what torch or the packages of `validate.engines` do not play."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from simulator.spec.software.stack import Stack
 from validate.engines import engine_of, package_faults
 from validate.gpus import built_with_cuda
 from validate.task import Mode
+from validate.torch_rules import PLAYED
 
 
 def _rule(where: str, holds: Callable[[Played], bool], equation: str, remedy: str) -> PlayRule:
@@ -154,6 +152,12 @@ def _is_gpt(model: Model) -> bool:
     usual = model.positions == "rope" and model.mlp in ("swiglu", "geglu", "gelu") and model.mlp_bias == model.out_bias
     other = model.qk_norm, model.post_norms, model.parallel_residual, model.embedding_norm, model.embedding_scale
     return usual and not any((*other, model.logit_softcap, model.lm_head_bias, model.sliding_window))
+
+
+def unplayable(model: Model, plan: Plan, stack: Stack, mode: str) -> list[Fault]:
+    """Why torch itself cannot play this plan in this mode; empty if it can."""
+    subject = Played(plan, model, stack, mode)
+    return [rule.fault(subject) for rule in PLAYED if rule.broken(subject)]
 
 
 def engine_faults(model: Model, plan: Plan, stack: Stack, mode: Mode) -> Iterator[Fault]:

@@ -20,18 +20,17 @@ from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError, PlanError
 from simulator.base.units import format_bytes
-from simulator.parallel.legality import unplayable
-from simulator.parallel.legality.played import MAX_CPU_RANKS
 from validate.engines import package_notes
 from validate.joined import joined
 from validate.launch import LOOPBACK, Launch
 from validate.machine import KEEP_FREED_MEMORY, allocator_settings, count_gpus, memory_limit, running_jobs
-from validate.playable import engine_faults, played_otherwise
+from validate.playable import engine_faults, played_otherwise, unplayable
 from validate.records import SCHEMA_VERSION, Record
 from validate.slow_ranks import own_s, slow_ranks
 from validate.supervise import Deadlines, Peers, SupervisedOutcome, Verdict, scratch_folder, supervise
 from validate.task import Task
 from validate.torch_releases import installed, release_faults, release_notes
+from validate.torch_rules import MAX_CPU_RANKS
 
 COMPILE_S: Final = 900.0  # torch.compile of a block and a loss with cold caches, on a slow core
 FILES: Final = {"spans.json.gz": "{}-spans.json.gz", "allocator.json.gz": "trace-{}.json.gz"}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulator.base.errors import PlanError
 from simulator.formats.exchange import FORMATS, Job, export_plan
-from simulator.parallel.legality import RULES, Case, broken, faults, runnable, unplayable
+from simulator.parallel.legality import RULES, Case, broken, faults, runnable
 from simulator.parallel.legality.rule import RESOLVED
 from simulator.parallel.legality.software import ALL
 from simulator.parallel.legality.unused import EFFECTS
@@ -20,6 +20,8 @@ from simulator.spec.plan.compression import CommHook, ZeroPlusPlus
 from simulator.spec.plan.schedules import SCHEDULES
 from simulator.spec.software.stack import Stack
 from tests.examples import examples
+from validate.playable import unplayable
+from validate.torch_rules import PLAYED
 
 HGX = Cluster.load("hgx-h100-8")
 MODELS = tuple(Model.load(name) for name in ("llama3-8b", "mixtral-8x7b", "nemotron-h-8b"))
@@ -70,9 +72,10 @@ def plans(draw: st.DrawFn) -> Plan:
 
 def test_rules_name_fields_that_are_there() -> None:
     known = {*Plan.flat_fields(), *RESOLVED}
-    assert {name for rule in RULES for name in rule.fields} <= known
+    rules = (*RULES, *PLAYED)
+    assert {name for rule in rules for name in rule.fields} <= known
     nouns = {"degrees", "layers", ""}  # of no single field, or of another noun
-    assert {rule.name.partition(":")[0] for rule in RULES} <= {*Plan.flat_fields(), *nouns}
+    assert {rule.name.partition(":")[0] for rule in rules} <= {*Plan.flat_fields(), *nouns}
     assert {effect.where for effect in EFFECTS} <= set(Plan.flat_fields())
 
 

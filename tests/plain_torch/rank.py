@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from simulator.parallel.legality import unplayable
 from validate import context_parallel
 from validate.gpus import built_with_cuda
 from validate.parallel import build, make_optimizer, materialise, replicate
+from validate.playable import unplayable
 from validate.players import fake
 from validate.players.allocated import Change, changes, moments, profiled
 from validate.players.hooks import reduced_in_place

@@ -11,8 +11,8 @@ import pytest
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
-from simulator.parallel.legality import unplayable
 from validate import queued
+from validate.playable import unplayable
 from validate.queued import Gpus, items, page, run_queue, runnable
 
 H100 = Gpus(count=1, architecture="hopper", name="NVIDIA H100")

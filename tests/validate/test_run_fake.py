@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from simulator.base.errors import InputError, ModelError, StackError
-from simulator.parallel.legality import unplayable
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.script import resident_bytes
 from tests import warm
+from validate.playable import unplayable
 from validate.task import Task
 
 pytest.importorskip("torch", reason="torch is not installed")

@@ -11,14 +11,13 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 from torch import nn
 
-from simulator.parallel.legality import unplayable
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from validate.compare.borders import borders
 from validate.models import Decoder
 from validate.parallel import style_of
-from validate.playable import engine_faults
+from validate.playable import engine_faults, unplayable
 from validate.players import fake
 from validate.scaled import ScaledLinear, scale_products
 

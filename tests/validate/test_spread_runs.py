@@ -10,7 +10,6 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from simulator.parallel.legality import unplayable
 from simulator.play.lower import lowered
 from simulator.spec.model import Model
 from simulator.spec.model.experts import Experts
@@ -21,6 +20,7 @@ from validate.compare import compare_run
 from validate.compare.borders import borders
 from validate.context_parallel import tokens_of
 from validate.pipelined import LonePipelinedStep
+from validate.playable import unplayable
 from validate.players import fake
 from validate.players.allocated import phases_bytes
 from validate.run_plan import play

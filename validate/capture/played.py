@@ -16,7 +16,6 @@ from simulator.base.errors import Fault, InputError
 from simulator.formats.readers.capture import capture_of, read_capture
 from simulator.formats.readers.recording import read_recording
 from simulator.memory.history import script_history, step_live_bytes
-from simulator.parallel.legality.played import MAX_CPU_RANKS
 from simulator.spec.cluster import Cluster
 from simulator.work.captured.capture import Capture, Kind
 from simulator.work.captured.script import captured_script
@@ -26,6 +25,7 @@ from validate.machine import KEEP_FREED_MEMORY, count_gpus, memory_limit, runnin
 from validate.records import SCHEMA_VERSION, Record
 from validate.run_plan import deadlines, times
 from validate.supervise import SupervisedOutcome, scratch_folder, supervise
+from validate.torch_rules import MAX_CPU_RANKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,7 @@
 """Which plans are legal: one list of rules as data, and who asks it.
 
 `faults` says what is wrong with a plan, its model, cluster and software as far as these are known; `unused` which fields
-do nothing; `runnable` what a framework cannot run, and
-`unplayable` what torch cannot play. Adding a rule is adding a `Rule` to the list of its subject: faults, the search's pruning and the judgement
+do nothing; `runnable` what a framework cannot run. Adding a rule is adding a `Rule` to the list of its subject: faults, the search's pruning and the judgement
 of half-read studies follow.
 """
 
@@ -15,22 +14,19 @@ from typing import Any
 
 from simulator.base.errors import Fault, PlanError
 from simulator.parallel.legality.pipeline import broken_by
-from simulator.parallel.legality.rule import Case, Heads, Played, Reads, Rule
+from simulator.parallel.legality.rule import Case, Heads, Reads, Rule
 from simulator.parallel.legality.rules import RULES
 from simulator.parallel.legality.software import Software, software_of
 from simulator.parallel.legality.unused import unused
 from simulator.spec.cluster import Cluster
-from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.spec.software.stack import Stack
 
 __all__ = [
     "RULES", "Case", "Rule", "Software", "broken", "check", "check_split", "faults", "first_fault", "runnable",
-    "software_of", "unplayable", "unused",
+    "software_of", "unused",
 ]  # fmt: skip
 
 Rules = tuple[Rule[Any], ...]
-_PLAYED: Rules = tuple(rule for rule in RULES if rule.reads == "played")
 _SOFTWARE: Rules = tuple(rule for rule in RULES if rule.reads == "software")
 
 
@@ -72,12 +68,6 @@ def first_fault(case: Case, rules: Rules) -> Fault | None:
 def runnable(plan: Plan, software: Software, place: str = "plan") -> list[Fault]:
     """What a framework cannot run of a plan, each with what it would run instead. Empty: it runs it."""
     return [rule.fault(subject, place) for rule, subject in broken(Case(plan=plan, software=software), _SOFTWARE)]
-
-
-def unplayable(model: Model, plan: Plan, stack: Stack, mode: str) -> list[Fault]:
-    """Why torch itself cannot play this plan in this mode; empty if it can."""
-    subject = Played(plan, model, stack, mode)
-    return [rule.fault(subject) for rule in _PLAYED if rule.broken(subject)]
 
 
 def check(plan: Plan, place: str = "plan") -> None:

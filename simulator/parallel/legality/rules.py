@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from simulator.parallel.legality import blocks, degrees, experts, heads, memory, offload, precision, traffic, tuning
 from simulator.parallel.legality.pipeline import PIPELINE
-from simulator.parallel.legality.played import PLAYED
 from simulator.parallel.legality.rule import Rule
 from simulator.parallel.legality.software import SOFTWARE
 
@@ -41,6 +40,4 @@ RULES: Final[tuple[Rule[Any], ...]] = (
     offload.EVEN_NODES,
     # with the framework that should run it
     *SOFTWARE,
-    # that torch itself is to play
-    *PLAYED,
 )

@@ -49,7 +49,6 @@ _FLOW_PLACES: Final = ("pp", "num_micro_batches", "virtual_stages", "schedule", 
 _LEAF_PLACES: Final = ("data_parallel", "dp_shard", "dp_replicate", "recompute", "offload")
 _BY_DEGREES: Final = frozenset({"data_parallel", "zero", "tp", "cp", "pp", "ep", "sequence_parallel"})
 _Rules = tuple[Rule[Any], ...]
-_PREDICTED: Final = tuple(rule for rule in RULES if rule.reads != "played")
 _SELECTIVE: Final = frozenset(name for rule in SOFTWARE for name in rule.by)  # frameworks that do not run everything
 _OF_DEGREES: Final = tuple(
     rule
@@ -211,7 +210,7 @@ class Space:
         return fault is None
 
     def _legal(self, branch: Branch, fields: Fields, pruned: Pruned) -> Plan | None:
-        plan, fault = self._judged(branch, fields, _PREDICTED)
+        plan, fault = self._judged(branch, fields, RULES)
         if fault is not None:
             pruned.add(_rule(fault), 1, str(fault))
             return None

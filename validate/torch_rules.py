@@ -7,12 +7,12 @@ from functools import partial
 from typing import Final
 
 from simulator.parallel.legality.degrees import nearest_divisor
-from simulator.parallel.legality.played_apart import SPREAD
 from simulator.parallel.legality.rule import Played, PlayRule
 from simulator.parallel.schedule_traits import splits_backward
 from simulator.spec.plan import AXES, NOTHING_OFFLOADED, Plan
 from simulator.spec.plan.memory import USUAL_MEMORY
 from simulator.spec.plan.optimizers import OPTIMIZERS
+from validate.torch_rules_spread import SPREAD
 
 MAX_CPU_RANKS: Final = 4
 
