@@ -22,7 +22,9 @@ from typing import Final
 from convert_runs import zipped
 
 HERE = Path(__file__).resolve().parent
-RAW, PLAIN = HERE / "measured" / "collectives.csv.gz", HERE / "measured" / "collectives-plain.csv.gz"
+# collectives-efa: data/*.csv of github.com/crazyguitar/aws-gpu-communication-benchmark at a77f70db (CC BY 4.0; times from algbw)
+RAW = tuple(HERE / "measured" / f"{name}.csv.gz" for name in ("collectives", "collectives-efa"))
+PLAIN = HERE / "measured" / "collectives-plain.csv.gz"
 LARGE_BYTES: Final = 64 * 2**20
 
 # Runs that were broken in reality. By the source's own words, or by the source.
@@ -62,14 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def table() -> str:
     """The table with its further columns, as CSV."""
-    with gzip.open(RAW, "rt", newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(
-            text, [*(reader.fieldnames or ()), "degraded", "left_out", "usual_network"], lineterminator="\n"
-        )
-        writer.writeheader()
-        writer.writerows({**row, **known(row)} for row in reader)
+    rows: list[Cells] = []
+    for raw in RAW:
+        with gzip.open(raw, "rt", newline="", encoding="utf-8") as file:
+            rows += csv.DictReader(file)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [*rows[0], "degraded", "left_out", "usual_network"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({**row, **known(row)} for row in rows)
     return text.getvalue()
 
 

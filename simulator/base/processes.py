@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache, partial
+from multiprocessing import forkserver
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -34,6 +35,8 @@ def pool(jobs: int, begin: Callable[..., None] | None = None, arguments: tuple[A
     """
     folder = _meeting_place()
     context = multiprocessing.get_context("forkserver" if len(os.fsencode(folder)) <= _DEEPEST else "spawn")
+    loaded: list[str] = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]  # noqa: SLF001  there is no asking
+    context.set_forkserver_preload(list(dict.fromkeys([*loaded, "simulator.base.started"])))
     return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(folder, begin, arguments))
 
 

@@ -10,9 +10,11 @@ import contextlib
 import gc
 import io
 import os
+import signal
 import stat
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -167,11 +169,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     atexit.register(gc.freeze)  # a process that ends need not look for cycles first
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to look for some, it reads every installed package
     try:
-        return _run(arguments)
+        with _ended_as_interrupted() as heard:
+            try:
+                return _run(arguments)
+            except Exception:
+                if heard:  # pydantic makes an error of its own of one that comes while a class is built
+                    return ExitCode.INTERRUPTED
+                raise
     except (KeyboardInterrupt, click.Abort):
         return ExitCode.INTERRUPTED
     except SystemExit as exc:  # click's answers to a shell that asks for completions, and to a broken pipe
         return ExitCode.READER_LEFT if exc.code else ExitCode.OK
+
+
+@contextlib.contextmanager
+def _ended_as_interrupted() -> Iterator[list[int]]:
+    """Treat SIGTERM of a batch system and SIGHUP of a terminal like Ctrl-C: what is known is shown, and nothing is left behind.
+
+    Signals that were heard are in the list.
+    """
+    before, own, heard = {}, os.getpid(), list[int]()
+
+    def interrupt(number: int, _: object) -> None:
+        if os.getpid() == own or number == signal.SIGINT:
+            heard.append(number)
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)  # a fork of this process, whose parent ends it
+        os.kill(os.getpid(), number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):  # nohup has it ignored
+                before[number] = signal.signal(number, interrupt)
+    try:
+        yield heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _run(arguments: Sequence[str] | None) -> int:

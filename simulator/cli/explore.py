@@ -29,7 +29,7 @@ from simulator.cli.options import (
     study_options,
     texts_of,
 )
-from simulator.cli.progress import CountLine, ended_as_interrupted
+from simulator.cli.progress import CountLine
 from simulator.formats.writers import layout
 
 SCHEMA: Final = 1
@@ -72,14 +72,8 @@ def command(
         exploration = _exploration(study, varied, settings, options)
         found = exploration.check()
         print_notes(found)
-        try:
-            with (
-                ended_as_interrupted(),
-                PointJournal(journal, exploration.identity) if journal else nullcontext() as store,
-            ):
-                records = explored(exploration, store, jobs or len(os.sched_getaffinity(0)), CountLine("predictions"))
-        except KeyboardInterrupt:
-            return ExitCode.INTERRUPTED
+        with PointJournal(journal, exploration.identity) if journal else nullcontext() as store:
+            records = explored(exploration, store, jobs or len(os.sched_getaffinity(0)), CountLine("predictions"))
         answer = answer_of(records, exploration.axes, exploration.points, found.inputs(), command_of(exploration))
     print_answer("explore", lambda: answer, lambda: _text(answer))
     runs = {one for one in answer["columns"]["verdict"] if one in ("fits", "tight")}

@@ -24,8 +24,10 @@ from simulator.cli.options import (
     print_answer,
     print_status,
     program_options,
+    requested,
     set_option,
     study_options,
+    write_json,
 )
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.programs import checkpoint_of, place_inputs, place_of, program_at, with_tokens
@@ -125,6 +127,10 @@ def command(
     captured = None if program is None else with_tokens(program_at(program, loaded, tokens, other), str(program))
     prediction = _predicted(loaded, captured)
     if not prediction.fits:
+        if requested("json"):
+            from simulator.formats.writers.goodput_json import SCHEMA_VERSION
+
+            write_json({"schema_version": SCHEMA_VERSION, "verdict": prediction.verdict, "cause": prediction.cause})
         print_status(f"shardwise: a step does not fit: {prediction.cause}; `shardwise predict` has remedies")
         return prediction.verdict.exit_code
     answer = _played(loaded, captured, prediction, run, listed)

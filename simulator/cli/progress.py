@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -84,17 +83,3 @@ def playing(plan: Plan, cluster: Cluster) -> Iterator[None]:
     with listened_by(show):
         yield
     line.clear()
-
-
-@contextmanager
-def ended_as_interrupted() -> Iterator[None]:
-    """Treat SIGTERM of a batch system like Ctrl-C: the results so far are printed."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

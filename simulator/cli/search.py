@@ -17,7 +17,7 @@ from simulator.base.schema import nearest
 from simulator.base.units import format_seconds
 from simulator.cli.finite import FiniteRange
 from simulator.cli.options import FILE, answer_options, cluster_option, price_options, print_answer, print_status
-from simulator.cli.progress import StatusLine, ended_as_interrupted
+from simulator.cli.progress import StatusLine
 from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.formats.study import calibration_named
 from simulator.formats.study.overrides import literal
@@ -106,7 +106,6 @@ def command(*, journal: Path | None, exported: Path | None, **options: Any) -> i
     with (
         Journal(journal, study.identity) if journal is not None else nullcontext() as store,
         _engine(study, options) as engine,
-        ended_as_interrupted(),
     ):
         try:
             report = search_stacks(study, engine, store, _ProgressLine())

@@ -15,7 +15,7 @@ from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_seconds, parse_seconds
 from simulator.cli.options import FILE, all_of, loaded_prices, print_answer, quantity, write_files
-from simulator.cli.progress import StatusLine, ended_as_interrupted
+from simulator.cli.progress import StatusLine
 from simulator.formats.study.overrides import literal
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def run_search(loaded: ServingStudy, options: Mapping[str, Any]) -> int:
     jobs = options["jobs"] or len(os.sched_getaffinity(0))
     journal: Path | None = options["journal"]
     interrupted = False
-    with Notes(journal, study.identity) if journal is not None else nullcontext() as notes, ended_as_interrupted():
+    with Notes(journal, study.identity) if journal is not None else nullcontext() as notes:
         try:
             report = search_serving(study, jobs=jobs, notes=notes, prices=prices, tell=_progress_line())
         except SearchInterrupted as stop:

@@ -12,7 +12,6 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import ordinary
 from simulator.cli.options import print_status
-from simulator.cli.progress import ended_as_interrupted
 
 _MOST_BYTES = 2**20  # of a study
 _DEFAULT = 'model = "llama3-8b"\ncluster = "hgx-h100-8"\n\n[plan]\nzero = 3\nseq_len = 8192\n'
@@ -55,6 +54,6 @@ def command(study: Path | None, *, port: int, folder: Path | None) -> int:
             raise InputError.at(f"--port {port}", f"cannot listen: {exc.strerror}", "--port 0") from None
         click.echo(server.address)
         print_status("shardwise: open this address once, in one browser; Ctrl-C ends")
-        with suppress(KeyboardInterrupt), ended_as_interrupted(), closing(server):
+        with suppress(KeyboardInterrupt), closing(server):
             server.serve_forever(poll_interval=0.2)
     return ExitCode.OK

@@ -164,7 +164,7 @@ def _state_bytes(model: Model, plan: Plan, checkpoint: Checkpoint) -> tuple[int,
     """(bytes of the whole state, of which are below HBM already)."""
     weights, moments = _numel_bytes(plan)
     moments = moments if checkpoint.optimizer_state else 0
-    size = trained_numel(model, plan) * (weights + moments)
+    size = trained_numel(model, plan, stored=True) * (weights + moments)
     if plan.offload.optimizer == "none":
         return size, 0
     stays = DTYPE_BYTES[plan.compute_dtype] if plan.offload.parameters == "none" else 0

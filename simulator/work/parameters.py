@@ -106,14 +106,18 @@ def mixed_with(model: Model, parameter: str, plan: Plan) -> bool:
     return any(mixed(model, one, plan) for one in has)
 
 
-def trained_numel(model: Model, plan: Plan) -> int:
-    """Elements of all that a rank's part of the model has to train; a tied matrix counts once."""
+def trained_numel(model: Model, plan: Plan, *, stored: bool = False) -> int:
+    """Elements of all that a rank's part of the model has to train; a tied matrix counts once. stored: in the master dtype's."""
     if not plan.peft.any:
         return model.num_parameters
+    size = pair_size(plan) if stored else 1
+
+    def numel(part: Part) -> int:
+        return sum(prod(shape) * (size if ".lora_" in name else 1) for name, shape in trained(model, part, plan))
+
     body = whole_body(model, plan)
-    of = {kind: sum(prod(shape) for _, shape in trained(model, kind, plan)) for kind in dict.fromkeys(body)}
-    ends = sum(prod(shape) for part in _ENDS for _, shape in trained(model, part, plan))
-    return ends + sum(of[kind] for kind in body)
+    of = {kind: numel(kind) for kind in dict.fromkeys(body)}
+    return sum(map(numel, _ENDS)) + sum(of[kind] for kind in body)
 
 
 def model_flop(model: Model, plan: Plan) -> int:

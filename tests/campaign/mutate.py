@@ -210,7 +210,7 @@ def _changed(tree: Any, rng: random.Random) -> Any:
             return _changed_table(tree, rng.choice(list(tree)), rng)
         if isinstance(tree, list):
             return _changed_list(tree, rng.randrange(len(tree)), rng)
-    return rng.choice(_VALUES)(rng)
+    return rng.choice(_OF_ANY_TYPE)(rng)
 
 
 def _changed_table(tree: dict[str, Any], key: str, rng: random.Random) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _changed_list(tree: list[Any], at: int, rng: random.Random) -> list[Any]:
     return [*tree[:at], _changed(tree[at], rng), *tree[at + 1 :]]
 
 
-_VALUES: Sequence[Callable[[random.Random], Any]] = (
+_OF_ANY_TYPE: Sequence[Callable[[random.Random], Any]] = (
     lambda rng: rng.choice(HOSTILE), lambda _: None, lambda _: True, lambda _: {}, lambda _: [], lambda _: -1, lambda _: 0, lambda _: 10**30, lambda _: 1e308,
     lambda _: 0.5, lambda _: [[[]]], lambda _: {"a": {"b": 1}}, lambda _: float("nan"), lambda _: float("inf"), lambda _: [None] * 50, lambda rng: rng.randrange(2**70), lambda _: 2**31,
 )  # fmt: skip
@@ -275,26 +275,7 @@ def options_of(argv: Sequence[str]) -> list[click.Option]:
     return [one for one in getattr(command, "params", []) if isinstance(one, click.Option)]
 
 
-_VALUES: Final = (
-    "0",
-    "1",
-    "2",
-    "3",
-    "8",
-    "1000000",
-    "1e15",
-    "1e-9",
-    "0.5",
-    "true",
-    "full",
-    "none",
-    "host",
-    "bf16",
-    "fp8",
-    "a,b",
-    "[1,2]",
-    "{}",
-)
+_OF_FIELDS: Final = ("0", "1", "2", "3", "8", "1000000", "1e15", "1e-9", "0.5", "true", "full", "none", "host", "bf16", "fp8", "a,b", "[1,2]", "{}")  # fmt: skip
 _NUMBERS: Final = ("0", "1", "2", "3", "4", "8", "16", "64")
 _BY_METAVAR: Final[Mapping[str, Sequence[str]]] = {
     "NAME|FILE": ("llama3.2-1b", "hgx-h100-8", "olmoe-1b-7b", "deepseek-v2-lite", "pcie-rtx4090-4", "gb200-nvl72", "nemotron-h-8b", "gpt2", "mi300x-8", "ideal", "gh200-1"),
@@ -311,7 +292,7 @@ def _plausible(option: click.Option, rng: random.Random) -> str:
         return str(rng.choice(list(option.type.choices)))
     metavar = option.metavar or ""
     if metavar == "KEY=VALUE" and rng.random() < 0.5:
-        return f"plan.{rng.choice(tuple(Plan.flat_fields()))}={rng.choice(_VALUES)}"
+        return f"plan.{rng.choice(tuple(Plan.flat_fields()))}={rng.choice(_OF_FIELDS)}"
     if metavar in _BY_METAVAR:
         return rng.choice(_BY_METAVAR[metavar])
     if metavar.count("|") and metavar == metavar.lower():

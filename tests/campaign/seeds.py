@@ -235,7 +235,7 @@ def _measured() -> Iterator[Seed]:
     two = {"old.jsonl": inputs.samples(), "new.jsonl": inputs.samples(1.3)}
     yield _of("samples check", "calibrate check new.jsonl --baseline old.jsonl --plot x.svg --junit x.xml --prometheus x.prom --json", **two)  # fmt: skip
     yield _of("samples diff", "calibrate diff old.jsonl new.jsonl --json", **two)
-    fleet = {f"history/{name}": data for name, data in two.items()}
+    fleet = {f"history/{host}.jsonl": inputs.samples(1.0, host) for host in ("a", "b", "c")}
     yield _of("fleet", "calibrate fleet history --json", **fleet)
     old = (TOPOLOGIES / "calibrations" / "gb200.calibration.json").read_bytes()
     calibrations = {"old.calibration.json": old, "new.calibration.json": old.replace(b"0.9", b"0.8")}

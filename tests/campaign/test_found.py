@@ -165,3 +165,29 @@ def test_a_number_that_python_reads_and_does_not_print_is_refused(
         assert main(["predict", *words]) == 3
         errors = capfd.readouterr().err
         assert "a whole number beyond 2**128" in errors or "--set plan.offload" in errors
+
+
+@pytest.mark.parametrize("field", ["forward_prefetch", "backward_prefetch"])
+def test_further_ahead_than_there_are_units_is_all_of_them(field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = []
+    for count in (99, 2**31 - 1):
+        command = ["predict", "--model", "gpt2", "--cluster", "hgx-h100-8", "--set", f"plan.{field}={count}", "--json"]
+        assert main(command) == 0
+        steps.append(json.loads(capsys.readouterr().out)["step_s"])
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["plan.data_parallel=deepspeed", "plan.zeropp.secondary_ranks=2147483647"],
+        ["plan.pp=2", "plan.virtual_stages=2147483647", "plan.schedule=interleaved"],
+        ["model.num_heads=2147483647", "plan.tp=2"],
+    ],
+)
+def test_a_remedy_for_a_number_without_end_is_found_at_once(
+    settings: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for one in settings for word in ("--set", one)]
+    assert main(["predict", "--model", "gpt2", "--cluster", "hgx-h100-8", *words]) == 3
+    assert "fault" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -202,3 +203,32 @@ def test_every_option_that_writes_a_file_is_known() -> None:
     written = {flag for one in _options(shardwise) if (one.metavar or "").startswith("OUT") for flag in one.opts}
     assert written <= WRITES
     assert len(written) > 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_a_job_or_a_terminal_is_ctrl_c(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that journals are closed and temporary folders gone; what a command has forked ends as always."""
+
+    def ends(*_: object, **__: object) -> None:
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(write, b"x")
+            time.sleep(60)
+            os._exit(1)
+        os.read(read, 1)  # what a fork is sent before it runs is lost
+        os.kill(child, number)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -number
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(60)
+        except KeyboardInterrupt as exc:
+            raise ValueError("as pydantic has it") from exc
+
+    monkeypatch.setattr(shardwise, "main", ends)
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        assert main([]) == ExitCode.INTERRUPTED
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving import InferencePlan, Request
+from simulator.studies.serving import Deployment, InferencePlan, Request
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.engine import Engine, ServedRun
 from simulator.studies.serving.shared import Shared
@@ -61,9 +61,19 @@ def test_a_busy_front_end_decides_how_much_a_closed_loop_is_served(costs: StepCo
     assert found.end_s == pytest.approx(work_s)  # letting the first 32 in takes longer than a step: it is never idle
 
 
+def test_a_server_has_no_more_capacity_than_its_front_end(plan: InferencePlan) -> None:
+    stack = Stack.load("tensorrt-llm-2025")
+    assert stack.engine is not None
+    slow = stack.copy_with(engine=stack.engine.model_copy(update={"accept_s": 0.02, "stream_s": SEND_S}))
+    two = plan.model_copy(update={"dp": 2, "max_sequences": 8})
+    deployed = Deployment.of(Model.load("llama3-8b"), two, Cluster.load("hgx-h100-8"), slow)
+    requests = [Request(arrival_s=0.0, prompt_tokens=PROMPT, output_tokens=n) for n in (10, 30)]
+    assert deployed.capacity_per_s(requests) == pytest.approx(2 / (0.02 + 20 * SEND_S), rel=1e-12)
+
+
 @given(st.floats(0, 2), st.floats(0, 1), st.lists(st.floats(0, 0.3), min_size=1, max_size=20), st.integers(1, 50))
 def test_steps_at_once_are_sent_as_one_by_one(busy_s: float, first_s: float, longer: list[float], tokens: int) -> None:
-    at_once, in_turn = (Shared(1, 0.0, 0.01, front_s=busy_s) for _ in range(2))
+    at_once, in_turn = (Shared([0.0], 0.0, 0.01, front_s=busy_s) for _ in range(2))
     ends, length = [first_s], 0.0
     for more_s in longer:
         length += more_s

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from simulator import Cluster, Model, Plan, predict
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
-from simulator.studies.goodput import Failures, LongRun, daly_s, goodput
+from simulator.studies.goodput import Failures, LongRun, answer, daly_s, goodput
 from simulator.work.checkpoint import Saving
 
 STUDY = """
@@ -126,6 +127,12 @@ def test_a_step_that_does_not_fit_is_the_answer(study: str, capsys: pytest.Captu
     code, out, err = told(capsys, study, "--model", "llama3-70b", "--recompute", "none", "--micro-batch-size", "8")
     assert (code, out) == (ExitCode.DOES_NOT_FIT, "")
     assert "does not fit" in err
+    code, out, _ = told(
+        capsys, study, "--model", "llama3-70b", "--recompute", "none", "--micro-batch-size", "8", "--json"
+    )
+    assert code == ExitCode.DOES_NOT_FIT
+    assert json.loads(out)["verdict"] == "does not fit"
+    assert "too much" in json.loads(out)["cause"]
 
 
 PRICES = """
@@ -239,3 +246,13 @@ def test_a_run_without_headway_is_refused_at_once(
     assert (code, out) == (ExitCode.BAD_INPUT, "")
     assert "a run would be interrupted" in err
     assert remedy in err
+
+
+def test_of_runs_that_are_interrupted_often_few_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless somebody says how many: 400 of 50,000 interruptions each would take a minute."""
+    conditions: Any = None
+    monkeypatch.setattr(answer, "expected_interruptions", lambda _: 50_000.0)
+    assert answer._in_seconds(conditions, LongRun(steps=5)).replicas == 40
+    assert answer._in_seconds(conditions, LongRun(steps=5, replicas=400)).replicas == 400
+    monkeypatch.setattr(answer, "expected_interruptions", lambda _: 500.0)
+    assert answer._in_seconds(conditions, LongRun(steps=5)).replicas == 400

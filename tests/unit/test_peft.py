@@ -405,6 +405,10 @@ def test_pairs_in_fp32_beside_modules_in_16_bits() -> None:
     assert sum(held["parameters"]) - sum(less["parameters"]) == 2 * pairs
     assert sum(held["optimizer_state"]) - sum(less["optimizer_state"]) == 4 * pairs
     assert sum(gradient_tensors(LLAMA, wide)) - sum(gradient_tensors(LLAMA, narrow)) == 2 * pairs
+    saved = [
+        saving(LLAMA, plan, Cluster.synthesise("a100-80gb", 1), Checkpoint()).state_bytes for plan in (wide, narrow)
+    ]
+    assert saved[0] - saved[1] == 6 * pairs
     ops = {
         plan: {op.name: op for op in build_blocks(LLAMA, Stack.load("transformers-2024"), plan).layer.ops}
         for plan in (wide, narrow)

@@ -136,3 +136,13 @@ def test_a_journal_that_a_killed_run_left_is_gone_on_from_without_its_folders(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with Journal(tmp_path / "found.journal", "a study"):
         assert not (tmp_path / "pymp-gone").exists()
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"), [("FileNotFoundError(2, 'semaphore')", False), ("ValueError('ours')", True)]
+)
+def test_a_worker_that_starts_while_its_parent_leaves_says_nothing(raised: str, *, said: bool) -> None:
+    code = f"import simulator.base.started; raise {raised}"
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ("Traceback" in ended.stderr) == said

@@ -443,7 +443,7 @@ def test_a_killed_search_goes_on_to_the_same_table(tmp_path: Path, capsys: pytes
             with sqlite3.connect(path) as database:
                 if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                     rows = dict(database.execute("SELECT key, outcome FROM outcomes"))
-                    now = {key: PlanOutcome.from_json(text) for key, text in rows.items()}
+                    now = {key: PlanOutcome.of(json.loads(text)) for key, text in rows.items()}
                     assert acknowledged.items() <= now.items()
                     acknowledged = now
     for _ in range(2):  # the second takes every candidate from the journal

@@ -26,19 +26,6 @@ class MemoryEvent:
     moment: tuple[str, int, str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Borders:
-    """Live bytes before the step, after the last forward and backward, and at the peak, with whose they are there."""
-
-    start_bytes: int
-    after_forward_bytes: int
-    after_backward_bytes: int
-    peak_bytes: int
-    peak_phase: str
-    peak_by_phase_bytes: dict[str, int]
-    by_category: dict[str, int]
-
-
 def step_events(
     model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, *, library: Library = "nccl", stage: int = 0
 ) -> tuple[MemoryEvent, ...]:
@@ -56,6 +43,19 @@ def step_events(
         moment = moment_of(history, index)
         events.append(MemoryEvent(kind=kind, storage=slot, num_bytes=size, tag=name, stream=owner, moment=moment))
     return tuple(events)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Borders:
+    """Live bytes before the step, after the last forward and backward, and at the peak, with whose they are there."""
+
+    start_bytes: int
+    after_forward_bytes: int
+    after_backward_bytes: int
+    peak_bytes: int
+    peak_phase: str
+    peak_by_phase_bytes: dict[str, int]
+    by_category: dict[str, int]
 
 
 def borders(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Final
 
 from simulator.base.units import counted
@@ -180,7 +181,8 @@ CLUSTER: Final = (FILLS,)
 
 def divisors(number: int) -> list[int]:
     """Of a number, ascending."""
-    return [d for d in range(1, number + 1) if number % d == 0]
+    low = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return [*low, *(number // d for d in reversed(low) if d * d != number)]
 
 
 def nearest_divisor(number: int, wanted: int) -> int:

@@ -235,6 +235,6 @@ def _nearest(count: int, unit: int) -> str:
 
 
 def _nearest_divisors(total: int, near: int) -> str:
-    below = next(size for size in range(near, 0, -1) if total % size == 0)
+    below = next(size for size in range(min(near, total), 0, -1) if total % size == 0)
     above = next((size for size in range(near + 1, total + 1) if total % size == 0), None)
     return f"{below} or {above}" if above else f"{below}"

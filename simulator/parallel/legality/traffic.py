@@ -22,7 +22,7 @@ def _zeropp(plan: Plan) -> bool:
 
 def _nearest_secondary(plan: Plan) -> str:
     ranks, given = plan.dp_shard * plan.cp, plan.deepspeed.zeropp.secondary_ranks
-    return f"secondary_ranks = {max(n for n in range(1, given) if ranks % n == 0)}"
+    return f"secondary_ranks = {max(n for n in range(1, min(given, ranks + 1)) if ranks % n == 0)}"
 
 
 _zeropp_rule = partial(PlanRule, where="zeropp", applies=_zeropp)

@@ -25,7 +25,7 @@ DEFAULT_FILE = TOPOLOGIES / "calibrations" / "links.calibration.json"
 NO_COPIES = "FI_CXI_DISABLE_NON_INJECT_MSG_IDC=1"  # a setting of the network's own software, among a call's traits
 # One sigma of log time for each doubling of the nodes beyond those of a fit, of rings and trees and of all-to-alls, whose
 # streams crowd: what fits on fewer nodes were off, docs/scales.md
-DOUBLING_SIGMA, PAIRS_DOUBLING_SIGMA = 0.035, 0.045
+DOUBLING_SIGMA, PAIRS_DOUBLING_SIGMA = 0.035, 0.055
 REFIT = "python experiments/fit_collectives.py"
 
 Family = Literal["nvlink", "pcie", "host"]

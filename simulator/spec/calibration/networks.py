@@ -8,8 +8,9 @@ known, not a width around the middle. Where NCCL needs a plugin to reach the car
 from __future__ import annotations
 
 import json
+import math
 from functools import lru_cache
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 from pydantic import Field, ValidationError
 
@@ -39,27 +40,19 @@ class SlowNetwork(Strict):
     held: float = Field(ge=0, le=1)
     sample: dict[str, dict[str, tuple[float, float]]]
 
-    @classmethod
-    def load(cls) -> Self:
-        """As shipped. Raises CalibrationError with every fault."""
-        try:
-            return cls.model_validate_json(json.dumps(read_json(FILE, CalibrationError)))
-        except ValidationError as exc:
-            raise CalibrationError(faults_of(exc, FILE.name)) from None
-
     def bytes_of(self, kind: InterKind) -> float:
         """The factor on the time of bytes over a network of that kind."""
         return self.slow_bytes["plugin" if kind in PLUGINS else "verbs"]
 
     def beyond(self, num_nodes: int) -> float:
         """What more nodes than those of most sweeps make of both factors."""
-        return float(max(1.0, num_nodes / self.nodes) ** (self.per_doubling / _LN2))
-
-
-_LN2: Final = 0.6931471805599453
+        return math.exp(self.per_doubling * math.log2(max(1.0, num_nodes / self.nodes)))
 
 
 @lru_cache(maxsize=1)
 def slow_network() -> SlowNetwork:
-    """The prior shipped with the project."""
-    return SlowNetwork.load()
+    """The prior shipped with the project. Raises CalibrationError with every fault."""
+    try:
+        return SlowNetwork.model_validate_json(json.dumps(read_json(FILE, CalibrationError)))
+    except ValidationError as exc:
+        raise CalibrationError(faults_of(exc, FILE.name)) from None

@@ -20,14 +20,11 @@ from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.models import with_sizes
 from simulator.studies.backtest.notes import shows_fused, worded
 from simulator.studies.backtest.rows import RunRow
-from simulator.studies.backtest.unstated import VOCABULARIES, adapted, adapters_of, routed
+from simulator.studies.backtest.unstated import SPLIT, VOCABULARIES, adapted, adapters_of, routed
 
 _OPEN: Final = ("micro_batch", "zero_or_fsdp", "act_ckpt", "vocab")
 _UNSAID: Final[Mapping[str, tuple[str, ...]]] = {"zero_or_fsdp": ("ddp", "fsdp_full"), "act_ckpt": ("none", "full")}
 _LATER_MICRO_BATCHES: Final = (2, 4)
-_SPLIT: Final = frozenset(
-    ("stage_layers", "first_stage_layers", "last_stage_layers", "embedding_as_layer", "head_as_layer")
-)
 _COLUMNS: Final = {f.name for f in fields(RunRow)}
 
 
@@ -129,7 +126,7 @@ def _dealt(row: RunRow) -> RunRow:
     chunks, layers, stated = (row.pp or 1) * (row.vpp or 1), row.n_layers or 0, row.of("plan").keys()
     most = -(-layers // chunks)
     last = layers - most * (chunks - 1)
-    if row.pp in (None, 1) or layers % chunks == 0 or last < 1 or not _SPLIT.isdisjoint(stated):
+    if row.pp in (None, 1) or layers % chunks == 0 or last < 1 or not SPLIT.isdisjoint(stated):
         return row
     dealt = (*(most,) * (chunks - 1), last)
     return replace(row, settings=(*row.settings, ("plan.stage_layers", dealt)))

@@ -20,8 +20,9 @@ from simulator.studies.backtest.rows import RunRow
 UNTRAINED: Final = "untrained"  # `expert_imbalance` in a stack's defaults: its benchmarks train for some twenty steps
 VOCABULARIES: Final = (50_304, 32_000, 128_256)  # GPT-2's padded, Llama 2's, Llama 3's
 _COLLAPSED: Final = 0.92  # experiments/untrained_routing.py: 3.7 of at most 4 with 8 experts, 7.3 of at most 8 with 16
-_STAGES: Final = frozenset(
-    ("virtual_stages", "stage_layers", "first_stage_layers", "last_stage_layers", "embedding_as_layer", "head_as_layer")
+# Settings that say which layers a stage has
+SPLIT: Final = frozenset(
+    ("stage_layers", "first_stage_layers", "last_stage_layers", "embedding_as_layer", "head_as_layer")
 )
 # End of the 90 % for what options cost that no prediction holds, deterministic kernels among them: attention's backward then reaches
 # 37.9 % less throughput (arXiv 2601.21824, abstract)
@@ -60,7 +61,7 @@ def adapters_of(row: RunRow) -> str:
 def also(row: RunRow, stack: Stack) -> Iterator[RunRow]:
     """Further variants of the row: stages, expert exchanges and routing that it does not state; kernels of programs nobody described."""
     stated, unknown = row.of("plan"), stack.known == "unknown"
-    if (row.pp or 1) > 1 and _STAGES.isdisjoint(stated):
+    if (row.pp or 1) > 1 and (SPLIT | {"virtual_stages"}).isdisjoint(stated):
         yield from _staged(row, unknown=unknown)
     if unknown and stated.get("base_weights") == "gptq" and "dequantised" not in row.of("stack"):
         yield _with(row, {"stack.dequantised": "operators"})

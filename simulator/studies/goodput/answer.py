@@ -29,6 +29,8 @@ Progress = Callable[[int, int], None]  # runs played, runs in all
 
 _LEVELS: Final = (5.0, 50.0, 95.0)
 MAX_INTERRUPTIONS: Final = 50_000_000  # of all runs together: more than a minute
+_USUAL: Final = 3_000_000  # of as many runs as are played where nobody says how many: some seconds
+_LEAST_RUNS: Final = 20
 _MANY: Final = 1_000_000  # of one run: one every minute for two years
 _TRIED: Final = (0.5, 1.0, 2.0)  # of the interval, played beside it with the same failures
 _Z90: Final = NormalDist().inv_cdf(0.95)  # half a 90 % interval, in sigmas
@@ -131,6 +133,7 @@ def goodput(
     work_s = steps * step_s * (1 + late)
     conditions = _conditions(run, saving, load_s, size=size, step_s=step_s, work_s=work_s)
     rate = summed(each for _, each in conditions.causes)
+    run = _in_seconds(conditions, run)
     _refuse_endless(conditions, run)
     played, tried = _played(conditions, run, progress)
     days = _days(played, prediction, run.seed, late_sigma / (1 + late) / sqrt(steps))
@@ -254,6 +257,14 @@ def _played(
 def _with_interval(conditions: Conditions, factor: float) -> Conditions:
     interval_s = max(conditions.interval_s * factor, conditions.written_s)
     return replace(conditions, interval_s=min(interval_s, conditions.work_s))
+
+
+def _in_seconds(conditions: Conditions, run: LongRun) -> LongRun:
+    """Where nobody says how many runs are played: as many as take seconds. The answer says how many they were."""
+    most = int(_USUAL / 1.5 / max(1.0, expected_interruptions(conditions)))
+    if "replicas" in run.model_fields_set or not _LEAST_RUNS <= most < run.replicas:
+        return run
+    return run.model_copy(update={"replicas": most})
 
 
 def _refuse_endless(conditions: Conditions, run: LongRun) -> None:

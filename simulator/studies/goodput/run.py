@@ -63,7 +63,9 @@ class LongRun(Strict):
     price_per_gpu_hour: float | None = Field(
         gt=0, le=10**6, default=None, description="dollars; not set: no cost is given"
     )
-    replicas: int = Field(ge=1, le=100_000, default=400, description="runs played, each with failures of its own")
+    replicas: int = Field(
+        ge=1, le=100_000, default=400, description="runs played; by default fewer where those would take minutes"
+    )
     seed: int = Field(ge=0, le=2**63, default=0, description="of what is drawn")
 
     @model_validator(mode="after")

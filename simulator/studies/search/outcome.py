@@ -66,12 +66,8 @@ class PlanOutcome:
         return self.status, self.num_devices, self.step_s, self.low_s, self.high_s, self.mfu, *memory
 
     def to_json(self) -> str:
-        """One line; `from_json` reads it back to the same value, bit by bit, and in the same order."""
+        """One line; `of` reads its table back to the same value, bit by bit, and in the same order."""
         return json.dumps(self._table, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: str) -> PlanOutcome:
-        return cls.of(json.loads(text))
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> PlanOutcome:

@@ -197,7 +197,7 @@ class Deployment:
     def capacity_per_s(self, requests: Sequence[Request]) -> float:
         """Requests a second that pools serve when no queue empties: of the pool that has the least, or of the links."""
         if self.prefill is None:
-            return self._one_pool_capacity(requests)
+            return min(self._one_pool_capacity(requests), self.plan.dp * front_capacity(self.costs, requests))
         assert self.transfers is not None
         links = link_capacity(self.transfers, requests)
         pools = ((self.prefill, prompts_of(requests), False), (self, answers_of(requests), True))
@@ -227,7 +227,17 @@ def one_engine_capacity(deployed: Deployment, requests: Sequence[Request], *, pr
     if not requests:
         return math.inf
     queue = deployed.full_queue(requests, 1)
-    return capacity(queue, deployed.alone(queue, ALWAYS, prefilled=prefilled))
+    front = front_capacity(deployed.costs, requests, prefilled=prefilled)
+    return min(front, capacity(queue, deployed.alone(queue, ALWAYS, prefilled=prefilled)))
+
+
+def front_capacity(costs: StepCosts, requests: Sequence[Request], *, prefilled: bool = False) -> float:
+    """Requests a second that one engine's front end lets in and whose tokens it sends."""
+    accept_s, send_s = costs.front_s
+    if not accept_s + send_s:
+        return math.inf
+    sent = sum(request.output_tokens for request in requests) / len(requests)
+    return 1 / (send_s * sent + (0.0 if prefilled else accept_s))
 
 
 def link_capacity(transfers: Transfers, requests: Sequence[Request]) -> float:

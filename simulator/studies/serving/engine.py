@@ -148,7 +148,7 @@ class Engine:
         self.lanes: list[Lane] = []
         plan = costs.plan
         for _ in range(plan.dp if engines is None else engines):
-            shared = Shared(plan.pp, *costs.front_s)
+            shared = Shared([0.0] * plan.pp, *costs.front_s)
             self.lanes += [Lane(self, self._env, costs, Scheduler(limits), shared) for _ in range(plan.pp)]
         for lane in self.lanes:
             self._env.process(lane.run())
@@ -270,12 +270,7 @@ class Lane:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        env: simpy.Environment,
-        costs: StepCosts,
-        scheduler: Scheduler,
-        shared: Shared,
+        self, engine: Engine, env: simpy.Environment, costs: StepCosts, scheduler: Scheduler, shared: Shared
     ) -> None:
         self._engine, self._env, self._costs = engine, env, costs
         self.scheduler, self.shared = scheduler, shared

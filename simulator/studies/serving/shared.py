@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -12,15 +12,11 @@ class Shared:
     The front end is one process: a request that comes takes it accept_s, a token that goes send_s, one behind another.
     """
 
-    stages: int
+    free_s: list[float]
     accept_s: float
     send_s: float
-    free_s: list[float] = field(init=False)
     links_s: float = 0.0
     front_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.free_s = [0.0] * self.stages
 
     def ready_s(self, now_s: float, fetch_s: float) -> float:
         """When a request that comes now is let in and what it takes the links so long to fetch is there."""

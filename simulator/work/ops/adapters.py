@@ -223,7 +223,7 @@ def _product(
         forward=(one,),
         backward=(replace(one, n=k, k=n, layout="nn"), replace(one, m=n, n=k, k=rows, layout="nt")),
         saved=(x, *weights),
-        parameter_numel=0 if weights else numel,
+        parameter_numel=0 if weights else pair_size(s.plan) * numel,
         selective_save=True,
         is_unit=wrapped,
         waits=wrapped,

@@ -63,7 +63,7 @@ def ahead(unit: int, depth: int, last: int) -> Gathers:
     Each waits for the backward of the unit whose room it takes.
     """
     newest = unit - depth
-    coming = range(last, newest - 1, -1) if unit == last else range(newest, newest - 1, -1)
+    coming = range(last, max(newest, 0) - 1, -1) if unit == last else range(newest, newest - 1, -1)
     return tuple((one, one + depth + 1 if one + depth + 1 <= last else None) for one in coming if one >= 0)
 
 
@@ -168,7 +168,7 @@ class Sharded(Order):
     def forward_gathers(self, plan: Plan, chunk: Chunk, unit: int) -> Gathers:
         """The unit itself unless prefetched, and those `forward_prefetch` units ahead."""
         window, newest = self.forward_window(plan), unit + plan.fsdp.forward_prefetch
-        ahead = range(newest + 1) if unit == 0 else range(newest, newest + 1)
+        ahead = range(min(newest + 1, chunk.num_units)) if unit == 0 else range(newest, newest + 1)
         gates = ((one, one - window if window is not None and one >= window else None) for one in ahead)
         return tuple((one, gate) for one, gate in gates if one < chunk.num_units)
 

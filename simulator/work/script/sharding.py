@@ -138,16 +138,17 @@ def _shapes(
 
     Pairs that are stored wider have as many rows as they take elements of the others' dtype.
     """
-    size = pair_size(plan)
     return tuple(
-        (shape[1], shape[0], *shape[2:])
-        if by_rows and name.startswith("experts.")
-        else (size * shape[0], *shape[1:])
-        if size > 1 and ".lora_" in name
-        else shape
+        _counted(name, shape, plan, by_rows=by_rows)
         for name, shape in trained(model, part, plan)
         if routed is None or name.startswith("experts.") == routed
     )
+
+
+def _counted(name: str, shape: Shape, plan: Plan, *, by_rows: bool) -> Shape:
+    if by_rows and name.startswith("experts."):
+        return (shape[1], shape[0], *shape[2:])
+    return (pair_size(plan) * shape[0], *shape[1:]) if ".lora_" in name else shape
 
 
 def _by_rows(model: Model, plan: Plan) -> bool:
