@@ -17,6 +17,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from simulator import Calibration, Cluster, Model, Plan, predict
 from simulator.base.errors import InputError
 from simulator.base.exit_codes import ExitCode
@@ -26,6 +28,7 @@ from validate import faults
 from validate.benches import spread
 from validate.benches.collectives import OPS
 from validate.benches.memory import MIB, storage
+from validate.benches.products import COLD_BYTES, _kept
 from validate.measure import Job, measure
 from validate.samples import read_samples
 
@@ -288,3 +291,22 @@ def test_a_file_that_is_measured_has_no_name_that_could_stay(tmp_path: Path) -> 
     )
     storage(session, MIB, [])
     assert seen == [("storage_write", []), ("storage_read", [])]
+
+
+def test_a_product_s_results_lie_in_memory_that_no_cache_holds() -> None:
+    """As a step keeps them; the gradient of an input is gone before the next one."""
+    made: list[int] = []
+
+    def multiply(_: int) -> Any:
+        result = torch.zeros(512, 512)
+        made.append(result.data_ptr())
+        return result
+
+    num_bytes = 4 * 512 * 512
+    call = _kept(multiply, num_bytes, "tn")
+    made.clear()
+    turns = COLD_BYTES // num_bytes
+    for i in range(turns):
+        call(i)
+    assert len(set(made)) == turns
+    assert _kept(multiply, num_bytes, "nn") is multiply

@@ -17,7 +17,7 @@ GPU_WIDTHS = ((768, 3072), (2048, 8192), (4096, 14336), (5120, 13824), (8192, 28
 GPU_TOKENS = (512, 2048, 4096, 8192, 16384)
 CPU_WIDTHS = ((128, 352), (256, 704), (512, 1408), (768, 2048))
 CPU_TOKENS = (128, 256, 512, 1024)
-COLD_BYTES, COLD_SETS = 2**25, 128  # of a product's right operands on a CPU: beyond the last cache
+COLD_BYTES, COLD_SETS = 2**26, 256  # of a product's right operands, and of its results, on a CPU: beyond the last cache
 FP8_CAPABILITY = (8, 9)
 
 
@@ -82,7 +82,7 @@ def gemm(s: Session, m: int, n: int, k: int, dtype: str, layout: str, long_s: fl
     """Time one product. tn: x Wᵀ; nn: x W; nt: xᵀ y."""
     set_bytes = DTYPE_BYTES[dtype] * (m * k + k * n)
     sets = max(1, min(4, int(ROTATE_BYTES / set_bytes)))
-    if not s.fits(set_bytes * sets + 4 * m * n):
+    if not s.fits(set_bytes * sets + 4 * m * n + (0 if s.gpu else 2 * COLD_BYTES)):
         return
     s.torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     a = [s.random(*((k, m) if layout == "nt" else (m, k)), dtype=dtype) for _ in range(sets)]
@@ -90,7 +90,14 @@ def gemm(s: Session, m: int, n: int, k: int, dtype: str, layout: str, long_s: fl
     left = [x.t() if layout == "nt" else x for x in a]
     right = [x.t() if layout == "tn" else x for x in b]
     count = len(right)
-    call = scaled(s, left, right) if dtype == "fp8" else lambda i: left[i % sets] @ right[i % count]
+
+    def multiply(i: int) -> Tensor:
+        return left[i % sets] @ right[i % count]
+
+    if dtype == "fp8":
+        call = scaled(s, left, right)
+    else:
+        call = multiply if s.gpu else _kept(multiply, DTYPE_BYTES[dtype] * m * n, layout)
     shape: Shape = {"m": m, "n": n, "k": k, "dtype": dtype, "layout": layout, "flop": 2 * m * n * k}
     if long_s:
         s.sustained("gemm", call, shape, seconds=long_s)
@@ -109,6 +116,21 @@ def _operands(s: Session, shape: tuple[int, int], dtype: str, sets: int) -> list
     first = s.random(*shape, dtype=dtype)
     count = max(sets, min(COLD_SETS, COLD_BYTES // (DTYPE_BYTES[dtype] * shape[0] * shape[1])))
     return [first, *(first.clone() for _ in range(count - 1))]
+
+
+def _kept(multiply: Callable[[int], Tensor], num_bytes: int, layout: str) -> Callable[[int], object]:
+    """The product on a CPU, whose results lie in memory that no cache holds, but for the gradient of an input.
+
+    A step keeps what a layer makes for the backward, and the gradients of weights: the next result goes elsewhere, into
+    memory that the step before has had.
+    """
+    first = multiply(0)
+    results = [first, *(first.clone() for _ in range(min(COLD_SETS, COLD_BYTES // num_bytes)))]
+
+    def call(i: int) -> None:
+        results[i % len(results)] = multiply(i)
+
+    return multiply if layout == "nn" else call
 
 
 def scaled(s: Session, left: list[Tensor], right: list[Tensor]) -> Callable[[int], object]:
