@@ -118,7 +118,7 @@ def check(task: Task) -> None:
     inputs = task.model, task.plan, task.stack, task.mode
     if faults := [*unplayable(*inputs), *engine_faults(*inputs)]:
         raise PlanError(faults)
-    if older := [*release_faults(task.plan, installed())]:
+    if older := [*release_faults(task.plan, installed(), task.mode)]:
         raise InputError(older)
     if task.mode == "fake":
         return

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import torch
 
+from validate.torch_releases import STAGES_VOTE, release
+
 # What is used -> the oldest and the newest release that played it here: 2.11 on an H200, 2.13 to 2.15 on CPUs.
 SEEN: Final[dict[str, tuple[str, str]]] = {
     "fake tensors": ("2.11", "2.15"),
@@ -29,7 +31,7 @@ SEEN: Final[dict[str, tuple[str, str]]] = {
     "the switch of autocast": ("2.13", "2.13"),
     "ring attention": ("2.13", "2.15"),
     "scaled products": ("2.13", "2.13"),
-    "pipelining": ("2.13", "2.15"),
+    "pipelining": ("2.11", "2.15"),
     "the dispatcher's table": ("2.13", "2.13"),
     "the dispatcher's collectives": ("2.13", "2.14"),
 }
@@ -178,6 +180,9 @@ def _lone_stage() -> type[Any]:
     with _of("pipelining"):
         from torch.distributed.pipelining import PipelineStage
 
+        stage: type[Any] = PipelineStage
+        if release(torch.__version__) < STAGES_VOTE:
+            return stage
         for name in ("_warmup_forward_vote", "_warmup_backward_result"):
             getattr(PipelineStage, name)
 

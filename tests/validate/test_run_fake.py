@@ -33,7 +33,7 @@ from validate.parallel import style_of
 from validate.playable import played_otherwise
 from validate.players import fake, guard
 from validate.run_plan import play
-from validate.torch_releases import release, release_notes
+from validate.torch_releases import release, release_faults, release_notes
 from validate.tracker import TrackedMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of which every version has others
@@ -419,6 +419,15 @@ def test_a_release_that_holds_less_says_so() -> None:
     assert "when they are needed" in note
     (note,) = release_notes(plan(), "2.8.0")
     assert "RMSNorm" in note
+    (note,) = release_notes(pipelined, "2.11.0")
+    assert "16 bytes more" in note
+
+
+def test_a_release_that_does_not_scale_by_row_on_a_cpu_is_refused_there() -> None:
+    narrow = plan(precision="fp8", fp8_recipe="rowwise", dp_shard=2)
+    (fault,) = release_faults(narrow, "2.11.0", "cpu")
+    assert 'fp8_recipe = "tensorwise"' in fault.remedy
+    assert not [*release_faults(narrow, "2.11.0", "fake"), *release_faults(narrow, "2.13.0", "cpu")]
 
 
 def test_options_make_a_difference() -> None:
