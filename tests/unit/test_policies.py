@@ -217,6 +217,20 @@ def test_fixed_blocks_waste_the_rest_of_the_last_one() -> None:
     assert run.pool.allocated_bytes == 32 * MIB
 
 
+def test_millions_of_fixed_blocks_take_no_memory() -> None:
+    """A trace may ask for 128 TiB: they are one run of neighbours, also when a part of them goes to somebody else."""
+    pool = watched("fixed").pool
+    handle = pool.malloc(2**47, 0, 0)
+    assert len(pool.pieces(handle)) == 1
+    pool.request_free(handle)
+    pool.complete_free(handle)
+    small = pool.malloc(3 * MIB, 0, 0)
+    ((_, size),) = pool.pieces(small)
+    assert size == 4 * MIB
+    assert pool.reserved_bytes == 2**47
+    assert pool.largest_free_bytes() == 2**47 - 4 * MIB
+
+
 def test_an_arena_keeps_what_stays_apart_from_what_goes() -> None:
     kinds = (PERSISTENT, TEMPORARY, PERSISTENT, TEMPORARY)
     requests: list[Request] = [(ALLOC, n, 8 * MIB, 0, kind) for n, kind in enumerate(kinds)]
