@@ -10,7 +10,7 @@ from simulator.base.fit import Fit
 from simulator.memory import MemoryUse
 from simulator.play.lower import lower
 from simulator.predict import Prediction, predict
-from simulator.predict.confidence import upward
+from simulator.predict.confidence import own_part, upward
 from simulator.predict.play import play, step_seconds
 from simulator.predict.verdict import cause_of
 from simulator.spec.calibration import Calibration
@@ -85,7 +85,7 @@ def test_a_less_known_stack_widens_the_interval() -> None:
     assert unsure.high_s > sure.high_s
     # quadrature: the stack's spread adds to what kernels and links leave
     one, other = math.log(sure.high_s / sure.step_s), math.log(unsure.high_s / unsure.step_s)
-    factor = intervals().factor("stack")
+    factor = intervals().factor(own_part(stack))
     assert other**2 - one**2 == pytest.approx((1.6449 * factor) ** 2 * (0.2**2 - 0.01**2), rel=1e-9)
 
 
