@@ -19,10 +19,7 @@ EXACT: Final[Release] = (2, 9)  # 2.8's RMSNorm keeps other activations in 16 bi
 OLDEST_OF: Final[dict[str, Release]] = {"cp": (2, 9), "tp": (2, 11), "ep": (2, 11), "pp": (2, 11)}
 DUALPIPE_V: Final[Release] = (2, 13)  # 2.11's sends to its own rank, which gloo does not
 STAGES_VOTE: Final[Release] = (2, 13)  # whether shapes are known, by messages; older ones ask nobody
-EXACT_STAGES: Final[Release] = (
-    2,
-    13,
-)  # 2.11's stages keep 16 bytes more between steps, split backwards of checkpoints more
+EXACT_STAGES: Final[Release] = (2, 13)  # 2.11's hold other bytes: `release_notes` says which
 SCALED_BY_ROW: Final[Release] = (2, 13)  # on a CPU, whose older scaled product takes one scale a tensor
 BUFFERS_ON_DEMAND: Final[Release] = (2, 15)  # of what comes from other stages; 2.13 makes them all at once
 

@@ -181,7 +181,8 @@ def lowered_programs(
 ) -> list[Program]:
     """The programs that the engine simulates."""
     asked = _asked(capture, cluster, calibration, stack, curves)
-    list(_scripts(asked))
+    for _ in _scripts(asked):  # which keeps each one
+        pass
     return asked.programs()
 
 

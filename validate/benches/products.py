@@ -124,13 +124,15 @@ def _kept(multiply: Callable[[int], Tensor], num_bytes: int, layout: str) -> Cal
     A step keeps what a layer makes for the backward, and the gradients of weights: the next result goes elsewhere, into
     memory that the step before has had.
     """
+    if layout == "nn":
+        return multiply
     first = multiply(0)
     results = [first, *(first.clone() for _ in range(min(COLD_SETS, COLD_BYTES // num_bytes)))]
 
     def call(i: int) -> None:
         results[i % len(results)] = multiply(i)
 
-    return multiply if layout == "nn" else call
+    return call
 
 
 def scaled(s: Session, left: list[Tensor], right: list[Tensor]) -> Callable[[int], object]:

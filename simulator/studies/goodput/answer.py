@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]  # runs played, runs in all
 
 _LEVELS: Final = (5.0, 50.0, 95.0)
 MAX_INTERRUPTIONS: Final = 50_000_000  # of all runs together: more than a minute
-_USUAL: Final = 3_000_000  # of as many runs as are played where nobody says how many: some seconds
+_USUAL: Final = 2_000_000  # interruptions of all runs that are played where nobody says how many: some seconds
 _LEAST_RUNS: Final = 20
 _MANY: Final = 1_000_000  # of one run: one every minute for two years
 _TRIED: Final = (0.5, 1.0, 2.0)  # of the interval, played beside it with the same failures
@@ -261,7 +261,7 @@ def _with_interval(conditions: Conditions, factor: float) -> Conditions:
 
 def _in_seconds(conditions: Conditions, run: LongRun) -> LongRun:
     """Where nobody says how many runs are played: as many as take seconds. The answer says how many they were."""
-    most = int(_USUAL / 1.5 / max(1.0, expected_interruptions(conditions)))
+    most = int(_USUAL / max(1.0, expected_interruptions(conditions)))
     if "replicas" in run.model_fields_set or not _LEAST_RUNS <= most < run.replicas:
         return run
     return run.model_copy(update={"replicas": most})

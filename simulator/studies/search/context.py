@@ -13,10 +13,8 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 
-AROUND: Final = (
-    "bucket_bytes",
-    "memory_fraction",
-)  # fields that decide what stands around a plan's blocks, and nothing in them
+# Fields that decide what stands around a plan's blocks, and nothing in them
+AROUND: Final = ("bucket_bytes", "memory_fraction")
 _USUAL: Final = {name: Plan.flat_fields()[name].default for name in AROUND}
 _MOST_PLANS: Final = 32  # plans whose blocks are kept
 

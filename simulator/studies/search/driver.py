@@ -44,9 +44,7 @@ _LEAST: Final = 0.25  # of the budget that is for simulations however long the s
 _MANY: Final = 1500  # branches of which all are surveyed
 _TOKENS: Final = 4096  # of a sequence on a rank: fewer are rare, as messages then outlast the products between them
 _BRANCHES_A_TASK: Final = 16
-_AHEAD: Final = (
-    16  # tasks of a survey for each of those who work: a million branches' at once fill a scheduler's memory
-)
+_AHEAD: Final = 16  # tasks of a survey for each worker: a million branches' at once fill a scheduler's memory
 _LISTED: Final = 256  # branches from one sign of progress to the next
 
 
