@@ -17,23 +17,23 @@ import torch
 
 from validate.torch_releases import STAGES_VOTE, release
 
-# What is used -> the oldest and the newest release that played it here: 2.11 on an H200, 2.13 to 2.15 on CPUs.
+# What is used -> the oldest and the newest release that played it here: 2.11 on an H200, 2.8 to 2.15 on CPUs.
 SEEN: Final[dict[str, tuple[str, str]]] = {
     "fake tensors": ("2.11", "2.15"),
-    "the fake process group": ("2.11", "2.15"),
+    "the fake process group": ("2.8", "2.15"),
     "DTensor's propagation of shapes": ("2.13", "2.15"),
-    "the memory tracker": ("2.11", "2.15"),
-    "checkpoint wrappers": ("2.11", "2.15"),
+    "the memory tracker": ("2.8", "2.15"),
+    "checkpoint wrappers": ("2.8", "2.15"),
     "FSDP2's collectives": ("2.11", "2.15"),
     "the allocator's history": ("2.11", "2.11"),
-    "the profiler's raw events": ("2.11", "2.15"),
+    "the profiler's raw events": ("2.8", "2.15"),
     "fused attention's operators": ("2.11", "2.13"),
     "the switch of autocast": ("2.13", "2.13"),
     "ring attention": ("2.13", "2.15"),
     "scaled products": ("2.13", "2.13"),
     "pipelining": ("2.11", "2.15"),
     "the dispatcher's table": ("2.13", "2.13"),
-    "the dispatcher's collectives": ("2.13", "2.14"),
+    "the dispatcher's collectives": ("2.8", "2.14"),
 }
 
 
