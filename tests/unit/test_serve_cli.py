@@ -14,6 +14,7 @@ from simulator.cli import main
 from simulator.formats.readers.arrivals_table import read_arrivals
 from simulator.formats.study.serving import read_serving_study
 from simulator.spec.cluster.device import Device
+from simulator.spec.software.stack import Stack
 from simulator.studies.serving.kernels import NarrowWeights, multiplied, stored_as
 
 
@@ -100,6 +101,14 @@ def test_faults_name_their_flags(capsys: pytest.CaptureFixture[str]) -> None:
         "wheels",
     ):
         assert part in told
+
+
+def test_an_unknown_stack_is_one_fault_with_the_stacks_of_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--stack", "nonsense"]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    engines = [stack.name for stack in map(Stack.load, Stack.names()) if stack.engine is not None]
+    assert told.count("nonsense") == 1
+    assert all(name in told for name in engines)
 
 
 def test_a_trace_and_drawn_requests_exclude_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
