@@ -158,12 +158,12 @@ def source_of(one: Unit) -> str:
 
 
 def per_doubling(sample: Sequence[Unit]) -> float:
-    """What each doubling of the nodes adds to a ratio: root mean square over settings with several counts."""
+    """What each doubling of the nodes adds to a ratio: root mean square over settings with several counts, none of them slow."""
     by_setting: dict[tuple[str, str, str], list[Unit]] = defaultdict(list)
     for one in sample:
         by_setting[one.machine, one.setting, one.kind].append(one)
     ordered = [sorted(many, key=lambda one: one.nodes) for many in by_setting.values()]
-    pairs = [pair for many in ordered for pair in pairwise(many)]
+    pairs = [pair for many in ordered for pair in pairwise(many) if max(one.ratio for one in pair) <= SLOW]
     slopes = [(more.ratio - few.ratio) / math.log2(more.nodes / few.nodes) for few, more in pairs]
     return math.sqrt(sum(one**2 for one in slopes) / len(slopes))
 
