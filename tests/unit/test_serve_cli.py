@@ -55,6 +55,21 @@ def test_a_person_reads_verdict_and_memory(capsys: pytest.CaptureFixture[str]) -
         assert part in told
 
 
+def test_brief_is_one_screen_of_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["serve", "--model", "llama3.2-1b", "--requests", "50", "--slo-ttft", "1ms", "--plain"]
+    assert main(arguments) == ExitCode.OK
+    whole = capsys.readouterr().out.splitlines()
+    assert main([*arguments, "--brief"]) == ExitCode.OK
+    brief = capsys.readouterr().out.splitlines()
+    assert len(brief) <= 24
+    assert max(map(len, brief)) <= 80
+    told = [line.split() for line in whole]
+    for name in ("OK  llama3.2-1b", "  time to first token", "  ttft", "  cache   ", "  used"):
+        assert next(line.split() for line in brief if line.startswith(name)) in told
+    assert main([*arguments, "--brief", "--json"]) == ExitCode.USAGE
+    assert "--brief and --json are two answers" in capsys.readouterr().err
+
+
 def test_what_does_not_fit_has_its_own_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--model", "llama3-405b", "--plain"]) == ExitCode.DOES_NOT_FIT
     assert "DOES NOT FIT" in capsys.readouterr().out
