@@ -46,10 +46,8 @@ _FILLED, _BUFFERED = 2, 16
 _SLACK = 1.1  # effects of two changes multiply, to this
 _MORE_DEVICES = 2.0
 _PROOFS, _PROOF_LAYERS = 10, 1000  # full predictions, and the layers in them all
-_PIPELINE_PROOFS, _PROOF_PASSES = (
-    4,
-    6_000,
-)  # of pipelines, and the layers in all their micro-batches: a millisecond each
+_PIPELINE_PROOFS = 4
+_PROOF_PASSES = 8_000  # layers in all micro-batches of a pipeline's predictions, a millisecond each
 _ESTIMATED_LAYERS = 1000  # in all short models
 
 
