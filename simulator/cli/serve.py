@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from simulator.cli.progress import CountLine
 from simulator.cli.serve_search import OF_SEARCH, launch_of, option_faults, rate_of_users, run_search, search_options
 from simulator.cli.watch import watch_option
 from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
+from simulator.formats.writers.serving_json import report
 from simulator.predict import Source
 from simulator.studies.serving import InferencePlan, Serving, serve, token_costs
 from simulator.studies.serving import highest_rate as sought
@@ -149,20 +150,13 @@ def command(
     serving = replace(serving, sources=(*loaded.sources, *serving.sources))
     print_answer(
         "serve",
-        lambda: _report(serving, loaded),
+        lambda: report(serving, loaded.inputs()),
         lambda: _text(serving, brief=brief),
         width=SCREEN_WIDTH if brief else None,
     )
     if exported is not None and serving.fits:
         write_files(files, exported)
     return serving.memory.fit.exit_code
-
-
-def _report(serving: Serving, study: ServingStudy) -> Mapping[str, Any]:
-    """What --json prints."""
-    from simulator.formats.writers.serving_json import report
-
-    return report(serving, study.inputs())
 
 
 def _text(serving: Serving, *, brief: bool) -> RenderableType:
