@@ -56,7 +56,7 @@ _CLOCK = ("ranks not aligned", "timed from Python", "times of neighbouring sizes
 class Unit:
     """One collective of one machine, as it was set up, over so many nodes.
 
-    ratio: log of measured over predicted, its median. reported: published because it was slow.
+    ratio: log of measured over predicted, its median. reported: published because it was slow. tcp: by a setting that sends over TCP.
     """
 
     machine: str
@@ -67,6 +67,7 @@ class Unit:
     band: str
     ratio: float
     reported: bool = False
+    tcp: bool = False
 
 
 def machine_of(row: CollectiveRow) -> str:
@@ -87,8 +88,8 @@ def without(curves: LinkCurves, kind: str) -> LinkCurves:
     return curves.model_copy(update={"networks": tuple(one for one in curves.networks if one not in mine)})
 
 
-def ratio_of(row: CollectiveRow, curves: dict[str, LinkCurves]) -> tuple[InterKind, float] | None:
-    """The network, and log(measured / predicted by the sheet); None where the row names no machine that can be built."""
+def ratio_of(row: CollectiveRow, curves: dict[str, LinkCurves]) -> tuple[InterKind, float, bool] | None:
+    """The network, log(measured / predicted by the sheet), and whether all went over TCP; None where the row names no machine that can be built."""
     try:
         run = resolve(row)
     except (RefusedError, InputError):
@@ -98,7 +99,7 @@ def ratio_of(row: CollectiveRow, curves: dict[str, LinkCurves]) -> tuple[InterKi
     cards: InterKind = "slingshot" if "Slingshot" in row.notes else inter.kind  # whatever its software made of them
     sheet = run.cluster.model_copy(update={"inter": inter.model_copy(update={"kind": cards, "rdma": True})})
     call = call_of(run.kind, run.size_bytes, run.shape, sheet, Nccl(version=run.nccl.version))
-    return cards, math.log(row.time_us * 1e-6 / float(call_s(call, curves[cards])))
+    return cards, math.log(row.time_us * 1e-6 / float(call_s(call, curves[cards]))), not inter.rdma
 
 
 def units() -> Iterator[Unit]:
@@ -106,7 +107,7 @@ def units() -> Iterator[Unit]:
     kinds = {kind for one in NETWORKS.values() for kind in one.kinds}
     curves = {kind: without(default_curves(), kind) for kind in sorted(kinds)}
     found: dict[tuple[str, InterKind, str, str, int, str], list[float]] = defaultdict(list)
-    reported = set[str]()
+    reported, over_tcp = set[str](), set[str]()
     for table in TABLES:
         for row in read_collectives(table):
             if not isinstance(row, CollectiveRow) or (row.n_nodes or 1) < 2 or not row.time_us:
@@ -115,12 +116,13 @@ def units() -> Iterator[Unit]:
             odd = any(word in (row.left_out or "") for word in _CLOCK)
             judged = None if odd or not band or row.collective not in _ALL_CARDS else ratio_of(row, curves)
             if judged is not None:
-                network, ratio = judged
+                network, ratio, tcp = judged
                 setting = f"{row.notes} {row.nccl_version}"
+                over_tcp |= {setting} if tcp else set()
                 found[machine_of(row), network, setting, row.collective, row.n_nodes or 1, band].append(ratio)
                 reported |= {machine_of(row)} if degraded(row) else set()
     for key, ratios in sorted(found.items()):
-        yield Unit(*key, median(ratios), key[0] in reported)
+        yield Unit(*key, median(ratios), key[0] in reported, key[2] in over_tcp)
 
 
 def slow_end(sample: Sequence[Unit]) -> float:
@@ -138,6 +140,15 @@ def slow_end(sample: Sequence[Unit]) -> float:
     middle = sum(ratio * one for ratio, one, _ in slow) / weight
     sigma = math.sqrt(sum(one * (ratio - middle) ** 2 for ratio, one, _ in slow) / weight)
     return middle + sigma * NormalDist().inv_cdf(1 - BEYOND / share)
+
+
+def tcp_end(sample: Iterable[Unit]) -> float:
+    """How far a machine's settings lie apart over TCP, of which a sheet says nothing: too few machines for a share of slow ones."""
+    by_call: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    for one in sample:
+        if one.tcp:
+            by_call[one.machine, one.kind, one.nodes].append(one.ratio)
+    return median(max(found) - min(found) for found in by_call.values() if len(found) > 1)
 
 
 def held(groups: Iterable[Sequence[Unit]]) -> float:
@@ -178,6 +189,8 @@ def document() -> dict[str, Any]:
         band: {carrier: round(math.exp(slow_end(mine)), 3) for carrier, mine in sorted(of.items())}
         for band, of in by_band.items()
     }
+    for band, of in by_band.items():
+        ends[band]["tcp"] = round(math.exp(tcp_end(of["plugin"])), 3)
     by_machine: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in sample:
         by_machine[one.machine][one.band].append(math.exp(one.ratio))

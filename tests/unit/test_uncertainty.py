@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -14,8 +14,9 @@ from simulator.predict.confidence import HOST_SIGMA, SHEET, WAITING
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.intervals import intervals
 from simulator.spec.calibration.learned import Learned
-from simulator.spec.calibration.networks import FILE, slow_network
+from simulator.spec.calibration.networks import FILE, carrier_of, slow_network
 from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.parts import InterKind
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
@@ -162,6 +163,9 @@ def test_the_slow_network_waits_and_flows_as_the_sweeps_say() -> None:
     slower = predict(model, plan, by_gpu.model_copy(update={"fabric": fabric}))
     found = over_nodes(by_gpu)
     assert math.exp(Z90 * found.uncertainty[SHEET]) == pytest.approx(slower.step_s / found.step_s)
+    carriers = {"infiniband": "verbs", "roce": "verbs", "efa": "efa", "tcpx": "plugin", "ethernet": "tcp"}
+    assert {kind: carrier_of(kind) for kind in get_args(InterKind) if kind in carriers} == carriers
+    assert slow.slow_bytes["verbs"] < slow.slow_bytes["efa"] < slow.slow_bytes["plugin"]  # what may be missing or old
 
 
 def test_hosts_that_may_wait_for_every_rank_lengthen_the_upper_end_by_what_they_would() -> None:

@@ -20,8 +20,12 @@ from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import Strict, faults_of, read_json
 from simulator.spec.cluster.parts import InterKind
 
-Carrier = Literal["verbs", "efa", "plugin"]  # what NCCL speaks itself; what it needs a plugin for
-_CARRIERS: Final[dict[InterKind, Carrier]] = {"efa": "efa", "slingshot": "plugin", "tcpx": "plugin", "tcpxo": "plugin"}
+Carrier = Literal["verbs", "efa", "plugin", "tcp"]  # verbs: what NCCL speaks itself; plugin: what it needs one for
+_CARRIERS: Final[dict[InterKind, Carrier]] = {
+    "efa": "efa",
+    "ethernet": "tcp",
+    **dict.fromkeys(("slingshot", "omnipath", "tcpx", "tcpxo"), "plugin"),
+}
 FILE: Final = TOPOLOGIES / "calibrations" / "networks.json"
 
 
