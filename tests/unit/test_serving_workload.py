@@ -177,6 +177,15 @@ def test_prompts_apart_are_computed_but_for_the_token_that_decodes_in_the_same_s
     assert (scheduler.unfinished, scheduler.used_blocks, scheduler.prefilled, scheduler.decoded) == (0, 0, 297, 10)
 
 
+def test_a_prompt_computed_apart_for_another_engine_keeps_its_blocks_until_they_are_read() -> None:
+    scheduler = _waiting(replace(LIMITS, chunked=False, apart=True, hands_over=True), 1, answer=1)
+    assert scheduler.next_batch() is not None
+    (job,) = scheduler.complete(1.0)
+    assert scheduler.used_blocks == -(-100 // LIMITS.block_size)
+    scheduler.release(job)
+    assert scheduler.used_blocks == 0
+
+
 def test_requests_wait_until_they_are_a_part_of_those_that_run_or_long_enough() -> None:
     limits = replace(
         LIMITS, max_tokens=1000, chunked=False, alternates=True, waiting_ratio=0.3, waiting_steps=4, max_sequences=64

@@ -223,7 +223,7 @@ class Scheduler:
             self._step += 1
             for each in self._keys:
                 each.advance(self._step)
-            for job in finished:
+            for job in finished if not self.limits.hands_over else ():
                 self._return_blocks(job, job.cached)
         for job in self._begun:
             job.first_s = now_s if job.first_s is None else job.first_s
