@@ -85,7 +85,7 @@ class Place:
     def __init__(self, work: Work, above: Path) -> None:
         self.work, self.folder, self.temporary = work, above / "here", above / "tmp"
         for one in (self.folder, self.temporary):
-            one.mkdir(parents=True)
+            one.mkdir(parents=True, exist_ok=True)
         for name, data in work.files.items():
             (self.folder / name).write_bytes(data)
 
