@@ -269,6 +269,8 @@ def _page_at(context: click.Context, _: click.Parameter, path: Path | None) -> N
     """Store the page's path. Raises InputError if it cannot be written."""
     if path is not None:
         check_writable(path, "--html")
+        if path.is_file() and path.suffix not in (".html", ".htm"):  # as of a study, by who took --html for a flag
+            raise InputError.at(f"--html {path}", "is a file, and no page", "another name, as page.html")
         context.meta[_PAGE] = path
 
 

@@ -87,11 +87,10 @@ def rate_of_users(
     return ({"workload.rate": repr((users or 0) / seconds)} if not faults else {}), faults
 
 
-def option_faults(options: Mapping[str, Any], *, interval: bool, highest_rate: bool) -> list[Fault]:
-    """Options that need --search or exclude it, and wrong values of --fix."""
+def option_faults(options: Mapping[str, Any], of_a_plan: Mapping[str, bool]) -> list[Fault]:
+    """Options that need --search or exclude it, and wrong values of --fix. of_a_plan: flag -> whether it is given."""
     if options["searched"]:
-        alone = (("--interval", interval), ("--highest-rate", highest_rate))
-        of_one = [Fault(flag, "is of one plan", "no --search") for flag, given in alone if given]
+        of_one = [Fault(flag, "is of one plan", "no --search") for flag, given in of_a_plan.items() if given]
         if options["fixes"]:
             from simulator.studies.serving_search import fix_faults
 

@@ -280,7 +280,10 @@ def _damaged(case: Seed, folder: Path) -> str:
     """An input that is no longer what it was; a journal is written to, and what the command is told to write."""
     outputs = [after for option, after in pairwise(case.argv) if option in ("-o", "--trace", "--snapshot", "--plot")]
     for name, data in case.files.items():
+        others = sum(name.encode() in text for other, text in case.files.items() if other != name)
         kept = case.special.get(name) == "kept"  # it is read, and named as what is written
+        if kept and others + sum(name in word for word in case.argv) < 2:  # no longer: its option has been cut
+            continue
         if not kept and (name in case.special or name.endswith(".journal") or name in outputs):
             continue
         if not (folder / name).is_file() or (folder / name).read_bytes() != data:

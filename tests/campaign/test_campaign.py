@@ -99,7 +99,7 @@ def test_a_case_is_the_same_every_time() -> None:
 
 # What escapes a stranger's words itself; and the two places that write a terminal's own codes
 _ESCAPING = {"printable", "printable_lines", "to_text", "to_json", "json_text", "dumps"}
-_OWN_CODES = {"progress.py", "place.py", "command.py"}
+_OWN_CODES = {"progress.py", "command.py"}
 
 
 def test_whatever_is_printed_passes_by_what_escapes_it() -> None:
