@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,12 +149,8 @@ def command(
             note = "no request ended in the measured time, so none has a cost; --requests plays more of them"
             print_status(f"shardwise: {note}")
     serving = replace(serving, sources=(*loaded.sources, *serving.sources))
-    print_answer(
-        "serve",
-        lambda: report(serving, loaded.inputs()),
-        lambda: _text(serving, brief=brief),
-        width=SCREEN_WIDTH if brief else None,
-    )
+    data, text = partial(report, serving, loaded.inputs()), partial(_text, serving, brief=brief)
+    print_answer("serve", data, text, width=SCREEN_WIDTH if brief else None)
     if exported is not None and serving.fits:
         write_files(files, exported)
     return serving.memory.fit.exit_code

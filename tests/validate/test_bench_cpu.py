@@ -33,6 +33,7 @@ from validate.measure import Job, measure
 from validate.samples import read_samples
 
 TINY = Model(name="tiny", num_layers=2, d_model=64, num_heads=4, num_kv_heads=2, d_ff=128, vocab_size=256)
+LEAST_S = 0.3  # of a rank's measuring, the first items of each phase apart, which are enough to fit
 PLANS = {
     "ddp": {"dp_replicate": 2, "zero": 0},
     "zero1": {"dp_shard": 2, "zero": 1},
@@ -44,8 +45,9 @@ PLANS = {
 def folder(tmp_path_factory: pytest.TempPathFactory, torch_server: warm.Server) -> Path:
     """A folder with samples.jsonl and the machine's files, made by the command line."""
     folder = tmp_path_factory.mktemp("machine")
-    run = ["calibrate", "run", "--device", "cpu", "--minutes", "0.05", "--out", str(folder / "samples.jsonl")]
-    with warm.forked_ranks(torch_server):
+    run = ["calibrate", "run", "--device", "cpu", "--minutes", "0.005", "--out", str(folder / "samples.jsonl")]
+    with warm.forked_ranks(torch_server), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("validate.measure._LEAST_S", LEAST_S)
         assert main(run) == ExitCode.OK
     fit = ["calibrate", "fit", "--noisy", str(folder / "samples.jsonl"), "-o", str(folder / "here.calibration.json")]
     assert main(fit) == ExitCode.OK
@@ -147,16 +149,25 @@ def test_a_file_with_samples_is_not_overwritten(folder: Path) -> None:
         measure(job)
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks measure the first items of each phase."""
+    monkeypatch.setattr("validate.measure._LEAST_S", LEAST_S)
+
+
 # The smallest shapes, and as long as a busy machine needs for them.
-BRIEF: dict[str, Any] = {"minutes": 0.05, "device": "cpu", "num_ranks": 2, "threads": 1, "tiny": True}
+BRIEF: dict[str, Any] = {"minutes": 0.005, "device": "cpu", "num_ranks": 2, "threads": 1, "tiny": True}
 BRIEF |= {"start_s": 900, "grace_s": 900}
 KILLED_IN = "attention"
 # The parent says who its workers are and dies in the middle of a phase, wherever the clock stands.
 PARENT = f"""
 import os, signal, sys
 from pathlib import Path
-from tests.validate.test_bench_cpu import BRIEF, _children
+from tests.validate.test_bench_cpu import BRIEF, LEAST_S, _children
+from validate import measure as measuring
 from validate.measure import Job, measure
+
+measuring._LEAST_S = LEAST_S
 
 def say(text):
     if text.startswith({KILLED_IN!r}):
@@ -167,6 +178,7 @@ measure(Job(out=Path(sys.argv[1]), **BRIEF), say)
 """
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_killed_run_keeps_whole_lines_leaves_nobody_and_is_resumed(tmp_path: Path, torch_server: warm.Server) -> None:
     out = tmp_path / "samples.jsonl"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -195,6 +207,7 @@ def test_a_killed_run_keeps_whole_lines_leaves_nobody_and_is_resumed(tmp_path: P
     assert all(len(ranks.get(key, ())) < 2 for key in twice), "only what one rank alone had written is measured again"
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_rank_that_dies_costs_its_phase_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_ranks: warm.Server
 ) -> None:
@@ -218,11 +231,11 @@ def test_a_rank_that_dies_costs_its_phase_only(
     assert not any(_alive(pid) for pid in warm_ranks.started)
 
 
-@pytest.mark.usefixtures("warm_ranks")
+@pytest.mark.usefixtures("brief", "warm_ranks")
 def test_a_collective_with_a_wrong_result_is_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One bit of every result of rank 1: each is named, none is timed."""
     monkeypatch.setenv(faults.NAME, "1,collectives,corrupt")
-    outcome = measure(Job(out=tmp_path / "s.jsonl", **{**BRIEF, "minutes": 0.01}, only=("host", "collectives")))
+    outcome = measure(Job(out=tmp_path / "s.jsonl", **BRIEF, only=("host", "collectives")))
     assert outcome.verdict == "partial"
     named = {re.match(r"collective (\w+), rank 1: WrongResultError: 1 of ", one) for one in outcome.problems}
     assert {one and one[1] for one in named} >= set(OPS[:4])
@@ -230,6 +243,7 @@ def test_a_collective_with_a_wrong_result_is_no_measurement(tmp_path: Path, monk
     assert not read_samples([tmp_path / "s.jsonl"]).of("collective")
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_silent_rank_is_ended_at_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_ranks: warm.Server
 ) -> None:
