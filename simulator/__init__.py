@@ -56,59 +56,39 @@ IMPLEMENTATIONS.loads_by(_implementations)
 VIEWS.loads_by(_views)
 
 
-def _public(name: str) -> object:  # noqa: C901, PLR0911, PLR0912  a case a module
+def _public(name: str) -> object:  # noqa: C901, PLR0912  a case a module
     """A public name, its module loaded now."""
+    module: object
     match name:
         case "Calibration":
-            from simulator.spec.calibration import Calibration
-
-            return Calibration
+            from simulator.spec import calibration as module
         case "Cluster":
-            from simulator.spec.cluster import Cluster
-
-            return Cluster
+            from simulator.spec import cluster as module
         case "Device":
-            from simulator.spec.cluster.device import Device
-
-            return Device
+            from simulator.spec.cluster import device as module
         case "Fit":
-            from simulator.base.fit import Fit
-
-            return Fit
+            from simulator.base import fit as module
         case "InputError":
-            from simulator.base.errors import InputError
-
-            return InputError
+            from simulator.base import errors as module
         case "InferencePlan" | "Slo" | "Workload":
-            from simulator.studies import serving
-
-            return getattr(serving, name)
+            from simulator.studies import serving as module
         case "predict_program" | "search" | "search_serving" | "serve":
-            from simulator import api
-
-            return getattr(api, name)
+            from simulator import api as module
         case "KernelCost" | "kernel_cost":
-            from simulator.work.captured import cost
-
-            return getattr(cost, name)
+            from simulator.work.captured import cost as module
         case "Model":
-            from simulator.spec.model import Model
-
-            return Model
+            from simulator.spec import model as module
         case "Plan":
-            from simulator.spec.plan import Plan
-
-            return Plan
+            from simulator.spec import plan as module
         case "Stack":
-            from simulator.spec.software.stack import Stack
-
-            return Stack
+            from simulator.spec.software import stack as module
         case "Prediction" | "bounds" | "predict":
             from simulator.predict import Prediction, bounds, predict
 
             return {"Prediction": Prediction, "bounds": bounds, "predict": predict}[name]
         case _:
             raise AttributeError(f"module 'simulator' has no attribute {name!r}")
+    return getattr(module, name)
 
 
 def __getattr__(name: str) -> object:

@@ -1,6 +1,7 @@
 """Ranks forked from a process that has loaded torch: they do what `python -m` would, without its seconds of imports.
 
 For tests of what ranks compute. Tests of the processes themselves, and one test of each command, start real ones.
+A forked process that forks again leaves `torch.set_num_threads` to the child: torch's pool of threads does not outlive a fork.
 A request is one line of JSON on a socket, with the descriptors of the new process beside it; so is the answer.
 """
 

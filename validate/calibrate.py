@@ -86,8 +86,8 @@ def burn_in(
     tiny: bool,
     patience: float,
     memory_fraction: float,
-) -> Burnt | None:
-    """Repeat checks; what came of it, of all ranks, or None on every rank of a launcher but the first."""
+) -> Burnt:
+    """Repeat checks; what came of it, of all ranks, on each of a launcher's."""
     from validate.burn_in.run import Burn
     from validate.burn_in.run import burn_in as burn
 
@@ -96,11 +96,9 @@ def burn_in(
         minutes=minutes, device=kind, num_ranks=count, threads=each, tiny=tiny, patience=patience,
         memory_fraction=memory_fraction, command=shlex.join(["shardwise", *sys.argv[1:]]),
     )  # fmt: skip
-    first = not Launch.of_environment().rank
-    if first:
+    if not Launch.of_environment().rank:
         _print(f"{count} {_DEVICES[kind]}, {minutes:g} minutes")
-    found = burn(job, _print)
-    return found if first else None
+    return burn(job, _print)
 
 
 _DEVICES: Final[dict[DeviceKind, str]] = {"cuda": "GPUs", "cpu": "CPU processes"}

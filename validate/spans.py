@@ -20,20 +20,28 @@ class Event:
     end_s: float
 
 
-def timeline(
-    events: Iterable[Event], program: str, *, compute: Sequence[str], optimizer: Sequence[Event] = ()
-) -> Timeline:
+def timeline(events: Iterable[Event], program: str, *, optimizer: Sequence[Event] = ()) -> Timeline:
     """Spans of a step: outermost events of each stream, categories from their names, times from the first one on.
 
-    compute: streams that are the compute stream. optimizer: host ranges whose work is the optimizer's, whatever its name.
+    The compute stream is the one with most seconds of other events than collectives. (Copies of sharding are more, and
+    shorter.) optimizer: host ranges whose work is the optimizer's, whatever its name.
     A profiler does not show when the last member of a collective arrived: `joined_s` is its own start.
     """
     outermost = sorted(_outermost(events), key=lambda event: (event.start_s, event.end_s, event.name))
     if not outermost:
         return Timeline(spans=(), step_s=0.0)
-    origin = outermost[0].start_s
+    origin, compute = outermost[0].start_s, _busiest(outermost)
     spans = tuple(_span(i, event, program, origin, compute, optimizer) for i, event in enumerate(outermost))
     return Timeline(spans=spans, step_s=max(span.end_s for span in spans))
+
+
+def _busiest(outermost: Sequence[Event]) -> str | None:
+    """None where there are only collectives. What a thread does inside of its collectives does not make it this one."""
+    seconds: dict[str, float] = {}
+    for event in outermost:
+        if collective_of(event.name) is None:
+            seconds[event.stream] = seconds.get(event.stream, 0.0) + event.end_s - event.start_s
+    return max(seconds, key=lambda stream: seconds[stream], default=None)
 
 
 def _outermost(events: Iterable[Event]) -> list[Event]:
@@ -55,7 +63,7 @@ def _outermost(events: Iterable[Event]) -> list[Event]:
 
 
 def _span(
-    index: int, event: Event, program: str, origin: float, compute: Sequence[str], optimizer: Sequence[Event]
+    index: int, event: Event, program: str, origin: float, compute: str | None, optimizer: Sequence[Event]
 ) -> Span:
     kind = collective_of(event.name)
     start, end = event.start_s - origin, event.end_s - origin
@@ -68,7 +76,7 @@ def _span(
     category = "optimizer" if ours else category_of(event.name)
     return Span(
         program=program,
-        stream=COMPUTE_STREAM if event.stream in compute else event.stream,
+        stream=COMPUTE_STREAM if event.stream == compute else event.stream,
         id=index,
         label=event.name,
         category=category,

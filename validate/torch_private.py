@@ -17,23 +17,23 @@ import torch
 
 from validate.torch_releases import STAGES_VOTE, release
 
-# What is used -> the oldest and the newest release that played it here: 2.11 on an H200, 2.13 to 2.15 on CPUs.
+# What is used -> the oldest and the newest release that played it here: 2.11 on an H200, 2.8 to 2.15 on CPUs.
 SEEN: Final[dict[str, tuple[str, str]]] = {
     "fake tensors": ("2.11", "2.15"),
-    "the fake process group": ("2.11", "2.15"),
+    "the fake process group": ("2.8", "2.15"),
     "DTensor's propagation of shapes": ("2.13", "2.15"),
-    "the memory tracker": ("2.11", "2.15"),
-    "checkpoint wrappers": ("2.11", "2.15"),
+    "the memory tracker": ("2.8", "2.15"),
+    "checkpoint wrappers": ("2.8", "2.15"),
     "FSDP2's collectives": ("2.11", "2.15"),
     "the allocator's history": ("2.11", "2.11"),
-    "the profiler's raw events": ("2.11", "2.15"),
+    "the profiler's raw events": ("2.8", "2.15"),
     "fused attention's operators": ("2.11", "2.13"),
     "the switch of autocast": ("2.13", "2.13"),
     "ring attention": ("2.13", "2.15"),
     "scaled products": ("2.13", "2.13"),
     "pipelining": ("2.11", "2.15"),
     "the dispatcher's table": ("2.13", "2.13"),
-    "the dispatcher's collectives": ("2.13", "2.14"),
+    "the dispatcher's collectives": ("2.8", "2.14"),
 }
 
 
@@ -57,7 +57,7 @@ def missing(name: str, installed: str, why: str) -> str:
 
 
 with _of("fake tensors"):
-    from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 with _of("the fake process group"):
     from torch.testing._internal.distributed.fake_pg import FakeStore
 with _of("DTensor's propagation of shapes"):
@@ -78,6 +78,7 @@ __all__ = [
     "CheckpointImpl",
     "FSDPMemTracker",
     "FakeStore",
+    "FakeTensor",
     "FakeTensorMode",
     "MemTracker",
     "ShardingPropagator",
@@ -240,6 +241,11 @@ def running_node() -> int:
     """The number of the node of autograd's graph whose backward runs; 0 where none does."""
     node = _current_autograd_node()
     return 0 if node is None else int(node._sequence_nr())  # noqa: SLF001
+
+
+def device_of(fake: FakeTensor) -> torch.device:
+    """What a fake tensor answers when asked for its device (FakeTensor.__torch_dispatch__, prim.device)."""
+    return torch.device("meta") if fake.fake_mode.in_kernel_invocation else fake.fake_device
 
 
 def attention_kernels(q: Any) -> tuple[Any, dict[str, Any], Any]:  # noqa: ANN401

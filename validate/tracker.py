@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from validate.torch_private import FSDPMemTracker, MemTracker, running_node
+from validate.torch_private import FakeTensor, FSDPMemTracker, MemTracker, device_of, running_node
 
-ADD = torch.ops.aten.add.Tensor
+ADD, DEVICE = torch.ops.aten.add.Tensor, torch.ops.prim.device.default
 # The tracker's labels -> this project's categories. Gradients not yet reduced, and most of what a backward makes, are
 # "Temp" to it until FSDP's post-backward or the accumulation names them.
 CATEGORIES = {
@@ -95,8 +95,12 @@ class _Phases:
         """Where autograd adds a gradient to another, it makes a third under any mode of dispatch, and none without.
 
         Only to a tensor that nothing else holds, which a view's base does (torch/csrc/autograd/input_buffer.cpp,
-        can_accumulate_inplace): where something else does, the operator behind sees both still.
+        can_accumulate_inplace): where something else does, the operator behind sees both still. Two calls in three only
+        ask a fake tensor for its device: they make nothing, but are when it is seen what backwards have freed and made.
         """
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            self._update_peak_stats(None)
+            return device_of(args[0])
         number = running_node()
         self.in_place = func is ADD and not args[0]._is_view() and self._waited(args[0], number)  # noqa: SLF001
         try:

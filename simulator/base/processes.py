@@ -28,6 +28,11 @@ _OWNER: Final = "owner"  # a file, locked by the process whose folder it lies in
 CHUNK: Final = 8  # items that one process takes at once
 
 
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def pool(jobs: int, begin: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()) -> ProcessPoolExecutor:
     """A pool of processes, forked from one that has not imported this package. begin(*arguments) is called first in each.
 

@@ -131,10 +131,11 @@ def burn_in(*, as_json: bool, **options: Any) -> int:  # noqa: ANN401  one type 
     """Repeat computations with known results and report wrong ones."""
     needs_torch()
     from validate import calibrate
+    from validate.launch import Launch
 
     found = calibrate.burn_in(**options)
-    if found is None:
-        return ExitCode.OK
+    if Launch.of_environment().rank:  # the first says it; a launcher hears every rank's exit code
+        return found.status
     if as_json:
         write_json(found.as_json())
     else:

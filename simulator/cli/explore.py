@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -15,6 +14,7 @@ import click
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.fit import Fit
+from simulator.base.processes import cores
 from simulator.base.schema import more_than_once, read_json
 from simulator.base.units import counted, format_bytes, format_seconds
 from simulator.cli.explore_points import FIGURES, Axis, Exploration, PointJournal, Record, explored
@@ -73,7 +73,7 @@ def command(
         found = exploration.check()
         print_notes(found)
         with PointJournal(journal, exploration.identity) if journal else nullcontext() as store:
-            records = explored(exploration, store, jobs or len(os.sched_getaffinity(0)), CountLine("predictions"))
+            records = explored(exploration, store, jobs or cores(), CountLine("predictions"))
         answer = answer_of(records, exploration.axes, exploration.points, found.inputs(), command_of(exploration))
     print_answer("explore", lambda: answer, lambda: _text(answer))
     runs = {one for one in answer["columns"]["verdict"] if one in ("fits", "tight")}

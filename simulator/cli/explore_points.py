@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.prices import Prices
 from simulator.studies.search import Journal
 from simulator.studies.search.journal import checked
-from simulator.studies.search.study import software_version
+from simulator.studies.search.study import identity_of
 
 NOUNS: Final = ("model", "cluster", "nodes", "calibration")
 MOST_POINTS: Final = 20_000
@@ -121,11 +120,7 @@ class Exploration:
     @property
     def identity(self) -> str:
         """A hash of everything that a record depends on, but for the point."""
-        study = self.study()
-        nouns = (*study.parts, self.prices)
-        inputs = [None if one is None else one.model_dump(mode="json") for one in nouns]
-        text = json.dumps([software_version(), "explore", inputs], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return identity_of("explore", *self.study().parts, self.prices)
 
 
 class PointJournal(Journal):

@@ -34,6 +34,7 @@ from simulator.cli.programs import checkpoint_of, place_inputs, place_of, progra
 from simulator.cli.watch import watch_option
 from simulator.formats.study import Study, nested
 from simulator.formats.study.overrides import literal, parse_overrides
+from simulator.formats.writers.goodput_json import SCHEMA_VERSION, report
 from simulator.predict import Prediction, predict
 from simulator.predict.energy import RunEnergy
 from simulator.predict.program import predict_program
@@ -128,8 +129,6 @@ def command(
     prediction = _predicted(loaded, captured)
     if not prediction.fits:
         if requested("json"):
-            from simulator.formats.writers.goodput_json import SCHEMA_VERSION
-
             write_json({"schema_version": SCHEMA_VERSION, "verdict": prediction.verdict, "cause": prediction.cause})
         print_status(f"shardwise: a step does not fit: {prediction.cause}; `shardwise predict` has remedies")
         return prediction.verdict.exit_code
@@ -140,8 +139,7 @@ def command(
     elastic = _on_spot(offers, loaded, answer, run, most_price) if offers else None
     inputs = loaded.inputs() if program is None else place_inputs(program, loaded)
     inputs |= {"run": run.model_dump(mode="json")}
-    report, text = partial(_report, answer, inputs, elastic), partial(_text, answer, elastic)
-    print_answer("goodput", report, text)
+    print_answer("goodput", partial(report, answer, inputs, elastic), partial(_text, answer, elastic))
     return ExitCode.OK
 
 
@@ -170,13 +168,6 @@ def _on_spot(
         return _played(study, None, prediction, tokens, None) if prediction.fits else None
 
     return on_spot(offers, loaded, answer, most_price, run.spot_notice_s, at_size)
-
-
-def _report(answer: Goodput, inputs: Mapping[str, Any], elastic: Elastic | None) -> Mapping[str, Any]:
-    """What --json prints."""
-    from simulator.formats.writers.goodput_json import report
-
-    return report(answer, inputs, elastic)
 
 
 def _prices_of(options: Mapping[str, Any], study: Study | None) -> Prices | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from simulator.base.errors import InputError, json_text, printable_lines
+from simulator.base.errors import Fault, InputError, json_text, printable_lines
 from simulator.base.files import write_whole
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import check_writable
@@ -53,6 +53,21 @@ def all_of(*options: Callable[[Any], Any]) -> Callable[[_Command], _Command]:
         return function
 
     return added
+
+
+def fixed_by(
+    text: str, faults_of: Callable[[str, Sequence[object], str], list[Fault]]
+) -> tuple[str, tuple[object, ...], list[Fault]]:
+    """`--fix name=a,b` as the field, its values, and what is wrong with them."""
+    from simulator.formats.study.overrides import literal
+
+    name, equals, values = (part.strip() for part in text.partition("="))
+    name = name.replace("-", "_")
+    place = f"--fix {name}"
+    if not equals or not values:
+        return name, (), [Fault(place, "has no value", "--fix field=value, or several with commas")]
+    found = tuple(literal(part.strip()) for part in values.split(","))
+    return name, found, faults_of(name, found, place)
 
 
 def texts_of(options: Mapping[str, Any], *names: str) -> dict[str, str]:
@@ -254,6 +269,8 @@ def _page_at(context: click.Context, _: click.Parameter, path: Path | None) -> N
     """Store the page's path. Raises InputError if it cannot be written."""
     if path is not None:
         check_writable(path, "--html")
+        if path.is_file() and path.suffix not in (".html", ".htm"):  # as of a study, by who took --html for a flag
+            raise InputError.at(f"--html {path}", "is a file, and no page", "another name, as page.html")
         context.meta[_PAGE] = path
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +29,7 @@ from simulator.cli.options import (
 )
 from simulator.cli.place_tensors import tensor_options
 from simulator.cli.predict import plan_file_options, plan_options, study_of
+from simulator.cli.progress import StatusLine
 from simulator.cli.watch import watch_option
 from simulator.formats.study import Study
 
@@ -127,15 +128,12 @@ def _of_ranks(flags: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int], None]]:
-    """A line on stderr where that is a terminal: what was done how often; gone at the end."""
-    live = sys.stderr.isatty()
+    """What was done how often, and for how long, on stderr; gone at the end."""
+    line, since = StatusLine(), time.monotonic()
 
     def show_progress(phase: str, count: int) -> None:
-        if live:
-            click.echo(f"\r\x1b[2K{count:,} placements {phase}", nl=False, err=True)
+        line.show(f"{count:,} placements {phase}, {time.monotonic() - since:,.0f} s")
 
-    try:
-        yield show_progress
-    finally:
-        if live:
-            click.echo("\r\x1b[2K", nl=False, err=True)
+    show_progress("played", 0)
+    yield show_progress
+    line.clear()

@@ -40,6 +40,7 @@ from simulator.cli.watch import watch_option
 from simulator.formats.drawing import check_picture
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
+from simulator.formats.writers.json_report import report
 from simulator.predict import Prediction, Source, predict
 from simulator.predict.lengths import padding_of, read_lengths
 from simulator.predict.reference import Kind, reference_of, with_reference
@@ -230,8 +231,11 @@ def command(
 
         return prediction_text(prediction, padding, iteration, further.sections, brief=brief)
 
-    report, drawing = partial(_report, prediction, loaded, keys), partial(_drawing, prediction, inputs)
-    print_answer("predict", report, text, drawing, width=SCREEN_WIDTH if brief else None)
+    def data() -> Mapping[str, Any]:
+        return {**report(prediction, loaded.inputs()), **keys}
+
+    drawing = partial(_drawing, prediction, inputs)
+    print_answer("predict", data, text, drawing, width=SCREEN_WIDTH if brief else None)
     _write_files(loaded, prediction, trace, links, further.telemetry)
     _write_memory(loaded, prediction, memory, snapshot)
     return prediction.verdict.exit_code
@@ -248,13 +252,6 @@ def _loaded(
         raise InputError([*exc.faults, *faults], exc.ready) from None
     InputError.raise_for(faults)
     return loaded
-
-
-def _report(prediction: Prediction, study: Study, further: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What --json prints."""
-    from simulator.formats.writers.json_report import report
-
-    return {**report(prediction, study.inputs()), **further}
 
 
 def _drawing(prediction: Prediction, inputs: tuple[Any, ...]) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ from simulator.cli.options import FILE, SCREEN_WIDTH, all_of, page_requested, pr
 from simulator.cli.programs import place_inputs, place_of, program_at
 from simulator.formats.drawing import FORMATS
 from simulator.formats.study import Study
+from simulator.formats.writers.json_report import report
 from simulator.predict import Prediction
 from simulator.work.captured.capture import Capture
 
@@ -95,9 +96,8 @@ def answer(
         return prediction_text(found, brief=brief)
 
     drawing = partial(_drawing, program_of, study, found)
-    print_answer(
-        "predict", partial(_report, found, program, study), text, drawing, width=SCREEN_WIDTH if brief else None
-    )
+    width = SCREEN_WIDTH if brief else None
+    print_answer("predict", lambda: report(found, place_inputs(program, study)), text, drawing, width=width)
     if in_full:
         _write(program_of(), study, found, files)
     return found.verdict.exit_code
@@ -137,13 +137,6 @@ def _measured_s(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise InputError.at(f"--measured {text}", "a step takes longer than 0 s and ends", "as 980ms")
     return seconds
-
-
-def _report(found: Prediction, program: Path, study: Study) -> Mapping[str, Any]:
-    """What --json prints."""
-    from simulator.formats.writers.json_report import report
-
-    return report(found, place_inputs(program, study))
 
 
 def _drawing(program: Callable[[], Capture], study: Study, found: Prediction) -> Mapping[str, Any]:

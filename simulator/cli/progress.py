@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from simulator.spec.plan import Plan
 
 _LIVE_S = 0.2  # between two changes of a terminal's line
-_LOG_S = 30.0  # between two lines of a log
+_LOG_S, _FIRST_S = 30.0, 10.0  # between two lines of a log, and to the first: what is quick leaves none
 
 
 class StatusLine:
-    """One line, rewritten on a terminal; a new one every half minute where stderr is a file or a pipe."""
+    """One line, rewritten on a terminal; in a file or a pipe one after ten seconds and every half minute."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
-        self._shown_s = 0.0 if self._live else time.monotonic()  # what is quick leaves no line in a log
+        self._shown_s = 0.0 if self._live else time.monotonic() - _LOG_S + _FIRST_S
 
     def show(self, line: str, *, last: bool = False) -> None:
         """Show it, if it is time. last: the final one, which stays on a terminal."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -13,14 +12,22 @@ import click
 
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
+from simulator.base.processes import cores
 from simulator.base.schema import nearest
 from simulator.base.units import format_seconds
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, answer_options, cluster_option, price_options, print_answer, print_status
+from simulator.cli.options import (
+    FILE,
+    answer_options,
+    cluster_option,
+    fixed_by,
+    price_options,
+    print_answer,
+    print_status,
+)
 from simulator.cli.progress import StatusLine
 from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.formats.study import calibration_named
-from simulator.formats.study.overrides import literal
 from simulator.formats.study.provenance import model_notes
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
@@ -148,7 +155,7 @@ def _engine(study: SearchStudy, options: dict[str, Any]) -> Engine:
         return Dask(study, options["scheduler"])
     if options["scheduler"]:
         raise InputError.at("--scheduler", "is only for --engine dask", "--engine dask")
-    jobs = options["jobs"] or len(os.sched_getaffinity(0))
+    jobs = options["jobs"] or cores()
     return Processes(study, jobs) if jobs > 1 else Serial(study)
 
 
@@ -174,7 +181,7 @@ def _study(options: dict[str, Any]) -> SearchStudy:
         cluster = Cluster.load(options["cluster"])
         calibration = calibration_named(options["calibration"], cluster)
     for text in options["fixes"]:
-        name, values, wrong = _fix(text)
+        name, values, wrong = fixed_by(text, _fix_faults)
         faults += wrong
         if name in fixed:
             remedy = f"one --fix {name} with all its values, separated by commas"
@@ -240,31 +247,20 @@ def _clusters(cluster: Cluster, nodes: str | None, most: int | None) -> tuple[Cl
     return tuple(cluster.with_nodes(count) for count in counts)
 
 
-def _fix(text: str) -> tuple[str, tuple[object, ...], list[Fault]]:
-    """`--fix name=a,b` as the field, its values, and what is wrong with them."""
-    name, equals, values = (part.strip() for part in text.partition("="))
-    name = name.replace("-", "_")
-    place = f"--fix {name}"
-    if not equals or not values:
-        return (name, (), [Fault(place, "has no value", "--fix field=value, or several with commas")])
+def _fix_faults(name: str, values: Sequence[object], place: str) -> list[Fault]:
+    """What is wrong with values that a field of the plan may take."""
     if name in DERIVED:
         remedy = "fix dp_replicate or micro_batch_size; --global-batch and --seq-len give the rest"
-        return name, (), [Fault(place, "follows from the others", remedy)]
+        return [Fault(place, "follows from the others", remedy)]
     if name not in Plan.flat_fields():
-        return (name, (), [Fault(place, "is not a field of a plan", nearest(name, Plan.flat_fields()))])
-    found = tuple(literal(part.strip()) for part in values.split(","))
+        return [Fault(place, "is not a field of a plan", nearest(name, Plan.flat_fields()))]
     if name == "offload":
-        wrong = [str(each) for each in found if each not in OFFLOADS]
-        return name, found, [Fault(place, each, f"one of {', '.join(OFFLOADS)}") for each in wrong]
-    return name, found, [fault for value in found for fault in _value_faults(name, value, place)]
-
-
-def _value_faults(name: str, value: object, place: str) -> Sequence[Fault]:
-    try:
-        Plan.parse({name: value}, place, InputError, from_file=True)
-    except InputError as exc:
-        return exc.faults
-    return ()
+        return [Fault(place, str(each), f"one of {', '.join(OFFLOADS)}") for each in values if each not in OFFLOADS]
+    found: list[Fault] = []
+    for value in values:
+        with Collected(found):
+            Plan.parse({name: value}, place, InputError, from_file=True)
+    return found
 
 
 class _ProgressLine:

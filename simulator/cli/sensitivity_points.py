@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from simulator.base.errors import InputError
-from simulator.base.processes import mapped
+from simulator.base.processes import cores, mapped
 from simulator.cli.compare import subject_of
 from simulator.studies.search import Journal, PlanOutcome
 
@@ -25,7 +24,7 @@ class Known:
         self, alternatives: Sequence[Alternative], flags: dict[str, str], journal: Journal | None, jobs: int | None
     ) -> None:
         self._alternatives, self._flags, self._journal = alternatives, flags, journal
-        self._jobs = jobs or len(os.sched_getaffinity(0))
+        self._jobs = jobs or cores()
         self._found: dict[str, PlanOutcome] = dict(journal.outcomes()) if journal is not None else {}
         self._requested: set[str] = set()
 

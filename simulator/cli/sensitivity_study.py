@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
-from itertools import product
+from itertools import chain, product
 from typing import Final, Literal
 
 import numpy as np
@@ -25,7 +23,7 @@ from simulator.studies.compare import Subject
 from simulator.studies.goodput import LongRun, expected_run_s
 from simulator.studies.goodput.failures import DAY_S, JobSize
 from simulator.studies.search import Journal, PlanOutcome
-from simulator.studies.search.study import software_version
+from simulator.studies.search.study import identity_of
 from simulator.studies.sensitivity import Design, Ends, Error, Evaluated, Input, Range, Sensitivity, analysed, together
 from simulator.work.checkpoint import Checkpoint, Saving, loading_s, saving
 
@@ -251,11 +249,6 @@ def cost_of(gpu_hour: float, num_devices: int, seconds: float) -> float:
 
 def identity(study: SensitivityStudy) -> str:
     """A hash of everything that an outcome depends on, but for the point."""
-    inputs = [
-        noun.model_dump(mode="json") if noun is not None else None
-        for one in study.subjects
-        for noun in (one.model, one.plan, one.cluster, one.calibration, one.stack)
-    ]
-    inputs += [asdict(one.program) for one in study.subjects if one.program is not None]
-    text = json.dumps([software_version(), "sensitivity", inputs], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    nouns = [(one.model, one.plan, one.cluster, one.calibration, one.stack) for one in study.subjects]
+    programs = [asdict(one.program) for one in study.subjects if one.program is not None]
+    return identity_of("sensitivity", *chain.from_iterable(nouns), *programs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,13 @@ import click
 from simulator.base.errors import InputError
 from simulator.base.units import format_number
 from simulator.cli.options import (
+    SCREEN_WIDTH,
     answer_options,
     loaded_prices,
     price_options,
     print_answer,
     print_status,
+    requested,
     set_option,
     study_options,
     write_files,
@@ -25,6 +27,7 @@ from simulator.cli.progress import CountLine
 from simulator.cli.serve_search import OF_SEARCH, launch_of, option_faults, rate_of_users, run_search, search_options
 from simulator.cli.watch import watch_option
 from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
+from simulator.formats.writers.serving_json import report
 from simulator.predict import Source
 from simulator.studies.serving import InferencePlan, Serving, serve, token_costs
 from simulator.studies.serving import highest_rate as sought
@@ -89,6 +92,7 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
 @_options
 @set_option("Any leaf of inference, workload, slo, model, cluster, device or stack. May be repeated.")
 @click.option("--interval", is_flag=True, help="Also play with all times at the ends of their 90 % interval.")
+@click.option("--brief", is_flag=True, help="Only what decides, on one screen of 80 columns.")
 @click.option(
     "--highest-rate",
     is_flag=True,
@@ -110,6 +114,7 @@ def command(
     *,
     settings: tuple[str, ...],
     interval: bool,
+    brief: bool,
     highest_rate: bool,
     users: int | None,
     between: str | None,
@@ -119,8 +124,10 @@ def command(
     options = {name: flags.pop(name) for name in (*OF_SEARCH, "searched", "prices", "price_kind", "exported")}
     given = {name: text for name, text in flags.items() if text is not None}
     tables = {name.replace("__", "."): text for name, text in given.items() if "__" in name}
+    if brief and requested("json"):
+        raise click.UsageError("--brief and --json are two answers: give one of them")
     rate, faults = rate_of_users(users, between, tables)
-    faults += option_faults(options, interval=interval, highest_rate=highest_rate)
+    faults += option_faults(options, {"--interval": interval, "--brief": brief, "--highest-rate": highest_rate})
     nouns = {k: v for k, v in given.items() if "__" not in k}
     try:
         loaded = read_serving_study(study, nouns, tables | rate, settings, searched=options["searched"])
@@ -141,23 +148,21 @@ def command(
             note = "no request ended in the measured time, so none has a cost; --requests plays more of them"
             print_status(f"shardwise: {note}")
     serving = replace(serving, sources=(*loaded.sources, *serving.sources))
-    print_answer("serve", lambda: _report(serving, loaded), lambda: _text(serving))
+    print_answer(
+        "serve",
+        lambda: report(serving, loaded.inputs()),
+        lambda: _text(serving, brief=brief),
+        width=SCREEN_WIDTH if brief else None,
+    )
     if exported is not None and serving.fits:
         write_files(files, exported)
     return serving.memory.fit.exit_code
 
 
-def _report(serving: Serving, study: ServingStudy) -> Mapping[str, Any]:
-    """What --json prints."""
-    from simulator.formats.writers.serving_json import report
+def _text(serving: Serving, *, brief: bool) -> RenderableType:
+    from simulator.formats.writers.serving_text import render, render_brief
 
-    return report(serving, study.inputs())
-
-
-def _text(serving: Serving) -> RenderableType:
-    from simulator.formats.writers.serving_text import render
-
-    return render(serving)
+    return render_brief(serving) if brief else render(serving)
 
 
 def _served(study: ServingStudy, *, interval: bool) -> Serving:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -13,10 +12,10 @@ import click
 
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
+from simulator.base.processes import cores
 from simulator.base.units import format_seconds, parse_seconds
-from simulator.cli.options import FILE, all_of, loaded_prices, print_answer, quantity, write_files
+from simulator.cli.options import FILE, all_of, fixed_by, loaded_prices, print_answer, quantity, write_files
 from simulator.cli.progress import StatusLine
-from simulator.formats.study.overrides import literal
 
 if TYPE_CHECKING:
     from simulator.formats.study.serving import ServingStudy
@@ -88,12 +87,15 @@ def rate_of_users(
     return ({"workload.rate": repr((users or 0) / seconds)} if not faults else {}), faults
 
 
-def option_faults(options: Mapping[str, Any], *, interval: bool, highest_rate: bool) -> list[Fault]:
-    """Options that need --search or exclude it, and wrong values of --fix."""
+def option_faults(options: Mapping[str, Any], of_a_plan: Mapping[str, bool]) -> list[Fault]:
+    """Options that need --search or exclude it, and wrong values of --fix. of_a_plan: flag -> whether it is given."""
     if options["searched"]:
-        alone = (("--interval", interval), ("--highest-rate", highest_rate))
-        of_one = [Fault(flag, "is of one plan", "no --search") for flag, given in alone if given]
-        return of_one + [fault for text in options["fixes"] for fault in _fix(text)[2]]
+        of_one = [Fault(flag, "is of one plan", "no --search") for flag, given in of_a_plan.items() if given]
+        if options["fixes"]:
+            from simulator.studies.serving_search import fix_faults
+
+            of_one += [fault for text in options["fixes"] for fault in fixed_by(text, fix_faults)[2]]
+        return of_one
     return [
         Fault(flag, "belongs to --search", "--search, or leave it out")
         for name, flag in OF_SEARCH.items()
@@ -120,7 +122,7 @@ def run_search(loaded: ServingStudy, options: Mapping[str, Any]) -> int:
     prices = loaded_prices(options)
     if prices is not None:
         prices.of(study.cluster)  # an error now, not after the search
-    jobs = options["jobs"] or len(os.sched_getaffinity(0))
+    jobs = options["jobs"] or cores()
     journal: Path | None = options["journal"]
     interrupted = False
     with Notes(journal, study.identity) if journal is not None else nullcontext() as notes:
@@ -145,7 +147,7 @@ def study_of(loaded: ServingStudy, options: Mapping[str, Any]) -> ServingSearch:
     faults: list[Fault] = []
     fixed = degrees_given(loaded.plan)
     for text in options["fixes"]:
-        name, values, _ = _fix(text)
+        name, values, _ = fixed_by(text, lambda *_: [])
         if name in fixed:
             problem = f"is given twice: {', '.join(map(str, fixed[name]))} too"
             faults.append(Fault(f"--fix {name}", problem, "one of them"))
@@ -170,18 +172,6 @@ def study_of(loaded: ServingStudy, options: Mapping[str, Any]) -> ServingSearch:
         raise InputError([*faults, *exc.faults]) from None
     InputError.raise_for(faults)
     return study
-
-
-def _fix(text: str) -> tuple[str, tuple[Any, ...], list[Fault]]:
-    """`--fix name=a,b` as the field, its values, and what is wrong with them."""
-    name, equals, values = (part.strip() for part in text.partition("="))
-    name, place = name.replace("-", "_"), f"--fix {name}"
-    if not equals or not values:
-        return name, (), [Fault(place, "has no value", "--fix field=value, or several with commas")]
-    from simulator.studies.serving_search import fix_faults
-
-    found = tuple(literal(part.strip()) for part in values.split(","))
-    return name, found, fix_faults(name, found, place)
 
 
 def _progress_line() -> Callable[[Progress], None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 from collections import OrderedDict
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.files import ordinary, write_whole
+from simulator.base.processes import cores
 from simulator.base.schema import parse_toml
 from simulator.cli.explore import answer_of
 from simulator.cli.explore_points import Axis, Exploration, explored
@@ -114,7 +114,7 @@ class Runs:
             remedy = f"each axis once, at most {MOST_POINTS:,} combinations here: tp=1,2 nodes=1,2; shardwise explore has more"
             raise InputError.at("what if", f"{exploration.count:,} combinations of {len(axes)} axes", remedy)
         found = exploration.check()
-        records = explored(exploration, None, len(os.sched_getaffinity(0)), lambda *_: None)
+        records = explored(exploration, None, cores(), lambda *_: None)
         return WhatIf(answer_of(records, axes, exploration.points, found.inputs(), ["shardwise", "predict", name]))
 
     def _predict(self, text: str) -> Predicted:

@@ -6,12 +6,13 @@ matplotlib takes a third of a second to import, so it is loaded when a picture i
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from simulator.base.errors import InputError
+from simulator.base.errors import InputError, printable
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
 
@@ -25,6 +26,7 @@ _UNDATED: Final = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {
 FORMATS: Final = tuple(_UNDATED)
 _REINSTALL: Final = "pip install --force-reinstall matplotlib"
 _MOST_OF_A_LINE: Final = 120  # characters
+_MOST_OF_A_TICK: Final = 40
 
 
 def check_picture(path: Path, flag: str) -> None:
@@ -45,22 +47,38 @@ def drawn(path: Path, flag: str, size: tuple[float, float], dpi: int = 110) -> I
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
-        from matplotlib.text import Text
     except Exception as exc:  # noqa: BLE001  a broken installation may raise anything
         raise InputError.at(f"{flag} {path}", f"matplotlib cannot be loaded: {exc}", _REINSTALL) from None
     sink = io.BytesIO()
-    with rc_context({"svg.hashsalt": "shardwise", "font.family": "DejaVu Sans"}):
+    with rc_context({"svg.hashsalt": "shardwise", "font.family": "DejaVu Sans", "text.parse_math": False}):
         figure = Figure(figsize=size, layout="constrained")
         yield figure
-        for text in figure.findobj(Text):  # names in files may be of any length, and leave no room for axes
-            text.set_text("\n".join(_shortened(line) for line in text.get_text().split("\n")))
-        figure.savefig(sink, format=path.suffix.removeprefix("."), dpi=dpi, metadata=_UNDATED[path.suffix])
+        _make_legible(figure)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of letters that the font lacks, and of crowded axes
+            figure.savefig(sink, format=path.suffix.removeprefix("."), dpi=dpi, metadata=_UNDATED[path.suffix])
     write_whole(path, sink.getvalue(), flag)
 
 
-def _shortened(line: str) -> str:
-    """The line, or its beginning."""
-    return line if len(line) <= _MOST_OF_A_LINE else f"{line[: _MOST_OF_A_LINE - 1]}…"
+def _make_legible(figure: Figure) -> None:
+    """Names in files may hold anything: no line is longer than there is room for, or sets controls or formulas."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import FixedLocator, LogFormatter
+
+    for text in figure.findobj(Text):
+        text.set_text(_legible(text.get_text()))
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if isinstance(axis.get_major_locator(), FixedLocator):  # what ticks say is set anew when they are drawn
+            axis.set_ticklabels([_legible(tick.get_text(), _MOST_OF_A_TICK) for tick in axis.get_ticklabels()])
+        elif axis.get_scale() == "log":  # by default of formulas
+            axis.set_major_formatter(LogFormatter())
+            axis.set_minor_formatter(LogFormatter())
+
+
+def _legible(text: str, most: int = _MOST_OF_A_LINE) -> str:
+    """Without what no font has a sign for, each line shortened."""
+    lines = printable(text).expandtabs().split("\n")
+    return "\n".join(line if len(line) <= most else f"{line[: most - 1]}…" for line in lines)
 
 
 def colours(name: str) -> Colours:

@@ -7,15 +7,18 @@ that look alike are listed once.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.nics import nearest, places_of
-from simulator.spec.cluster.rank_mapping import gpus_at
 from simulator.spec.cluster.wiring import Wiring
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
 
 Pattern = tuple[tuple[int, ...], ...]  # the GPUs of each group on a node, by local index
 
@@ -33,54 +36,88 @@ class Layout(TypedDict):
     off_rail: float
 
 
-def layout(cluster: Cluster, groups: Iterable[Sequence[int]]) -> Layout:
-    """How groups of ranks lie on the nodes of a cluster: the worst of each, and all patterns of GPUs."""
-    size, nodes, apart = 0, defaultdict[int, list[tuple[int, ...]]](list), cluster.num_nodes
-    widest, fullest, spans, off, rails = 1, 1, False, 0.0, Rails.of(cluster)
-    for group in groups:
-        on_node = _by_node(cluster, group)
-        for node, gpus in on_node.items():
-            nodes[node].append(gpus)
-        size, widest = max(size, len(group)), max(widest, len(on_node))
-        fullest = max(fullest, *map(len, on_node.values()))
-        apart = min((apart, *(b - a for a, b in pairwise(sorted(on_node)))))
-        spans = spans or _spans(cluster, on_node)
-        off = max(off, rails.missed(on_node))
+def layout(cluster: Cluster, groups: ArrayLike) -> Layout:
+    """How groups of ranks, a row each, lie on the nodes of a cluster: the worst of each, and all patterns of GPUs."""
+    import numpy as np
+
+    gpus = _gpus(cluster, groups)
+    nodes = np.sort(gpus // cluster.gpus_per_node, axis=1)
+    gaps = np.diff(nodes, axis=1, prepend=-1)  # before the first node too
+    firsts = np.flatnonzero(gaps)  # of each group on each of its nodes
+    widest = int(np.count_nonzero(gaps, axis=1).max())
+    domains = gpus // cluster.nvlink_domain_size
     return Layout(
-        num_ranks=size,
+        num_ranks=gpus.shape[1],
         num_nodes=widest,
-        ranks_per_node=fullest,
-        num_groups_per_node=max(map(len, nodes.values()), default=1),
-        spans_domain=spans,
-        node_stride=apart if widest > 1 else 1,
-        patterns=tuple(sorted({tuple(sorted(on_node)) for on_node in nodes.values()})),
-        off_rail=off,
+        ranks_per_node=int(np.diff(firsts, append=gpus.size).max()),
+        num_groups_per_node=int(np.bincount(nodes.ravel()[firsts]).max()),
+        spans_domain=bool((domains != domains[:, :1]).any()),
+        node_stride=int(gaps[:, 1:][gaps[:, 1:] > 0].min()) if widest > 1 else 1,
+        patterns=tuple(sorted(_patterns(cluster, gpus))),
+        off_rail=_off_rail(cluster, gpus),
     )
 
 
-def pairs_layout(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> Layout:
+def pairs_layout(cluster: Cluster, pairs: ArrayLike) -> Layout:
     """How pairs of communicating ranks are spread; if some are on different nodes, only these. Pairs are directed."""
-    gpus = cluster.gpus_per_node
-    places = [(cluster.gpu_of(a), cluster.gpu_of(b)) for a, b in pairs]
-    apart = [(a, b) for a, b in places if a // gpus != b // gpus]
-    if not apart:
+    import numpy as np
+
+    gpus = _gpus(cluster, pairs)
+    nodes, domains = gpus // cluster.gpus_per_node, gpus // cluster.nvlink_domain_size
+    is_apart = nodes[:, 0] != nodes[:, 1]
+    if not is_apart.any():
         return layout(cluster, pairs)
-    rails = Rails.of(cluster)
-    ends_of = ({end // gpus: (end % gpus,) for end in pair} for pair in apart)
-    sides = [defaultdict[int, list[tuple[int, ...]]](list) for _ in range(2)]
-    for ends in apart:
-        for side, gpu in zip(sides, ends, strict=True):
-            side[gpu // gpus].append((gpu % gpus,))
+    apart, nodes = gpus[is_apart], nodes[is_apart]
     return Layout(
         num_ranks=2,
         num_nodes=2,
         ranks_per_node=1,
-        num_groups_per_node=max(len(members) for side in sides for members in side.values()),
-        spans_domain=any(_domain(cluster, a) != _domain(cluster, b) for a, b in places),
-        node_stride=max(1, min(abs(a // gpus - b // gpus) for a, b in apart)),
-        patterns=tuple(sorted({tuple(sorted(members)) for side in sides for members in side.values()})),
-        off_rail=max(map(rails.missed, ends_of)),
+        num_groups_per_node=max(int(np.bincount(side).max()) for side in nodes.T),
+        spans_domain=bool((domains[:, 0] != domains[:, 1]).any()),
+        node_stride=int(abs(nodes[:, 0] - nodes[:, 1]).min()),
+        patterns=tuple(sorted(set[Pattern]().union(*(_patterns(cluster, side[:, None]) for side in apart.T)))),
+        off_rail=_off_rail(cluster, apart),
     )
+
+
+def _gpus(cluster: Cluster, ranks: ArrayLike) -> NDArray[np.int64]:
+    """The GPU of each rank, counted over the nodes."""
+    import numpy as np
+
+    found, seats = np.asarray(ranks, np.int64), np.array(cluster.seats, np.int64)
+    return found - found % len(seats) + seats[found % len(seats)] if len(seats) else found
+
+
+def _patterns(cluster: Cluster, gpus: NDArray[np.int64]) -> set[Pattern]:
+    """The GPUs of each group on a node, in the order of its ranks, for each way that nodes look."""
+    import numpy as np
+
+    order = np.argsort(gpus.ravel() // cluster.gpus_per_node, kind="stable")  # by node, group and rank
+    groups, (nodes, local) = order // gpus.shape[1], np.divmod(gpus.ravel()[order], cluster.gpus_per_node)
+    is_next = np.diff(nodes, prepend=-1) > 0
+    row, first = np.cumsum(is_next) - 1, np.flatnonzero(is_next)
+    looks = np.full((len(first), 2, cluster.gpus_per_node), -1)  # of each node its GPUs, and which begin a group
+    looks[row, 0, np.arange(len(row)) - first[row]] = local
+    looks[row, 1, np.arange(len(row)) - first[row]] = is_next | (np.diff(groups, prepend=-1) != 0)
+    return {_cut(*look) for look in np.unique(looks, axis=0).tolist()}
+
+
+def _cut(gpus: Sequence[int], begins: Sequence[int]) -> Pattern:
+    """Groups, each of which begins where that is 1; behind the last is -1."""
+    cuts = [place for place, begin in enumerate([*begins, 1]) if begin == 1]
+    num = sum(gpu >= 0 for gpu in gpus)
+    return tuple(sorted(tuple(gpus[a : min(b, num)]) for a, b in pairwise(cuts)))
+
+
+def _off_rail(cluster: Cluster, gpus: NDArray[np.int64]) -> float:
+    """The largest share of a group's traffic that changes rails."""
+    import numpy as np
+
+    rails = Rails.of(cluster)
+    if not rails.of_node:
+        return 0.0
+    touches = np.isin(gpus // cluster.gpus_per_node, list(rails.of_node)).any(axis=1)
+    return max((rails.missed(_by_node(cluster, group)) for group in gpus[touches].tolist()), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +151,9 @@ class Rails:
         return self.nics[gpu] if order is None else tuple(order[nic] for nic in self.nics[gpu])
 
 
-def _by_node(cluster: Cluster, group: Sequence[int]) -> Mapping[int, tuple[int, ...]]:
-    """Node -> the local GPUs of a group there, in the order of its ranks."""
-    per_node, by_node = cluster.gpus_per_node, defaultdict[int, list[int]](list)
-    for gpu in gpus_at(cluster.seats, group):
-        by_node[gpu // per_node].append(gpu % per_node)
-    return {node: tuple(gpus) for node, gpus in by_node.items()}
-
-
-def _spans(cluster: Cluster, on_node: Mapping[int, Sequence[int]]) -> bool:
-    per_node, size = cluster.gpus_per_node, cluster.nvlink_domain_size
-    if size % per_node == 0:
-        return len({node * per_node // size for node in on_node}) > 1
-    return len({(node * per_node + gpu) // size for node, gpus in on_node.items() for gpu in gpus}) > 1
-
-
-def _domain(cluster: Cluster, gpu: int) -> int:
-    return gpu // cluster.nvlink_domain_size
+def _by_node(cluster: Cluster, gpus: Sequence[int]) -> Mapping[int, list[int]]:
+    """Node -> the local GPUs of a group there."""
+    by_node = defaultdict[int, list[int]](list)
+    for gpu in gpus:
+        by_node[gpu // cluster.gpus_per_node].append(gpu % cluster.gpus_per_node)
+    return by_node

@@ -7,7 +7,7 @@ from typing import Final
 from simulator.play.lower import Lowering
 from simulator.predict.play import play
 from simulator.predict.prediction import NetworkShare
-from simulator.spec.calibration.networks import slow_network
+from simulator.spec.calibration.networks import carrier_of, slow_network
 
 _FREE: Final = 1e6  # times as fast: what is left of a collective is its latency
 _TENTH_LESS: Final = 0.9
@@ -31,5 +31,6 @@ def slow_s(lowering: Lowering, *, fold: bool = True) -> float:
     cluster = lowering.cluster
     assert cluster.inter is not None
     more = slow.beyond(cluster.num_devices // cluster.nvlink_domain_size)
-    slower = lowering.on_network(1 / (slow.bytes_of(cluster.inter.kind) * more), slow.slow_waits * more)
+    carrier = carrier_of(cluster.inter.kind)
+    slower = lowering.on_network(1 / (slow.slow_bytes[carrier] * more), slow.slow_waits[carrier] * more)
     return float(play(slower, fold=fold).step_s)

@@ -25,7 +25,7 @@ from simulator.parallel.pipeline import Split
 from simulator.parallel.schedule_traits import filling
 from simulator.play.lower import Lowering, lower, unpriced_blocks
 from simulator.predict.changes import EXPANDABLE, EXPANDABLE_SEGMENTS, Change, changes
-from simulator.predict.play import play, step_seconds
+from simulator.predict.play import num_played, play, step_seconds
 from simulator.predict.prediction import Remedy
 from simulator.predict.tiers import with_lower_tiers
 from simulator.predict.verdict import with_stalls
@@ -46,7 +46,8 @@ _FILLED, _BUFFERED = 2, 16
 _SLACK = 1.1  # effects of two changes multiply, to this
 _MORE_DEVICES = 2.0
 _PROOFS, _PROOF_LAYERS = 10, 1000  # full predictions, and the layers in them all
-_PIPELINE_PROOFS = 4  # a pipeline's cost a second each
+_PIPELINE_PROOFS = 4
+_PROOF_PASSES = 8_000  # layers in all micro-batches of a pipeline's predictions, a millisecond each
 _ESTIMATED_LAYERS = 1000  # in all short models
 
 
@@ -194,6 +195,11 @@ class _Search:
         return (self.memory.capacity_bytes - outside) / RESERVED_HIGH
 
 
+def _pipeline_proofs(plan: Plan, num_layers: int) -> int:
+    """How many full predictions a pipeline is worth, at least one: a long one's take seconds."""
+    return max(1, min(_PIPELINE_PROOFS, _PROOF_PASSES // (num_played(plan) * num_layers)))
+
+
 def _held(plan: Plan) -> int:
     """Times as many micro-batches that a full prediction plays in memory as of a pipeline that is filled twice."""
     return max(filling(plan.pipeline_schedule, plan.pp, plan.num_micro_batches) // (2 * plan.pp), 1)
@@ -217,7 +223,7 @@ def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Reme
         curves=lowering.curves,
         memory=memory,
         tunes=plan.peft.method != "none",
-        proofs=_PROOFS if plan.pp == 1 else _PIPELINE_PROOFS,
+        proofs=_PROOFS if plan.pp == 1 else _pipeline_proofs(plan, lowering.model.num_layers),
     )
     start = _Candidate(
         change=Change(kind=""), plan=plan, cluster=cluster, stack=lowering.given_stack, figures=_NO_EFFECT

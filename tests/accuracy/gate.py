@@ -27,6 +27,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from experiments.accuracy_serving import as_run  # noqa: E402
 from simulator.formats.readers.runs_table import RunRow, read_runs  # noqa: E402
 from simulator.formats.readers.serving_table import read_serving  # noqa: E402
 from simulator.studies.backtest import serving  # noqa: E402
@@ -64,7 +65,7 @@ def rows() -> dict[str, RunRow]:
 
 def servers() -> dict[str, ServingRow]:
     """The figures of servers that cost little, by id."""
-    read = (row for row in read_serving(SERVERS) if isinstance(row, ServingRow))
+    read = (as_run(row) for row in read_serving(SERVERS) if isinstance(row, ServingRow))
     return {row.id: row for row in read if _cheap(row)}
 
 

@@ -29,6 +29,9 @@ _MEASURES: Final = {("calibrate", "run"), ("calibrate", "burn-in")}  # for as ma
 CODES: Final = frozenset({0, 1, 2, 3, 4, 5, 130, 141})
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _ASKING: Final = {"socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "urllib.Request"}  # fmt: skip
+_AT_WORK: Final = re.compile(
+    rb"^[\d,]+ of [\d,]+ .* left$", re.MULTILINE
+)  # it was asked for much, and says how long it takes
 _WARNED: Final = re.compile(rb"^\S+\.py:\d+: \w*Warning: ", re.MULTILINE)
 
 
@@ -231,9 +234,10 @@ def _faults(case: Seed, ended: Ended, folder: Path) -> Iterator[str]:
     own = case.argv[:1] == ("capture",) and b" in the program\n" in error  # the user's program raised it
     if b"Traceback (most recent call last)" in error and not own:
         yield f"traceback: {_last_line(error)}"
-    if ended.cpu_s > HANG_S or ended.status in (-signal.SIGXCPU, -signal.SIGALRM, -signal.SIGKILL):
+    stopped = ended.status in (-signal.SIGXCPU, -signal.SIGALRM, -signal.SIGKILL)
+    if (ended.cpu_s > HANG_S or stopped) and not _AT_WORK.search(error):
         yield f"hang: {ended.cpu_s:.0f} s of the processor, {ended.seconds:.0f} s"
-    if ended.status not in CODES:
+    if ended.status not in CODES and not stopped:
         yield f"exit status {ended.status}"
     if ended.peak_bytes > MOST_BYTES:
         yield f"memory: {ended.peak_bytes / 2**20:.0f} MiB"
@@ -280,7 +284,10 @@ def _damaged(case: Seed, folder: Path) -> str:
     """An input that is no longer what it was; a journal is written to, and what the command is told to write."""
     outputs = [after for option, after in pairwise(case.argv) if option in ("-o", "--trace", "--snapshot", "--plot")]
     for name, data in case.files.items():
+        others = sum(name.encode() in text for other, text in case.files.items() if other != name)
         kept = case.special.get(name) == "kept"  # it is read, and named as what is written
+        if kept and others + sum(name in word for word in case.argv) < 2:  # no longer: its option has been cut
+            continue
         if not kept and (name in case.special or name.endswith(".journal") or name in outputs):
             continue
         if not (folder / name).is_file() or (folder / name).read_bytes() != data:

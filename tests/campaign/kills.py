@@ -27,7 +27,7 @@ from typing import Final
 from tests.campaign import inputs
 from tests.campaign.seeds import EXAMPLES, ROOT
 
-ENDS_S: Final = 10.0  # until what a killed process has started must have ended
+ENDS_S: Final = 60.0  # until what a killed process has started must have ended, on a busy machine
 PATIENCE_S: Final = 300.0  # for a run that nobody kills
 
 
@@ -85,7 +85,7 @@ class Place:
     def __init__(self, work: Work, above: Path) -> None:
         self.work, self.folder, self.temporary = work, above / "here", above / "tmp"
         for one in (self.folder, self.temporary):
-            one.mkdir(parents=True)
+            one.mkdir(parents=True, exist_ok=True)
         for name, data in work.files.items():
             (self.folder / name).write_bytes(data)
 

@@ -8,7 +8,7 @@ import random
 import re
 import sqlite3
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -16,8 +16,8 @@ from typing import Any, Final
 import click
 
 from simulator.cli import WRITES, shardwise
-from simulator.spec.plan import Plan
 from tests.campaign.seeds import Seed
+from tests.campaign.values import drawn_command, plausible
 
 # Words that a file or a flag may hold and no reader expects: numbers at the ends of every range, other kinds of number,
 # names that escape a folder or a terminal, text in no single encoding.
@@ -67,6 +67,16 @@ def mutated(seed: Seed, rng: random.Random) -> Seed:
             argv = _argv(argv, rng)
     changed = replace(seed, argv=tuple(argv), files=files)
     return _surrounded(changed, rng) if seed.targets and rng.random() < 0.04 else changed
+
+
+def drawn(rng: random.Random) -> Seed:
+    """A command of many options at once, each with a value that it takes, seldom a hostile one."""
+    argv = drawn_command(rng)
+    options = [one for one in options_of(argv) if not set(one.opts) & LEFT_OUT]
+    for one in rng.sample(options, rng.choice((0, 0, 0, 1, 3))):
+        value = rng.choice(HOSTILE).replace("\0", "") if rng.random() < 0.05 else plausible(one, rng)
+        argv += [one.opts[-1]] if one.is_flag else [one.opts[-1], value]
+    return Seed(name="drawn", argv=tuple(argv))
 
 
 def _surrounded(seed: Seed, rng: random.Random) -> Seed:
@@ -261,7 +271,7 @@ def _option(argv: list[str], rng: random.Random, safe: list[str]) -> list[str]:
     one = rng.choice(options)
     if one.is_flag:
         return [one.opts[-1]]
-    return [one.opts[-1], _plausible(one, rng) if rng.random() < 0.6 else rng.choice(safe)]
+    return [one.opts[-1], plausible(one, rng) if rng.random() < 0.6 else rng.choice(safe)]
 
 
 def options_of(argv: Sequence[str]) -> list[click.Option]:
@@ -273,33 +283,6 @@ def options_of(argv: Sequence[str]) -> list[click.Option]:
         found = command.get_command(click.Context(command), word)
         command = found or command
     return [one for one in getattr(command, "params", []) if isinstance(one, click.Option)]
-
-
-_OF_FIELDS: Final = ("0", "1", "2", "3", "8", "1000000", "1e15", "1e-9", "0.5", "true", "full", "none", "host", "bf16", "fp8", "a,b", "[1,2]", "{}")  # fmt: skip
-_NUMBERS: Final = ("0", "1", "2", "3", "4", "8", "16", "64")
-_BY_METAVAR: Final[Mapping[str, Sequence[str]]] = {
-    "NAME|FILE": ("llama3.2-1b", "hgx-h100-8", "olmoe-1b-7b", "deepseek-v2-lite", "pcie-rtx4090-4", "gb200-nvl72", "nemotron-h-8b", "gpt2", "mi300x-8", "ideal", "gh200-1"),
-    "SIZE": ("1MB", "4GiB", "512B", "0.5GB"), "FILE": ("nothing.toml", "out.json"), "NUMBER": ("0", "0.5", "1", "1.5", "4"),
-    "KEY=VALUE": ("plan.tp=2", "plan.pp=2", "plan.zero=0", "link.inter.bytes_per_s=50Gb/s", "plan.moe.ep=2", "device.memory_bytes=8GB", "model.num_layers=3", "cluster.num_nodes=2"),
-    "NAME=VALUE": ("NCCL_ALGO=Tree", "NCCL_PROTO=LL", "NCCL_BUFFSIZE=4096", "TP=2"), "COUNTxGPU": ("8xh100", "2xb200", "1xa100"), "HOSTLIST": ("node[1-2]", "a,b"),
-    "NAME": ("torch-2.11-compiled", "megatron-core-2025", "deepspeed-0.14", "vllm-2025", "tp-cp-ep-dp-pp", "q_proj", "attn"), "VALUE": ("{kind=adam}", "kind=powersgd", "optimizer=host", "true", "1,2"),
-}  # fmt: skip
-
-
-def _plausible(option: click.Option, rng: random.Random) -> str:
-    """A value of the kind that the option takes; it may still not go with the others."""
-    if isinstance(option.type, click.Choice):
-        return str(rng.choice(list(option.type.choices)))
-    metavar = option.metavar or ""
-    if metavar == "KEY=VALUE" and rng.random() < 0.5:
-        return f"plan.{rng.choice(tuple(Plan.flat_fields()))}={rng.choice(_OF_FIELDS)}"
-    if metavar in _BY_METAVAR:
-        return rng.choice(_BY_METAVAR[metavar])
-    if metavar.count("|") and metavar == metavar.lower():
-        return rng.choice(metavar.split("|"))
-    if metavar.startswith("OUT."):
-        return metavar.split("|")[0]
-    return rng.choice(_NUMBERS)
 
 
 # Of these nothing is drawn: they start many processes, wait for ever, or are no question

@@ -4,7 +4,8 @@ A scheduler and two workers on this machine; a worker in turn is killed every so
 must be that of the same search in one process, byte for byte, and the journal below 2 GB for a million plans. The exit code
 is 1 if it is not. The plans are of one layer, and differ in the size of their buckets and in their part of the device's
 memory: what is asked is what a search makes of a million plans, not what is in them. Each finished plan is synced, for which
-a disk takes milliseconds: TMPDIR=/dev/shm spares an hour of waiting (needs `distributed`).
+a disk takes milliseconds: TMPDIR=/dev/shm spares an hour of waiting (needs `distributed`). With --folder, a sweep that was
+killed goes on from its journal, once what it started has ended.
 """
 
 from __future__ import annotations
@@ -75,8 +76,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", type=int, default=20_000)
     parser.add_argument("--every", type=float, default=10.0, help="seconds between two kills")
+    parser.add_argument("--folder", type=Path, help="where it works, and where a sweep that was killed goes on")
     options = parser.parse_args()
-    scratch, started = Path(tempfile.mkdtemp(prefix="sweep-")), time.monotonic()
+    scratch, started = options.folder or Path(tempfile.mkdtemp(prefix="sweep-")), time.monotonic()
     same, killed, count, size = swept(options.plans, options.every, scratch)
     million = size / max(1, count) * 1e6
     print(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -15,8 +17,9 @@ import click
 from simulator.base.errors import Fault, printable
 from simulator.cli import shardwise
 from tests.campaign import same
+from tests.campaign.cases import Ended, wrong
 from tests.campaign.mutate import LARGE, LEFT_OUT, _large, mutated, options_of
-from tests.campaign.seeds import JOURNALED, ROOT, seeds
+from tests.campaign.seeds import JOURNALED, ROOT, Seed, seeds
 from tests.campaign.worker import QUICK
 
 # Options whose file is written; and such as several commands read by one function
@@ -99,7 +102,7 @@ def test_a_case_is_the_same_every_time() -> None:
 
 # What escapes a stranger's words itself; and the two places that write a terminal's own codes
 _ESCAPING = {"printable", "printable_lines", "to_text", "to_json", "json_text", "dumps"}
-_OWN_CODES = {"progress.py", "place.py", "command.py"}
+_OWN_CODES = {"progress.py", "command.py"}
 
 
 def test_whatever_is_printed_passes_by_what_escapes_it() -> None:
@@ -130,6 +133,15 @@ def test_no_words_of_a_stranger_reach_the_terminal_as_they_are() -> None:
     assert "70,0" in message
     assert len(message) < 2000
     assert printable("two\nlines\tand a tab") == "two\nlines\tand a tab"
+
+
+def test_long_work_is_no_hang_where_it_says_how_long(tmp_path: Path) -> None:
+    case = Seed(name="long", argv=("serve", "--requests", "1000000"))
+    long = Ended(status=-signal.SIGXCPU, seconds=30, cpu_s=20, peak_bytes=0, stdout=b"", stderr=b"")
+    told = replace(long, stderr=b"70,000 of 1,000,000 requests, 2,209.7/s, 421 s left\n")
+    assert wrong(case, long, tmp_path).startswith("hang")
+    assert wrong(case, told, tmp_path) == ""
+    assert wrong(case, replace(told, status=-signal.SIGSEGV), tmp_path) == "exit status -11"
 
 
 def test_an_empty_file_is_made_large_too() -> None:

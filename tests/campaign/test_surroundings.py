@@ -164,15 +164,26 @@ def test_what_is_read_is_not_written(
     assert Path("study.toml").read_text() == text
 
 
+def test_a_page_takes_no_other_files_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Who takes --html for a flag gives it their study."""
+    monkeypatch.chdir(tmp_path)
+    Path("study.toml").write_text("model = 'gpt2'\n")
+    assert main(["predict", "--html", "study.toml"]) == 3
+    assert "is a file, and no page" in capfd.readouterr().err
+    assert Path("study.toml").read_text() == "model = 'gpt2'\n"
+
+
 MODEL = "num_layers = 1\nd_model = 512\nnum_heads = 8\nd_ff = 1408\nvocab_size = 1024\n"
 
 
 @pytest.mark.parametrize(
     ("words", "files"),
     [
-        ("predict --plan run.args --cluster hgx-h100-8 --html run.yaml", {"run.args": "--yaml-cfg run.yaml --vocab-size 32000 --micro-batch-size 1", "run.yaml": None}),
+        ("predict --plan run.args --cluster hgx-h100-8 --trace run.yaml", {"run.args": "--yaml-cfg run.yaml --vocab-size 32000 --micro-batch-size 1", "run.yaml": None}),
         ("predict --plan tune.sh --model llama3.2-1b --gpus 1xa100 --trace axolotl.yml", {"tune.sh": None, "axolotl.yml": None}),
-        ("predict study.toml --html mine.toml", {"study.toml": 'model = "mine.toml"\ncluster = "hgx-h100-8"\n', "mine.toml": MODEL}),
+        ("predict study.toml --trace mine.toml", {"study.toml": 'model = "mine.toml"\ncluster = "hgx-h100-8"\n', "mine.toml": MODEL}),
     ],
 )  # fmt: skip
 def test_what_another_file_names_is_not_written(

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaign.cases import Ended, cleared, in_company, played, wrong
-from tests.campaign.mutate import mutated
+from tests.campaign.mutate import drawn, mutated
 from tests.campaign.seeds import Seed, seeds
 
 SLOW_SHARE = 0.005  # of the cases: readers behind which a second of work lies
+DRAWN_SHARE = 0.15  # that are no input's mutation, but drawn option by option
 TOGETHER = 200  # cases that one process plays
 
 
@@ -36,6 +37,8 @@ def case_of(seed: int, index: int) -> Seed:
     if index < len(known):
         return known[index]
     rng = random.Random(f"{seed}:{index}")
+    if seed != QUICK and rng.random() < DRAWN_SHARE:
+        return drawn(rng)
     slow = rng.random() < SLOW_SHARE
     return mutated(rng.choice([one for one in known if one.slow == slow] or known), rng)
 

@@ -47,11 +47,13 @@ LSE_ROWS: Final = 32  # the memory-efficient kernel's log-sum-exps are filled up
 
 def main(way: str, device: str, out: str, *names: str) -> None:
     """A line of JSON for each plan, at the file's end: its name, and the bytes of its third step, or what was wrong."""
-    torch.set_num_threads(1)
     for name in names:
         if not os.fork():
             status = 1
             try:
+                # Not before the fork: the pool of threads that this makes would have to be made anew in the child, and the
+                # first to see that are autograd's threads, all at once, of which some then find none and end the process.
+                torch.set_num_threads(1)
                 torch.manual_seed(0)
                 found = {"name": name, "memory": _played(way, task(name, device))}
                 status = 0

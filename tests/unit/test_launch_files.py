@@ -110,7 +110,8 @@ class TestShell:
             ("; ".join(f"f{n}() {{ for i in {NINE}; do f{n + 1}; done; }}" for n in range(5)) + "; f0", "does not end|too often"),
         ],
     )  # fmt: skip
-    def test_what_does_not_end_is_refused(self, text: str, words: str) -> None:
+    def test_what_does_not_end_is_refused(self, text: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("simulator.formats.readers.plans.shell_expansion._MAX_CHARACTERS", 2**14)
         with pytest.raises(PlanError, match=words):
             Shell(text, "x").read()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -113,3 +114,18 @@ def test_names_of_any_length_leave_room_for_the_axes(tmp_path: Path) -> None:
             axes.plot([0, 1], [0, 1], label="9" * 4000)
             axes.legend()
     assert "9" * 119 + "…" in (tmp_path / "x.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [r"$\frac{$", "\0\t\ud800\x1b[31m", "节点", "a--b<&>", "9" * 4000])
+def test_a_name_is_drawn_as_it_is_written(name: str, tmp_path: Path) -> None:
+    """No formula, nothing that no font has, nothing too long for a tick; the file can be read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with drawn(tmp_path / "x.svg", "--plot", (9, 5)) as figure:
+            axes = figure.subplots()
+            axes.set(title=name, xscale="log")
+            axes.plot([1, 9], [0, 1], label=name)
+            axes.legend()
+            axes.set_yticks([0, 1], [name, "b"], rotation=60)
+    drawing = ET.parse(tmp_path / "x.svg")  # noqa: S314  our own
+    assert next(drawing.iter()).tag.endswith("svg")

@@ -314,7 +314,8 @@ class TestMegatron:
         with pytest.raises(PlanError, match=words):
             read_plan(written(tmp_path, text), "megatron")
 
-    def test_expansion_without_end_is_refused(self) -> None:
+    def test_expansion_without_end_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("simulator.formats.readers.plans.shell_expansion._MAX_CHARACTERS", 2**14)
         text = "A=xxxxxxxxxxxxxxxx\n" + "".join("A=$A$A\n" for _ in range(40)) + "t --hidden-size $A"
         with pytest.raises(PlanError, match="beyond all proportion"):
             Shell(text, "x").read()

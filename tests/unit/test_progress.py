@@ -17,12 +17,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_log_gets_a_line_every_half_minute(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_gets_a_line_after_ten_seconds_and_every_half_minute(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
     line = StatusLine()
     for done in range(1, 101):
         clock[0] += 1.0
         line.show(f"{done} of 100", last=done == 100)
-    assert capsys.readouterr().err == "30 of 100\n60 of 100\n90 of 100\n"
+    assert capsys.readouterr().err == "10 of 100\n40 of 100\n70 of 100\n100 of 100\n"
 
 
 def test_quick_work_leaves_no_line_in_a_log(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from simulator.memory.allocator import AllocatorSettings
 from simulator.predict import Prediction, Remedy, predict
 from simulator.predict.changes import Change, changes
 from simulator.predict.prediction import STALL
-from simulator.predict.remedy_search import _NO_EFFECT, NUM_REMEDIES, _Candidate, _Search
+from simulator.predict.remedy_search import _NO_EFFECT, NUM_REMEDIES, _Candidate, _pipeline_proofs, _Search
 from simulator.predict.verdict import cause_of
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
@@ -240,6 +240,13 @@ def test_a_pipeline_of_more_stages_than_a_short_model_has_layers_is_helped() -> 
         prediction = predict(Model.load("llama3-8b"), plan.copy_with(**split), cluster, advise=True)
         assert prediction.verdict == "does not fit"
         assert prediction.remedies
+
+
+def test_a_long_pipeline_is_worth_fewer_full_predictions() -> None:
+    """Each plays all layers of all its micro-batches, of 126 layers on 16 stages for some seconds; one is always made."""
+    long, short = (Plan(pp=pp, num_micro_batches=4 * pp, seq_len=128) for pp in (16, 2))
+    assert _pipeline_proofs(long, 126) == 1
+    assert 1 < _pipeline_proofs(long, 32) < _pipeline_proofs(long, 16) == _pipeline_proofs(short, 80) == 4
 
 
 def estimated(**fields: object) -> tuple[_Search, _Candidate]:

@@ -14,6 +14,7 @@ from simulator.cli import main
 from simulator.formats.readers.arrivals_table import read_arrivals
 from simulator.formats.study.serving import read_serving_study
 from simulator.spec.cluster.device import Device
+from simulator.spec.software.stack import Stack
 from simulator.studies.serving.kernels import NarrowWeights, multiplied, stored_as
 
 
@@ -54,6 +55,21 @@ def test_a_person_reads_verdict_and_memory(capsys: pytest.CaptureFixture[str]) -
         assert part in told
 
 
+def test_brief_is_one_screen_of_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["serve", "--model", "llama3.2-1b", "--requests", "50", "--slo-ttft", "1ms", "--plain"]
+    assert main(arguments) == ExitCode.OK
+    whole = capsys.readouterr().out.splitlines()
+    assert main([*arguments, "--brief"]) == ExitCode.OK
+    brief = capsys.readouterr().out.splitlines()
+    assert len(brief) <= 24
+    assert max(map(len, brief)) <= 80
+    told = [line.split() for line in whole]
+    for name in ("OK  llama3.2-1b", "  time to first token", "  ttft", "  cache   ", "  used"):
+        assert next(line.split() for line in brief if line.startswith(name)) in told
+    assert main([*arguments, "--brief", "--json"]) == ExitCode.USAGE
+    assert "--brief and --json are two answers" in capsys.readouterr().err
+
+
 def test_what_does_not_fit_has_its_own_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--model", "llama3-405b", "--plain"]) == ExitCode.DOES_NOT_FIT
     assert "DOES NOT FIT" in capsys.readouterr().out
@@ -85,6 +101,14 @@ def test_faults_name_their_flags(capsys: pytest.CaptureFixture[str]) -> None:
         "wheels",
     ):
         assert part in told
+
+
+def test_an_unknown_stack_is_one_fault_with_the_stacks_of_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--stack", "nonsense"]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    engines = [stack.name for stack in map(Stack.load, Stack.names()) if stack.engine is not None]
+    assert told.count("nonsense") == 1
+    assert all(name in told for name in engines)
 
 
 def test_a_trace_and_drawn_requests_exclude_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,7 @@ def test_more_than_there_is(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_fault_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = [
-        *("serve", "--search", "--rate", "-1", "--slo-ttft", "p0=1s", "--slo-tpot", "-5ms", "--interval"),
+        *("serve", "--search", "--rate", "-1", "--slo-ttft", "p0=1s", "--slo-tpot", "-5ms", "--interval", "--brief"),
         *("--fix", "tpp=2", "--fix", "weights=int3,fp8", "--fix", "stack=a", "--fix", "tp", "--model", "nope"),
     ]
     assert main(wrong) == ExitCode.BAD_INPUT
@@ -125,6 +125,7 @@ def test_every_fault_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         "--slo-ttft: p0 is no percentile",
         "--slo-tpot: a limit must be above zero; it is -5ms",
         "--interval: is of one plan",
+        "--brief: is of one plan",
         "--fix tpp: is no field of a serving plan",
         "--fix weights: must be",
         "--fix stack: cannot be searched",

@@ -21,6 +21,7 @@ from simulator.studies.backtest.rows import ServingRow
 from simulator.studies.backtest.serving import evaluate_row
 from simulator.studies.backtest.serving_rows import load_of, metric_of, resolve
 from simulator.studies.serving import InferencePlan, check, engine_of, with_defaults
+from simulator.studies.serving.batch import Batch, Chunk
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.decoding import batch_of, parts_of
 from simulator.studies.serving.memory import ServingMemory, serving_memory
@@ -222,7 +223,7 @@ def test_an_engine_says_how_long_sums_of_nccl_take_in_its_steps() -> None:
         ({"notes": "benchmark_serving.py --max-concurrency 4"}, 1000, 1.0),
         ({"client": "sglang.bench_serving"}, 1000, 0.0),
         ({"engine": "TensorRT-LLM (aiperf)"}, 80, 1.0),
-        ({"notes": "static inference benchmark; memory 78 GB"}, 12, 1.0),
+        ({"notes": "static inference benchmark; memory 78 GB"}, 24, 1.0),
         ({"client": "one that nobody knows", "notes": "aiperf"}, 40, 1.0),
         ({"client": "InferenceX", "num_requests": 7, "shortest": 0.5}, 7, 0.5),
         ({"client": "InferenceX", "concurrency_or_rate": "4 requests/s"}, 1000, 1.0),  # of closed loops alone
@@ -267,3 +268,15 @@ def test_rows_may_have_engines_for_prompts() -> None:
         resolve(replace(row, n_gpus=7))
     with pytest.raises(RefusedError, match="no prefill_dp"):
         resolve(replace(row, prefill_tp=2, prefill_dp=None))
+
+
+def test_lmdeploy_computes_prompts_apart_before_0_1_and_with_decoding_since() -> None:
+    model, cluster, curves = Model.load("llama2-7b"), Cluster.load("hgx-a100-80-8"), default_curves()
+    both = Batch(decodes=8, keys=(8 * 512,), chunks=(Chunk(new=511, cached=0, last=False),))
+    alone = replace(both, chunks=()), replace(both, decodes=0, keys=(0,))
+    for version, apart in (("0.0.14", True), ("0.2.0", False)):
+        stack = engine_of(f"LMDeploy {version}")
+        plan = with_defaults(InferencePlan(stack=stack.name), stack, cluster.device, model)
+        costs = StepCosts(model, plan, cluster, stack, Calibration.for_device(cluster.device), curves)
+        (whole_s,), *parts = map(costs.stages_s, (both, *alone))
+        assert (whole_s == pytest.approx(sum(part_s for (part_s,) in parts))) == apart  # each reads the weights

@@ -159,6 +159,33 @@ def test_an_engine_that_alternates_decodes_behind_each_step_of_prompts() -> None
     ]  # the third ends alone: nobody is admitted
 
 
+def test_prompts_apart_are_computed_but_for_the_token_that_decodes_in_the_same_step() -> None:
+    """TurboMind 0.1.0a1: whatever waits joins at once, and a prompt of one token is not computed at all."""
+    scheduler = _waiting(replace(LIMITS, max_tokens=150, chunked=False, apart=True), 3, answer=3)
+    first = scheduler.next_batch()
+    assert first is not None
+    assert (first.decodes, [chunk.new for chunk in first.chunks], first.rows) == (3, [99] * 3, 3)
+    assert first.keys == (300,)
+    began = list(scheduler.running.values())
+    scheduler.complete(1.0)
+    one = RequestState(request=Request(arrival_s=0.0, prompt_tokens=1, output_tokens=1), index=9)
+    scheduler.waiting.append(one)
+    assert _steps(scheduler, 1) == [(4, 0)]
+    assert [job.first_s for job in began] == [1.0] * 3
+    assert (one.first_s, one.end_s, one.done) == (0.0, 0.0, 1)
+    assert _steps(scheduler, 1) == [(3, 0)]
+    assert (scheduler.unfinished, scheduler.used_blocks, scheduler.prefilled, scheduler.decoded) == (0, 0, 297, 10)
+
+
+def test_a_prompt_computed_apart_for_another_engine_keeps_its_blocks_until_they_are_read() -> None:
+    scheduler = _waiting(replace(LIMITS, chunked=False, apart=True, hands_over=True), 1, answer=1)
+    assert scheduler.next_batch() is not None
+    (job,) = scheduler.complete(1.0)
+    assert scheduler.used_blocks == -(-100 // LIMITS.block_size)
+    scheduler.release(job)
+    assert scheduler.used_blocks == 0
+
+
 def test_requests_wait_until_they_are_a_part_of_those_that_run_or_long_enough() -> None:
     limits = replace(
         LIMITS, max_tokens=1000, chunked=False, alternates=True, waiting_ratio=0.3, waiting_steps=4, max_sequences=64

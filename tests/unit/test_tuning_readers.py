@@ -232,7 +232,8 @@ def test_axolotl_trains_what_its_patterns_match(
     assert any("frozen layers below" in setting.note for setting in draft.named("not modelled"))
 
 
-def test_so_many_patterns_of_parameters_end_after_seconds(tmp_path: Path) -> None:
+def test_so_many_patterns_of_parameters_end_after_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulator.formats.readers.plans.axolotl._MOST_S", 0.1)
     patterns = [f"{'[a-z_.0-9]*' * 5}x{number}" for number in range(1100)]
     common = {"base_model": "Qwen/Qwen2.5-7B", "sequence_len": 512}
     assert "at most 1,024 patterns" in told(read(tmp_path, "a.yml", **common, unfrozen_parameters=patterns))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 
@@ -13,8 +14,9 @@ from simulator.predict.confidence import HOST_SIGMA, SHEET, WAITING
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.intervals import intervals
 from simulator.spec.calibration.learned import Learned
-from simulator.spec.calibration.networks import FILE, slow_network
+from simulator.spec.calibration.networks import FILE, carrier_of, slow_network
 from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.parts import InterKind
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
@@ -135,8 +137,9 @@ def test_a_network_known_by_its_sheet_may_be_slower_but_hardly_faster() -> None:
     assert (known.step_s, known.low_s) == (sheet.step_s, sheet.low_s)
     assert SHEET not in known.uncertainty
     assert SHEET not in measured.uncertainty
-    slow = math.exp(Z90 * sheet.uncertainty[SHEET]) * sheet.step_s
-    assert known.high_s < slow < sheet.high_s  # what is hidden now would show
+    up = [math.log(one.high_s / one.step_s) for one in (known, sheet)]
+    assert sheet.uncertainty[SHEET] > 0.01
+    assert up[1] ** 2 - up[0] ** 2 == pytest.approx((Z90 * sheet.uncertainty[SHEET]) ** 2)
 
 
 def test_what_a_slow_network_does_is_what_the_step_hangs_on_it() -> None:
@@ -155,11 +158,14 @@ def test_the_slow_network_waits_and_flows_as_the_sweeps_say() -> None:
     more = slow.beyond(8)
     assert more == pytest.approx(math.exp(2 * slow.per_doubling))
     fabric = by_gpu.fabric.model_copy(
-        update={"speed": 1 / (slow.slow_bytes["verbs"] * more), "wait": slow.slow_waits * more}
+        update={"speed": 1 / (slow.slow_bytes["verbs"] * more), "wait": slow.slow_waits["verbs"] * more}
     )
     slower = predict(model, plan, by_gpu.model_copy(update={"fabric": fabric}))
     found = over_nodes(by_gpu)
     assert math.exp(Z90 * found.uncertainty[SHEET]) == pytest.approx(slower.step_s / found.step_s)
+    carriers = {"infiniband": "verbs", "roce": "verbs", "efa": "efa", "tcpx": "plugin", "ethernet": "tcp"}
+    assert {kind: carrier_of(kind) for kind in get_args(InterKind) if kind in carriers} == carriers
+    assert slow.slow_bytes["verbs"] < slow.slow_bytes["efa"] < slow.slow_bytes["plugin"]  # what may be missing or old
 
 
 def test_hosts_that_may_wait_for_every_rank_lengthen_the_upper_end_by_what_they_would() -> None:
@@ -189,6 +195,8 @@ def test_the_slow_end_is_in_the_slow_mode_as_far_as_its_share_says() -> None:
     # 4.5 of 45 machines are slow, at 1 ± 0.5: one in twenty is half of them, and so above their middle
     assert sheets.slow_end(sample(40, [0.5, 0.5, 1.5, 1.5])) == pytest.approx(1.0)
     assert sheets.slow_end(sample(400, [1.0])) == sheets.SLOW  # fewer than one in twenty
+    told = [replace(one, reported=one.ratio > 1) for one in sample(40, [0.5, 0.5, 1.5, 1.5])]
+    assert sheets.slow_end(told) < 1.0  # who was published for being slow is not counted: 2.5 of 43
     few, many = (sheets.slow_end(sample(healthy, [0.5, 1.5])) for healthy in (30, 5))
     assert few < 1.0 < many
     twice = [

@@ -50,6 +50,21 @@ def test_the_rank_that_breaks_is_named_with_every_check_that_saw_it(
     assert all(0 < row["rounds"] < rounds.copy().pop() for row in told["wrong"])
 
 
+def test_every_rank_of_a_launcher_ends_with_what_came_of_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = {"rank": 0, "host": "", "check": "memory", "round": 1, "rounds": 1, "detail": "a bit"}
+    found = {"sound": Burnt(verdict=Verdict(kind="ok")), "broken": Burnt(verdict=Verdict(kind="ok"), wrong=[broken])}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, told in (("0", True), ("1", False)):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        for name, status in (("sound", 0), ("broken", WRONG)):
+            monkeypatch.setattr(run, "burn_in", lambda *_, name=name: found[name])
+            assert main(["calibrate", "burn-in", "--device", "cpu", "--threads", "1"]) == status
+            assert bool(capsys.readouterr().out) == told
+
+
 def test_a_burn_in_says_once_a_minute_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     clock = iter((0.0, 2.0, 59.0, 61.0, 130.0))

@@ -181,7 +181,7 @@ def test_a_torch_without_something_private_is_told_which_versions_have_it() -> N
     from validate.report import kind_of
 
     told = torch_private.missing("the memory tracker", "3.0.1", "no module named x")
-    assert told.startswith("torch 3.0.1 has the memory tracker otherwise than torch 2.11 to 2.15")
+    assert told.startswith("torch 3.0.1 has the memory tracker otherwise than torch 2.8 to 2.15")
     assert told.endswith("install torch 2.15")
     assert "install torch 2.11 or newer" in torch_private.missing("fake tensors", "2.6.0", "")
     with pytest.raises(ModuleNotFoundError, match="profiler's raw events") as raised:

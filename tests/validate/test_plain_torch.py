@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +36,19 @@ def test_fake_plans_are_plain_ones_to_the_byte(
         for name, fake, plain in both(names, device, start):
             cells, equal = row(fake, plain)
             assert equal, f"{name}: {cells}"
+
+
+def test_threads_are_set_in_the_process_that_plays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Set before a fork, torch's pool is made anew by whichever of autograd's threads comes first, and others find none."""
+    monkeypatch.setattr("sys.argv", ["rank", "plain", "cpu"])
+    from tests.plain_torch import rank
+
+    done: list[str] = []
+    for place, name in ((os, "fork"), (rank.torch, "set_num_threads"), (rank, "_played"), (os, "_exit")):
+        monkeypatch.setattr(place, name, lambda *_, name=name: done.append(name))
+    monkeypatch.setattr(os, "wait", lambda: None)
+    rank.main("plain", "cpu", str(tmp_path / "out"), "ep")
+    assert done == ["fork", "set_num_threads", "_played", "_exit"]
 
 
 def test_a_table_says_what_differs_and_what_did_not_end() -> None:

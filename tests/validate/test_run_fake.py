@@ -34,7 +34,7 @@ from validate.playable import played_otherwise
 from validate.players import fake, guard
 from validate.run_plan import play
 from validate.torch_releases import release, release_faults, release_notes
-from validate.tracker import TrackedMemory
+from validate.tracker import Moment, TrackedMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of which every version has others
 
@@ -100,11 +100,16 @@ def test_modules_have_the_models_parameters_in_its_order(preset: str) -> None:
     assert sum(parameter.numel() for parameter in module.parameters()) == model.num_parameters
 
 
+@functools.cache
+def start_of(strategy: str, preset: str) -> Moment:
+    return fake.play(shrunk(preset), plan(**STRATEGIES[strategy]), CPU).start
+
+
 @pytest.mark.parametrize("preset", ["llama3-8b", "gpt2"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_is_resident_is_what_the_stage_leaves_there(strategy: str, preset: str) -> None:
     model, asked = shrunk(preset), plan(**STRATEGIES[strategy])
-    start = fake.play(model, asked, CPU).start
+    start = start_of(strategy, preset)
     held = resident_bytes(model, asked)
     inputs = 2 * 8 * asked.micro_batch_size * asked.seq_len  # token ids and labels, int64
     assert start.by_category.get("buckets", 0) == held["buckets"]
@@ -440,9 +445,8 @@ def test_options_make_a_difference() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_memory_shrinks_with_the_stage_only_where_the_stage_says(strategy: str) -> None:
-    asked = plan(**STRATEGIES[strategy])
-    start = fake.play(TINY, asked, CPU).start.by_category
-    whole = 4 * TINY.num_parameters
+    start = start_of(strategy, "llama3-8b").by_category
+    whole = 4 * shrunk("llama3-8b").num_parameters
     shards = {"fsdp2": 4, "zero2": 4, "hsdp": 2}.get(strategy, 1)
     assert start["parameters"] == whole // shards
     assert ("buckets" in start) == (strategy in ("ddp", "zero1", "zero1 in groups"))

@@ -53,6 +53,7 @@ def environment(version: str, folder: Path) -> Path | str:
         "install",
         "--quiet",
         "--no-input",
+        "--no-compile",  # minutes of a processor for modules that are mostly never loaded
         "--upgrade",
         "--target",
         str(place / "site"),

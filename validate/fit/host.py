@@ -52,7 +52,9 @@ def host_costs(samples: Sequence[Sample], device: Device, calibration: Calibrati
         wire_s = _small_collectives(calibration) + (costs.collective_s or 0.0)
         each = [(s.time_s - s["alone_s"]) / s["groups"] / _COLLECTIVES_PER_GROUP - wire_s for s in groups]
         costs.unit_s = max(0.0, float(np.median(each)))
-        costs.sources["host_unit_s"] = "FSDP2 over blocks that are all overhead, less the collectives' own latency"
+        costs.sources["host_unit_s"] = (
+            "FSDP2 over blocks that are all overhead and sweep the caches, less the collectives' latency"
+        )
     return costs
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from simulator.formats.readers.kernel_names import collective_of
 from simulator.work.trace import Timeline
 from validate.every_thread import wait_for_threads
 from validate.report import RankReport
@@ -121,18 +120,7 @@ def _timeline(events: Any, program: str, *, cuda: bool) -> Timeline:  # noqa: AN
             optimizer.append(ours)
         elif ours.name.startswith(("aten::", "fsdp::", "gloo:")):
             host.append(ours)
-    if cuda:
-        return timeline(kernels, program, compute=_busiest(kernels))
-    return timeline(host, program, compute=_busiest(host), optimizer=optimizer)
-
-
-def _busiest(events: list[Event]) -> tuple[str, ...]:
-    """The stream with most seconds: that of the model's own work. (Copies of sharding are more, and shorter.)"""
-    seconds: dict[str, float] = {}
-    for event in events:
-        if collective_of(event.name) is None:
-            seconds[event.stream] = seconds.get(event.stream, 0.0) + event.end_s - event.start_s
-    return (max(seconds, key=lambda name: seconds[name]),) if seconds else ()
+    return timeline(kernels, program) if cuda else timeline(host, program, optimizer=optimizer)
 
 
 # --- the caching allocator's own account

@@ -27,7 +27,7 @@ from simulator.spec.model import Model
 from simulator.spec.model.families import weights_of
 from simulator.spec.model.hf_config import stored_weights
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving import InferencePlan, Request, Slo, Workload, check, stack_named, with_defaults
+from simulator.studies.serving import InferencePlan, Request, Slo, Workload, check, stack_named, stack_of, with_defaults
 from simulator.studies.serving.slo import USUAL_PERCENTILE, read_times
 
 DEFAULT: Final[Mapping[str, Any]] = {
@@ -148,9 +148,9 @@ def read_serving_study(
     if study is not None:
         stored, workload = _stored(raw.get("model") if model else None), study.workload
         stated, named = _as_published(study, stored)
-        stack = faults.attempt(lambda: patched(Stack.of(stated), of_root(overrides, "stack"), StackError))
+        stack = faults.attempt(lambda: patched(stack_of(stated), of_root(overrides, "stack"), StackError))
         plan = stated if stack is None or cluster is None else with_defaults(stated, stack, cluster.device, model)
-        if model is not None and cluster is not None and not searched:
+        if model is not None and cluster is not None and stack is not None and not searched:
             faults.attempt(partial(check, plan, model, cluster))
         requests = faults.attempt(lambda: _requests(workload))
     if faults or study is None or plan is None or model is None or cluster is None or stack is None or requests is None:

@@ -39,6 +39,22 @@ def render(s: Serving) -> Group:
     return Group(*parts)
 
 
+def render_brief(s: Serving) -> Group:
+    """What decides, on one screen of 80 columns: verdict, what to try, latencies, limits, rate and memory."""
+    parts: list[RenderableType] = [_verdict(s)]
+    if s.suggestion:
+        parts.append(layout.section("To try next", Text(s.suggestion)))
+    if s.latencies is not None and s.load is not None:
+        parts.append(layout.section("Latency", _latencies(s.latencies, s)))
+        if s.attainments:
+            parts.append(layout.section("Service level", _attainments(s)))
+        parts.append(layout.section("Throughput", layout.table(_rates(s.load)[:2], "lrl")))
+        if s.costs:
+            parts.append(layout.section("What it costs", _costs(s)))
+    parts.append(layout.section("Memory of a GPU", layout.table(_sizes(s.memory)[3:], "lrl")))
+    return Group(*parts)
+
+
 def _verdict(s: Serving) -> Table:
     warmup = f", the first {s.num_warmup:,} as warm-up" if s.num_warmup else ""
     subject = (
@@ -80,13 +96,22 @@ def _percentile(a: Attainment) -> str:
 
 
 def _load(load: Load, passed: HandedOver | None) -> Table:
+    rows = _rates(load)
+    if passed is not None:
+        where = "inside nodes" if passed.near else "over the network"
+        waited = f"after {format_seconds(passed.mean_wait_s)} of waiting, links busy {passed.utilisation:.1%}"
+        rows.append(("handed over", format_seconds(passed.mean_s), f"a prompt's cache, {where}, {waited}"))
+    return layout.table(rows, "lrl")
+
+
+def _rates(load: Load) -> list[tuple[str, str, str]]:
     arriving = f"{format_number(load.arriving_per_s)} arrive; " if load.arriving_per_s else ""
     arriving += "" if load.requests_per_s else "none is answered before the last comes; "
     ends = load.low_capacity_per_s, load.high_capacity_per_s
     between = format_interval(*ends, format_number, prefix="90 % interval ")
     capacity = f"{arriving}{format_number(load.capacity_per_s)} could be served, {between}"
     lost = f"{counted(load.recomputed_tokens, 'token')} computed again"
-    rows = [
+    return [
         ("requests", f"{format_number(load.requests_per_s)}/s", capacity),
         ("answers", f"{load.output_tokens_per_s:,.0f} tokens/s", f"{load.sequences:.1f} tokens a step"),
         ("prompts", f"{load.prompt_tokens_per_s:,.0f} tokens/s", ""),
@@ -95,11 +120,6 @@ def _load(load: Load, passed: HandedOver | None) -> Table:
         ("cache in use", f"{load.kv_mean:.1%}", f"on average, {load.kv_peak:.1%} at most"),
         ("preemptions", f"{load.preemptions:,}", lost if load.preemptions else ""),
     ]
-    if passed is not None:
-        where = "inside nodes" if passed.near else "over the network"
-        waited = f"after {format_seconds(passed.mean_wait_s)} of waiting, links busy {passed.utilisation:.1%}"
-        rows.append(("handed over", format_seconds(passed.mean_s), f"a prompt's cache, {where}, {waited}"))
-    return layout.table(rows, "lrl")
 
 
 def _decoding(s: Serving) -> Table:
@@ -136,6 +156,10 @@ def _costs(s: Serving) -> Table:
 
 
 def _memory(m: ServingMemory) -> Table:
+    return layout.table(_sizes(m), "lrl")
+
+
+def _sizes(m: ServingMemory) -> list[tuple[str, str, str]]:
     ends = f"embedding {format_bytes(m.embedding_bytes)}, head {format_bytes(m.head_bytes)}"
     where = (
         "it"
@@ -144,7 +168,7 @@ def _memory(m: ServingMemory) -> Table:
     )
     states = f"; states of a sequence take {format_bytes(m.state_bytes)} of {where}" if m.state_bytes else ""
     longest = f"{m.longest_tokens:,} needed at least{states}"
-    rows = [
+    return [
         ("weights", format_bytes(m.weight_bytes), f"{m.model_fraction:.1%} of the model; {ends}"),
         ("activations", format_bytes(m.activation_bytes), "peak of the largest step"),
         ("outside torch", format_bytes(m.outside_torch_bytes), "context, communicators, libraries"),
@@ -152,7 +176,6 @@ def _memory(m: ServingMemory) -> Table:
         ("used", format_bytes(m.used_bytes), f"the plan allows {format_bytes(m.budget_bytes)} and the CUDA context"),
         ("capacity", format_bytes(m.capacity_bytes), "what a process can get"),
     ]
-    return layout.table(rows, "lrl")
 
 
 def _sources(s: Serving) -> Table:

@@ -128,7 +128,7 @@ class Mesh:
         if axis.startswith("#"):
             return self._message_shape(axis)
         if self.cluster.seats or self.cluster.rails:
-            return GroupShape(**layout(self.cluster, self.groups(axis)))
+            return GroupShape(**layout(self.cluster, list(self.groups(axis))))
         lattice, gpus = self._lattice(axis), self.cluster.gpus_per_node
         on_node = lattice.on_each(gpus)
         if on_node is None:

@@ -1,8 +1,9 @@
 """How much slower an unmeasured network may be than its data sheet.
 
-Networks are of two modes: four in five give what their sheet says within a few percent, and hardly more; the others are several times
-slower (another transport than the cards could run, cards that were not all used, an old library). So it is an upper end that is
-known, not a width around the middle. Where NCCL needs a plugin to reach the cards, it may be missing, and all goes over TCP.
+Networks are of two modes: most give what their sheet says within a few percent, and hardly more; the others are several times slower
+(another transport than the cards could run, cards that were not all used). So it is an upper end that is known, not a width around
+the middle. Where NCCL needs a plugin to reach the cards, it may be missing or old, and without it all goes over TCP; Amazon's comes
+with its machines' images.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import Strict, faults_of, read_json
 from simulator.spec.cluster.parts import InterKind
 
-Carrier = Literal["verbs", "plugin"]  # what NCCL speaks itself; what it needs a plugin for
-PLUGINS: Final[frozenset[InterKind]] = frozenset({"efa", "slingshot", "tcpx", "tcpxo"})
+Carrier = Literal["verbs", "efa", "plugin", "tcp"]  # verbs: what NCCL speaks itself; plugin: what it needs one for
+_CARRIERS: Final[dict[InterKind, Carrier]] = {
+    "efa": "efa",
+    "ethernet": "tcp",
+    **dict.fromkeys(("slingshot", "omnipath", "tcpx", "tcpxo"), "plugin"),
+}
 FILE: Final = TOPOLOGIES / "calibrations" / "networks.json"
 
 
@@ -34,19 +39,20 @@ class SlowNetwork(Strict):
 
     source: str
     slow_bytes: dict[Carrier, float]
-    slow_waits: float = Field(ge=1)
+    slow_waits: dict[Carrier, float]
     per_doubling: float = Field(ge=0)
     nodes: int = Field(ge=2)
     held: float = Field(ge=0, le=1)
     sample: dict[str, dict[str, tuple[float, float]]]
 
-    def bytes_of(self, kind: InterKind) -> float:
-        """The factor on the time of bytes over a network of that kind."""
-        return self.slow_bytes["plugin" if kind in PLUGINS else "verbs"]
-
     def beyond(self, num_nodes: int) -> float:
         """What more nodes than those of most sweeps make of both factors."""
         return math.exp(self.per_doubling * math.log2(max(1.0, num_nodes / self.nodes)))
+
+
+def carrier_of(kind: InterKind) -> Carrier:
+    """Whose slow end is that of a network of that kind."""
+    return _CARRIERS.get(kind, "verbs")
 
 
 @lru_cache(maxsize=1)

@@ -24,12 +24,6 @@ def gpu_at(rank_mapping: RankMapping, rank: int) -> int:
     return block * len(rank_mapping) + rank_mapping[place]
 
 
-def gpus_at(rank_mapping: RankMapping, ranks: Sequence[int]) -> Sequence[int]:
-    """`gpu_at` of many ranks; places ask it of half a million, many times."""
-    block = len(rank_mapping)
-    return [rank - rank % block + rank_mapping[rank % block] for rank in ranks] if block else ranks
-
-
 def rank_on(rank_mapping: RankMapping, gpu: int) -> int:
     """The rank on a GPU; the inverse of `gpu_at`."""
     if not rank_mapping:

@@ -101,6 +101,11 @@ class Engine(Strict):
     waiting_steps: int = Field(
         ge=0, le=2**20, default=0, description="or until so many steps have decoded since requests were last admitted"
     )
+    prompts_apart: bool = Field(
+        default=False,
+        description="a step computes all prompts that wait, but for the last token of each, in passes of their own; then it decodes "
+        "these tokens with all others. `max_batched_tokens` bounds a pass alone",
+    )
     sequence_s: Seconds = Field(
         ge=0, default=0.0, description="what a sequence whose tokens are streamed adds to a step, hidden by nothing"
     )

@@ -9,6 +9,7 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Literal
 
+from pydantic import BaseModel
 from typing_extensions import override
 
 from simulator.base.errors import InputError
@@ -118,17 +119,7 @@ class SearchStudy:
     @property
     def identity(self) -> str:
         """A hash of everything that an outcome depends on: model, clusters, stack and calibration to the last digit."""
-        space = self.space
-        context = [space.model, *space.clusters, self.calibration, self.stack]
-        text = json.dumps(
-            [
-                software_version(),
-                self.inputs(),
-                *(None if one is None else one.model_dump(mode="json") for one in context),
-            ],
-            sort_keys=True,
-        )
-        return hashlib.sha256(text.encode()).hexdigest()
+        return identity_of(self.inputs(), self.space.model, *self.space.clusters, self.calibration, self.stack)
 
 
 def software_version() -> str:
@@ -137,6 +128,13 @@ def software_version() -> str:
         return version("shardwise")
     except PackageNotFoundError:  # a checkout that nobody installed
         return "unknown"
+
+
+def identity_of(*asked: object) -> str:
+    """A hash of this version and all that a journal's rows depend on: records, and plain data."""
+    plain = [one.model_dump(mode="json") if isinstance(one, BaseModel) else one for one in asked]
+    text = json.dumps([software_version(), *plain], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @lru_cache(maxsize=64)

@@ -187,6 +187,9 @@ class StepCosts:
         return tuple(self.pace * seconds for seconds in times)
 
     def _plain_s(self, batch: Batch) -> list[float]:
+        if batch.chunks and batch.decodes and self.stack.engine is not None and self.stack.engine.prompts_apart:
+            passes = replace(batch, chunks=()), replace(batch, decodes=0, keys=tuple(0 for _ in batch.keys))
+            return [summed(stage) for stage in zip(*map(self._plain_s, passes), strict=True)]
         return self._graph_s(batch) if self.graphed(batch) else [self._seconds(cost) for cost in self._costs(batch)]
 
     def _guessed_s(self, batch: Batch) -> float:

@@ -108,6 +108,7 @@ class Deployment:
             alternates=engine.alternates,
             waiting_ratio=engine.waiting_ratio,
             waiting_steps=engine.waiting_steps,
+            apart=engine.prompts_apart,
             windows=self.costs.windows,
             window_tokens=self.memory.window_tokens,
             window_share=self.memory.window_share,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
+from simulator.base.errors import StackError
+from simulator.base.schema import unknown_name
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.software.described import named_in
@@ -29,9 +31,19 @@ def stack_named(text: str) -> str:
     return engine.name if engine else text
 
 
+def stack_of(plan: InferencePlan) -> Stack:
+    """The plan's stack. Raises StackError; where no stack has the name, with those that describe engines."""
+    if plan.stack in Stack.names() or plan.stack.endswith(".toml"):
+        return Stack.of(plan)
+    raise StackError(unknown_name("stack", plan.stack, [stack.name for stack in _engines()], "a stack's .toml"))
+
+
+def _engines() -> list[Stack]:
+    return [stack for stack in map(Stack.load, Stack.names()) if stack.engine is not None]
+
+
 def _engine_named(text: str) -> Stack | None:
-    stacks = [stack for stack in map(Stack.load, Stack.names()) if stack.engine is not None]
-    entries = [(stack, entry) for stack in stacks for entry in stack.describes]
+    entries = [(stack, entry) for stack in _engines() for entry in stack.describes]
     found = named_in(text, [entry for _, entry in entries])
     return next((stack for stack, entry in entries if found and entry is found[0]), None)
 

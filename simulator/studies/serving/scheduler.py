@@ -17,6 +17,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil
+from sys import maxsize
 
 from simulator.studies.serving.batch import Batch, Chunk
 from simulator.studies.serving.workload import Request
@@ -36,6 +37,7 @@ class Limits:
     host_blocks: of preempted sequences, that the host's memory keeps.
     hands_over: the blocks of an answered request stay until `release`, as another engine reads them.
     alternates, waiting_ratio, waiting_steps: of a stack's engine, when requests are admitted while others run.
+    apart: prompts are computed but for their last token, which decodes in the same step, as many as there are.
     """
 
     num_blocks: int
@@ -56,6 +58,7 @@ class Limits:
     alternates: bool = False
     waiting_ratio: float = 0.0
     waiting_steps: int = 0
+    apart: bool = False
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -132,6 +135,7 @@ class Scheduler:
         self._decodes = 0
         self._since = 0  # steps that decoded since requests were last admitted
         self._pieces: list[tuple[RequestState, Chunk]] = []
+        self._begun: list[RequestState] = []  # whose first token the step makes by decoding
 
     @property
     def used_blocks(self) -> int:
@@ -149,7 +153,7 @@ class Scheduler:
     @property
     def undisturbed(self) -> bool:
         """The current step only decodes, no request waits, and none finishes with it."""
-        return not self._pieces and not self.waiting and not self._finish.get(self._step)
+        return not (self._pieces or self._begun or self.waiting or self._finish.get(self._step))
 
     def alike(self, most: int) -> int:
         """Number of equal steps from the current one on: no request finishes and blocks are free; at most `most`."""
@@ -177,9 +181,14 @@ class Scheduler:
 
     def next_batch(self) -> Batch | None:
         """What the next step computes; None if there is nothing to do."""
-        self._pieces, self._decodes = [], 0
+        self._pieces, self._begun, self._decodes = [], [], 0
         self._take_over()
-        if self.limits.chunked if self.limits.mixed is None else self.limits.mixed:
+        if self.limits.apart:
+            had_room = self._make_room()
+            self._take_blocks()
+            self._fill(maxsize, admit=had_room)
+            self._decodes = self._decoding
+        elif self.limits.chunked if self.limits.mixed is None else self.limits.mixed:
             had_room = self._make_room()
             self._decodes = self._decoding
             self._take_blocks()
@@ -214,11 +223,15 @@ class Scheduler:
             self._step += 1
             for each in self._keys:
                 each.advance(self._step)
-            for job in finished:
+            for job in finished if not self.limits.hands_over else ():
                 self._return_blocks(job, job.cached)
+        for job in self._begun:
+            job.first_s = now_s if job.first_s is None else job.first_s
         for job, chunk in self._pieces:
-            job.cached += chunk.new
             self.prefilled += chunk.new
+            if self.limits.apart:
+                continue
+            job.cached += chunk.new
             if chunk.last:
                 self._prefill_ends(job, now_s, finished)
         for job in finished:
@@ -390,9 +403,21 @@ class Scheduler:
 
     def _compute(self, job: RequestState, tokens: int) -> int:
         """A piece of the job's prompt, as long as may be; returns its length."""
+        if self.limits.apart:
+            return self._compute_apart(job)
         new = min(job.known - job.cached, tokens)
         if new:
             last = job.cached + new == job.known
             self._pieces.append((job, Chunk(new=new, cached=job.cached, last=last)))
             self._partial = None if last else job
+        return new
+
+    def _compute_apart(self, job: RequestState) -> int:
+        """All of it but the last token, with which the job decodes at once."""
+        new = job.known - 1 - job.cached
+        if new:
+            self._pieces.append((job, Chunk(new=new, cached=job.cached, last=False)))
+            job.cached += new
+        self._begun.append(job)
+        self._join(job)
         return new

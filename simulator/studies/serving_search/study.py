@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
@@ -15,7 +13,7 @@ from simulator.spec.calibration.collective_curves import LinkCurves, default_cur
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
-from simulator.studies.search.study import software_version
+from simulator.studies.search.study import identity_of
 from simulator.studies.serving import InferencePlan, Slo, Workload
 
 Disaggregated = Literal["both", "yes", "no"]
@@ -126,10 +124,7 @@ class ServingSearch:
     @property
     def identity(self) -> str:
         """A hash of everything that a finished part depends on."""
-        context = [self.model, self.cluster, self.stack, self.calibration]
-        given = [None if one is None else one.model_dump(mode="json") for one in context]
-        text = json.dumps([software_version(), "serving", self.inputs(), *given], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return identity_of("serving", self.inputs(), self.model, self.cluster, self.stack, self.calibration)
 
 
 def degrees_given(plan: InferencePlan) -> dict[str, tuple[Any, ...]]:

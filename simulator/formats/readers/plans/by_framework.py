@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,28 +46,20 @@ def settings_of(form: str, text: str, file: str, define: Mapping[str, str]) -> d
 
 def read_stated(form: str, stated: Stated) -> Draft:
     """The plan of a fine-tuning framework's settings."""
+    read: Callable[[Stated], Draft]
     match form:
         case "litgpt" | "unsloth" | "xtuner" | "ms-swift":
             from simulator.formats.readers.plans.further_tuning import READERS
 
-            return READERS[form](stated)
+            read = READERS[form]
         case "megatron-bridge":
-            from simulator.formats.readers.plans.megatron_bridge import read_megatron_bridge
-
-            return read_megatron_bridge(stated)
+            from simulator.formats.readers.plans.megatron_bridge import read_megatron_bridge as read
         case "axolotl":
-            from simulator.formats.readers.plans.axolotl import read_axolotl
-
-            return read_axolotl(stated)
+            from simulator.formats.readers.plans.axolotl import read_axolotl as read
         case "llama-factory":
-            from simulator.formats.readers.plans.llama_factory import read_llama_factory
-
-            return read_llama_factory(stated)
+            from simulator.formats.readers.plans.llama_factory import read_llama_factory as read
         case "torchtune":
-            from simulator.formats.readers.plans.torchtune import read_torchtune
-
-            return read_torchtune(stated)
+            from simulator.formats.readers.plans.torchtune import read_torchtune as read
         case _:
-            from simulator.formats.readers.plans.transformers import read_transformers
-
-            return read_transformers(stated)
+            from simulator.formats.readers.plans.transformers import read_transformers as read
+    return read(stated)
