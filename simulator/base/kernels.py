@@ -183,7 +183,8 @@ class Stated:
     """A kernel that its author described: FLOP at `dtype` and bytes moved, or seconds, which then count on any device.
 
     over: what the bytes pass in place of the device's memory: to or from the host in pinned copies, either way in others, or
-    the CPU's own memory. How fast that is, a program's cluster says (`simulator.play.lower.script`).
+    the CPU's own memory. How fast that is, a program's cluster says (`simulator.play.lower.script`). together: one call of the
+    host launches all of its kernels, as quickly as the device begins them.
     """
 
     flop: int = 0
@@ -192,6 +193,7 @@ class Stated:
     seconds: float = 0.0
     dtype: Dtype = "bf16"
     launches: int = 1
+    together: bool = False
 
 
 Kernel = Gemm | Attention | Stream | Scan | Stated

@@ -11,6 +11,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.software.stack import Stack
 from simulator.work.captured.capture import Capture
 from simulator.work.captured.script import CapturedScript
+from simulator.work.captured.solvers import SOLVERS
 
 
 def listed(ranks: Sequence[int]) -> str:
@@ -35,10 +36,16 @@ def sources_of(capture: Capture, scripts: Mapping[int, CapturedScript]) -> list[
         found.append(
             Source(what="answered", kind="assumed", detail=f"{question}{f' ({times} times)' if times > 1 else ''}")
         )
-    for counts, how in (unpriced, "priced by its bytes"), (unmodelled, "no cost model: takes no time here"):
+    for counts, how in (unpriced, ""), (unmodelled, "no cost model: takes no time here"):
         for name, count in sorted(counts.items()):
-            found.append(Source(what="no rule", kind="assumed", detail=f"{name}, {count} times a step: {how}"))
+            detail = f"{name}, {count} times a step: {how or _priced_by(name)}"
+            found.append(Source(what="no rule", kind="assumed", detail=detail))
     return found
+
+
+def _priced_by(operator: str) -> str:
+    solver = operator.partition(".")[2].partition(".")[0] in SOLVERS
+    return "priced by LAPACK's count, a column after another" if solver else "priced by its bytes"
 
 
 def input_sources(cluster: Cluster, calibration: Calibration, stack: Stack) -> list[Source]:

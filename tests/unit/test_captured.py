@@ -89,7 +89,7 @@ def test_a_complex_product_is_four_real_ones() -> None:
 def test_distances_are_a_product_and_other_sizes_are_known() -> None:
     product, root = kernels("aten._euclidean_dist.default", [tensor(64, 16), tensor(32, 16)], tensor(64, 32))
     assert (product.flop, root.launches) == (2 * 64 * 32 * (16 + 2), 2)
-    for name in ("upsample_linear1d", "max_pool3d_with_indices_backward", "_fft_r2c", "reflection_pad1d"):
+    for name in ("upsample_linear1d", "max_pool3d_with_indices_backward", "reflection_pad1d"):
         assert kernels(f"aten.{name}.default", [tensor(2, 8, 64)], tensor(2, 8, 128))
 
 

@@ -264,9 +264,9 @@ except Exception as exc:
     ),
     "sparse": (
         """import torch
-table = torch.nn.EmbeddingBag(10, 4, sparse=True, device="cuda")
-table(torch.zeros(2, 3, dtype=torch.long, device="cuda")).sum().backward()""",
-        "sparse tensors are not captured",
+edges = torch.zeros(2, 30, dtype=torch.long, device="cuda")
+torch.sparse_coo_tensor(edges, torch.ones(30, device="cuda"), (10, 10))""",
+        "sparse matrices are not captured",
     ),
     "data_parallel": (
         """import torch

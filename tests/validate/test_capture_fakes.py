@@ -10,6 +10,8 @@ import pytest
 
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
+from simulator.work.captured.kernels import priced
+from simulator.work.captured.tensors import CapturedTensor
 
 torch = pytest.importorskip("torch")
 
@@ -108,3 +110,19 @@ def test_a_backward_runs_in_the_program_s_own_thread(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     assert main(["capture", str(script), "-o", str(tmp_path / "out.capture.gz")]) == ExitCode.OK
+
+
+def test_what_torch_calls_pointwise_or_a_reduction_has_a_rule() -> None:
+    """Each of torch's operators whose own tags say so, but what autograd takes apart or a capture answers itself."""
+    kinds = {torch.Tag.pointwise, *([torch.Tag.reduction] if hasattr(torch.Tag, "reduction") else [])}
+    x = CapturedTensor("fp32", (64, 64))
+    names = [one[6:] for one in torch._C._dispatch_get_all_op_names() if one.startswith("aten::")]
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key
+    found = set()
+    for base, _, overload in (name.partition(".") for name in names):
+        one = getattr(getattr(torch.ops.aten, base), overload or "default")
+        if kinds & set(one.tags) and not composite(one.name(), "CompositeImplicitAutograd"):
+            found.add(base)
+    assert len(found) > 200
+    unknown = {name for name in found if not priced(f"aten.{name}.default", ((x, x, x), ()), x).known}
+    assert unknown <= {"equal"}

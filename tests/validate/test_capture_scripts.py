@@ -269,6 +269,45 @@ while True:
     optimizer.step()
 """
 
+BEYOND = """
+import torch
+from torch.nn import functional as F
+
+w = torch.nn.Parameter(torch.randn(64, 64, device="cuda"))
+optimizer = torch.optim.SGD([w], 0.1)
+while True:
+    ragged = torch.nested.nested_tensor([torch.randn(n, 64) for n in (8, 24)], layout=torch.jagged, device="cuda")
+    heads = F.linear(ragged.bfloat16(), w.bfloat16()).unflatten(-1, (4, 16)).transpose(1, 2)
+    attended = F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(-2).values().float()
+    assert attended.shape == (32, 64)
+    fitted, left, *_ = torch.linalg.lstsq(attended, torch.ones(32, 3, device="cuda"), driver="gels")
+    a, b = torch.linalg.lstsq(w[:, :8], torch.ones(64, 3, device="cuda"))[:2]
+    assert a.shape == (8, 3) and b.shape == (3,) and fitted.shape == (64, 3) and left.numel() == 0
+    scale, zero = torch.ones(64, device="cuda"), torch.zeros(64, dtype=torch.int32, device="cuda")
+    coarse = torch.fake_quantize_per_channel_affine(w, scale, zero, 0, -128, 127)
+    solved = torch.cholesky_solve(a, torch.linalg.cholesky(w[:8, :8]))
+    loss = F.multi_margin_loss(coarse, torch.zeros(64, dtype=torch.long, device="cuda")) + solved.sum() + attended.sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+SPARSE = """
+import torch
+
+tables = [torch.nn.Embedding(1000, 16, sparse=True).cuda() for _ in range(3)]
+kinds = torch.optim.SparseAdam, torch.optim.Adagrad, torch.optim.SGD
+optimizers = [kind(table.parameters(), 0.1) for kind, table in zip(kinds, tables)]
+while True:
+    for _ in range(2):
+        sum(table(torch.randint(0, 1000, (64,), device="cuda")).sum() for table in tables).backward()
+    assert tables[0].weight.grad.is_sparse
+    for optimizer in optimizers:
+        optimizer.step()
+    for optimizer in reversed(optimizers):
+        optimizer.zero_grad()
+"""
+
 
 def captured(folder: Path, text: str, *words: str, ranks: int = 1) -> Capture:
     (folder / "script.py").write_text(text)
@@ -320,6 +359,18 @@ def test_speech_is_cudnn_s_layers_and_ctc_s_kernels(tmp_path: Path) -> None:
     (places,) = [one[2][1][2] for one in capture.signatures if one[0] == "aten._ctc_loss.default"]
     assert places == [4, 30, 2 * 9 + 1]  # batch, steps, the longest label with blanks around
     assert not any("cell" in name or "squeeze_" in name for name in forward)
+
+
+def test_ragged_batches_solvers_and_operators_whose_shapes_torch_knows_by_running_them(tmp_path: Path) -> None:
+    """Sequences end to end are one flash kernel; what no device has a kernel for is what it is made of."""
+    capture = captured(tmp_path, BEYOND)
+    forward, backward = (operators(capture, phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
+    assert forward["aten._flash_attention_forward.default"] == 1
+    assert forward["aten.fake_quantize_per_channel_affine_cachemask.default"] == 1
+    assert forward["aten._cholesky_solve_helper.default"] == 1
+    assert backward["aten._flash_attention_backward.default"] == 1
+    assert backward["aten.multi_margin_loss_backward.default"] == 1
+    assert not {"aten.matmul.default", "aten.linear.default", "aten.cholesky_solve.default"} & forward.keys()
 
 
 def test_derivatives_of_both_modes(tmp_path: Path) -> None:
@@ -433,3 +484,17 @@ def test_spawn_runs_the_captured_rank(tmp_path: Path) -> None:
     assert ran["aten.addmm.default"] == 2  # in training and in evaluation
     assert not {"aten.linear.default", "aten.squeeze_.dim", "aten.item.default"} & set(ran)
     assert "torch.multiprocessing.spawn(nprocs=2): the captured rank's process alone" in capture.answers
+
+
+def test_sparse_gradients_are_their_rows(tmp_path: Path) -> None:
+    """Of a table of 1,000 rows of 16 the 64 that were picked, twice over two backwards; each optimizer takes what it takes of them.
+
+    An index is 8 bytes, a value 4. SparseAdam and Adagrad add up equal rows first, which sorts them.
+    """
+    capture = captured(tmp_path, SPARSE)
+    assert held(capture)["gradients"] == 3 * 2 * 64 * (8 + 16 * 4)
+    update = operators(capture, Phase.OPTIMIZER)
+    assert update["aten.sort.default"] == 2
+    assert update["aten.index_add_.default"] == 3 + 2 + 1  # averages and tables
+    assert "which of 128 rows of a sparse gradient differ: all of them" in capture.answers
+    assert not any("sparse" in name for name, _, _ in capture.signatures)

@@ -14,6 +14,7 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nested._internal.nested_int import NestedIntNode
 
 _PLAIN = frozenset(
     {
@@ -34,6 +35,13 @@ _OWN = object()  # begins every key here: a memo is shared by all fake modes
 
 class Fakes(FakeTensorMode):  # type: ignore[misc]
     """The fake mode of a capture."""
+
+    def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> Any:
+        """The length of a ragged dim, as eager PyTorch has it: of its own, and no symbol."""
+        if nt_tensor_id is None:
+            nt_tensor_id = self.nt_tensor_id_counter
+            self.nt_tensor_id_counter += 1
+        return torch.SymInt(NestedIntNode(nt_tensor_id, 1))
 
     def _cache_key(self, state: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What torch's key tells apart, of plain values; of others torch's key."""

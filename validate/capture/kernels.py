@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import _meta_registrations
 from torch.backends import cuda
+from torch.nested._internal import sdpa
 from torch.nn import functional
 from torch.nn.attention import flex_attention
 from torch.utils._python_dispatch import _disable_current_modes
@@ -19,6 +20,7 @@ from validate.gpus import built_with_cuda
 
 _LSTM, _GRU = 2, 3  # cudnnRNNMode_t
 FLASH_HEAD_DIM = 256  # the widest head that the flash kernel takes (torch 2.13 sdp_utils.cpp)
+_HALF = (torch.float16, torch.bfloat16)
 _LIBRARIES: list[Any] = []  # what is registered lasts as long as these
 _OWN_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm", "native_channel_shuffle")
 
@@ -185,6 +187,8 @@ def _alignments() -> None:
 def _attention() -> None:
     """The kernel that torch would choose on a GPU: flash where it can, else the memory-efficient one."""
     original = functional.scaled_dot_product_attention
+    sdpa.can_use_flash_attention = lambda of, **_: cuda.flash_sdp_enabled() and of.query.dtype in _HALF
+    sdpa.can_use_efficient_attention = lambda *_, **__: cuda.mem_efficient_sdp_enabled()
 
     @wraps(original)
     def attention(
@@ -194,12 +198,15 @@ def _attention() -> None:
         if query.device.type != "cuda":
             more = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
             return original(query, key, value, **more, enable_gqa=enable_gqa)
+        if query.is_nested:
+            given = attn_mask, dropout_p, is_causal, scale, enable_gqa
+            return sdpa.jagged_scaled_dot_product_attention(query, key, value, *given)
         if not (cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()):
             more = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
             return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, **more, enable_gqa=enable_gqa)[
                 0
             ]
-        half = query.dtype in (torch.float16, torch.bfloat16)
+        half = query.dtype in _HALF
         if (
             cuda.flash_sdp_enabled()
             and attn_mask is None

@@ -7,9 +7,11 @@ shape and no values.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -26,6 +28,7 @@ from validate.capture.log import Log, cost_of
 from validate.capture.modules import Modules
 from validate.capture.ranks import RefusedError
 from validate.capture.routing import ALIGNMENTS, Routing
+from validate.capture.rows import MAKES_SPARSE, Rows, made_sparse
 from validate.capture.storages import Storages, is_pinned, pinned
 from validate.capture.streams import Recorder
 
@@ -40,7 +43,8 @@ _ANSWERS: dict[Any, Any] = {
     torch.ops.aten.allclose.default: True,
     torch.ops.aten.is_nonzero.default: False,
 }
-_GPU = torch.device("cuda", 0)
+_GPU, _CPU = torch.device("cuda", 0), torch.device("cpu")
+_MOST_ZEROS = 1 << 26  # elements of an operator's arguments on which its kernel for CPUs is tried
 _OTHERS = frozenset(torch.device("cuda", index) for index in range(1, 64))
 _OWN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
@@ -75,22 +79,24 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         if self.paused:
             return func(*args, **kwargs)
         if any(one not in _OWN for one in types):
-            self._log.handled(DISPATCH, self._modules.phase())
+            if Rows not in types:
+                self._log.handled(DISPATCH, self._modules.phase())
             return NotImplemented  # wrappers as DTensor come back here with what they hold
         if func is _WRAP:  # its fake operator would be another tensor, which nobody waits for
             return AsyncCollectiveTensor(args[0])
         return self._dispatched(func, types, args, kwargs)
 
     def _dispatched(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if func in _SCALARS and isinstance(args[0], FakeTensor):
-            return self._value(args[0])
-        if torch.is_inference_mode_enabled():  # where autograd takes nothing apart
+        known = self._without_operator(func, args)
+        if known is not NotImplemented:
+            return known
+        key = None if func in _ANSWERS else _composed(func)
+        if (
+            key is not None
+        ):  # in inference mode, and below autograd inside wrappers as NestedTensor, nobody else does it
             with self:
-                found = func.decompose(*args, **kwargs)
-            if found is not NotImplemented:
-                return found
-        if func in _CONSTANTS:
-            return _CONSTANTS[func]
+                implicit = key == DispatchKey.CompositeImplicitAutograd
+                return func.decompose(*args, **kwargs) if implicit else func._op_dk(key, *args, **kwargs)
         read = trees.tensors(args) + trees.tensors(kwargs)
         if func in _ANSWERS and any(isinstance(one, FakeTensor) for one in read):
             return self._truth(func, args)
@@ -98,6 +104,14 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
             self._log.handled(VIEW, self._modules.phase())
             return func(*args, **kwargs)
         return self._on_gpu(func, types, args, kwargs, read)
+
+    def _without_operator(self, func: Any, args: Sequence[Any]) -> Any:
+        """What needs no operator: values, answers, and what holds the rows of a sparse gradient; else NotImplemented."""
+        if func in _SCALARS and isinstance(args[0], FakeTensor):
+            return self._value(args[0])
+        if func is MAKES_SPARSE and isinstance(args[4], FakeTensor):
+            return made_sparse(args)
+        return _CONSTANTS.get(func, NotImplemented)
 
     def to_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor without values like a real one."""
@@ -176,7 +190,7 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         except NotImplementedError as exc:
             if "'CUDA' backend" not in str(exc):
                 raise
-            raise RefusedError(f"{func} runs on a GPU only: torch has no shapes of its results") from exc
+            return self._as_on_cpu(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as exc:
             args_of = given if func is aten._pack_padded_sequence.default else (args, kwargs)  # whose lengths are real
             found = self._routing.picked(func, *args_of, self._run)
@@ -184,6 +198,32 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
                 raise UnknownShapeError(str(func)) from exc
             Recorder.write(Kind.SYNCHRONIZE, Recorder.stack[-1].number)  # the host waits for how many there are
             return found
+
+    def _as_on_cpu(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Results of an operator whose shapes torch has no function for: those of its kernel for CPUs, run on zeros."""
+        read = [one for one in trees.tensors((args, kwargs)) if one.device.type == "cuda"]
+        if sum(one.numel() for one in read) > _MOST_ZEROS:
+            raise RefusedError(
+                f"{func}: torch has no shapes of its results, and its arguments are too large to try it on a CPU"
+            )
+        with self.fake:
+            moved = {id(one): torch.empty_strided(one.size(), one.stride(), dtype=one.dtype) for one in read}
+        back = {id(there): one for one, there in zip(read, moved.values(), strict=True)}
+
+        def on_cpu(one: Any) -> Any:
+            return moved.get(id(one), one) if isinstance(one, torch.Tensor) else _CPU if one == _GPU else one
+
+        def on_gpu(one: torch.Tensor) -> torch.Tensor:
+            like = {"dtype": one.dtype, "device": _GPU}
+            made = back.get(id(one))
+            return torch.empty_strided(one.size(), one.stride(), **like) if made is None else made
+
+        try:
+            found = self.fake.dispatch(func, types, *trees.mapped((args, kwargs), on_cpu))
+        except (NotImplementedError, RuntimeError) as exc:
+            raise RefusedError(f"{func} runs on a GPU only: torch has no shapes of its results") from exc
+        with self.fake:
+            return trees.mapped(found, lambda one: on_gpu(one) if isinstance(one, torch.Tensor) else one)
 
     def _recorded(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any, read: list[Any], made: list[Any]
@@ -274,6 +314,14 @@ def _as_tf32(signature: Any) -> Any:
     )
 
 
+@cache
+def _composed(func: Any) -> Any:
+    """Where torch makes several operators of one; None where that is up to a device."""
+    implicit = DispatchKey.CompositeImplicitAutograd
+    has = func.has_kernel_for_dispatch_key
+    return implicit if has(implicit) and not has(DispatchKey.CUDA) else _OF_OTHERS.get(func)
+
+
 def _is_view(func: Any) -> bool:
     """No kernel: the result looks at what its argument holds."""
     return func.is_view or func in _NO_KERNEL or torch.Tag.inplace_view in func.tags
@@ -306,6 +354,12 @@ _PRODUCTS = {
     aten.linear.default,
     aten.mm.out,
 }
+_OF_OTHERS = {
+    aten.cholesky_solve.default: DispatchKey.CompositeExplicitAutograd,
+    aten.linalg_pinv.atol_rtol_tensor: DispatchKey.CompositeExplicitAutogradNonFunctional,
+    aten._embedding_bag_backward.default: DispatchKey.CPU,  # CUDA's is the same function
+    aten._trilinear.default: DispatchKey.CompositeExplicitAutogradNonFunctional,
+}  # of which torch makes several on every device
 _COPIED = {functional.all_reduce.default, functional.broadcast.default}  # on a copy of what they are given
 _NO_KERNEL = {
     aten._unsafe_view.default, aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,

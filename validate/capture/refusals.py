@@ -26,7 +26,7 @@ _LONGEST = 300  # characters of somebody else's message: torch lists every backe
 
 
 _BY_MESSAGE = {
-    "SparseTensorImpl": "sparse tensors are not captured: sparse=False for tables, index_add or scatter for adjacency",
+    "SparseTensorImpl": "sparse matrices are not captured: index_add or scatter for adjacency",
     "data pointer": "a kernel of your own has no address to work on: make it a torch.library.custom_op with register_fake",
 }
 

@@ -86,8 +86,8 @@ class Routing:
         if func is aten.index.Tensor:
             places = [self._places(one, run) for one in args[1]]
             return run(aten.index.Tensor, (args[0], [each for one in places for each in one]), {})
-        if func in ALIGNMENTS or func is aten._pack_padded_sequence.default:
-            return _aligned(args[0], args[1], args[3], run) if func in ALIGNMENTS else _packed(args[0], args[1], run)
+        if func in _SHAPED:
+            return _SHAPED[func](args, run)
         if func in _DIFFERENT:
             return self._different(func, args, kwargs, run)
         if func not in _PICKS:
@@ -215,3 +215,24 @@ def _aligned(scores: torch.Tensor, labels: torch.Tensor, lengths: Any, run: Call
     longest = widest if real is None else int(real.max())
     shapes = [batch], [batch, steps, 2 * longest + 1]
     return tuple(run(aten.new_empty.default, (scores, shape), {}) for shape in shapes)
+
+
+def _least_squares(a: torch.Tensor, b: torch.Tensor, run: Callable[..., Any]) -> Any:
+    """Solution, residuals, rank and singular values as on a GPU, which has no other way than "gels": of full rank."""
+    (m, n), is_vector = a.shape[-2:], b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1])
+    sides = [] if is_vector else [b.shape[-1]]
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[: -1 if is_vector else -2])
+    shapes = [[*batch, n, *sides], [*batch, *sides] if m > n else [0]]
+    found = [run(aten.new_empty.default, (a, shape), {}) for shape in shapes]
+    return (
+        *found,
+        run(aten.new_empty.default, (a, [0]), {"dtype": torch.int64}),
+        run(aten.new_empty.default, (a, [0]), {}),
+    )
+
+
+_SHAPED: dict[Any, Callable[[Sequence[Any], Callable[..., Any]], Any]] = {
+    **dict.fromkeys(ALIGNMENTS, lambda args, run: _aligned(args[0], args[1], args[3], run)),
+    aten._pack_padded_sequence.default: lambda args, run: _packed(args[0], args[1], run),
+    aten.linalg_lstsq.default: lambda args, run: _least_squares(args[0], args[1], run),
+}

@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Literal
 
-from simulator.base.kernels import Attention, Gemm, Kernel, Stream, launches
+from simulator.base.kernels import Attention, Gemm, Kernel, Stated, Stream, launches
 from simulator.base.sums import summed
 from simulator.parallel.pipeline import splits_backward
 from simulator.spec.calibration import Calibration
@@ -348,7 +348,7 @@ class Clock:
         together = self._stack.kernels.grouped_gemm != "modules"
         calls = further = 0  # products that one call launches behind its first, for several experts or pieces
         for kernel in kernels:  # a cast makes a tensor of each
-            count = launches(kernel)
+            count = 1 if isinstance(kernel, Stated) and kernel.together else launches(kernel)
             behind = max(0, count - 1) if together and isinstance(kernel, Gemm) else 0
             calls, further = calls + count - behind, further + behind
         return self._stack.host.launch_s * calls + self._stack.further_kernel_s() * further

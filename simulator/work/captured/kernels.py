@@ -14,10 +14,12 @@ from simulator.base.kernels import Kernel, Stated, Stream, StreamOp
 from simulator.work.captured import products
 from simulator.work.captured.cost import KernelCost
 from simulator.work.captured.operators import ACTIVATIONS, BY_BYTES, FAMILIES, GATHERS, POINTWISE, REDUCTIONS, SCATTERS
-from simulator.work.captured.products import Args, Priced, Rule, attention
+from simulator.work.captured.products import Args, Priced, Rule, attention, by_rows
+from simulator.work.captured.solvers import SOLVERS, solved
 from simulator.work.captured.tensors import CapturedTensor, tensors
 
 _TENSORS_PER_LAUNCH = 32  # as in simulator.work.ops.optimizer: multi-tensor kernels take their pointers by value
+_POINTS_BITS = 13  # of a transform in one kernel
 _FEW_ROWS_BYTES = 100_000  # as in simulator.work.ops.loss: shorter rows are still in a cache at log-softmax's last pass
 
 
@@ -35,8 +37,11 @@ def priced(name: str, args: Args, results: Any, cost: KernelCost | None = None) 
         passed = Stated(num_bytes=sum(one.num_bytes for one in every), over="cpu")
         return Priced(category="CPU", kernels=(passed,), waits=True)
     with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):  # what no release has as arguments
-        if base in _RULES and space in ("aten", "fsdp"):
-            return _RULES[base](args[0], args[1], made)
+        rule = _RULES.get(base) or _RULES.get(base.removesuffix("_"))  # in place or not
+        if rule is not None and space in ("aten", "fsdp"):
+            return rule(args[0], args[1], made)
+        if base in SOLVERS:
+            return solved(base, args[0], made)
         if base.startswith(("_foreach", "_amp_foreach")):
             return _multi_tensor(base, args[0], made)
     return _by_its_name(space, base, [one for one in tensors(args) if one.on_gpu], made)
@@ -219,6 +224,35 @@ def _embedding_backward(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced
     return Priced(category="embedding", kernels=kernels)
 
 
+def _bags(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """Rows that are picked, and a sum of each bag's."""
+    rows = p[1].numel * p[0].shape[1] * p[0].item_bytes
+    kernel = _of("embedding_forward", rows + p[1].num_bytes, made[0].num_bytes, 0)
+    return Priced(category="embedding", kernels=(kernel,))
+
+
+def _bags_backward(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """As a table's: each picked row gets its bag's gradient."""
+    rows, table = p[1].numel * p[0].shape[1] * p[0].item_bytes, made[0].num_bytes
+    return Priced(
+        category="embedding", kernels=(_of("memset", 0, table, 0), _of("embedding_backward", 2 * rows, rows, 0))
+    )
+
+
+def _transform(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """A pass for each dim; of one that has more than 2^13 points, whose values no block holds (64 KiB), two or more."""
+    long = max((next(tensors(p)), made[0]), key=lambda one: one.numel)
+    passes = sum(max(1, -(-(long.shape[dim].bit_length() - 1) // _POINTS_BITS)) for dim in p[1])
+    read, written = next(tensors(p)).num_bytes, made[0].num_bytes
+    middle = (passes - 1) * max(read, written)
+    return Priced(category="elementwise", kernels=(_of("elementwise", read + middle, written + middle, 0, passes),))
+
+
+def _checked(_p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
+    """The host looks whether a factorisation failed."""
+    return Priced(category="elementwise", kernels=(_of("reduce", 4, 4, 0),), waits=True)
+
+
 def _picked(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     """One number of a row: a sector of 32 bytes each."""
     rows = p[0].shape[0] if p and isinstance(p[0], CapturedTensor) and p[0].shape else 1
@@ -255,9 +289,14 @@ def _nothing(_p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
 
 _RULES: dict[str, Rule] = {
     "mm": products.mm, "bmm": products.mm, "_int_mm": products.mm, "_scaled_mm": products.scaled_mm, "linear": products.linear,
-    "addmm": products.addmm, "baddbmm": products.addmm, "_grouped_mm": products.grouped, "_scaled_grouped_mm": products.grouped,
+    "_scaled_mm_v2": products.scaled_mm, "_weight_int4pack_mm": products.weight_only, "_weight_int8pack_mm": products.weight_only,
+    "addmm": products.addmm, "baddbmm": products.addmm, "addbmm": products.addmm, "_addmm_activation": products.addmm, "_grouped_mm": products.grouped, "_scaled_grouped_mm": products.grouped,
     "convolution": products.convolution, "cudnn_convolution": products.convolution,
     "convolution_backward": products.convolution_backward, "_euclidean_dist": products.distances,
+    "_cdist_forward": products.pairs, "_linalg_check_errors": _checked,
+    "_fft_r2c": _transform, "_fft_c2r": _transform, "_fft_c2c": _transform,
+    "_flash_attention_forward": by_rows(0, 3, 8, "forward"), "_flash_attention_backward": by_rows(1, 6, 11, "backward"),
+    "_efficient_attention_forward": by_rows(0, 4, 9, "forward"), "_efficient_attention_backward": by_rows(1, 6, 13, "backward"),
     "_cudnn_rnn": products.recurrent("forward"), "_cudnn_rnn_backward": products.recurrent("backward"),
     "_scaled_dot_product_flash_attention": attention(0, 4, "forward"),
     "_scaled_dot_product_flash_attention_backward": attention(1, 11, "backward"),
@@ -271,15 +310,18 @@ _RULES: dict[str, Rule] = {
     "zeros": _filled, "zeros_like": _filled, "ones": _filled, "ones_like": _filled, "full": _filled, "full_like": _filled,
     "new_zeros": _filled, "new_ones": _filled, "new_full": _filled, "fill_": _filled, "zero_": _filled, "arange": _filled,
     "scalar_tensor": _filled, "tril": _filled, "triu": _filled,
-    "_softmax": _softmax, "_log_softmax": _softmax,
+    "_softmax": _softmax, "_log_softmax": _softmax, "_safe_softmax": _softmax,
     "_softmax_backward_data": _softmax_backward, "_log_softmax_backward_data": _softmax_backward,
     "native_layer_norm": _norm, "_fused_rms_norm": _norm, "native_group_norm": _norm, "native_batch_norm": _norm,
-    "_native_batch_norm_legit_no_training": _norm,
+    "_native_batch_norm_legit_no_training": _norm, "_native_batch_norm_legit": _norm, "_batch_norm_with_update": _norm,
+    "cudnn_batch_norm": _norm, "cudnn_batch_norm_backward": _norm_backward, "batch_norm_backward": _norm_backward,
     "native_layer_norm_backward": _norm_backward, "_fused_rms_norm_backward": _norm_backward,
     "native_group_norm_backward": _norm_backward, "native_batch_norm_backward": _norm_backward,
-    "batch_norm_stats": _across_ranks, "batch_norm_elemt": _across_ranks, "batch_norm_backward_reduce": _across_ranks,
+    "batch_norm_stats": _across_ranks, "batch_norm_update_stats": _across_ranks, "batch_norm_elemt": _across_ranks, "batch_norm_backward_reduce": _across_ranks,
     "batch_norm_backward_elemt": _across_ranks, "batch_norm_gather_stats_with_counts": lambda p, n, made: _join(p[1:], n, made),
-    "embedding": _embedding, "embedding_dense_backward": _embedding_backward,
+    "embedding": _embedding, "embedding_dense_backward": _embedding_backward, "_embedding_bag": _bags,
+    "_embedding_bag_forward_only": _bags, "_embedding_bag_backward": _bags_backward,
+    "_embedding_bag_dense_backward": _bags_backward,
     "nll_loss_forward": _picked, "nll_loss_backward": _picked_backward,
     "nll_loss2d_forward": _picked, "nll_loss2d_backward": _picked_backward,
     "chunk_cat": _packed, "split_with_sizes_copy": _unpacked, "all_gather_copy_in": _copied_in,

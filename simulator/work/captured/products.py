@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, cast
 
-from simulator.base.kernels import Attention, Dtype, Gemm, Kernel, Layout, Stream
-from simulator.work.captured.tensors import CapturedTensor
+from simulator.base.kernels import Attention, Dtype, Gemm, Kernel, Layout, Stated, Stream
+from simulator.work.captured.tensors import CapturedTensor, tensors
 
 _NARROWEST = 8  # columns of the smallest product that tensor cores take (mma.m16n8k16, PTX ISA)
 
@@ -31,7 +31,7 @@ class Priced:
 Rule = Callable[[Args, Args, list[CapturedTensor]], Priced]
 
 
-def _dtype(one: CapturedTensor) -> Dtype:
+def dtype_of(one: CapturedTensor) -> Dtype:
     """int8 products run at the speed of fp8."""
     narrow = {"int8": "fp8"}.get(one.dtype, one.dtype)
     return cast("Dtype", narrow if narrow in ("tf32", "bf16", "fp16", "fp8") else "fp32")
@@ -46,7 +46,7 @@ def _layout(a: CapturedTensor, b: CapturedTensor) -> Layout:
 
 def _product(a: CapturedTensor, b: CapturedTensor, **more: Any) -> Priced:  # noqa: ANN401
     m, k, n, times = a.shape[-2], a.shape[-1], b.shape[-1], 4 if a.dtype.startswith("complex") else 1
-    gemm = Gemm(m=m, n=n, k=k, dtype=_dtype(a), layout=_layout(a, b), batch=times * prod(a.shape[:-2]), **more)
+    gemm = Gemm(m=m, n=n, k=k, dtype=dtype_of(a), layout=_layout(a, b), batch=times * prod(a.shape[:-2]), **more)
     return Priced(category="gemm", kernels=(gemm,) if gemm.flop else ())
 
 
@@ -57,8 +57,8 @@ def mm(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
 
 def scaled_mm(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
     """A product of fp8 operands. More scales than rows: one for each block of a row."""
-    scale = dict(named).get("scale_a", p[2] if len(p) > 2 else None)
-    by_blocks = isinstance(scale, CapturedTensor) and scale.numel > p[0].shape[-2]
+    scale = next(tensors(dict(named).get("scale_a", p[2] if len(p) > 2 else None)), None)
+    by_blocks = scale is not None and scale.numel > p[0].shape[-2]
     return _product(p[0], p[1], by_blocks=by_blocks)
 
 
@@ -77,9 +77,23 @@ def linear(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
 def distances(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     """Of all pairs of points: one product of the points, each with its squared length and a one beside it; then roots (ATen, Distance.cpp)."""
     (m, k), n = p[0].shape[-2:], p[1].shape[-2]
-    gemm = Gemm(m=m, n=n, k=k + 2, dtype=_dtype(p[0]), layout="tn", batch=prod(p[0].shape[:-2]))
+    gemm = Gemm(m=m, n=n, k=k + 2, dtype=dtype_of(p[0]), layout="tn", batch=prod(p[0].shape[:-2]))
     root = Stream(op="elementwise", read_bytes=2 * made[0].num_bytes, write_bytes=2 * made[0].num_bytes, launches=2)
     return Priced(category="gemm", kernels=(gemm, root))
+
+
+def weight_only(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """Rows times packed whole numbers, which are made floating point on the way: what takes longer of FLOP and bytes."""
+    moved = sum(one.num_bytes for one in (*tensors(p), *made))
+    kernel = Stated(flop=2 * made[0].numel * p[0].shape[-1], num_bytes=moved, dtype=dtype_of(p[0]))
+    return Priced(category="gemm", kernels=(kernel,))
+
+
+def pairs(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """Distances of all pairs in another norm: a difference, a power and a sum an element (ATen, DistanceKernel.cu)."""
+    moved = sum(one.num_bytes for one in (*tensors(p), *made))
+    kernel = Stated(flop=3 * made[0].numel * p[0].shape[-1], num_bytes=moved, dtype="fp32")
+    return Priced(category="elementwise", kernels=(kernel,))
 
 
 def grouped(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
@@ -91,14 +105,18 @@ def grouped(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     if shared is not None:  # else padded to equal parts
         sizes[shared] = max(1, sizes[shared] // groups)
     m, k, n = sizes
-    gemm = Gemm(m=m, n=n, k=k, dtype=_dtype(a), layout=_layout(a, b), batch=groups, grouped=True)
+    gemm = Gemm(m=m, n=n, k=k, dtype=dtype_of(a), layout=_layout(a, b), batch=groups, grouped=True)
     return Priced(category="gemm", kernels=(gemm,))
 
 
 def convolution(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
-    """The implicit product of cuDNN: m output positions, n channels out, k channels in of a group times the window."""
+    """The implicit product of cuDNN: m output positions, n channels out, k channels in of a group times the window.
+
+    A transposed one is the data gradient of a convolution from its result to its input.
+    """
     x, w, groups = p[0], p[1], p[-1] if isinstance(p[-1], int) else 1
-    return Priced(category="gemm", kernels=(_implicit(x, w, made[0], groups),))
+    ends = (made[0], x) if p[6:7] == (True,) else (x, made[0])
+    return Priced(category="gemm", kernels=(_implicit(ends[0], w, ends[1], groups),))
 
 
 def _depthwise(x: CapturedTensor, w: CapturedTensor, y: CapturedTensor, groups: int) -> bool:
@@ -110,14 +128,15 @@ def _implicit(x: CapturedTensor, w: CapturedTensor, y: CapturedTensor, groups: i
     if _depthwise(x, w, y, groups):
         return Stream(op="elementwise", read_bytes=x.num_bytes + w.num_bytes, write_bytes=y.num_bytes)
     positions, window = y.numel // y.shape[1], prod(w.shape[1:])
-    return Gemm(m=positions, n=max(1, w.shape[0] // groups), k=window, dtype=_dtype(x), batch=groups)
+    return Gemm(m=positions, n=max(1, w.shape[0] // groups), k=window, dtype=dtype_of(x), batch=groups)
 
 
 def convolution_backward(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
     """The same product for each gradient asked for."""
     mask = p[-1] if isinstance(p[-1], tuple) else (True, True, False)
     groups = next((one for one in reversed(p) if isinstance(one, int) and not isinstance(one, bool)), 1)
-    one = _implicit(p[1], p[2], p[0], groups)
+    ends = (p[0], p[1]) if p[7:8] == (True,) else (p[1], p[0])
+    one = _implicit(ends[0], p[2], ends[1], groups)
     return Priced(category="gemm", kernels=(one,) * sum(bool(needed) for needed in mask[:2]))
 
 
@@ -139,7 +158,7 @@ def recurrent(direction: Literal["forward", "backward"]) -> Rule:
         beside, turns = (ways, layers) if both else (layers, 1)
 
         def product(m: int, n: int, k: int, layout: Layout, batch: int = ways) -> Gemm:
-            return Gemm(m=m, n=n, k=k, dtype=_dtype(x), layout=layout, batch=batch, launches=0)
+            return Gemm(m=m, n=n, k=k, dtype=dtype_of(x), layout=layout, batch=batch, launches=0)
 
         of_step = (-(-rows // steps), width, gates) if back else (-(-rows // steps), gates, width)
         kernels = [product(*of_step, "nn" if back else "tn", beside)] * (steps * turns)
@@ -164,7 +183,7 @@ def _attends(
     kernel = Attention(
         batch=q.shape[0], num_heads=q.shape[1], seq_q=q.shape[2], head_dim=q.shape[3],
         seq_kv=k.shape[2], num_kv_heads=k.shape[1], v_head_dim=v.shape[3] if v.shape[3] != q.shape[3] else 0,
-        causal=causal, direction=direction, dtype=_dtype(q),
+        causal=causal, direction=direction, dtype=dtype_of(q),
     )  # fmt: skip
     return Priced(category="attention", kernels=(kernel,))
 
@@ -175,5 +194,24 @@ def attention(first: int, causal: int, direction: Literal["forward", "backward"]
     def rule(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
         causal_flag = dict(named).get("is_causal", p[causal] if len(p) > causal else False)
         return _attends(*p[first : first + 3], causal=bool(causal_flag), direction=direction)
+
+    return rule
+
+
+def by_rows(first: int, lengths: int, causal: int, direction: Literal["forward", "backward"]) -> Rule:
+    """The same with heads behind the rows; where sequences of several lengths lie end to end, of their mean length.
+
+    lengths: which argument says where queries' sequences begin; the keys' is the next. causal: a flag, or a kind of mask.
+    """
+
+    def rule(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
+        def shaped(one: CapturedTensor, begins: CapturedTensor | None) -> CapturedTensor:
+            *rows, heads, width = one.shape
+            batch = begins.numel - 1 if begins is not None else rows[0]
+            return CapturedTensor(one.dtype, (batch, heads, -(-prod(rows) // max(batch, 1)), width))
+
+        begins = p[lengths], p[lengths + 1], p[lengths + 1]
+        q, k, v = (shaped(*each) for each in zip(p[first : first + 3], begins, strict=True))
+        return _attends(q, k, v, causal=bool(p[causal]), direction=direction)
 
     return rule
