@@ -2,6 +2,7 @@
 
     python experiments/host_costs.py
     python experiments/host_costs.py deepspeed      its engine's stage 3 beside plain modules, where it is installed
+    python experiments/host_costs.py bitsandbytes   its AdamW's step of a tensor, and an operator, where it is installed
 
 CPU seconds of the process, not of the clock, so that neighbours on the machine do not count; the smallest of nine means.
 Collectives go to torch's fake process group, which does nothing. On a GPU's host each launch comes on top, and the host's own
@@ -224,10 +225,24 @@ def stage_3() -> Iterator[tuple[str, float, float]]:
         yield name, (many[0] - few[0]) / 8, (many[1] - few[1]) / 8
 
 
+def low_bits() -> Iterator[tuple[str, float]]:
+    """Of bitsandbytes' AdamW a tensor, whose Python is the same for states of 8 and of 32 bits; and an operator."""
+    weights = [nn.Parameter(torch.ones(8)) for _ in range(100)]
+    for weight in weights:
+        weight.grad = torch.ones(8)
+    yield "bitsandbytes' AdamW: a tensor", cpu_us(import_module("bitsandbytes").optim.AdamW(weights).step, 2) / 100
+    x, y = torch.ones(8, 8, requires_grad=True), torch.ones(8, 8)
+    yield "operator, recorded by autograd", cpu_us(lambda: x * y)
+
+
 def main() -> None:
     """Print all of it."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
+    if "bitsandbytes" in sys.argv[1:]:
+        for name, us in low_bits():
+            print(f"{name:40} {us:8.1f}")
+        return
     if "deepspeed" in sys.argv[1:]:
         for name, forward, backward in stage_3():
             print(f"{name:40} {forward:8.0f} {backward:8.0f}")

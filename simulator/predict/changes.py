@@ -99,7 +99,8 @@ def _optimizer(plan: Plan) -> Iterator[Change]:
     if plan.gradient_dtype == "fp32" and compute != "fp32" and plan.zero >= 2:
         yield Change(kind="reduce", plan={"reduce_dtype": compute}, numerics=True)
     if plan.optimizer.kind in ("adam", "adamw"):
-        yield Change(kind="optimizer", plan={"optimizer": "adam8bit"}, numerics=True)
+        kind = "torchao_adam8bit" if plan.traits.shards_rows else "adam8bit"  # bitsandbytes takes no DTensors
+        yield Change(kind="optimizer", plan={"optimizer": kind}, numerics=True)
         if plan.peft.method == "full" and plan.traits.whole_modules:
             yield Change(kind="optimizer", plan={"optimizer": "paged_adam8bit"}, numerics=True)
 

@@ -340,6 +340,25 @@ def test_words_for_optimizers(word: str, kind: str, dtype: str, tmp_path: Path) 
     assert (plan.optimizer.kind, plan.optimizer.dtype) == (kind, dtype)
 
 
+@pytest.mark.parametrize(
+    ("settings", "wide"),
+    [
+        ({"optimizer": "adamw_bnb_8bit"}, True),
+        ({"optimizer": "paged_adamw_8bit"}, True),
+        ({"optimizer": "adamw_torch_8bit"}, False),  # torchao's
+        ({"optimizer": "adamw_bnb_8bit", "deepspeed": "deepspeed_configs/zero2.json"}, False),
+    ],
+)
+def test_the_trainer_keeps_an_embedding_s_states_wide(settings: dict[str, str], tmp_path: Path, *, wide: bool) -> None:
+    draft = read(tmp_path, "a.yml", base_model="Qwen/Qwen2.5-7B", **settings)
+    assert draft.fields.get("wide_embedding", False) is wide
+
+
+def test_torchtune_is_known_in_one_line_each() -> None:
+    text = "model: {_component_: torchtune.models.llama3_2.llama3_2_3b}\nbatch_size: 2\n"
+    assert detect(text, "a.yaml") == "torchtune"
+
+
 def test_pairs_are_two_sequences_each(tmp_path: Path) -> None:
     trained = {
         "model_name_or_path": "Qwen/Qwen2.5-7B",

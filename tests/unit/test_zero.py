@@ -7,8 +7,11 @@ import pytest
 
 from simulator.base.errors import PlanError
 from simulator.parallel.legality import check
+from simulator.predict import predict
+from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.plan.optimizers import WAITED_LAUNCHES
 from simulator.work.script import (
     communication,
     gradient_tensors,
@@ -118,6 +121,28 @@ def test_adam8bit_state() -> None:
     plan = Plan(optimizer="adam8bit")
     assert sum(optimizer_tensors(2**20, plan)) == 2 * (2**20 + 4 * 2**20 // 256)
     assert sum(optimizer_tensors(1024, plan)) == 2 * 4 * 1024
+
+
+@pytest.mark.parametrize(("kind", "wide"), [("adam8bit", 4), ("paged_adam8bit", 0), ("lion8bit", 4)])
+def test_an_embedding_s_states_stay_wide(kind: str, wide: int) -> None:
+    """As transformers' Trainer asks: fp32 in place of a byte an element and its scales; paged ones lie in unified memory."""
+    model = Model.load("llama3.2-1b")
+    table, moments = model.vocab_size * model.d_model, 1 if kind == "lion8bit" else 2
+    plan = Plan(zero=0, data_parallel="ddp", optimizer=kind)
+    before, after = (
+        sum(resident_tensors(model, one)["optimizer_state"]) for one in (plan, plan.copy_with(wide_embedding=True))
+    )
+    narrow = (0 if kind.startswith("paged") else table) + 4 * table // 256  # scales are never paged
+    assert after - before == moments * (wide * table - narrow)
+
+
+def test_bitsandbytes_waits_for_each_tensor() -> None:
+    """Its step synchronises behind every parameter: the device stands still while Python comes to the next one."""
+    model, one = Model.load("llama3.2-1b"), Cluster.load("hgx-h100-8").model_copy(update={"gpus_per_node": 1})
+    plan = Plan(zero=0, data_parallel="ddp", optimizer="torchao_adam8bit", stack="transformers-2024")
+    queued, waiting = (predict(model, each, one) for each in (plan, plan.copy_with(optimizer="adam8bit")))
+    tensors = 16 * 9 + 2  # seven matrices and two norms a layer; the table is the head's, too
+    assert waiting.step_s - queued.step_s == pytest.approx(tensors * WAITED_LAUNCHES * 17e-6, rel=0.01)
 
 
 def test_states_of_other_optimizers() -> None:

@@ -65,6 +65,7 @@ _OF_PEFT: Final = frozenset(
     (
         "optimizer_in_backward",
         "galore_rank",
+        "wide_embedding",
         *(flat for flat, place in Plan.flat_names.items() if place.startswith("peft.")),
     )
 )
@@ -108,7 +109,7 @@ class Study:
         """The plan's fields; those of fine-tuning where something is frozen, those of the pool where one is asked for."""
         fields = self.plan.model_dump(mode="json")
         tuned = self.plan.peft.method != "none" or self.plan.peft.any or self.plan.optimizer.in_backward
-        tuned |= self.plan.optimizer.kind == "galore"
+        tuned |= self.plan.optimizer.kind == "galore" or self.plan.optimizer.wide_embedding
         if self.plan.document_len is None:
             del fields["document_len"]
         if not self.plan.deepspeed.one_bit.any:

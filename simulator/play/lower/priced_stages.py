@@ -16,6 +16,7 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.plan.optimizers import OPTIMIZERS, WAITED_LAUNCHES
 from simulator.spec.software.stack import Stack
 from simulator.work.offload import Moves, UnitMoves, moves
 from simulator.work.ops import ModelBlocks, optimizer_kernels
@@ -213,5 +214,8 @@ def _optimizer(model: Model, plan: Plan, clock: Clock, stack: Stack) -> Work:
     kernels = () if offloaded else (*update_kernels(model, plan), *optimizer_kernels(numel, tensors, plan, parts))
     work = clock.work("optimizer", kernels)
     calls = -(-tensors // shard_ranks(plan)) * stack.host.parameter_calls + stack.host.step_calls
-    host_s = work.host_s + tensors * stack.host.parameter_s + calls * stack.host.launch_s
-    return Work(parts=(*work.parts, ("overhead", stack.fitted.step_overhead_s)), host_s=host_s)
+    waits = OPTIMIZERS[plan.optimizer.kind].waits and not offloaded
+    waited_s = WAITED_LAUNCHES * stack.host.launch_s * tensors if waits else 0.0  # the device, for its next tensor
+    host_s = max(work.host_s, waited_s) + tensors * stack.host.parameter_s + calls * stack.host.launch_s
+    waited = (("host", waited_s),) if waits else ()
+    return Work(parts=(*work.parts, *waited, ("overhead", stack.fitted.step_overhead_s)), host_s=host_s)

@@ -15,6 +15,7 @@ Kind = Literal[
     "sgd",
     "sgd_momentum",
     "adam8bit",
+    "torchao_adam8bit",
     "adam4bit",
     "lion",
     "lion8bit",
@@ -32,6 +33,8 @@ Pass = tuple[str, str]
 _MIN_NUMEL: Final = 4096  # smaller tensors keep wide states (bitsandbytes: min_8bit_size; torchao: optim/adam.py)
 PAGED_NUMEL: Final = 100_000  # smaller tensors' states are ordinary ones (get_state_buffer)
 _SCALES: Final = {8: 256, 4: 128}  # elements that share an fp32 scale
+# Launches in whose time bitsandbytes' Python steps a tensor (experiments/host_costs.py: 52 us on a Xeon of 2023, and its launch), ± 50 %
+WAITED_LAUNCHES: Final = 3.5
 _LEVELS_BYTES: Final = 16 * 4  # torchao keeps the 16 levels of four bits beside each state (OptimState4bit)
 
 
@@ -42,6 +45,7 @@ class Optimizer:
     moments: tensors of state, of the plan's dtype or of so many bits. matrices: steps whole matrices of layers its own
     way, and all else as AdamW. loops: launches its kernels tensor by tensor. steps: fused, it counts steps on the GPU.
     paged: states of larger tensors are in unified memory, beside the caching allocator (bitsandbytes, optim/optimizer.py).
+    waits: the host waits for the device behind each tensor (the same file's `step`).
     """
 
     fused: tuple[Pass, ...]
@@ -52,10 +56,15 @@ class Optimizer:
     loops: bool = False
     steps: bool = False
     paged: bool = False
+    waits: bool = False
 
     def on_gpu(self, numel: int, size: int) -> list[int]:
         """The same without what is paged."""
         return self.state(numel, size)[self.moments if self.paged and numel >= PAGED_NUMEL else 0 :]
+
+    def wide(self, numel: int) -> list[int]:
+        """Bytes on the GPU of states in fp32."""
+        return [] if self.paged and numel >= PAGED_NUMEL else [numel * 4] * self.moments
 
     def state(self, numel: int, size: int) -> list[int]:
         """Bytes of the states of a tensor. size: bytes of the plan's dtype of states."""
@@ -98,14 +107,15 @@ OPTIMIZERS: Final[dict[str, Optimizer]] = {
     "adam": Optimizer(fused=(("pgmv", "pmv"),), foreach=_ADAM, moments=2, steps=True),
     "sgd": Optimizer(fused=(("pg", "p"),), foreach=(("gp", "p"),)),
     "sgd_momentum": Optimizer(fused=(("pgm", "pm"),), foreach=(("m", "m"), ("gm", "m"), ("mp", "p")), moments=1),
-    "adam8bit": Optimizer(fused=(("pg88", "p88"),), moments=2, bits=8),
-    "adam4bit": Optimizer(fused=(("pg44", "p44"),), moments=2, bits=4),
-    "lion": Optimizer(fused=(("pgm", "pm"),), moments=1),
-    "lion8bit": Optimizer(fused=(("pg8", "p8"),), moments=1, bits=8),
-    "paged_adamw": Optimizer(fused=(("pgmv", "pmv"),), moments=2, paged=True),
-    "paged_adam8bit": Optimizer(fused=(("pg88", "p88"),), moments=2, bits=8, paged=True),
-    "paged_lion": Optimizer(fused=(("pgm", "pm"),), moments=1, paged=True),
-    "paged_lion8bit": Optimizer(fused=(("pg8", "p8"),), moments=1, bits=8, paged=True),
+    "adam8bit": Optimizer(fused=(("pg88", "p88"),), moments=2, bits=8, loops=True, waits=True),
+    "torchao_adam8bit": Optimizer(fused=(("pg88", "p88"),), moments=2, bits=8, loops=True),
+    "adam4bit": Optimizer(fused=(("pg44", "p44"),), moments=2, bits=4, loops=True),
+    "lion": Optimizer(fused=(("pgm", "pm"),), moments=1, loops=True, waits=True),
+    "lion8bit": Optimizer(fused=(("pg8", "p8"),), moments=1, bits=8, loops=True, waits=True),
+    "paged_adamw": Optimizer(fused=(("pgmv", "pmv"),), moments=2, paged=True, loops=True, waits=True),
+    "paged_adam8bit": Optimizer(fused=(("pg88", "p88"),), moments=2, bits=8, paged=True, loops=True, waits=True),
+    "paged_lion": Optimizer(fused=(("pgm", "pm"),), moments=1, paged=True, loops=True, waits=True),
+    "paged_lion8bit": Optimizer(fused=(("pg8", "p8"),), moments=1, bits=8, paged=True, loops=True, waits=True),
     "adafactor": Optimizer(fused=_ADAFACTOR, loops=True),
     "muon": Optimizer(fused=(("pgmv", "pmv"),), foreach=_ADAMW, moments=2, matrices=True, steps=True),
     "lamb": Optimizer(fused=_LAMB_FUSED, foreach=_LAMB, moments=2, loops=True),

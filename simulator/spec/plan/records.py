@@ -134,8 +134,8 @@ class OptimizerPlan(Strict):
     kind: Kind = Field(
         default="adamw",
         description="the optimizer: also bitsandbytes' with states of 8 bits (`adam8bit`, `lion8bit`), "
-        "or in unified memory whose pages go to the host where the GPU has no room (`paged_…`), and torchao's of 4 "
-        "(`adam4bit`); transformers' `adafactor`; `muon`, which orthogonalises the moment of each matrix of a layer (torch's: five "
+        "or in unified memory whose pages go to the host where the GPU has no room (`paged_…`), and torchao's of 8 and 4 "
+        "(`torchao_adam8bit`, `adam4bit`); transformers' `adafactor`; `muon`, which orthogonalises the moment of each matrix of a layer (torch's: five "
         "Newton-Schulz steps) and leaves all else to AdamW; DeepSpeed's `lamb`, whose steps are scaled by the norms of each tensor; `galore`, whose moments are of gradients projected to `galore_rank` "
         "(the decomposition that finds the projection every 200 steps is not counted)",
     )
@@ -144,6 +144,11 @@ class OptimizerPlan(Strict):
     )
     dtype: Literal["fp32", "bf16"] = Field(default="fp32", description="dtype of the moments")
     galore_rank: int = Field(ge=1, le=MAX_COUNT, default=128, description="of `galore`'s projections")
+    wide_embedding: bool = Field(
+        default=False,
+        description="states of 8 bits beside an embedding whose own stay in fp32, as transformers' Trainer asks of bitsandbytes; "
+        "where GPUs hold whole parameters and all states (`ddp`, `zero = 0`)",
+    )
     in_backward: bool = Field(
         default=False,
         description="each parameter is stepped as its gradient appears, which goes at once (hooks of torch's tutorial, torchtune, "

@@ -148,7 +148,9 @@ def whole_resident(model: Model, plan: Plan) -> dict[str, list[int]]:
     alone = plan.num_data_parallel * plan.cp == 1
     master = DTYPE_BYTES[plan.precision.master]
     gradients = [] if alone else [unit.numel * master for unit in bucket_units(model, plan)] + hook_tensors(model, plan)
-    by_shape = plan.zero == 0 and (OPTIMIZERS[plan.optimizer.kind].matrices or plan.optimizer.kind == "adafactor")
+    found = OPTIMIZERS[plan.optimizer.kind]
+    shaped = found.matrices or plan.optimizer.kind == "adafactor" or (found.bits == 8 and plan.optimizer.wide_embedding)
+    by_shape = plan.zero == 0 and shaped
     return torch_resident(
         stored, stepped_numels(model, plan), gradients, plan, shaped_states(model, plan) if by_shape else None
     )

@@ -54,7 +54,10 @@ def shaped_states(model: Model, plan: Plan) -> list[int]:
     kind, found = plan.optimizer.kind, list[int]()
     for name, shapes in pieces(model, plan):
         for shape in shapes:
-            factored = len(shape) > 1 if kind == "adafactor" else is_matrix(name, shape)
+            if plan.optimizer.wide_embedding and name == "embedding":
+                found += OPTIMIZERS[kind].wide(prod(shape))
+                continue
+            factored = len(shape) > 1 if kind == "adafactor" else OPTIMIZERS[kind].matrices and is_matrix(name, shape)
             states = matrix_state(kind, shape, plan.optimizer.galore_rank, size, master) if factored else None
             found += optimizer_tensors(prod(shape), plan) if states is None else states
     return found

@@ -38,7 +38,7 @@ _TUNING: Final[Mapping[str, frozenset[str]]] = {
 # Lines that no other format has
 _LINES: Final = {
     "litgpt": re.compile(r"^checkpoint_dir\s*:", re.MULTILINE),
-    "torchtune": re.compile(r"^[ \t]+_component_\s*:", re.MULTILINE),
+    "torchtune": re.compile(r"(?:^[ \t]+|[{,][ \t]*)_component_\s*:", re.MULTILINE),
     "unsloth": re.compile(r"^training:\s*\n[ \t]+training_type\s*:|^[ \t]*(from|import) unsloth\b", re.MULTILINE),
     "megatron-bridge": re.compile(
         r"^(?:train|ddp|peft|model):[ \t]*(?:#.*)?\n(?:(?:[ \t].*|#.*)?\n)*?[ \t]+(?:train_iters|tensor_model_parallel_size|global_batch_size|grad_reduce_in_fp32|_target_: megatron\.bridge\.\S+)\b",

@@ -267,6 +267,8 @@ def optimizer(job: Job, default: str, classes: Mapping[str, str] | None = None) 
     fields |= {"optimizer": kind, "optimizer_impl": impl}
     fields |= {"optimizer_in_backward": True} if "in_backward" in more else {}
     rank = re.search(r"\brank\s*=\s*([1-9]\d{0,5})\b", str(r.raw("optim_args") or ""))
+    if classes is None and kind.endswith("8bit") and "fp32" in more and job.engine not in ("fsdp", "deepspeed"):
+        fields["wide_embedding"] = True  # Trainer.create_optimizer: GlobalOptimManager, of transformers 5
     if kind == "galore" and rank:
         fields["galore_rank"] = int(rank[1])
     if fields.get("master_dtype", "fp32") == "bf16" and "fp32" not in more:
