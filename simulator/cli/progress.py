@@ -26,19 +26,19 @@ class StatusLine:
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
-        self._shown_s = 0.0 if self._live else time.monotonic() - _LOG_S + _FIRST_S
+        self._next_s = 0.0 if self._live else time.monotonic() + _FIRST_S
 
     def show(self, line: str, *, last: bool = False) -> None:
         """Show it, if it is time. last: the final one, which stays on a terminal."""
         now = time.monotonic()
-        if now - self._shown_s < (_LIVE_S if self._live else _LOG_S) and not (last and self._live):
+        if now < self._next_s and not (last and self._live):
             return
-        self._shown_s = now
+        self._next_s = now + (_LIVE_S if self._live else _LOG_S)
         click.echo(f"\r\x1b[2K{line}" if self._live else line, nl=last or not self._live, err=True)
 
     def clear(self) -> None:
         """Clear the terminal's line."""
-        if self._live and self._shown_s:
+        if self._live and self._next_s:
             click.echo("\r\x1b[2K", nl=False, err=True)
 
 

@@ -152,7 +152,7 @@ class Asked:
 
 def answer(arguments: Sequence[str]) -> tuple[int, str, str]:
     """Exit code and both streams of a command."""
-    quiet = patch.object(progress, "_LOG_S", math.inf)  # no line of a slow machine's in an answer
+    quiet = patch.object(progress, "_FIRST_S", math.inf)  # no line of a slow machine's in an answer
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err, quiet:
         code = int(main(list(arguments)))
     return code, out.getvalue(), err.getvalue()
