@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import Fault, InputError, finite_number
 from simulator.base.files import ordinary
 from simulator.base.schema import MOST_TEXT_BYTES
 
@@ -172,7 +172,7 @@ def _record(line: str) -> tuple[Record | None, str]:
     if not line.lstrip().startswith("{"):
         return None, "not a run"
     try:
-        entry = json.loads(line, parse_constant=_refuse)
+        entry = json.loads(line, parse_constant=finite_number, parse_float=finite_number)
     except (ValueError, RecursionError) as exc:
         return None, f"not JSON: {exc}"
     if entry.get("kind") == "machine" or "time_s" in entry:
@@ -181,8 +181,3 @@ def _record(line: str) -> tuple[Record | None, str]:
         return None, "not a run"
     problem = faults_of_run(entry)
     return (None, problem) if problem else (entry, "")
-
-
-def _refuse(name: str) -> float:
-    msg = f"{name} is not a number"
-    raise ValueError(msg)

@@ -9,7 +9,6 @@ import gzip
 import hashlib
 import io
 import json
-import math
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
-from simulator.base.errors import Fault, TableError
+from simulator.base.errors import Fault, TableError, finite_number
 from simulator.base.files import ordinary
 from simulator.base.schema import more_than_once
 
@@ -328,11 +327,8 @@ def _object(text: bytes) -> dict[str, Any]:
             raise ValueError(f"key {', '.join(map(repr, twice))} appears twice")
         return dict(pairs)
 
-    def constant(name: str) -> float:
-        raise ValueError(f"{name} is not a number")
-
     try:
-        row = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+        row = json.loads(text, object_pairs_hook=unique, parse_constant=finite_number, parse_float=finite_number)
     except json.JSONDecodeError as exc:
         raise ValueError(f"not JSON: {exc.msg} at column {exc.colno}") from None
     except UnicodeDecodeError:
@@ -375,8 +371,6 @@ _LEAST_S = 1e-12
 def _bad_seconds(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"= {value!r} is not a number"
-    if isinstance(value, float) and not math.isfinite(value):  # an int may be too large for a float
-        return f"= {value} is not finite"
     if value > _YEAR_S:
         return "is longer than a year"
     if 0 < value < _LEAST_S:

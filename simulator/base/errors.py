@@ -15,6 +15,7 @@ ShardwiseError
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -57,6 +58,15 @@ def json_text(answer: object, *, indent: int | None = 2) -> str:
     """The answer as JSON, without a character that a terminal would obey. Raises ValueError for NaN and infinity."""
     text = json.dumps(answer, indent=indent, ensure_ascii=False, allow_nan=False)
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def finite_number(text: str) -> float:
+    """A constant or a fraction of JSON. Raises ValueError for NaN, infinity and what no double can hold (1e309)."""
+    value = float(text)
+    if not math.isfinite(value):
+        msg = f"{text} is not a number"
+        raise ValueError(msg)
+    return value
 
 
 @dataclass(frozen=True, slots=True)

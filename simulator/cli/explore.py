@@ -180,9 +180,10 @@ def _figures_of(row: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, 
     tokens = float(inputs["global_batch"]) * float(inputs["seq_len"])
     rates = {name: float(row[name]) for name in ("step_s", "low_s", "high_s", "tokens_per_s", "mfu")}
     whole = {name: int(row[name]) for name in ("used_bytes", "capacity_bytes", "num_devices")}
-    if not all(0 < one < float("inf") for one in (*rates.values(), *whole.values())):
+    found = rates | whole | {"device_s_per_token": rates["step_s"] * whole["num_devices"] / tokens}
+    if not all(0 < one < float("inf") for one in found.values()):
         raise ValueError("a figure that is none")
-    return rates | whole | {"device_s_per_token": rates["step_s"] * whole["num_devices"] / tokens}
+    return found
 
 
 def _values(answer: Mapping[str, Any], point: int) -> Iterator[str]:

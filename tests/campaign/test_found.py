@@ -48,6 +48,7 @@ FOUND = {
     "clocks that a power of a thousand slows": ("calibration file", "mine.calibration.json", _new(b'"clock_exponent": ', b'"clock_exponent": 9999'), 3, "clock_exponent: must be at most 4"),
     "a table as large as a norm": ("config.json of gemma3_text", "config.json", lambda data: json.dumps({**json.loads(data), "vocab_size": 1}).encode(), 0, ""),
     "a word without end": ("slurm", "topology.conf", lambda data: data + b"a" * 2**20, 3, "is not KEY=VALUE"),
+    "a search for next to no sequences": ("plans of a search", "plans.json", _new(b'"global_batch": 64', b'"global_batch": 1e-320'), 3, "is no export of a search"),
     "a rate of many digits": ("serving table", "serving.csv", _new(b"inf (all requests at once)", b"1" * 20_000 + b" x"), 0, "is no number of users"),
     "tensors without end": ("tensors", "t.csv", lambda data: data.partition(b"\n")[0] + b"\n,,," * 2**18, 3, "at least"),
     "a tensor whose shape is no numbers": ("capture", "step.capture.gz", _inside(b'"bf16", [64, 64]', b'"bf16", [-Infinity, 64]'), 3, "no tensor of this dtype, shape, strides"),

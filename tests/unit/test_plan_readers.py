@@ -551,6 +551,13 @@ class TestAccelerate:
         assert (plan.dp_replicate, plan.dp_shard, plan.tp, plan.implementation) == (2, 4, 2, "fsdp2")
         assert plan.fsdp.reshard_after_forward is None
 
+    @pytest.mark.parametrize("flag", ["dp_shard", "dp_replicate"])
+    def test_a_degree_that_is_no_number_is_left_for_the_plan_to_refuse(self, flag: str) -> None:
+        draft = read_plan(FILES / "fsdp2.yaml")
+        assert draft.stated_devices({flag: {}})
+        given = {"seq_len": 2048, "micro_batch_size": 1, "num_micro_batches": 1, flag: {}}
+        assert plan_fields(draft, 16, given, Model.load("llama2-7b"))[flag] == {}
+
     def test_deepspeed_s_own_keys(self) -> None:
         given = {"seq_len": 2048, "micro_batch_size": 1, "recompute": "none"}
         plan = plan_of(read_plan(FILES / "zero2.yaml"), 8, **given)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from simulator.base.errors import finite_number
 from validate.supervise.peers import Peers
 from validate.supervise.processes import TICK_S, Rank, resident_bytes, signal_name
 from validate.supervise.verdict import PRIORITY, Deadlines, Kind, Verdict, cause_of
@@ -125,7 +126,7 @@ class Watch:
 
     def _line(self, rank: Rank, line: bytes) -> None:
         try:
-            message = json.loads(line, parse_constant=_refuse)
+            message = json.loads(line, parse_constant=finite_number, parse_float=finite_number)
             ((key, value),) = message.items()
         except (ValueError, AttributeError, RecursionError):
             self._blame(rank, "bad_report", f"not a report: {line[:80]!r}")
@@ -276,11 +277,6 @@ def _phase_of(value: object) -> tuple[str, float] | None:
         case {"name": str(name), "seconds": int() | float() as seconds, **rest} if not rest and 0 <= seconds < _MOST_S:
             return name, float(seconds)
     return None
-
-
-def _refuse(name: str) -> float:
-    msg = f"{name} is not a number"
-    raise ValueError(msg)
 
 
 def _who_kills(number: int) -> str:

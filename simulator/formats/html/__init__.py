@@ -57,8 +57,9 @@ def page(kind: str, answer: Mapping[str, Any], drawing: Mapping[str, Any] | None
     room = MOST_BYTES - sum(len(one.encode()) for one in (parts.script, parts.style, parts.drawn))
     text = ""
     for share in _SHARES:
-        text = parts.page(*_within(answer, int(room * share)))
-        if len(text.encode()) <= MOST_BYTES:
+        document, cut = _within(answer, int(room * share))
+        text = parts.page(document, cut)
+        if len(text.encode()) <= MOST_BYTES or not cut:  # nothing to cut: another share cuts nothing either
             break
     return text
 

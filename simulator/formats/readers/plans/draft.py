@@ -81,7 +81,7 @@ class Draft:
         degrees = {**self.fields, **given}
         both = "dp_shard" in degrees and "dp_replicate" in degrees
         if both and self.leftover is None:
-            return int(degrees["dp_shard"]) * int(degrees["dp_replicate"]) * _inner(degrees)
+            return _count(degrees, "dp_shard") * _count(degrees, "dp_replicate") * _inner(degrees)
         return None
 
     def most_devices(self, given: Mapping[str, Any]) -> int | None:
@@ -176,7 +176,8 @@ def _degrees(draft: Draft, fields: dict[str, Any], num_devices: int, given: Mapp
     if ranks % fixed:
         problem = f"{other} = {fixed} does not divide the {ranks} ranks of data parallelism"
         return [Fault(place=draft.places.get(other, place), problem=problem, remedy=f"{other} = {gcd(ranks, fixed)}")]
-    fields |= {other: fixed, leftover: ranks // fixed}
+    fields[leftover] = ranks // fixed
+    fields.setdefault(other, fixed)  # as it was given: what is no count, Plan refuses
     return []
 
 

@@ -59,11 +59,15 @@ def islands(host: Host) -> tuple[Island, ...]:
 
 
 def _island(gpus: tuple[int, ...], direct: Mapping[tuple[int, int], Path], *, switched: bool) -> Island:
-    pairs = {pair: path for pair, path in direct.items() if pair[0] in gpus}
-    sums = tuple(sum(path.count for pair, path in pairs.items() if gpu in pair) for gpu in gpus)
+    links: dict[int, list[int]] = {gpu: [] for gpu in gpus}
+    pairs = {pair: path for pair, path in direct.items() if pair[0] in links}
+    for (i, j), path in pairs.items():
+        links[i].append(path.count)
+        links[j].append(path.count)
+    sums = tuple(sum(links[gpu]) for gpu in gpus)
     shape = _shape(gpus, pairs, sums, switched=switched)
     if shape == "switch":
-        sums = tuple(max(path.count for pair, path in pairs.items() if gpu in pair) for gpu in gpus)
+        sums = tuple(max(links[gpu]) for gpu in gpus)
     split = None if shape in ("switch", "alone") else _narrowest_split(gpus, pairs)
     return Island(gpus=gpus, shape=shape, pairs=pairs, links=sums, narrowest_split=split)
 
