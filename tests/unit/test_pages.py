@@ -11,7 +11,7 @@ import pytest
 
 from simulator.cli import main
 from simulator.formats.answer_keys import beside, key_of, meaning_of
-from simulator.formats.html import MOST_BYTES, page
+from simulator.formats.html import MOST_BYTES, _within, page
 from simulator.formats.html.figures import found
 from simulator.formats.html.timeline import MOST_SPANS, critical_path, timeline_of
 from simulator.work.trace import Span, Timeline
@@ -174,3 +174,16 @@ def test_a_slice_of_a_gpu_has_a_page_without_a_node(tmp_path: Path) -> None:
     asked = ["predict", "--model", "gpt2", "--gpus", "1xh100:3g.40gb", "--seq-len", "512", "--html", str(page)]
     assert main(asked) == 0
     assert "gpt2" in page.read_text(encoding="utf-8")
+
+
+def test_lists_of_a_list_of_one_are_cut_too() -> None:
+    """Of a machine of 1,024 GPUs on one switch the pairs are 24 MB, in the only island of its list."""
+    answer, cut = _within(
+        {"islands": [{"pairs": ["x" * 40] * 50_000}], "roads": ["y" * 40] * 9_000, "gpus": [1, 2]}, 99_000
+    )
+    assert len(json.dumps(answer, separators=(",", ":"))) < 100_000
+    assert (len(answer["islands"][0]["pairs"]), answer["gpus"]) == (1, [1, 2])
+    assert (
+        cut
+        == f"This page holds the first 1 of 50,000 pairs and the first {len(answer['roads']):,} of 9,000 roads; --json has all."
+    )

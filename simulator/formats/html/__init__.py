@@ -11,7 +11,7 @@ import base64
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -115,17 +115,30 @@ def _hash(text: str) -> str:
 
 
 def _within(answer: Mapping[str, Any], most: int) -> tuple[dict[str, Any], str]:
-    """The answer as JSON, with its longest list cut at a limit of bytes, and how much of that is shown."""
+    """The answer as JSON, with its longest lists cut at a limit of bytes, and how much of them is shown."""
     document: dict[str, Any] = json.loads(json.dumps(answer))
-    sizes = {name: len(_embedded(value).encode()) for name, value in document.items()}
-    lists = [name for name, value in document.items() if isinstance(value, list)]
-    name = max(lists, key=lambda key: sizes[key], default="")
-    room = most - (sum(sizes.values()) - sizes.get(name, 0))
-    if sum(sizes.values()) <= most or not name or room <= 0:
-        return document, ""
-    total = len(document[name])
-    document[name] = document[name][: max(1, total * room // sizes[name])]
-    return document, f"This page holds the first {len(document[name]):,} of {total:,} {words(name)}; --json has all."
+    total, cuts = _size(document), list[str]()
+    for size, name, rows in sorted(_lists(document), key=lambda one: -one[0]):
+        if total <= most:
+            break
+        count, total = len(rows), total - size
+        del rows[max(1, count * max(0, most - total) // size) :]
+        total += size * len(rows) // count
+        cuts.append(f"the first {len(rows):,} of {count:,} {words(name)}")
+    return document, f"This page holds {' and '.join(cuts)}; --json has all." if cuts else ""
+
+
+def _lists(document: Mapping[str, Any]) -> Iterator[tuple[int, str, list[Any]]]:
+    """(bytes, name, rows) of the lists that may be cut; of a list of one, those in it."""
+    for name, value in document.items():
+        if isinstance(value, list) and len(value) > 1:
+            yield _size(value), name, value
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            yield from _lists(value[0])
+
+
+def _size(data: object) -> int:
+    return len(_embedded(data).encode())
 
 
 @functools.cache
