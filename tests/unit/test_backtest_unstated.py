@@ -28,9 +28,12 @@ def _step(row: RunRow) -> tuple[float, float, float]:
 
 
 def test_exchanges_of_experts_that_are_not_stated_widen_the_interval_alone() -> None:
-    open_, stated = replace(MIXTURE, ep=8), replace(MIXTURE, ep=8, settings=(("plan.dispatcher", "all_to_all"),))
-    (low, step, high), (low_stated, step_stated, high_stated) = _step(open_), _step(stated)
-    quicker = _step(replace(MIXTURE, ep=8, settings=(("plan.dispatcher", "deep_ep"),)))
+    balanced = ("plan.expert_imbalance", 1.0)
+    open_, stated, deep = (
+        replace(MIXTURE, ep=8, settings=(balanced, *exchange))
+        for exchange in ((), (("plan.dispatcher", "all_to_all"),), (("plan.dispatcher", "deep_ep"),))
+    )
+    (low, step, high), (low_stated, step_stated, high_stated), quicker = map(_step, (open_, stated, deep))
     assert step == step_stated
     assert high == high_stated
     assert low == min(low_stated, quicker[0])

@@ -85,8 +85,9 @@ def test_activations_come_back_before_their_backward_and_ahead_of_it() -> None:
 
 
 def test_looking_ahead_hides_transfers_that_demand_exposes() -> None:
-    demand = played(plan(recompute="full", offload=offloading(activations="host", prefetch=0)))
-    ahead = played(plan(recompute="full", offload=offloading(activations="host", prefetch=2)))
+    busy = plan(recompute="full", micro_batch_size=4)  # more work than the host takes to launch it
+    demand = played(busy.copy_with(offload=offloading(activations="host", prefetch=0)))
+    ahead = played(busy.copy_with(offload=offloading(activations="host", prefetch=2)))
     assert float(demand.exposed("h2d")) > 10 * float(ahead.exposed("h2d"))
     assert ahead.step_s < demand.step_s
 

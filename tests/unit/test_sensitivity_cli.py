@@ -92,7 +92,7 @@ def test_people_read_the_decision_first(prices: str, capsys: pytest.CaptureFixtu
         "best in",
         "Sobol indices",
         "B:price.per_gpu_hour",
-        "B wins",
+        "A wins",
         "A pays 2.00 USD",
     ):
         assert words in out
