@@ -87,6 +87,14 @@ SPREAD: Final = (
         ),
         remedy=lambda played: f"num_micro_batches = {_rounds(played.plan) * played.plan.pp}",
     ),
+    PlayRule(
+        where="num_micro_batches",
+        fields=("num_micro_batches", "pp", "pipeline_schedule"),
+        applies=lambda played: _pipelined(played) and played.plan.pipeline_schedule == "dualpipe_v",
+        holds=lambda played: played.plan.num_micro_batches >= 2 * played.plan.pp,
+        equation=lambda played: f"torch's dualpipe_v wants as many micro-batches as stages, {2 * played.plan.pp}",
+        remedy=lambda played: f"num_micro_batches = {2 * played.plan.pp}",
+    ),
     _pipeline_rule(
         fields=("pp",),
         holds=lambda played: not played.model.tied_embeddings,

@@ -357,6 +357,7 @@ def test_phases_are_counted_between_their_marks() -> None:
     ("model", "changes", "place", "mode"),
     [
         (TINY, {"pp": 2, "zero": 0, "num_micro_batches": 4, "schedule": "dualpipe", "virtual_stages": 2}, "plan: schedule", "cpu"),
+        (TINY, {"pp": 2, "zero": 0, "num_micro_batches": 3, "schedule": "dualpipe_v", "virtual_stages": 2}, "plan: num_micro_batches", "cpu"),
         (TINY, {"pp": 2, "zero": 0, "dp_replicate": 2, "num_micro_batches": 4, "schedule": "zb_h1"}, "plan: schedule", "fake"),
         (TINY, {"pp": 2, "zero": 0, "num_micro_batches": 5, "schedule": "zb_h1"}, "plan: num_micro_batches", "fake"),
         (TINY, {"pp": 2, "num_micro_batches": 2}, "plan: sync_every_micro_batch", "cpu"),
