@@ -15,7 +15,8 @@ from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import Batch, Choice, InferencePlan, StepCosts, Workload
 from simulator.studies.serving.engine import Engine
-from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
+from simulator.studies.serving.limits import Limits, RequestState
+from simulator.studies.serving.scheduler import Scheduler
 from simulator.studies.serving.workload import Request
 from tests.examples import examples
 

@@ -21,8 +21,8 @@ from simulator.studies.serving import Batch, Choice, Chunk, InferencePlan, Reque
 from simulator.studies.serving.attention import KEYS_APART
 from simulator.studies.serving.batch import causal_pairs
 from simulator.studies.serving.engine import Engine, ServedRun
+from simulator.studies.serving.limits import Limits
 from simulator.studies.serving.memory import serving_memory
-from simulator.studies.serving.scheduler import Limits
 from simulator.studies.serving.shards import experts_reached, kv_bytes_per_token, stage_shards, weight_bytes
 
 

@@ -15,10 +15,10 @@ from simulator.spec.software.stack import Stack
 from simulator.studies.serving import Batch, InferencePlan, Request, StepCosts, check
 from simulator.studies.serving.decoding import batch_of
 from simulator.studies.serving.engine import Engine
+from simulator.studies.serving.limits import Limits
 from simulator.studies.serving.lora import adapters_reached, lora_bytes
 from simulator.studies.serving.memory import serving_memory
 from simulator.studies.serving.remedies import remedies
-from simulator.studies.serving.scheduler import Limits
 from simulator.studies.serving.shards import kv_bytes_per_token, stage_shards
 
 MODEL, CLUSTER, STACK = Model.load("llama3-8b"), Cluster.load("hgx-h100-8"), Stack.load("vllm-2025")

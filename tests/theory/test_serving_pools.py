@@ -18,8 +18,8 @@ from simulator.spec.software.stack import Stack
 from simulator.studies.serving import Batch, Chunk, InferencePlan, Request, Uniform, Workload, check, serve
 from simulator.studies.serving.deployment import Deployment
 from simulator.studies.serving.engine import Engine
+from simulator.studies.serving.limits import Limits
 from simulator.studies.serving.pools import Pool, Pools
-from simulator.studies.serving.scheduler import Limits
 from simulator.studies.serving.transfer import Transfers, placing
 from simulator.studies.serving.workload import Users
 from tests.examples import examples

@@ -30,7 +30,8 @@ from simulator.studies.serving.decoding import UNKNOWN_ENGINE_SIGMA, batch_of, s
 from simulator.studies.serving.engine import Engine
 from simulator.studies.serving.groups import own_all_reduce_s
 from simulator.studies.serving.kernels import NarrowWeights
-from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
+from simulator.studies.serving.limits import Limits, RequestState
+from simulator.studies.serving.scheduler import Scheduler
 from simulator.work.ops import Exchange
 
 ROW = ServingRow(

@@ -37,9 +37,9 @@ from simulator.studies.serving import (
 from simulator.studies.serving.batch import padded
 from simulator.studies.serving.blocks import forward_blocks, forward_ops
 from simulator.studies.serving.engine import Engine
+from simulator.studies.serving.limits import Limits
 from simulator.studies.serving.memory import activation_bytes
 from simulator.studies.serving.report import spread
-from simulator.studies.serving.scheduler import Limits
 from simulator.studies.serving.shards import stage_shards
 from simulator.studies.serving.sources import assumptions
 

@@ -18,7 +18,8 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.studies.serving import InferencePlan, StepCosts, Workload, engine_of
 from simulator.studies.serving.engine import Engine, ServedRun
-from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
+from simulator.studies.serving.limits import Limits, RequestState
+from simulator.studies.serving.scheduler import Scheduler
 from simulator.studies.serving.served import ServedRequests
 from simulator.studies.serving.workload import Request, Requests
 

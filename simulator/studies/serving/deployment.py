@@ -18,10 +18,10 @@ from simulator.studies.serving.batch import Batch, Chunk
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.decoding import batch_of
 from simulator.studies.serving.engine import Engine, Progress, ServedRun
+from simulator.studies.serving.limits import Limits
 from simulator.studies.serving.memory import ServingMemory, serving_memory
 from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.pools import Pool, Pools
-from simulator.studies.serving.scheduler import Limits
 from simulator.studies.serving.transfer import Placing, Transfers, placing
 from simulator.studies.serving.workload import NO_USERS, Request, Requests, Users
 

@@ -17,7 +17,8 @@ import simpy
 
 from simulator.studies.serving.batch import Batch
 from simulator.studies.serving.costs import StepCosts
-from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
+from simulator.studies.serving.limits import Limits, RequestState
+from simulator.studies.serving.scheduler import Scheduler
 from simulator.studies.serving.served import ServedRequests
 from simulator.studies.serving.shared import Shared
 from simulator.studies.serving.transfer import fetched_s

@@ -10,7 +10,7 @@ from typing import overload
 
 from typing_extensions import override
 
-from simulator.studies.serving.scheduler import RequestState
+from simulator.studies.serving.limits import RequestState
 from simulator.studies.serving.workload import Request
 
 
