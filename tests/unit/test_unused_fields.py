@@ -16,6 +16,10 @@ def test_a_field_is_idle_until_what_it_needs_is_there() -> None:
     assert "recompute_modules" not in unused(Plan(recompute="selective"), experts=False)
     assert "sequence_parallel" in unused(Plan(), experts=False)
     assert "sequence_parallel" not in unused(Plan(tp=2), experts=False)
+    assert "optimizer_impl" in unused(Plan(optimizer="adam8bit"), experts=False)
+    assert "optimizer_impl" not in unused(Plan(), experts=False)
+    assert "wide_embedding" in unused(Plan(optimizer="adam8bit"), experts=False)
+    assert "wide_embedding" not in unused(Plan(optimizer="adam8bit", zero=0), experts=False)
     assert "dispatcher" in unused(Plan(), experts=False)
     assert "dispatcher" not in unused(Plan(), experts=True)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simulator.spec.plan import Plan
+from simulator.spec.plan.optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,6 +37,15 @@ def _prefetches(plan: Plan) -> bool:
 
 def _in_stage_3(plan: Plan) -> bool:
     return plan.traits.zero_engine and plan.zero == 3
+
+
+def _in_forms(plan: Plan) -> bool:
+    found = OPTIMIZERS[plan.optimizer.kind]
+    return bool(found.foreach) or not found.loops
+
+
+def _whole_states(plan: Plan) -> bool:
+    return OPTIMIZERS[plan.optimizer.kind].bits == 8 and plan.zero == 0
 
 
 _EXPERTS: Final = "a model with experts"
@@ -87,6 +97,10 @@ EFFECTS: Final = (
     Effect(where="adapter_dtype", acts=lambda plan: plan.peft.pairs, needs=_PAIRS),
     Effect(where="adapter_master_dtype", acts=lambda plan: plan.peft.pairs, needs=_PAIRS),
     Effect(where="prefix_tokens", acts=lambda plan: plan.peft.method == "prefix", needs='peft = "prefix"'),
+    Effect(
+        where="optimizer_impl", acts=_in_forms, needs="an optimizer that has such forms: adamw, adam, sgd, muon, lamb"
+    ),
+    Effect(where="wide_embedding", acts=_whole_states, needs="an optimizer with states of 8 bits, and zero = 0"),
     Effect(where="sequence_parallel", acts=lambda plan: plan.tp > 1, needs="tp above 1"),
     Effect(where="vocab_parallel", acts=lambda plan: plan.tp > 1, needs="tp above 1"),
     Effect(where="pool_block_bytes", acts=lambda plan: plan.memory.policy == "fixed", needs='memory_policy = "fixed"'),
