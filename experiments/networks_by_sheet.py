@@ -43,8 +43,8 @@ from validate.fit.sweeps import LARGE_BYTES, MID_BYTES
 
 MEASURED = Path(__file__).resolve().parent / "measured"
 TABLES = (MEASURED / "collectives-plain.csv.gz", MEASURED / "collectives-2.csv.gz")
-# Log ratio from which a network counts as slow: above what machines differ in, below what a wrong transport costs; between 1.15 and
-# 1.25 the ends do not move
+# Log ratio from which a network counts as slow: above what the others differ in (12 %), below what a wrong transport costs (1.3 times).
+# Between 1.15 and 1.25 the ends of those with slow machines do not move; where there are none, it is the end itself
 SLOW = math.log(1.2)
 BEYOND = 0.05  # of the networks are above the upper end of a 90 % interval
 _ALL_CARDS = ("all_reduce", "all_gather", "reduce_scatter")

@@ -135,5 +135,7 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
         line.show(f"{count:,} placements {phase}, {time.monotonic() - since:,.0f} s")
 
     show_progress("played", 0)
-    yield show_progress
-    line.clear()
+    try:
+        yield show_progress
+    finally:
+        line.clear()

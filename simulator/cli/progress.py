@@ -80,6 +80,8 @@ def playing(plan: Plan, cluster: Cluster) -> Iterator[None]:
         left = f", some {left_s:,.0f} s left" if done > 0.01 * expected else ""  # the first per cent is no estimate
         line.show(f"shardwise: playing {plan.pp:,} stages: {done / expected:.0%}{left}")
 
-    with listened_by(show):
-        yield
-    line.clear()
+    try:
+        with listened_by(show):
+            yield
+    finally:
+        line.clear()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 import pytest
 
 from simulator.cli import progress
+from simulator.cli.place import _progress
 from simulator.cli.progress import StatusLine
 
 
@@ -45,6 +47,15 @@ def test_a_terminal_s_line_is_rewritten_and_its_last_stays(
     assert capsys.readouterr().err.count("\r\x1b[2K") < 8
     line.show("10 of 10", last=True)
     assert capsys.readouterr().err == "\r\x1b[2K10 of 10\n"
+
+
+def test_a_terminal_s_line_goes_where_work_breaks_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with suppress(KeyboardInterrupt), _progress():
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err.endswith("\r\x1b[2K")
 
 
 def test_a_step_that_is_played_is_told_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:

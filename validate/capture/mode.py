@@ -91,9 +91,8 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         if known is not NotImplemented:
             return known
         key = None if func in _ANSWERS else _composed(func)
-        if (
-            key is not None
-        ):  # in inference mode, and below autograd inside wrappers as NestedTensor, nobody else does it
+        if key is not None:
+            # In inference mode, and below autograd inside wrappers as NestedTensor, nobody else takes it apart
             with self:
                 implicit = key == DispatchKey.CompositeImplicitAutograd
                 return func.decompose(*args, **kwargs) if implicit else func._op_dk(key, *args, **kwargs)
