@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from simulator.cli import main
 from simulator.predict.link_loads import Loads, idle_links, link_loads
 from simulator.spec.cluster import Cluster, NicPlace, Pcie
 from simulator.spec.plan import Offload, Plan
+from simulator.work.collectives import host_traffic
 
 MODEL = Model.load("llama3.2-1b")
 
@@ -31,6 +33,20 @@ def test_ddp_on_one_node_puts_two_passes_of_the_gradients_on_every_port() -> Non
     for gpu in range(8):
         assert found[f"port{gpu}"] == pytest.approx(2 * 7 / 8 * gradients, rel=1e-3)
         assert found[f"nic{gpu}"] == 0
+
+
+def test_calls_that_are_alike_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 64 micro-batches as many as of 4, and 16 times their bytes where each gathers and reduces."""
+    asked = list[int]()
+
+    def watched(kind: str, size_bytes: int, *others: object, **settings: object) -> object:
+        asked.append(size_bytes)
+        return host_traffic(kind, size_bytes, *others, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sys.modules[link_loads.__module__], "host_traffic", watched)
+    few, many = (loads(Cluster.load("dgx-a100-80-8"), dp_shard=8, zero=3, num_micro_batches=n) for n in (4, 64))
+    assert 0 < len(asked) < 12
+    assert step_bytes(many)["port0"] == pytest.approx(16 * step_bytes(few)["port0"])
 
 
 def test_replicas_between_nodes_use_cards_and_shards_use_ports() -> None:
