@@ -10,6 +10,7 @@ import pytest
 from simulator import Model
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
+from simulator.formats.writers.link_plot import _first, write_link_plot
 from simulator.predict.link_loads import Loads, idle_links, link_loads
 from simulator.spec.cluster import Cluster, NicPlace, Pcie
 from simulator.spec.plan import Offload, Plan
@@ -150,3 +151,21 @@ def test_messages_sent_in_turn_are_their_senders() -> None:
         step_bytes(loads(Cluster.load("dgx-a100-80-8"), **{**plan, "num_micro_batches": n}))["port0"] for n in (16, 8)
     )
     assert more - less == pytest.approx(8 * 512 * MODEL.d_model * 2)
+
+
+def test_of_a_large_node_the_first_gpus_are_drawn_and_the_picture_says_so() -> None:
+    """A GPU took 1.4 inches: a node of 1,000 a picture of 35 metres, and minutes."""
+    node = Cluster.load("hgx-h100-8")
+    first = _first(idle_links(node.model_copy(update={"gpus_per_node": 1000})))
+    assert first.num_gpus == 32
+    ends = {end for link in first.links for end in (link.src, link.dst) if end.startswith("gpu")}
+    assert ends == {f"gpu{gpu}" for gpu in range(32)}
+    assert "the first 32 of its 1,000 GPUs" in first.cluster
+    assert _first(idle_links(Cluster.load("dgx1-v100-8"))) == idle_links(Cluster.load("dgx1-v100-8"))
+
+
+def test_a_picture_is_no_wider_than_the_gpus_that_are_drawn(tmp_path: Path) -> None:
+    node = Cluster.load("hgx-h100-8").model_copy(update={"gpus_per_node": 200})
+    write_link_plot(tmp_path / "x.svg", idle_links(node), "--draw")
+    width = float((tmp_path / "x.svg").read_text().partition('width="')[2].partition("pt")[0])
+    assert width == pytest.approx(32 * 1.4 * 72)  # points
