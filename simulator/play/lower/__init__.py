@@ -33,7 +33,8 @@ from simulator.spec.calibration.learned import longer
 from simulator.spec.calibration.likeness import point_of
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
-from simulator.spec.cluster.exceptions import Deviation, GpuKinds
+from simulator.spec.cluster.exceptions import Deviation
+from simulator.spec.cluster.gpu_kinds import GpuKinds
 from simulator.spec.cluster.tiers import HostTier
 from simulator.spec.model import Model
 from simulator.spec.plan import Offload, Plan
