@@ -8,8 +8,8 @@ One source names each figure by its users (`_c16_`). Of some it knows none (`_c_
 planner chose instead: these are refused here, whatever their errors. LMDeploy's page says 0.2.0 of figures that stand in it,
 letter by letter, since it said 0.1.0a1 (December 2023): they are predicted as that.
 
-The closed loops on H100 say themselves over how many requests their means were taken (`REQUESTS_A_USER`). Played are ten a user,
-of which `--counted` is the test: so many as they say.
+The closed loops on H100 say themselves over how many requests their means were taken (`REQUESTS_A_USER`). Played are ten a user, and
+with `--counted` as many as they say.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ WHY = """
   some first rounds wait seconds more than any step explains.
 - **What clients send** is read from their code (`topologies/clients`): 6 requests a user in LMDeploy's rows, which name theirs. The other
   closed loops name none. aiconfigurator ships them among InferenceX's figures; their notes name measurements of its own, and those on
-  H100 are GenAI-Perf's: times 10 requests a user vLLM's means are whole nanoseconds, times 20 (2,000 at most) SGLang's and
+  H100 look like GenAI-Perf's: times 10 requests a user vLLM's means are whole nanoseconds, times 20 (2,000 at most) SGLang's and
   TensorRT-LLM's, times fewer they are not. Played are ten a user: vLLM's number, but half of the others'. With twenty (`--counted`)
   times per token of TensorRT-LLM get nearer (7.3 / 12.0 %, with ten 7.6 / 13.3), and its first tokens come a sixth too early (20.5 /
   58.0 %, with ten 12.1 / 57.2), as the first round, which all users begin at once, weighs half as much: two errors cancel there. SGLang's
