@@ -149,6 +149,10 @@ _TUNE: Final = b"""tune run --nproc_per_node 8 full_finetune_distributed --confi
 """
 _BRIDGED: Final = b"""torchrun --nproc_per_node=8 scripts/training/run_recipe.py --recipe llama32_1b_sft_config train.global_batch_size=16 model.tensor_model_parallel_size=2
 """
+_VERL: Final = b"""python3 -m verl.trainer.main_ppo data.max_prompt_length=256 data.max_response_length=256 trainer.n_gpus_per_node=8 \\
+  actor_rollout_ref.model.path=meta-llama/Llama-3.2-1B actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.rollout.n=4 \\
+  actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.fsdp_config.fsdp_size=4
+"""
 _PYTHON: Final = b"""CUDA_VISIBLE_DEVICES=0,1 deepspeed --include localhost:0,1 finetune.py --deepspeed zero2.json --q_lora --bits 4 --lora_r 8 \\
   --model_name_or_path meta-llama/Llama-3.2-1B --per_device_train_batch_size 1 --fp16 True --max_seq_length 512
 """
@@ -175,6 +179,7 @@ def recipes() -> Mapping[str, tuple[str, dict[str, bytes]]]:
         "deepspeed launched": ("predict --gpus 2xa100 --plain --plan run.sh", {"run.sh": _PYTHON, "zero2.json": _ZERO2}),
         "accelerate config": (f"{_LAUNCHED} accelerate.yaml --model llama3.2-1b --seq-len 512", {"accelerate.yaml": _ACCELERATE}),
         "ms-swift launched": (f"{_LAUNCHED} run.sh", {"run.sh": _SWIFT}),
+        "verl launched": (f"{_LAUNCHED} run.sh", {"run.sh": _VERL}),
         "megatron-bridge launched": (f"{_LAUNCHED} run.sh", {"run.sh": _BRIDGED}),
     }  # fmt: skip
 
