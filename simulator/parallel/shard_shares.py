@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from simulator.base.errors import PlanError
 from simulator.base.units import format_bytes
-from simulator.spec.cluster.exceptions import GpuKind, GpuKinds
+from simulator.spec.cluster.gpu_kinds import GpuKind, GpuKinds
 from simulator.spec.plan import Plan
 
 

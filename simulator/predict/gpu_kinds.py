@@ -14,7 +14,7 @@ from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import KindUse
 from simulator.predict.verdict import cause_of, compute_s, waiting_s
-from simulator.spec.cluster.exceptions import GpuKind
+from simulator.spec.cluster.gpu_kinds import GpuKind
 from simulator.work.trace import MemoryTrace
 
 

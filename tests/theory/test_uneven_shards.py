@@ -10,7 +10,7 @@ from simulator import Cluster, Model, Plan, predict
 from simulator.base.errors import PlanError
 from simulator.parallel.legality import check
 from simulator.parallel.shard_shares import shard_shares
-from simulator.spec.cluster.exceptions import GpuKinds
+from simulator.spec.cluster.gpu_kinds import GpuKinds
 from simulator.work.script import communication, resident_tensors, units
 
 A100 = Cluster.load("hgx-a100-80-8")

@@ -12,7 +12,8 @@ from simulator.cli import main
 from simulator.formats.writers.cluster_toml import cluster_toml
 from simulator.predict import predict
 from simulator.spec.cluster import Cluster
-from simulator.spec.cluster.exceptions import GpuKinds, numbers_of
+from simulator.spec.cluster.exceptions import numbers_of
+from simulator.spec.cluster.gpu_kinds import GpuKinds
 from simulator.spec.model import Model
 from simulator.spec.plan import Offload, Plan
 from simulator.work.collectives import link_capacities

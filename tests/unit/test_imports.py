@@ -55,7 +55,7 @@ def _last_word(node: ast.Name | ast.Attribute | ast.alias) -> str:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Those inside functions count too; those for type checkers do not."""
+    """Those inside functions and those for type checkers count too."""
     graph = {name: set(_imported_by(name, found)) - {name} for name, found in modules().items()}
     try:
         TopologicalSorter(graph).prepare()
@@ -76,11 +76,9 @@ def _imported_by(name: str, tree: ast.Module) -> Iterator[str]:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """A module's statements, also those inside functions, but for those for type checkers."""
+    """A module's statements, also those inside functions and those for type checkers."""
     for statement in body:
         match statement:
-            case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=rest):
-                yield from _statements(rest)
             case ast.If(body=then, orelse=rest):
                 yield from _statements([*then, *rest])
             case ast.Try(body=then, handlers=handlers, orelse=rest):

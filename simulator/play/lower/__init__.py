@@ -33,7 +33,8 @@ from simulator.spec.calibration.learned import longer
 from simulator.spec.calibration.likeness import point_of
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
-from simulator.spec.cluster.exceptions import Deviation, GpuKinds
+from simulator.spec.cluster.exceptions import Deviation
+from simulator.spec.cluster.gpu_kinds import GpuKinds
 from simulator.spec.cluster.tiers import HostTier
 from simulator.spec.model import Model
 from simulator.spec.plan import Offload, Plan
@@ -119,7 +120,7 @@ class Lowering:
 
     @property
     def may_wait_s(self) -> float:
-        """What hosts may wait for each other rank before a collective, where nothing says whether they do."""
+        """What hosts may wait for each rank of another node before a collective, where nothing says whether they do."""
         fabric = self.cluster.fabric
         known = fabric.call_rank_s is not None or any(one.nodes > 1 for one in fabric.measured)
         return 0.0 if known or not self.over_nodes else self.stack.fitted.rank_wait_s

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist, fmean
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from simulator.base.sums import summed
 from simulator.play.lower.calls import issued_s
+from simulator.play.lower.fabric import MeshFabric
+from simulator.play.lower.stage import StageStep
 from simulator.play.lower.work import BlockWork
+from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.calibration.intervals import HOST_SIGMA
+from simulator.spec.cluster import Cluster
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 from simulator.work.collectives import link_capacities
-from simulator.work.ops import num_launches
+from simulator.work.ops import ModelBlocks, num_launches
 from simulator.work.script.instructions import LAUNCH_QUEUE
-
-if TYPE_CHECKING:
-    from simulator.play.lower import Lowering
 
 # By how much hosts of the same kind differ from what is known of them: so many equally likely factors on their time
 _HOSTS: Final = tuple(math.exp(one) for one in NormalDist(sigma=HOST_SIGMA).quantiles(n=33))
@@ -24,7 +27,26 @@ _HOSTS: Final = tuple(math.exp(one) for one in NormalDist(sigma=HOST_SIGMA).quan
 _SLOWEST: Final = 0.03
 
 
-def passes_ahead(lowering: Lowering) -> int:
+class Lowered(Protocol):
+    """What a lead depends on of a plan made concrete (`Lowering`)."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def stack(self) -> Stack: ...
+    @property
+    def cluster(self) -> Cluster: ...
+    @property
+    def curves(self) -> LinkCurves: ...
+    @property
+    def blocks(self) -> ModelBlocks: ...
+    @property
+    def step(self) -> StageStep: ...
+    @property
+    def fabric(self) -> MeshFabric: ...
+
+
+def passes_ahead(lowering: Lowered) -> int:
     """Passes of a layer that are launched and not yet run, where that decides what the allocator may reuse; else 0.
 
     A host gains on its device what that takes longer for a layer: for its kernels, or because a collective waits for the group's
@@ -51,7 +73,7 @@ def passes_ahead(lowering: Lowering) -> int:
     return round(filling + fmean(min(most - filling, gain and gain * launched) for gain in gains))
 
 
-def _paces(lowering: Lowering, layer: BlockWork) -> tuple[float, float]:
+def _paces(lowering: Lowered, layer: BlockWork) -> tuple[float, float]:
     """Seconds of host and of device that a layer takes, forward and backward."""
     segments = [*layer.forward.segments, *layer.backward.segments]
     works = [work for one in segments for work in (one.work, one.beside)]

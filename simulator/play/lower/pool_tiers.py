@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol, Self
 
 from simulator.memory import MemoryUse, device_history, moment_of, outside_torch_bytes, step_live_bytes, window_bytes
 from simulator.memory.driver_costs import DriverCosts
@@ -21,8 +21,11 @@ from simulator.memory.history import History
 from simulator.memory.tape import TAG
 from simulator.memory.use import history_memory
 from simulator.parallel.model_shard import shard_of
-from simulator.play.lower.host_lead import passes_ahead
+from simulator.play.lower.host_lead import Lowered, passes_ahead
 from simulator.play.lower.pool_moves import Change, Key, Mover, Use
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster.device import Device
+from simulator.spec.cluster.tiers import HostTier
 from simulator.spec.model import Model
 from simulator.spec.plan import Offload
 from simulator.work.offload import Tier, Transfers, hierarchy
@@ -31,13 +34,25 @@ from simulator.work.program import Compute, Program
 from simulator.work.script import resident_tensors
 from simulator.work.trace import MemoryTrace
 
-if TYPE_CHECKING:
-    from simulator.play.lower import Lowering
-
 _USE: Final = re.compile(r"(all-gather|forward|backward) (embedding|head|layer\d+) mb(\d+)( backward)?")
 _OPTIMIZER: Final = "optimizer"
 _STATES: Final = ("parameters", "gradients", "optimizer_state")
 _STEPS: Final = 3  # the first fills the tiers, the second counts, the third is its future
+
+
+class Pooled(Lowered, Protocol):
+    """What a pool depends on of a plan made concrete (`Lowering`)."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def calibration(self) -> Calibration: ...
+    @property
+    def untiered(self) -> Self: ...
+    def program(self, num_micro_batches: int) -> Program: ...
+    def transfers_under(self, offload: Offload, tier: HostTier, lent_bytes_per_s: float) -> Transfers: ...
 
 
 @dataclass(slots=True)
@@ -71,7 +86,7 @@ class PoolTiers:
     transfers: Transfers
 
     @classmethod
-    def of(cls, lowering: Lowering) -> PoolTiers:
+    def of(cls, lowering: Pooled) -> PoolTiers:
         """Of a plan whose policy has tiers."""
         plan, model, device, plain = lowering.plan, lowering.model, lowering.device, lowering.untiered
         history = device_history(model, plan, lowering.stack, device, passes_ahead(plain))
@@ -273,7 +288,7 @@ class _Steps:
             found.peaks[name] = max(found.peaks[name], size)
 
 
-def _sizes(lowering: Lowering, history: History, program: Program) -> dict[Key, int]:
+def _sizes(lowering: Pooled, history: History, program: Program) -> dict[Key, int]:
     """Bytes by tensor. Micro-batch -1: it stays from step to step; -2: of any micro-batch, or of a step."""
     units = list(dict.fromkeys(visit[2] for op in program.ops if (visit := _USE.fullmatch(op.label))))
     found: dict[Key, int] = {}
@@ -316,13 +331,13 @@ def saved_by_unit(history: History) -> dict[str, Counter[str]]:
     return found
 
 
-def _tiers(lowering: Lowering) -> tuple[Tier, ...]:
+def _tiers(lowering: Pooled) -> tuple[Tier, ...]:
     """One rank's part of each; unified memory knows HBM and the host's alone."""
     tiers = hierarchy(lowering.cluster, lowering.plan.num_devices)
     return tuple(one for one in tiers if one.name in ("hbm", "host") or lowering.plan.memory.policy != "unified")
 
 
-def _moves(lowering: Lowering) -> Moves:
+def _moves(lowering: Pooled) -> Moves:
     """The cost of a move besides its bytes. Rounds of page faults are in the rate of their link."""
     host, memory = lowering.cluster.host_tier, lowering.plan.memory
     assert host is not None  # a rule asks for it
@@ -332,7 +347,7 @@ def _moves(lowering: Lowering) -> Moves:
     return Moves(unit_s=unit_s, ahead=memory.prefetch)
 
 
-def _transfers(lowering: Lowering) -> Transfers:
+def _transfers(lowering: Pooled) -> Transfers:
     plan, cluster = lowering.plan, lowering.cluster
     assert cluster.host_tier is not None
     faults = plan.memory.policy == "unified" and not plan.memory.prefetch

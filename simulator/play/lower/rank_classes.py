@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from simulator.parallel.mesh import Mesh
 from simulator.play.lower.stragglers import slowdown
 from simulator.spec.cluster import Cluster
-from simulator.spec.cluster.exceptions import GpuKind, GpuKinds
+from simulator.spec.cluster.gpu_kinds import GpuKind, GpuKinds
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,57 +7,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self, get_args
+from typing import TYPE_CHECKING, Self, get_args
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import ValidationError, ValidationInfo, model_validator
 from typing_extensions import override
 
 from simulator.base.errors import ClusterError, InputError
 from simulator.base.presets import TOPOLOGIES
-from simulator.base.schema import Strict, faults_of, read_toml, unknown_name
-from simulator.spec.cluster import hosts
+from simulator.base.schema import faults_of, read_toml, unknown_name
+from simulator.spec.cluster import hosts, links
 from simulator.spec.cluster.device import Device
-from simulator.spec.cluster.exceptions import Deviation, device_of, numbers_of
+from simulator.spec.cluster.exceptions import numbers_of
 from simulator.spec.cluster.mig import sliced_host
-from simulator.spec.cluster.parts import MAX_NODES, Fabric, Host, HostKind, Inter, Intra, Pcie
-from simulator.spec.cluster.rank_mapping import gpu_at, rank_on
+from simulator.spec.cluster.parts import HostKind
 from simulator.spec.cluster.routing import Link
 from simulator.spec.cluster.structure import structure_faults
-from simulator.spec.cluster.tiers import HostTier, usual_tier
+from simulator.spec.cluster.tiers import usual_tier
+from simulator.spec.cluster.topology import Topology
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
-class Cluster(Strict):
-    """`num_nodes` equal nodes of `gpus_per_node` equal devices. Rank r is GPU r mod gpus_per_node of node r div it.
-
-    seats: the rank mapping, if rank r is not GPU r: the GPUs of one node's ranks (all nodes alike) or of all ranks.
-
-    nvlink_domain_size: GPUs (consecutive ranks) that one NVLink switch joins; gpus_per_node unless stated.
-    idle_gpus: of each node beside gpus_per_node, on the same NVLink: they compute nothing and lend their memory.
-    tier: a node's memory and drives below HBM; what is left out is the usual host's behind a link of its kind.
-    host_factor: time that Python takes on its CPUs over DGX H100's Xeon; not stated: the device's own.
-    exceptions: nodes and GPUs that differ from the rest.
-    sources: where each number stands.
-    """
-
-    name: str
-    device: Annotated[Device, BeforeValidator(device_of)]
-    num_nodes: int = Field(ge=1, le=MAX_NODES, default=1)
-    gpus_per_node: int = Field(ge=1, le=1024)
-    nvlink_domain_size: int = Field(ge=1)
-    idle_gpus: int = Field(ge=0, le=1024, default=0)
-    intra: Intra
-    host: Host | None = None
-    pcie: Pcie | None = None
-    tier: HostTier | None = None
-    host_factor: float | None = Field(gt=0, le=100, default=None)
-    inter: Inter | None = None
-    fabric: Fabric = Fabric()
-    exceptions: Annotated[tuple[Deviation, ...], Field(strict=False)] = ()
-    seats: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
-    sources: dict[str, str] = {}
+class Cluster(Topology):
+    """A topology that has been checked, its presets, and the ways between its GPUs."""
 
     @model_validator(mode="before")
     @classmethod
@@ -172,14 +145,6 @@ class Cluster(Strict):
         data = {field: getattr(self, field) for field in type(self).model_fields}
         return self.parse({**data, "seats": tuple(seats)}, self.name, ClusterError)
 
-    def gpu_of(self, rank: int) -> int:
-        """The GPU of a rank, counted over the nodes."""
-        return gpu_at(self.seats, rank)
-
-    def rank_on(self, gpu: int) -> int:
-        """The rank on a GPU, counted over the nodes."""
-        return rank_on(self.seats, gpu)
-
     @property
     def rails(self) -> Mapping[int, tuple[int, ...]]:
         """Node -> the rail of each of its NICs, where that is not the NIC's own number."""
@@ -199,34 +164,11 @@ class Cluster(Strict):
             raise ClusterError.at(f"{self.name}: exceptions", problem, "a cluster without exceptions")
 
     @property
-    def num_devices(self) -> int:
-        return self.num_nodes * self.gpus_per_node
-
-    @property
     def lent_bytes(self) -> int:
         """Memory that a node's idle GPUs lend over NVLink; 0 if they are reached only through the host."""
         if self.intra.shape == "pcie":
             return 0
         return self.idle_gpus * (self.device.usable_bytes - self.device.hypervisor_bytes)
-
-    @property
-    def node_bytes_per_s(self) -> float:
-        """What all NICs of a node send together, one way; 0 without a network."""
-        return self.inter.num_nics * self.inter.nic_bytes_per_s if self.inter else 0.0
-
-    @property
-    def host_link(self) -> Host | None:
-        """A GPU's link to its host: the stated one, or the PCIe that joins the GPUs."""
-        if self.host is None and self.intra.shape == "pcie":
-            return Host(kind=self.intra.kind, bytes_per_s=self.intra.bytes_per_s, latency_s=self.intra.latency_s)  # type: ignore[arg-type]
-        return self.host
-
-    @property
-    def host_tier(self) -> HostTier | None:
-        """What lies below HBM: the stated tier, or the usual one behind the host link, at most as fast as that link."""
-        link = self.host_link
-        tier = self.tier or (HostTier.of_kind(link.kind) if link is not None else None)
-        return tier if tier is None or link is None else tier.capped(link.bytes_per_s)
 
     def network_bytes_per_s(self, num_nodes: int) -> float:
         """What a node sends one way in a group of `num_nodes` nodes: past a switch, its oversubscription takes its part.
@@ -239,23 +181,17 @@ class Cluster(Strict):
     def route(self, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
         """The directed links from one rank to another; none from a rank to itself. Raises ClusterError out of range."""
         self.must_be_even("a route")
-        from simulator.spec.cluster import links
-
         return links.route(self, self.gpu_of(src_rank), self.gpu_of(dst_rank))
 
     def islands(self) -> tuple[Sequence[int], ...]:
         """Ranks that reach each other without PCIe or network, by NVLink (or xGMI): the sets, by first rank."""
         self.must_be_even("a search for islands")
-        from simulator.spec.cluster import links
-
         found = links.islands(self)
         return tuple(sorted(tuple(sorted(map(self.rank_on, each))) for each in found)) if self.seats else found
 
     def graph(self) -> nx.DiGraph[str]:
         """One node's GPUs, switches, host and NICs; edges carry kind, bytes_per_s and latency_s."""
         self.must_be_even("a graph")
-        from simulator.spec.cluster import links
-
         return links.graph(self)
 
 

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING
 
 from simulator.base.errors import ClusterError
 from simulator.spec.cluster.nics import places_of
+from simulator.spec.cluster.parts import Inter
 from simulator.spec.cluster.routing import Link, components, shortest_route
+from simulator.spec.cluster.topology import Topology
 
 if TYPE_CHECKING:
     import networkx as nx
 
-    from simulator.spec.cluster.cluster import Cluster
-    from simulator.spec.cluster.parts import Inter
 
-
-def route(cluster: Cluster, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
+def route(cluster: Topology, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
     """The directed links between two ranks: NVLink where it reaches, else the host, else the network."""
     for rank in (src_rank, dst_rank):
         if not 0 <= rank < cluster.num_devices:
@@ -49,7 +48,7 @@ def route(cluster: Cluster, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
     return found
 
 
-def _pxn_peer(cluster: Cluster, src_rank: int, dst_rank: int) -> int | None:
+def _pxn_peer(cluster: Topology, src_rank: int, dst_rank: int) -> int | None:
     """The GPU beside the sender's NIC on the receiver's rail, if NVLink joins it to the sender (NCCL's PXN).
 
     So rails are not left for the spine, and a sender without a NIC beside it avoids its CPU. Receivers take from their
@@ -69,7 +68,7 @@ def _pxn_peer(cluster: Cluster, src_rank: int, dst_rank: int) -> int | None:
     return node * gpus + gates[0] if gates else None
 
 
-def islands(cluster: Cluster) -> tuple[Sequence[int], ...]:
+def islands(cluster: Topology) -> tuple[Sequence[int], ...]:
     """Ranks joined by NVLink or xGMI."""
     shape, gpus = cluster.intra.shape, cluster.gpus_per_node
     if shape == "switch":
@@ -81,7 +80,7 @@ def islands(cluster: Cluster) -> tuple[Sequence[int], ...]:
     return tuple(tuple(node * gpus + gpu for gpu in part) for node in range(cluster.num_nodes) for part in local)
 
 
-def graph(cluster: Cluster) -> nx.DiGraph[str]:
+def graph(cluster: Topology) -> nx.DiGraph[str]:
     """Node 0 as a directed graph."""
     import networkx as nx
 
@@ -91,12 +90,12 @@ def graph(cluster: Cluster) -> nx.DiGraph[str]:
     return made
 
 
-def _inside(cluster: Cluster, node: int) -> list[Link]:
+def _inside(cluster: Topology, node: int) -> list[Link]:
     """What carries traffic between the GPUs of a node."""
     return [*_intra(cluster, node), *_host(cluster, node)]
 
 
-def _intra(cluster: Cluster, node: int) -> Iterator[Link]:
+def _intra(cluster: Topology, node: int) -> Iterator[Link]:
     intra, gpus = cluster.intra, range(cluster.gpus_per_node)
     if intra.shape == "switch":
         size = cluster.nvlink_domain_size
@@ -112,7 +111,7 @@ def _intra(cluster: Cluster, node: int) -> Iterator[Link]:
             yield Link(kind=intra.kind, **ends, bytes_per_s=rate, latency_s=intra.latency_s)
 
 
-def _edges(cluster: Cluster) -> Iterator[tuple[int, int, float]]:
+def _edges(cluster: Topology) -> Iterator[tuple[int, int, float]]:
     """Directed (src, dst, bytes/s) of a mesh: as written, or a full mesh in equal shares."""
     intra, gpus = cluster.intra, cluster.gpus_per_node
     if not intra.edges:
@@ -123,7 +122,7 @@ def _edges(cluster: Cluster) -> Iterator[tuple[int, int, float]]:
             yield edge.dst, edge.src, edge.bytes_per_s
 
 
-def _host(cluster: Cluster, node: int) -> Iterator[Link]:
+def _host(cluster: Topology, node: int) -> Iterator[Link]:
     host = cluster.host_link
     for gpu in range(cluster.gpus_per_node if host else 0):
         assert host is not None
@@ -138,7 +137,7 @@ class _Rail:
     bytes_per_s: float
 
 
-def _rails(cluster: Cluster) -> tuple[_Rail, ...]:
+def _rails(cluster: Topology) -> tuple[_Rail, ...]:
     """The NICs of a node by where they sit; in even parts where that is not stated."""
     if cluster.inter is None:
         return ()
@@ -148,7 +147,7 @@ def _rails(cluster: Cluster) -> tuple[_Rail, ...]:
     return tuple(_Rail(gpus, count * cluster.inter.nic_bytes_per_s) for gpus, count in counted.items())
 
 
-def _nics(cluster: Cluster, node: int) -> Iterator[Link]:
+def _nics(cluster: Topology, node: int) -> Iterator[Link]:
     """GPU and the NICs beside it, over PCIe; NICs that no GPU is beside hang on the host."""
     host = cluster.host_link
     for number, rail in enumerate(_rails(cluster)):
@@ -159,14 +158,14 @@ def _nics(cluster: Cluster, node: int) -> Iterator[Link]:
             yield from _cable(kind, f"node{node}.host", f"node{node}.nic{number}", rail.bytes_per_s, 0.0)
 
 
-def _to_nics(cluster: Cluster, node: int) -> Iterator[Link]:
+def _to_nics(cluster: Topology, node: int) -> Iterator[Link]:
     """What joins GPUs and NICs, the host too where it is stated which NICs hang on it."""
     yield from _nics(cluster, node)
     if cluster.inter is not None and cluster.inter.cards:
         yield from _host(cluster, node)
 
 
-def _across(cluster: Cluster, src_node: int, dst_node: int) -> Iterator[Link]:
+def _across(cluster: Topology, src_node: int, dst_node: int) -> Iterator[Link]:
     """NICs of two nodes, their leaves and the spine."""
     inter = cluster.inter
     assert inter is not None  # the structure of a cluster of several nodes has been checked

@@ -17,13 +17,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from simulator.spec.cluster.parts import Inter, NicPlace
+from simulator.spec.cluster.topology import Topology
 from simulator.spec.cluster.wiring import Group, Wiring
-
-if TYPE_CHECKING:
-    from simulator.spec.cluster.cluster import Cluster
 
 # Near to far. P2C: over the link between GPU and CPU where that is C2C; NCCL treats it as near (GPUDirect, PXN).
 PathType = Literal["PIX", "P2C", "PXN", "PHB", "SYS"]
@@ -72,12 +70,12 @@ class _Tally:
     off_rail: float = 0.0
 
 
-def places_of(cluster: Cluster) -> tuple[NicPlace, ...]:
+def places_of(cluster: Topology) -> tuple[NicPlace, ...]:
     """The position of each NIC of a node: as stated, else spread evenly beside the GPUs."""
     return _places(cluster.inter, cluster.gpus_per_node) if cluster.inter else ()
 
 
-def reached(cluster: Cluster, groups: Sequence[Group], rules: NicRules, pattern: Pattern) -> NicPaths:
+def reached(cluster: Topology, groups: Sequence[Group], rules: NicRules, pattern: Pattern) -> NicPaths:
     """What each of several equal groups on a node gets of the network, all at once. `cluster` has NICs."""
     assert cluster.inter is not None
     wiring, tier = Wiring.of(cluster), cluster.host_tier

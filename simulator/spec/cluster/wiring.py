@@ -15,16 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations, pairwise, permutations
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from simulator.base.errors import ClusterError
 from simulator.base.remembered import remembered
 from simulator.base.sums import summed
 from simulator.spec.cluster.parts import Host, Intra, Pcie
 from simulator.spec.cluster.routing import Link, components, shortest_route
-
-if TYPE_CHECKING:
-    from simulator.spec.cluster.cluster import Cluster
+from simulator.spec.cluster.topology import Topology
 
 # One CPU to another, one way, by the generation of its PCIe: two UPI links of Skylake at 10.4 GT/s, three of Ice Lake at
 # 11.2, three of Sapphire Rapids at 16 (2 bytes a transfer; Intel's data sheets). AMD's xGMI is faster.
@@ -68,7 +66,7 @@ class Wiring:
     memory_bytes_per_s: float
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Wiring:
+    def of(cls, cluster: Topology) -> Wiring:
         """A node of `cluster`."""
         return _of_cluster(cluster)
 
@@ -179,7 +177,7 @@ class Wiring:
 
 
 @remembered(_MOST_CLUSTERS)
-def _of_cluster(cluster: Cluster) -> Wiring:
+def _of_cluster(cluster: Topology) -> Wiring:
     tier = cluster.host_tier if cluster.pcie else None
     memory = tier.memory_bytes_per_s if tier else 0.0
     return _made(cluster.intra, cluster.host_link, cluster.pcie, cluster.gpus_per_node, memory)

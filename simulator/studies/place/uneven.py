@@ -13,7 +13,7 @@ from typing import Final
 
 from simulator.base.sums import summed
 from simulator.parallel.pipeline import stage_layers
-from simulator.spec.cluster.exceptions import GpuKinds
+from simulator.spec.cluster.gpu_kinds import GpuKinds
 from simulator.spec.cluster.rank_mapping import RankMapping, gpu_at
 from simulator.studies.place.trial import Choice, Trials, is_better
 

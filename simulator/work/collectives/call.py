@@ -106,7 +106,7 @@ class Links:
     ) -> Links:
         """The links of `cluster` as `kind` in a group sees them; without a group, as one GPU does.
 
-        Raises ClusterError where nodes differ: `spec.cluster.exceptions.GpuKinds` makes clusters of equal nodes of them.
+        Raises ClusterError where nodes differ: `spec.cluster.gpu_kinds.GpuKinds` makes clusters of equal nodes of them.
         """
         cluster.must_be_even("the price of a collective")
         port, network, fabric = port_of(cluster, shape, kind), cluster.inter, cluster.fabric

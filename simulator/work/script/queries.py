@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import cast
 
 from simulator.base.kernels import Stream
+from simulator.base.registry import IMPLEMENTATIONS
 from simulator.parallel.model_shard import whole_body
 from simulator.spec.model import FORWARD_SUFFIX, Model
 from simulator.spec.plan import Plan
 from simulator.spec.plan.optimizers import OPTIMIZERS
-from simulator.work.script.implementation import implementation_of
 from simulator.work.script.sharding import ParameterUnit, frozen_pieces, pieces, shard_ranks
 from simulator.work.script.unit_comm import UnitComm
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What an implementation of data parallelism gathers, sends and keeps. Functions take the rank's part of the model, and the plan.
+
+    units: what it gathers and reduces together. communication: what each piece of the model sends (ranks of a shard group
+    on one node, or None). resident: bytes of every tensor between steps by category, before offload. gradients: bytes of
+    every tensor that the backward leaves for the optimizer and that did not exist before. update: passes over gradients
+    before the optimizer's own kernels.
+    """
+
+    units: Callable[[Model, Plan], tuple[ParameterUnit, ...]]
+    communication: Callable[[Model, Plan, int | None], tuple[UnitComm, ...]]
+    resident: Callable[[Model, Plan], dict[str, list[int]]]
+    gradients: Callable[[Model, Plan], list[int]]
+    update: Callable[[Model, Plan], tuple[Stream, ...]] = lambda model, plan: ()  # noqa: ARG005
+
+
+def _sizes_of(plan: Plan) -> Sizes:
+    return cast("Sizes", IMPLEMENTATIONS[plan.implementation])
+
+
 def units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
     """The plan's units in the order in which the forward pass needs them (DDP: in which the backward fills them)."""
-    return implementation_of(plan).units(model, plan)
+    return _sizes_of(plan).units(model, plan)
 
 
 def communication(model: Model, plan: Plan, node_ranks: int | None = None) -> tuple[UnitComm, ...]:
@@ -25,7 +47,7 @@ def communication(model: Model, plan: Plan, node_ranks: int | None = None) -> tu
 
     node_ranks: ranks of a shard group on one node; None: all of them.
     """
-    comms = implementation_of(plan).communication(model, plan, node_ranks)
+    comms = _sizes_of(plan).communication(model, plan, node_ranks)
     if plan.peft.any and not plan.traits.hooks_modules:
         comms = _with_frozen(comms, model, plan)
     if plan.peft.any:  # hooks of a backward that there is not never run
@@ -62,7 +84,7 @@ def resident_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
     optimizer_state: momenta, and the fp32 master copy if it is one more. buckets: communication buffers that stay.
     buffers: the model's own (position tables).
     """
-    tensors = implementation_of(plan).resident(model, plan)
+    tensors = _sizes_of(plan).resident(model, plan)
     if plan.peft.any:
         tensors = {**tensors, "parameters": [*tensors["parameters"], *_frozen_tensors(model, plan)]}
     if plan.offload.optimizer != "none":
@@ -78,13 +100,13 @@ def paged_bytes(model: Model, plan: Plan) -> int:
     if not OPTIMIZERS[kind].paged:
         return 0
     plans = (plan.copy_with(optimizer=kind.removeprefix("paged_"), optimizer_impl="foreach"), plan)
-    unpaged, paged = (sum(implementation_of(one).resident(model, one)["optimizer_state"]) for one in plans)
+    unpaged, paged = (sum(_sizes_of(one).resident(model, one)["optimizer_state"]) for one in plans)
     return unpaged - paged
 
 
 def trained_tensors(model: Model, plan: Plan) -> list[int]:
     """Bytes of the parameters on the fullest GPU that are trained, as the implementation stores them."""
-    return [] if plan.offload.parameters != "none" else implementation_of(plan).resident(model, plan)["parameters"]
+    return [] if plan.offload.parameters != "none" else _sizes_of(plan).resident(model, plan)["parameters"]
 
 
 def _scales(model: Model, plan: Plan) -> Iterator[int]:
@@ -121,12 +143,12 @@ def resident_bytes(model: Model, plan: Plan, *, granularity_bytes: int = 1) -> d
 def gradient_tensors(model: Model, plan: Plan) -> list[int]:
     """Bytes of every tensor that the backward leaves for the optimizer and that did not exist before the step."""
     none = plan.offload.optimizer != "none" or plan.optimizer.in_backward
-    return [] if none else implementation_of(plan).gradients(model, plan)
+    return [] if none else _sizes_of(plan).gradients(model, plan)
 
 
 def update_kernels(model: Model, plan: Plan) -> tuple[Stream, ...]:
     """What a step's end makes of the gradients before the optimizer's own kernels."""
-    return implementation_of(plan).update(model, plan)
+    return _sizes_of(plan).update(model, plan)
 
 
 def model_state_bytes(model: Model, plan: Plan) -> int:
