@@ -9,10 +9,12 @@ from typing import Final
 
 from simulator.base.kernels import Stream
 from simulator.base.sums import summed
+from simulator.memory.pools import asks_for_pool
 from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import Lowering
 from simulator.play.lower.power import step_kernels
 from simulator.predict.play import SimulatedStep
+from simulator.predict.prediction import STALL
 from simulator.predict.slopes import (
     HOST,
     LATENCY_SIGMA,
@@ -47,6 +49,7 @@ Z90 = 1.6449  # two-sided 90 % of a normal distribution
 RELEASE = "release"
 SHEET = "network by its sheet"
 WAITING = "hosts that may wait for every rank"
+RETRIES = "ranks whose allocators retry apart"
 SOFTWARE = "software"
 LEARNED = "learned"
 UNTIMED = "kernels without a measurement"
@@ -55,10 +58,9 @@ _SMALL = 1e-4  # of a step: parts of a sigma below it are left out where it was 
 # of one as of the other, for lack of a better prior
 OF_ALL_STEPS = math.sqrt(0.5)
 # One sigma of what stacks make of each part of a step, where nobody says which runs: attention kernels of one GPU lie 10 to 50 %
-# apart, eager and fused blocks a factor 2 in what streams over memory (../docs/background/kernels.md). Of software that somebody
-# named and nobody described, overlap is unknown too, and what is left between such programs: experiments/unnamed_software.py
-# predicts each source of runs as if its stack did not exist. More than half of these take longer than predicted, by 0.38 (root mean
-# square, of log time), the others less, by 0.12: generic stacks hide and join what can be, and programs rather do less of it.
+# apart, eager and fused blocks a factor 2 in what streams over memory (../docs/background/kernels.md). Of software that nobody
+# described overlap is unknown too, and what is left: experiments/unnamed_software.py predicts each source of runs as if its stack did
+# not exist. More than half take longer, by 0.38 (root mean square, of log time), the others less, by 0.12: programs hide and join less.
 _UNNAMED = {
     "attention": 0.35,
     "gemm": 0.05,
@@ -98,7 +100,7 @@ def reaches(own: float, parts: Mapping[str, float]) -> tuple[float, float]:
 
 def upward(name: str) -> bool:
     """A part of the interval's upper end alone."""
-    return name in (SHEET, WAITING, UNCOUNTED) or name.startswith(SLOWER)
+    return name in (SHEET, WAITING, RETRIES, UNCOUNTED) or name.startswith(SLOWER)
 
 
 def own_sigma(lowering: Lowering) -> float:
@@ -122,7 +124,7 @@ def kind_of(name: str) -> Part | None:
     """The kind of a part; None: a kind that no runs judged."""
     name = name.removeprefix(SLOWER)
     kind, _, _ = name.partition(" of ")
-    if name in (SHEET, WAITING, "imbalance"):
+    if name in (SHEET, WAITING, RETRIES, "imbalance"):
         return None
     if name in TRANSFER_SIGMA:
         return "transfers"
@@ -152,6 +154,10 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
     for category, weight in shares(played.breakdown, played.step_s).items():
         if category not in (HOST, LINKS, *TRANSFER_SIGMA):
             found[category] = weight * _kernel_sigma(lowering, category)
+    if STALL in played.breakdown and not asks_for_pool(
+        lowering.plan
+    ):  # each rank's own memory is full at its own time: others wait
+        found[RETRIES] = math.log1p((lowering.plan.num_devices - 1) * played.breakdown[STALL] / played.step_s) / Z90
     found |= _links(lowering, played)
     if lowering.calibration.kind != "ideal":
         found |= host_parts(played)

@@ -89,13 +89,13 @@ def _loads(lowering: Lowering) -> Counter[str]:
     for stage in sorted(set(at)):
         members = tuple(gpu for gpu, its in enumerate(at) if its == stage)
         program = lowering.program(lowering.plan.num_micro_batches, stage=stage)
-        for kind, role, size_bytes, count in calls_of(program, stage):
+        for (kind, role, size_bytes, count), times in Counter(calls_of(program, stage)).items():
             if role.startswith("pp "):
-                tally.message(role, stage, size_bytes, members)
+                tally.message(role, stage, times * size_bytes, members)
             elif role != "pp":
-                tally.add(kind, count * size_bytes, lowering.fabric.shape(role), members)
+                tally.add(kind, count * size_bytes, lowering.fabric.shape(role), members, times)
             elif stage == at[0]:  # among stages: told once
-                tally.add(kind, size_bytes, mesh.group_shape("pp"), tuple(range(len(at))))
+                tally.add(kind, size_bytes, mesh.group_shape("pp"), tuple(range(len(at))), times)
         for op in program.ops:
             if isinstance(op, Collective) and op.kind in ("h2d", "d2h"):
                 for gpu in members:
@@ -110,14 +110,14 @@ class _Tally:
         self.cluster, self.curves, self.nccl = lowering.cluster, lowering.curves, lowering.fabric.nccl
         self.mesh, self.found = lowering.mesh, Counter[str]()
 
-    def add(self, kind: str, size_bytes: int, shape: GroupShape, members: tuple[int, ...]) -> None:
-        """A collective of the groups that these GPUs are in."""
+    def add(self, kind: str, size_bytes: int, shape: GroupShape, members: tuple[int, ...], times: int) -> None:
+        """So many collectives of the groups that these GPUs are in."""
         if shape.num_ranks == 1:
             return
         traffic = host_traffic(kind, size_bytes, shape, self.cluster, self.curves, nccl=self.nccl)
         for name, load in loads_of(self.cluster, shape, kind, members).items():
-            self.found[name] += load * float(traffic.port_bytes)  # type: ignore[assignment]  # bytes may be fractions
-        self.network(kind, float(traffic.network_bytes), shape, members)
+            self.found[name] += times * load * float(traffic.port_bytes)  # type: ignore[assignment]  # bytes may be fractions
+        self.network(kind, times * float(traffic.network_bytes), shape, members)
 
     def network(self, kind: str, bytes_each: float, shape: GroupShape, members: tuple[int, ...]) -> None:
         """The share of its node's NICs of each of these GPUs."""

@@ -88,11 +88,14 @@ class Tally:
             print(f"{number:6,}  {kind}")
 
 
-def run(seed: int, minutes: float, jobs: int, cases: int | None, out: Path) -> int:
-    """Play cases until time is up; the number of kinds of fault."""
+def run(seed: int, minutes: float, jobs: int, indices: tuple[int, int | None], out: Path) -> int:
+    """Play cases until time is up; the number of kinds of fault. indices: the first case, and the one that ends them."""
     context = multiprocessing.get_context("spawn")
     queue, until_s, tally = context.Queue(), time.time() + 60 * minutes, Tally(seed, out)
-    workers = [context.Process(target=work, args=(seed, first, jobs, until_s, cases, queue)) for first in range(jobs)]
+    first, last = indices
+    workers = [
+        context.Process(target=work, args=(seed, first + number, jobs, until_s, last, queue)) for number in range(jobs)
+    ]
     for worker in workers:
         worker.start()
     with contextlib.suppress(KeyboardInterrupt):
@@ -124,14 +127,15 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--cases", type=int, help="at most so many; the same on every machine")
+    parser.add_argument("--cases", type=int, help="up to this one; the same on every machine")
+    parser.add_argument("--first", type=int, default=0, help="begin with this case, where an earlier run ended")
     parser.add_argument("--case", type=int, help="play this one and print it")
     parser.add_argument("--out", type=Path, default=Path("campaign-faults"))
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     if options.case is None:
-        return int(run(options.seed, options.minutes, options.jobs, options.cases, options.out) > 0)
+        return int(run(options.seed, options.minutes, options.jobs, (options.first, options.cases), options.out) > 0)
     warm()
     case, ended, fault = one(options.seed, options.case, Path(tempfile.mkdtemp(prefix="campaign-")))
     print(

@@ -243,16 +243,22 @@ def _faults(case: Seed, ended: Ended, folder: Path) -> Iterator[str]:
         yield f"memory: {ended.peak_bytes / 2**20:.0f} MiB"
     if _WARNED.search(error):
         yield f"warning: {_last_line(error)}"
-    if refused and not error.strip():
-        yield "an error without a word"
-    if refused and (longest := max(map(len, error.splitlines()), default=0)) > LONGEST:
-        yield f"an error of {longest} bytes in a line"
+    if refused:
+        yield _refusal(case, error)
     if found := _CONTROL.search(error) or _CONTROL.search(ended.stdout):
         yield f"control character {found.group()!r} on the terminal"
     if ended.status in (0, 4) and _asks_json(case.argv) and not {"-o", "--out"} & set(case.argv):
         yield _not_json(ended.stdout)
     yield _damaged(case, folder)
     yield _left(case, folder)
+
+
+def _refusal(case: Seed, error: bytes) -> str:
+    if not error.strip():
+        return "an error without a word"
+    if (longest := max(map(len, error.splitlines()))) > LONGEST:
+        return f"an error of {longest} bytes in a line"
+    return f"a valid input is refused: {error[-200:].decode('utf-8', 'replace')}" if case.valid else ""
 
 
 def _last_line(error: bytes) -> str:

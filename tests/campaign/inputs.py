@@ -19,6 +19,7 @@ from tests.captures import data
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = ROOT / "experiments" / "measured" / "cpu-loop-2026-11-21"
+EXAMPLES, CALIBRATIONS = ROOT / "docs" / "examples", ROOT / "topologies" / "calibrations"
 
 ASKED = b"""model = "gpt2"
 cluster = "hgx-h100-8"
@@ -139,8 +140,8 @@ def nsight() -> bytes:
 
 
 @cache
-def capture(layers: int = 3) -> bytes:
-    return gzip.compress(json.dumps(data(layers)).encode(), mtime=0)
+def capture(layers: int = 3, ranks: int = 8) -> bytes:
+    return gzip.compress(json.dumps(data(layers) | {"world_size": ranks}).encode(), mtime=0)
 
 
 @cache
@@ -302,7 +303,9 @@ LEARNED = json.dumps(
 def configs() -> dict[str, bytes]:
     """A config.json of each architecture's kind: attention, experts, state spaces."""
     with (ROOT / "tests" / "data" / "configs" / "families.toml").open("rb") as file:
-        by_type = {one["keys"]["model_type"]: json.dumps(one["keys"]).encode() for one in tomllib.load(file)["config"]}
+        every = [one["keys"] for one in tomllib.load(file)["config"]]
+    # TOML has no null
+    by_type = {keys["model_type"]: json.dumps(keys).replace('"null"', "null").encode() for keys in every}
     return {
         name: by_type[name]
         for name in ("mixtral", "deepseek_v2", "gpt2", "gemma3_text", "nemotron_h")

@@ -65,7 +65,7 @@ def mutated(seed: Seed, rng: random.Random) -> Seed:
             files[name] = _data(files[name], name, rng)
         else:
             argv = _argv(argv, rng)
-    changed = replace(seed, argv=tuple(argv), files=files)
+    changed = replace(seed, argv=tuple(argv), files=files, valid=False)
     return _surrounded(changed, rng) if seed.targets and rng.random() < 0.04 else changed
 
 
@@ -76,7 +76,7 @@ def drawn(rng: random.Random) -> Seed:
     for one in rng.sample(options, rng.choice((0, 0, 0, 1, 3))):
         value = rng.choice(HOSTILE).replace("\0", "") if rng.random() < 0.05 else plausible(one, rng)
         argv += [one.opts[-1]] if one.is_flag else [one.opts[-1], value]
-    return Seed(name="drawn", argv=tuple(argv))
+    return Seed(name="drawn", argv=tuple(argv), valid=False)
 
 
 def _surrounded(seed: Seed, rng: random.Random) -> Seed:

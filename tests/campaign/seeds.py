@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from tests.campaign import inputs
+from tests.campaign import further, inputs
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES, PLANS = ROOT / "docs" / "examples", ROOT / "tests" / "data" / "plans"
@@ -31,6 +31,7 @@ class Seed:
     """A command line, run where its files lie; `mutable`: those of them that are mutated (all unless said).
 
     files: contents by name, which may name a folder. special: what stands in place of a file, by name (`mutate.SPECIAL`).
+    nightly: not among the cases that the tests play. valid: to be refused is a fault.
     """
 
     name: str
@@ -38,6 +39,8 @@ class Seed:
     files: dict[str, bytes] = field(default_factory=dict)
     mutable: tuple[str, ...] = ()
     special: dict[str, str] = field(default_factory=dict)
+    nightly: bool = False
+    valid: bool = True
 
     @property
     def slow(self) -> bool:
@@ -229,7 +232,7 @@ def _measured() -> Iterator[Seed]:
     yield _of("nccl json fit", f"calibrate fit all_reduce.json {fit}", **{"all_reduce.json": inputs.NCCL_JSON})
     yield _of(
         "samples fit",
-        "calibrate fit samples.jsonl.gz -o mine.calibration.json",
+        "calibrate fit samples.jsonl.gz --noisy -o mine.calibration.json",
         **{"samples.jsonl.gz": (inputs.MEASURED / "samples-1.jsonl.gz").read_bytes()},
     )
     two = {"old.jsonl": inputs.samples(), "new.jsonl": inputs.samples(1.3)}
@@ -245,15 +248,27 @@ def _measured() -> Iterator[Seed]:
     )  # fmt: skip
     yield _of("measured", "calibrate run --tiny --minutes 0.02 --device cpu --out mine.jsonl")
     yield _of("burnt", "calibrate burn-in --tiny --minutes 0.01 --device cpu --json")
-    yield _of("rehearsed", "validate rehearse --quick --only none")
+    rehearsal = _of("rehearsed", "validate rehearse --quick --only none")  # eight processes for minutes: named nothing
+    yield replace(rehearsal, valid=False)
     program = "validate run --program step.py --capture step.capture.gz --device cpu --steps 1 --json"
-    yield _of("program played", program, **{"step.py": inputs.SCRIPT, "step.capture.gz": inputs.capture()})
+    yield _of("program played", program, **{"step.py": inputs.SCRIPT, "step.capture.gz": inputs.capture(ranks=1)})
     yield _of("played", "validate run study.toml --mode fake --steps 1 --json", **{"study.toml": inputs.PLAYED})
     for name, table in (
         ("serving table", "serving.csv"), ("memory table", "memory.csv"), ("collectives table", "collectives.csv"), ("published runs", "runs.csv"),
     ):  # fmt: skip
         if (path := SHARED / table).is_file():
             yield _of(name, f"backtest {table} --json", **{table: _cut(path.read_bytes(), 4)})
+
+
+def _further() -> Iterator[Seed]:
+    """Fine-tuning frameworks' files, tables of our own, options that read a file."""
+    for name, (command, files) in {**further.recipes(), **further.tables()}.items():
+        yield replace(_of(name, command, **files), nightly=True)
+
+
+def _studies() -> Iterator[Seed]:
+    for name, argv, files in further.studies():
+        yield Seed(name=name, argv=tuple(argv), files=files, nightly=True, valid=False)
 
 
 def _machines() -> Iterator[Seed]:
@@ -285,7 +300,10 @@ def _machines() -> Iterator[Seed]:
 
 @cache
 def seeds(*, journals: bool = True) -> tuple[Seed, ...]:
-    """Every reader and command at least once. What lies in ../shared takes part where it is there."""
+    """Every reader and command at least once. What lies in ../shared takes part where it is there.
+
+    journals: also those that take a run to make, and the golden studies, which have tests of their own.
+    """
     parts = [
         _described,
         _plans,
@@ -294,6 +312,7 @@ def seeds(*, journals: bool = True) -> tuple[Seed, ...]:
         _servers,
         _measured,
         _machines,
-        *([_journals] if journals else []),
+        _further,
+        *([_journals, _studies] if journals else []),
     ]
     return tuple(one for part in parts for one in part())

@@ -16,6 +16,8 @@ import click
 
 from simulator.base.errors import Fault, printable
 from simulator.cli import shardwise
+from simulator.formats.readers import PLAN_FORMATS
+from simulator.formats.readers.plans import detect
 from tests.campaign import same
 from tests.campaign.cases import Ended, wrong
 from tests.campaign.mutate import LARGE, LEFT_OUT, _large, mutated, options_of
@@ -86,6 +88,27 @@ def test_every_file_option_and_argument_is_in_some_input() -> None:
             ):
                 missing.append((*words, one.opts[-1]))
     assert missing == []
+
+
+def test_every_format_of_a_plan_is_in_some_input() -> None:
+    found = {read_as(seed, name) for seed in seeds(journals=False) for name in seed.files if name in seed.argv}
+    assert set(PLAN_FORMATS) - found == set()
+
+
+def read_as(seed: Seed, name: str) -> str:
+    """The format of a plan's file; "" of another file."""
+    if "--plan-format" in seed.argv:
+        return seed.argv[seed.argv.index("--plan-format") + 1]
+    return detect(seed.files[name].decode(), name) if seed.argv[seed.argv.index(name) - 1] == "--plan" else ""
+
+
+def test_a_valid_input_that_is_refused_is_a_fault(tmp_path: Path) -> None:
+    case = seeds(journals=False)[0]
+    refused = Ended(status=3, seconds=1, cpu_s=1, peak_bytes=0, stdout=b"", stderr=b"shardwise: 1 fault\n")
+    for name, data in case.files.items():
+        (tmp_path / name).write_bytes(data)
+    assert wrong(case, refused, tmp_path).startswith("a valid input is refused")
+    assert wrong(replace(case, valid=False), refused, tmp_path) == ""
 
 
 def test_a_case_that_asks_the_network_is_a_fault() -> None:

@@ -28,7 +28,7 @@ _BY_METAVAR: Final[Mapping[str, Sequence[str]]] = {
     "FIELD=V[,V...]": ("tp=1,2", "weights=bf16,fp8", "zero=0", "pp=1", "stack=torch-2.6-eager", "seq_len=1"),
     "NAME=VALUE": ("NCCL_ALGO=Tree", "NCCL_PROTO=LL", "NCCL_BUFFSIZE=4096", "TP=2"), "COUNTxGPU": ("8xh100", "2xb200", "1xa100", "72xgb200", "4xl4", "3xh100", "1xh100:3g.40gb", "8xmi300x"),
     "HOSTLIST": ("node[1-2]", "a,b", "node[01-16]", "n[1-3,5]"), "N[,N...]": ("1,2", "8", "0,1", "3,2,1"), "[PXX=]TIME[,...]": ("1s", "p99=2s", "p50=1s,p99=3s", "p0=1s", "mean=1s"),
-    "TIME": _TIMES, "TIME|optimal": (*_TIMES, "optimal"), "TIME|TABLE": (*_TIMES, "{distribution=lognormal,median=1s,sigma=1}"), "FRACTION": _SHARES, "SHARE": _SHARES, "FRACTION|TABLE": (*_SHARES, "{distribution=uniform,low=0.1,high=0.5}"),
+    "TIME": _TIMES, "TIME|optimal": (*_TIMES, "optimal"), "TIME|TABLE": (*_TIMES, '{distribution="lognormal",median="1s",sigma=1}'), "FRACTION": _SHARES, "SHARE": _SHARES, "FRACTION|TABLE": (*_SHARES, '{distribution="uniform",low=0.1,high=0.5}'),
     "INTEGER": (*_NUMBERS, "100", "4096", "1000000"), "N": (*_NUMBERS, "1e9", "1M", "15T"), "COUNT": ("1", "1000", "1e9", "1T"), "X": ("0.5", "1", "2", "1000"), "K": _NUMBERS, "DOLLARS": ("0.1", "2", "1e9"),
     "FAMILY": ("llama", "gpt", "llama3-8b", "mixtral-8x7b"), "SIGMA": ("0", "0.5", "3", "20"), "NUMBERS|FILE": ("100us,50GB/s", "1,2", "fabric.toml"), "REGEX=N": (".*=2", "gemm=0.5", "(=1"), "VERSION": ("2.18", "2.27.3", "9", "2.x"),
     "NAME": (*_STACKS, "tp-cp-ep-dp-pp", "q_proj", "attn"), "VALUE": ("{kind=adam}", "kind=powersgd", "optimizer=host", "true", "1,2"), "SECONDS|TRACE": ("1.5", "0", "step.json.gz"), "FILE|lognormal:MEDIAN,SIGMA": ("lognormal:512,1", "lognormal:0,0", "lognormal:1e9,50"),

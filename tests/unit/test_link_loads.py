@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from simulator import Model
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
+from simulator.formats.writers.link_plot import _first, write_link_plot
 from simulator.predict.link_loads import Loads, idle_links, link_loads
 from simulator.spec.cluster import Cluster, NicPlace, Pcie
 from simulator.spec.plan import Offload, Plan
+from simulator.work.collectives import host_traffic
 
 MODEL = Model.load("llama3.2-1b")
 
@@ -31,6 +34,20 @@ def test_ddp_on_one_node_puts_two_passes_of_the_gradients_on_every_port() -> Non
     for gpu in range(8):
         assert found[f"port{gpu}"] == pytest.approx(2 * 7 / 8 * gradients, rel=1e-3)
         assert found[f"nic{gpu}"] == 0
+
+
+def test_calls_that_are_alike_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 64 micro-batches as many as of 4, and 16 times their bytes where each gathers and reduces."""
+    asked = list[int]()
+
+    def watched(kind: str, size_bytes: int, *others: object, **settings: object) -> object:
+        asked.append(size_bytes)
+        return host_traffic(kind, size_bytes, *others, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sys.modules[link_loads.__module__], "host_traffic", watched)
+    few, many = (loads(Cluster.load("dgx-a100-80-8"), dp_shard=8, zero=3, num_micro_batches=n) for n in (4, 64))
+    assert 0 < len(asked) < 12
+    assert step_bytes(many)["port0"] == pytest.approx(16 * step_bytes(few)["port0"])
 
 
 def test_replicas_between_nodes_use_cards_and_shards_use_ports() -> None:
@@ -134,3 +151,21 @@ def test_messages_sent_in_turn_are_their_senders() -> None:
         step_bytes(loads(Cluster.load("dgx-a100-80-8"), **{**plan, "num_micro_batches": n}))["port0"] for n in (16, 8)
     )
     assert more - less == pytest.approx(8 * 512 * MODEL.d_model * 2)
+
+
+def test_of_a_large_node_the_first_gpus_are_drawn_and_the_picture_says_so() -> None:
+    """A GPU took 1.4 inches: a node of 1,000 a picture of 35 metres, and minutes."""
+    node = Cluster.load("hgx-h100-8")
+    first = _first(idle_links(node.model_copy(update={"gpus_per_node": 1000})))
+    assert first.num_gpus == 32
+    ends = {end for link in first.links for end in (link.src, link.dst) if end.startswith("gpu")}
+    assert ends == {f"gpu{gpu}" for gpu in range(32)}
+    assert "the first 32 of its 1,000 GPUs" in first.cluster
+    assert _first(idle_links(Cluster.load("dgx1-v100-8"))) == idle_links(Cluster.load("dgx1-v100-8"))
+
+
+def test_a_picture_is_no_wider_than_the_gpus_that_are_drawn(tmp_path: Path) -> None:
+    node = Cluster.load("hgx-h100-8").model_copy(update={"gpus_per_node": 200})
+    write_link_plot(tmp_path / "x.svg", idle_links(node), "--draw")
+    width = float((tmp_path / "x.svg").read_text().partition('width="')[2].partition("pt")[0])
+    assert width == pytest.approx(32 * 1.4 * 72)  # points

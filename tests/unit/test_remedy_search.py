@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import pytest
@@ -10,8 +11,9 @@ from simulator.base.fit import Fit
 from simulator.base.units import format_seconds
 from simulator.memory import MemoryUse, Pressure, simulate_memory
 from simulator.memory.allocator import AllocatorSettings
-from simulator.predict import Prediction, Remedy, predict
+from simulator.predict import Z90, Prediction, Remedy, predict
 from simulator.predict.changes import Change, changes
+from simulator.predict.confidence import RETRIES
 from simulator.predict.prediction import STALL
 from simulator.predict.remedy_search import _NO_EFFECT, NUM_REMEDIES, _Candidate, _pipeline_proofs, _Search
 from simulator.predict.verdict import cause_of
@@ -181,6 +183,14 @@ def retrying() -> Prediction:
     use = predicted(PLAN, 80).memory
     between = (use.peak_allocated_bytes + 9 * use.peak_reserved_bytes) // 10 + use.outside_torch_bytes
     return predicted(PLAN, between / GIB)
+
+
+def test_the_slow_end_holds_the_retries_of_every_rank() -> None:
+    """Whose memory fills up at its own time, while the other seven wait."""
+    tight = retrying()
+    slow_s = tight.step_s + 7 * tight.breakdown[STALL]
+    assert math.exp(Z90 * tight.spread[RETRIES]) == pytest.approx(slow_s / tight.step_s)
+    assert RETRIES not in predicted(PLAN, 80).spread
 
 
 def test_retries_cost_what_the_driver_takes() -> None:

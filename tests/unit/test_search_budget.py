@@ -30,12 +30,12 @@ from simulator.studies.search import (
     search,
     search_stacks,
 )
-from simulator.studies.search.engines import Task, _surveyed
+from simulator.studies.search.engines import Task, _Batches, _Here, _surveyed
 from simulator.studies.search.outcome import bound_group_of, key_of, layout_of
 from simulator.studies.search.report import Row, compared
 from simulator.studies.search.space import Branch, Pruned
 from simulator.studies.search.survey import Prospect, Survey, work_of
-from simulator.studies.search.table import WINDOW, Layouts
+from simulator.studies.search.table import WINDOW, EveryPlan, Layouts
 from tests.once import evaluate
 
 MODEL = Model(name="small", num_layers=4, d_model=1024, num_heads=8, num_kv_heads=4, d_ff=2816, vocab_size=8192)
@@ -287,6 +287,32 @@ def test_an_exact_search_has_a_limit_after_its_first_round() -> None:
     plans = [plan for branch in branches for plan in study.space.plans(branch, Pruned())]
     steps = {outcome.signature: outcome.step_s for outcome in (evaluate(study, key_of(plan, 1)) for plan in plans)}
     assert [row.outcome.step_s for row in report.rows] == sorted(s for s in steps.values() if s is not None)[:5]
+
+
+def test_more_plans_are_on_the_way_where_none_is_in_vain() -> None:
+    table = EveryPlan(replace(_study(), top=40))
+    assert table.window == 40  # the table is empty: whatever they are, forty more are wanted
+    for step in range(640):
+        table.add(_prospect(1.0, str(step)), _outcome(Fit.FITS, 1.0 + step, 50))
+    assert table.window == 640 // 16
+    assert Layouts(_study()).window == WINDOW
+
+
+def test_a_task_has_as_many_plans_as_it_may_and_starts_when_one_is_asked_for() -> None:
+    started = list[list[str]]()
+
+    def start(keys: list[str]) -> _Here:
+        started.append(list(keys))
+        return _Here(lambda: [key.upper() for key in keys])
+
+    batches = _Batches(start)
+    tasks = [batches.add(key, 3) for key in "abcdefg"]
+    assert started == [["a", "b", "c"], ["d", "e", "f"]]
+    assert [task.result() for task in tasks] == list("ABCDEFG")
+    assert started[2:] == [["g"]]
+    batches.add("h", 3)
+    batches.add("i", 2)  # heavier than the one before
+    assert started[3:] == [["h", "i"]]
 
 
 # -- the Pareto front --------------------------------------------------------------------------------------------------

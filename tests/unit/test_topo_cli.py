@@ -11,6 +11,7 @@ import pytest
 
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
+from simulator.spec.cluster.host import Host
 
 MATRIX = "\tGPU0\tGPU1\tNIC0\nGPU0\t X \tNV18\tPIX\nGPU1\tNV18\t X \tNODE\nNIC0\tPIX\tNODE\t X \n"
 
@@ -136,3 +137,16 @@ def test_the_network_of_a_cluster_file(capsys: pytest.CaptureFixture[str]) -> No
     assert network["half_cuts"][0] == {"nodes": 2, "bytes_per_s": 200e9}  # type: ignore[index]
     assert main(["topo", "gb200-nvl72", "--plain"]) == ExitCode.OK
     assert "joins 72 GPUs of several nodes" in capsys.readouterr().out
+
+
+def test_pairs_of_gpus_are_walked_once_whatever_is_asked_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node of 1,000 GPUs has half a million pairs; text, JSON and page walked them 20 times and more."""
+    walks: list[Host] = []
+    pairs = Host.gpu_pairs
+    monkeypatch.setattr(Host, "gpu_pairs", lambda self: walks.append(self) or pairs(self))
+    assert main(["topo", "hgx-h100-8", "--html", str(tmp_path / "page.html")]) == ExitCode.OK
+    assert main(["topo", "hgx-h100-8", "--json"]) == ExitCode.OK
+    assert "GPUs 0–7: NVSwitch" in capsys.readouterr().out
+    assert len(walks) == len(set(map(id, walks))) <= 3  # a host for each command, and one of the page

@@ -246,6 +246,16 @@ def test_single_faults_of_a_file(old: str, new: str, place: str, tmp_path: Path)
     assert place in faults(file)
 
 
+def test_a_mesh_of_more_gpus_than_links_is_refused(tmp_path: Path) -> None:
+    """Half a million pairs of cables, which took half a minute to say nothing of use."""
+    preset = (Path(__file__).resolve().parents[2] / "topologies" / "hgx-h100-8.toml").read_text("utf-8")
+    file = tmp_path / "mesh.toml"
+    file.write_text(
+        preset.replace('shape = "switch"', 'shape = "mesh"').replace("gpus_per_node = 8", "gpus_per_node = 1000")
+    )
+    assert "a cable to 999 others" in faults(file)["intra.shape"].problem
+
+
 HUGE = 'gpus_per_node = 1000000000000\n[intra]\nedges = [{ src = 0, dst = 1, bytes_per_s = "1GB/s" }]\n'
 
 

@@ -370,3 +370,40 @@ def test_long_blanks_and_comments_are_passed_over_once(text: str, tmp_path: Path
         file.write_text(text)
         with pytest.raises(PlanError):
             read_plan(file)
+
+
+VERL = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=1024 data.max_prompt_length=512 \\
+    data.max_response_length=1024 actor_rollout_ref.model.path=Qwen/Qwen3-8B actor_rollout_ref.actor.ppo_mini_batch_size=256 \\
+    actor_rollout_ref.rollout.n=5 trainer.n_gpus_per_node=8 trainer.nnodes=2 trainer.logger='["console"]' {} $@
+"""
+
+
+def test_verl_s_line_is_one_update_of_the_policy(tmp_path: Path) -> None:
+    more = (
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 actor_rollout_ref.actor.fsdp_config.param_offload=True"
+    )
+    draft = launched(tmp_path, VERL.format(more))
+    plan = plan_of(draft)
+    assert (draft.model, draft.num_devices, draft.num_nodes) == ("qwen3-8b", 16, 2)
+    assert (plan.implementation, plan.dp_shard, plan.seq_len, plan.recompute.mode) == ("fsdp1", 16, 512 + 1024, "full")
+    assert (plan.micro_batch_size, plan.num_micro_batches) == (16, 256 * 5 // 16 // 16)
+    assert (plan.precision.compute, plan.precision.reduce, plan.syncs_every_micro_batch) == ("bf16", "fp32", True)
+    assert unknown(draft) == ["$@"]
+    assert "actor_rollout_ref.actor.fsdp_config.param_offload" in [one.name for one in draft.named("not modelled")]
+
+
+def test_verl_counts_a_micro_batch_by_tokens_and_swaps_heads(tmp_path: Path) -> None:
+    actor = "actor_rollout_ref.actor"
+    more = f"{actor}.use_dynamic_bsz=True {actor}.ppo_max_token_len_per_gpu=9216 {actor}.strategy=fsdp2 {actor}.ulysses_sequence_parallel_size=2"
+    plan = plan_of(launched(tmp_path, VERL.format(f"{more} actor_rollout_ref.model.lora_rank=32")))
+    # 2 × 9216 tokens hold 12 sequences of 1536; a pair of ranks has 1280 / 8 = 160, of which 10 divide
+    assert (plan.implementation, plan.cp, plan.cp_exchange, plan.micro_batch_size) == ("fsdp2", 2, "all_to_all", 10)
+    assert (plan.peft.method, plan.peft.rank, plan.peft.targets, plan.peft.base) == ("lora", 32, ("all",), "fp32")
+
+
+def test_verl_under_megatron_or_without_a_batch_is_a_fault(tmp_path: Path) -> None:
+    line = VERL.format("").replace("main_ppo ", "main_ppo --config-name=ppo_megatron_trainer.yaml ")
+    first, second = launched(tmp_path, line).faults
+    assert (first.problem, second.problem) == ("megatron is unknown", "is not stated")
+    assert first.place.endswith("train.sh:1: --config-name")
+    assert second.place.endswith("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu")

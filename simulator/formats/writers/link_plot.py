@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,12 +24,24 @@ _FILLS: Final = {
     "nic": "#efe0f2",
 }
 _MOST_LABELS = 40
+_MOST_GPUS: Final = 32  # that one can tell apart; a picture of more would be metres wide
 
 
 def write_link_plot(path: Path, loads: Loads, flag: str) -> None:
-    """Draw into `path`, as `flag` asks. Raises InputError where that cannot be."""
+    """Draw into `path`, as `flag` asks: of a large node the first GPUs, and says so. Raises InputError where that cannot be."""
+    loads = _first(loads)
     with drawn(path, flag, (max(8.0, 1.4 * loads.num_gpus), 7)) as figure:
         _draw(figure.add_subplot(), loads, colours("YlOrRd"))
+
+
+def _first(loads: Loads) -> Loads:
+    """The first GPUs of a node, and what they are joined to."""
+    if loads.num_gpus <= _MOST_GPUS:
+        return loads
+    left = {f"gpu{gpu}" for gpu in range(_MOST_GPUS, loads.num_gpus)}
+    links = tuple(link for link in loads.links if not {link.src, link.dst} & left)
+    title = f"{loads.cluster}: the first {_MOST_GPUS} of its {loads.num_gpus:,} GPUs"
+    return replace(loads, cluster=title, num_gpus=_MOST_GPUS, links=links)
 
 
 def _draw(axes: Axes, loads: Loads, shades: Colours) -> None:

@@ -119,7 +119,7 @@ class Lowering:
 
     @property
     def may_wait_s(self) -> float:
-        """What hosts may wait for each other rank before a collective, where nothing says whether they do."""
+        """What hosts may wait for each rank of another node before a collective, where nothing says whether they do."""
         fabric = self.cluster.fabric
         known = fabric.call_rank_s is not None or any(one.nodes > 1 for one in fabric.measured)
         return 0.0 if known or not self.over_nodes else self.stack.fitted.rank_wait_s

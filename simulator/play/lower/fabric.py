@@ -11,7 +11,7 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
 from simulator.spec.software.nccl import Nccl
 from simulator.spec.software.stack import Stack
-from simulator.work.collectives import collective_cost, copies, interference, rank_wait_s
+from simulator.work.collectives import collective_cost, copies, interference, rank_wait_s, ranks_heard
 from simulator.work.offload import Transfers
 from simulator.work.ops import Exchange
 from simulator.work.program import CollectiveCost
@@ -98,7 +98,8 @@ class MeshFabric:
 
     def issue_s(self, role: str, count: int = 1) -> float:
         """Host time to issue so many collectives of a role, and to hear of every rank where each call waits for that."""
-        waits_s = self.rank_wait_s and self.rank_wait_s * (self.shape(role).num_ranks - 1)
+        shape = self.shape(role)
+        waits_s = self.rank_wait_s and self.rank_wait_s * ranks_heard(shape.num_ranks, shape.ranks_per_node)
         return count * (self.stack.host.collective_s + waits_s)
 
     def sent_bytes(self, exchange: Exchange) -> int:

@@ -125,8 +125,8 @@ class Fabric(Strict):
     nic_collectives: NICs with processors of their own (DPUs) run what groups of one GPU a node exchange, and leave the SMs to compute; unless
     stated, none do.
     nic_compression: ratio to which NICs compress what they send; it reaches and leaves them whole; unless stated, they do not.
-    call_rank_s: what the host waits for each other rank of a group before it issues a collective, as torch's checks of every call do
-    (TORCH_DISTRIBUTED_DEBUG=DETAIL, some 0.3 ms a rank); unless stated, what `measured` shows of it.
+    call_rank_s: what the host waits for each rank of a group on another node before it issues a collective, and in parts for those of
+    its own, as torch's checks of every call do (TORCH_DISTRIBUTED_DEBUG=DETAIL, some 0.3 ms); unless stated, what `measured` shows.
     """
 
     kind: Literal["rail_optimised", "fat_tree"] = "rail_optimised"

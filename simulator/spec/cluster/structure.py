@@ -18,6 +18,7 @@ from simulator.spec.cluster.routing import components
 
 _NEEDS_EDGES = ("cube_mesh", "pairs")
 _FORBIDS_EDGES = ("switch", "pcie")
+_MOST_OF_A_MESH = 128  # no GPU has so many links: beyond, a switch was meant
 
 
 def structure_faults(data: Mapping[str, object], place: str) -> list[Fault]:
@@ -51,6 +52,9 @@ def _edge_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
             f"shape {shape!r} has no edges: all GPUs are equal",
             "shape = 'mesh', 'cube_mesh' or 'pairs'; or no edges",
         )
+    if shape == "mesh" and gpus is not None and gpus > _MOST_OF_A_MESH:
+        problem = f"a mesh of {gpus} GPUs: each has a cable to {gpus - 1} others"
+        yield Fault(f"{place}: intra.shape", problem, f"shape = 'switch', or at most {_MOST_OF_A_MESH} GPUs")
     seen: set[tuple[int, int]] = set()
     for index, edge in enumerate(_edges(data)):
         src, dst, where = edge.get("src"), edge.get("dst"), f"{place}: intra.edges[{index}]"

@@ -361,7 +361,7 @@ class Fitted(Strict):
         "of its own",
     )
     rank_wait_s: Seconds = _seconds(
-        "what a host may wait for each other rank before a collective where neither `[fabric.measured]` nor `call_rank_s` says "
+        "what a host may wait for each rank of another node before a collective where neither `[fabric.measured]` nor `call_rank_s` says "
         "whether it does: some of the measured runs did. Over nodes an interval's upper end allows for it",
     )
     step_overhead_s: Seconds = _seconds("a constant a step")

@@ -13,7 +13,7 @@ as the many that it takes the place of. Before all of the space is known, a part
 a part of it too.
 
 Which candidates are simulated depends only on the study, never on timing: candidate i is chosen by the table as it stood
-after candidate i - WINDOW. So any number of processes, and any number of interruptions, ends with the same table.
+so many candidates before, the table's window. So any number of processes, and any number of interruptions, ends with the same table.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from simulator.studies.search.report import SearchReport, make_report
 from simulator.studies.search.space import Branch, Pruned, tightest
 from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.survey import Prospect, Survey
-from simulator.studies.search.table import WINDOW, Table, table_of
+from simulator.studies.search.table import Table, table_of
 
 _SCOUTED: Final = 3  # branches of each level of split in which scouts look
 _DOUBLINGS: Final = 4  # of what is surveyed, from the first round to the whole space
@@ -45,6 +45,7 @@ _MANY: Final = 1500  # branches of which all are surveyed
 _TOKENS: Final = 4096  # of a sequence on a rank: fewer are rare, as messages then outlast the products between them
 _BRANCHES_A_TASK: Final = 16
 _AHEAD: Final = 16  # tasks of a survey for each worker: a million branches' at once fill a scheduler's memory
+_WORK_A_TASK: Final = 300  # of simulations: a tenth of a second, beside which what a task costs is little
 _LISTED: Final = 256  # branches from one sign of progress to the next
 
 
@@ -210,15 +211,19 @@ class _Run:
         """Simulate prospects as the table asks for them. share: of the budget that may be spent by now."""
         on_the_way: deque[tuple[Prospect, PlanOutcome | Task]] = deque()
         while True:
-            if len(on_the_way) == WINDOW:
+            while len(on_the_way) >= self.table.window:
                 self._take(*on_the_way.popleft())
             prospect = self.table.choose(self.open, share)
             if prospect is None:
                 break
-            found = self.known.get(prospect.key) or self.engine.evaluate(prospect.key)
+            found = self.known.get(prospect.key) or self.engine.evaluate(prospect.key, self._most_together(prospect))
             on_the_way.append((prospect, found))
         for item in on_the_way:
             self._take(*item)
+
+    def _most_together(self, prospect: Prospect) -> int:
+        """Candidates like this one in a task: each process has one before it while another comes."""
+        return max(1, min(self.table.window // (2 * self.engine.width), _WORK_A_TASK // max(1, prospect.work)))
 
     def _take(self, prospect: Prospect, found: PlanOutcome | Task) -> None:
         """Wait for a candidate, write it to disk, then use it."""

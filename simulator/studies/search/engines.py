@@ -35,7 +35,10 @@ class Engine(Protocol):
     width: int
 
     def survey(self, branches: list[Branch], limit: float, *, scouts: bool = False) -> Task: ...
-    def evaluate(self, key: str) -> Task: ...
+    def evaluate(self, key: str, together: int = 1) -> Task:
+        """A plan's outcome. together: as many plans as one task may have, which waits for them until a result is asked for."""
+        ...
+
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
@@ -49,6 +52,45 @@ class _Here:
     result: Callable[[], Any]
 
 
+class _Batch:
+    """Plans of one task, which starts when it is full or the first result is asked for."""
+
+    def __init__(self, start: Callable[[list[str]], Task]) -> None:
+        self._start, self.keys = start, list[str]()
+        self._task: Task | None = None
+        self._outcomes: list[PlanOutcome] = []
+
+    @property
+    def started(self) -> bool:
+        return self._task is not None
+
+    def start(self) -> Task:
+        self._task = self._task or self._start(self.keys)
+        return self._task
+
+    def result(self, index: int) -> PlanOutcome:
+        self._outcomes = self._outcomes or self.start().result()
+        return self._outcomes[index]
+
+
+class _Batches:
+    """Plans that are sent together. start: a task of some."""
+
+    def __init__(self, start: Callable[[list[str]], Task]) -> None:
+        self._start = start
+        self._last = _Batch(start)
+
+    def add(self, key: str, together: int) -> Task:
+        """The outcome of one, in a task of at most so many."""
+        if self._last.started:
+            self._last = _Batch(self._start)
+        batch = self._last
+        batch.keys.append(key)
+        if len(batch.keys) >= together:
+            batch.start()
+        return _Here(partial(batch.result, len(batch.keys) - 1))
+
+
 class Serial:
     """This process: nothing is started."""
 
@@ -59,7 +101,7 @@ class Serial:
     def survey(self, branches: list[Branch], limit: float, *, scouts: bool = False) -> Task:
         return _Here(partial(_surveyed, self._surveyor, branches, limit, scouts=scouts))
 
-    def evaluate(self, key: str) -> Task:
+    def evaluate(self, key: str, together: int = 1) -> Task:  # noqa: ARG002  nothing is sent
         return _Here(partial(evaluate, self._study, key))
 
     def __enter__(self) -> Self:
@@ -76,6 +118,7 @@ class Processes:
         self.width = jobs
         self._study = study
         self._pool = self._start()
+        self._batches = _Batches(lambda keys: _Retried(self, _evaluate_here, keys))
 
     def _start(self) -> ProcessPoolExecutor:
         return pool(self.width, _begin, (self._study,))
@@ -83,8 +126,8 @@ class Processes:
     def survey(self, branches: list[Branch], limit: float, *, scouts: bool = False) -> Task:
         return _Retried(self, _survey_here, (branches, limit, scouts))
 
-    def evaluate(self, key: str) -> Task:
-        return _Retried(self, _evaluate_here, key)
+    def evaluate(self, key: str, together: int = 1) -> Task:
+        return self._batches.add(key, together)
 
     def submit(self, run: Callable[[Any], Any], argument: object) -> tuple[ProcessPoolExecutor, Future[Any]]:
         """A task, and the pool that it is in."""
@@ -145,6 +188,7 @@ class Dask:
             raise InputError.at("--scheduler", f"{scheduler}: {exc}", remedy) from None
         _refuse_other_workers(self._client, scheduler)
         self._study = pickle.dumps(study)  # with each task: what one worker alone holds is lost with it
+        self._batches = _Batches(lambda keys: _There(self._client, partial(_evaluate_there, self._study, keys)))
         threads = self._client.scheduler_info().get("workers", {}).values()
         self.width = max(1, sum(worker["nthreads"] for worker in threads))
 
@@ -152,8 +196,8 @@ class Dask:
         task = (self._study, branches, limit, scouts)
         return _There(self._client, partial(_survey_there, *task))
 
-    def evaluate(self, key: str) -> Task:
-        return _There(self._client, partial(_evaluate_there, self._study, key))
+    def evaluate(self, key: str, together: int = 1) -> Task:
+        return self._batches.add(key, together)
 
     def __enter__(self) -> Self:
         return self
@@ -263,8 +307,8 @@ def _survey_here(task: tuple[list[Branch], float, bool]) -> Survey:
     return _surveyed(_HERE["surveyor"], branches, limit, scouts=scouts)
 
 
-def _evaluate_here(key: str) -> PlanOutcome:
-    return evaluate(_HERE["study"], key)
+def _evaluate_here(keys: list[str]) -> list[PlanOutcome]:
+    return [evaluate(_HERE["study"], key) for key in keys]
 
 
 def _version_there() -> str:
@@ -287,8 +331,8 @@ def _survey_there(data: bytes, branches: list[Branch], limit: float, scouts: boo
     return _surveyed(_surveyor_there(data, get_ident()), branches, limit, scouts=scouts)
 
 
-def _evaluate_there(data: bytes, key: str) -> PlanOutcome:
-    return evaluate(_study_there(data), key)
+def _evaluate_there(data: bytes, keys: list[str]) -> list[PlanOutcome]:
+    return [evaluate(_study_there(data), key) for key in keys]
 
 
 def _surveyed(surveyor: Surveyor, branches: list[Branch], limit: float, *, scouts: bool) -> Survey:

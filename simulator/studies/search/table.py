@@ -19,13 +19,17 @@ from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.survey import Prospect
 
 WINDOW: Final = 6  # candidates on the way at once, whatever the number of processes
+_WIDEST: Final = 512  # and in a table of every plan, where the next depends on few of those before
+_IN_VAIN: Final = 1 / 16  # of what is simulated: so many more at most, as they were chosen before it was known
 
 
 class Table(Protocol):
-    """The state of a search. limit: no plan with a floor above it matters. work: spent."""
+    """The state of a search. limit: no plan with a floor above it matters. work: spent. window: candidates on the way at once."""
 
     work: int
 
+    @property
+    def window(self) -> int: ...
     @property
     def limit(self) -> float: ...
     @property
@@ -57,8 +61,14 @@ class EveryPlan:
 
     study: SearchStudy
     work: int = 0  # without end: not counted
+    _num_added: int = 0
     _values: list[float] = field(default_factory=list)
     _seen: set[object] = field(default_factory=set)
+
+    @property
+    def window(self) -> int:
+        missing = self.study.top - len(self._values)  # until the table is full, no outcome changes what comes next
+        return min(_WIDEST, max(WINDOW, missing, int(_IN_VAIN * self._num_added)))
 
     @property
     def limit(self) -> float:
@@ -69,6 +79,7 @@ class EveryPlan:
         return self._values[0] if self._values else None
 
     def add(self, prospect: Prospect, outcome: PlanOutcome) -> None:  # noqa: ARG002  layouts ask for it
+        self._num_added += 1
         value = self.study.value_of(outcome)
         if value is not None and outcome.signature not in self._seen:
             self._seen.add(outcome.signature)
@@ -130,6 +141,10 @@ class Layouts:
     _chosen: set[str] = field(default_factory=set)
     _values: _Missed = field(default_factory=_Missed)
     _shares: _Missed = field(default_factory=_Missed)
+
+    @property
+    def window(self) -> int:
+        return WINDOW
 
     @property
     def best(self) -> float | None:

@@ -15,10 +15,11 @@ from simulator.work.collectives.cost import (
 )
 from simulator.work.collectives.effects import interference, sigma, source
 from simulator.work.collectives.host_traffic import host_traffic
+from simulator.work.collectives.measured_fabric import ranks_heard
 from simulator.work.collectives.volumes import KINDS, minimum, volume
 
 __all__ = [
     "KINDS", "Choice", "LinkCurves", "Links", "calibrated", "choose", "collective_cost", "collective_s", "copies",
-    "default_curves", "host_traffic", "interference", "link_capacities", "minimum", "rank_wait_s", "renamed", "sigma",
-    "source", "volume",
+    "default_curves", "host_traffic", "interference", "link_capacities", "minimum", "rank_wait_s", "ranks_heard", "renamed",
+    "sigma", "source", "volume",
 ]  # fmt: skip

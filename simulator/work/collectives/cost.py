@@ -1,10 +1,9 @@
 """Costs: what one collective of a group costs each of its ranks, on two classes of link.
 
-"intra" is a GPU's port into its node, one way; "pcie" its link to the host, where groups that its cables do not join go
-that way (ports.py). "inter" is a GPU's even share of its node's NICs: if every GPU of a node
-runs a collective of the same axis at once, each has exactly its share, and the groups contend as they do in reality.
-Capacities are what the ring reaches with whole chunks; bytes of other algorithms are weighted by how far they are from
-that, so that one capacity serves all and concurrent collectives share it.
+"intra" is a GPU's port into its node, one way; "pcie" its link to the host, where groups that its cables do not join go that way
+(ports.py). "inter" is a GPU's even share of its node's NICs: if all GPUs of a node run a collective of one axis at once, each has its
+share. Capacities are what the ring reaches with whole chunks; bytes of other algorithms are weighted by how far they are from that, so
+that one capacity serves all and concurrent collectives share it.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from simulator.work.collectives.call import (
 from simulator.work.collectives.chains import chain_fill_s
 from simulator.work.collectives.follow import Follow, Parts, follow_of
 from simulator.work.collectives.latency import latency_s, port_weight
-from simulator.work.collectives.measured_fabric import measured_fabric, stated_for
+from simulator.work.collectives.measured_fabric import measured_fabric, ranks_heard, stated_for
 from simulator.work.collectives.ports import ports_of
 from simulator.work.collectives.proxy_messages import crowd, fabric_of, group_of, messages_of
 from simulator.work.collectives.settings import (
@@ -111,7 +110,7 @@ def call_of(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, ncc
 
 
 def rank_wait_s(cluster: Cluster, nccl: Nccl | None = None) -> float:
-    """Seconds that the host waits for each other rank of a group before it issues a collective (see measured_fabric.py)."""
+    """Seconds that the host waits for a rank of another node before it issues a collective (see measured_fabric.py)."""
     fabric = cluster.fabric
     return measured_fabric(cluster, nccl or Nccl(), _seconds).rank_s if fabric.measured else fabric.call_rank_s or 0.0
 
@@ -137,7 +136,9 @@ def choose(
     return Choice(
         algorithm=chosen.algorithm,
         protocol=chosen.protocol,
-        time_s=max(call_s(call, curves), rank_wait_s(cluster, nccl) * (shape.num_ranks - 1)),
+        time_s=max(
+            call_s(call, curves), rank_wait_s(cluster, nccl) * ranks_heard(shape.num_ranks, shape.ranks_per_node)
+        ),
         channels=channels_of(call, chosen, curves),
     )
 
@@ -156,10 +157,8 @@ def collective_s(
 
 
 def link_capacities(cluster: Cluster, curves: LinkCurves | None = None, *, suffix: str = "") -> dict[str, Number]:
-    """Achievable bytes/s of the links that costs of this cluster name.
+    """Achievable bytes/s of the links that costs of this cluster name (see above).
 
-    "intra": one GPU's port; "pcie": its link to the host, where groups may be bound by it; "inter": its share of the
-    node's NICs.
     suffix: appended to the names where every rank or node has links of its own (see `renamed`).
     """
     memo, links = _memo(curves or default_curves()), Links.of(cluster)
@@ -172,10 +171,8 @@ def link_capacities(cluster: Cluster, curves: LinkCurves | None = None, *, suffi
 
 def renamed(cost: CollectiveCost, suffix: str) -> CollectiveCost:
     """The same cost on links named with `suffix`."""
-    if not suffix:
-        return cost
     names = {f"{name}{suffix}": value for name, value in cost.link_bytes.items()}
-    return replace(cost, link_bytes=names)
+    return replace(cost, link_bytes=names) if suffix else cost
 
 
 def call_s(call: Call, curves: LinkCurves) -> Number:

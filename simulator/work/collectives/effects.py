@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from simulator.parallel.mesh import GroupShape
     from simulator.spec.cluster import Cluster
 
-# Bytes read plus written in a GPU's memory per byte that leaves its port. A hop writes what arrives and reads what it
-# sends or adds; NCCL's staging buffers add up to one more of each where they fall out of the L2 cache. So 2 to 4; prior 2.
+# Bytes read plus written in a GPU's memory per byte that leaves its port. A hop writes what arrives and reads what it sends or adds;
+# NCCL's staging buffers add up to one more of each where they fall out of the L2 cache. So 2 to 4; prior 2.
 MEMORY_PASSES = 2.0
 # One CTA a channel, of up to 640 threads whose registers fill an SM (NCCL, src/include/device.h).
 SMS_PER_CHANNEL = 1
@@ -58,9 +58,8 @@ def interference(
 ) -> float:
     """Share of compute speed (0..0.9) lost while the collective runs: SMs of its channels, memory traffic of its bytes.
 
-    Both are physics, not a fit: channels × SMs a channel over the device's SMs, plus the bytes that a call of
-    `size_bytes` (large, where rates are steady) reads and writes a second over the memory's speed. memory_weight: what
-    compute loses of a second in which somebody else has all of the memory's speed (calibration.interference.hbm_weight).
+    Physics, not a fit: channels × SMs a channel over the device's SMs, plus the bytes that a call of `size_bytes` reads and writes a
+    second over the memory's speed. memory_weight: what compute loses of a second in which somebody else has all of that speed.
     """
     curves = curves or default_curves()
     if curves.ideal_links or shape.num_ranks == 1:
@@ -120,7 +119,7 @@ def _sigma(kind: str, size_bytes: int, shape: GroupShape, on: Same, by: Same, nc
     environment = call.nccl.environment
     was_set = environment.max_channels is not None or environment.buffer_bytes != DEFAULT_BUFFER_BYTES
     added = (
-        0.0 if calibrated(call.links, curves) else _scaled(size_bytes),
+        0.0 if calibrated(call.links, curves) else _SCALED_SIGMA if size_bytes >= _LARGE_BYTES else _SCALED_SMALL_SIGMA,
         _HOST_SIGMA if call.port.way != "direct" or call.links.port_link == PCIE else 0.0,
         _HOST_SIGMA if call.links.nics is not None and call.links.nics.in_memory and call.links.rdma else 0.0,
         _PRIOR_SIGMA if f"{algorithm}/{protocol}" in measured.priors else 0.0,
@@ -128,10 +127,6 @@ def _sigma(kind: str, size_bytes: int, shape: GroupShape, on: Same, by: Same, nc
         network.beyond_sigma(call.kind, call.place.num_domains) if network else 0.0,
     )
     return math.hypot(_band(measured.quality, size_bytes), measured.quality.between_machines, *added)
-
-
-def _scaled(size_bytes: int) -> float:
-    return _SCALED_SIGMA if size_bytes >= _LARGE_BYTES else _SCALED_SMALL_SIGMA
 
 
 def _band(quality: Quality, size_bytes: int) -> float:

@@ -1,10 +1,10 @@
 """A measured fabric in two parts: what hosts wait for each rank, and what the links give where the network took the time.
 
-A network gives an all-reduce of large messages about twice the time of an all-gather, and either time hardly grows with the
-ranks of a ring. Where kinds take equal times, well above the links', and some tenths of a millisecond for each rank, the
-host waited and not the link: each call was checked with every rank before it was issued, one after another. torch does so
-through gloo under TORCH_DISTRIBUTED_DEBUG=DETAIL (torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp: monitoredBarrier, whose
-first rank hears every other, and gathers of the call's shapes). Such numbers say nothing of the links.
+A network gives an all-reduce of large messages about twice the time of an all-gather, and either hardly grows with the ranks.
+Where kinds take equal times, well above the links', and some tenths of a millisecond for each rank, the host waited: each call was
+checked with every rank before it was issued. torch does so through gloo under TORCH_DISTRIBUTED_DEBUG=DETAIL
+(torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp: monitoredBarrier, whose first rank hears every other in turn, and gathers of
+the call's shapes). Such numbers say nothing of the links.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ if TYPE_CHECKING:
 _SLOWER: Final = 1.2
 _TWICE: Final = (1.6, 2.2)
 _EQUAL: Final = 1.5
-# Seconds for each rank: above what a step of a ring over any GPU network takes (10 to 60 µs), below one exchange over TCP with
-# a process that a busy host has to wake
+# Above a step of a ring over any GPU network (10 to 60 µs), below one exchange over TCP with a process that a busy host has to wake
 _LEAST_RANK_S: Final = 0.15e-3
-# What such a wait takes for each other rank, which the first one hears in turn: a call of large messages, timed, bounds it from above
-# only, as the wait lies beside the call before. Two steps of small messages in groups of 4 and 8 on 2 and 32 nodes of 8 H100 wait
-# 0.88 and 2.08 ms a call: 0.293 and 0.297 ms (calibration of nanotron-2025).
+# Seconds for a rank of another node: gathers of 1 GiB take so much longer with each from 32 to 256 ranks (8 H100 a node)
 _RANK_S: Final = 0.295e-3
+# In that unit: a rank of the same node, which answers without a network, and a check whoever takes part. Groups of 2, 4 and 8 inside a
+# node wait 0.39, 0.86 and 1.58 ms a call (calibration of nanotron-2025; 0.40, 0.81 and 1.64 by these).
+_NEAR, _CHECK = 0.70, 0.65
+# Gathers that take so many times what such waits and their bytes take, or less, show them beside an all-reduce that was disturbed, too
+_LONGER: Final = 1.15
 _GATHERS: Final = ("all_gather", "reduce_scatter")
-
 _MOST: Final = 1024  # clusters and kinds that are kept
 
 Model = Callable[[Stated], float]
+Seconds = Callable[[Stated, "Nccl"], float]
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFabric:
-    """rank_s: what the host waits for each other rank of a group before a collective is issued. stated: what the links gave, by kind."""
+    """rank_s: what the host waits for a rank of another node before a collective is issued. stated: what the links gave, by kind."""
 
     rank_s: float
     stated: Mapping[str, Sequence[Stated]]
 
 
-Seconds = Callable[[Stated, "Nccl"], float]
+def ranks_heard(num_ranks: int, ranks_per_node: int) -> float:
+    """Ranks of other nodes whose waits are as long as what a call waits for all others of its group."""
+    near = min(num_ranks, ranks_per_node) - 1
+    return num_ranks > 1 and _CHECK + _NEAR * near + num_ranks - 1 - near
 
 
 def measured_fabric(cluster: Cluster, nccl: Nccl, seconds: Seconds) -> MeasuredFabric:
     """The cluster's numbers, taken apart once. seconds: of such a call by the calibrated links."""
     return _fabric(Same(cluster), nccl, seconds)
-
-
-@lru_cache(maxsize=_MOST)
-def _fabric(cluster: Same, nccl: Nccl, seconds: Seconds) -> MeasuredFabric:
-    return _taken_apart(cluster.one, nccl, lambda one: seconds(one, nccl))
 
 
 def stated_for(cluster: Cluster, kind: str, nccl: Nccl, seconds: Seconds) -> tuple[Stated, ...]:
@@ -73,7 +73,12 @@ def _nearest(fabric: Same, kind: str) -> tuple[Stated, ...]:
     return nearest_kinds(fabric.one.stated, kind)
 
 
-def _taken_apart(cluster: Cluster, nccl: Nccl, model: Model) -> MeasuredFabric:
+@lru_cache(maxsize=_MOST)
+def _fabric(of: Same, nccl: Nccl, seconds: Seconds) -> MeasuredFabric:
+    def model(one: Stated) -> float:
+        return seconds(one, nccl)
+
+    cluster: Cluster = of.one
     known: dict[str, Sequence[Stated]] = {
         kind: of_kind(cluster, kind, nccl) for kind in {one.collective for one in cluster.fabric.measured}
     }
@@ -81,9 +86,11 @@ def _taken_apart(cluster: Cluster, nccl: Nccl, model: Model) -> MeasuredFabric:
     rank_s = cluster.fabric.call_rank_s
     rank_s = (median(waits) if waits else 0.0) if rank_s is None else rank_s
     known = _halved(known, rank_s)
-    return MeasuredFabric(
-        rank_s, {kind: [one for one in many if not _waited(one, rank_s, model)] for kind, many in known.items()}
-    )
+
+    def waited(one: Stated) -> bool:  # the number is no longer than that and what the links take give it
+        return rank_s > 0 and one.time_s <= 2 * (rank_s * _heard(one) + model(one))
+
+    return MeasuredFabric(rank_s, {kind: [one for one in many if not waited(one)] for kind, many in known.items()})
 
 
 def _together(known: Mapping[str, Sequence[Stated]]) -> list[list[Stated]]:
@@ -97,18 +104,18 @@ def _together(known: Mapping[str, Sequence[Stated]]) -> list[list[Stated]]:
 
 
 def _rank_wait_s(together: Sequence[Stated], model: Model) -> float:
-    """Seconds for each other rank where the host's waits are all that the numbers show, else 0."""
+    """Seconds for a rank of another node where the host's waits are all that the numbers show, else 0."""
     reduced, *gathers = together
-    gathered_s = min(one.time_s for one in gathers)
-    rank_s = min(reduced.time_s, gathered_s) / (reduced.place.num_ranks - 1)
+    gathered_s, waited_s = min(one.time_s for one in gathers), _RANK_S * _heard(reduced)
+    rank_s = min(reduced.time_s, gathered_s) / _heard(reduced)
     slower = min(one.time_s / model(one) for one in together) >= _SLOWER
     network = _TWICE[0] <= reduced.time_s / gathered_s <= _TWICE[1] or reduced.time_s * _EQUAL < gathered_s
+    network &= not waited_s <= gathered_s <= _LONGER * (waited_s + max(map(model, gathers)))
     return min(rank_s, _RANK_S) if slower and not network and rank_s >= _LEAST_RANK_S else 0.0
 
 
-def _waited(one: Stated, rank_s: float, model: Model) -> bool:
-    """The number is no longer than the host's wait and what the links take give it."""
-    return rank_s > 0 and one.time_s <= 2 * (rank_s * (one.place.num_ranks - 1) + model(one))
+def _heard(one: Stated) -> float:
+    return ranks_heard(one.place.num_ranks, one.place.ranks_per_domain)
 
 
 def _halved(known: Mapping[str, Sequence[Stated]], rank_s: float) -> dict[str, Sequence[Stated]]:
@@ -123,7 +130,7 @@ def _halved(known: Mapping[str, Sequence[Stated]], rank_s: float) -> dict[str, S
         gathered_s = max(
             (each.time_s for each in gathers if (each.place, each.size_bytes) == who), default=float("inf")
         )
-        return 2 * gathered_s - min(rank_s * (one.place.num_ranks - 1), gathered_s)
+        return 2 * gathered_s - min(rank_s * _heard(one), gathered_s)
 
     reduced = [replace(one, time_s=min(one.time_s, most_s(one))) for one in known.get("all_reduce", ())]
     return {**known, "all_reduce": reduced} if reduced else dict(known)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from simulator.work.collectives.call import Call, Links, Placement, Stated
 
 if TYPE_CHECKING:
-    from simulator.parallel.mesh import GroupShape
     from simulator.spec.cluster import Cluster
     from simulator.spec.software.nccl import Nccl
     from simulator.work.collectives.volumes import Kind
@@ -50,26 +49,20 @@ def nearest_kinds(known: Mapping[str, Sequence[Stated]], kind: str) -> tuple[Sta
 
 def of_kind(cluster: Cluster, kind: Kind, nccl: Nccl) -> list[Stated]:
     """Every number of one kind. A group takes the first GPUs of each node, as nccl-tests does."""
+    from simulator.parallel.mesh import GroupShape
+
     found, seen = [], dict[tuple[int, int], tuple[Placement, Links]]()
+    plain = cluster.fabric.model_copy(update={"measured": (), "speed": 1.0, "wait": 1.0})
     for one in cluster.fabric.measured:
         if one.collective != kind:
             continue
-        gpus = one.gpus_per_node or cluster.gpus_per_node
-        who = (gpus, one.nodes)
+        gpus, nodes = who = one.gpus_per_node or cluster.gpus_per_node, one.nodes
         if who not in seen:
-            shape = _side_by_side(gpus, one.nodes, spans=one.nodes * cluster.gpus_per_node > cluster.nvlink_domain_size)
-            plain = cluster.model_copy(
-                update={"fabric": cluster.fabric.model_copy(update={"measured": (), "speed": 1.0, "wait": 1.0})}
+            spans = nodes * cluster.gpus_per_node > cluster.nvlink_domain_size
+            shape = GroupShape(
+                num_ranks=gpus * nodes, num_nodes=nodes, ranks_per_node=gpus, num_groups_per_node=1, spans_domain=spans
             )
-            links = Links.of(plain, shape, kind, nccl)
+            links = Links.of(cluster.model_copy(update={"fabric": plain}), shape, kind, nccl)
             seen[who] = Placement.of(shape, links), links
-        found.append(Stated(kind, one.size_bytes, one.time_s(gpus * one.nodes), *seen[who]))
+        found.append(Stated(kind, one.size_bytes, one.time_s(gpus * nodes), *seen[who]))
     return found
-
-
-def _side_by_side(gpus: int, nodes: int, *, spans: bool) -> GroupShape:
-    from simulator.parallel.mesh import GroupShape
-
-    return GroupShape(
-        num_ranks=gpus * nodes, num_nodes=nodes, ranks_per_node=gpus, num_groups_per_node=1, spans_domain=spans
-    )

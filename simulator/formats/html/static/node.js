@@ -110,6 +110,8 @@ function drawNode(place) {
     drawnAgain(figure, (width) => nodePlot(node, width, loaded));
     const busy = "Width and colour: the share of the step in which a link would be busy at its data sheet's speed. ";
     figure.append(el("p", { class: "note" }, `${loaded ? busy : ""}Point at a link for its figures.`));
+  } else {
+    figure.append(el("p", { class: "note" }, `${grouped(node.num_gpus)} GPUs are too many to draw: the table has every link.`));
   }
   figure.append(linkTable(node, loaded));
 }

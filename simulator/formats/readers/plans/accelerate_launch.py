@@ -13,17 +13,6 @@ from simulator.base.errors import Fault
 from simulator.formats.readers.plans.reading import flattened
 from simulator.formats.readers.plans.tuning_command import Option
 
-# Launcher's options that a step neither waits for nor keeps
-NO_EFFECT: Final = frozenset({
-    "config_file", "main_process_port", "main_process_ip", "machine_rank", "num_cpu_threads_per_process", "same_network", "rdzv_backend",
-    "rdzv_conf", "rdzv_endpoint", "rdzv_id", "max_restarts", "monitor_interval", "role", "tee", "t", "log_dir", "quiet", "q", "debug", "m", "module",
-    "no_python", "gpu_ids", "multi_gpu", "enable_cpu_affinity", "deepspeed_hostfile", "deepspeed_multinode_launcher", "zero3_init_flag",
-    "zero3_save_16bit_model", "gradient_clipping", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter", "node_rank", "master_addr",
-    "master_port", "hostfile", "standalone", "no_ssh", "launcher", "master-port", "master-addr", "node-rank", "rdzv-backend", "rdzv-endpoint",
-    "rdzv-id", "export", "ntasks", "cpus-per-task", "partition", "p", "account", "job-name", "time", "u", "c", "include", "exclude", "redirects",
-    "local-ranks-filter", "bind_cores_to_rank", "jobid", "container-image", "container-mounts", "container-name", "label", "l", "kill-on-bad-exit",
-    "wait", "quotatype", "output", "error", "o", "e", "use_env", "force",
-})  # fmt: skip
 _DEEPSPEED: Final = {
     "zero_stage": "stage",
     "offload_optimizer_device": "offload_optimizer",

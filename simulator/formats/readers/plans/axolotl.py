@@ -84,11 +84,9 @@ def _adapter(job: Job) -> None:
     if kind == "qlora" and not four and not r.flag("gptq"):
         r.fault("load_in_4bit", "adapter: qlora needs it", "load_in_4bit: true")
     double = r.flag("bnb_config_kwargs.bnb_4bit_use_double_quant") is not False
-    base = "gptq" if r.flag("gptq") else "int8" if eight else None
-    if kind == "qlora" and base is None:
-        base = "nf4_double" if double else "nf4"
+    base = "gptq" if r.flag("gptq") else trainer.quantised(kind == "qlora" and not eight, eight, double)
     kept = r.flag("peft_autocast_adapter_dtype") is False  # as loaded
-    trainer.adapters(job, "dora" if r.flag("use_dora") else "lora", base, job.loaded if kept else "fp32")
+    trainer.adapters(job, base, job.loaded if kept else "fp32")
     if r.flag("lora_target_linear"):
         job.fields["lora_targets"] = ("all",)
     _fused(job, eight=bool(eight))

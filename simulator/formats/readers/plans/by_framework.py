@@ -48,7 +48,7 @@ def read_stated(form: str, stated: Stated) -> Draft:
     """The plan of a fine-tuning framework's settings."""
     read: Callable[[Stated], Draft]
     match form:
-        case "litgpt" | "unsloth" | "xtuner" | "ms-swift":
+        case "litgpt" | "unsloth" | "xtuner" | "ms-swift" | "verl":
             from simulator.formats.readers.plans.further_tuning import READERS
 
             read = READERS[form]

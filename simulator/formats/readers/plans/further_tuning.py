@@ -1,4 +1,4 @@
-"""LitGPT's YAML, Unsloth's scripts and its Studio's YAML, xtuner's configs, ms-swift's options: their settings by the Trainer's names.
+"""LitGPT's YAML, Unsloth's scripts and its Studio's YAML, xtuner's configs, ms-swift's and verl's options, by the Trainer's names.
 
 litgpt 0.5 (finetune/lora.py, full.py, utils.py), unsloth 2024 to 2026 (models/llama.py: from_pretrained, get_peft_model;
 studio/backend/assets/configs), xtuner 0.1 (model/sft.py, tools/train.py), ms-swift 3 and 4 (arguments/*.py).
@@ -17,7 +17,7 @@ from simulator.formats.readers.plans.preferences import pairs
 from simulator.formats.readers.plans.python_settings import python_settings
 from simulator.formats.readers.plans.reading import Reading
 from simulator.formats.readers.plans.stated import Stated
-from simulator.formats.readers.plans.trainer import UNSLOTH
+from simulator.formats.readers.plans.trainer import UNSLOTH, Job
 from simulator.formats.readers.plans.transformers import answers
 from simulator.formats.readers.yaml_document import read_yaml
 
@@ -57,13 +57,10 @@ def read_litgpt(stated: Stated) -> Draft:
     if base is not None and gpus > 1:
         r.fault("quantize", "LitGPT does not quantise on several GPUs", "devices: 1, or without quantize")
     if lora:
-        trainer.adapters(job, "lora", _QUANTISED[base] if base else None, job.loaded)
         modules = tuple(
             word for name, word in _TRAINED.items() if r.flag(name) or (r.raw(name) is None and word in "qv")
         )
-        fields["lora_targets"] = modules or ("q", "v")
-        if "lora_dropout" not in r:
-            fields["lora_dropout"] = 0.05  # finetune/lora.py: setup
+        trainer.adapters(job, _QUANTISED.get(base or ""), job.loaded, share=0.05, usual=modules or ("q", "v"))  # setup
         if not modules:
             r.fault("lora_query", "and all others are false: nothing is trained", "lora_query: true")
     else:
@@ -96,10 +93,7 @@ def read_unsloth(stated: Stated) -> Draft:
         trainer.weights(job)
     else:
         base = "int8" if r.flag("load_in_8bit") else None if r.flag("load_in_4bit") is False else "nf4_double"
-        trainer.adapters(job, "dora" if r.flag("use_dora") else "lora", base, "fp32")
-        job.fields |= {} if "lora_r" in r else {"lora_rank": 16}
-        modules = _finetuned(r)
-        job.fields |= {} if "lora_target_modules" in r or "lora_targets" in r.given else {"lora_targets": modules}
+        trainer.adapters(job, base, "fp32", rank=16, usual=_finetuned(r))
     trainer.optimizer(job, "adamw_8bit" if "training" in data else "adamw_torch")
     trainer.kernels(job)
     job.changes |= {name: (value, f"{file} (default)") for name, value in UNSLOTH.items()}
@@ -149,15 +143,12 @@ def read_xtuner(stated: Stated) -> Draft:
     trainer.parallelism(job)
     trainer.batch(job, micro=1)
     trainer.length(job, 2048)
-    ranks = r.integer("sequence_parallel_size") or 1
-    fields |= {"cp": ranks, "cp_exchange": "all_to_all"} if ranks > 1 else {}
+    trainer.ulysses(job)
     trainer.recompute(job, default=True)
     if any(name.startswith("model.lora") for name in r.entries) or "lora_r" in r:
         four, eight = r.flag("load_in_4bit"), r.flag("load_in_8bit")
-        double = r.flag("use_bnb_nested_quant") is True
-        base = ("nf4_double" if double else "nf4") if four else "int8" if eight else None
-        trainer.adapters(job, "lora", base, "fp32")
-        fields |= {} if "lora_target_modules" in r or "lora_targets" in r.given else {"lora_targets": ("all",)}
+        base = trainer.quantised(four, eight, r.flag("use_bnb_nested_quant") is True)
+        trainer.adapters(job, base, "fp32", usual=("all",))
         if job.engine == "ddp":  # prepare_model_for_kbit_training; DeepSpeed's engine casts all to 16 bits again
             fields |= {"upcast_frozen": True, **({} if base else {"base_weights": "fp32"})}
     else:
@@ -182,18 +173,14 @@ def read_swift(stated: Stated) -> Draft:
     if "gradient_accumulation_steps" not in r and "num_micro_batches" not in r.given:  # trainers/arguments.py
         fields["num_micro_batches"] = max(1, -(-16 // (fields["micro_batch_size"] * (job.devices[0] or 16))))
     trainer.length(job, None)
-    ranks = r.integer("sequence_parallel_size") or 1
-    fields |= {"cp": ranks, "cp_exchange": "all_to_all"} if ranks > 1 else {}
+    trainer.ulysses(job)
     trainer.recompute(job, default=True)
     if r.choice("tuner_type", ("lora", "full")) == "full":
         trainer.weights(job)
     else:
         bits = r.choice("quant_bits", ("4", "8")) if r.choice("quant_method", ("bnb",)) else None
-        double = r.flag("use_bnb_nested_quant") is not False
-        base = {"8": "int8", "4": "nf4_double" if double else "nf4"}.get(bits or "")
-        trainer.adapters(job, "dora" if r.flag("use_dora") else "lora", base, "fp32")
-        fields |= {} if "lora_target_modules" in r or "lora_targets" in r.given else {"lora_targets": ("all",)}
-        fields |= {} if "lora_dropout" in r else {"lora_dropout": 0.05}
+        base = trainer.quantised(bits == "4", bits == "8", r.flag("use_bnb_nested_quant") is not False)
+        trainer.adapters(job, base, "fp32", share=0.05, usual=("all",))
     trainer.optimizer(job, "adamw_torch")
     trainer.kernels(job)
     stage = r.choice("rlhf_type", (*_PREFERENCES, "grpo")) or ("dpo" if stated.program == "rlhf" else None)
@@ -204,4 +191,56 @@ def read_swift(stated: Stated) -> Draft:
     return job.draft("ms-swift", "ms-swift 4")
 
 
-READERS: Final[Mapping[str, Callable[[Stated], Draft]]] = {"litgpt": read_litgpt, "unsloth": read_unsloth, "xtuner": read_xtuner, "ms-swift": read_swift}  # fmt: skip
+def _mini_batch(job: Job) -> None:
+    """Sequences of an update and of a micro-batch; by their tokens the most that divide a rank's share."""
+    r, fields, ranks = job.r, job.fields, job.fields.get("cp", 1)
+    total = fields["global_batch_size"] = (r.integer("ppo_mini_batch_size") or 256) * (r.integer("answers") or 1)
+    tokens = (r.integer("ppo_max_token_len_per_gpu") or 16384) * ranks
+    one = r.integer("per_device_train_batch_size", plan_field="micro_batch_size")
+    if r.flag("use_dynamic_bsz"):
+        share = max(1, total * ranks // (job.devices[0] or ranks))
+        most = min(max(1, tokens // fields["seq_len"]), share, 2**16)
+        one = next(size for size in range(most, 0, -1) if share % size == 0)
+        r.note("use_dynamic_bsz", f"{one} sequences of {fields['seq_len']:,} tokens a micro-batch")
+    elif one is None and "micro_batch_size" not in r.given:
+        r.fault("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "is not stated", "it, or use_dynamic_bsz=True")
+    fields["micro_batch_size"] = one or 1
+
+
+def read_verl(stated: Stated) -> Draft:
+    """The policy's own update under FSDP: one mini-batch of prompts with all their answers, prompts and answers as long as they may be.
+
+    Gradients are reduced in fp32 in each micro-batch, for backwards run without `no_sync`; weights stay in fp32, frozen ones
+    too; log-probabilities are flash-attention's kernel's (verl 0.7: workers/fsdp_workers.py, workers/actor/dp_actor.py).
+    """
+    job = trainer.begin(stated, "verl")
+    r, fields = job.r, job.fields
+    job.engine, job.mixed, job.leftover = "fsdp", "bf16", "dp_shard"
+    implementation = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}[r.choice("strategy", ("fsdp", "fsdp2")) or "fsdp"]
+    fields |= {"precision": "bf16", "data_parallel": implementation, "zero": 3, "reduce_dtype": "fp32"}
+    fields |= {"sync_every_micro_batch": True, "forward_prefetch": int(r.flag("prefetches") or False)}
+    job.loaded = trainer.DTYPES[r.choice("dtype", ("fp32", "bf16")) or "fp32"]
+    if r.raw("fsdp_size") not in (None, -1) and (shard := r.integer("fsdp_size", plan_field="dp_shard")):
+        fields["dp_shard"], job.leftover = shard, "dp_replicate"
+    if r.flag("offload_policy"):
+        fields["offload"] = {"optimizer": "host", "parameters": "host"}
+    if r.flag("reshards") is False and implementation == "fsdp2":
+        fields["reshard_after_forward"] = False
+    fields["seq_len"] = sum(r.integer(f"max_{part}_length") or 512 for part in ("prompt", "response"))
+    trainer.ulysses(job, "ulysses_sequence_parallel_size")
+    _mini_batch(job)
+    trainer.recompute(job, default=True)
+    if "lora_r" in r and r.raw("lora_r") != 0:
+        trainer.adapters(job, "fp32" if job.loaded == "fp32" else None, "fp32", usual=("all",))
+    else:
+        trainer.weights(job, job.loaded)
+    trainer.optimizer(job, "adamw_torch")
+    job.change("strategy", loss="fused_linear" if r.flag("use_fused_kernels") else "fused")
+    trainer.kernels(job)
+    r.default_unmodelled("rollout", "no", "the policy's own update; --rollout FILE adds what comes before and after it")
+    return job.draft("verl", "verl 0.7")
+
+
+READERS: Final[Mapping[str, Callable[[Stated], Draft]]] = {
+    "litgpt": read_litgpt, "unsloth": read_unsloth, "xtuner": read_xtuner, "ms-swift": read_swift, "verl": read_verl,
+}  # fmt: skip

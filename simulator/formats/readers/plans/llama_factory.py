@@ -82,7 +82,7 @@ def _base(job: Job, bits: int | None) -> str | None:
     """The dtype of the weights below adapters, where it is not that of training."""
     if bits is not None:
         _quantised(job, bits)
-        return "int8" if bits == 8 else "nf4" if job.r.flag("double_quantization") is False else "nf4_double"
+        return trainer.quantised(bits != 8, bits == 8, job.r.flag("double_quantization") is not False)
     return "gptq" if "gptq" in (job.r.text("model_name_or_path") or "").lower() else None
 
 
@@ -100,10 +100,7 @@ def _trained(job: Job, *, pure: bool) -> None:
         return
     if kind != "lora":
         r.fault("finetuning_type", f"{kind} is not modelled", "lora, freeze or full")
-    base = _base(job, bits)
-    trainer.adapters(job, "dora" if r.flag("use_dora") else "lora", base, "bf16" if pure else "fp32")
-    if "lora_target_modules" not in r and "lora_targets" not in r.given:
-        job.fields["lora_targets"] = ("all",)
+    trainer.adapters(job, _base(job, bits), "bf16" if pure else "fp32", usual=("all",))
 
 
 def _freeze(job: Job) -> None:

@@ -24,41 +24,10 @@ from simulator.formats.readers.plans.stated import Stated
 from simulator.spec.model import Model
 from simulator.spec.model.families import preset_of
 
-# Tables without a say in a step's time or memory
-_NO_EFFECT: Final = (
-    "checkpoint.", "logger.", "rng.", "scheduler.", "validation.", "tokenizer.", "profiling.", "straggler.", "nvrx_straggler.", "ft.",
-    "inprocess_restart.", "tensor_inspect.", "rerun_state_machine.", "env_vars.", "dist.", "dataset.", "train.", "optimizer_config_override_provider.",
-)  # fmt: skip
+_TABLE: Final = table_of("megatron-bridge")
 _SECTIONS: Final = ("model.", "train.", "ddp.", "optimizer.", "comm_overlap.")
-_RENAMED: Final = {
-    "model.virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
-    "model.num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
-    "model.num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
-    "dist.use_megatron_fsdp": "--use-megatron-fsdp",
-    "dist.use_torch_fsdp2": "--use-torch-fsdp2",
-    "model.num_moe_experts": "--num-experts", "model.num_attention_heads": "--num-attention-heads",
-    "model.gated_linear_unit": "--swiglu", "model.rotary_base": "--rotary-base", "dataset.seq_length": "--seq-length",
-    "comm_overlap.overlap_param_gather_with_optimizer_step": "--overlap-param-gather-with-optimizer-step",
-}  # fmt: skip
-# What its recipes of mixed precision set (mixed_precision.py), without the prefix of the 16-bit dtype
-_NARROW: Final[Mapping[str, Mapping[str, str]]] = {
-    "with_fp8_delayed_scaling": {"--fp8-format": "hybrid", "--fp8-recipe": "delayed", "--fp8-param-gather": "true"},
-    "with_fp8_current_scaling": {"--fp8-format": "hybrid", "--fp8-recipe": "tensorwise", "--fp8-param-gather": "true"},
-    "with_fp8_subchannel_scaling": {"--fp8-format": "hybrid", "--fp8-recipe": "blockwise"},
-    "with_mxfp8": {"--fp8-format": "e4m3", "--fp8-recipe": "mxfp8", "--fp8-param-gather": "true"},
-    "with_nvfp4": {"--fp4-format": "e2m1", "--fp4-recipe": "nvfp4", "--fp4-param-gather": "true"},
-}
 _PRECISION: Final = re.compile(r"(?:[a-z0-9]+_(?:h|3_super)_|nanov2_)?(bf16|fp16)_(?:(with_\w+?)_)?mixed")
-# run_recipe.py's own options for settings of the container (COMMON_OVERRIDE_FIELDS)
-CONTAINED: Final = {
-    "mb": "train.micro_batch_size", "gb": "train.global_batch_size", "ms": "train.train_iters", "sl": "dataset.seq_length",
-    "tp": "model.tensor_model_parallel_size", "pp": "model.pipeline_model_parallel_size", "cp": "model.context_parallel_size",
-    "vp": "model.virtual_pipeline_model_parallel_size", "ep": "model.expert_model_parallel_size", "etp": "model.expert_tensor_parallel_size",
-    "micro_batch_size": "train.micro_batch_size", "global_batch_size": "train.global_batch_size", "seq_length": "dataset.seq_length",
-    "lr": "optimizer.lr", "min_lr": "optimizer.min_lr", "warmup_iters": "scheduler.lr_warmup_iters", "max_steps": "train.train_iters",
-    "save_dir": "checkpoint.save", "load_dir": "checkpoint.load", "pretrained_checkpoint": "checkpoint.pretrained_checkpoint",
-    "save_interval": "checkpoint.save_interval",
-}  # fmt: skip
+CONTAINED: Final[Mapping[str, str]] = _TABLE["contained"]  # options of run_recipe.py
 _GPUS: Final = re.compile(r"_(\d+)gpu_")
 _SHAPE: Final = ("num_layers", "hidden_size", "num_attention_heads")
 _LORA: Final = {"LoRA": "lora", "DoRA": "dora", "CanonicalLoRA": "lora"}
@@ -129,7 +98,7 @@ def read_megatron_bridge(stated: Stated) -> Draft:
     trainer.packs(r, "dataset.seq_length", on=True)
     gpus = _GPUS.search(stated.program)
     options = megatron_arguments().among(found)
-    r.sort_rest(replace(options, no_effect=options.no_effect | set(_NO_EFFECT)), typos=True)
+    r.sort_rest(replace(options, no_effect=options.no_effect | set(_TABLE["no_effect"])), typos=True)
     return Draft(
         format="megatron-bridge",
         software="Megatron-Bridge 0.5" + (f", {stated.program}" if stated.program else ""),
@@ -152,10 +121,10 @@ def read_megatron_bridge(stated: Stated) -> Draft:
 def _argument(name: str) -> str:
     """Megatron's argument for a setting; its own name where there is none, or the setting has no say in a step."""
     section = next((one for one in _SECTIONS if name.startswith(one)), "")
-    argument = _RENAMED.get(name) or (f"--{name.removeprefix(section).replace('_', '-')}" if section else name)
+    argument = _TABLE["renamed"].get(name) or (f"--{name.removeprefix(section).replace('_', '-')}" if section else name)
     arguments = megatron_arguments()
     known = argument in arguments.known | arguments.flags or argument in arguments.off
-    return argument if known or not (name.startswith(_NO_EFFECT) or name == "model.hf_path") else name
+    return argument if known or not (name.startswith(tuple(_TABLE["no_effect"])) or name == "model.hf_path") else name
 
 
 def _entries(stated: Stated) -> tuple[dict[str, Entry], list[tuple[str, str, str]]]:
@@ -185,31 +154,21 @@ def _synced(found: dict[str, Entry], stated: Stated) -> None:
     if True in (own, ddp):
         name = "--use-distributed-optimizer"
         found[name] = Entry(name=name, value=True, place=f"{stated.file}: optimizer, ddp")
-    model = stated.data.get("model")
-    lengths = [
-        one
-        for one in ("dataset", "model")
-        if isinstance(stated.data.get(one), Mapping) and stated.data[one].get("seq_length")
-    ]
-    if lengths == ["model"]:
-        put(
-            "--seq-length",
-            model["seq_length"] if isinstance(model, Mapping) else None,
-            f"{stated.file}: model.seq_length",
-        )
+    model, dataset = (
+        table if isinstance(table := stated.data.get(key), Mapping) else {} for key in ("model", "dataset")
+    )
+    if model.get("seq_length") and not dataset.get("seq_length"):
+        put("--seq-length", model["seq_length"], f"{stated.file}: model.seq_length")
     for dropout in ("--attention-dropout", "--hidden-dropout"):
         put(dropout, 0.0, f"{stated.file} (default)")
-    if isinstance(model, Mapping) and model.get("share_embeddings_and_output_weights") is False:
-        put(
-            "--untie-embeddings-and-output-weights",
-            value=True,
-            place=f"{stated.file}: model.share_embeddings_and_output_weights",
-        )
-    if isinstance(model, Mapping) and model.get("add_bias_linear") is False:
-        put("--disable-bias-linear", value=True, place=f"{stated.file}: model.add_bias_linear")
-    if isinstance(model, Mapping) and model.get("num_query_groups"):
-        put("--group-query-attention", value=True, place=f"{stated.file}: model.num_query_groups")
-    preset = preset_of(str(model.get("hf_path", ""))) if isinstance(model, Mapping) and model.get("hf_path") else None
+    for key, argument, applies in (
+        ("share_embeddings_and_output_weights", "--untie-embeddings-and-output-weights", model.get("share_embeddings_and_output_weights") is False),
+        ("add_bias_linear", "--disable-bias-linear", model.get("add_bias_linear") is False),
+        ("num_query_groups", "--group-query-attention", bool(model.get("num_query_groups"))),
+    ):  # fmt: skip
+        if applies:
+            put(argument, value=True, place=f"{stated.file}: model.{key}")
+    preset = preset_of(str(model["hf_path"])) if model.get("hf_path") else None
     if preset is not None:
         shape = Model.load(preset)
         put("--num-layers", shape.num_layers, f"{stated.file}: model {preset}")
@@ -241,7 +200,7 @@ def _precision(found: dict[str, Entry], stated: Stated, faults: list[tuple[str, 
     else:
         word = str(entry.value if entry is not None else "bf16_mixed").replace("-", "_")
         made = _PRECISION.fullmatch(word)
-        if made is None or (made[2] or "") not in ("", *_NARROW):
+        if made is None or (made[2] or "") not in ("", *_TABLE["narrow"]):
             faults.append(
                 (
                     "mixed_precision",
@@ -251,7 +210,7 @@ def _precision(found: dict[str, Entry], stated: Stated, faults: list[tuple[str, 
             )
             made = _PRECISION.fullmatch("bf16_mixed")
         dtype, kind = (made[1], made[2] or "") if made else ("bf16", "")
-        flags = {f"--{dtype}": True, **_NARROW.get(kind, {})}
+        flags = {f"--{dtype}": True, **_TABLE["narrow"].get(kind, {})}
         wide = dtype == "bf16"
         if entry is not None:
             found["mixed_precision"] = Entry(name=entry.name, value=None, place=entry.place)
@@ -278,15 +237,6 @@ def _adapters(r: Reading, fields: dict[str, Any]) -> None:
     listed = [words] if isinstance(words, str) else words if isinstance(words, list) else []
     targets = tuple(filter(None, (_target(r, str(word)) for word in listed)))
     fields["lora_targets"] = targets or ("qkv", "out", "mlp")
-    for key in (
-        "alpha",
-        "lora_A_init_method",
-        "lora_B_init_method",
-        "dropout_position",
-        "lora_dtype",
-        "normalize_moe_lora",
-    ):
-        r.raw(f"peft.{key}")
     if r.raw("peft.exclude_modules"):
         r.fault("peft.exclude_modules", "adapters beside all but some modules are not read", "peft.target_modules")
 

@@ -291,14 +291,21 @@ def weights(job: Job, trained: str | None = None) -> None:
         job.fields["precision"] = job.loaded
 
 
-def adapters(job: Job, method: str, base: str | None, dtype: str) -> None:
-    """Adapters of peft. method: lora, dora; base: of frozen weights, None: as they are loaded; dtype: of the pairs."""
+def adapters(
+    job: Job, base: str | None, dtype: str, *, rank: int = 8, share: float = 0, usual: tuple[str, ...] = ("q", "v")
+) -> None:
+    """Adapters of peft: LoRA or DoRA. base: of frozen weights, None: as they are loaded; dtype: of the pairs.
+
+    rank, share (of dropout), usual (modules): where nothing states them; usual by default peft's for Llama and its kin
+    (utils/constants.py).
+    """
     r, fields = job.r, job.fields
-    rank = r.integer("lora_r", plan_field="lora_rank")
-    fields |= {"peft": method, "lora_rank": rank or 8, **dropout(r, "lora_dropout")}
+    fields |= {"peft": "dora" if r.flag("use_dora") else "lora"}
+    fields |= {"lora_rank": r.integer("lora_r", plan_field="lora_rank") or rank}
+    fields |= dropout(r, "lora_dropout") if share == 0 or "lora_dropout" in r else {"lora_dropout": share}
     targets, saved = _names(r, "lora_target_modules"), _names(r, "lora_modules_to_save")
     if targets or "lora_targets" not in r.given:
-        fields["lora_targets"] = targets or ("q", "v")  # peft's own choice for Llama and its kin (utils/constants.py)
+        fields["lora_targets"] = targets or usual
     if saved:
         fields["train_modules"] = saved
     if base is not None:
@@ -311,6 +318,17 @@ def adapters(job: Job, method: str, base: str | None, dtype: str) -> None:
     for key in ("lora_target_parameters", "lora_layer_replication"):
         if r.raw(key):
             r.fault(key, "adapters beside single parameters or repeated layers are not modelled", f"without {key}")
+
+
+def quantised(four: bool | None, eight: bool | None, double: bool) -> str | None:  # noqa: FBT001
+    """Frozen weights as bitsandbytes stores them; None: as they are loaded."""
+    return ("nf4_double" if double else "nf4") if four else "int8" if eight else None
+
+
+def ulysses(job: Job, name: str = "sequence_parallel_size") -> None:
+    """Ranks that share a sequence, whose heads are swapped for tokens."""
+    ranks = job.r.integer(name, plan_field="cp") or 1
+    job.fields |= {"cp": ranks, "cp_exchange": "all_to_all"} if ranks > 1 else {}
 
 
 def dropout(r: Reading, name: str) -> dict[str, float]:

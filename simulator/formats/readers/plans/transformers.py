@@ -101,13 +101,9 @@ def _frozen(job: Job) -> None:
     double = r.flag("use_bnb_nested_quant")
     if r.choice("bnb_4bit_quant_type", ("nf4", "fp4")) == "fp4":
         r.note("bnb_4bit_quant_type", "as many bytes as nf4")
-    base = ("nf4_double" if double else "nf4") if four else "int8" if eight else None
+    base = trainer.quantised(four, eight, bool(double))
     dtype = "bf16" if base and job.mixed == "bf16" else "fp32"
-    trainer.adapters(job, "dora" if r.flag("use_dora") else "lora", base, dtype)
-    if "lora_r" not in r:
-        job.fields["lora_rank"] = 16
-    if "lora_dropout" not in r:
-        job.fields["lora_dropout"] = 0.05
+    trainer.adapters(job, base, dtype, rank=16, share=0.05)
     if r.flag("prepare_model_for_kbit_training"):  # of peft, which a script calls
         job.fields |= {"upcast_frozen": True, **({} if base else {"base_weights": "fp32"})}
 

@@ -27,6 +27,7 @@ _COMMANDS: Final = {
 }  # fmt: skip
 _MODULES: Final = {
     "axolotl.cli.train": "axolotl", "llamafactory.launcher": "llama-factory", "llamafactory.train": "llama-factory", "xtuner.tools.train": "xtuner",
+    "verl.trainer.main_ppo": "verl",
 }  # fmt: skip
 _TRL: Final = ("sft", "dpo", "kto", "grpo", "reward", "rloo", "orpo", "cpo", "gkd", "ppo", "nash_md", "xpo", "online_dpo", "prm")  # fmt: skip
 _PATHS: Final = (  # scripts of the libraries' own repositories
@@ -41,7 +42,7 @@ _SPAWNERS: Final = re.compile(r"(?:^|/)(?:accelerate|torchrun|deepspeed|srun|mpi
 # Options that only a script with TrainingArguments has
 _SIGNS: Final = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "use_peft", "lora_r", "finetuning_type", "fsdp", "fsdp_config", "gradient_checkpointing"})  # fmt: skip
 _PRINTS: Final = ("echo", "printf", "cat", "tee", "logger", "export")
-_NAMED: Final = rf"llamafactory-cli[ \t]+train|lmf[ \t]+train|axolotl[ \t]+train|tune[ \t]+run|litgpt[ \t]+finetune\w*|xtuner[ \t]+(?:dist_)?train|swift[ \t]+(?:sft|pt|rlhf)|trl[ \t]+(?:{'|'.join(_TRL)})|-m[ \t]+(?:axolotl\.cli|trl\.scripts|llamafactory)\.\w+"  # fmt: skip
+_NAMED: Final = rf"llamafactory-cli[ \t]+train|lmf[ \t]+train|axolotl[ \t]+train|tune[ \t]+run|litgpt[ \t]+finetune\w*|xtuner[ \t]+(?:dist_)?train|swift[ \t]+(?:sft|pt|rlhf)|trl[ \t]+(?:{'|'.join(_TRL)})|-m[ \t]+(?:axolotl\.cli|trl\.scripts|llamafactory|verl\.trainer)\.\w+"  # fmt: skip
 # Lines of libraries' own programs, and those that may launch a script
 NAMED: Final = re.compile(rf"(?:^|[\s;&|/])(?:{_NAMED})\s")
 LAUNCHES: Final = re.compile(rf"(?:^|[\s;&|/])(?:{_NAMED}|accelerate[ \t]+launch|torchrun|deepspeed[ \t]+\S+|python[\d.]*[ \t]+(?:-\S+[ \t]+)*\S+)\s")  # fmt: skip
@@ -98,7 +99,7 @@ def command_of(commands: Sequence[Sequence[Word]], file: str, chosen: str) -> Co
     if len(every) == 1:
         return every[0]
     if not every:
-        problem = "no command here fine-tunes (accelerate launch, torchrun, trl, llamafactory-cli, axolotl, tune, litgpt, xtuner, swift, …)"
+        problem = "no command here fine-tunes (accelerate launch, torchrun, trl, llamafactory-cli, axolotl, tune, litgpt, xtuner, swift, verl, …)"
         raise PlanError.at(file, problem, "the training command; or the file that it names")
     lines = ", ".join(str(command.line) for command in every)
     remedy = f"keep one, or --define command=N, 1 to {len(every)}"

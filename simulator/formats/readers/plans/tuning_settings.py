@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from simulator.base.errors import Fault, PlanError
 from simulator.base.schema import merged, nested
-from simulator.formats.readers.plans.accelerate_launch import NO_EFFECT, trainer_settings
+from simulator.formats.readers.plans.accelerate_launch import trainer_settings
 from simulator.formats.readers.plans.by_framework import settings_of, text_of
 from simulator.formats.readers.plans.launch_world import WORLD_OPTIONS
 from simulator.formats.readers.plans.options import options_of, table_of
@@ -36,6 +36,9 @@ _MATTERS: Final = re.compile(
 _STARTS: Final = re.compile(r"^[^-].*?(accelerate|torchrun|deepspeed|launch|run)$|^launch$")
 _EXAMPLES: Final = {"model_name_or_path": "llama3.1-8b", "max_length": "2048", "base_model": "llama3.1-8b"}
 _OF_XTUNER: Final = ("work-dir", "launcher", "seed", "resume", "auto-scale-lr", "local-rank", "cfg-options")
+_LAUNCHERS: Final = {
+    key: frozenset(table_of("accelerate")[f"launcher_{key}"]) for key in ("no_effect", "switches", "of_trl")
+}
 _COPY: Final = {"torchtune": "tune cp {} .", "xtuner": "xtuner copy-cfg {} ."}
 
 Find = Callable[[str], Path]
@@ -131,7 +134,9 @@ def _after_program(words: Any) -> list[Word]:  # noqa: ANN401  a sequence of wor
 
 def _accelerate(launch: Launch, launcher: Mapping[str, Option], own: dict[str, Option]) -> None:
     """What accelerate's launcher passes on. own: trl's options, some of which are the launcher's (cli/commands/training.py)."""
-    for name in [name for name in own if name.replace("-", "_") in _OF_LAUNCHER or f"--{name}" in WORLD_OPTIONS]:
+    for name in [
+        name for name in own if name.replace("-", "_") in _LAUNCHERS["of_trl"] or f"--{name}" in WORLD_OPTIONS
+    ]:
         launcher = {**launcher, name: own.pop(name)}
     by_accelerate = any("accelerate" in word.text for word in launch.command.launcher) or launch.command.alone
     config: dict[str, Any] = {}
@@ -155,20 +160,8 @@ def _launcher_rest(launch: Launch) -> None:
     for name, option in launch.launcher.items():
         key = name.replace("-", "_")
         read = option.spelled in spelled or f"--{name}" in WORLD_OPTIONS
-        if not read and key not in NO_EFFECT | _SWITCHES and name not in NO_EFFECT:
+        if not read and key not in _LAUNCHERS["switches"] and not _LAUNCHERS["no_effect"] & {key, name}:
             launch.tell(option, "unknown", "of the launcher")
-
-
-# accelerate's own among the words of `trl sft`
-_OF_LAUNCHER: Final = frozenset({
-    "config_file", "use_fsdp", "use_deepspeed", "multi_gpu", "mixed_precision", "dynamo_backend", "zero_stage", "offload_optimizer_device",
-    "offload_param_device", "deepspeed_config_file", "main_process_port", "main_process_ip", "machine_rank", "gpu_ids", "fsdp_sharding_strategy",
-    "fsdp_version", "fsdp_offload_params", "fsdp_auto_wrap_policy", "fsdp_reshard_after_forward", "fsdp_activation_checkpointing",
-})  # fmt: skip
-_SWITCHES: Final = frozenset({
-    "use_fsdp", "use_deepspeed", "mixed_precision", "dynamo_backend", "num_processes", "num_machines", "zero_stage",
-    "offload_optimizer_device", "offload_param_device", "gradient_accumulation_steps",
-})  # fmt: skip
 
 
 def _yaml(launch: Launch, name: str, place: str, form: str) -> tuple[dict[str, Any], str]:
@@ -268,6 +261,7 @@ def _pairs(launch: Launch, words: list[Word]) -> None:
     """OmegaConf's `key=value`, over the file's."""
     for word in words:
         key, equals, value = word.text.lstrip("+").partition("=")
+        key = key if equals or not word.unknown else word.unknown[0].what
         option = Option(spelled=key, values=(value,), place=f"{launch.file}:{word.line}", unknown=word.unknown)
         if equals:
             launch.put(key, option)
@@ -344,6 +338,20 @@ def _xtuner(launch: Launch, loose: list[Word], options: dict[str, Option]) -> No
         launch.places[name.lower()] = (name, f"{launch.file}:{line}")
 
 
+def _verl(launch: Launch, loose: list[Word], options: dict[str, Option]) -> None:
+    """Hydra's `key=value`, of which two say what Ray starts, as torchrun's options would; a configuration by its name."""
+    stated = {word.text.lstrip("+").partition("=")[0]: word for word in loose}
+    for key, name, usual in (("n_gpus_per_node", "nproc_per_node", 8), ("nnodes", "nnodes", 1)):
+        word = stated.pop(f"trainer.{key}", Word(f"={usual}", launch.command.line))
+        values, place = (word.text.partition("=")[2],), f"{launch.file}:{word.line}"
+        launch.launcher[name] = Option(spelled=f"--{name}", values=values, place=place, unknown=word.unknown)
+    for name, option in options.items():
+        launch.tell(option, "no effect")
+        if name == "config-name" and "megatron" in str(option.value):
+            launch.put("actor_rollout_ref.actor.strategy", option, value="megatron")
+    _pairs(launch, list(stated.values()))
+
+
 def _megatron_bridge(launch: Launch, loose: list[Word], options: dict[str, Option]) -> None:
     """A recipe, a YAML file over it, options for common settings, and `key=value` over all."""
     from simulator.formats.readers.plans.megatron_bridge import CONTAINED, recipe_over
@@ -370,5 +378,5 @@ def _megatron_bridge(launch: Launch, loose: list[Word], options: dict[str, Optio
 
 
 _FRAMEWORKS: Final[Mapping[str, Callable[[Launch, list[Word], dict[str, Option]], None]]] = {
-    "llama-factory": _llama_factory, "ms-swift": _llama_factory, "axolotl": _axolotl, "torchtune": _torchtune, "litgpt": _litgpt, "megatron-bridge": _megatron_bridge, "xtuner": _xtuner,
+    "llama-factory": _llama_factory, "ms-swift": _llama_factory, "axolotl": _axolotl, "torchtune": _torchtune, "litgpt": _litgpt, "megatron-bridge": _megatron_bridge, "xtuner": _xtuner, "verl": _verl,
 }  # fmt: skip

@@ -84,9 +84,9 @@ class Cable:
     bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Host:
-    """One host.
+    """One host; equal to itself alone, so that what is found of its pairs of GPUs is found once.
 
     paths: by (name, name) in the order of `names`; a pair that the source leaves open is absent.
     switched: the source shows an NVSwitch. Where it cannot (nvidia-smi), link counts decide.
@@ -118,8 +118,8 @@ class Host:
 
     def gpu_pairs(self) -> Iterator[tuple[int, int, Path | None]]:
         """Every pair of GPUs by index, with its path."""
-        for i, j in combinations(range(len(self.gpus)), 2):
-            yield i, j, self.path(self.gpus[i].name, self.gpus[j].name)
+        for (i, a), (j, b) in combinations(enumerate(gpu.name for gpu in self.gpus), 2):
+            yield i, j, self.path(a, b)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 from typing import Final
 
@@ -50,12 +51,19 @@ class Nearest:
         return "" if self.path is None else "PXN" if self.via is not None else str(self.path)
 
 
+@lru_cache(maxsize=8)
 def islands(host: Host) -> tuple[Island, ...]:
     """The sets of GPUs joined by direct links, by their first GPU."""
-    direct = {(i, j): path for i, j, path in host.gpu_pairs() if path is not None and path.is_direct}
+    direct = {(i, j): path for i, j, path in _known(host) if path.is_direct}
     parts = components(len(host.gpus), direct)
     found = tuple(_island(part, direct, switched=host.switched) for part in parts)
     return found if host.links_listed else tuple(replace(island, shape="unlisted") for island in found)
+
+
+@lru_cache(maxsize=8)
+def _known(host: Host) -> tuple[tuple[int, int, Path], ...]:
+    """Pairs of GPUs whose path the source states."""
+    return tuple((i, j, path) for i, j, path in host.gpu_pairs() if path is not None)
 
 
 def _island(gpus: tuple[int, ...], direct: Mapping[tuple[int, int], Path], *, switched: bool) -> Island:
@@ -107,13 +115,10 @@ def _narrowest_split(gpus: tuple[int, ...], pairs: Mapping[tuple[int, int], Path
     return min(sum(p.count for (a, b), p in pairs.items() if (a in half) != (b in half)) for half in map(set, halves))
 
 
+@lru_cache(maxsize=32)
 def pcie_groups(host: Host, reach: str) -> tuple[tuple[int, ...], ...]:
     """GPUs that meet at `reach` (PIX, PXB, PHB or NODE) or closer on PCIe, directly or by way of a NIC beside both."""
-    near = {
-        (i, j)
-        for i, j, path in host.gpu_pairs()
-        if path is not None and not path.is_direct and path.rank <= PATHS.index(reach)
-    }
+    near = {(i, j) for i, j, path in _known(host) if not path.is_direct and path.rank <= PATHS.index(reach)}
     for nic in host.nics:
         beside = [i for i, gpu in enumerate(host.gpus) if _reaches(host.path(gpu.name, nic.name), reach)]
         near |= set(combinations(beside, 2))
@@ -143,6 +148,7 @@ def nearest_nics(host: Host) -> tuple[Nearest, ...]:
     return tuple(_with_peer(one, own, peers[one.gpu]) for one in own)
 
 
+@lru_cache(maxsize=8)
 def gpu_paths(host: Host) -> Mapping[tuple[int, int], str]:
     """How NCCL sends between each pair of GPUs whose path is known, by its defaults.
 
@@ -150,13 +156,12 @@ def gpu_paths(host: Host) -> Mapping[tuple[int, int], str]:
     """
     anywhere = host.cpu == "amd" and len(host.gpus) <= _AMD_PAIR
     direct: dict[int, set[int]] = {gpu: set() for gpu in range(len(host.gpus))}
-    pairs = [(i, j, path) for i, j, path in host.gpu_pairs() if path is not None]
-    for i, j, path in pairs:
+    for i, j, path in _known(host):
         if path.is_direct:
             direct[i].add(j)
             direct[j].add(i)
     found = {}
-    for i, j, path in pairs:
+    for i, j, path in _known(host):
         near = "peer" if anywhere or _is_near(path) else "memory"
         found[i, j] = "cable" if path.is_direct else "relay" if direct[i] & direct[j] else near
     return found
