@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simulator.formats.readers.collectives_table import read_collectives
-from simulator.formats.readers.measured_table import read_measured
+from simulator.formats.readers.measured_table import read_collectives, read_measured
 from simulator.studies.backtest.collectives import (
     SIZE_CLASSES,
     CollectiveGroup,

@@ -21,8 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from simulator.formats.readers.measured_table import read_measured
-from simulator.formats.readers.serving_table import read_serving
+from simulator.formats.readers.measured_table import read_measured, read_serving
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest import run
 from simulator.studies.backtest.rows import ServingRow

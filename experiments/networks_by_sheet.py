@@ -29,7 +29,7 @@ from statistics import NormalDist, median
 from typing import Any
 
 from simulator.base.errors import InputError
-from simulator.formats.readers.collectives_table import read_collectives
+from simulator.formats.readers.measured_table import read_collectives
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.calibration.networks import FILE, carrier_of
 from simulator.spec.cluster.parts import InterKind

@@ -36,11 +36,10 @@ from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.studies.backtest.beyond import beyond_models
 from simulator.studies.backtest.blanks import described
 from simulator.studies.backtest.notes import techniques
 from simulator.studies.backtest.outcome import RefusedError
-from simulator.studies.backtest.resolve import as_measured, with_attention
+from simulator.studies.backtest.resolve import as_measured, beyond_models, with_attention
 from simulator.studies.backtest.rows import RunRow
 from simulator.studies.backtest.unstated import untrained
 

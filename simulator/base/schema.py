@@ -338,3 +338,21 @@ def _non_finite(data: object, path: str) -> list[str]:
         return [p for i, v in enumerate(data) for p in _non_finite(v, f"{path}[{i}]")]
     too_large = isinstance(data, int) and data.bit_length() > _LONGEST_BITS
     return [path] if too_large or (isinstance(data, float) and not math.isfinite(data)) else []
+
+
+def nested(table: Mapping[str, Any], path: Sequence[str], value: object) -> dict[str, Any]:
+    """`table` with the value set at the path; values on the way that are not tables are replaced by tables."""
+    name, *rest = path
+    if not rest:
+        return {**table, name: value}
+    below = table.get(name)
+    return {**table, name: nested(below if isinstance(below, Mapping) else {}, rest, value)}
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`below` updated with the keys of `above`, recursively."""
+    both = {**below, **above}
+    for key in above.keys() & below.keys():
+        if isinstance(above[key], Mapping) and isinstance(below[key], Mapping):
+            both[key] = merged(below[key], above[key])
+    return both

@@ -58,23 +58,23 @@ class Extras:
         """Of the text."""
         found: list[tuple[str, RenderableType]] = []
         if self.data is not None:
-            from simulator.formats.writers.data_text import loading
+            from simulator.formats.writers.extras_text import loading
 
             found.append(("Data loading", loading(self.data)))
         if self.telemetry is not None:
-            from simulator.formats.writers.telemetry_text import utilisation
+            from simulator.formats.writers.extras_text import utilisation
 
             found.append(("How busy each part is", utilisation(self.telemetry)))
         if self.energy is not None:
-            from simulator.formats.writers.energy_text import drawn
+            from simulator.formats.writers.extras_text import drawn
 
             found.append(("Energy", drawn(self.energy)))
         if self.phases is not None:
-            from simulator.formats.writers.servers_text import phases
+            from simulator.formats.writers.extras_text import phases
 
             found.append(("Phases of the run", phases(self.phases)))
         if self.servers is not None:
-            from simulator.formats.writers.servers_text import servers
+            from simulator.formats.writers.extras_text import servers
 
             found.append(("With parameter servers", servers(self.servers)))
         return found

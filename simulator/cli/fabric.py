@@ -101,7 +101,7 @@ def _file(text: str) -> list[dict[str, Any]]:
 
 
 def _is_table(path: Path) -> bool:
-    from simulator.formats.readers.collectives_table import COLLECTIVES
+    from simulator.formats.readers.measured_table import COLLECTIVES
 
     return path.name.removesuffix(".gz").endswith(".csv") and COLLECTIVES.matches(path)
 
@@ -118,7 +118,7 @@ def _rows_of_log(path: Path) -> Iterator[tuple[Any, ...]]:
 
 
 def _rows_of_table(path: Path) -> Iterator[tuple[Any, ...]]:
-    from simulator.formats.readers.collectives_table import read_collectives
+    from simulator.formats.readers.measured_table import read_collectives
     from simulator.studies.backtest.rows import KINDS, BadRow
 
     for row in read_collectives(path):

@@ -13,7 +13,7 @@ import click
 
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
-from simulator.base.schema import read_toml
+from simulator.base.schema import nested, read_toml
 from simulator.base.units import format_duration
 from simulator.cli.extras import with_data_of
 from simulator.cli.goodput_spot import checked_offers, on_spot, spot_options
@@ -32,9 +32,9 @@ from simulator.cli.options import (
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.programs import checkpoint_of, place_inputs, place_of, program_at, with_tokens
 from simulator.cli.watch import watch_option
-from simulator.formats.study import Study, nested
+from simulator.formats.study import Study
 from simulator.formats.study.overrides import literal, parse_overrides
-from simulator.formats.writers.goodput_json import SCHEMA_VERSION, report
+from simulator.formats.writers.goodput import SCHEMA_VERSION, report
 from simulator.predict import Prediction, predict
 from simulator.predict.energy import RunEnergy
 from simulator.predict.program import predict_program
@@ -144,7 +144,7 @@ def command(
 
 
 def _text(answer: Goodput, elastic: Elastic | None) -> RenderableType:
-    from simulator.formats.writers.goodput_text import render
+    from simulator.formats.writers.goodput import render
 
     return render(answer, elastic)
 

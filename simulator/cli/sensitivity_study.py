@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from itertools import chain, product
+from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.processes import cores, mapped
 from simulator.cli.compare import other_prices, subject_of
 from simulator.cli.programs import checkpoint_of, is_program, place_of, program_at
-from simulator.cli.sensitivity_points import Alternative, Known, OnProgress, Settings
 from simulator.formats.study import Study, read_study
 from simulator.formats.study.overrides import parse_overrides, patched
 from simulator.predict.confidence import upward
@@ -26,6 +28,75 @@ from simulator.studies.search import Journal, PlanOutcome
 from simulator.studies.search.study import identity_of
 from simulator.studies.sensitivity import Design, Ends, Error, Evaluated, Input, Range, Sensitivity, analysed, together
 from simulator.work.checkpoint import Checkpoint, Saving, loading_s, saving
+
+Settings = tuple[str, ...]
+Alternative = tuple[str, Path | None, Settings]  # its name, its file, what is set of it
+Task = tuple[str, Alternative, dict[str, str]]
+OnProgress = Callable[[int, int], None]  # predictions done, and in all
+
+
+class Known:
+    """Outcomes of alternatives under settings, including those read from a journal."""
+
+    def __init__(
+        self, alternatives: Sequence[Alternative], flags: dict[str, str], journal: Journal | None, jobs: int | None
+    ) -> None:
+        self._alternatives, self._flags, self._journal = alternatives, flags, journal
+        self._jobs = jobs or cores()
+        self._found: dict[str, PlanOutcome] = dict(journal.outcomes()) if journal is not None else {}
+        self._requested: set[str] = set()
+
+    def __getitem__(self, one: tuple[int, Settings]) -> PlanOutcome:
+        return self._found[_key(*one)]
+
+    def __len__(self) -> int:
+        return len(self._requested)
+
+    def find(self, wanted: Sequence[tuple[int, Settings]], on_progress: OnProgress) -> None:
+        """Simulate the missing outcomes. Raises InputError if a plan is illegal at some point."""
+        keys = dict.fromkeys(_key(*one) for one in wanted)
+        self._requested |= keys.keys()
+        missing = [key for key in keys if key not in self._found]
+        tasks = [(key, self._alternatives[json.loads(key)[0]], self._flags) for key in missing]
+        for done, outcome in enumerate(_simulated(tasks, self._jobs), start=1):
+            if outcome.status == "failed":
+                raise InputError.at(", ".join(json.loads(outcome.key)[1]) or "the study", outcome.reason)
+            if self._journal is not None:
+                self._journal.add(outcome)
+            self._found[outcome.key] = outcome
+            on_progress(done, len(tasks))
+
+
+def _key(number: int, settings: Settings) -> str:
+    return json.dumps([number, settings], ensure_ascii=False)
+
+
+def _simulated(tasks: Sequence[Task], jobs: int) -> Iterator[PlanOutcome]:
+    """Outcomes in the order of the tasks, on several processes where there is much to do."""
+    return mapped(_evaluated, tasks, jobs, chunk=4)
+
+
+def _evaluated(task: Task) -> PlanOutcome:
+    key, (name, file, settings), flags = task
+    try:
+        simulated = [one for one in settings if not one.strip().startswith("price.")]
+        subject = subject_of(name, file, flags, (*simulated, *json.loads(key)[1]), None)
+        prediction = subject.predicted()
+    except InputError as exc:
+        return PlanOutcome(key=key, status="failed", reason="; ".join(map(str, exc.faults)))
+    status = prediction.verdict
+    if not status.runs:
+        return PlanOutcome(key=key, status=status, reason=prediction.cause, num_devices=prediction.num_devices)
+    return PlanOutcome(
+        key=key,
+        status=status,
+        num_devices=prediction.num_devices,
+        step_s=float(prediction.step_s),
+        tokens_per_step=prediction.tokens_per_step,
+        spread={name: float(one) for name, one in prediction.spread.items()},
+        stack_sigma=prediction.stack_sigma,
+    )
+
 
 Figure = Literal["time", "cost", "run-days", "run-cost"]
 FIGURES: Final[dict[Figure, str]] = {

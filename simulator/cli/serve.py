@@ -28,7 +28,7 @@ from simulator.cli.progress import CountLine
 from simulator.cli.serve_search import OF_SEARCH, launch_of, option_faults, rate_of_users, run_search, search_options
 from simulator.cli.watch import watch_option
 from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
-from simulator.formats.writers.serving_json import report
+from simulator.formats.writers.serving import report
 from simulator.predict import Source
 from simulator.studies.serving import InferencePlan, Serving, serve, token_costs
 from simulator.studies.serving import highest_rate as sought
@@ -157,7 +157,7 @@ def command(
 
 
 def _text(serving: Serving, *, brief: bool) -> RenderableType:
-    from simulator.formats.writers.serving_text import render, render_brief
+    from simulator.formats.writers.serving import render, render_brief
 
     return render_brief(serving) if brief else render(serving)
 

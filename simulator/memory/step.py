@@ -13,11 +13,10 @@ from functools import partial
 
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.memory.gradients import dummy_gradients, redistributed_bytes, reentrant_input_bytes, whole_table_numel
-from simulator.memory.in_flight import InFlight, outside
+from simulator.memory.in_flight import InFlight, outside, parts_of
 from simulator.memory.messages import Messages
 from simulator.memory.offloading import Evictor
 from simulator.memory.outside import grouped_workspaces
-from simulator.memory.stage_parts import parts_of
 from simulator.memory.tape import INPUT, Tape
 from simulator.memory.tapes import gradient_dtype, layer_tape, record_tapes
 from simulator.memory.writer import Writer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from simulator.base.arguments import checked
 from simulator.base.fit import Fit
@@ -14,14 +15,14 @@ from simulator.play.lower import Lowering, lower
 from simulator.play.lower.host_lead import passes_ahead
 from simulator.predict.confidence import SHEET, WAITING, Z90, own_sigma, reaches, spread
 from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_per_s, memory_by_device, worst_fit
-from simulator.predict.network import network_share, slow_s
 from simulator.predict.origins import extrapolated, sources
 from simulator.predict.play import bounds, play
-from simulator.predict.prediction import Prediction, Remedy, Source
+from simulator.predict.prediction import NetworkShare, Prediction, Remedy, Source
 from simulator.predict.tiers import with_lower_tiers, with_pages
 from simulator.predict.verdict import cause_of, pool_sources, suggest, with_paging, with_stalls
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.spec.calibration.networks import carrier_of, slow_network
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -158,3 +159,31 @@ def _imbalance_sigma(lowering: Lowering, step_s: float, *, fold: bool) -> float:
     busier = plan.copy_with(expert_imbalance=more)
     inputs = (lowering.full_cluster, lowering.given_stack, lowering.calibration, lowering.curves)
     return float(play(lower(lowering.model, busier, *inputs), fold=fold).step_s / step_s - 1)
+
+
+# How much of a step hangs on the network between nodes: the step played again on networks of other speeds
+_FREE: Final = 1e6  # times as fast: what is left of a collective is its latency
+_TENTH_LESS: Final = 0.9
+
+
+def network_share(lowering: Lowering, step_s: float, *, fold: bool = True) -> NetworkShare | None:
+    """What `step_s`, the step as played, would lose and gain; None where no network joins the plan's devices."""
+    if not lowering.over_nodes:
+        return None
+
+    def step_at(speed: float) -> float:
+        return float(play(lowering.on_network(speed), fold=fold).step_s)
+
+    hangs_s, more_s = step_s - step_at(_FREE), step_at(_TENTH_LESS) - step_s
+    return NetworkShare(hangs_s=max(0.0, hangs_s), tenth_less_s=max(0.0, more_s))
+
+
+def slow_s(lowering: Lowering, *, fold: bool = True) -> float:
+    """The step on a network at the slow end of published ones (`spec.calibration.networks`): what is hidden may show there."""
+    slow = slow_network()
+    cluster = lowering.cluster
+    assert cluster.inter is not None
+    more = slow.beyond(cluster.num_devices // cluster.nvlink_domain_size)
+    carrier = carrier_of(cluster.inter.kind)
+    slower = lowering.on_network(1 / (slow.slow_bytes[carrier] * more), slow.slow_waits[carrier] * more)
+    return float(play(slower, fold=fold).step_s)

@@ -25,9 +25,8 @@ from simulator.play.lower.script import script_program
 from simulator.predict.confidence import seen
 from simulator.predict.play import SimulatedStep, bounds, issuing_s, launched_s
 from simulator.predict.prediction import KindUse, Prediction, Source
-from simulator.predict.program_intervals import program_reach, program_spread
 from simulator.predict.program_remedies import advised
-from simulator.predict.program_sources import input_sources, listed, sources_of
+from simulator.predict.program_sources import input_sources, listed, program_reach, program_spread, sources_of
 from simulator.predict.verdict import cause_of, compute_s, pool_sources, waiting_s, with_stalls
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves

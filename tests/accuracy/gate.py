@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from experiments.accuracy_serving import as_run  # noqa: E402
+from simulator.formats.readers.measured_table import read_serving  # noqa: E402
 from simulator.formats.readers.runs_table import RunRow, read_runs  # noqa: E402
-from simulator.formats.readers.serving_table import read_serving  # noqa: E402
 from simulator.studies.backtest import serving  # noqa: E402
 from simulator.studies.backtest.evaluate import evaluate_row  # noqa: E402
 from simulator.studies.backtest.rows import ServingRow  # noqa: E402

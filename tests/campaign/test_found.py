@@ -134,7 +134,7 @@ def test_a_command_that_works_spells_out_what_a_terminal_obeys(
 
 
 def test_a_journal_has_at_least_one_engine() -> None:
-    from simulator.studies.serving_search.notes import ANSWER
+    from simulator.studies.serving_search.workers import ANSWER
 
     fewest = {"role": "both", "layout": "{}", "engines": 1, "plays": []}
     assert ANSWER.validate_python(fewest).engines == 1

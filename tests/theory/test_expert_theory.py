@@ -9,7 +9,7 @@ from math import ceil, prod
 import pytest
 
 from simulator.base.kernels import Attention, Gemm, Stream
-from simulator.memory.recording import record
+from simulator.memory.tapes import record
 from simulator.parallel.mesh import Mesh
 from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import lower

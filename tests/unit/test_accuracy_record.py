@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import accuracy_record
 
-from simulator.formats.html.record import record_of
+from simulator.formats.html.step import record_of
 
 
 def test_the_record_is_that_of_the_pages() -> None:

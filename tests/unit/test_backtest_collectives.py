@@ -12,8 +12,7 @@ import pytest
 
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
-from simulator.formats.readers.collectives_table import COLLECTIVES, read_collectives
-from simulator.formats.readers.measured_table import read_measured
+from simulator.formats.readers.measured_table import COLLECTIVES, read_collectives, read_measured
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.cluster import Cluster
 from simulator.studies.backtest import BacktestReport, CollectivesReport, run

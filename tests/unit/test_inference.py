@@ -11,8 +11,7 @@ import pytest
 from simulator.base.errors import CalibrationError, InputError, PlanError, StackError, json_text
 from simulator.base.fit import Fit
 from simulator.base.kernels import Attention, Gemm, Kernel
-from simulator.formats.writers.serving_json import report
-from simulator.formats.writers.serving_text import render
+from simulator.formats.writers.serving import render, report
 from simulator.formats.writers.text import to_text
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
@@ -40,8 +39,8 @@ from simulator.studies.serving.engine import Engine
 from simulator.studies.serving.limits import Limits
 from simulator.studies.serving.memory import activation_bytes
 from simulator.studies.serving.report import spread
+from simulator.studies.serving.serving import assumptions
 from simulator.studies.serving.shards import stage_shards
-from simulator.studies.serving.sources import assumptions
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from simulator.base.errors import TableError
-from simulator.formats.readers.measured_table import read_measured
-from simulator.formats.readers.memory_table import TRACKED, read_memory
+from simulator.formats.readers.measured_table import TRACKED, read_measured, read_memory
 from simulator.studies.backtest.evaluate import run as judged
 from simulator.studies.backtest.memory_rows import resolve_memory
 from simulator.studies.backtest.outcome import RefusedError

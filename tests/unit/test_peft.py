@@ -16,7 +16,7 @@ from simulator.cli import main
 from simulator.formats.readers.adapter_config import read_adapter_config
 from simulator.formats.readers.peft_words import matched
 from simulator.memory import simulate_memory
-from simulator.memory.recording import record
+from simulator.memory.tapes import record
 from simulator.parallel.legality import check, check_split
 from simulator.parallel.model_shard import shard_of
 from simulator.predict.changes import changes

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulator.memory.allocator import AllocatorSettings, OutOfMemoryError
 from simulator.memory.driver_costs import DriverCosts
 from simulator.memory.policies import ACTIVATION, PERSISTENT, POLICIES, TEMPORARY, Pool, PoolInputs, make_pool
-from simulator.memory.policies.first_fit import FirstFitRange
+from simulator.memory.policies.base import FirstFitRange
 from simulator.memory.requests import ALLOC, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, Request
 from simulator.studies.replay import Sequence, compare, demand, play, repeated, varied
 

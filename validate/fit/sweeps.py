@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simulator.base.errors import InputError
-from simulator.formats.readers.collectives_table import read_collectives
+from simulator.formats.readers.measured_table import read_collectives
 from simulator.studies.backtest.collective_rules import degraded, resolve
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import CollectiveRow

@@ -1,4 +1,7 @@
-"""Tables of measurements as a backtest takes them: runs, tracked memory, collectives or servers, by the header's names."""
+"""Tables of measurements as a backtest takes them: runs, tracked memory, collectives or servers, by the header's names.
+
+Their columns: docs/reference/runs-table.md, memory-table.md, collectives-table.md and serving-table.md.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,107 @@ from typing import Any, Final, Literal, TypeVar
 
 from simulator.base.errors import TableError
 from simulator.base.schema import nearest
-from simulator.formats.readers.collectives_table import COLLECTIVES
-from simulator.formats.readers.csv_table import header_names
-from simulator.formats.readers.memory_table import TRACKED
+from simulator.formats.readers.csv_table import (
+    CellError,
+    header_names,
+    name_cell,
+    number_cell,
+    one_of,
+    pattern_cell,
+    shown,
+)
 from simulator.formats.readers.row_table import RowTable
 from simulator.formats.readers.run_settings import setting_of
 from simulator.formats.readers.runs_table import COLUMNS, SPELLING, read_runs
-from simulator.formats.readers.serving_table import SERVERS
 from simulator.formats.readers.spelled_columns import advice, parsers
-from simulator.studies.backtest.rows import Table
+from simulator.studies.backtest.rows import KINDS, CollectiveRow, MemoryRow, ServingRow, Table
+
+# A bandwidth as nccl-tests prints it: 0.00 where it is small
+_rate_cell = pattern_cell(
+    r"[0-9]{1,12}(\.[0-9]{0,12})?", float, "a bandwidth", "GB/s as nccl-tests prints them, or blank"
+)
+COLLECTIVES: Final = RowTable(
+    row=CollectiveRow,
+    signs=frozenset({"collective", "size_bytes", "time_us"}),
+    required=("collective", "gpu", "n_gpus", "n_nodes", "size_bytes", "time_us"),
+    never_blank=("collective", "gpu", "size_bytes", "time_us"),
+    id_column="source",
+    unique=False,
+    own={
+        **dict.fromkeys(("algbw_GBps", "busbw_GBps"), _rate_cell),
+        "collective": one_of(*KINDS),
+        "in_place": one_of("y", "n"),
+        "usual_network": one_of("y", "n", blank=None),
+    },
+)
+read_collectives = COLLECTIVES.read
+
+
+_REQUIRED: Final = (
+    *("row", "n_layers", "d_model", "n_heads", "d_ff", "vocab", "seq_len", "micro_batch", "world"),
+    *("strategy", "ac", "store_dtype", "param_dtype", "opt_impl", "device", "peak_bytes"),
+)
+
+
+def _flag_cell(cell: str) -> bool | None:
+    return {"": None, "True": True, "False": False}[str(_FLAG(cell))]
+
+
+_bytes_cell = pattern_cell(r"[0-9]{1,18}", int, "a whole number of bytes", "digits only, or blank if unknown")
+_FLAG = one_of("True", "False")
+_dtype = one_of("fp32", "bf16", "fp16", blank=None)
+_BYTES: Final = (
+    *("peak_bytes", "param", "sharded_param", "unsharded_param", "grad", "sharded_grad", "activation", "optstate"),
+    *("temp", "all_gather", "reduce_scatter", "buffer", "inputs_other", "ddp_buckets", "start_bytes"),
+    *("after_fwd_bytes", "after_bwd_bytes", "peak_fwd", "peak_bwd", "peak_opt"),
+    *("real_peak_bytes", "real_profiler_peak_bytes"),
+)
+TRACKED: Final = RowTable(
+    row=MemoryRow,
+    signs=frozenset({"row", "strategy", "peak_bytes"}),  # a table of runs has `id`, `metric` and `value` instead
+    required=_REQUIRED,
+    never_blank=_REQUIRED,
+    id_column="row",
+    own={
+        **dict.fromkeys(_BYTES, _bytes_cell),
+        **dict.fromkeys(("store_dtype", "param_dtype", "reduce_dtype", "opt_dtype"), _dtype),
+        "row": name_cell,
+        "strategy": one_of("single", "ddp", "fsdp2_full", "fsdp2_noreshard", "hsdp", "tp", blank=None),
+        "ac": one_of("none", "full", "selective", blank=None),
+        "amp": one_of("none", "bf16", "fp16", blank="none"),
+        "opt_impl": one_of("adamw_foreach", "adamw_loop", "adamw_fused", blank=None),
+        "attn": one_of("sdpa_repeat", "flash_gqa", "eff_repeat"),
+        "ddp_bucket_view": _flag_cell,
+        "device": one_of("cpu", "cuda", blank=None),
+    },
+)
+read_memory = TRACKED.read
+
+
+def _part_cell(cell: str) -> float | None:
+    part = number_cell(cell)
+    if part is not None and not 0 <= part <= 1:
+        raise CellError(f"{shown(cell)} is no part of the stated lengths", "a number from 0 to 1, or blank if unknown")
+    return part
+
+
+# GPUs that experts are dealt over; tables write 0 and 1 for none
+_experts_cell = pattern_cell(
+    r"[0-9]{1,9}", lambda cell: max(1, int(cell)), "a whole number", "digits only, or blank if unknown"
+)
+SERVERS: Final = RowTable(
+    row=ServingRow,
+    signs=frozenset({"engine", "concurrency_or_rate"}),
+    required=(
+        *("id", "engine", "model", "gpu", "input_tokens", "output_tokens"),
+        *("concurrency_or_rate", "metric", "value", "unit"),
+    ),
+    never_blank=("metric", "value"),
+    id_column="id",
+    own={"id": name_cell, "ep": _experts_cell, "shortest": _part_cell},
+)
+read_serving = SERVERS.read
+
 
 RowT = TypeVar("RowT")
 _MOST_ROWS: Final = 20_000

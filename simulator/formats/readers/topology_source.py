@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import combinations
@@ -14,7 +16,6 @@ from simulator.formats.readers.host_cluster import GA102_LINK, ONE_LINK
 from simulator.formats.readers.nccl_xml import read_xml
 from simulator.formats.readers.nvidia_smi import looks_like_matrix, read_matrix
 from simulator.formats.readers.slurm_topology import read_conf, read_yaml
-from simulator.formats.readers.this_machine import HERE, read_here
 from simulator.predict.link_loads import NodeLink, idle_links
 from simulator.spec.cluster import Cluster, NicPlace, cluster_names
 from simulator.spec.cluster.device import Device
@@ -184,3 +185,28 @@ def _cables(cluster: Cluster) -> Iterator[Cable]:
         if ends not in seen and not {_name(src)[:3], _name(dst)[:3]} & {"nic", "hos" if tree else "nic"}:
             seen.add(ends)
             yield Cable(a=_name(src), b=_name(dst), bytes_per_s=data["bytes_per_s"])
+
+
+HERE: Final = "here"
+_PATIENCE_S: Final = 60
+
+
+def read_here() -> Host:
+    """The host that this process runs on. Raises ClusterError where no NVIDIA driver answers."""
+    if shutil.which("nvidia-smi") is None:
+        problem = "this machine has no nvidia-smi, so no NVIDIA GPU that could be asked"
+        raise ClusterError.at(HERE, problem, "a saved matrix or NCCL's XML, on any machine")
+    return read_matrix(_answer("topo", "-m"), HERE)
+
+
+def _answer(*arguments: str) -> str:
+    command = ("nvidia-smi", *arguments)
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_PATIENCE_S, check=False)  # noqa: S603  fixed words
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise ClusterError.at(" ".join(command), f"does not answer: {exc}") from None
+    text = done.stdout.decode("utf-8", "replace")
+    if done.returncode:
+        message = (done.stderr.decode("utf-8", "replace") or text).strip()[:200]
+        raise ClusterError.at(" ".join(command), f"ends with code {done.returncode}: {message}")
+    return text

@@ -36,7 +36,6 @@ from simulator.formats.study.tables import (
     at_its_key,
     located,
     merged,
-    nested,
     of_root,
     relabelled,
 )
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Strict)
 
-__all__ = ["PlanFile", "Study", "calibration_named", "nested", "read_study"]
+__all__ = ["PlanFile", "Study", "calibration_named", "read_study"]
 
 
 _OF_POOL: Final = tuple(flat for flat, place in Plan.flat_names.items() if place.startswith("memory."))

@@ -8,11 +8,11 @@ from math import lcm
 from typing import Any, Final
 
 from simulator.base.errors import ClusterError, Fault, PlanError
-from simulator.base.schema import nearest
+from simulator.base.schema import nearest, nested
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.readers.plans import GPUS, Draft, drafted_fields, read_plan
 from simulator.formats.study.overrides import Override
-from simulator.formats.study.tables import DEFAULT, PlanFile, nested, of_root
+from simulator.formats.study.tables import DEFAULT, PlanFile, of_root
 from simulator.predict import Source
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model

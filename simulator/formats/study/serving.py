@@ -12,13 +12,13 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo
 
 from simulator.base.errors import Fault, InputError, StackError
-from simulator.base.schema import Strict, faults_of, read_toml
+from simulator.base.schema import Strict, faults_of, nested, read_toml
 from simulator.base.units import FROM_FILE, UnitError
 from simulator.base.value_errors import Expected
 from simulator.formats.study.loading import calibration_named, loaded_cluster, model_of
 from simulator.formats.study.overrides import Override, literal, parse_overrides, patched
 from simulator.formats.study.provenance import named_sources, of_model, set_by_hand
-from simulator.formats.study.tables import DEFAULT_NAME, Faults, at_its_key, located, nested, of_root
+from simulator.formats.study.tables import DEFAULT_NAME, Faults, at_its_key, located, of_root
 from simulator.predict import Source
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster

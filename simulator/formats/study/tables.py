@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import Field
 
 from simulator.base.errors import Fault, InputError
-from simulator.base.schema import Strict
+from simulator.base.schema import Strict, nested
 from simulator.base.value_errors import Expected
 from simulator.formats.study.overrides import Override, literal
 from simulator.predict.data_loading import DataLoading
@@ -139,15 +139,6 @@ def merged(
             plan = nested(plan, name.split("."), value)
         origins |= {f"plan.{name}": flag for name, flag, _ in given}
     return {**raw, "plan": plan}, origins
-
-
-def nested(table: Mapping[str, Any], path: Sequence[str], value: object) -> dict[str, Any]:
-    """`table` with the value set at the path; values on the way that are not tables are replaced by tables."""
-    name, *rest = path
-    if not rest:
-        return {**table, name: value}
-    below = table.get(name)
-    return {**table, name: nested(below if isinstance(below, Mapping) else {}, rest, value)}
 
 
 def relabelled(fault: Fault, origins: Mapping[str, str], name: str, written: Mapping[str, Any]) -> Fault:

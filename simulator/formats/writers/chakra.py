@@ -16,8 +16,8 @@ from zlib import crc32
 
 from simulator.base.sums import summed
 from simulator.base.wire import block, double, integer, member, packed, varint
+from simulator.play.lower.builder import Exchanges
 from simulator.play.lower.fabric import MeshFabric
-from simulator.play.lower.inside import Exchanges
 from simulator.work.program import Collective, Program, ProgramOp
 from simulator.work.trace import Span
 

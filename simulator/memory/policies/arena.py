@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from simulator.memory.allocator.blocks import LARGE_SEGMENT_BYTES
-from simulator.memory.policies.base import OnDriver, OwnPool, ignore_call, rounded
-from simulator.memory.policies.first_fit import FirstFitRange, Slot
+from simulator.memory.policies.base import FirstFitRange, OnDriver, OwnPool, Slot, ignore_call, rounded
 
 PAGE_BYTES = LARGE_SEGMENT_BYTES  # what a region grows by, as expandable segments do
 _REGION_SPAN = 2**60

@@ -12,9 +12,8 @@ from typing_extensions import override
 
 from simulator.memory.allocator import AllocatorSettings, Block
 from simulator.memory.allocator.blocks import SEGMENT_ROUND_BYTES
-from simulator.memory.policies.base import ACTIVATION, OnDriver, OwnPool, ignore_call, rounded
+from simulator.memory.policies.base import ACTIVATION, FirstFitRange, OnDriver, OwnPool, Slot, ignore_call, rounded
 from simulator.memory.policies.caching import CachingPool
-from simulator.memory.policies.first_fit import FirstFitRange, Slot
 
 _BASE = 2**60
 

@@ -10,16 +10,50 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 from simulator.base.errors import Fault, PlanError
-from simulator.parallel.legality.pipeline import broken_by
+from simulator.parallel.legality import blocks, degrees, experts, heads, memory, offload, precision, traffic, tuning
+from simulator.parallel.legality.pipeline import PIPELINE, broken_by
 from simulator.parallel.legality.rule import Case, Heads, Reads, Rule
-from simulator.parallel.legality.rules import RULES
-from simulator.parallel.legality.software import Software, software_of
+from simulator.parallel.legality.software import SOFTWARE, Software, software_of
 from simulator.parallel.legality.unused import unused
 from simulator.spec.cluster import Cluster
 from simulator.spec.plan import Plan
+
+RULES: Final[tuple[Rule[Any], ...]] = (
+    # the plan alone
+    *degrees.PLAN,
+    *experts.PLAN,
+    *offload.PLAN,
+    *traffic.PLAN,
+    *precision.PLAN,
+    *tuning.PLAN,
+    *memory.PLAN,
+    *blocks.PLAN,
+    # with the cluster
+    *degrees.CLUSTER,
+    *precision.CLUSTER,
+    # with the model
+    *heads.MODEL,
+    *precision.MODEL,
+    *tuning.MODEL,
+    *experts.MODEL,
+    *PIPELINE,
+    # with all that meets in a run
+    *blocks.MODULES,
+    *offload.MODELLED,
+    *memory.MODELLED,
+    blocks.WHOLE_BACKWARDS,
+    *offload.HOSTS,
+    *precision.RUN,
+    *experts.RUN,
+    blocks.NEAR_PEERS,
+    offload.EVEN_NODES,
+    # with the framework that should run it
+    *SOFTWARE,
+)
+
 
 __all__ = [
     "RULES", "Case", "Rule", "Software", "broken", "check", "check_split", "faults", "first_fault", "runnable",

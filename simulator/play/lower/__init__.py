@@ -17,9 +17,8 @@ from simulator.parallel.legal import legal
 from simulator.parallel.mesh import Mesh
 from simulator.parallel.shard_shares import largest_share, shard_shares
 from simulator.play import progress
-from simulator.play.lower.builder import Builder
+from simulator.play.lower.builder import Builder, Exchanges, RecordingBuilder
 from simulator.play.lower.fabric import EXPERT_ROLES, ROLES, MeshFabric
-from simulator.play.lower.inside import Exchanges, RecordingBuilder
 from simulator.play.lower.pool_tiers import PoolTiers
 from simulator.play.lower.priced_stages import PricedBlocks, priced_stages
 from simulator.play.lower.rank_classes import RankClasses

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from operator import itemgetter
 from typing import Any
+
+from typing_extensions import override
 
 from simulator.parallel.mesh import GroupShape
 from simulator.play.lower.calls import Call, captured_call, ids, issued_s, times
@@ -338,3 +341,22 @@ class Builder(Folder):
 def _stream(beside: int) -> str:
     """What a captured or recorded program's stream is called; the host's own operators and waits have one, too."""
     return {0: COMPUTE_STREAM, CPU: HOST_STREAM}.get(beside) or f"stream {beside}"
+
+
+Exchanges = Counter[tuple[str, str, int]]  # (kind, role, bytes) -> how many
+
+
+class RecordingBuilder(Builder):
+    """Builds the same program. inside: of each compute op with any, its collectives."""
+
+    def __init__(self, *inputs: Any) -> None:  # noqa: ANN401  as Builder has them
+        super().__init__(*inputs)
+        self.inside: dict[int, Exchanges] = {}
+        self._before: Exchanges = Counter()
+
+    @override
+    def compute(self, label: str, work: Work, *after: int | None, **how: Any) -> int:
+        number = super().compute(label, work, *after, **how)
+        if more := self._exchanged - self._before:
+            self.inside[number], self._before = more, self._exchanged.copy()
+        return number

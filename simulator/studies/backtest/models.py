@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from simulator.base.errors import ModelError
+from simulator.base.schema import merged
 from simulator.spec.model import Model
 from simulator.spec.model.families import mlp_of, presets_of, structure_of, vocabulary_of
-from simulator.studies.backtest.merge import merged
 from simulator.studies.backtest.rows import RunRow
 
 _GPT: Final[dict[str, Any]] = {

@@ -15,10 +15,9 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.spec.prices import Prices
+from simulator.spec.prices import Kind, Prices, cost
 from simulator.spec.software.stack import Stack
 from simulator.studies.compare.ablations import Gain, ablated, ablated_program
-from simulator.studies.compare.costs import Cost, costs_of
 from simulator.studies.search.front import pareto
 from simulator.work.captured.capture import Capture
 
@@ -193,3 +192,46 @@ def _data(row: Compared) -> dict[str, Any]:
 def busy(counters: Telemetry) -> dict[str, dict[str, float]]:
     """Part -> mean and highest utilisation, of the rank class that uses it most."""
     return {name: {"mean": use.mean, "peak": use.peak} for name, (use, _) in counters.busiest.items()}
+
+
+SECONDS_PER_DAY = 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Money of one price. run, run_days: of so many tokens, where asked for."""
+
+    kind: Kind
+    currency: str
+    date: str
+    source: str
+    gpu_hour: float
+    step: float
+    billion_tokens: float
+    run: float | None = None
+    run_days: float | None = None
+
+
+def costs_of(
+    prediction: Prediction, cluster: Cluster, prices: Prices, run_tokens: int | None = None
+) -> tuple[Cost, ...]:
+    """The cost of a plan at each price of its cluster. Raises InputError where there is none."""
+    step_s, tokens = float(prediction.step_s), prediction.tokens_per_step
+    found = []
+    for price in prices.of(cluster):
+        step = cost(price, prediction.num_devices, step_s)
+        steps = run_tokens / tokens if run_tokens else None
+        found.append(
+            Cost(
+                kind=price.kind,
+                currency=prices.currency,
+                date=price.date,
+                source=price.source,
+                gpu_hour=price.gpu_hour,
+                step=step,
+                billion_tokens=step / tokens * 1e9,
+                run=step * steps if steps else None,
+                run_days=step_s * steps / SECONDS_PER_DAY if steps else None,
+            )
+        )
+    return tuple(found)

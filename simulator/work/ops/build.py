@@ -16,8 +16,7 @@ from simulator.spec.software.stack import Stack
 from simulator.work.ops.attention import attention
 from simulator.work.ops.core import Block, ModelBlocks, Op
 from simulator.work.ops.cuda_graphs import with_graphs
-from simulator.work.ops.fusion import fuse_residuals
-from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.graph import Graph, Value, fuse_residuals, stream
 from simulator.work.ops.head_loss import WITH_HEAD, loss_with_head
 from simulator.work.ops.linear import linear
 from simulator.work.ops.loss import SHIFTED, cross_entropy

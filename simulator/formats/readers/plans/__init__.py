@@ -15,7 +15,7 @@ from simulator.base.schema import is_python, parse_json, parse_toml, read_json
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.readers.plans.by_framework import read_stated, settings_of, text_of
 from simulator.formats.readers.plans.draft import GPUS, Draft, drafted_fields, plan_fields
-from simulator.formats.readers.plans.json_text import OPENS, strict
+from simulator.formats.readers.plans.reading import AUTO
 from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.tuning_command import LAUNCHES, NAMED
 from simulator.spec.plan import Plan
@@ -243,3 +243,36 @@ def _own(data: dict[str, Any], path: Path) -> Draft:
         stack_why="the plan's own" if "stack" in fields else "the default",
         notes=Plan.moved_note(str(path), table, "plan." if "plan" in data else ""),
     )
+
+
+# JSON as people keep it: comments, commas before a closing bracket, and the placeholders of a template
+_TOKEN: Final = re.compile(
+    r"""(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<comment>//[^\n]*|/\*.*?\*/|\#[^\n]*)|(?P<comma>,)(?=(?:\s|//[^\n]*|/\*.*?\*/|\#[^\n]*)*[\]}])
+    |(?P<word>\$\{?[A-Za-z_]\w*\}?|<[A-Za-z][\w .-]*>|(?<![\w.+-])[A-Za-z_]\w*)""",
+    re.DOTALL | re.VERBOSE,
+)
+_KNOWN: Final = {"true", "false", "null", "NaN", "Infinity"}
+OPENS: Final = re.compile(r"(?:\s|//[^\n]*\n|/\*.*?\*/)*\{", re.DOTALL)  # a file that holds an object
+
+
+def strict(text: str, define: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The text as JSON has it, and its placeholders: words outside quotes. What `define` does not give is "auto"."""
+    found: list[str] = []
+
+    def one(match: re.Match[str]) -> str:
+        if match["comment"] or match["comma"]:
+            return " " * len(match.group())
+        word = match["word"]
+        if word is None or word in _KNOWN:
+            return match.group()
+        name = word.strip("${}<>")
+        if name in define:
+            return define[name] if _is_plain(define[name]) else json.dumps(define[name])
+        found.append(name)
+        return json.dumps(AUTO)
+
+    return _TOKEN.sub(one, text), tuple(dict.fromkeys(found))
+
+
+def _is_plain(value: str) -> bool:
+    return re.fullmatch(r"true|false|null|-?\d[\d.]*(?:[eE][+-]?\d+)?", value) is not None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from simulator.base.errors import Fault, PlanError
-from simulator.base.schema import nearest
+from simulator.base.schema import merged, nearest
 from simulator.formats.readers.plans import trainer
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.megatron import read_arguments, read_stack
@@ -21,7 +21,6 @@ from simulator.formats.readers.plans.megatron_hybrid import with_layers_counted
 from simulator.formats.readers.plans.options import megatron_arguments, table_of
 from simulator.formats.readers.plans.reading import Entry, Reading, flattened
 from simulator.formats.readers.plans.stated import Stated
-from simulator.formats.readers.plans.tuning_command import merged
 from simulator.spec.model import Model
 from simulator.spec.model.families import preset_of
 

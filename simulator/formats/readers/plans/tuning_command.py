@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -212,21 +212,3 @@ def plain(text: str) -> Any:  # noqa: ANN401, PLR0911  plain data of each kind
         except (ValueError, RecursionError):
             return text
     return text
-
-
-def with_value(data: Mapping[str, Any], path: str, value: object) -> dict[str, Any]:
-    """The tables with one value replaced, by its dotted name."""
-    first, dot, rest = path.partition(".")
-    if not dot:
-        return {**data, first: value}
-    inner = data.get(first)
-    return {**data, first: with_value(inner if isinstance(inner, Mapping) else {}, rest, value)}
-
-
-def merged(data: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested tables with others over them."""
-    found = dict(data)
-    for key, value in over.items():
-        below = found.get(key)
-        found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    return found

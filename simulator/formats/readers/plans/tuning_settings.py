@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault, PlanError
+from simulator.base.schema import merged, nested
 from simulator.formats.readers.plans.accelerate_launch import trainer_settings
 from simulator.formats.readers.plans.by_framework import settings_of, text_of
 from simulator.formats.readers.plans.launch_world import WORLD_OPTIONS
@@ -16,7 +17,7 @@ from simulator.formats.readers.plans.options import options_of, table_of
 from simulator.formats.readers.plans.reading import UNSET, Setting, shortened
 from simulator.formats.readers.plans.shell import Shell
 from simulator.formats.readers.plans.shell_words import Word, words_of
-from simulator.formats.readers.plans.tuning_command import Command, Option, merged, parsed, with_value
+from simulator.formats.readers.plans.tuning_command import Command, Option, parsed
 
 # Names that scripts give to arguments of the Trainer's (FastChat, fastchat/train; QwenLM/Qwen, finetune.py; artidoro/qlora, qlora.py;
 # transformers, examples/pytorch/language-modeling)
@@ -64,7 +65,7 @@ class Launch:
 
     def put(self, name: str, option: Option, value: object = None) -> None:
         """A setting that the command states, over its file's."""
-        self.data = with_value(self.data, name, option.value if value is None else value)
+        self.data = nested(self.data, name.split("."), option.value if value is None else value)
         self.places[name] = (option.spelled, option.place)
         if option.unknown:
             self.unset[name] = ", ".join(one.what for one in option.unknown)
@@ -147,7 +148,7 @@ def _accelerate(launch: Launch, launcher: Mapping[str, Option], own: dict[str, O
         found, faults = trainer_settings(launcher, config, file, launch.file)
         launch.faults += faults
         for name, (value, (spelled, place)) in found.items():
-            launch.data = with_value(launch.data, name, value)
+            launch.data = nested(launch.data, name.split("."), value)
             launch.places[name] = (spelled, place)
         launch.config = {key: (value, f"{file}: {key}") for key, value in config.items()}
     launch.launcher = dict(launcher)
@@ -367,7 +368,7 @@ def _megatron_bridge(launch: Launch, loose: list[Word], options: dict[str, Optio
         data, _ = _yaml(launch, str(config.value), config.place, "megatron-bridge")
         launch.data = merged(launch.data, data)
     if kind == "dora":
-        launch.data = with_value(launch.data, "peft._target_", "DoRA")
+        launch.data = nested(launch.data, ("peft", "_target_"), "DoRA")
     degrees = [key for key in options if key.startswith("tensor_") or key.endswith("_parallel_size")]
     for key in dict.fromkeys([*(key for key in options if key in CONTAINED), *degrees]):
         launch.put(CONTAINED.get(key, f"model.{key}"), options.pop(key))

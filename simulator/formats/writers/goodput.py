@@ -1,6 +1,10 @@
-"""A long run's answer as text for people: days first, then where they go, what interrupts, and how often to save."""
+"""A long run's answer as JSON (docs/reference/json-output.md has every key) and as text: days first, then where they go, what interrupts, and how often to save."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -104,3 +108,14 @@ def _checkpoints(g: Goodput) -> Table:
         source = "Daly 2006; nothing announced, nothing beside training"
         rows.append(("days by the closed form", format_number(g.expected_days), source))
     return layout.table(rows, "lrl")
+
+
+SCHEMA_VERSION: Final = 1
+
+
+def report(answer: Goodput, inputs: Mapping[str, Any] | None = None, elastic: Elastic | None = None) -> dict[str, Any]:
+    """The document as plain data. elastic: on spot machines, where that was asked."""
+    fields = asdict(answer) | {"interruptions": dict(answer.interruptions)}
+    fields = fields if answer.energy is not None else {name: one for name, one in fields.items() if name != "energy"}
+    spot = {} if elastic is None else {"spot": elastic.report()}
+    return {"schema_version": SCHEMA_VERSION, "inputs": dict(inputs or {}), **fields, **spot}

@@ -1,8 +1,11 @@
-"""A serving answer as text for people: the verdict first, then latencies, throughput, memory, and what it rests on."""
+"""A serving answer as JSON (docs/reference/json-output.md has every key) and as text: the verdict first, then latencies, throughput, memory, and what it rests on."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from textwrap import shorten
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -183,3 +186,16 @@ def _sources(s: Serving) -> Table:
     rows = [(source.what, source.kind, shorten(source.detail, _DETAIL_WIDTH, placeholder=" …")) for source in s.sources]
     rows += [("", "assumed", text) for text in s.assumptions]
     return layout.table(rows, "lll")
+
+
+SCHEMA_VERSION: Final = 2
+
+
+def report(serving: Serving, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The document as plain data. Units are suffixes of the names."""
+    fields = asdict(serving)
+    for name in ("memory", "prefill_memory"):
+        memory: ServingMemory | None = getattr(serving, name)
+        if memory is not None:
+            fields[name] |= {each: getattr(memory, each) for each in ("kv_bytes", "kv_tokens", "used_bytes")}
+    return {"schema_version": SCHEMA_VERSION, "inputs": dict(inputs or {}), "fits": serving.fits, **fields}
