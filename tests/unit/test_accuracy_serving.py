@@ -6,9 +6,9 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from simulator.formats.readers.serving_table import read_serving
 
 from experiments.accuracy_serving import REQUESTS_A_USER, TABLE, _rates, as_run, counted
+from simulator.formats.readers.measured_table import read_serving
 from simulator.studies.backtest.rows import ServingRow
 
 FRACTIONS = 0.02  # of a nanosecond: 16 digits of a mean, times its requests
