@@ -440,6 +440,8 @@ def test_faults_of_an_imported_plan_are_told_at_once(tmp_path: Path, capsys: pyt
         assert words in err
     assert main(["predict", "--plan", str(file), "--plan-format", "yaml"]) == ExitCode.BAD_INPUT
     assert "--plan-format: 'yaml' is not a format" in capsys.readouterr().err
+    assert main(["export", "--model", "gpt2", "--cluster", "hgx-h100-8", "--to", "nosuch"]) == ExitCode.BAD_INPUT
+    assert "chakra" in capsys.readouterr().err
     assert main(["predict", "--plan", str(file), "--define", "X"]) == ExitCode.BAD_INPUT
     assert main(["predict", "--define", "X=1"]) == ExitCode.USAGE
     assert main(["predict", "--plan", str(tmp_path / "none")]) == ExitCode.BAD_INPUT
