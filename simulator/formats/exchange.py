@@ -88,7 +88,7 @@ def export_plan(job: Job, form: str, head: dict[str, str | int] | None = None) -
     Raises PlanError with every field that the format would run otherwise.
     """
     if form not in FORMATS:
-        raise PlanError.at("--to", f"{form!r} is not a format", nearest(form, FORMATS))
+        raise PlanError.at("--to", f"{form!r} is not a format", nearest(form, (*FORMATS, "launch-kit", "chakra")))
     text = _written(job, form, head or {})
     draft = _read_back(text, form, job)
     plan = job.plan

@@ -309,6 +309,21 @@ def test_a_file_that_cannot_be_read_is_a_fault(path: str, capsys: pytest.Capture
     assert faults(capsys, path)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{distribution=lognormal,median=1s,sigma=1}", {"distribution": "lognormal", "median": "1s", "sigma": 1}),
+        ("{a={b=bf16}, c=400Gb/s, d=1e5, e=0x10, f=true}", {"a": {"b": "bf16"}, "c": "400Gb/s", "d": 1e5, "e": 16, "f": True}),
+        ('{a = "x=y,z"}', {"a": "x=y,z"}),
+        ('{a = "x=y,z", b=400Gb/s}', '{a = "x=y,z", b=400Gb/s}'),  # quotes and none: as it stands
+        ("{a=", "{a="),
+    ],
+)  # fmt: skip
+def test_words_in_a_table_need_no_quotes_either(text: str, value: object) -> None:
+    """As bf16 and 400Gb/s alone; a distribution was refused as "must be a number; it is the text"."""
+    assert literal(text) == value
+
+
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_any_setting_is_taken_or_refused(key: str, text: str) -> None:
     try:
@@ -425,6 +440,8 @@ def test_faults_of_an_imported_plan_are_told_at_once(tmp_path: Path, capsys: pyt
         assert words in err
     assert main(["predict", "--plan", str(file), "--plan-format", "yaml"]) == ExitCode.BAD_INPUT
     assert "--plan-format: 'yaml' is not a format" in capsys.readouterr().err
+    assert main(["export", "--model", "gpt2", "--cluster", "hgx-h100-8", "--to", "nosuch"]) == ExitCode.BAD_INPUT
+    assert "chakra" in capsys.readouterr().err
     assert main(["predict", "--plan", str(file), "--define", "X"]) == ExitCode.BAD_INPUT
     assert main(["predict", "--define", "X=1"]) == ExitCode.USAGE
     assert main(["predict", "--plan", str(tmp_path / "none")]) == ExitCode.BAD_INPUT

@@ -27,6 +27,9 @@ from simulator.spec.software.stack import Stack
 InputT = TypeVar("InputT", bound=Strict)
 
 _FACTOR: Final = re.compile(r"[x×*]\s*(\d{1,12}(?:\.\d{1,12})?|\.\d{1,12})")
+_BARE: Final = re.compile(
+    r"(=\s*)((?!(?:true|false|inf|nan)\b)(?:[A-Za-z]|\d[\d.]*(?!e[\d-]|x)[A-Za-z])[\w./-]*)(?=\s*[,}])"
+)
 _LINK: Final = "link"  # a root of its own, wherever there is a cluster
 
 _LEAF: Final = ConfigDict(strict=True, allow_inf_nan=False)
@@ -57,7 +60,18 @@ class Override:
 
 
 def literal(text: str) -> object:
-    """What TOML would read in `key = text`, or in `key = 0.5` of `.5`; text that is no TOML value is a string ("400Gb/s", bf16)."""
+    """What TOML would read in `key = text`, or in `key = 0.5` of `.5`; text that is no TOML value is a string ("400Gb/s", bf16).
+
+    So it is in a table: {distribution=lognormal, median=1s} needs no quotes.
+    """
+    found = _toml(text)
+    if found is text and text.startswith("{"):
+        table = _toml(_BARE.sub(r'\1"\2"', text))
+        return table if isinstance(table, dict) else text
+    return found
+
+
+def _toml(text: str) -> object:
     try:
         table = parse_toml(f"value = {'0' * text[:1].startswith('.')}{text}")
     except (ValueError, RecursionError):  # not TOML, or digits beyond what Python reads
