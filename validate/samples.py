@@ -59,7 +59,9 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "collective_burst": ("op", "size_bytes", "num_ranks", "count"),
     "collective_issue": ("op", "num_ranks"),
 }
-_OWN = frozenset({"kind", "time_s", "p10_s", "p90_s", "reps", "sustained", "rank", "host", "machine", "dtype"})
+_OWN = frozenset(
+    {"kind", "time_s", "mean_s", "p10_s", "p90_s", "reps", "sustained", "rank", "host", "machine", "dtype"}
+)
 _IDENTITY = ("device", "architecture", "driver", "torch", "nccl", "hostname", "threads", "num_ranks")
 _YEAR_S = 31_557_600
 _NOT_SAMPLES = frozenset({"section"})  # notes of the file itself
@@ -83,7 +85,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One measurement. time_s: median of `reps`; p10_s, p90_s: its spread; sustained: repeated until power limits it.
+    """One measurement. time_s: median of `reps`; mean_s: their mean; p10_s, p90_s: spread; sustained: until power limits it.
 
     shape: what else decides the time (sides, bytes, op, impl …) and nothing measured.
     """
@@ -99,6 +101,12 @@ class Sample:
     machine: str
     line: int
     shape: Mapping[str, Any] = field(hash=False)
+    mean_s: float | None = None
+
+    @property
+    def expected_s(self) -> float:
+        """What many calls take each: their mean, or the median where the file has no more."""
+        return self.time_s if self.mean_s is None else self.mean_s
 
     @property
     def key(self) -> str:
@@ -260,7 +268,7 @@ class _Reader:
             self.fault(place, "comes before any machine line", "the first line of a file is its machine")
             return
         self.samples.append(Sample(
-            kind=kind, time_s=float(row["time_s"]), p10_s=row.get("p10_s"), p90_s=row.get("p90_s"),
+            kind=kind, time_s=float(row["time_s"]), mean_s=row.get("mean_s"), p10_s=row.get("p10_s"), p90_s=row.get("p90_s"),
             reps=row.get("reps", 1), sustained=bool(row.get("sustained", False)), rank=row.get("rank", 0),
             host=str(row.get("host", "")), machine=machine, line=number, shape=_shape(row),
         ))  # fmt: skip
@@ -345,7 +353,7 @@ def _problems(row: Mapping[str, Any], kind: str) -> Iterator[str]:
     missing = [name for name in ("time_s", *REQUIRED.get(kind, ())) if name not in row]
     if missing:
         yield f"{kind}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-    for name in ("time_s", "p10_s", "p90_s"):
+    for name in ("time_s", "mean_s", "p10_s", "p90_s"):
         if (row.get(name) is not None or name == "time_s" in row) and (wrong := _bad_seconds(row[name])):
             yield f"{kind}: {name} {wrong}"
     for name in ("reps", "rank"):

@@ -150,15 +150,19 @@ class Session:
         *,
         together: Any = False,  # noqa: ANN401  a bool or torch's group
         by_host: bool = False,
+        before: Callable[[], object] | None = None,
     ) -> list[float]:
         """Seconds of single calls; `call` gets the repetition's number, to rotate buffers by.
 
         together: the call is a collective, so that its ranks repeat it equally often: True for all, or their gloo group.
         by_host: the call ends when the device is done, and work of several threads is not between two events.
+        before: on a CPU, what comes before each call and is not timed.
         """
         call(0)
         self.sync()
         started = time.perf_counter()
+        if before:
+            before()
         call(1)
         self.sync()
         one = time.perf_counter() - started
@@ -166,7 +170,7 @@ class Session:
             one = self.agreed(one, None if together is True else together)
         least = MIN_REPS if MIN_REPS * one < 4 * self.slice_s else FEWEST_REPS
         reps = max(least, min(MAX_REPS, int(self.slice_s / max(one, 1e-7))))
-        return self._events(call, reps) if self.gpu and not by_host else _clocked(call, reps)
+        return self._events(call, reps) if self.gpu and not by_host else _clocked(call, reps, before)
 
     def short_times(self, call: Callable[[int], object], count: int = 20) -> list[float] | None:
         """Times of a call too short to launch one by one: `count` of them in a CUDA graph. None where that fails."""
@@ -205,17 +209,18 @@ class Session:
         per: float = 1.0,
         graph: bool = False,
         by_host: bool = False,
+        before: Callable[[], object] | None = None,
     ) -> float | None:
         """Time `call` and write a line; None where it failed or an interrupted run has it.
 
-        per: calls inside one. graph: a short call may be timed in a CUDA graph, without the host's part.
+        per: calls inside one. graph: a short call may be timed in a CUDA graph, without the host's part. before: as in `times`.
         """
         if self.is_measured(kind, shape):
             return None
         try:
             if not self.gpu:
                 shape = {**shape, "reference_s": reference_s(self.torch)}
-            found = sorted(t / per for t in self.times(call, together=together, by_host=by_host))
+            found = sorted(t / per for t in self.times(call, together=together, by_host=by_host, before=before))
             if self.gpu and graph and found[len(found) // 2] < SHORT_S and (quick := self.short_times(call)):
                 found, shape = sorted(quick), {**shape, "graph": True}
         except Exception as exc:  # noqa: BLE001  an unsupported kernel is an answer too
@@ -227,8 +232,9 @@ class Session:
         """Write the line of measured times, sorted; the median is returned."""
         median = statistics.median(found)
         tenth = len(found) // 10
-        spread = {"time_s": median, "p10_s": found[tenth], "p90_s": found[-1 - tenth], "reps": len(found)}
-        self.report.sample({"kind": kind, **spread, **self._who(), **shape})
+        spread = {"p10_s": found[tenth], "p90_s": found[-1 - tenth], "reps": len(found)}
+        times = {"time_s": median, "mean_s": statistics.fmean(found), **spread}
+        self.report.sample({"kind": kind, **times, **self._who(), **shape})
         return median
 
     def _who(self) -> dict[str, object]:
@@ -291,9 +297,11 @@ def reference_s(torch: Any) -> float:  # noqa: ANN401
     return min(_clocked(lambda _: side @ side, REFERENCE_REPS))
 
 
-def _clocked(call: Callable[[int], object], reps: int) -> list[float]:
+def _clocked(call: Callable[[int], object], reps: int, before: Callable[[], object] | None = None) -> list[float]:
     found = []
     for i in range(reps):
+        if before:
+            before()
         started = time.perf_counter()
         call(i)
         found.append(time.perf_counter() - started)

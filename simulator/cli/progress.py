@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,28 +17,29 @@ if TYPE_CHECKING:
     from simulator.spec.cluster import Cluster
     from simulator.spec.plan import Plan
 
-_LIVE_S = 0.2  # between two changes of a terminal's line
+_LIVE_S, _QUICK_S = 0.2, 1.0  # between two changes of a terminal's line
 _LOG_S, _FIRST_S = 30.0, 10.0  # between two lines of a log, and to the first: what is quick leaves none
 
 
 class StatusLine:
     """One line, rewritten on a terminal; in a file or a pipe one after ten seconds and every half minute."""
 
-    def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
-        self._next_s = 0.0 if self._live else time.monotonic() + _FIRST_S
+    def __init__(self, *, at_once: bool = True) -> None:
+        """at_once: on a terminal; else what takes less than a second leaves no line there either."""
+        self._live, self._shown = sys.stderr.isatty(), False
+        self._next_s = time.monotonic() + (_FIRST_S if not self._live else 0.0 if at_once else _QUICK_S)
 
     def show(self, line: str, *, last: bool = False) -> None:
         """Show it, if it is time. last: the final one, which stays on a terminal."""
         now = time.monotonic()
         if now < self._next_s and not (last and self._live):
             return
-        self._next_s = now + (_LIVE_S if self._live else _LOG_S)
+        self._next_s, self._shown = now + (_LIVE_S if self._live else _LOG_S), True
         click.echo(f"\r\x1b[2K{line}" if self._live else line, nl=last or not self._live, err=True)
 
     def clear(self) -> None:
         """Clear the terminal's line."""
-        if self._live and self._next_s:
+        if self._live and self._shown:
             click.echo("\r\x1b[2K", nl=False, err=True)
 
 
@@ -56,20 +57,15 @@ class CountLine:
         self._line.show(f"{done:,} of {total:,} {self._unit}, {rate:,.1f}/s, {left} left", last=done == total)
 
 
-_LONG: Final = 5_000  # passes of micro-batches: some seconds
-
-
 @contextmanager
 def playing(plan: Plan, cluster: Cluster) -> Iterator[None]:
-    """Show the progress of simulating a long pipeline."""
+    """Show the progress of simulating a step that takes long."""
     from simulator.play.progress import listened_by
-    from simulator.predict.play import num_played, repeats_of
+    from simulator.predict.play import repeats_of
 
-    if num_played(plan) * plan.pp * plan.pipeline.virtual_stages < _LONG:
-        yield
-        return
     plays = (2 if repeats_of(plan)[0] else 1) * (1 if cluster.num_nodes == 1 else 3)  # other networks are played too
-    line, since, done = StatusLine(), time.monotonic(), 0.0
+    line, since, done = StatusLine(at_once=False), time.monotonic(), 0.0
+    what = f"{plan.pp:,} stages" if plan.pp > 1 else "the step"
 
     def show(part: float) -> None:
         nonlocal done
@@ -78,7 +74,7 @@ def playing(plan: Plan, cluster: Cluster) -> Iterator[None]:
         expected = max(plays, math.ceil(done - 1e-6))
         left_s = (time.monotonic() - since) * (expected / done - 1)
         left = f", some {left_s:,.0f} s left" if done > 0.01 * expected else ""  # the first per cent is no estimate
-        line.show(f"shardwise: playing {plan.pp:,} stages: {done / expected:.0%}{left}")
+        line.show(f"shardwise: playing {what}: {done / expected:.0%}{left}")
 
     try:
         with listened_by(show):

@@ -25,7 +25,7 @@ from simulator.spec.software.stack import Stack
 from simulator.work.ops import ModelBlocks
 from simulator.work.script import implementation_of
 from simulator.work.script.implementation import Library
-from simulator.work.script.instructions import Allocate, Free, Happened, Instruction, Issued
+from simulator.work.script.instructions import Free, Happened, Instruction, Issued, Storages
 
 CUDA_GRANULARITY_BYTES = 512
 _OF_FREE = 2  # kind, storage
@@ -127,47 +127,35 @@ def script_history(
     writer.at("before", 0, "", "start")
     for size in workspaces:
         writer.alloc(size, "workspaces")
-    _begin(writer, slots, before, categories)
+    tags = {storage: TAG[name] for storage, name in categories.items()}
+    _write(writer, slots, [Storages([*before])], tags)
     steady = len(writer.events)
     writer.at("step", 0, "", "start")
-    _write(writer, slots, script)
+    _write(writer, slots, script, tags)
     return History(events=writer.events, marks=writer.marks, num_slots=writer.num_slots, steady=steady)
 
 
-def _begin(
-    writer: Writer, slots: dict[Hashable, int], before: Iterable[Sequence[int]], categories: Mapping[int, str]
-) -> None:
-    """Storages that come before a script: what most of a capture is."""
-    add, slot, other = writer.events.append, writer.num_slots, TAG["temporaries"]
-    tags = {storage: TAG[name] for storage, name in categories.items()}
-    for one in before:
-        if len(one) == _OF_FREE:
-            add((slots.pop(one[1]), FREE, 0, 0))
-        else:
-            _, storage, num_bytes, stream = one
-            slots[storage] = slot
-            add((slot, num_bytes, stream, tags.get(storage, other)))
-            slot += 1
-    writer.num_slots = slot
-
-
-def _write(writer: Writer, slots: dict[Hashable, int], script: Iterable[Instruction]) -> None:
-    events, marks, slot = writer.events, writer.marks, writer.num_slots
+def _write(writer: Writer, slots: dict[Hashable, int], script: Iterable[Instruction], tags: Mapping[int, int]) -> None:
+    """tags: of a captured program's storages."""
+    events, marks, slot, other = writer.events, writer.marks, writer.num_slots, TAG["temporaries"]
     for one in script:
         kind = type(one)
-        if kind is Allocate:
-            storage, num_bytes, category, stream = one  # type: ignore[misc]  # millions of them: no method's call
-            slots[storage] = slot
-            events.append((slot, num_bytes, stream, TAG[category]))
-            slot += 1
-        elif kind is Free:
-            storage, event = one  # type: ignore[misc]
-            events.append((slots.pop(storage), FREE_LATER if event else FREE, event, 0))
+        if kind is Storages:
+            for event in one.events:  # type: ignore[union-attr]  # millions of them: no method's call
+                if len(event) == _OF_FREE:
+                    events.append((slots.pop(event[1]), FREE, 0, 0))
+                else:
+                    _, storage, num_bytes, stream = event
+                    slots[storage] = slot
+                    events.append((slot, num_bytes, stream, tags.get(storage, other)))
+                    slot += 1
         elif isinstance(one, Issued):
             phase, _, op = one.label.rpartition(": ")
             marks.append((len(events), phase or "step", 0, "", op))
         elif isinstance(one, Happened):
             writer.happened(one.event)
+        elif isinstance(one, Free):
+            events.append((slots.pop(one.storage), FREE_LATER, one.event, 0))
         else:
             raise TypeError(f"{kind.__name__} stands for a described model's units")
     writer.num_slots = slot

@@ -53,8 +53,10 @@ def sources_of(capture: Capture, scripts: Mapping[int, CapturedScript]) -> list[
 
 
 def _priced_by(operator: str) -> str:
-    solver = operator.partition(".")[2].partition(".")[0] in SOLVERS
-    return "priced by LAPACK's count, a column after another" if solver else "priced by its bytes"
+    name = operator.partition(".")[2].partition(".")[0]
+    if name in SOLVERS:
+        return "priced by LAPACK's count, a column after another"
+    return "priced by a step after another" if name.startswith("_ctc_loss") else "priced by its bytes"
 
 
 def input_sources(cluster: Cluster, calibration: Calibration, stack: Stack) -> list[Source]:

@@ -172,3 +172,13 @@ def test_the_optimizers_loop_takes_the_host_for_each_parameter() -> None:
     steps = [play(lowered(one, STACK.copy_with(host_parameter_s=each))).step_s for each in (2e-3, 2e-3 + seconds)]
     count = sum(len(shapes) for _, shapes in pieces(MODEL, Plan()))
     assert steps[1] - steps[0] == pytest.approx(count * seconds, rel=0.02)
+
+
+def test_queries_that_are_rotated_in_place_keep_the_copy_they_share_with_keys_and_values() -> None:
+    """Of as many heads the three are turned around as one tensor, of which the queries are a view; of fewer keys each is its own."""
+    queries = 2048 * MODEL.d_model * 2  # bytes
+    beside = {}  # all that a layer saves but its keys and values
+    for heads in (16, 4):
+        layer = build_blocks(MODEL.model_copy(update={"num_kv_heads": heads}), STACK, plan()).layer
+        beside[heads] = layer.saved_bytes - 2 * queries * heads // 16
+    assert beside[16] == beside[4] + 2 * queries

@@ -408,6 +408,12 @@ class TestDeepSpeed:
         file = written(tmp_path, data, "ds.json")
         assert study_of(file, model="gpt2").plan.seq_len == Model.load("gpt2").max_positions == 1024
 
+    def test_for_a_model_that_is_named_no_other_is_proposed(self, tmp_path: Path) -> None:
+        data = {"base_model": "Qwen/Qwen2-VL-7B-Instruct", "adapter": "lora", "lora_r": 8, "micro_batch_size": 1}
+        error = told(written(tmp_path, data, "axolotl.yml"))
+        assert "Qwen2-VL-7B-Instruct is not a preset; --model NAME, or its config.json" in str(error)
+        assert "llama3-8b" not in str(error)
+
     def test_a_missing_model_gets_a_command_with_all_that_is_assumed(self, tmp_path: Path) -> None:
         error = told(written(tmp_path, {"zero_optimization": {"stage": 2}}, "ds.json"))
         assert "does not state the model" in str(error)

@@ -136,3 +136,49 @@ def test_weights_of_whole_numbers_are_read_as_they_lie() -> None:
     (one,) = kernels("_weight_int4pack_mm.default", [x, packed, 128, scales], y)
     assert one.flop == 2 * 16 * 4096 * 4096
     assert one.num_bytes == 2 * 16 * 4096 * 2 + 4096 * 4096 // 2 + 32 * 4096 * 2 * 2
+
+
+def test_gradients_of_distances_write_a_share_of_each_pair_and_add_the_shares_up() -> None:
+    """300 × 200 points of 64, and 300 among themselves, where each point of a pair has a share (ATen, DistanceKernel.cu)."""
+    grad, a, b = tensor(300, 200), tensor(300, 64), tensor(200, 64)
+    shares = 300 * 200 * 64 * 4
+    written, summed = kernels("_cdist_backward.default", [grad, a, b, 1.0, grad], a)
+    assert written.num_bytes == (2 * 300 * 200 + (300 + 200) * 64) * 4 + shares
+    assert summed.num_bytes == shares + 300 * 64 * 4
+    pairs = tensor(300 * 299 // 2)
+    written, _ = kernels("_pdist_backward.default", [pairs, a, 2.0, pairs], a)
+    assert written.write_bytes == 300 * 299 * 64 * 4
+    (forward,) = kernels("_pdist_forward.default", [a, 2.0], pairs)
+    assert forward.flop == 3 * 64 * 300 * 299 // 2
+
+
+def test_half_sparse_products_are_half_as_deep() -> None:
+    """4,096 × 4,096 with two of four numbers: the metadata takes an eighth of what is left."""
+    x, y = tensor(4096, 512, dtype="fp16"), tensor(4096, 512, dtype="fp16")
+    packed = tensor(4096 * 4096 * 9 // 16, dtype="fp16")
+    (one,) = kernels("_cslt_sparse_mm.default", [packed, x], y)
+    assert one.flop == 2 * 4096 * 512 * 4096 // 2
+    halves, meta = tensor(4096, 2048, dtype="fp16"), tensor(4096, 256, dtype="int16")
+    assert kernels("_sparse_semi_structured_mm.default", [halves, meta, x], y) == (one,)
+    assert kernels("_sparse_semi_structured_addmm.default", [tensor(4096), halves, meta, x], y) == (one,)
+    rows = tensor(8, 64, 4096, dtype="fp16")
+    (linear,) = kernels(
+        "_sparse_semi_structured_linear.default", [rows, halves, meta], tensor(8, 64, 4096, dtype="fp16")
+    )
+    assert linear.flop == one.flop
+
+
+def test_ctc_takes_a_step_after_another_each_way() -> None:
+    """500 steps of 16 sequences; backward once more, and a pass over what both ways have found."""
+    scores, found, lost = tensor(500, 16, 32), tensor(16, 500, 101), tensor(16)
+    forward = price("_ctc_loss.default", [scores, tensor(16, 50, dtype="int64"), [500] * 16, [50] * 16], lost, found)
+    (steps,) = forward.kernels
+    assert isinstance(steps, Stated)
+    twice = price("_ctc_loss.default", [tensor(1000, 16, 32), lost, [], []], lost, found).kernels[0]
+    assert twice.seconds == 2 * steps.seconds > 0  # type: ignore[union-attr]
+    given = [lost, scores, tensor(16, 50, dtype="int64"), [500] * 16, [50] * 16, lost, found, 0]
+    cleared, again, passed = price("_ctc_loss_backward.default", given, scores).kernels
+    assert again == steps
+    assert cleared.num_bytes == 500 * 16 * 32 * 4
+    assert passed.num_bytes == (2 * 16 * 500 * 101 + 3 * 500 * 16 * 32) * 4
+    assert not forward.known  # the latency of a step is from microbenchmarks of other programs: the interval is wide

@@ -10,6 +10,10 @@ import pytest
 from simulator.cli import progress
 from simulator.cli.place import _progress
 from simulator.cli.progress import StatusLine
+from simulator.predict import predict
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
 
 
 @pytest.fixture
@@ -59,19 +63,43 @@ def test_a_terminal_s_line_goes_where_work_breaks_off(
 
 
 def test_a_step_that_is_played_is_told_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from simulator.predict import predict
-    from simulator.spec.cluster import Cluster
-    from simulator.spec.model import Model
-    from simulator.spec.plan import Plan
-
     model, cluster = Model.load("gpt2"), Cluster.load("hgx-h100-8", 2)
     plan = Plan(pp=4, dp_shard=4, zero=1, num_micro_batches=20, seq_len=128)
     alone = predict(model, plan, cluster, advise=True)
     told: list[str] = []
-    monkeypatch.setattr(progress, "_LONG", 1)
     monkeypatch.setattr(StatusLine, "show", lambda _, line, **__: told.append(line))
     with progress.playing(plan, cluster):
         assert predict(model, plan, cluster, advise=True) == alone
     assert told[0].startswith("shardwise: playing 4 stages: 2%")  # of six plays, the program of the first stage
     assert told[-1] == "shardwise: playing 4 stages: 100%, some 0 s left"
     assert len(told) >= 6 * 4
+
+
+@pytest.mark.parametrize("plan", [{"pp": 2, "num_micro_batches": 2}, {"dp_shard": 8}])
+def test_a_step_of_any_size_is_told_where_it_takes_long(
+    plan: dict[str, int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """16 stages of 64 micro-batches took half a minute without a word: fewer passes than were thought to be long."""
+    asked = Plan(**{"zero": 1, "seq_len": 128, **plan})  # type: ignore[arg-type]
+    model, cluster = Model.load("gpt2"), Cluster.load("hgx-h100-8", 1)
+    asked = asked.copy_with(dp_shard=8 // asked.pp)
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now.__setitem__(0, now[0] + 4) or now[0])
+    with progress.playing(asked, cluster):
+        predict(model, asked, cluster)
+    words = "playing 2 stages: " if asked.pp > 1 else "playing the step: "
+    assert f"shardwise: {words}" in capsys.readouterr().err
+
+
+def test_quick_work_leaves_no_line_on_a_terminal_either(
+    clock: list[float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    line = StatusLine(at_once=False)
+    clock[0] += 0.9
+    line.show("1 of 2")
+    line.clear()
+    assert capsys.readouterr().err == ""
+    clock[0] += 0.9
+    line.show("2 of 2")
+    assert "2 of 2" in capsys.readouterr().err

@@ -18,15 +18,14 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.script import implementation_of, step_script
 from simulator.work.script.instructions import (
-    Allocate,
     Communicate,
-    Free,
     GatherUpdated,
     Instruction,
     Launch,
     Pass,
     Reduce,
     Run,
+    Storages,
     Unshard,
     Update,
 )
@@ -45,15 +44,13 @@ def copy(num_bytes: int) -> tuple[Stream, ...]:
 
 # A program of nobody's framework: a gather hidden under a first kernel, and a second kernel that needs it
 BY_HAND: tuple[Instruction, ...] = (
-    Allocate("input", 64 * MIB, "inputs"),
-    Allocate("gathered", GIB, "all_gather", 1),
+    Storages(((2, 0, 64 * MIB, 0), (2, 1, GIB, 1))),  # input, gathered
     Communicate("gather", "all_gather", "shard", GIB),
-    Allocate("hidden", 256 * MIB, "activations"),
+    Storages(((2, 2, 256 * MIB, 0),)),  # hidden
     Launch("first", "copies", copy(4 * GIB)),
-    Free("input"),
+    Storages(((3, 0),)),
     Launch("second", "copies", copy(2 * GIB), after=("gather",)),
-    Free("gathered"),
-    Free("hidden"),
+    Storages(((3, 1), (3, 2))),
 )
 
 

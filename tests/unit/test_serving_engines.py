@@ -223,6 +223,7 @@ def test_an_engine_says_how_long_sums_of_nccl_take_in_its_steps() -> None:
         ({"notes": "benchmark_serving.py --max-concurrency 4"}, 1000, 1.0),
         ({"client": "sglang.bench_serving"}, 1000, 0.0),
         ({"engine": "TensorRT-LLM (aiperf)"}, 80, 1.0),
+        ({"client": "genai-perf"}, 40, 1.0),  # what runs AIPerf with twenty a user ran it with ten
         ({"notes": "static inference benchmark; memory 78 GB"}, 24, 1.0),
         ({"client": "one that nobody knows", "notes": "aiperf"}, 40, 1.0),
         ({"client": "InferenceX", "num_requests": 7, "shortest": 0.5}, 7, 0.5),

@@ -65,6 +65,8 @@ def test_every_phase_leaves_samples_of_both_ranks(folder: Path) -> None:
         (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1),
     }  # fmt: skip
     assert {s.rank for s in found.samples} == {0, 1}
+    assert all(s.mean_s for s in found.of("collective", "collective_burst", "overlap", "fsdp2_group"))
+    assert {s["behind"] for s in found.of("collective")} == {"products"}
     facts = found.machine.facts
     assert facts["num_ranks"] == 2
     assert all(facts[name] for name in ("device", "torch", "date", "command", "hostname"))

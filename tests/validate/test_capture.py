@@ -268,6 +268,11 @@ edges = torch.zeros(2, 30, dtype=torch.long, device="cuda")
 torch.sparse_coo_tensor(edges, torch.ones(30, device="cuda"), (10, 10))""",
         "sparse matrices are not captured",
     ),
+    "sparse_moved": (
+        """import torch
+torch.eye(10).to_sparse_coo().cuda() @ torch.ones(10, 1, device="cuda")""",
+        "sparse matrices are not captured",
+    ),
     "data_parallel": (
         """import torch
 torch.nn.DataParallel(torch.nn.Linear(4, 4), device_ids=[0, 1])(torch.ones(2, 4, device="cuda"))""",

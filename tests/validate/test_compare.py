@@ -25,6 +25,7 @@ from simulator.work.program import COMPUTE_STREAM
 from simulator.work.trace import Timeline
 from validate.compare import Line, compare_run, predicted_phases
 from validate.compare.borders import borders
+from validate.players.memory import with_buckets
 from validate.run_plan import spread, times
 from validate.spanfile import write_spans
 from validate.spans import Event, timeline
@@ -254,6 +255,15 @@ def test_a_cpu_run_of_a_study_for_another_machine_has_its_bytes_compared(plan: P
     assert reason in comparison_text(found)
 
 
+@pytest.mark.parametrize("nodes", [None, 2])
+def test_a_record_of_no_cluster_says_so(nodes: int | None) -> None:
+    run = record() | {"study": {}}
+    found = compare_run(run, nodes=nodes)
+    assert "time is not compared: the record holds no cluster (--cluster names another)" in found["notes"]
+    assert "time" not in found
+    assert "time" in compare_run(run, cluster="hgx-h100-8")
+
+
 def test_what_cannot_be_timed_is_noted_and_bytes_are_compared() -> None:
     ours = borders(MODEL, SHARDED, STACK, granularity_bytes=1, library="gloo")
     names = ("start_bytes", "after_forward_bytes", "after_backward_bytes", "peak_bytes", "peak_phase")
@@ -393,3 +403,19 @@ def test_a_trace_has_predicted_and_measured_rows(tmp_path: Path, capsys: pytest.
     runs.write_text(json.dumps(run) + "\n", encoding="utf-8")
     assert main(["validate", "compare", str(runs), "--trace", str(tmp_path / "none.json.gz")]) == ExitCode.BAD_INPUT
     assert "--no-profile" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seen", "total", "named"),
+    [
+        ({"parameters": 100}, 200, {"buckets": 100, "parameters": 100}),  # nothing written into them
+        ({"parameters": 100, "temporaries": 70, "activations": 40}, 240, {"activations": 40, "buckets": 100, "parameters": 100}),
+        ({"parameters": 100, "temporaries": 30, "activations": 90}, 220, {"activations": 20, "buckets": 100, "parameters": 100}),
+    ],
+)  # fmt: skip
+def test_what_a_backward_wrote_into_buckets_is_theirs(seen: dict[str, int], total: int, named: dict[str, int]) -> None:
+    """100 bytes of buckets: the account holds all of them, the tracker those that were written, as what backwards make."""
+    memory = {"peak_bytes": total, "by_category": {"peak": seen}}
+    assert with_buckets(memory, 100)["by_category"]["peak"] == named
+    assert sum(named.values()) == total
+    assert with_buckets(memory, 0)["by_category"]["peak"] == seen

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.calibration.datasheet import TILES
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
+from simulator.spec.software.stack import Stack
 from validate.fit import attention, gemm, nccl_tests, published
 from validate.fit.gloo import fit_gloo
+from validate.fit.host import host_costs
 from validate.fit.line import fit_line
 from validate.fit.machine import fit_machine, write_cluster, write_stack
 from validate.fit.pace import at_one_pace, reference_of
@@ -205,6 +208,51 @@ def test_gloo_gets_a_mode_for_each_kind() -> None:
     assert "ring/reduce" in port.priors
 
 
+def test_gloo_is_fitted_to_means_for_a_step_takes_the_sum_of_its_calls() -> None:
+    """Seven calls of ten take their time, three wait 4 ms more for a core; nobody's median shows it."""
+    waited = [replace(s, mean_s=s.time_s + 0.3 * 4e-3) if s.kind == "collective" else s for s in gloo_samples()]
+    found, medians = fit_gloo(waited, "here").links, fit_gloo(gloo_samples(), "here").links
+    assert found is not None
+    assert medians is not None
+    mode, plain = found.ports[0].modes["ring/all_reduce"], medians.ports[0].modes["ring/all_reduce"]
+    assert mode.base_s == pytest.approx(plain.base_s + 1.2e-3, rel=0.01)
+    assert found.ports[0].bytes_per_s * mode.efficiency == pytest.approx(1e9, rel=0.01)
+
+
+def test_a_speed_is_that_of_the_largest_messages() -> None:
+    """Messages of up to a megabyte travel in caches, at eight times the speed; of the large ones one was disturbed."""
+    made = [
+        sample(
+            "collective", 2e-4 + size / (8e9 if size <= 2**20 else 1e9), op="all_reduce", size_bytes=size, num_ranks=2
+        )
+        for size in [2**p for p in range(10, 25)]
+        for _ in range(3)
+    ]
+    made[-1] = replace(made[-1], time_s=10 * made[-1].time_s)
+    result = fit_gloo(made, "here")
+    assert result.links is not None
+    (port,) = result.links.ports
+    assert port.bytes_per_s == pytest.approx(1e9, rel=0.01)
+    assert port.modes["ring/all_reduce"].base_s == pytest.approx(2e-4, rel=0.1)
+    assert result.outliers == (made[-1],)
+
+
+def test_groups_of_several_sizes_show_a_step_of_the_ring() -> None:
+    """2 (n - 1) steps of 50 us each on n ranks (two halves of an all-reduce); 2 (n - 1) / n of the bytes on each port."""
+    made = [
+        sample(
+            "collective", 1e-4 + 2 * (n - 1) * (5e-5 + size / n / 1e9), op="all_reduce", size_bytes=size, num_ranks=n
+        )
+        for size in (2**10, 2**14, 2**20, 2**24)
+        for n in (2, 4, 8)
+    ]
+    links = fit_gloo(made, "here").links
+    assert links is not None
+    mode = links.ports[0].modes["ring/all_reduce"]
+    assert (mode.base_s, mode.hop_s) == (pytest.approx(1e-4, rel=0.01), pytest.approx(5e-5, rel=0.01))
+    assert links.ports[0].bytes_per_s == pytest.approx(1e9, rel=0.01)
+
+
 def test_few_sizes_of_a_collective_are_refused_by_name() -> None:
     few = [s for s in gloo_samples() if s.shape.get("op") != "broadcast" or s.shape.get("size_bytes", 0) <= 2**14]
     assert any("broadcast" in text and "2 different sizes" in text for text in fit_gloo(few, "here").refused)
@@ -345,6 +393,16 @@ def test_a_cpus_files_are_read_back(tmp_path: Path) -> None:
     assert again == found.calibration
     kernel = Gemm(m=512, n=1024, k=512, dtype="fp32")
     assert again.kernel_s(kernel, cluster.device) == pytest.approx(3e-6 + kernel.flop / 1e11, rel=0.03)
+
+
+def test_a_checkpoint_costs_what_its_block_takes_beyond_two_forwards_and_a_backward() -> None:
+    blocks = [("forward", 2e-4), ("backward", 5e-4), ("checkpointed", 19e-4)]
+    device = H200.model_copy(update={"architecture": "cpu"})
+    stack = Stack.load("torch-2.13-cpu")
+    made = [sample("eager_block", time_s, phase=phase) for phase, time_s in blocks]
+    costs = host_costs(made, device, Calibration.datasheet(device), stack)
+    assert costs.checkpoint_s == pytest.approx(1e-3)
+    assert host_costs(made[:2], device, Calibration.datasheet(device), stack).checkpoint_s is None
 
 
 # -- the pace of a CPU -----------------------------------------------------------------------------------------------

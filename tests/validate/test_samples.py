@@ -38,6 +38,7 @@ def faults_of(tmp_path: Path, *lines: object) -> tuple[list[str], int]:
         (json.dumps({**GEMM, "rank": -1}) + "\n", "rank = -1"),
         (json.dumps({**GEMM, "reps": 1.5}) + "\n", "reps = 1.5"),
         (json.dumps({**GEMM, "p10_s": -1e-6}) + "\n", "p10_s"),
+        (json.dumps({**GEMM, "mean_s": 0.0}) + "\n", "mean_s = 0.0 is not above 0"),
         (json.dumps({**GEMM, "extra": [1]}) + "\n", "extra is not a plain value"),
         ("[1, 2]\n", "is not an object"),
         ('{"m": 1}\n', "has no kind"),

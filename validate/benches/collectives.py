@@ -14,7 +14,7 @@ from validate.benches import Item, Shape, Tensor, spread
 from validate.benches.host import tiny_block
 from validate.benches.passes import CPU_ROTATE_BYTES
 from validate.launch import Launch
-from validate.stopwatch import Session, WrongResultError
+from validate.stopwatch import Session, WrongResultError, reference_s
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
 MIB = 2**20
@@ -79,6 +79,8 @@ def collective(s: Session, op: str, size: int, group: Group) -> None:
         return
     shape: Shape = {"op": op, "size_bytes": size, "num_ranks": len(group.ranks), "num_nodes": group.num_nodes}
     shape["dtype"] = "fp32"
+    if before := work_before(s):
+        shape["behind"] = "products"
     if s.is_measured("collective", shape):
         return
     one, error = prepared(s, op, size, group), None
@@ -88,7 +90,16 @@ def collective(s: Session, op: str, size: int, group: Group) -> None:
         error = exc
         s.failed("collective", exc, shape)
     if not s.agreed(float(error is not None), group.control):
-        s.record("collective", one.call, shape, together=group.control or True)
+        s.record("collective", one.call, shape, together=group.control or True, before=before)
+
+
+def work_before(s: Session) -> Callable[[], object] | None:
+    """What a rank of a CPU comes from in a step: products of some milliseconds, which hold its core.
+
+    gloo's threads have slept meanwhile and wait for a core when they are woken, and the ranks do not arrive at one moment.
+    Both are part of what a call costs; calls one right behind the other show less of either.
+    """
+    return None if s.gpu or s.setting.tiny else partial(reference_s, s.torch)
 
 
 def ranks_per_node(s: Session) -> int:
@@ -286,22 +297,24 @@ def burst(s: Session, size: int) -> None:
             work.wait()
 
     shape: Shape = {"op": "broadcast", "size_bytes": size, "num_ranks": s.num_ranks, "count": BURST}
-    if s.record("collective_burst", call, shape, together=True, per=BURST) is not None:
+    if s.record("collective_burst", call, shape, together=True, per=BURST, before=work_before(s)) is not None:
         s.emit("collective_issue", sorted(issued), {"op": "broadcast", "num_ranks": s.num_ranks, "size_bytes": size})
 
 
 def fsdp2_group(s: Session, groups: int = 4) -> None:
     """Forward and backward of `groups` blocks that are all overhead, sharded; `alone_s` is the same without FSDP2.
 
-    On a CPU the inner caches of a core hold nothing of FSDP2's at each block, as in a step, whose products come between.
+    On a CPU products come before each block, as in a step, and a pass after which the core's inner caches hold nothing of FSDP2's.
     """
     torch = s.torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    passed = None if s.gpu else torch.zeros(CPU_ROTATE_BYTES // 4)
+    before, passed = work_before(s), None if s.gpu else torch.zeros(CPU_ROTATE_BYTES // 4)
 
     def pass_over(*_: object) -> None:
+        if before:
+            before()
         if passed is not None:
             passed.add_(1)
 

@@ -46,12 +46,23 @@ def graph_launches(s: Session) -> None:
 
 
 def eager_block(s: Session) -> None:
-    """One Llama block of eight tokens and width 16, forward and backward: nothing but overhead."""
+    """One Llama block of eight tokens and width 16, forward and backward: nothing but overhead.
+
+    checkpointed: of a CPU, forward and backward together under torch's non-reentrant checkpointing.
+    """
     block, x = tiny_block(s.torch, s.setting.device)
     s.record("eager_block", lambda _: block(x), {"phase": "forward"})
     out = block(x)
     gradient, inputs, grad = s.torch.ones_like(out), [x, *block.parameters()], s.torch.autograd.grad
     s.record("eager_block", lambda _: grad(out, inputs, gradient, retain_graph=True), {"phase": "backward"})
+    if s.gpu:
+        return
+    from torch.utils.checkpoint import checkpoint
+
+    def again(_: int) -> object:
+        return grad(checkpoint(block, x, use_reentrant=False), inputs, gradient)
+
+    s.record("eager_block", again, {"phase": "checkpointed"})
 
 
 def tiny_block(torch: Any, device: str) -> tuple[Any, Tensor]:  # noqa: ANN401

@@ -74,6 +74,7 @@ def install(machine: Machine, log: Log, storages: Storages, mode: CaptureMode, c
     _spawned(log)
     _checkpoints()
     _exports()
+    _scripts(log)
     builds.install(stream=Stream, event=Event, device=_Device)
 
 
@@ -358,6 +359,24 @@ def _exports() -> None:
             return export(*args, **kwargs)
 
     torch.export.export = call
+
+
+def _scripts(log: Log) -> None:
+    """TorchScript's modules hold parameters where they cannot be given shapes for values: they run as they are written."""
+
+    def as_written(original: Callable[..., Any], *, functions: bool) -> Callable[..., Any]:
+        @wraps(original)
+        def call(one: Any, *args: Any, **kwargs: Any) -> Any:
+            if not (functions or isinstance(one, torch.nn.Module)):  # names are those of who calls
+                return original(one, *args, **{**kwargs, "_frames_up": kwargs.get("_frames_up", 0) + 1})
+            log.answer(f"torch.jit.{original.__name__}: as it is written, its operators one by one")
+            return one
+
+        return call
+
+    torch.jit.script = as_written(torch.jit.script, functions=False)
+    for name in ("trace", "freeze", "optimize_for_inference"):
+        setattr(torch.jit, name, as_written(getattr(torch.jit, name), functions=True))
 
 
 def _saved_beside(*_: object, **__: object) -> Future[None]:

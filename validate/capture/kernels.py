@@ -39,8 +39,17 @@ def install() -> None:
     _batch_norm_across_ranks()
     _recurrent()
     _alignments()
+    _half_sparse()
     _attention()
+    torch.backends.mha.get_fastpath_enabled = _no_fast_path
     flex_attention.flex_attention = _flex
+
+
+def _no_fast_path() -> bool:
+    """nn.Transformer's and nn.MultiheadAttention's one operator of a layer hides its kernels: its own operators take its place."""
+    if not torch.is_grad_enabled():
+        Recorder.log.answer("the fast path of nn.Transformer without gradients: off, its operators run one by one")
+    return False
 
 
 def _flex(
@@ -181,6 +190,13 @@ def _alignments() -> None:
     library = torch.library.Library("aten", "IMPL", "Meta")
     for name in ("_ctc_loss_backward", "_ctc_loss_backward.Tensor"):
         library.impl(name, lambda _gradient, scores, *_, **__: torch.empty_like(scores))
+    _LIBRARIES.append(library)
+
+
+def _half_sparse() -> None:
+    """Two of four numbers and where they stood, as cuSPARSELt keeps them: of which torch has products' shapes (_meta_registrations)."""
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    library.impl("_cslt_compress", lambda one: one.new_empty(one.numel() * (10 if one.itemsize == 1 else 9) // 16))
     _LIBRARIES.append(library)
 
 

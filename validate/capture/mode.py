@@ -28,7 +28,7 @@ from validate.capture.log import Log, cost_of
 from validate.capture.modules import Modules
 from validate.capture.ranks import RefusedError
 from validate.capture.routing import ALIGNMENTS, Routing
-from validate.capture.rows import MAKES_SPARSE, Rows, made_sparse
+from validate.capture.rows import MAKES_SPARSE, MATRICES, Rows, made_sparse
 from validate.capture.storages import Storages, is_pinned, pinned
 from validate.capture.streams import Recorder
 
@@ -116,6 +116,8 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         """A tensor without values like a real one."""
         if isinstance(tensor, FakeTensor):
             return tensor
+        if tensor.layout is not torch.strided:
+            raise RefusedError(MATRICES)
         found = self.fake.from_tensor(tensor, static_shapes=True)
         found.constant = None  # a copy to the GPU would be made for real
         return found
@@ -133,6 +135,9 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
 
     def _truth(self, func: Any, args: Sequence[Any]) -> bool:
         """Whether tensors are equal, or one is not zero, which the host waits for."""
+        if func is aten.equal.default and args[0].dtype == torch.bool and not args[0].dim():
+            # as torch's C++ reads a truth, istft's of its windows
+            return bool(self._value(args[0]) == self._value(args[1]))
         Recorder.write(Kind.SYNCHRONIZE, Recorder.stack[-1].number)
         real = [values.known(one) for one in trees.tensors(args)]
         if func is not torch.ops.aten.allclose.default and all(one is not None for one in real):
@@ -236,6 +241,8 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
                 self._write(aten.clone.default, args[:1], {}, found)
             for one in made:
                 self._storages.see(one)
+            if func in _INSIDE:
+                self._storages.end(self._storages.begin(_INSIDE[func](args)))
             self.collectives.operator(func, args, found)
         elif written and self._log.phase == Phase.OPTIMIZER:
             self._write(func, args, kwargs, found, stream=CPU)
@@ -359,12 +366,19 @@ _OF_OTHERS = {
     aten._embedding_bag_backward.default: DispatchKey.CPU,  # CUDA's is the same function
     aten._trilinear.default: DispatchKey.CompositeExplicitAutogradNonFunctional,
 }  # of which torch makes several on every device
+# what a kernel allocates while it runs, and no result holds (ATen, DistanceKernel.cu and LossCTC.cu): by arguments its bytes
+_INSIDE: dict[Any, Any] = {
+    aten._cdist_backward.default: lambda args: args[0].numel() * args[1].shape[-1] * args[1].element_size(),
+    aten._pdist_backward.default: lambda args: 2 * args[0].numel() * args[1].shape[-1] * args[1].element_size(),
+    aten._ctc_loss_backward.default: lambda args: args[6].nbytes,
+    aten._ctc_loss_backward.Tensor: lambda args: args[6].nbytes,
+}
 _COPIED = {functional.all_reduce.default, functional.broadcast.default}  # on a copy of what they are given
 _NO_KERNEL = {
     aten._unsafe_view.default, aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
     aten.new_empty.default, aten.new_empty_strided.default, aten.set_.source_Storage, aten.set_.source_Storage_storage_offset,
     aten.set_.source_Tensor, aten.resize_.default, aten.record_stream.default, aten.is_same_size.default, aten.lift_fresh.default,
-    aten.detach_.default,
+    aten.detach_.default, aten._has_same_storage_numel.default,
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any, Never
 import torch
 
 from validate.capture.ranks import RefusedError
+from validate.capture.rows import MATRICES
 
 
 def in_a_line(error: BaseException) -> str:
@@ -26,7 +27,8 @@ _LONGEST = 300  # characters of somebody else's message: torch lists every backe
 
 
 _BY_MESSAGE = {
-    "SparseTensorImpl": "sparse matrices are not captured: index_add or scatter for adjacency",
+    "SparseTensorImpl": MATRICES,
+    "tensors do not have strides": MATRICES,
     "data pointer": "a kernel of your own has no address to work on: make it a torch.library.custom_op with register_fake",
 }
 

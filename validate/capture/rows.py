@@ -17,6 +17,7 @@ from validate.capture.ranks import RefusedError
 from validate.capture.streams import Recorder
 
 aten = torch.ops.aten
+MATRICES = "sparse matrices are not captured: index_add or scatter for adjacency"
 MAKES_SPARSE = aten._sparse_coo_tensor_with_dims_and_tensors.default
 
 
@@ -82,7 +83,7 @@ class Rows(torch.Tensor):  # type: ignore[misc]
 def made_sparse(args: Sequence[Any]) -> Rows:
     """What autograd makes as a sparse tensor: of (sparse dims, dense dims, size, indices, values)."""
     if args[0] != 1:
-        raise RefusedError("sparse matrices are not captured: index_add or scatter for adjacency")
+        raise RefusedError(MATRICES)
     return Rows(args[3], args[4], args[2])
 
 

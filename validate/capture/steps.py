@@ -17,6 +17,7 @@ from validate.capture.modules import Modules
 from validate.capture.storages import Storages
 from validate.capture.streams import Recorder
 
+_UNLIKE = 0.2  # by how much the allocations of two steps of a kind differ at most
 _GRAPH_WARM_UP = 11  # iterations beside the default stream before a graph is made, as torch's notes want them for DDP
 # autograd functions in Python of torch.distributed.tensor (torch 2.13: _api.py, _redistribute.py)
 _OF_DTENSOR = {"_FromTorchTensorBackward": WRAP, "_ToTorchTensorBackward": WRAP, "RedistributeBackward": LAYOUT}
@@ -39,6 +40,7 @@ class Steps:
         self._first: object = None
         self._made, self._stepped, self._aside = weakref.WeakSet[Any](), list[Any](), 0
         self.count, self.begin, self.done = 0, 0, False
+        self._last = self._before = 0  # the event that the last step ended at, and what the one before it allocated
         Graph.stepped = self._ended
         _count_nodes(log)
         optimizer = torch.optim.Optimizer
@@ -99,6 +101,7 @@ class Steps:
         self.count += 1
         self._log.add(Kind.STEP, self.count)
         self._tell(f"step {self.count}")
+        made = sum(event[0] == Kind.ALLOCATE for event in self._log.events[self._last :])
         if self.count == self._warm_up:
             self._storages.modules()
             self._log.detailed, self.begin = True, len(self._log.events)
@@ -106,8 +109,14 @@ class Steps:
         elif self.count == self._warm_up + 1:
             if idle := self._idle():
                 self._log.answer(f"a step ends with the first optimizer's: {idle} of others did not step within it")
+            if self._warm_up > 1 and abs(made - self._before) > _UNLIKE * max(made, self._before):
+                counts = f"the one before allocated {self._before:,} times, this one {made:,}"
+                self._log.answer(
+                    f"steps differ ({counts}): this one stands for all, --warm-up {self.count} records the next"
+                )
             self.done = self._log.closed = True
             raise self._finished
+        self._last, self._before = len(self._log.events), made
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:

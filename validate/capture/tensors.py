@@ -14,7 +14,7 @@ from torch.jit._builtins import _register_builtin
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
-from validate.capture import trees, values
+from validate.capture import lazy, trees, values
 from validate.capture.mode import CaptureMode
 from validate.capture.storages import Storages, pinned
 from validate.capture.streams import Recorder
@@ -63,6 +63,7 @@ def install(storages: Storages, mode: CaptureMode) -> None:
     # tensors are memos of the fake mode, which may follow the swap
     torch.utils.weakref = types.SimpleNamespace(getweakrefs=lambda _: [])
     _keeping_notes()
+    lazy.install(mode.to_fake)
     _registered(nn.Module, "register_parameter", mode)
     _registered(nn.Module, "register_buffer", mode)
 

@@ -19,6 +19,12 @@ LARGEST = 1 << 16  # elements of a tensor whose values are kept
 _WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
 _TWIN = "_shardwise_twin"
 _ASSUMED = "_shardwise_assumed"  # marks a storage whose values somebody stated, here and on every other rank
+aten = torch.ops.aten
+# whose results are of an argument's shape, whatever its values
+_FILLS = {
+    getattr(aten, name).default
+    for name in ("new_ones", "new_zeros", "new_full", "ones_like", "zeros_like", "full_like")
+}
 _RANDOM = torch.Tag.nondeterministic_seeded
 
 
@@ -125,7 +131,7 @@ def follow(
         return found if func.is_view else _unknown(func, args, found)
     if not all(isinstance(one, FakeTensor) or one.device.type == "cpu" for one in read):
         return found
-    values = {id(one): known(one) for one in read}
+    values = {id(one): torch.zeros(one.shape, dtype=one.dtype) if func in _FILLS else known(one) for one in read}
     if any(one is None for one in values.values()):
         return _unknown(func, args, found)
     with torch.no_grad():

@@ -58,11 +58,12 @@ def compare_run(
     }
     machine = run.cluster(cluster, nodes)
     prediction = None
-    reason = incomparable(run, machine) if machine is not None and cluster is None and nodes is None else ""
+    named = machine is not None and (cluster is not None or nodes is not None)
+    reason = "" if named else incomparable(run, machine)
     if reason and record.get("time"):
         notes.append(f"time is not compared: {reason} (--cluster names another)")
     if machine is not None and not reason and (record.get("time") or run.on_gpu):
-        prediction = _timed(found, run, machine, calibration, named=cluster is not None or nodes is not None)
+        prediction = _timed(found, run, machine, calibration, named=named)
     if record.get("memory"):
         compare_memory(found, run, prediction, machine.device if machine is not None else None)
     machine_then = record.get("machine") or {}
@@ -93,8 +94,10 @@ def _timed(
     return prediction
 
 
-def incomparable(run: Run, machine: Cluster) -> str:
+def incomparable(run: Run, machine: Cluster | None) -> str:
     """Why the study's cluster cannot say how long the run takes; empty where it can. Bytes need no cluster."""
+    if machine is None:
+        return "the record holds no cluster"
     if run.plan.num_devices != machine.num_devices:
         return (
             f"the plan has {run.plan.num_devices} ranks, and the study's {machine.name} {machine.num_devices} devices"

@@ -1,4 +1,8 @@
-"""Fits of gloo's collectives on one machine: a mode for each kind, t = base + steps · hop + port bytes / speed."""
+"""Fits of gloo's collectives on one machine: a mode for each kind, t = base + steps · hop + port bytes / speed.
+
+What is fitted are means. Even on idle cores some calls that usually take 0.2 ms take 4 ms more, as long as a tick of the
+scheduler at 250 Hz: threads of gloo that are woken wait for a core. No median shows it, and a step takes the sum of its calls.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from simulator.base.errors import CalibrationError
 from simulator.spec.calibration.collective_curves import LinkCurves, Mode, PortCurves, Quality
 from simulator.work.collectives.volumes import KINDS, POINT_TO_POINT, Kind, volume
 from validate.fit.line import refuse_few
-from validate.fit.robust import Array, Start, bootstrap, held, rounded, spread, trimmed
+from validate.fit.robust import Array, kept, rounded, spread
 from validate.samples import Sample
 
 PORT = "loopback"
-# Beside a call of its own, gloo's threads and the program share the cores: what a call alone takes says little of less.
-_MID_BYTES, _LARGE_BYTES = 64 * 2**10, 64 * 2**20
+_MID_BYTES, _LARGE_BYTES = 64 * 2**10, 64 * 2**20  # where bands of residuals begin
+_SMALL_BYTES, _LARGEST = 64 * 2**10, 4  # the base is of calls up to this, the speed of sizes from the largest over this
+_NO_TIME = np.array([0.0, 0.0, 1e-13])  # 10 TB/s: no loopback is faster
 _BURST_BYTES = 2**20  # broadcasts in a row of at least this show their speed
 _DEFAULT_SHARE = 0.5  # of compute lost beside a collective where that was not measured: two threads on one core
 
@@ -74,33 +81,40 @@ def _fit(kind: Kind, samples: Sequence[Sample]) -> tuple[_Kind, list[Sample]]:
     size = np.array([float(s["size_bytes"]) for s in samples])
     refuse_few(size, f"gloo {kind}")
     forms = [volume(kind, POINT_TO_POINT.get(kind, "ring"), int(s["num_ranks"]), 1) for s in samples]
-    moved = size * np.array([float(form.port) for form in forms])
-    steps = np.array([float(form.local_steps) for form in forms])
-    time = np.array([s.time_s for s in samples])
-    fastest = float(np.max(moved / time))
-    floor = 1e6 * float(np.median(time[size == size.min()]))
-    starts = {
-        "base": Start(floor, 1.0, 1e5),
-        "hop": Start(10.0, 0.0, 1e5) if len(set(steps)) > 1 else held(0.0),
-        "gb_per_s": Start(fastest / 1e9, fastest / 1e11, 10 * fastest / 1e9),
-    }
-
-    def curve(c: Mapping[str, float]) -> Array:
-        return np.asarray((c["base"] + c["hop"] * steps) * 1e-6 + moved / (c["gb_per_s"] * 1e9))
-
-    fitted, used = trimmed(curve, time, starts, np.where(size >= _MID_BYTES, 1.0, 0.7))
-    resampled = bootstrap(curve, time, starts, [s.key for s in samples], 20)
-    sigma = float(np.hypot(np.std([float(np.log(curve(v)[used]).mean()) for v in resampled]), spread(fitted.residuals)))
+    rows = np.array([(1.0, float(form.local_steps), float(form.port) * s) for form, s in zip(forms, size, strict=True)])
+    time = np.array([s.expected_s for s in samples])
+    large = size >= size.max() / _LARGEST
+    small = ~large & (size <= max(_SMALL_BYTES, size.min()))
+    used = np.ones(size.shape, dtype=bool)
+    first = np.log(rows @ _law(rows, time, small, large) / time)
+    for some in (small, large):
+        used[some] = kept(first[some])
+    law = _law(rows, time, small & used, large & used)
+    residuals = np.round(np.log(rows @ law / time), 9)
     bands: dict[str, list[float]] = {}
-    for one, residual, inside in zip(size, fitted.residuals, used, strict=True):
-        if inside:
-            bands.setdefault(_band(float(one)), []).append(abs(float(residual)))
-    c = fitted.values
-    mode = Mode(efficiency=1.0, base_s=rounded(c["base"] * 1e-6), hop_s=rounded(c["hop"] * 1e-6))
+    for one, residual in zip(size[used], residuals[used], strict=True):
+        bands.setdefault(_band(float(one)), []).append(abs(float(residual)))
+    mode = Mode(efficiency=1.0, base_s=rounded(law[0]), hop_s=rounded(law[1]))
     left_out = [s for s, inside in zip(samples, used, strict=True) if not inside]
-    return _Kind(
-        mode, c["gb_per_s"] * 1e9, sigma, bands, (float(size.min()), float(size.max())), int(used.sum())
-    ), left_out
+    sizes = float(size.min()), float(size.max())
+    return _Kind(mode, 1 / law[2], spread(residuals[used]), bands, sizes, int(used.sum())), left_out
+
+
+def _law(rows: Array, time: Array, small: NDArray[np.bool_], large: NDArray[np.bool_]) -> Array:
+    """(base, hop, seconds a byte): the base as calls take it that move next to nothing, the speed as the largest do.
+
+    What lies between travels in a core's caches, and is faster than the units and buckets of a model. Weights must not
+    follow a sample's own time, or quick calls would count for more than slow ones, and the mean would be lost.
+    """
+    moved = rows[:, 2]
+    weight = np.zeros(time.shape)
+    weight[small] = 1 / (time[small].mean() * np.sqrt(small.sum()))
+    weight[large] = 1 / ((time[large] / moved[large]).mean() * moved[large] * np.sqrt(large.sum()))
+    columns = rows if len(set(rows[:, 1])) > 1 else rows * (1.0, 0.0, 1.0)
+    scale = np.array([1e-4, 1e-5, 1e-9])
+    found, _ = nnls(weight[:, None] * columns * scale, weight * time)
+    law: Array = np.maximum(found * scale, _NO_TIME)
+    return law
 
 
 def _in_bursts(one: _Kind, kind: Kind, samples: Sequence[Sample]) -> _Kind:
@@ -113,11 +127,11 @@ def _in_bursts(one: _Kind, kind: Kind, samples: Sequence[Sample]) -> _Kind:
     if not burst or not issue:
         return one
     smallest = min(s["size_bytes"] for s in burst)
-    each = float(np.median([s.time_s for s in burst if s["size_bytes"] == smallest]))
+    each = float(np.mean([s.expected_s for s in burst if s["size_bytes"] == smallest]))
     floor = max(0.0, each - float(np.median(issue)))
     mode = one.mode.model_copy(update={"base_s": rounded(floor)})
     large = [s for s in burst if s["size_bytes"] >= _BURST_BYTES]
-    longer = float(np.median([s.time_s for s in large])) - each if large else 0.0
+    longer = float(np.mean([s.expected_s for s in large])) - each if large else 0.0
     return replace(one, mode=mode, speed=large[0]["size_bytes"] / longer if longer > 0 else one.speed)
 
 
@@ -169,7 +183,7 @@ def _share(samples: Sequence[Sample]) -> float | None:
     cells: dict[tuple[object, ...], dict[str, float]] = {}
     for s in samples:
         if s.kind == "overlap":
-            cells.setdefault((s["op"], s["size_bytes"], s.rank), {})[s["what"]] = s.time_s
+            cells.setdefault((s["op"], s["size_bytes"], s.rank), {})[s["what"]] = s.expected_s
     shares = [
         (cell["both"] - cell["compute"]) / cell["collective"]
         for cell in cells.values()

@@ -27,6 +27,7 @@ class HostCosts:
     """Seconds; None where nobody measured."""
 
     launch_s: float | None = None
+    checkpoint_s: float | None = None
     collective_s: float | None = None
     unit_s: float | None = None
     sources: dict[str, str] = field(default_factory=dict)
@@ -35,14 +36,16 @@ class HostCosts:
 def host_costs(samples: Sequence[Sample], device: Device, calibration: Calibration, stack: Stack) -> HostCosts:
     """Of an eager block: what is left after its kernels' own times, over its launches as the simulator counts them."""
     costs = HostCosts()
-    time = {
-        p: [s.time_s for s in samples if s.kind == "eager_block" and s["phase"] == p] for p in ("forward", "backward")
-    }
-    if all(time.values()):
+    forward_s, backward_s, checkpointed_s = (
+        _block_s(samples, phase) for phase in ("forward", "backward", "checkpointed")
+    )
+    if forward_s is not None and backward_s is not None:
         kernel_s, count = _tiny_block(device, calibration, stack)
-        measured = sum(float(np.median(found)) for found in time.values())
-        costs.launch_s = max(0.0, (measured - kernel_s) / count)
+        costs.launch_s = max(0.0, (forward_s + backward_s - kernel_s) / count)
         costs.sources["host_launch_s"] = f"one eager block of {count} launches that is all overhead"
+        if checkpointed_s is not None:
+            costs.checkpoint_s = max(0.0, checkpointed_s - 2 * forward_s - backward_s)
+            costs.sources["host_checkpoint_s"] = "that block under a checkpoint, less its two forwards and its backward"
     issued = [s.time_s for s in samples if s.kind == "collective_issue"]
     if issued:
         costs.collective_s = float(np.median(issued))
@@ -50,12 +53,18 @@ def host_costs(samples: Sequence[Sample], device: Device, calibration: Calibrati
     groups = [s for s in samples if s.kind == "fsdp2_group"]
     if groups and calibration.links is not None:
         wire_s = _small_collectives(calibration) + (costs.collective_s or 0.0)
-        each = [(s.time_s - s["alone_s"]) / s["groups"] / _COLLECTIVES_PER_GROUP - wire_s for s in groups]
-        costs.unit_s = max(0.0, float(np.median(each)))
+        each = [(s.expected_s - s["alone_s"]) / s["groups"] / _COLLECTIVES_PER_GROUP - wire_s for s in groups]
+        costs.unit_s = max(0.0, float(np.mean(each)))
         costs.sources["host_unit_s"] = (
             "FSDP2 over blocks that are all overhead and sweep the caches, less the collectives' latency"
         )
     return costs
+
+
+def _block_s(samples: Sequence[Sample], phase: str) -> float | None:
+    """Median of an eager block's phase."""
+    found = [s.time_s for s in samples if s.kind == "eager_block" and s["phase"] == phase]
+    return float(np.median(found)) if found else None
 
 
 def _tiny_block(device: Device, calibration: Calibration, stack: Stack) -> tuple[float, int]:

@@ -261,12 +261,9 @@ def _stack(samples: Sequence[Sample], device: Device, calibration: Calibration, 
     base = Stack.load(CPU_STACK)
     costs = host_costs(samples, device, calibration, base)
     update: dict[str, object] = {"name": f"{CPU_STACK}-{name}", "sources": {**base.sources, **costs.sources}}
-    if costs.launch_s is not None:
-        update["host_launch_s"] = rounded(costs.launch_s, 3)
-    if costs.collective_s is not None:
-        update["host_collective_s"] = rounded(costs.collective_s, 3)
-    if costs.unit_s is not None:
-        update["host_unit_s"] = rounded(costs.unit_s, 3)
+    for cost in ("launch_s", "checkpoint_s", "collective_s", "unit_s"):
+        if (seconds := getattr(costs, cost)) is not None:
+            update[f"host_{cost}"] = rounded(seconds, 3)
     return base.copy_with(**update)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,7 +75,7 @@ def track_stage(
 def track_live_step(built: Built, step: TrainingStep, plan: Plan, device: torch.device) -> TrackedMemory:
     """The same for modules that have been training: whose bytes they are, beside what the allocator itself says.
 
-    DDP's buckets exist already, unseen; their bytes are those of the parameters.
+    DDP's buckets exist already, unseen; on a GPU they are added, on a CPU an allocator's account has them (`with_buckets`).
     """
     sharded = plan.traits.shards_rows
     tracker = ShardedTracker(built.module, built.optimizer) if sharded else PlainTracker()
@@ -87,6 +87,31 @@ def track_live_step(built: Built, step: TrainingStep, plan: Plan, device: torch.
     with tracker:
         step.run(tracker.announce, min(plan.num_micro_batches, MICRO_BATCHES))
         tracked = tracker.tracked()
-    if built.network is not built.module and device.type == "cuda":  # on a CPU the tracker met them: 2.13, gloo
-        tracked.add("buckets", sum(p.numel() * p.element_size() for p in built.module.parameters()))
+    if device.type == "cuda" and (buckets := bucket_bytes(built)):
+        tracked.add("buckets", buckets)
     return tracked
+
+
+def bucket_bytes(built: Built) -> int:
+    """Of DDP's buckets: as many as of the parameters."""
+    if built.network is built.module:
+        return 0
+    return sum(p.numel() * p.element_size() for p in built.module.parameters())
+
+
+def with_buckets(memory: Mapping[str, Any], buckets: int) -> dict[str, Any]:
+    """A CPU allocator's account of a step (`TrackedMemory.as_json`'s keys) with the tracker's categories, and DDP's buckets among these.
+
+    The tracker meets only the parts of buckets that a backward has written: as what backwards make.
+    """
+    categories = {}
+    for moment, seen in memory["by_category"].items():
+        left = buckets - min(buckets, max(0, memory[f"{moment}_bytes"] - sum(seen.values())))
+        named = dict(seen)
+        for name in ("temporaries", "activations"):
+            part = min(left, named.get(name, 0))
+            named[name] = named.get(name, 0) - part
+            left -= part
+        named["buckets"] = buckets - left
+        categories[moment] = {name: size for name, size in sorted(named.items()) if size}
+    return {**memory, "by_category": categories}

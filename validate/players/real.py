@@ -22,7 +22,7 @@ from validate.machine import describe
 from validate.parallel import build, make_optimizer, materialise, replicate
 from validate.players.allocated import count_step
 from validate.players.hooks import gathered_at_once, reduced_in_place, settled_collectives
-from validate.players.memory import track_live_step
+from validate.players.memory import bucket_bytes, track_live_step, with_buckets
 from validate.players.timed import (
     AllocatorTimeline,
     allocator_bytes,
@@ -138,7 +138,8 @@ def _counted_bytes(task: Task, step: TrainingStep, device: torch.device) -> dict
     count_every_thread(counts=False)
     if not _trackable(task):
         return found
-    return {**track_live_step(step.built, step, task.plan, device).as_json(), **found}
+    memory = {**track_live_step(step.built, step, task.plan, device).as_json(), **found}
+    return with_buckets(memory, bucket_bytes(step.built))
 
 
 def _torch_step(task: Task, device: torch.device, hook: Callable[..., Any] | None) -> TrainingStep:

@@ -6,7 +6,7 @@ import ast
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -224,10 +224,7 @@ def _check_events(data: Mapping[str, Any], events: list[Any], place: str) -> Non
     """Every event has its values, and every number in it means something."""
     alive = set[int]()
     sizes = {name: len(data[name]) for name in ("signatures", "names", "groups")}
-    for index, event in enumerate(events):
-        whole = type(event) is list and set(map(type, event)) == _WHOLE
-        if not whole or ARITY.get(event[0]) != len(event) - 1 or not _known(event, sizes, alive):
-            raise InputError.at(f"{place}: events[{index}]", f"{event!r} is no event", _AGAIN)
+    _check_rows(events, ARITY, lambda event: _known(event, sizes, alive), f"{place}: events")
 
 
 def _check_tokens(data: Mapping[str, Any], place: str) -> None:
@@ -235,10 +232,14 @@ def _check_tokens(data: Mapping[str, Any], place: str) -> None:
     if wrong := [name for name in data["kinds"] if name not in CATEGORIES]:
         raise InputError.at(f"{place}: kinds", f"{wrong[0]!r} is nothing that a storage holds", _AGAIN)
     sizes = {name: len(data[name]) for name in ("signatures", "names", "groups", "kinds")}
-    for index, token in enumerate(data["tokens"]):
-        whole = type(token) is list and set(map(type, token)) == _WHOLE
-        if not whole or TOKEN_VALUES.get(token[0]) != len(token) - 1 or not _means(token, sizes):
-            raise InputError.at(f"{place}: tokens[{index}]", f"{token!r} is no event", _AGAIN)
+    _check_rows(data["tokens"], TOKEN_VALUES, lambda token: _means(token, sizes), f"{place}: tokens")
+
+
+def _check_rows(rows: list[Any], arity: Mapping[Any, int], means: Callable[[list[int]], bool], place: str) -> None:
+    for index, row in enumerate(rows):
+        whole = type(row) is list and set(map(type, row)) == _WHOLE
+        if not whole or arity.get(row[0]) != len(row) - 1 or not means(row):
+            raise InputError.at(f"{place}[{index}]", f"{row!r} is no event", _AGAIN)
 
 
 def _means(token: list[int], sizes: Mapping[str, int]) -> bool:

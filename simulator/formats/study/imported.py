@@ -60,7 +60,8 @@ def with_draft(
         if not any(
             fault.place == place for fault in draft.faults
         ):  # else what stands there cannot be read, and is reported
-            cure = (("--model", str(DEFAULT["model"])),)
+            # of a model that is named and not known, no other is proposed
+            cure = () if draft.model_unknown else (("--model", str(DEFAULT["model"])),)
             faults.append(Fault(place, problem, "--model NAME or FILE", flags=cure))
     plan: dict[str, Any] = {}
     found = draft.faults

@@ -108,15 +108,19 @@ class Capture:
     tokens_per_step: int = 0
     host: Mapping[Phase, tuple[int, ...]] = field(default_factory=dict)
 
-    def resident(self, at: int | None = None) -> dict[int, int]:
-        """Storages that are there when the recorded step begins, or before event `at` -> bytes."""
-        found: dict[int, int] = {}
+    def standing(self, at: int | None = None) -> dict[int, Sequence[int]]:
+        """Storages that are there when the recorded step begins, or before event `at` -> the events that began them."""
+        found: dict[int, Sequence[int]] = {}
         for event in self.events[: self.steady if at is None else at]:
             if event[0] == Kind.ALLOCATE:
-                found[event[1]] = event[2]
+                found[event[1]] = event
             elif event[0] == Kind.FREE:
                 del found[event[1]]
         return found
+
+    def resident(self, at: int | None = None) -> dict[int, int]:
+        """The bytes of `standing`."""
+        return {storage: event[2] for storage, event in self.standing(at).items()}
 
     @property
     def state_bytes(self) -> int:

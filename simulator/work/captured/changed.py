@@ -19,7 +19,6 @@ from simulator.work.captured.cost import KernelCost
 
 _NUMBERED = re.compile(r"^((?:.*?\.)?)(\d{1,18})(?=\.|$)")
 _COPY_STREAM = 1 << 20  # of copies to and from the host; a number that no program has
-Event = Sequence[int]
 
 
 @dataclass(slots=True)
@@ -240,13 +239,8 @@ def _leaving(chosen: Sequence[Forward]) -> Iterator[tuple[Forward, Forward, int]
 
 def rewritten(capture: Capture, more: dict[int, list[list[int]]], **changes: object) -> Capture:
     """The capture with events before others of its step. Of the steps before, which ran unchanged, only what they left stays."""
-    before: dict[int, Event] = {}
-    for event in capture.events[: capture.steady]:
-        if event[0] == Kind.ALLOCATE:
-            before[event[1]] = event
-        elif event[0] == Kind.FREE:
-            del before[event[1]]
-    events = list(before.values())
+    events = list(capture.standing().values())
+    steady = len(events)
     for index in range(capture.steady, len(capture.events)):
         events += [*more.get(index, ()), capture.events[index]]
-    return replace(capture, events=events, steady=len(before), **changes)  # type: ignore[arg-type]
+    return replace(capture, events=events, steady=steady, **changes)  # type: ignore[arg-type]

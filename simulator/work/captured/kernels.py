@@ -213,14 +213,9 @@ def _across_ranks(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     return _stream("norm_forward", "norm", [one for one in tensors(p[:2]) if one.shape == p[0].shape], made)
 
 
-def _embedding(_p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
-    return _stream("embedding_forward", "embedding", made, made)
-
-
-def _embedding_backward(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+def _rows_added(rows: int, table: CapturedTensor) -> Priced:
     """The table's gradient is zeroed, and rows are added into it."""
-    rows, table = p[0].num_bytes, made[0].num_bytes
-    kernels = _of("memset", 0, table, 0), _of("embedding_backward", 2 * rows, rows, 0)
+    kernels = _of("memset", 0, table.num_bytes, 0), _of("embedding_backward", 2 * rows, rows, 0)
     return Priced(category="embedding", kernels=kernels)
 
 
@@ -233,10 +228,7 @@ def _bags(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
 
 def _bags_backward(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     """As a table's: each picked row gets its bag's gradient."""
-    rows, table = p[1].numel * p[0].shape[1] * p[0].item_bytes, made[0].num_bytes
-    return Priced(
-        category="embedding", kernels=(_of("memset", 0, table, 0), _of("embedding_backward", 2 * rows, rows, 0))
-    )
+    return _rows_added(p[1].numel * p[0].shape[1] * p[0].item_bytes, made[0])
 
 
 def _transform(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
@@ -259,10 +251,6 @@ def _picked(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     return Priced(category="loss", kernels=(_of("elementwise", 32 * rows, sum(one.num_bytes for one in made), 0),))
 
 
-def _picked_backward(_p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
-    return _stream("memset", "loss", [], made[:1])
-
-
 def _packed(p: Args, named: Args, made: list[CapturedTensor]) -> Priced:
     """FSDP2's gradients of a unit into one buffer: torch converts an element at a time where the dtype grows."""
     read = list(tensors(p[0]))
@@ -274,27 +262,23 @@ def _packed(p: Args, named: Args, made: list[CapturedTensor]) -> Priced:
     return Priced(category="copies", kernels=(kernel,))
 
 
-def _unpacked(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
-    return _stream("copy", "copies", [part := next(tensors(p))], [part])
-
-
-def _copied_in(_p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
-    """FSDP2's shards of a unit into the buffer that is gathered."""
-    return Priced(category="copies", kernels=())  # its foreach copy is an operator of its own
-
-
 def _nothing(_p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
     return Priced(category="elementwise", kernels=())
 
 
 _RULES: dict[str, Rule] = {
-    "mm": products.mm, "bmm": products.mm, "_int_mm": products.mm, "_scaled_mm": products.scaled_mm, "linear": products.linear,
-    "_scaled_mm_v2": products.scaled_mm, "_weight_int4pack_mm": products.weight_only, "_weight_int8pack_mm": products.weight_only,
-    "addmm": products.addmm, "baddbmm": products.addmm, "addbmm": products.addmm, "_addmm_activation": products.addmm,
+    "mm": products.product(0), "bmm": products.product(0), "_int_mm": products.product(0), "_scaled_mm": products.scaled_mm, "linear": products.linear,
+    "_scaled_mm_v2": products.scaled_mm, "_weight_int4pack_mm": products.each(2), "_weight_int8pack_mm": products.each(2),
+    "addmm": products.product(1), "baddbmm": products.product(1), "addbmm": products.product(1), "_addmm_activation": products.product(1),
     "_grouped_mm": products.grouped, "_scaled_grouped_mm": products.grouped,
     "convolution": products.convolution, "cudnn_convolution": products.convolution,
     "convolution_backward": products.convolution_backward, "_euclidean_dist": products.distances,
-    "_cdist_forward": products.pairs, "_linalg_check_errors": _checked,
+    "_cdist_forward": products.each(3), "_pdist_forward": products.each(3),
+    "_cdist_backward": products.pairs_backward, "_pdist_backward": products.pairs_backward,
+    "_ctc_loss": products.aligned, "_ctc_loss_backward": products.aligned,
+    "_cslt_sparse_mm": products.half_sparse(1, 0), "_sparse_semi_structured_mm": products.half_sparse(2, 0),
+    "_sparse_semi_structured_addmm": products.half_sparse(3, 0), "_sparse_semi_structured_linear": products.half_sparse(0, -1),
+    "_linalg_check_errors": _checked,
     "_fft_r2c": _transform, "_fft_c2r": _transform, "_fft_c2c": _transform,
     "_flash_attention_forward": by_rows(0, 3, 8, "forward"), "_flash_attention_backward": by_rows(1, 6, 11, "backward"),
     "_efficient_attention_forward": by_rows(0, 4, 9, "forward"), "_efficient_attention_backward": by_rows(1, 6, 13, "backward"),
@@ -321,10 +305,12 @@ _RULES: dict[str, Rule] = {
     "batch_norm_stats": _across_ranks, "batch_norm_update_stats": _across_ranks, "batch_norm_elemt": _across_ranks,
     "batch_norm_backward_reduce": _across_ranks,
     "batch_norm_backward_elemt": _across_ranks, "batch_norm_gather_stats_with_counts": lambda p, n, made: _join(p[1:], n, made),
-    "embedding": _embedding, "embedding_dense_backward": _embedding_backward, "_embedding_bag": _bags,
+    "embedding": lambda _, __, made: _stream("embedding_forward", "embedding", made, made),
+    "embedding_dense_backward": lambda p, _, made: _rows_added(p[0].num_bytes, made[0]), "_embedding_bag": _bags,
     "_embedding_bag_forward_only": _bags, "_embedding_bag_backward": _bags_backward,
     "_embedding_bag_dense_backward": _bags_backward,
-    "nll_loss_forward": _picked, "nll_loss_backward": _picked_backward,
-    "nll_loss2d_forward": _picked, "nll_loss2d_backward": _picked_backward,
-    "chunk_cat": _packed, "split_with_sizes_copy": _unpacked, "all_gather_copy_in": _copied_in,
+    "nll_loss_forward": _picked, "nll_loss2d_forward": _picked,
+    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), lambda _, __, made: _stream("memset", "loss", [], made[:1])),
+    "chunk_cat": _packed, "split_with_sizes_copy": lambda p, _, __: _stream("copy", "copies", [part := next(tensors(p))], [part]),
+    "all_gather_copy_in": _nothing,  # FSDP2's foreach copy is an operator of its own
 }  # fmt: skip

@@ -48,10 +48,11 @@ BY_BYTES: Final = {
     "multinomial", "diag_embed", "median", "nanmedian", "mode", "isin",
     "nonzero", "nonzero_static", "unique_consecutive", "unique_dim", "pixel_unshuffle", "rot90", "renorm", "slice_scatter",
     "select_scatter",
-    "diagonal_scatter", "as_strided_scatter", "block_diag", "segment_reduce", "_segment_reduce_backward", "masked_scatter_backward",
+    "diagonal_copy", "diagonal_scatter", "as_strided_scatter", "block_diag", "segment_reduce", "_segment_reduce_backward", "masked_scatter_backward",
     "lu_unpack", "histogram", "_jagged_to_padded_dense_forward", "_padded_dense_to_jagged_forward", "hann_window",
     "hamming_window", "_unique2", "_pack_padded_sequence", "affine_grid_generator",
-    "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward",
+    "_cslt_compress", "_to_sparse_semi_structured", "_sparse_semi_structured_tile", "_sparse_semi_structured_apply",
+    "_sparse_semi_structured_apply_dense", "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward",
 }  # fmt: skip
 # beginnings of such names, of any number of dims and either direction: pools, other sizes, borders, transforms (short ones in one pass)
 FAMILIES: Final = (

@@ -10,6 +10,8 @@ from typing import Any, Literal, cast
 from simulator.base.kernels import Attention, Dtype, Gemm, Kernel, Layout, Stated, Stream
 from simulator.work.captured.tensors import CapturedTensor, tensors
 
+# a barrier, a load of what another thread just wrote (L2) and one behind an index: 260 and 480 cycles (A100, H100: arXiv 2402.13499)
+_STEP_S = 0.5e-6
 _NARROWEST = 8  # columns of the smallest product that tensor cores take (mma.m16n8k16, PTX ISA)
 
 Args = tuple[Any, ...]
@@ -50,9 +52,9 @@ def _product(a: CapturedTensor, b: CapturedTensor, **more: Any) -> Priced:  # no
     return Priced(category="gemm", kernels=(gemm,) if gemm.flop else ())
 
 
-def mm(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
-    """A product, or several of one shape."""
-    return _product(p[0], p[1])
+def product(first: int) -> Rule:
+    """A product of the arguments from `first` on, or several of one shape; what comes before is added to it."""
+    return lambda p, _, __: _product(p[first], p[first + 1])
 
 
 def scaled_mm(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
@@ -60,11 +62,6 @@ def scaled_mm(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
     scale = next(tensors(dict(named).get("scale_a", p[2] if len(p) > 2 else None)), None)
     by_blocks = scale is not None and scale.numel > p[0].shape[-2]
     return _product(p[0], p[1], by_blocks=by_blocks)
-
-
-def addmm(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
-    """A product added to what comes first."""
-    return _product(p[1], p[2])
 
 
 def linear(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
@@ -82,18 +79,51 @@ def distances(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     return Priced(category="gemm", kernels=(gemm, root))
 
 
-def weight_only(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
-    """Rows times packed whole numbers, which are made floating point on the way: what takes longer of FLOP and bytes."""
-    moved = sum(one.num_bytes for one in (*tensors(p), *made))
-    kernel = Stated(flop=2 * made[0].numel * p[0].shape[-1], num_bytes=moved, dtype=dtype_of(p[0]))
-    return Priced(category="gemm", kernels=(kernel,))
+def each(flop: int) -> Rule:
+    """So many FLOP for each number of a row and each result, or the bytes: what takes longer.
+
+    2: rows times packed whole numbers, made floating point on the way. 3: distances of pairs in any norm (ATen, DistanceKernel.cu).
+    """
+
+    def rule(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+        moved = sum(one.num_bytes for one in (*tensors(p), *made))
+        kernel = Stated(flop=flop * made[0].numel * p[0].shape[-1], num_bytes=moved, dtype=dtype_of(p[0]))
+        return Priced(category="gemm" if flop == 2 else "elementwise", kernels=(kernel,))
+
+    return rule
 
 
-def pairs(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
-    """Distances of all pairs in another norm: a difference, a power and a sum an element (ATen, DistanceKernel.cu)."""
-    moved = sum(one.num_bytes for one in (*tensors(p), *made))
-    kernel = Stated(flop=3 * made[0].numel * p[0].shape[-1], num_bytes=moved, dtype="fp32")
-    return Priced(category="elementwise", kernels=(kernel,))
+def pairs_backward(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """Each pair's share of each coordinate is written down, and the shares are summed (ATen, DistanceKernel.cu)."""
+    both_ways = 1 if isinstance(p[2], CapturedTensor) else 2  # of pairs of one set, each point's
+    shares = both_ways * p[0].numel * p[1].shape[-1] * p[1].item_bytes
+    written = Stream(op="elementwise", read_bytes=sum(one.num_bytes for one in tensors(p)), write_bytes=shares)
+    summed = Stream(op="reduce", read_bytes=shares, write_bytes=made[0].num_bytes)
+    return Priced(category="elementwise", kernels=(written, summed))
+
+
+def half_sparse(dense: int, dim: int) -> Rule:
+    """A product with two of four numbers: tensor cores take twice as deep ones in their time (PTX ISA, mma.sp). dense, dim: where its depth stands."""
+
+    def rule(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+        (*rows, n), k = made[0].shape, p[dense].shape[dim] // 2
+        return Priced(category="gemm", kernels=(Gemm(m=prod(rows), n=n, k=k, dtype=dtype_of(p[dense]), layout="tn"),))
+
+    return rule
+
+
+def aligned(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """CTC: a block walks through its sequences a step after another, all labels at once (ATen, LossCTC.cu).
+
+    Backward from the last to the first, then a pass over what both ways have found, and the scores.
+    """
+    back = len(made) == 1
+    kernels: tuple[Kernel, ...] = (Stated(seconds=p[back].shape[0] * _STEP_S),)
+    if back:
+        read, gradient = 2 * p[6].num_bytes + p[1].num_bytes + made[0].num_bytes, made[0].num_bytes
+        cleared = Stream(op="memset", read_bytes=0, write_bytes=gradient)
+        kernels = cleared, *kernels, Stream(op="elementwise", read_bytes=read, write_bytes=gradient)
+    return Priced(category="loss", kernels=kernels, known=False)
 
 
 def grouped(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
@@ -119,13 +149,9 @@ def convolution(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     return Priced(category="gemm", kernels=(_implicit(ends[0], w, ends[1], groups),))
 
 
-def _depthwise(x: CapturedTensor, w: CapturedTensor, y: CapturedTensor, groups: int) -> bool:
-    """A channel or a few of its own for each group: no product for tensor cores, whose tiles are eight wide at least."""
-    return groups > 1 and w.shape[0] // groups < _NARROWEST and x.numel > w.numel < y.numel
-
-
 def _implicit(x: CapturedTensor, w: CapturedTensor, y: CapturedTensor, groups: int) -> Kernel:
-    if _depthwise(x, w, y, groups):
+    """A product, unless each group has a channel or a few of its own: tiles of tensor cores are eight wide at least."""
+    if groups > 1 and w.shape[0] // groups < _NARROWEST and x.numel > w.numel < y.numel:
         return Stream(op="elementwise", read_bytes=x.num_bytes + w.num_bytes, write_bytes=y.num_bytes)
     positions, window = y.numel // y.shape[1], prod(w.shape[1:])
     return Gemm(m=positions, n=max(1, w.shape[0] // groups), k=window, dtype=dtype_of(x), batch=groups)

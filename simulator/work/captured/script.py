@@ -19,12 +19,11 @@ from simulator.work.captured.meetings import Column, Meetings, lattice
 from simulator.work.captured.products import Priced
 from simulator.work.captured.reuse import delays
 from simulator.work.captured.tensors import parsed
-from simulator.work.script.instructions import Allocate, Communicate, Free, Happened, Instruction, Launch
+from simulator.work.script.instructions import Communicate, Free, Happened, Instruction, Launch, Storages
 
 _HOOKED = "fsdp."  # operators that FSDP2's hooks run before each of its collectives
 _FOLLOWED = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send_recv"}
-_FREE, _OPERATOR = int(Kind.FREE), int(Kind.OPERATOR)
-_STORAGES = frozenset({int(Kind.ALLOCATE), _FREE})
+_STORAGES = frozenset({int(Kind.ALLOCATE), int(Kind.FREE)})
 Prices = dict[int, Priced]  # by signature of one table
 
 
@@ -62,13 +61,15 @@ def captured_script(
 
 class _Writer:
     def __init__(self, capture: Capture, column: Column, prices: dict[int, Prices]) -> None:
-        self._capture, self._categories = capture, capture.categories
+        self._capture, self._joined = capture, 0  # storages behind the first of each row, which labels count
         self._meetings = Meetings(capture, column)
         self._batches: dict[int, tuple[int, list[str]]] = {}  # by group: the last batch of messages
         self._previous: dict[int, tuple[str, ...]] = {}  # by group: the messages of the batch before
         self._hooked = False  # the last operator, on whatever stream, was one of FSDP2's hooks
         self._prices = prices.setdefault(id(capture.signatures), {})
-        self._labels: dict[tuple[int, int, int], tuple[str, bool]] = {}  # by operator, module, phase; whether hooked
+        self._labels: dict[
+            tuple[int, int, int], tuple[str, bool, Priced]
+        ] = {}  # by operator, module, phase; whether hooked
         self._handled: dict[int, tuple[float, ...]] = {}  # by phase: a kernel's part of what the host does besides
         self._behind: dict[int, set[str]] = {}  # collectives that each stream has waited for, or that ran on it
         self._events: dict[int, set[str]] = {}
@@ -80,12 +81,6 @@ class _Writer:
         self._works: dict[int, set[str]] = {}
         self._roles = [f"@{lattice(group)}" for group in capture.groups]
 
-    def _storage(self, event: Sequence[int]) -> Instruction:
-        if event[0] == _FREE:
-            return Free(event[1])
-        _, storage, size, stream = event
-        return Allocate(storage, size, self._categories.get(storage, "temporaries"), stream)
-
     def write(self, every: Sequence[Sequence[int]], steady: int) -> None:
         """Everything of the recorded step, which begins at `steady`."""
         writers: dict[int, Callable[..., None]] = {
@@ -94,25 +89,30 @@ class _Writer:
             Kind.MESSAGE: self._message,
         }
         late, done = delays(every, steady)
-        events = every[steady:]
-        self._count(events)
-        for index, event in enumerate(events):
-            kind = event[0]
+        events, begin = every[steady:], 0
+        others = [index for index, event in enumerate(events) if event[0] not in _STORAGES]
+        self._count([events[index] for index in others])
+        for index in (*(sorted({*others, *late, *done}) if late or done else others), len(events)):
+            if begin < index:  # most of a capture is storages
+                self._found.append(Storages(events[begin:index]))
+                self._joined += index - begin - 1
+            begin = index
             if index in done:
                 self._found += [Happened(number) for number in done[index]]
+            if index == len(events) or ((event := events[index])[0] in _STORAGES and index not in late):
+                continue
+            begin = index + 1
             if index in late:
                 self._found.append(Free(event[1], late[index]))
-            elif kind in _STORAGES:
-                self._found.append(self._storage(event))
-            elif kind in writers:
-                writers[kind](*event[1:])
+            elif event[0] in writers:
+                writers[event[0]](*event[1:])
             else:
                 self._synchronised(event)
 
     def _count(self, events: Sequence[Sequence[int]]) -> None:
         """What kernels compute and what is unknown; what the host did beside launches is spread evenly over a phase's kernels."""
         launched = Counter[int]()
-        calls = Counter((event[1], event[4]) for event in events if event[0] == _OPERATOR)
+        calls = Counter((event[1], event[4]) for event in events if event[0] == Kind.OPERATOR)
         for (signature, phase), times in calls.items():
             name, args, results = self._capture.signatures[signature]
             if signature not in self._prices:
@@ -135,17 +135,15 @@ class _Writer:
         if key not in self._labels:
             where, name = self._capture.names[module] or "step", self._capture.signatures[signature][0]
             label = f"{Phase(phase).name.lower()} {where}: {name.split('.')[1]} #"
-            self._labels[key] = label, name.startswith(_HOOKED)
-        label, self._hooked = self._labels[key]
-        one = self._prices[signature]
+            self._labels[key] = label, name.startswith(_HOOKED), self._prices[signature]
+        label, self._hooked, one = self._labels[key]
         if not one.kernels:
             return
-        label = f"{label}{len(self._found)}"
-        self._last[stream] = len(self._found)
-        after = tuple(sorted(self._behind.pop(stream, ())))
-        handled = self._handled.get(phase, ())
-        self._found.append(Launch(label, one.category, one.kernels, after, stream, handled=handled, waits=one.waits))
-        self._computed[stream] = label
+        found, handled = self._found, self._handled.get(phase, ())
+        self._computed[stream] = label = f"{label}{len(found) + self._joined}"
+        self._last[stream] = len(found)
+        after = tuple(sorted(self._behind.pop(stream))) if stream in self._behind else ()
+        found.append(Launch(label, one.category, one.kernels, after, stream, one.waits, None, handled))
 
     def _collective(self, number: int, kind: int, group: int, size: int, stream: int) -> None:
         name = self._capture.names[kind]
@@ -219,7 +217,7 @@ class _Writer:
     def _host_waits_for(self, labels: set[str]) -> None:
         """The host waits for work of some time ago, as FSDP1 does for the unit before the last: what came later goes on."""
         if labels:
-            label, after = f"the host waits #{len(self._found)}", tuple(sorted(labels))
+            label, after = f"the host waits #{len(self._found) + self._joined}", tuple(sorted(labels))
             self._found.append(Launch(label, "host", (), after, CPU, waits=True))
 
     def _of(self, stream: int) -> set[str]:

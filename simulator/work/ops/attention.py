@@ -73,23 +73,27 @@ def _heads(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, Value, Value
     if s.model.qk_norm:
         q, k = (_head_norm(g, s, f"{name}_norm", x) for name, x in (("q", q), ("k", k)))
     if s.stack.traits.copies_heads:
-        q, k, v = (_apart(g, x, copies) for x, copies in ((q, 1), (k, 3), (v, 3)))
+        joined = k.numel + v.numel if s.model.num_kv_heads == s.model.num_heads else 0
+        q, k, v = (_apart(g, x, *how) for x, how in ((q, (1, joined)), (k, (3,)), (v, (3,))))
     q, k = rotate(g, s, [q, k])
     return q, k, v, gate
 
 
-def _apart(g: Graph, x: Value, copies: int) -> Value:
+def _apart(g: Graph, x: Value, copies: int, joined: int = 0) -> Value:
     """A tensor of its own for a part of a product: [tokens, sequences] turned around, keys joined to values and put in order.
 
-    nanotron, src/nanotron/models/llama.py: transpose and `contiguous`, then `cat`, `permute` and `contiguous` of both.
+    nanotron, src/nanotron/models/llama.py: transpose and `contiguous`, then `cat`, `permute` and `contiguous` of both. joined: of as
+    many heads queries, keys and values are turned around as one; queries, rotated in place, keep so many elements of the others alive.
     """
     out = g.value(f"{x.name}.apart", x.numel, x.dtype)
+    kept = (g.value(f"{x.name}.joined", joined, x.dtype),) if joined else ()
     once = stream("strided", x.num_bytes, x.num_bytes, numel=x.numel)
     g.op(
         out.name,
         "elementwise",
         inputs=(x,),
-        outputs=(out,),
+        outputs=(out, *kept),
+        saved=kept,
         forward=(once,) * copies,
         backward=(once,) * (2 if copies > 1 else 1),
         forward_temporary_bytes=x.num_bytes if copies > 1 else 0,
@@ -114,27 +118,24 @@ def _out(g: Graph, s: OpContext, o: Value) -> Value:
     """The output projection, through low ranks where the model has them."""
     latent = s.model.latent
     if latent is not None and latent.o_lora_rank:
-        rows = s.tokens * latent.o_groups
-        o = linear(g, s, "out_down", o, latent.o_lora_rank, bias=False, split="none", tokens=rows)
+        o = linear(g, s, "out_down", o, latent.o_lora_rank, bias=False, split="none", tokens=s.tokens * latent.o_groups)
     return linear(g, s, "out", o, s.model.d_model, bias=s.model.out_bias, split="rows")
 
 
 def _projections(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, Value]:
     """Q, K, V. Where they come from one product they share its storage, and their gradients are joined by one copy."""
-    m = s.model
+    m, t = s.model, s.tokens
     if not m.fused_qkv and not s.stack.traits.joins_projections:
         widths = {"q": m.q_columns, "k": m.kv_width, "v": m.kv_width}
         q, k, v = (linear(g, s, name, x, width, bias=m.qkv_bias, split="columns") for name, width in widths.items())
         return q, k, v
     qkv = linear(g, s, "qkv", x, m.q_columns + 2 * m.kv_columns, bias=m.qkv_bias, split="columns")
-    t = s.tokens
     if m.kv_columns < m.kv_width:
         qkv = whole_columns(g, s, "qkv.gathered", qkv)
     q, k, v = (g.view(n, qkv, t * w) for n, w in (("q", m.q_columns), ("k", m.kv_width), ("v", m.kv_width)))
     numel, size = sum(v.numel for v in (q, k, v)), sum(v.num_bytes for v in (q, k, v))
     joined = stream("join" if s.stack.traits.generic_copies else "copy", size, size, numel=numel)
-    apart = _groups_apart(s, q)
-    g.op("split", "elementwise", inputs=(qkv,), forward=apart, backward=(joined,), views=(q, k, v))
+    g.op("split", "elementwise", inputs=(qkv,), forward=_groups_apart(s, q), backward=(joined,), views=(q, k, v))
     return q, k, v
 
 
@@ -151,8 +152,7 @@ def _groups_apart(s: OpContext, q: Value) -> tuple[Kernel, ...]:
 
     Where a rank has several groups of several queries, its queries are no view of [s, b, heads, head_dim]: `reshape` copies them.
     """
-    m = s.model
-    several = 1 < m.num_kv_heads < m.num_heads and s.core_layers
+    several = 1 < s.model.num_kv_heads < s.model.num_heads and s.core_layers
     return (stream("strided", q.num_bytes, q.num_bytes, numel=q.numel),) if several else ()
 
 

@@ -2,13 +2,13 @@
 
 Two grains. What a described model does is written unit by unit (a unit is a block, or the embedding or head at an end of
 the model): `Unshard`, `Run`, `Reshard`, `Gradient`, `Reduce`, grouped into a `Pass` of one micro-batch through a chunk of
-layers. What somebody captured of a real program is written op by op: `Launch`, `Communicate`, `Allocate`, `Free`. Every
+layers. What somebody captured of a real program is written op by op: `Launch`, `Communicate`, `Storages`. Every
 reader takes both: time (`play.lower`) skips storages, memory skips seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -186,20 +186,20 @@ class Communicate(NamedTuple):
     measured: Measured | None = None
 
 
-class Allocate(NamedTuple):
-    """A storage begins. stream: whose frees the allocator may reuse at once (`memory.tape`)."""
-
-    storage: Hashable
-    num_bytes: int
-    category: str
-    stream: int = 0
-
-
 class Free(NamedTuple):
-    """A storage ends. event: what the allocator waits for before it gives its room to others; 0: nothing."""
+    """A storage ends whose room waits for an event before others get it."""
 
     storage: Hashable
-    event: int = 0
+    event: int
+
+
+class Storages(NamedTuple):
+    """Storages that begin and end in a row, as events of a capture: (kind, storage, bytes, stream), (kind, storage).
+
+    stream: whose frees the allocator may reuse at once (`memory.tape`).
+    """
+
+    events: Sequence[Sequence[int]]
 
 
 class Happened(NamedTuple):
@@ -209,5 +209,5 @@ class Happened(NamedTuple):
 
 
 Issued = Launch | Communicate
-Storage = Allocate | Free | Happened
+Storage = Free | Storages | Happened
 Instruction = Pass | Receive | Send | Together | GatherUpdated | Update | Agree | Issued | Storage
