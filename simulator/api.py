@@ -10,7 +10,6 @@ from typing import Any
 
 from simulator.base.arguments import checked
 from simulator.base.errors import ArgumentError, Fault, InputError
-from simulator.base.schema import nearest
 from simulator.formats.readers.arrivals_table import read_arrivals
 from simulator.formats.readers.capture import kind_of, read_capture
 from simulator.predict.prediction import Prediction
@@ -18,7 +17,6 @@ from simulator.predict.program import predict_program as predicted_program
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
-from simulator.spec.plan import Plan
 from simulator.spec.prices import Prices
 from simulator.spec.software.stack import Stack
 from simulator.studies.search import (
@@ -32,7 +30,7 @@ from simulator.studies.search import (
     search_stacks,
     usual_stacks,
 )
-from simulator.studies.search.space import DERIVED, OFFLOADS
+from simulator.studies.search.space import fix_faults as plan_faults
 from simulator.studies.serving import InferencePlan, Serving, Slo, Workload, with_defaults
 from simulator.studies.serving import serve as served
 from simulator.studies.serving_search import (
@@ -229,24 +227,10 @@ def search_serving(  # noqa: PLR0913  an option of the command line each
 def _fixed(fix: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     """The values that each field may have. Raises ArgumentError with every unknown field and illegal value."""
     found = {name: tuple(values) if isinstance(values, list | tuple) else (values,) for name, values in fix.items()}
-    faults = list(chain.from_iterable(_faults(name, values) for name, values in found.items()))
-    ArgumentError.raise_for(faults)
-    return found
-
-
-def _faults(name: str, values: Sequence[Any]) -> Sequence[Fault]:
-    place = f"search(fix=): {name}"
-    if name in DERIVED:
-        remedy = "fix dp_replicate or micro_batch_size; global_batch and seq_len give the rest"
-        return [Fault(place, "follows from the others", remedy)]
-    if name not in Plan.flat_fields():
-        return [Fault(place, "is not a field of a plan", nearest(name, Plan.flat_fields()))]
-    if name == "offload":
-        return [Fault(place, str(each), f"one of {', '.join(OFFLOADS)}") for each in values if each not in OFFLOADS]
-    found: list[Fault] = []
-    for value in values:
-        try:
-            Plan.parse({name: value}, "search(fix=)", InputError)
-        except InputError as exc:
-            found += exc.faults
+    place = "search(fix=)"
+    faults = (
+        plan_faults(name, values, f"{place}: {name}", others="global_batch and seq_len", at=place, from_file=False)
+        for name, values in found.items()
+    )
+    ArgumentError.raise_for(list(chain.from_iterable(faults)))
     return found

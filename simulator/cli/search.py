@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import click
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.processes import cores
-from simulator.base.schema import nearest
 from simulator.base.units import format_seconds
 from simulator.cli.finite import FiniteRange
 from simulator.cli.options import (
@@ -33,7 +33,6 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.model import Model
-from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.search import (
     OBJECTIVES,
@@ -52,7 +51,7 @@ from simulator.studies.search import (
     usual_stacks,
 )
 from simulator.studies.search.export import check_export, export
-from simulator.studies.search.space import DERIVED, OFFLOADS
+from simulator.studies.search.space import fix_faults
 from simulator.studies.search.text import WIDTH
 
 _HELP = """Find the best plan of a model on a cluster for one global batch.
@@ -181,7 +180,7 @@ def _study(options: dict[str, Any]) -> SearchStudy:
         cluster = Cluster.load(options["cluster"])
         calibration = calibration_named(options["calibration"], cluster)
     for text in options["fixes"]:
-        name, values, wrong = fixed_by(text, _fix_faults)
+        name, values, wrong = fixed_by(text, partial(fix_faults, others="--global-batch and --seq-len"))
         faults += wrong
         if name in fixed:
             remedy = f"one --fix {name} with all its values, separated by commas"
@@ -245,22 +244,6 @@ def _clusters(cluster: Cluster, nodes: str | None, most: int | None) -> tuple[Cl
             raise InputError.at("--nodes", f"{nodes!r}", f"numbers of nodes up to {MAX_NODES}, as 8 or 8,16,32")
         counts = sorted({int(part) for part in parts})
     return tuple(cluster.with_nodes(count) for count in counts)
-
-
-def _fix_faults(name: str, values: Sequence[object], place: str) -> list[Fault]:
-    """What is wrong with values that a field of the plan may take."""
-    if name in DERIVED:
-        remedy = "fix dp_replicate or micro_batch_size; --global-batch and --seq-len give the rest"
-        return [Fault(place, "follows from the others", remedy)]
-    if name not in Plan.flat_fields():
-        return [Fault(place, "is not a field of a plan", nearest(name, Plan.flat_fields()))]
-    if name == "offload":
-        return [Fault(place, str(each), f"one of {', '.join(OFFLOADS)}") for each in values if each not in OFFLOADS]
-    found: list[Fault] = []
-    for value in values:
-        with Collected(found):
-            Plan.parse({name: value}, place, InputError, from_file=True)
-    return found
 
 
 class _ProgressLine:

@@ -29,6 +29,7 @@ from contextlib import suppress
 from fractions import Fraction
 from functools import partial
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 from simpy import Environment, Event, Interrupt
@@ -296,7 +297,7 @@ class _Player:
             stream=op.stream,
             id=op.id,
             label=op.label,
-            category=max(parts, key=_seconds)[0],
+            category=max(parts, key=itemgetter(1))[0],
             start_s=start_s,
             end_s=env.now,
             nominal_s=op.duration_s,
@@ -376,7 +377,3 @@ class _Player:
         if isinstance(op, Collective):
             return f"collective {op.key!r} has {self._rendezvous.num_arrived(op)} of {op.members} members"
         return "has not ended"
-
-
-def _seconds(part: tuple[str, Number]) -> Number:
-    return part[1]

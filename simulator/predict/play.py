@@ -195,9 +195,7 @@ def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program
     kinds = dict.fromkeys(op.kind for op in program.ops if isinstance(op, Collective))
     limits = [bounds(each) for each in programs]
     breakdown = _with_bubble(timeline.breakdown(program.name), lowering.plan)
-    communication = {
-        k: (float(timeline.exposed(k, program.name)), float(timeline.hidden(k, program.name))) for k in kinds
-    }
+    communication = timeline.communication(kinds, program.name)
     if lowering.plan.pp > 1:  # waiting for other stages is no communication, and folded chunks have theirs as parts
         exposed = {k.removeprefix("exposed:"): v for k, v in breakdown.items() if k.startswith("exposed:")}
         communication = {k: (exposed.get(k, 0.0), communication.get(k, (0.0, 0.0))[1]) for k in {**exposed, **kinds}}

@@ -196,7 +196,7 @@ def played_programs(target: str, programs: Sequence[Program]) -> SimulatedStep:
     limits = [bounds(one) for one in programs]
     lower_s, upper_s = max(one for one, _ in limits), sum(one for _, one in limits)
     kinds = dict.fromkeys(op.kind for op in program.runs if isinstance(op, Collective))
-    waits = {k: (float(timeline.exposed(k, program.name)), float(timeline.hidden(k, program.name))) for k in kinds}
+    waits = timeline.communication(kinds, program.name)
     step_s, breakdown = float(timeline.step_s), _breakdown(timeline, program.name)
     if "send_recv" in waits and len(programs) > 1:  # waiting for the other end is the bubble
         waits["send_recv"] = breakdown.get("exposed:send_recv", 0.0), waits["send_recv"][1]

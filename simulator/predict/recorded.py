@@ -106,7 +106,7 @@ def replay_recording(recordings: Sequence[Recording], what_if: WhatIf | None = N
         num_ranks=len(recordings), world_size=first.world_size, step=first.step, num_steps=len(first.step_times_s),
         recorded_s=max(one.step_s for one in recordings), replayed_s=before.step_s, step_s=after.step_s,
         breakdown=after.breakdown, before=before.breakdown,
-        communication={k: (float(timeline.exposed(k, slowest)), float(timeline.hidden(k, slowest))) for k in kinds},
+        communication=timeline.communication(kinds, slowest),
         repriced={method: (int(n), a, b) for method, (n, a, b) in changes.tally.methods.items()},
         unshaped=dict(sorted(changes.tally.unshaped.items())), changes=tuple(changes.words),
         sources=tuple(_sources(ranks, changes)), peaks=first.peaks, timeline=timeline,

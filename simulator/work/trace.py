@@ -95,6 +95,10 @@ class Timeline:
         """Seconds in which collectives of this kind run under compute."""
         return self._cover(kind, program)[1]
 
+    def communication(self, kinds: Iterable[str], program: str | None = None) -> dict[str, tuple[float, float]]:
+        """Kind -> (exposed, hidden) seconds."""
+        return {kind: (float(self.exposed(kind, program)), float(self.hidden(kind, program))) for kind in kinds}
+
     def _cover(self, kind: str, program: str | None) -> tuple[list[Interval], Number]:
         spans = self.of(program)
         collectives = _union((s.start_s, s.end_s) for s in spans if s.is_collective and s.category == kind)

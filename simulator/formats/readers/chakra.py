@@ -74,7 +74,7 @@ def read_chakra(path: Path) -> Recording:
         notes.append("no start times: every node begins as early as its dependencies and the order of its kind allow")
         ops = scheduled(ops)
     first = min(op.start_s for op in ops) if timed and not ours else 0.0
-    ops = [_shifted(op, first) for op in ops] if first else ops
+    ops = [replace(op, start_s=op.start_s - first, end_s=op.end_s - first) for op in ops] if first else ops
     untimed = sum(not op.duration_s for op in ops if op.carried is not None)
     if untimed:
         notes.append(f"{counted(untimed, 'collective')} without a duration: --recorded-on CLUSTER prices them")
@@ -272,10 +272,6 @@ def _carried(node: _Node, groups: Groups) -> Carried | None:
     if kind == "all_gather" and size is not None:
         size = size * len(ranks) if ranks else None  # the node says what a rank brings
     return Carried(kind=kind, size_bytes=size, group_size=len(ranks) or None, ranks=ranks, group=group)
-
-
-def _shifted(op: RecordedOp, first: float) -> RecordedOp:
-    return replace(op, start_s=op.start_s - first, end_s=op.end_s - first)
 
 
 # -- what stands beside

@@ -42,7 +42,6 @@ COLLECTIVES: Final = RowTable(
         **dict.fromkeys(("algbw_GBps", "busbw_GBps"), _rate_cell),
         "collective": one_of(*KINDS),
         "in_place": one_of("y", "n"),
-        "usual_network": one_of("y", "n", blank=None),
     },
 )
 read_collectives = COLLECTIVES.read
@@ -60,7 +59,6 @@ def _flag_cell(cell: str) -> bool | None:
 
 _bytes_cell = pattern_cell(r"[0-9]{1,18}", int, "a whole number of bytes", "digits only, or blank if unknown")
 _FLAG = one_of("True", "False")
-_dtype = one_of("fp32", "bf16", "fp16", blank=None)
 _BYTES: Final = (
     *("peak_bytes", "param", "sharded_param", "unsharded_param", "grad", "sharded_grad", "activation", "optstate"),
     *("temp", "all_gather", "reduce_scatter", "buffer", "inputs_other", "ddp_buckets", "start_bytes"),
@@ -75,15 +73,8 @@ TRACKED: Final = RowTable(
     id_column="row",
     own={
         **dict.fromkeys(_BYTES, _bytes_cell),
-        **dict.fromkeys(("store_dtype", "param_dtype", "reduce_dtype", "opt_dtype"), _dtype),
         "row": name_cell,
-        "strategy": one_of("single", "ddp", "fsdp2_full", "fsdp2_noreshard", "hsdp", "tp", blank=None),
-        "ac": one_of("none", "full", "selective", blank=None),
-        "amp": one_of("none", "bf16", "fp16", blank="none"),
-        "opt_impl": one_of("adamw_foreach", "adamw_loop", "adamw_fused", blank=None),
-        "attn": one_of("sdpa_repeat", "flash_gqa", "eff_repeat"),
         "ddp_bucket_view": _flag_cell,
-        "device": one_of("cpu", "cuda", blank=None),
     },
 )
 read_memory = TRACKED.read

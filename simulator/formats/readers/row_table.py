@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from simulator.base.errors import Fault
 from simulator.formats.readers.csv_table import (
@@ -13,6 +13,7 @@ from simulator.formats.readers.csv_table import (
     header_names,
     integer_cell,
     number_cell,
+    one_of,
     open_table,
     parse_record,
     repeated,
@@ -21,7 +22,7 @@ from simulator.formats.readers.csv_table import (
 from simulator.studies.backtest.rows import BadRow
 
 RowT = TypeVar("RowT")
-# The cells of a field by its type; a bandwidth, a word or a count that may be 0 has a parser of its own
+# The cells of a field by its type, if that has no words; a bandwidth or a count that may be 0 has a parser of its own
 _OF_TYPE: Final[Mapping[str, Parser]] = {
     "str": text_cell,
     **dict.fromkeys(("int", "int | None"), integer_cell),
@@ -48,8 +49,18 @@ class RowTable(Generic[RowT]):
     @property
     def parsers(self) -> Mapping[str, Parser]:
         """Of every column."""
-        columns = {one.name: str(one.type) for one in fields(cast("Any", self.row)) if one.name != "line"}
-        return {name: self.own.get(name) or _OF_TYPE[kind] for name, kind in columns.items()}
+        types = get_type_hints(self.row)
+        columns = (one for one in fields(cast("Any", self.row)) if one.name != "line")
+        return {one.name: self.own.get(one.name) or self._of_type(one, types[one.name]) for one in columns}
+
+    def _of_type(self, one: Field[Any], kind: object) -> Parser:
+        """By a field's type: words are its own; a blank cell is its default, or none where it must not be blank."""
+        words = tuple(
+            word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)
+        )
+        if not words:
+            return _OF_TYPE[str(one.type)]
+        return one_of(*filter(None, words), blank=None if one.name in self.never_blank else one.default)
 
     def matches(self, path: str | Path) -> bool:
         """The file's first line names this table's own columns."""

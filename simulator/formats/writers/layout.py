@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from simulator.base.units import format_seconds
 
 
 def section(title: str, body: RenderableType) -> Group:
@@ -23,3 +25,12 @@ def table(rows: Iterable[tuple[str, ...]], justify: str) -> Table:
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def communication(found: Mapping[str, tuple[float, float]]) -> Table:
+    """A row a kind of collective, with its seconds, exposed and hidden."""
+    rows = (
+        (kind, f"{format_seconds(exposed)} exposed", f"{format_seconds(hidden)} hidden")
+        for kind, (exposed, hidden) in sorted(found.items())
+    )
+    return table(rows, "lrr")

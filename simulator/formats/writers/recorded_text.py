@@ -23,7 +23,7 @@ def render(one: ReplayedStep) -> Group:
     parts: list[RenderableType] = [_head(one), layout.section("Step", _step(one))]
     parts.append(layout.section("Where the step goes", _breakdown(one)))
     if one.communication:
-        parts.append(layout.section("Communication", _communication(one)))
+        parts.append(layout.section("Communication", layout.communication(one.communication)))
     if one.repriced:
         parts.append(layout.section("Priced anew", _repriced(one)))
     sources = [(each.what, each.kind, shorten(each.detail, _WIDTH, placeholder=" …")) for each in one.sources]
@@ -82,14 +82,6 @@ def _breakdown(one: ReplayedStep) -> Table:
 def _row(name: str, before_s: float, after_s: float, one: ReplayedStep) -> tuple[str, ...]:
     row = (name, format_seconds(before_s), f"{before_s / one.replayed_s:.1%}")
     return (*row, format_seconds(after_s), f"{after_s / one.step_s if one.step_s else 0:.1%}") if one.changes else row
-
-
-def _communication(one: ReplayedStep) -> Table:
-    rows = [
-        (k, f"{format_seconds(a)} exposed", f"{format_seconds(b)} hidden")
-        for k, (a, b) in sorted(one.communication.items())
-    ]
-    return layout.table(rows, "lrr")
 
 
 def _repriced(one: ReplayedStep) -> Table:

@@ -77,7 +77,7 @@ def render(
     if p.checkpoint is not None:
         parts.append(layout.section("One checkpoint", _checkpoint(p.checkpoint)))
     if p.communication:
-        parts.append(layout.section("Communication", _communication(p)))
+        parts.append(layout.section("Communication", layout.communication(p.communication)))
     parts += [layout.section(title, content) for title, content in further]
     parts.append(layout.section("What this rests on", _sources(p)))
     return Group(*parts)
@@ -274,14 +274,6 @@ def _kinds(p: Prediction) -> Table:
         for kind in p.kinds
     ]
     return layout.table(rows, "rllll")
-
-
-def _communication(p: Prediction) -> Table:
-    rows = [
-        (kind, f"{format_seconds(exposed)} exposed", f"{format_seconds(hidden)} hidden")
-        for kind, (exposed, hidden) in sorted(p.communication.items())
-    ]
-    return layout.table(rows, "lrr")
 
 
 def _sources(p: Prediction) -> Table:

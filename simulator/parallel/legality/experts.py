@@ -29,10 +29,6 @@ def _runs_again(plan: Plan) -> bool:
     return plan.recompute.mode == "selective" and "moe" in plan.recompute.modules
 
 
-def _overlaps(plan: Plan) -> bool:
-    return plan.experts.overlap
-
-
 _OFF: Final = "or expert_overlap = false"
 
 _DEGREES: Final = (
@@ -67,7 +63,7 @@ _DEGREES: Final = (
     ),
 )
 
-_overlap_rule = partial(PlanRule, where="expert_overlap", applies=_overlaps)
+_overlap_rule = partial(PlanRule, where="expert_overlap", applies=lambda plan: plan.experts.overlap)
 _OVERLAP: Final = (  # Megatron-LM, arguments.py: overlap_moe_expert_parallel_comm
     _overlap_rule(
         fields=("expert_overlap", "ep"),

@@ -185,12 +185,7 @@ _HOOKS: Final = (
 )
 
 
-def _alone(plan: Plan) -> bool:
-    """Replicas take steps without each other."""
-    return plan.sync_every_steps > 1
-
-
-_local_steps_rule = partial(PlanRule, where="sync_every_steps", applies=_alone)
+_local_steps_rule = partial(PlanRule, where="sync_every_steps", applies=lambda plan: plan.sync_every_steps > 1)
 _LOCAL: Final = (
     PlanRule(
         where="outer_optimizer",

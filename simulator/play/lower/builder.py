@@ -16,6 +16,7 @@ from simulator.play.lower.folder import Folder
 from simulator.play.lower.peers import Peers
 from simulator.play.lower.rank_classes import RankClass
 from simulator.play.lower.work import Work
+from simulator.spec.software.records import HostTimes
 from simulator.work.captured.capture import CPU
 from simulator.work.collectives import collective_cost, host_traffic, renamed
 from simulator.work.ops import Exchange
@@ -67,6 +68,11 @@ class Builder(Folder):
     def far_part(self, size_bytes: int) -> int:
         """Bytes of a shard group's `size_bytes` that ranks at one position of each node gather among them."""
         return size_bytes // self._fabric.near_ranks
+
+    @property
+    def host(self) -> HostTimes:
+        """What the host's work takes, and what it waits for."""
+        return self._fabric.stack.host
 
     @property
     def agrees(self) -> bool:
@@ -138,26 +144,6 @@ class Builder(Folder):
         if transfers.exclusive and kind in ("h2d", "d2h"):
             self.hold(op.id)
         return op.id
-
-    @property
-    def launches_block(self) -> bool:
-        """The host waits for every kernel."""
-        return self._fabric.stack.host.blocking
-
-    @property
-    def reads_loss(self) -> bool:
-        """The host waits for a micro-batch's loss."""
-        return self._fabric.stack.host.reads_loss
-
-    @property
-    def module_s(self) -> float:
-        """Host time of a module's Python."""
-        return self._fabric.stack.host.module_s
-
-    @property
-    def reduces_late(self) -> bool:
-        """The stack reduces the gradients of all micro-batches once, behind the last backward."""
-        return self._fabric.stack.overlap.late_gradients
 
     def compute(
         self,

@@ -60,7 +60,7 @@ def _pair(build: Builder, f: _PhasePieces | None, b: _PhasePieces | None) -> Wor
     ):
         work += build.alongside(exchanges, beside) if exchanges else beside
     pieces = _NODES * sum(layer is not None for layer in (f, b))
-    return work + f_after + Work(parts=(), host_s=pieces * build.module_s)
+    return work + f_after + Work(parts=(), host_s=pieces * build.host.module_s)
 
 
 def _folded(build: Builder, pieces: _PhasePieces | None) -> tuple[Work, Work, Work]:

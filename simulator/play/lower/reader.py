@@ -143,7 +143,7 @@ class StageReader:
             return self._build.folded(*phases, synchronous=step.synchronous)
 
         work = self._build.once(kind, folded)
-        reads = self._build.reads_loss and one.direction == "forward" and step.chunk.is_head(len(step.units) - 1)
+        reads = self._build.host.reads_loss and one.direction == "forward" and step.chunk.is_head(len(step.units) - 1)
         return self._build.compute(str(one.action), work, early=step.turns, waits=reads)
 
     def _together(self, forward: Pass, backward: Pass) -> None:
@@ -237,7 +237,7 @@ class StageReader:
             case "forward":
                 if step.plan.offload.activations != "none":
                     offloading.before_forward(build, step.moves, unit.name, index)
-                read = build.reads_loss and step.chunk.is_head(run.unit)
+                read = build.host.reads_loss and step.chunk.is_head(run.unit)
                 label = f"forward {unit.name} mb{index}"
                 state.computed = state.end = self._compute(step, label, unit.work.forward, *state.held, waits=read)
                 state.held = ()
@@ -321,7 +321,7 @@ class StageReader:
             self._labels[one.label] = self._build.communicate(one, *(self._labels[label] for label in one.after))
             return
         self._row.append(one)
-        if one.waits or one.label in self._awaited or self._build.launches_block:
+        if one.waits or one.label in self._awaited or self._build.host.blocking:
             self._end_row()
 
     def _end_row(self) -> None:

@@ -253,12 +253,8 @@ def _is(name: str, word: str) -> bool:
     if word == "norms":
         return "norm" in module
     first, last = module.partition(".")[0], module.rpartition(".")[2]
-    named = (module, first, last, *_parts(last))
+    named = (module, first, last, *_WIDER.get(last, ()))
     return word in named or last in _WIDER.get(word, ()) or fnmatchcase(name, word)
-
-
-def _parts(module: str) -> tuple[str, ...]:
-    return _WIDER.get(module, ())
 
 
 NO_PEFT: Final = PeftPlan()

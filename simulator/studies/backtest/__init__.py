@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
-from simulator.studies.backtest import collectives, collectives_text, evaluate, serving, serving_text, text
+from simulator.studies.backtest import collectives, evaluate, serving, text
 from simulator.studies.backtest.collectives import CollectivesReport
 from simulator.studies.backtest.outcome import Progress
 from simulator.studies.backtest.report import BacktestReport
@@ -35,5 +35,5 @@ def run(table: Table, *, progress: Progress | None = None, jobs: int = 1) -> Any
 def render(report: AnyReport) -> RenderableType:
     """The report for a rich console."""
     if isinstance(report, ServingReport):
-        return serving_text.render(report)
-    return collectives_text.render(report) if isinstance(report, CollectivesReport) else text.render(report)
+        return text.render_serving(report)
+    return text.render_collectives(report) if isinstance(report, CollectivesReport) else text.render(report)

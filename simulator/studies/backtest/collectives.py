@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Final, Literal
 
 from simulator.studies.backtest.collective_rules import degraded, resolve
-from simulator.studies.backtest.outcome import Progress, Report, Status, gathered, judged, relative_error
+from simulator.studies.backtest.outcome import Progress, Report, Status, flat, gathered, judged, relative_error
 from simulator.studies.backtest.rows import BadRow, CollectiveRow, Table
 from simulator.studies.backtest.scores import ErrorScore, error_score, quantile
 from simulator.work.collectives import choose
@@ -101,20 +101,14 @@ class CollectivesReport(Report[CollectiveOutcome]):
         logged, agree = self.logged
         return {
             **self.head_json(),
-            "totals": [_flat(group) for group in self.totals],
-            "groups": [_flat(group) for group in self.groups],
+            "totals": [flat(group) for group in self.totals],
+            "groups": [flat(group) for group in self.groups],
             "refused": self.refused,
             "logged_algorithms": {"rows": logged, "agree": agree},
             "rows": [
                 {**asdict(o), "size_class": o.size_class, "error": o.error, "scored": o.scored} for o in self.outcomes
             ],
         }
-
-
-def _flat(group: CollectiveGroup) -> dict[str, Any]:
-    data = asdict(group)
-    score: dict[str, Any] = data.pop("score")
-    return {**data, **score}
 
 
 def run(table: Table, *, progress: Progress | None = None) -> CollectivesReport:

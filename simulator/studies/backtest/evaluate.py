@@ -38,13 +38,9 @@ def run(table: Table, *, progress: Progress | None = None, jobs: int = 1) -> Bac
     progress is called after each row. jobs: processes; the report does not depend on it. Ctrl-C ends it early: the report
     then holds the rows done so far and is marked `interrupted`.
     """
-    outcomes, interrupted = gathered(_evaluated(table.rows, jobs), len(table.rows), progress)
+    outcomes, interrupted = gathered(mapped(evaluate_row, table.rows, jobs), len(table.rows), progress)
     marked = _without_repeats(table.rows, outcomes)
     return make_report(table.name, marked, interrupted=interrupted, unread=table.unread)
-
-
-def _evaluated(rows: Sequence[Row], jobs: int) -> Iterator[RowOutcome]:
-    return mapped(evaluate_row, rows, jobs)
 
 
 def evaluate_row(row: Row) -> RowOutcome:

@@ -80,7 +80,11 @@ def _structure(row: RunRow) -> dict[str, Any]:
     """All fields beyond sizes: the preset's, if it has the same kind of MLP and also (or also no) experts."""
     known, mixture = preset_of(row), (row.n_experts or 1) > 1
     columns = {"num_experts": row.n_experts, "top_k": row.top_k, "d_ff": row.d_ff}  # d_ff is the width of one expert
-    if known is None or (known.experts is not None) != mixture or not (mixture or row.mlp_kind in _words(known)):
+    if (
+        known is None
+        or (known.experts is not None) != mixture
+        or not (mixture or row.mlp_kind in (known.mlp, _KINDS.get(known.mlp, known.mlp)))
+    ):
         plain = family_of(row)
         return {**plain, "experts": columns} if mixture else plain
     fields = known.model_dump(exclude=_BY_COLUMNS) | ({} if known.latent else {"head_dim": known.head_dim})
@@ -96,7 +100,3 @@ def family_of(row: RunRow) -> dict[str, Any]:
     fields = structure_of(row.model_name) or ({"family": "llama"} if row.mlp_kind == "swiglu" else _GPT)
     tanh = fields["family"] == "gpt3" and row.mlp_kind == "gelu"
     return {**fields, "mlp": "gelu_tanh" if tanh else row.mlp_kind}
-
-
-def _words(model: Model) -> tuple[str, str]:
-    return model.mlp, _KINDS.get(model.mlp, model.mlp)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from simulator.base.errors import InputError
@@ -78,6 +78,22 @@ class Report(Generic[O]):
         """What every report's JSON begins with."""
         head = {"table": self.table, "interrupted": self.interrupted, "unread_columns": list(self.unread)}
         return {"schema_version": SCHEMA_VERSION, **head}
+
+
+def flat(group: Any) -> dict[str, Any]:  # noqa: ANN401  of any report
+    """A group as plain data, its score's figures beside its own."""
+    data = asdict(group)
+    score: dict[str, Any] = data.pop("score")
+    return {**data, **score}
+
+
+def by_group(outcomes: Iterable[O], *names: str) -> list[tuple[tuple[str, ...], list[O]]]:
+    """Outcomes by the values of those attributes, sorted; bad rows are in no group."""
+    found: dict[tuple[str, ...], list[O]] = {}
+    for one in outcomes:
+        if one.status != "bad":
+            found.setdefault(tuple(getattr(one, name) for name in names), []).append(one)
+    return sorted(found.items(), key=lambda item: item[0])
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float | None:

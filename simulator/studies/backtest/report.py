@@ -8,10 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from simulator.studies.backtest.baselines import Baseline, baselines
-from simulator.studies.backtest.outcome import Report, RowOutcome, Status
+from simulator.studies.backtest.outcome import Report, RowOutcome, Status, by_group
 from simulator.studies.backtest.scores import MemoryScore, StepScore, Verdicts, memory_scores, step_score, verdicts
-
-GroupKey = tuple[str, str, str]  # source, GPU, precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +67,13 @@ def make_report(
     table: str, outcomes: Sequence[RowOutcome], *, interrupted: bool = False, unread: Sequence[str] = ()
 ) -> BacktestReport:
     """Group and score. Groups are sorted by (source, GPU, precision); bad rows are in none."""
-    grouped: dict[GroupKey, list[RowOutcome]] = {}
-    for outcome in outcomes:
-        if outcome.status != "bad":
-            grouped.setdefault((outcome.source, outcome.gpu, outcome.precision), []).append(outcome)
-    groups = tuple(_group(key, members) for key, members in sorted(grouped.items()))
+    groups = tuple(_group(key, members) for key, members in by_group(outcomes, "source", "gpu", "precision"))
     return BacktestReport(
         table=table, interrupted=interrupted, groups=groups, outcomes=tuple(outcomes), unread=tuple(unread)
     )
 
 
-def _group(key: GroupKey, members: Sequence[RowOutcome]) -> Group:
+def _group(key: tuple[str, ...], members: Sequence[RowOutcome]) -> Group:
     scored = [o for o in members if o.scored]
     refused = Counter(o.kind for o in members if o.status == "refused")
     source, gpu, precision = key

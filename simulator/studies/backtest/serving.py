@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from simulator.base.processes import mapped
 from simulator.studies.backtest.baselines import Baseline, held_out, one_efficiency, two_terms
-from simulator.studies.backtest.outcome import Progress, Report, Status, gathered, judged, relative_error
+from simulator.studies.backtest.outcome import (
+    Progress,
+    Report,
+    Status,
+    by_group,
+    flat,
+    gathered,
+    judged,
+    relative_error,
+)
 from simulator.studies.backtest.rows import BadRow, ServingRow, Table
 from simulator.studies.backtest.scores import ErrorScore, error_score, spearman
 from simulator.studies.backtest.serving_figures import predicted
@@ -92,13 +101,7 @@ class ServingReport(Report[ServingOutcome]):
         rows = [{**asdict(outcome), "error": outcome.error, "scored": outcome.scored} for outcome in self.outcomes]
         for row in rows:
             del row["floors"]
-        return {**self.head_json(), "groups": [_flat(group) for group in self.groups], "rows": rows}
-
-
-def _flat(group: ServingGroup) -> dict[str, Any]:
-    data = asdict(group)
-    score: dict[str, Any] = data.pop("score")
-    return {**data, **score}
+        return {**self.head_json(), "groups": [flat(group) for group in self.groups], "rows": rows}
 
 
 def run(table: Table, *, progress: Progress | None = None, jobs: int = 1) -> ServingReport:
@@ -107,12 +110,8 @@ def run(table: Table, *, progress: Progress | None = None, jobs: int = 1) -> Ser
     Ctrl-C ends it early: the report then holds the rows done so far and is marked `interrupted`.
     """
     rows = [row for row in table.rows if isinstance(row, ServingRow | BadRow)]
-    outcomes, interrupted = gathered(_evaluated(rows, jobs), len(rows), progress)
+    outcomes, interrupted = gathered(mapped(evaluate_row, rows, jobs), len(rows), progress)
     return make_report(table.name, outcomes, interrupted=interrupted, unread=table.unread)
-
-
-def _evaluated(rows: Sequence[ServingRow | BadRow], jobs: int) -> Iterator[ServingOutcome]:
-    return mapped(evaluate_row, rows, jobs)
 
 
 def evaluate_row(row: ServingRow | BadRow) -> ServingOutcome:
@@ -152,17 +151,13 @@ def make_report(
     table: str, outcomes: Sequence[ServingOutcome], *, interrupted: bool = False, unread: Sequence[str] = ()
 ) -> ServingReport:
     """Group and score. Groups are sorted by (source, engine, GPU, metric); bad rows are in none."""
-    grouped: dict[tuple[str, str, str, str], list[ServingOutcome]] = {}
-    for one in outcomes:
-        if one.status != "bad":
-            grouped.setdefault((one.source, one.engine, one.gpu, one.metric), []).append(one)
-    groups = tuple(_group(key, members) for key, members in sorted(grouped.items()))
+    groups = tuple(_group(key, members) for key, members in by_group(outcomes, "source", "engine", "gpu", "metric"))
     return ServingReport(
         table=table, interrupted=interrupted, groups=groups, outcomes=tuple(outcomes), unread=tuple(unread)
     )
 
 
-def _group(key: tuple[str, str, str, str], members: Sequence[ServingOutcome]) -> ServingGroup:
+def _group(key: tuple[str, ...], members: Sequence[ServingOutcome]) -> ServingGroup:
     source, engine, gpu, metric = key
     scored = [one for one in members if one.scored and one.error is not None]
     pairs = [(one.predicted or 0.0, one.measured or 0.0) for one in scored]

@@ -1,9 +1,9 @@
-"""The report as text for people: one table of step times, one of memory, and what was left out and why."""
+"""Reports as text for people: tables of errors by group, and what was left out and why."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, get_args
 
 from rich.console import Group as Lines
@@ -11,10 +11,16 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from simulator.base.units import counted
+from simulator.studies.backtest.baselines import Baseline
+from simulator.studies.backtest.collectives import SIZE_CLASSES, CollectiveGroup, CollectivesReport
 from simulator.studies.backtest.outcome import Judged, Report, RowOutcome, Status
 from simulator.studies.backtest.report import BacktestReport, Group
+from simulator.studies.backtest.scores import ErrorScore
+from simulator.studies.backtest.serving import ServingGroup, ServingReport
 
 _MAX_LISTED = 20
+_ERROR = "|predicted / measured − 1|"
 
 
 def render(report: BacktestReport) -> RenderableType:
@@ -40,12 +46,10 @@ def headline(report: Report[Any]) -> str:
 
 
 def _step_table(report: BacktestReport) -> Table:
-    table = Table(title="Step time: |predicted / measured − 1|, beside baselines fitted on half of the rows")
-    table.add_column("source")
-    table.add_column("GPU")
-    table.add_column("precision")
-    for name in ("n", "refused", "median", "p90", "bias", "MFU rank", "in 90 %", "one MFU", "four terms"):
-        table.add_column(name, justify="right")
+    table = Table(
+        "source", "GPU", "precision", title=f"Step time: {_ERROR}, beside baselines fitted on half of the rows"
+    )
+    _numbers(table, "n", "refused", "median", "p90", "bias", "MFU rank", "in 90 %", "one MFU", "four terms")
     for group in report.groups:
         if group.step.n:
             table.add_row(group.source, group.gpu, group.precision, *_step_cells(group))
@@ -56,29 +60,19 @@ def _step_cells(group: Group) -> Iterator[str]:
     step = group.step
     yield str(step.n)
     yield str(group.rows.get("refused", 0))
-    yield percent(step.median_abs_error)
-    yield percent(step.p90_abs_error)
-    yield percent(step.bias, signed=True)
+    yield from _errors(step)
     yield "–" if step.spearman_mfu is None else f"{step.spearman_mfu:.2f}"
     yield percent(step.coverage_90)
-    for name in ("constant_mfu", "four_terms"):
-        baseline = group.baseline(name)
-        yield f"{percent(baseline.median_abs_error)} / {percent(baseline.p90_abs_error)}"
+    yield from _baselines(map(group.baseline, ("constant_mfu", "four_terms")))
 
 
 def _memory_table(report: BacktestReport) -> Table:
-    table = Table(title="Peak memory: |predicted / measured − 1|")
-    for name in ("source", "GPU", "metric"):
-        table.add_column(name)
-    for name in ("n", "exact", "median", "p90", "bias", "OOM found", "false OOM"):
-        table.add_column(name, justify="right")
+    table = Table("source", "GPU", "metric", title=f"Peak memory: {_ERROR}")
+    _numbers(table, "n", "exact", "median", "p90", "bias", "OOM found", "false OOM")
     for group in report.groups:
         for m in group.memory:
-            cells = (percent(m.median_abs_error), percent(m.p90_abs_error), percent(m.bias, signed=True))
-            found = f"{m.oom_found} of {m.oom_rows}"
-            table.add_row(
-                group.source, group.gpu, m.mem_metric, str(m.n), str(m.exact), *cells, found, str(m.predicted_oom)
-            )
+            counts, found = (str(m.n), str(m.exact)), f"{m.oom_found} of {m.oom_rows}"
+            table.add_row(group.source, group.gpu, m.mem_metric, *counts, *_errors(m), found, str(m.predicted_oom))
     return table
 
 
@@ -111,8 +105,111 @@ def faulty(outcomes: Sequence[Judged]) -> Iterator[str]:
         yield f"… and {len(found) - _MAX_LISTED} more; --json lists all"
 
 
+def _numbers(table: Table, *names: str) -> None:
+    for name in names:
+        table.add_column(name, justify="right")
+
+
+def _errors(score: ErrorScore) -> tuple[str, str, str]:
+    """Median, p90 and bias."""
+    return percent(score.median_abs_error), percent(score.p90_abs_error), percent(score.bias, signed=True)
+
+
+def _baselines(found: Iterable[Baseline]) -> Iterator[str]:
+    for one in found:
+        yield f"{percent(one.median_abs_error)} / {percent(one.p90_abs_error)}"
+
+
 def percent(value: float | None, *, signed: bool = False) -> str:
     """0.0312 -> "3.1 %"; an en dash where there is nothing."""
     if value is None:
         return "–"
     return f"{100 * value:+.1f} %" if signed else f"{100 * value:.1f} %"
+
+
+def render_serving(report: ServingReport) -> RenderableType:
+    """Tables for a rich console."""
+    parts: list[RenderableType] = [Text(headline(report)), _serving_table(report)]
+    return Lines(*parts, *(Text(line) for line in _left_out_of_servers(report)))
+
+
+def _serving_table(report: ServingReport) -> Table:
+    table = Table(title=f"{_ERROR}, beside baselines fitted on half of the rows")
+    for name in ("source", "engine", "GPU", "metric"):
+        table.add_column(name, overflow="fold")
+    _numbers(table, "n", "refused", "median", "p90", "bias", "rank", "in 90 %", "one efficiency", "two terms")
+    for group in report.groups:
+        table.add_row(group.source, group.engine, group.gpu, group.metric, *_serving_cells(group))
+    return table
+
+
+def _serving_cells(group: ServingGroup) -> Iterator[str]:
+    score = group.score
+    yield str(score.n)
+    yield str(group.rows.get("refused", 0))
+    yield from _errors(score)
+    yield "–" if group.spearman is None else f"{group.spearman:.2f}"
+    yield percent(group.coverage_90)
+    yield from _baselines(group.baselines)
+
+
+def _left_out_of_servers(report: ServingReport) -> Iterator[str]:
+    for column in report.unread:
+        yield f"Column not read: {column}"
+    refused = Counter(one.kind for one in report.outcomes if one.status == "refused")
+    for kind, count in refused.most_common():
+        yield f"Refused: {counted(count, 'row')}: {kind}"
+    yield from faulty(report.outcomes)
+
+
+def render_collectives(report: CollectivesReport) -> RenderableType:
+    """Tables for a rich console."""
+    parts: list[RenderableType] = [Text(headline(report)), _totals(report), _machines(report)]
+    parts += [Text(line) for line in _left_out_of_collectives(report)]
+    return Lines(*parts)
+
+
+def _totals(report: CollectivesReport) -> Table:
+    table = Table("size", title=f"Time of a collective: {_ERROR}, and of one repeat against the others")
+    _numbers(table, "n", "median", "p90", "bias", "repeats", "of rows")
+    for group in report.totals:
+        if group.score.n:
+            noise = (percent(group.noise_floor), str(group.noise_rows))
+            table.add_row(group.size_class, str(group.score.n), *_errors(group.score), *noise)
+    return table
+
+
+def _machines(report: CollectivesReport) -> Table:
+    table = Table(title="By machine: n: median / p90 (bias; repeats)")
+    for name in ("source", "machine", "collective", *SIZE_CLASSES):
+        table.add_column(name, overflow="fold")
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    for group in report.groups:
+        key = (group.source.split("@")[0].removeprefix("github:"), group.machine, group.collective)
+        rows.setdefault(key, {})[group.size_class] = _cell(group)
+    for key, cells in rows.items():
+        table.add_row(*key, *(cells.get(name, "") for name in SIZE_CLASSES))
+    return table
+
+
+def _cell(group: CollectiveGroup) -> str:
+    middle, p90, bias = _errors(group.score)
+    noise = f"; {percent(group.noise_floor)}" if group.noise_rows else ""
+    return f"{group.score.n}: {middle} / {p90} ({bias}{noise})"
+
+
+def _left_out_of_collectives(report: CollectivesReport) -> Iterator[str]:
+    for column in report.unread:
+        yield f"column not read: {column}"
+    flagged = Counter(outcome.degraded for outcome in report.outcomes if outcome.degraded)
+    for reason, count in flagged.items():
+        yield f"flagged, not scored: {counted(count, 'row')}: {reason}"
+    repeated = sum(o.duplicate_of is not None for o in report.outcomes)
+    if repeated:
+        yield f"not scored: {counted(repeated, 'row')} that repeat an earlier line exactly"
+    for kind, count in report.refused.items():
+        yield f"refused: {counted(count, 'row')}: {kind}"
+    logged, agree = report.logged
+    if logged:
+        yield f"algorithm as logged: {agree} of {logged} rows"
+    yield from faulty(report.outcomes)

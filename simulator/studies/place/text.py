@@ -23,15 +23,12 @@ _MOST_NODES: Final = 16  # whose seats are printed
 
 def render(found: Placement) -> RenderableType:
     """The answer for a rich console."""
-    parts: list[RenderableType] = [Text(_headline(found), style="bold"), Text(_verdict(found))]
+    head = f"{found.model} on {found.cluster.name}, {counted(found.cluster.num_devices, 'GPU')}"
+    parts: list[RenderableType] = [Text(head, style="bold"), Text(_verdict(found))]
     parts += [*(Text(line) for line in _of_own(found)), Text(), _paths(found)]
     parts += [Text(), *(Text(line) for line in _seats(found)), Text()]
     parts += [Text(line) for line in _notes(found)]
     return Group(*parts)
-
-
-def _headline(found: Placement) -> str:
-    return f"{found.model} on {found.cluster.name}, {counted(found.cluster.num_devices, 'GPU')}"
 
 
 def _verdict(found: Placement) -> str:

@@ -266,7 +266,7 @@ def _versions(client: Any) -> set[str]:  # noqa: ANN401  of an extra
     """What each worker runs. Of those that are lost while they are asked, the others count. Raises what a worker raises."""
     while True:
         client.wait_for_workers(1, timeout=10)
-        found = client.run(_version_there, on_error="return").values()
+        found = client.run(software_version, on_error="return").values()
         for one in found:
             if isinstance(one, Exception) and not isinstance(one, OSError):
                 raise one
@@ -309,10 +309,6 @@ def _survey_here(task: tuple[list[Branch], float, bool]) -> Survey:
 
 def _evaluate_here(keys: list[str]) -> list[PlanOutcome]:
     return [evaluate(_HERE["study"], key) for key in keys]
-
-
-def _version_there() -> str:
-    return software_version()
 
 
 @cache

@@ -7,7 +7,6 @@ from rich.table import Table
 from rich.text import Text
 
 from simulator.base.units import counted, format_interval, format_seconds
-from simulator.spec.prices import Price
 from simulator.studies.search.front import Front, FrontRow
 from simulator.studies.search.text import words
 
@@ -45,7 +44,8 @@ def render_front(found: Front, days: float | None = None) -> RenderableType:
         table.add_row(*_cells(row, with_run=bool(run)))
     prices = {
         f"{p.kind}, {p.gpu_hour:.2f} {found.currency} a GPU and hour, {p.date}: {p.source}": None
-        for p in _prices(found)
+        for row in found.rows
+        if (p := row.price) is not None
     }
     return Group(
         Text(f"{head}: time against cost", style="bold"),
@@ -59,10 +59,6 @@ def render_front(found: Front, days: float | None = None) -> RenderableType:
         Text("* no other size is both quicker and cheaper. Failures and restarts are not in it: `shardwise goodput`."),
         *(Text(f"at {one}") for one in prices),
     )
-
-
-def _prices(found: Front) -> list[Price]:
-    return [row.price for row in found.rows if row.price is not None]
 
 
 def _cells(row: FrontRow, *, with_run: bool) -> list[str]:

@@ -16,7 +16,8 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any, Final, Protocol
 
-from simulator.base.errors import Fault
+from simulator.base.errors import Collected, Fault, InputError
+from simulator.base.schema import nearest
 from simulator.parallel.legal import case_of
 from simulator.parallel.legality import RULES, Rule, Software, first_fault, software_of
 from simulator.parallel.legality.software import SOFTWARE
@@ -350,3 +351,21 @@ def tightest(pruned: Pruned, fixed: Collection[str] = ()) -> Fault:
     others = ", ".join(f"{name} {number:,}" for name, number in ranked[1:])
     problem = f"no legal plan among {total:,} candidates: {rule} refuses {count:,} ({pruned.examples[rule]})"
     return Fault(place="search", problem=problem + (f"; then {others}" if others else ""), remedy=f"loosen {rule}")
+
+
+def fix_faults(
+    name: str, values: Sequence[object], place: str, *, others: str, at: str = "", from_file: bool = True
+) -> list[Fault]:
+    """What is wrong with values that a field of the plan may take. others: what gives the derived ones; at: where values stand."""
+    if name in DERIVED:
+        remedy = f"fix dp_replicate or micro_batch_size; {others} give the rest"
+        return [Fault(place, "follows from the others", remedy)]
+    if name not in Plan.flat_fields():
+        return [Fault(place, "is not a field of a plan", nearest(name, Plan.flat_fields()))]
+    if name == "offload":
+        return [Fault(place, str(each), f"one of {', '.join(OFFLOADS)}") for each in values if each not in OFFLOADS]
+    found: list[Fault] = []
+    for value in values:
+        with Collected(found):
+            Plan.parse({name: value}, at or place, InputError, from_file=from_file)
+    return found

@@ -19,7 +19,7 @@ from simulator.work.script.buffers import Buffers, ShardedBuffers
 from simulator.work.script.flat import flat_communication, flat_resident, flat_units, padded
 from simulator.work.script.implementation import Implementation, Library, MakeBuffers
 from simulator.work.script.one_bit import one_bit_states
-from simulator.work.script.order import Order, Replicated, Sharded
+from simulator.work.script.order import Replicated, Sharded
 from simulator.work.script.quantised import quantised_bytes, with_zeropp
 from simulator.work.script.sharding import Shape, apart, expert_shard_ranks, pieces, shard_ranks, stepped_numel
 from simulator.work.script.storage import GATHER, ROOT, Storages
@@ -307,10 +307,6 @@ def _part_numel(model: Model, plan: Plan) -> int:
     return total
 
 
-def _order(plan: Plan) -> Order:
-    return Sharded() if plan.zero == 3 else Replicated()
-
-
 def _buffers(plan: Plan, library: Library) -> MakeBuffers:  # noqa: ARG001
     if plan.deepspeed.zeropp.any:
         return ZeroPlusPlusBuffers
@@ -331,7 +327,7 @@ DEEPSPEED: Final = Implementation(
         masks_rows=True,
         zero_engine=True,
     ),
-    order=_order,
+    order=lambda plan: Sharded() if plan.zero == 3 else Replicated(),
     units=flat_units,
     communication=_communication,
     resident=_resident,

@@ -17,7 +17,6 @@ from simulator.work.script.implementation import Implementation
 from simulator.work.script.order import Chunk, Gathers, Sharded, ahead
 from simulator.work.script.sharding import ParameterUnit, flat
 from simulator.work.script.storage import GATHER, REDUCE, Storages
-from simulator.work.script.unit_comm import UnitComm
 
 
 class Fsdp1Order(Sharded):
@@ -194,10 +193,6 @@ def _passes(unit: ParameterUnit, plan: Plan) -> UnitPasses:
     )
 
 
-def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[UnitComm, ...]:  # noqa: ARG001
-    return fsdp_communication(_units(model, plan), plan, _passes)
-
-
 FSDP1: Final = Implementation(
     traits=Traits(
         name="fsdp1",
@@ -209,7 +204,7 @@ FSDP1: Final = Implementation(
     ),
     order=lambda _: Fsdp1Order(),
     units=_units,
-    communication=_communication,
+    communication=lambda model, plan, _: fsdp_communication(_units(model, plan), plan, _passes),
     resident=lambda model, plan: fsdp_resident(fsdp_units(model, plan, flat), plan),
     gradients=lambda model, plan: fsdp_gradients(_units(model, plan), plan),
     buffers=lambda *_: Fsdp1Buffers,

@@ -22,11 +22,10 @@ from simulator.work.script.fsdp import (
     fsdp_resident,
     fsdp_units,
 )
-from simulator.work.script.implementation import Implementation, Library, MakeBuffers
+from simulator.work.script.implementation import Implementation
 from simulator.work.script.order import Sharded
 from simulator.work.script.sharding import ParameterUnit, by_rows, gathered_sizes
 from simulator.work.script.storage import GATHER, HEAD, REDUCE, ROOT, Storages
-from simulator.work.script.unit_comm import UnitComm
 
 
 class Fsdp2Order(Sharded):
@@ -275,14 +274,6 @@ def _gather_passes(unit: ParameterUnit, plan: Plan) -> tuple[Stream, ...]:
     return cast, Stream(op="copy", read_bytes=full, write_bytes=full)
 
 
-def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[UnitComm, ...]:  # noqa: ARG001
-    return fsdp_communication(_units(model, plan), plan, _passes)
-
-
-def _buffers(plan: Plan, library: Library) -> MakeBuffers:  # noqa: ARG001
-    return GlooBuffers if library == "gloo" else Fsdp2Buffers
-
-
 FSDP2: Final = Implementation(
     traits=Traits(
         name="fsdp2",
@@ -299,8 +290,8 @@ FSDP2: Final = Implementation(
     ),
     order=lambda _: Fsdp2Order(),
     units=_units,
-    communication=_communication,
+    communication=lambda model, plan, _: fsdp_communication(_units(model, plan), plan, _passes),
     resident=lambda model, plan: fsdp_resident(_units(model, plan), plan),
     gradients=lambda model, plan: fsdp_gradients(_units(model, plan), plan),
-    buffers=_buffers,
+    buffers=lambda _, library: GlooBuffers if library == "gloo" else Fsdp2Buffers,
 )

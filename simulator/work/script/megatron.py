@@ -16,8 +16,8 @@ from simulator.spec.plan.traits import Traits
 from simulator.work.script.buffers import Buffers
 from simulator.work.script.deepspeed import Zero3Buffers
 from simulator.work.script.flat import flat_communication, flat_resident, flat_units
-from simulator.work.script.implementation import Implementation, Library, MakeBuffers
-from simulator.work.script.order import GathersBeforeUse, Order, Sharded
+from simulator.work.script.implementation import Implementation
+from simulator.work.script.order import GathersBeforeUse, Sharded
 from simulator.work.script.queries import gradient_tensors
 from simulator.work.script.sharding import Shape, apart, expert_shard_ranks, shard_ranks, stepped_numel
 from simulator.work.script.storage import Storages
@@ -112,14 +112,6 @@ def _gradients(model: Model, plan: Plan) -> list[int]:
     return [stepped_numel(model, plan) * 4] if copies else []
 
 
-def _order(plan: Plan) -> Order:
-    return Sharded() if plan.zero == 3 else GathersBeforeUse()
-
-
-def _buffers(plan: Plan, library: Library) -> MakeBuffers:  # noqa: ARG001
-    return MegatronFsdpBuffers if plan.zero == 3 else MegatronBuffers
-
-
 MEGATRON: Final = Implementation(
     traits=Traits(
         name="megatron",
@@ -131,10 +123,10 @@ MEGATRON: Final = Implementation(
         expert_groups=True,
         core_layers=True,
     ),
-    order=_order,
+    order=lambda plan: Sharded() if plan.zero == 3 else GathersBeforeUse(),
     units=flat_units,
     communication=_communication,
     resident=_resident,
     gradients=_gradients,
-    buffers=_buffers,
+    buffers=lambda plan, _: MegatronFsdpBuffers if plan.zero == 3 else MegatronBuffers,
 )

@@ -26,7 +26,7 @@ from simulator.work.parameters import trained
 from simulator.work.script.buckets import DEFAULT_BUCKET_BYTES
 from simulator.work.script.buffers import Buffers
 from simulator.work.script.flat import flat_units
-from simulator.work.script.implementation import Implementation, Library, MakeBuffers
+from simulator.work.script.implementation import Implementation
 from simulator.work.script.order import Replicated
 from simulator.work.script.resident import optimizer_tensors
 from simulator.work.script.sharding import Shape, numel_of, shard_ranks
@@ -168,10 +168,6 @@ def _update(model: Model, plan: Plan) -> tuple[Stream, ...]:
     )
 
 
-def _buffers(plan: Plan, library: Library) -> MakeBuffers:  # noqa: ARG001
-    return NanotronBuffers
-
-
 NANOTRON: Final = Implementation(
     traits=Traits(
         name="nanotron",
@@ -188,6 +184,6 @@ NANOTRON: Final = Implementation(
     communication=_communication,
     resident=_resident,
     gradients=lambda model, plan: [],  # noqa: ARG005  the backward's own are gone
-    buffers=_buffers,
+    buffers=lambda *_: NanotronBuffers,
     update=_update,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -207,7 +207,7 @@ def _trainer_options(launch: Launch, loose: list[Word], options: dict[str, Optio
             launch.put(key, option, value="flash_attention_2")
         elif isinstance(option.value, str) and name.endswith("_config") and option.value.endswith(".json"):
             launch.put(key, option, value=_yaml(launch, option.value, option.place, "")[0])
-        elif key in takes or f"{key}." in takes or _listed(key, takes):
+        elif key in takes or f"{key}." in takes or any(word.startswith(f"{key}.") for word in takes):
             launch.own_words = launch.own_words or name == "use_lora"
             launch.put(key, option)
         elif _MATTERS.search(name) and option.value not in (False, None):
@@ -216,10 +216,6 @@ def _trainer_options(launch: Launch, loose: list[Word], options: dict[str, Optio
         else:
             launch.tell(option, "unknown", "the script's own")
     return form
-
-
-def _listed(key: str, names: Collection[str]) -> bool:
-    return any(name.startswith(f"{key}.") for name in names)
 
 
 def _own(launch: Launch, name: str, option: Option) -> None:

@@ -49,7 +49,8 @@ def _hostfile(kit: Kit) -> str:
 
 def ranks_table(kit: Kit) -> str:
     """One line a rank: where it sits, the GPU as CUDA numbers it, its NIC, and its place in the mesh."""
-    mesh, ids, nics = kit.mesh(), kit.bus_ids, _nearest(kit)
+    mesh, ids = kit.mesh(), kit.bus_ids
+    nics = [",".join(one.nics) for one in nearest_nics(kit.host)] if kit.host is not None else []
     lines = ["\t".join(("rank", "node", "host", "local_rank", "gpu", "cuda", "pci_bus_id", "numa", "cards", *AXES))]
     seen = [0] * kit.num_nodes
     for rank, slot in enumerate(kit.seats):
@@ -60,10 +61,6 @@ def ranks_table(kit: Kit) -> str:
         seen[slot.node] += 1
         lines.append("\t".join(str(value) or "-" for value in (*fields, *text, *(where[axis] for axis in AXES))))
     return "\n".join(lines) + "\n"
-
-
-def _nearest(kit: Kit) -> list[str]:
-    return [",".join(one.nics) for one in nearest_nics(kit.host)] if kit.host is not None else []
 
 
 def _rankfile(kit: Kit) -> str:

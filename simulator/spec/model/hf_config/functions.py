@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from operator import contains
 from typing import Any, Final
 
 from simulator.spec.model.hf_config.families import key_facts
@@ -157,10 +158,6 @@ def _name_of(value: object) -> object:
     return value.get("name", "silu") if isinstance(value, dict) else value or "silu"
 
 
-def _has(letters: Sequence[str], letter: str) -> bool:
-    return letter in letters
-
-
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "gated": lambda value: _word("gated", value),
     "plain": lambda value: _word("plain", value),
@@ -177,7 +174,7 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "mean_width": _mean_width,
     "pattern_of": _pattern_of,
     "name_of": _name_of,
-    "has": _has,
+    "has": contains,
     "zeros": _zeros,
     "max": max,
     "len": len,
