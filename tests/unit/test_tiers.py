@@ -5,10 +5,16 @@ from pathlib import Path
 import pytest
 
 from simulator.base.errors import ClusterError
+from simulator.base.fit import Fit
 from simulator.base.presets import TOPOLOGIES
+from simulator.play.lower.pool_moves import transfers_between
+from simulator.predict import predict
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.cluster import cluster_names
 from simulator.spec.cluster.tiers import BOTH, D2H, H2D, HostTier
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.plan.memory import MemoryPlan
 from simulator.work.offload import Object, Tier, hierarchy, place
 
 
@@ -111,3 +117,29 @@ def test_a_number_without_a_unit_in_a_tier_is_one_fault(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"tier\.memory_bytes") as caught:
         Cluster.load(file)
     assert len(caught.value.faults) == 1
+
+
+@pytest.mark.parametrize(
+    ("tier", "other", "kinds"),
+    [
+        ("nvme", "host", ("nvme_read",)),
+        ("host", "nvme", ("nvme_write",)),
+        ("peer", "host", ("from_peer", "d2h")),
+        ("host", "peer", ("h2d", "to_peer")),
+        ("peer", "nvme", ("from_peer", "d2h", "nvme_write")),
+        ("nvme", "hbm", ("nvme_read", "h2d")),
+        ("hbm", "peer", ("to_peer",)),
+    ],
+)
+def test_what_moves_between_two_tiers_takes_the_links_between_them(
+    tier: str, other: str, kinds: tuple[str, ...]
+) -> None:
+    assert transfers_between(tier, other) == kinds
+
+
+def test_what_no_tier_holds_moves_over_no_link_that_is_not_there() -> None:
+    """Weights of more than a GPU and its host hold, on GPUs that no peer lends memory: they go from drives to the host."""
+    memory = MemoryPlan(policy="unified")
+    plan = Plan(seq_len=512, dp_replicate=12, zero=0, data_parallel="ddp", memory=memory)
+    found = predict(Model.load("mixtral-8x7b"), plan, Cluster.load("pcie-rtx4090-4", 3))
+    assert found.verdict is Fit.DOES_NOT_FIT

@@ -13,7 +13,6 @@ from simulator.work.program import Collective, Program, ProgramOp
 
 _UP: Final = {"peer": ("from_peer",), "host": ("h2d",), "nvme": ("nvme_read", "h2d")}
 _DOWN: Final = {"peer": ("to_peer",), "host": ("d2h",), "nvme": ("d2h", "nvme_write")}
-_FURTHER: Final = {"host": ("from_peer", "d2h"), "nvme": ("nvme_write",)}  # from the tier above it
 
 Key = tuple[str, str, int]  # unit, category, micro-batch; -1: of every one
 Change = tuple[Key, int, int]  # of a tensor, from a tier, to another
@@ -79,12 +78,9 @@ class Mover:
         return found
 
     def _way(self, was: int, tier: int) -> tuple[str, ...]:
-        was = min(was, len(self.tiers) - 1)  # what found no place is as far as it could go
-        if tier == 0:
-            return _UP[self.tiers[was]]
-        if tier >= len(self.tiers):
-            return ()
-        return _DOWN[self.tiers[tier]] if was == 0 else _FURTHER[self.tiers[tier]]
+        last = len(self.tiers) - 1
+        was = min(was, last)  # what found no place is as far as it could go
+        return () if tier > last or tier == was else transfers_between(self.tiers[was], self.tiers[tier])
 
     def _move(self, keys: Sequence[Key], kinds: Sequence[str], after: Sequence[int], label: str) -> int:
         end, size, number = tuple(sorted(set(after))), sum(map(self.size_of, keys)), -1
@@ -101,6 +97,12 @@ class Mover:
             )  # fmt: skip
             end = (number,)
         return number
+
+
+def transfers_between(tier: str, other: str) -> tuple[str, ...]:
+    """Kinds of transfers from one tier to another: by way of HBM, but for those that meet in the host's memory."""
+    up, down = _UP.get(tier, ()), _DOWN.get(other, ())
+    return (*up[:-1], *down[1:]) if up[-1:] == ("h2d",) and down[:1] == ("d2h",) else (*up, *down)
 
 
 def _parts(
