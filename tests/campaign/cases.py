@@ -25,7 +25,8 @@ HANG_S: Final = 10.0  # of the processor
 STUCK_S: Final = 180.0  # of the clock, on a machine that may be very busy
 MOST_BYTES: Final = 2**30
 LONGEST: Final = 2_000  # characters of a line of an error
-_MEASURES: Final = {("calibrate", "run"), ("calibrate", "burn-in")}  # for as many minutes as they are told
+# for as many minutes as they are told, or as the ranks take that they start
+_MEASURES: Final = {("calibrate", "run"), ("calibrate", "burn-in"), ("validate", "rehearse")}
 CODES: Final = frozenset({0, 1, 2, 3, 4, 5, 130, 141})
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _ASKING: Final = {"socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "urllib.Request"}  # fmt: skip
