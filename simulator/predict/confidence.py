@@ -92,10 +92,12 @@ def reaches(own: float, parts: Mapping[str, float]) -> tuple[float, float]:
     Errors within a category are taken as fully correlated (one curve prices them all), between categories as
     independent; each weighs as its share of the step. own: the stack's own spread, what kernels cannot explain, adds in
     quadrature. A network that is known by its sheet may be slower, but hardly faster; so may what else is `slower`.
+    Hosts wait or they do not: the ends hold in either case.
     """
-    late = summed(one**2 for name, one in parts.items() if upward(name))
+    waits = parts.get(WAITING, 0.0)
+    late = summed(one**2 for name, one in parts.items() if upward(name) and name != WAITING)
     squares = own**2 + summed(one**2 for name, one in parts.items() if not upward(name))
-    return Z90 * math.sqrt(squares), Z90 * math.sqrt(squares + late)
+    return Z90 * math.sqrt(squares), Z90 * (math.sqrt(squares + late) + waits)
 
 
 def upward(name: str) -> bool:

@@ -11,8 +11,18 @@ import numpy as np
 import pytest
 
 from simulator.base.errors import CalibrationError
-from simulator.predict import Z90
-from simulator.predict.confidence import SHEET, UNCOUNTED, UNTIMED, kind_of, own_part, reaches, seen, upward
+from simulator.predict.confidence import (
+    SHEET,
+    UNCOUNTED,
+    UNTIMED,
+    WAITING,
+    Z90,
+    kind_of,
+    own_part,
+    reaches,
+    seen,
+    upward,
+)
 from simulator.spec.calibration import intervals as module
 from simulator.spec.calibration.intervals import PARTS, Intervals, intervals
 from simulator.spec.software.stack import Stack
@@ -122,3 +132,11 @@ def test_a_file_of_other_parts_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "FILE", file)
     with pytest.raises(CalibrationError, match="luck"):
         Intervals.load()
+
+
+def test_ends_hold_whether_hosts_wait_or_not() -> None:
+    """The lower end is that of hosts that do not; the upper one lies as far above a step whose hosts do."""
+    parts = {"gemm": 0.04, "slower host": 0.12}
+    down, up = reaches(0.03, parts)
+    found = reaches(0.03, parts | {WAITING: 0.5})
+    assert found == pytest.approx((down, up + Z90 * 0.5))
