@@ -6,7 +6,7 @@ nodes: GPU g of node n is n × gpus_per_node + g.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from simulator.base.errors import Fault
@@ -26,10 +26,18 @@ def gpu_at(rank_mapping: RankMapping, rank: int) -> int:
 
 def rank_on(rank_mapping: RankMapping, gpu: int) -> int:
     """The rank on a GPU; the inverse of `gpu_at`."""
+    return next(ranks_on(rank_mapping, (gpu,)))
+
+
+def ranks_on(rank_mapping: RankMapping, gpus: Iterable[int]) -> Iterator[int]:
+    """The rank on each of some GPUs. The mapping is looked up once, which passes over all of it."""
     if not rank_mapping:
-        return gpu
-    block, place = divmod(gpu, len(rank_mapping))
-    return block * len(rank_mapping) + _inverse(rank_mapping)[place]
+        yield from gpus
+        return
+    size, inverse = len(rank_mapping), _inverse(rank_mapping)
+    for gpu in gpus:
+        block, place = divmod(gpu, size)
+        yield block * size + inverse[place]
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from typing import Final
 from simulator.base.sums import summed
 from simulator.parallel.pipeline import stage_layers
 from simulator.spec.cluster.gpu_kinds import GpuKinds
-from simulator.spec.cluster.rank_mapping import RankMapping, gpu_at
+from simulator.spec.cluster.rank_mapping import RankMapping, gpu_at, ranks_on
 from simulator.studies.place.trial import Choice, Trials, is_better
 
 MOST_TRIALS: Final = 120  # steps that are played for one answer
@@ -105,9 +105,10 @@ def _one_of_each(trials: Trials, choice: Choice, units: Sequence[Unit]) -> list[
     if lowering.rank_classes is None:
         return []
     colours, cluster = lowering.rank_classes.colours, lowering.full_cluster
+    at = [int(colours[rank]) for rank in ranks_on(cluster.seats, range(cluster.num_devices))]
     found: dict[object, tuple[int, ...]] = {}
     for unit, label in units:
-        found.setdefault((label, tuple(sorted(int(colours[cluster.rank_on(gpu)]) for gpu in unit))), unit)
+        found.setdefault((label, tuple(sorted(at[gpu] for gpu in unit))), unit)
     return list(found.values())
 
 
