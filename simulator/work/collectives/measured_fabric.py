@@ -54,8 +54,10 @@ class MeasuredFabric:
 
 def ranks_heard(num_ranks: int, ranks_per_node: int) -> float:
     """Ranks of other nodes whose waits are as long as what a call waits for all others of its group."""
+    if num_ranks == 1:
+        return 0.0
     near = min(num_ranks, ranks_per_node) - 1
-    return num_ranks > 1 and _CHECK + _NEAR * near + num_ranks - 1 - near
+    return _CHECK + _NEAR * near + num_ranks - 1 - near
 
 
 def measured_fabric(cluster: Cluster, nccl: Nccl, seconds: Seconds) -> MeasuredFabric:
