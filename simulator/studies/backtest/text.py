@@ -52,18 +52,20 @@ def _step_table(report: BacktestReport) -> Table:
     _numbers(table, "n", "refused", "median", "p90", "bias", "MFU rank", "in 90 %", "one MFU", "four terms")
     for group in report.groups:
         if group.step.n:
-            table.add_row(group.source, group.gpu, group.precision, *_step_cells(group))
+            step, beside = group.step, _baselines(map(group.baseline, ("constant_mfu", "four_terms")))
+            cells = _score_cells(group, step, step.spearman_mfu, step.coverage_90)
+            table.add_row(group.source, group.gpu, group.precision, *cells, *beside)
     return table
 
 
-def _step_cells(group: Group) -> Iterator[str]:
-    step = group.step
-    yield str(step.n)
+def _score_cells(
+    group: Group | ServingGroup, score: ErrorScore, rank: float | None, coverage: float | None
+) -> Iterator[str]:
+    yield str(score.n)
     yield str(group.rows.get("refused", 0))
-    yield from _errors(step)
-    yield "–" if step.spearman_mfu is None else f"{step.spearman_mfu:.2f}"
-    yield percent(step.coverage_90)
-    yield from _baselines(map(group.baseline, ("constant_mfu", "four_terms")))
+    yield from _errors(score)
+    yield "–" if rank is None else f"{rank:.2f}"
+    yield percent(coverage)
 
 
 def _memory_table(report: BacktestReport) -> Table:
@@ -139,18 +141,9 @@ def _serving_table(report: ServingReport) -> Table:
         table.add_column(name, overflow="fold")
     _numbers(table, "n", "refused", "median", "p90", "bias", "rank", "in 90 %", "one efficiency", "two terms")
     for group in report.groups:
-        table.add_row(group.source, group.engine, group.gpu, group.metric, *_serving_cells(group))
+        cells = _score_cells(group, group.score, group.spearman, group.coverage_90)
+        table.add_row(group.source, group.engine, group.gpu, group.metric, *cells, *_baselines(group.baselines))
     return table
-
-
-def _serving_cells(group: ServingGroup) -> Iterator[str]:
-    score = group.score
-    yield str(score.n)
-    yield str(group.rows.get("refused", 0))
-    yield from _errors(score)
-    yield "–" if group.spearman is None else f"{group.spearman:.2f}"
-    yield percent(group.coverage_90)
-    yield from _baselines(group.baselines)
 
 
 def _left_out_of_servers(report: ServingReport) -> Iterator[str]:
