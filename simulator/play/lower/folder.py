@@ -21,15 +21,13 @@ class Folder:
 
     def __init__(self, fabric: MeshFabric, peers: Peers) -> None:
         self._fabric, self._peers = fabric, peers
+        # the last of each: what has the id in its kind, which equal layers and micro-batches share; kept, so the id stays its own
         self._pieces: dict[Hashable, tuple[Work, Counter[tuple[str, str, int]], float, object]] = {}
         self._exchanged: Counter[tuple[str, str, int]] = Counter()
         self._hosted_s = 0.0  # the host's time that is part of folded work
 
     def once(self, kind: Hashable, make: Callable[[], Work], of: object = None) -> Work:
-        """The work of a kind of piece, made the first time that the program has one; its collectives count each time.
-
-        of: whose id is part of the kind. Equal layers and micro-batches have the same object; it is kept, so its id stays its own.
-        """
+        """The work of a kind of piece, made the first time that the program has one; its collectives count each time."""
         if found := self._pieces.get(kind):
             self._exchanged.update(found[1])
             self._hosted_s += found[2]

@@ -60,11 +60,6 @@ class ServedRequests(Sequence[Served]):
         """When each was answered; 0 before it is."""
         return [end_s if end_s >= 0 else 0.0 for end_s in self._end_s]
 
-    @property
-    def end_s(self) -> float:
-        """When the last one was answered."""
-        return max(self.ends_s, default=0.0)
-
     @override
     def __len__(self) -> int:
         return len(self.requests)
