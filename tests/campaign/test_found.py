@@ -251,3 +251,18 @@ def test_a_step_that_does_not_wait_for_data_waits_no_negative_time(
     qlora = "--model llama3.2-1b --gpus 1xa100 --peft qlora --base-weights nf4_double --seq-len 512"
     assert main(["predict", *qlora.split(), "--set", setting, "--json"]) == 0
     assert min(json.loads(capsys.readouterr().out)["breakdown_s"].values()) >= 0
+
+
+@pytest.mark.parametrize("date", ["abc", "-1", "9" * 30])
+def test_pictures_hold_no_date_whatever_the_environment_says(
+    date: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    from simulator.formats.drawing import drawn
+
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", date)
+    with drawn(tmp_path / "x.svg", "--memory", (2, 2)) as figure:
+        figure.text(0.5, 0.5, "x")
+    assert b"dc:date" not in (tmp_path / "x.svg").read_bytes()
+    assert os.environ["SOURCE_DATE_EPOCH"] == date
