@@ -215,6 +215,7 @@ REFUSED = {
     f"predict {_GPT2} --set device.hypervisor_bytes=1TB": "leaves none of its memory of 79.1 GiB",
     f"predict {_GPT2} --set device.power_w=5e-324": "power_w: must be at least 1",
     f"export {_GPT2} --seq-len 256 --num-micro-batches 100000 --pp 2 --to chakra -o traces": " nodes (at most 2,000,000)",
+    f"predict {_GPT2} --set stack.kernels.loss_metrics=2147483647": "must be at most 100",
     "replay docs/examples/study.toml": "it is no snapshot: neither a pickle nor JSON",
 }  # fmt: skip
 
