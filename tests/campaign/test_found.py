@@ -216,6 +216,7 @@ REFUSED = {
     f"predict {_GPT2} --set device.power_w=5e-324": "power_w: must be at least 1",
     f"export {_GPT2} --seq-len 256 --num-micro-batches 100000 --pp 2 --to chakra -o traces": " nodes (at most 2,000,000)",
     f"predict {_GPT2} --set stack.kernels.loss_metrics=2147483647": "must be at most 100",
+    f"predict {_GPT2} --set model.num_layers=5000": "must be at most 4096",
     "replay docs/examples/study.toml": "it is no snapshot: neither a pickle nor JSON",
 }  # fmt: skip
 
