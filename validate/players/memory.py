@@ -54,9 +54,9 @@ def track_step(
 def track_stage(
     built: Built, step: LonePipelinedStep, plan: Plan, device: torch.device, hook: Callable[..., Any]
 ) -> TrackedMemory:
-    """Bytes of a pipeline stage over its second step: the first makes the buffers of its messages.
+    """Bytes of a pipeline stage over a step that finds the buffers of its messages made.
 
-    All micro-batches are played, since a schedule is one of so many. DDP comes between the two: it rebuilds its buckets
+    All micro-batches are played, since a schedule is one of so many. DDP comes after those buffers: it rebuilds its buckets
     behind its first step, which fake tensors cannot.
     """
     built.optimizer = make_optimizer(built, plan)
@@ -65,9 +65,10 @@ def track_stage(
     tracker.prepare(device, lambda: 0)
     tracker.track_external(built.module, getattr(built.optimizer, "optim", built.optimizer), *step.inputs)
     with tracker:
-        step.run()
+        step.begin()
         replicate(built, plan, hook)
         step.replaced()
+        tracker.prepare(device, lambda: 0)  # what was alive until here is no part of the step
         step.run(tracker.announce)
         return tracker.tracked()
 
