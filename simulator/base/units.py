@@ -232,7 +232,7 @@ def _three_digits(value: float) -> float:
 
 
 _SUFFIXES: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_COUNT: Final = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?(?:[eE]\+?\d{1,2})?)\s*([KMBT]?)\s*", re.ASCII)
+_COUNT: Final = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?(?:[eE]\+?\d{1,2})?)\s*([KMBT]?)\s*", re.ASCII | re.IGNORECASE)
 
 
 def parse_count(text: str) -> int:
@@ -241,7 +241,7 @@ def parse_count(text: str) -> int:
     if match is None:
         raise UnitError(f"{_short(text)} is not a count", "a number, or one with K, M, B or T, as 15T")
     number, suffix = match.groups()
-    return round(Fraction(number) * _SUFFIXES[suffix])
+    return round(Fraction(number) * _SUFFIXES[suffix.upper()])
 
 
 def whole(text: str) -> int | None:
@@ -250,8 +250,9 @@ def whole(text: str) -> int | None:
 
 
 def _counted(value: object) -> object:
-    """Numbers are accepted unchanged."""
-    return parse_count(value) if isinstance(value, str) else value
+    """Whole numbers are accepted unchanged, 1e12 as one."""
+    text = f"{value:.0f}" if isinstance(value, float) and value.is_integer() else value
+    return parse_count(text) if isinstance(text, str) else value
 
 
 Count = Annotated[
