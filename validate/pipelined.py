@@ -19,7 +19,7 @@ from simulator.spec.software.stack import Stack
 from validate.models import Part
 from validate.parallel import DTYPES, Built
 from validate.steps import Announce, TrainingStep, ignore_phase
-from validate.torch_private import held_messages, make_buffers, pipelining
+from validate.torch_private import held_messages, pipelining
 
 PipelineStage, schedules, lone_stage = pipelining()
 
@@ -47,7 +47,6 @@ class PipelinedStep(TrainingStep):
         self.micro_batches_here = plan.num_micro_batches
         super().__init__(built, model, plan, stack, device)
         self._schedule: Any = None
-        self._stages: list[Any] = []
         self._announce: Announce = ignore_phase
         self._begun = False  # the step's first phase
 
@@ -60,16 +59,13 @@ class PipelinedStep(TrainingStep):
             self._schedule = self._made()
         self._announce, self._begun = announce, False
         with set_checkpoint_early_stop(self.stack.kernels.early_stop), self.split_loss():
+            given = (self.ids,) if any(chunk.part.embedding for chunk in self.built.chunks) else ()
             there = any(chunk.part.head for chunk in self.built.chunks)
-            self._schedule.step(*self._given(), target=self.labels if there else None, return_outputs=False)
+            self._schedule.step(*given, target=self.labels if there else None, return_outputs=False)
         announce("optimizer")
         optimizer.step()
         optimizer.zero_grad()
         announce("end")
-
-    def _given(self) -> tuple[Tensor, ...]:
-        """What the schedule splits into micro-batches: of a stage behind others, nothing."""
-        return (self.ids,) if any(chunk.part.embedding for chunk in self.built.chunks) else ()
 
     def _made(self) -> Any:  # noqa: ANN401  torch's schedule
         plan, mesh = self.plan, self.built.mesh
@@ -78,7 +74,7 @@ class PipelinedStep(TrainingStep):
         # NCCL makes a group's communicator in its first call, which all of its ranks must enter: messages are between two
         dist.all_reduce(torch.zeros(1, device=self.device), group=group)
         count = plan.pipeline.virtual_stages
-        self._stages = stages = [
+        stages = [
             self._stage(chunk, position(plan.pipeline_schedule, plan.pp, rank, chunk), group) for chunk in range(count)
         ]
         single, several = _SCHEDULES[plan.pipeline_schedule]
@@ -143,17 +139,3 @@ class LonePipelinedStep(PipelinedStep):
         """The same, and what is sent is held as long as a real group would."""
         with held_messages():
             super().run(announce, num_micro_batches)
-
-    def begin(self) -> None:
-        """Make what every later step finds: the buffers of messages, and under FSDP2 what its modules make in a whole step."""
-        if self.plan.traits.shards_rows:
-            self.run()
-            return
-        self._schedule = self._made()
-        with self.precision():
-            make_buffers(self._schedule, self._stages, self._given())
-
-    def replaced(self) -> None:
-        """What is called of each chunk is another: DDP around what has been run."""
-        for stage, network in zip(self._stages, self.built.networks, strict=True):
-            stage.submod = network

@@ -197,17 +197,6 @@ def _lone_stage() -> type[Any]:
     return LoneStage
 
 
-def make_buffers(schedule: Any, stages: list[Any], given: tuple[torch.Tensor, ...]) -> None:  # noqa: ANN401
-    """What a schedule does at the begin of its first step: its stages learn the shapes and make their messages' buffers."""
-    with _of("pipelining"):
-        single = hasattr(schedule, "_initialize_stage")
-        initialise = schedule._initialize_stage if single else schedule._initialize_stages  # noqa: SLF001
-        arguments, keywords = schedule._split_inputs(given, {})  # noqa: SLF001
-    for stage in stages:
-        stage.has_backward = True
-    initialise(arguments[0], keywords[0])
-
-
 @contextlib.contextmanager
 def held_messages() -> Iterator[None]:
     """What a process group that only pretends has taken of a pipeline is held until it is waited for, as gloo and NCCL do."""
