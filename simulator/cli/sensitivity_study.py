@@ -57,6 +57,7 @@ class Known:
         keys = dict.fromkeys(_key(*one) for one in wanted)
         self._requested |= keys.keys()
         missing = [key for key in keys if key not in self._found]
+        missing.sort(key=lambda key: int(json.loads(key)[0]))  # plan by plan: in the steps of one the same tensors live
         tasks = [(key, self._alternatives[json.loads(key)[0]], self._flags) for key in missing]
         for done, outcome in enumerate(_simulated(tasks, self._jobs), start=1):
             if outcome.status == "failed":
@@ -81,7 +82,7 @@ def _evaluated(task: Task) -> PlanOutcome:
     try:
         simulated = [one for one in settings if not one.strip().startswith("price.")]
         subject = subject_of(name, file, flags, (*simulated, *json.loads(key)[1]), None)
-        prediction = subject.predicted()
+        prediction = subject.predicted(quick=True)
     except InputError as exc:
         return PlanOutcome(key=key, status="failed", reason="; ".join(map(str, exc.faults)))
     status = prediction.verdict
