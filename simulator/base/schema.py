@@ -208,7 +208,8 @@ def unknown_name(noun: str, name: str, known: Iterable[str], files: str) -> Faul
         f"the path of {files}",
         close_names(name.rpartition("/")[2], known := tuple(known)),
     )  # without its owner
-    remedy = did_you_mean([*near, path]) if near else f"{nearest(name, known)}; or {path}".removeprefix("; or ")
+    some = nearest(name, known) or f"{len(known)} are known, as {', '.join(close_names(name, known, 6, cutoff=0))}"
+    remedy = did_you_mean([*near, path]) if near else f"{some}; or {path}"
     return Fault(place=noun, problem=f"no preset is called {name!r}", remedy=remedy)
 
 
