@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from simulator.predict import Z90, Prediction, predict
-from simulator.predict.confidence import HOST_SIGMA, ROWS, SHEET, WAITING
+from simulator.predict.confidence import HOST_SIGMA, ROWS, SHEET, WAITING, kind_of
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.intervals import intervals
 from simulator.spec.calibration.learned import Learned
@@ -55,6 +55,15 @@ def test_a_step_that_a_slower_host_would_lengthen_says_so() -> None:
     large = predicted("described", tp=2, dp_shard=1, dp_replicate=4, zero=0, seq_len=8192)
     assert small.uncertainty.get("host", 0.0) > 0.1
     assert large.uncertainty.get("host", 0.0) < 0.02
+
+
+def test_the_host_of_a_program_that_nobody_described_is_less_known_than_one_that_was_read() -> None:
+    """Where hosts set the pace the interval shows it, where they keep far ahead it does not."""
+    small = predicted("unknown", tp=8, dp_shard=1, zero=0, seq_len=256)
+    large = predicted("unknown", tp=2, dp_shard=1, dp_replicate=4, zero=0, seq_len=8192)
+    known, unknown = (small.spread[name] / intervals().factor(kind_of(name)) for name in ("host", "software: host"))
+    assert unknown > 1.5 * known
+    assert large.spread.get("software: host", 0.0) < 0.02
 
 
 def test_stages_that_wait_for_each_others_hosts_hang_on_hosts() -> None:
