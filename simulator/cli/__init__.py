@@ -138,12 +138,27 @@ def _with_nearest(exc: click.ClickException) -> click.ClickException:
         return exc
     if isinstance(exc, click.NoSuchOption):
         wrong, known = exc.option_name, [name for one in context.command.params for name in one.opts]
+        if said := _of_a_plan(wrong, known):
+            return click.UsageError(f"{exc.message} {said}", context)
     elif isinstance(context.command, click.Group) and exc.message.startswith("No such command"):
         wrong, known = exc.message.split("'")[1], context.command.list_commands(context)
     else:
         return exc
     question = did_you_mean(close_names(wrong, known)).capitalize()
     return click.UsageError(f"{exc.message} {question}".rstrip(), context)
+
+
+def _of_a_plan(option: str, known: Sequence[str]) -> str | None:
+    """How a command without flags of a plan takes one of its fields."""
+    from simulator.formats.readers.run_settings import setting_of
+
+    field = option.strip("-").replace("-", "_")
+    key = setting_of(field)
+    if key is None or not {"--fix", "--set"} & {*known}:
+        return None
+    return (
+        f"This command takes a field of the plan as {'--fix ' + field if '--fix' in known else '--set ' + key}=VALUE."
+    )
 
 
 def _complain(text: str) -> None:

@@ -154,7 +154,11 @@ def of_export(file: Path) -> dict[str, Any]:
     try:
         plans, inputs = data["plans"], data["inputs"]
         settings = [
-            {**{f"plan.{k}": _word(v) for k, v in one["plan"].items()}, "nodes": str(one["nodes"])} for one in plans
+            {
+                **{f"plan.{k}": v if isinstance(v, str) else json.dumps(v) for k, v in one["plan"].items()},
+                "nodes": str(one["nodes"]),
+            }
+            for one in plans
         ]
         records = [{"verdict": str(Fit(one["verdict"])), **_figures_of(one, inputs)} for one in plans]
         words = ["shardwise", "predict", "--model", str(inputs["model"]), "--cluster", str(inputs["cluster"])]
@@ -170,10 +174,6 @@ def of_export(file: Path) -> dict[str, Any]:
 
 
 _UNSET: Final = "as usual"  # of a field that a plan leaves to its default
-
-
-def _word(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _figures_of(row: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, float]:

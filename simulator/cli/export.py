@@ -75,7 +75,8 @@ def command(  # noqa: PLR0913  one an option
         raise click.UsageError("--hosts, --topology and --placement are the launch kit's: --to launch-kit")
     written = export_plan(job_of(loaded), form, head_of(loaded))
     for name, value in written.beside.items():
-        print_status(f"shardwise: not in the file, for the training script: {name} = {_as_text(value)}")
+        text = str(value).lower() if isinstance(value, bool) else value
+        print_status(f"shardwise: not in the file, for the training script: {name} = {text}")
     if loaded.cluster.seats:
         print_status("shardwise: not in the file: the GPU of each rank; --to launch-kit writes it")
     text = json.dumps(_report(written), indent=2, ensure_ascii=False) + "\n" if as_json else written.text
@@ -136,7 +137,3 @@ def head_of(study: Study) -> dict[str, str | int]:
 
 def _report(written: Export) -> dict[str, Any]:
     return {"schema_version": 1, "format": written.format, "beside": dict(written.beside), "text": written.text}
-
-
-def _as_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

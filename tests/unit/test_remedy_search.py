@@ -221,6 +221,13 @@ def test_retries_cost_what_the_driver_takes() -> None:
     )
 
 
+def test_an_interval_holds_what_retries_leave() -> None:
+    plan = Plan(dp_shard=8, seq_len=2048, precision="fp16")
+    tight = predict(Model.load("llama3-8b"), plan, Cluster.load("dgx1-v100-8")).memory
+    assert tight.retries
+    assert tight.low_reserved_bytes <= tight.reserved_bytes < 0.95 * tight.peak_reserved_bytes
+
+
 def use(**changes: object) -> MemoryUse:
     fields: dict[str, object] = {
         "peak_allocated_bytes": 60 * GIB,

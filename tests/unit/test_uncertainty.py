@@ -302,3 +302,11 @@ def test_messages_are_as_sure_as_what_carries_them() -> None:
         found[ep] = predict(model, Plan.model_validate(fields | {"stack": "megatron-core-2025"}), cluster).uncertainty
     carried = {ep: {"node links", "network", "exchanges between nodes"} & parts.keys() for ep, parts in found.items()}
     assert carried == {8: {"node links", "network"}, 32: {"network", "exchanges between nodes"}}
+
+
+def test_where_nobody_names_the_software_it_is_that_of_the_plans_layers() -> None:
+    """Megatron's data parallelism comes with Megatron-Core's layers, not with one kernel an operator."""
+    own, users = Stack.of(Plan(data_parallel="megatron", zero=1)), Stack.of(Plan(data_parallel="fsdp2"))
+    assert (own.kernels.blocks, users.kernels.blocks) == ("fused", "eager")
+    assert own.known == users.known == "assumed"
+    assert Stack.of(Plan(data_parallel="megatron", zero=1, stack=users.name)).kernels.blocks == "eager"
