@@ -379,7 +379,7 @@ def test_time_scales(llama: Model, h100: Cluster) -> None:
     ).requests()
     slow = [replace(request, arrival_s=3 * request.arrival_s) for request in requests]
     once = Engine(costs, limits, requests, (0.0, math.inf)).run()
-    thrice = Engine(costs.at_pace(3.0), limits, slow, (0.0, math.inf)).run()
+    thrice = Engine(costs.changed(pace=3.0), limits, slow, (0.0, math.inf)).run()
     assert [3 * job.end_s for job in once.jobs] == pytest.approx([job.end_s for job in thrice.jobs], rel=1e-9)
     assert once.preemptions == thrice.preemptions > 0
 
