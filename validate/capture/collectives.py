@@ -17,7 +17,7 @@ from simulator.work.captured.capture import Kind
 from validate.capture import trees, values
 from validate.capture.channel import Channel
 from validate.capture.log import Log
-from validate.capture.ranks import RefusedError
+from validate.capture.ranks import OTHERS_MEMORY, RefusedError
 from validate.capture.storages import Storages
 from validate.capture.streams import Pending, Recorder
 
@@ -53,9 +53,11 @@ _FUNCTIONAL = {
     "all_gather_into_tensor_coalesced": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
     "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "reduce_scatter_tensor_out": "reduce_scatter",
     "all_reduce": "all_reduce",
     "all_reduce_": "all_reduce",
     "all_reduce_coalesced": "all_reduce",
+    "all_reduce_coalesced_": "all_reduce",
     "all_to_all_single": "all_to_all",
     "broadcast": "broadcast",
     "broadcast_": "broadcast",
@@ -211,12 +213,16 @@ class Collectives:
         name = func._schema.name.split("::")[-1]
         if func.namespace == "c10d" and name in _FROM_CPP:
             self._from_cpp(_FROM_CPP[name], args)
+        if func.namespace == "symm_mem":
+            raise RefusedError(f"{func}: {OTHERS_MEMORY}")
         if func.namespace != "_c10d_functional":
             return
         if name == "wait_tensor":
             self._functional_wait(found)
         elif name in _FUNCTIONAL:
             self._functional(_FUNCTIONAL[name], args, found)
+        else:
+            raise RefusedError(f"{func} is not captured: torch.distributed's isend, irecv or batch_isend_irecv instead")
 
     def _from_cpp(self, kind: str, args: Sequence[Any]) -> None:
         """A collective (tensors, group, …) that C++ waits for."""

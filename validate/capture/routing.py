@@ -37,7 +37,7 @@ _DIFFERENT = {aten._unique2.default, aten.unique_consecutive.default}
 class Routing:
     """What is known of masks and counts. answer: tells the report. imbalance: tokens of the busiest expert over the mean."""
 
-    def __init__(self, answer: Callable[[str], None], imbalance: float = 1.0) -> None:
+    def __init__(self, answer: Callable[[str], int], imbalance: float = 1.0) -> None:
         self._answer, self._imbalance = answer, imbalance
         self._tokens: dict[
             int, int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -9,6 +10,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from simulator.work.captured.capture import LAYOUT, NODE, WRAP, Kind, Phase
 from validate.capture.graphs import Graph
@@ -43,6 +45,7 @@ class Steps:
         self._last = self._before = 0  # the event that the last step ended at, and what the one before it allocated
         Graph.stepped = self._ended
         _count_nodes(log)
+        _unconverged(log, warm_up)
         optimizer = torch.optim.Optimizer
         original, patched = optimizer.profile_hook_step, optimizer._patch_step_function
 
@@ -123,13 +126,37 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
     return (one for group in optimizer.param_groups for one in group["params"])
 
 
+def _unconverged(log: Log, warm_up: int) -> None:
+    """LBFGS tests values that nobody knows: no test ends it, and a line search takes its first step.
+
+    As it does near a minimum (Nocedal and Wright, Numerical Optimization, 2006, section 6.1).
+    """
+    module: Any = sys.modules[torch.optim.LBFGS.__module__]
+    made = module.LBFGS.__init__
+
+    @wraps(made)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        group = self.param_groups[0]
+        group["tolerance_change"] = 0
+        if (full := -(-group["history_size"] // group["max_iter"])) > warm_up:
+            log.answer(f"LBFGS with a part of its history: --warm-up {full} records a step with all of it")
+        log.answer("whether LBFGS has converged: not before its last iteration; each line search takes its first step")
+
+    def searched(evaluated: Callable[..., Any], x: Any, t: Any, d: Any, *_: object, **__: object) -> tuple[Any, ...]:
+        return *evaluated(x, t, d), t, 1
+
+    module.LBFGS.__init__, module._strong_wolfe = init, searched
+
+
 def _count_nodes(log: Log) -> None:
     """Of each backward, autograd's nodes that it may run: those that its results depend on."""
     run = torch.autograd.graph._engine_run_backward
 
     def counted(results: Any, *args: Any, **kwargs: Any) -> Any:
         if log.detailed:
-            for name, count in _nodes([one.grad_fn for one in results if one.grad_fn is not None]).items():
+            nodes = [one.node if isinstance(one, GradientEdge) else one.grad_fn for one in results]
+            for name, count in _nodes([one for one in nodes if one is not None]).items():
                 log.handled(name, Phase.BACKWARD, count)
                 if name != NODE:
                     log.handled(name, Phase.FORWARD, count)  # where the node was made
