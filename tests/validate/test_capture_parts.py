@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -110,28 +111,40 @@ def test_loops_until_values_say_so_take_all_their_turns(tmp_path: Path) -> None:
 
 
 REDUCED = """
-import torch
+import os, torch
 from torch import distributed, nn
 
+os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 distributed.init_process_group("nccl")
+hosts = distributed.new_group(backend="gloo")
 model, name = nn.Linear(64, 64).cuda(), distributed.group.WORLD.group_name
 optimizer, part, ops = torch.optim.SGD(model.parameters(), 0.1), torch.empty(32, device="cuda"), torch.ops._c10d_functional
-while True:
-    model(torch.randn(8, 64, device="cuda")).sum().backward()
+for rows in (8, 8, 512):
+    model(torch.randn(rows, 64, device="cuda")).sum().backward()
     ops.wait_tensor(ops.reduce_scatter_tensor_out(torch.ones(64, device="cuda"), "sum", 2, name, out=part))
     for one in ops.all_reduce_coalesced_([each.grad for each in model.parameters()], "sum", name):
         ops.wait_tensor(one)
+    for group in (hosts, None):
+        distributed.all_gather_object(found := [None, None], "loss", group=group)
+        assert found == ["loss", "loss"]
+    torch.cuda.empty_cache()
     optimizer.step()
 """
 
 
-def test_functional_collectives_into_tensors_that_are_there(tmp_path: Path) -> None:
+def test_collectives_into_tensors_that_are_there_and_of_objects(tmp_path: Path) -> None:
+    """NCCL's groups send the length of each rank's object, then its bytes; gloo's do it beside the GPU."""
     capture = captured(tmp_path, REDUCED, ranks=2)
     found = [one for one in capture.events[capture.steady :] if one[0] == Kind.COLLECTIVE]
     assert [(capture.names[one[2]], one[4]) for one in found] == [
         ("reduce_scatter", 4 * 64),
         ("all_reduce", 4 * (64 * 64 + 64)),
+        ("all_gather", 2 * 8),
+        ("all_gather", 2 * len(pickle.dumps("loss"))),
     ]
+    assert "PYTORCH_ALLOC_CONF=expandable_segments:True: predict takes it as --alloc-conf" in capture.answers
+    assert any(one.startswith("torch.cuda.empty_cache") for one in capture.answers)
+    assert any(one.startswith("steps differ") for one in capture.answers)  # in bytes, as often as before
 
 
 PACKED = """
@@ -144,6 +157,8 @@ while True:
     with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
         varlen_attn(*w.unbind(1), begins, begins, 72, 72, window_size=(-1, 0)).sum().backward()
     optimizer.step()
+    chosen = torch.rand(32, device="cuda") > 0.5
+    assert int(chosen.sum()) == len(chosen.nonzero()) == 32 and chosen.view(8, 4).sum(1).tolist() == [4] * 8
 """
 
 

@@ -128,6 +128,9 @@ def _captured(
                 raise RefusedError(f"the program ended with exit code {exc.code} after {steps.count} steps") from exc
     if not steps.done:
         raise RefusedError(_no_step(steps.count, job["warm_up"]))
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        if given := os.environ.get(name):
+            log.answer(f"{name}={given}: predict takes it as --alloc-conf")
     return {"torch": torch.__version__, "rank": rank, "steady": steps.begin, **log.as_json()}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
+from simulator.base.units import format_bytes
 from simulator.work.captured.capture import LAYOUT, NODE, WRAP, Kind, Phase
 from validate.capture.graphs import Graph
 from validate.capture.log import Log
@@ -42,7 +43,10 @@ class Steps:
         self._first: object = None
         self._made, self._stepped, self._aside = weakref.WeakSet[Any](), list[Any](), 0
         self.count, self.begin, self.done = 0, 0, False
-        self._last = self._before = 0  # the event that the last step ended at, and what the one before it allocated
+        self._last, self._before = (
+            0,
+            (0, 0),
+        )  # the event that the last step ended at, and what the one before it allocated
         Graph.stepped = self._ended
         _count_nodes(log)
         _unconverged(log, warm_up)
@@ -104,7 +108,7 @@ class Steps:
         self.count += 1
         self._log.add(Kind.STEP, self.count)
         self._tell(f"step {self.count}")
-        made = sum(event[0] == Kind.ALLOCATE for event in self._log.events[self._last :])
+        made = _allocated(self._log.events[self._last :])
         if self.count == self._warm_up:
             self._storages.modules()
             self._log.detailed, self.begin = True, len(self._log.events)
@@ -112,14 +116,28 @@ class Steps:
         elif self.count == self._warm_up + 1:
             if idle := self._idle():
                 self._log.answer(f"a step ends with the first optimizer's: {idle} of others did not step within it")
-            if self._warm_up > 1 and abs(made - self._before) > _UNLIKE * max(made, self._before):
-                counts = f"the one before allocated {self._before:,} times, this one {made:,}"
+            if self._warm_up > 1 and any(
+                abs(a - b) > _UNLIKE * max(a, b) for a, b in zip(made, self._before, strict=True)
+            ):
+                (times, size), (times_before, before) = made, self._before
+                counts = f"the one before allocated {times_before:,} times, {format_bytes(before)}, this one {times:,}, {format_bytes(size)}"
                 self._log.answer(
                     f"steps differ ({counts}): this one stands for all, --warm-up {self.count} records the next"
                 )
             self.done = self._log.closed = True
             raise self._finished
         self._last, self._before = len(self._log.events), made
+
+
+def _allocated(events: Iterable[list[int]]) -> tuple[int, int]:
+    """How often a step allocates, and the bytes of what it also frees: what stays, as DDP's buckets, is made once."""
+    found, size, alive = 0, 0, dict[int, int]()
+    for kind, *values in events:
+        if kind == Kind.ALLOCATE:
+            found, alive[values[0]] = found + 1, values[1]
+        elif kind == Kind.FREE:
+            size += alive.pop(values[0], 0)
+    return found, size
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
