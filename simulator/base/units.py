@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Final
 
-from pydantic import BeforeValidator, ValidationInfo, WithJsonSchema
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*(?![eE][+-]?\d)([^\d.\s]\S*)", re.ASCII)
 _MAX_LENGTH: Final = 40  # no honest quantity is longer; keeps hostile digits away from big-integer arithmetic
@@ -154,6 +154,8 @@ Bytes = Annotated[int, _validator(parse_bytes, SIZE, "B"), _written(SIZE)]
 BytesPerS = Annotated[float, _validator(parse_bytes_per_s, RATE, "B/s"), _written(RATE)]
 Seconds = Annotated[float, _validator(parse_seconds, TIME, "s"), _written(TIME)]
 FlopPerS = Annotated[float, _validator(parse_flop_per_s, SPEED, "FLOP/s"), _written(SPEED)]
+Factor = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 def format_bytes(num_bytes: float) -> str:

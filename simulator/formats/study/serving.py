@@ -18,7 +18,7 @@ from simulator.base.value_errors import Expected
 from simulator.formats.study.loading import calibration_named, loaded_cluster, model_of
 from simulator.formats.study.overrides import Override, literal, parse_overrides, patched
 from simulator.formats.study.provenance import named_sources, of_model, set_by_hand
-from simulator.formats.study.tables import DEFAULT_NAME, Faults, at_its_key, located, of_root
+from simulator.formats.study.tables import DEFAULT_NAME, Faults, at_its_key, flags_above, located, of_root
 from simulator.predict import Source
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
@@ -233,7 +233,7 @@ def _checked(raw: Mapping[str, Any], origins: Mapping[str, str], name: str) -> S
 def _relabelled(fault: Fault, origins: Mapping[str, str], name: str) -> Fault:
     """The fault at the flag that gave the key; of keys of a table that contradict each other, at the flags that gave them."""
     path, words = fault.place.removeprefix(": "), set(re.findall(r"\w+", str(fault)))
-    flags = [flag for key, flag in origins.items() if path == key or path.startswith(f"{key}.")][:1] or [
+    flags = flags_above(path, origins)[:1] or [
         flag for key, flag in origins.items() if key.startswith(f"{path}.") and key.split(".")[1] in words
     ]
     return replace(fault, place=" and ".join(dict.fromkeys(flags)) or f"{name}: {path}")

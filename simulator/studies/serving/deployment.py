@@ -172,7 +172,8 @@ class Deployment:
         ranks = 1 if of_a_rank else plan.ranks
         at_once = ranks * min(plan.max_sequences, room) * memory.num_schedulers * engines
         count = min(max(_ROUNDS * at_once, 4), _MOST_SATURATING)
-        return [replace(requests[i % len(requests)], arrival_s=0.0) for i in range(count)]
+        found = [replace(request, arrival_s=0.0) for request in requests[:count]]
+        return [found[i % len(found)] for i in range(count)]
 
     def _one_pool_capacity(self, requests: Sequence[Request]) -> float:
         """Of all engines; of one, and of one of its GPUs, times their number, where a queue for all would be too long."""
@@ -249,7 +250,7 @@ def link_capacity(transfers: Transfers, requests: Sequence[Request]) -> float:
 
 def capacity(queue: Sequence[Request], played: ServedRun) -> float:
     """Requests a second that were served of a queue that never emptied."""
-    ends = sorted(job.end_s or 0.0 for job in played.jobs)
+    ends = sorted(played.jobs.ends_s)
     first, last = len(queue) // 4, 3 * len(queue) // 4
     between_s = ends[last - 1] - ends[first - 1]
     return (last - first) / between_s if between_s > 0 else len(queue) / ends[-1]
