@@ -96,7 +96,8 @@ def _breakdown(rows: tuple[Compared, ...]) -> Table:
     weight = {name: max(row.prediction.breakdown.get(name, 0.0) for row in rows) for name in names}
     for name in sorted(names, key=lambda name: (-weight[name], name)):
         if weight[name]:
-            table.add_row(name, *(_seconds(row.prediction.breakdown.get(name, 0.0), row) for row in rows))
+            parts = [(row.prediction.breakdown.get(name, 0.0), row.prediction.step_s) for row in rows]
+            table.add_row(name, *(f"{format_seconds(one)} {one / of:6.1%}" if one else "-" for one, of in parts))
     return table
 
 
@@ -106,10 +107,6 @@ def _busy(rows: tuple[Compared, ...]) -> Table:
         shares = (one.get(name) for one in counted)
         table.add_row(name, *(f"{one['mean']:.1%} {one['peak']:7.1%}" if one else "-" for one in shares))
     return table
-
-
-def _seconds(seconds: float, row: Compared) -> str:
-    return f"{format_seconds(seconds)} {seconds / row.prediction.step_s:6.1%}" if seconds else "-"
 
 
 def _costs(comparison: Comparison) -> Table:
