@@ -15,6 +15,7 @@ import pytest
 from typing_extensions import override
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from simulator.base.garbage import COLLECT
 from simulator.predict import MemoryUse, Prediction, Source
@@ -94,6 +95,16 @@ class _ByCost(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return TOGETHER.get(nodeid) or TOGETHER.get(nodeid.split("::", 1)[0], nodeid)
 
+    @override
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        """What is done is forgotten: xdist looks after each test through all that its worker has had."""
+        work, nodeid = self.assigned_work[node], self.registered_collections[node][item_index]
+        scope = self._split_scope(nodeid)
+        work[scope][nodeid] = True
+        if all(work[scope].values()):
+            del work[scope]
+        self._reschedule(node)
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
@@ -164,11 +175,15 @@ def made_prediction() -> Prediction:
 # --- ranks that tests start by the dozen, without loading torch for each
 
 
+# What every rank would load when it comes to it
+LATE = "simulator.work.script", "validate.players.guard", "validate.spanfile"
+
+
 @pytest.fixture(scope="session")
 def torch_server() -> Iterator[warm.Server]:
     """One process that has loaded what ranks on a CPU load."""
     modules = "validate.players.real", "validate.players.fake", "torch.distributed.pipelining"
-    with warm.server(*modules, **KEEP_FREED_MEMORY) as made:
+    with warm.server(*modules, *LATE, **KEEP_FREED_MEMORY) as made:
         yield made
 
 

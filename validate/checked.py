@@ -153,7 +153,8 @@ def _keep(files: Sequence[Path], history: Path, new: SampleFile) -> None:
     """Add the run to the history, named by its date; whole or not at all, and never over another."""
     history.mkdir(parents=True, exist_ok=True)
     date = "".join(c for c in new.machine.text("date") if c.isalnum()) or "undated"
-    for index, path in enumerate(files):
+    read = [path for path in files if path.name in new.sha256]  # the others were left out, and said
+    for index, path in enumerate(read):
         target = history / f"{date}-{new.machine.id}{f'.rank{index}' if index else ''}.jsonl.gz"
         if target.exists():
             continue

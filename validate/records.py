@@ -66,7 +66,8 @@ class Tracked(_Part):
         others = {"peak_bytes"}
         if self.end_bytes is None:
             others |= {"after_forward_bytes", "after_backward_bytes", "peak_phase", "peak_by_phase_bytes"}
-        if self.start_bytes is not None and (lost := others - self.model_fields_set):
+        stated = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        if self.start_bytes is not None and (lost := others - stated):
             msg = f"start_bytes stands without {', '.join(sorted(lost))}"
             raise ValueError(msg)
         return self

@@ -43,6 +43,7 @@ else:
 
 
 _MOST_PARTS: Final = 32
+_MOST_FAULTS: Final = 1000  # of one file, told one by one
 _LONGEST_BITS: Final = 128  # of a whole number: TOML has 64, and products of a few still are floats
 _DOTTED = re.compile(
     rf"""(?:^|[{{,\[])[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{_MOST_PARTS}}}""", re.MULTILINE
@@ -89,6 +90,8 @@ def faults_of(
     leaf: the type of what was validated, where that is no model.
     """
     details = exc.errors(include_url=False)
+    beyond = len(details) - _MOST_FAULTS
+    details = details[:_MOST_FAULTS]
     misspelled = [e["loc"] for e in details if e["type"] == "extra_forbidden"]
     found: dict[object, Fault] = {}
     for number, detail in enumerate(details):
@@ -97,7 +100,8 @@ def faults_of(
             fault = _fault({**detail, "loc": loc}, place, model, data)
             key = number if loc == detail["loc"] else fault.place  # the branches of a union refuse one value each
             found[key] = _either(found[key], fault) if key in found else fault
-    return list(found.values())
+    more = [Fault(place=place, problem=f"has {beyond:,} more faults", remedy="mend these first")] if beyond > 0 else []
+    return [*found.values(), *more]
 
 
 def _either(one: Fault, other: Fault) -> Fault:
@@ -208,7 +212,8 @@ def unknown_name(noun: str, name: str, known: Iterable[str], files: str) -> Faul
         f"the path of {files}",
         close_names(name.rpartition("/")[2], known := tuple(known)),
     )  # without its owner
-    remedy = did_you_mean([*near, path]) if near else f"{nearest(name, known)}; or {path}".removeprefix("; or ")
+    some = nearest(name, known) or f"{len(known)} are known, as {', '.join(close_names(name, known, 6, cutoff=0))}"
+    remedy = did_you_mean([*near, path]) if near else f"{some}; or {path}"
     return Fault(place=noun, problem=f"no preset is called {name!r}", remedy=remedy)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Final
 
-from pydantic import BeforeValidator, ValidationInfo, WithJsonSchema
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*(?![eE][+-]?\d)([^\d.\s]\S*)", re.ASCII)
 _MAX_LENGTH: Final = 40  # no honest quantity is longer; keeps hostile digits away from big-integer arithmetic
@@ -154,6 +154,8 @@ Bytes = Annotated[int, _validator(parse_bytes, SIZE, "B"), _written(SIZE)]
 BytesPerS = Annotated[float, _validator(parse_bytes_per_s, RATE, "B/s"), _written(RATE)]
 Seconds = Annotated[float, _validator(parse_seconds, TIME, "s"), _written(TIME)]
 FlopPerS = Annotated[float, _validator(parse_flop_per_s, SPEED, "FLOP/s"), _written(SPEED)]
+Factor = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -230,7 +232,7 @@ def _three_digits(value: float) -> float:
 
 
 _SUFFIXES: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_COUNT: Final = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?(?:[eE]\+?\d{1,2})?)\s*([KMBT]?)\s*", re.ASCII)
+_COUNT: Final = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?(?:[eE]\+?\d{1,2})?)\s*([KMBT]?)\s*", re.ASCII | re.IGNORECASE)
 
 
 def parse_count(text: str) -> int:
@@ -239,7 +241,7 @@ def parse_count(text: str) -> int:
     if match is None:
         raise UnitError(f"{_short(text)} is not a count", "a number, or one with K, M, B or T, as 15T")
     number, suffix = match.groups()
-    return round(Fraction(number) * _SUFFIXES[suffix])
+    return round(Fraction(number) * _SUFFIXES[suffix.upper()])
 
 
 def whole(text: str) -> int | None:
@@ -248,8 +250,9 @@ def whole(text: str) -> int | None:
 
 
 def _counted(value: object) -> object:
-    """Numbers are accepted unchanged."""
-    return parse_count(value) if isinstance(value, str) else value
+    """Whole numbers are accepted unchanged, 1e12 as one."""
+    text = f"{value:.0f}" if isinstance(value, float) and value.is_integer() else value
+    return parse_count(text) if isinstance(text, str) else value
 
 
 Count = Annotated[

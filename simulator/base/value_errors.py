@@ -32,6 +32,7 @@ _KINDS: Final = {
     "model_attributes_type": "a table", "dict_type": "a table", "list_type": "a list in [ ]", "tuple_type": "a list in [ ]",
     "date_type": "a date, as 2026-01-31 without quotes", "finite_number": "a finite number",
 }  # fmt: skip
+_NO_TAGS: Final = {"int", "float", "number", "count", "table"}  # branches of a union that no discriminator names
 _LIMITS: Final = {
     "greater_than_equal": ("ge", "at least {}"),
     "greater_than": ("gt", "greater than {}"),
@@ -85,7 +86,12 @@ def wrong_value(detail: ErrorDetails, field: FieldInfo | None) -> tuple[str, str
             r"'([^']*)'", str(context["expected"])
         )
         expected = ", ".join(shown(word) for word in words) or str(context["expected"])
-        return f"must be one of {expected}; it is {shown(value)}", _close(value, words)
+        near = did_you_mean(close_names(str(value), map(str, words), most=2, cutoff=0.5))
+        return f"must be one of {expected}; it is {shown(value)}", near
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        tags = sorted(branches_of(field.annotation if field else None) - _NO_TAGS)
+        found = f"is {shown(context['tag'])}" if "tag" in context else "is missing"
+        return f"{context['discriminator']} must be one of {', '.join(tags)}; it {found}", ""
     if kind not in _KINDS:
         return None
     expected = _KINDS[kind]
@@ -150,10 +156,6 @@ def _unquoted(value: object, expected: str) -> str:
     except (ValueError, RecursionError):
         return ""
     return f"{value.strip()} without quotes" if type(inside) in wanted else ""
-
-
-def _close(value: object, words: Iterable[object]) -> str:
-    return did_you_mean(close_names(str(value), map(str, words), most=2, cutoff=0.5))
 
 
 def close_names(name: str, known: Iterable[str], most: int = 3, cutoff: float = 0.6) -> list[str]:

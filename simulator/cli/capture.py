@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -26,7 +27,7 @@ A config.json of Hugging Face's is trained by --recipe: transformers' own model,
 
 Exit codes: 0 written, 2 usage, 3 bad input or a program that fails, 130 interrupted."""
 
-
+_OF_RECIPES: Final = ("seq_len", "micro_batch_size", "images", "image_size", "freeze", "adapter")
 _how = all_of(
     click.option("--ranks", type=click.IntRange(1), metavar="INTEGER", help="Of the job. [all GPUs of the cluster]"),
     cluster_option(default="hgx-h100-8", show_default=True),
@@ -40,6 +41,10 @@ _how = all_of(
     click.option("--recipe", type=click.Choice(["fsdp2", "ddp", "zero3"]), help="How a config.json is trained."),
     click.option("--seq-len", type=click.IntRange(1), default=4096, show_default=True, help="With --recipe."),
     click.option("--micro-batch-size", type=click.IntRange(1), default=1, show_default=True, help="With --recipe."),
+    click.option("--images", type=click.IntRange(0), default=1, show_default=True, help="Of a sequence, where the config.json has a tower for them."),
+    click.option("--image-size", type=click.IntRange(0), default=0, metavar="PIXELS", help="A side of one, of towers that take any size. [448]"),
+    click.option("--freeze", multiple=True, metavar="PATTERN", help="With --recipe, parameters that are not trained: '*visual*'."),
+    click.option("--adapter", default="", metavar="adapter_config.json", help="With --recipe, peft's LoRA: its pairs alone are trained."),
 )  # fmt: skip
 
 
@@ -56,11 +61,15 @@ def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: An
 
     where = Cluster.load(options.pop("cluster"), options.pop("nodes"))
     tokens = options.pop("tokens_per_step")
-    sizes = (str(options.pop("seq_len")), str(options.pop("micro_batch_size")))
+    settings = {name: options.pop(name) for name in _OF_RECIPES}
     if options["recipe"]:
         if arguments:
             raise InputError.at(f"-- {' '.join(arguments)}", "a recipe takes no arguments", "--seq-len, or a script")
-        arguments = sizes
+        arguments = (json.dumps(settings),)
+    elif settings["freeze"] or settings["adapter"]:
+        raise InputError.at(
+            "--freeze, --adapter", "a program says itself what it trains", "a config.json with --recipe"
+        )
     data = {**captured(target, arguments, where, **options), **({"tokens_per_step": tokens} if tokens else {})}
     write_capture(out, data)
     _print_summary(out, data)

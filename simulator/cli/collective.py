@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,9 @@ from simulator.base.schema import nearest
 from simulator.base.units import parse_bytes
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.finite import FiniteRange
-from simulator.cli.options import FILE, answer_options, cluster_option, print_answer, print_status, quantity
+from simulator.cli.options import FILE, answer_options, cluster_option, print_answer, print_status, quantity, set_option
 from simulator.formats.drawing import check_picture
+from simulator.formats.study.loading import cluster_with
 from simulator.formats.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.calibration import Calibration
@@ -41,6 +43,7 @@ of another choice; the exact sizes stand below the table. --compare puts what nc
 @click.command("collective", help=_HELP)
 @click.argument("collective", metavar="COLLECTIVE")
 @cluster_option(default="hgx-h100-8", show_default=True)
+@set_option("Any leaf of cluster or device. May be repeated.")
 @click.option("--nodes", type=click.IntRange(1, MAX_NODES), help="How many of the cluster's nodes. [the file's]")
 @click.option("--group", type=click.IntRange(min=2), metavar="N", help="Ranks of the group, the first N. [all]")
 @click.option("--per-node", type=click.IntRange(min=1), metavar="K", help="Groups of K ranks on every node, all at once.")  # fmt: skip
@@ -60,6 +63,7 @@ def command(  # noqa: PLR0913  one an option
     collective: str,
     *,
     cluster: str,
+    settings: tuple[str, ...],
     nodes: int | None,
     group: int | None,
     per_node: int | None,
@@ -82,7 +86,7 @@ def command(  # noqa: PLR0913  one an option
     if compare and (group is not None or per_node is not None):
         raise InputError.at("--compare", "cannot be combined with --group or --per-node", "the log says who took part")
     measured = _measured(compare, kind) if compare else None
-    machine, shape = _machine(cluster, nodes, group, per_node, measured)
+    machine, shape = _machine(partial(cluster_with, cluster, settings), nodes, group, per_node, measured)
     machine = with_fabric(machine, fabric)
     curves, software = _curves(calibration), _software(nccl, env, tuner, stack)
     for name in software.environment.unmodelled:
@@ -115,12 +119,16 @@ def command(  # noqa: PLR0913  one an option
 
 
 def _machine(
-    cluster: str, nodes: int | None, group: int | None, per_node: int | None, measured: Measured | None
+    load: Callable[[int | None], Cluster],
+    nodes: int | None,
+    group: int | None,
+    per_node: int | None,
+    measured: Measured | None,
 ) -> tuple[Cluster, GroupShape]:
     """The cluster and the group: as the options say, or as the log was measured."""
     if measured is not None:
-        return _as_logged(Cluster.load(cluster, nodes or measured.num_nodes), measured)
-    machine = Cluster.load(cluster, nodes)
+        return _as_logged(load(nodes or measured.num_nodes), measured)
+    machine = load(nodes)
     return machine, group_shape(machine, group) if per_node is None else side_by_side(machine, per_node, group)
 
 

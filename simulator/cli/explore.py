@@ -154,7 +154,11 @@ def of_export(file: Path) -> dict[str, Any]:
     try:
         plans, inputs = data["plans"], data["inputs"]
         settings = [
-            {**{f"plan.{k}": _word(v) for k, v in one["plan"].items()}, "nodes": str(one["nodes"])} for one in plans
+            {
+                **{f"plan.{k}": v if isinstance(v, str) else json.dumps(v) for k, v in one["plan"].items()},
+                "nodes": str(one["nodes"]),
+            }
+            for one in plans
         ]
         records = [{"verdict": str(Fit(one["verdict"])), **_figures_of(one, inputs)} for one in plans]
         words = ["shardwise", "predict", "--model", str(inputs["model"]), "--cluster", str(inputs["cluster"])]
@@ -170,10 +174,6 @@ def of_export(file: Path) -> dict[str, Any]:
 
 
 _UNSET: Final = "as usual"  # of a field that a plan leaves to its default
-
-
-def _word(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _figures_of(row: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, float]:
@@ -206,11 +206,11 @@ def _text(answer: Mapping[str, Any]) -> Any:  # noqa: ANN401  what rich shows
             f"{format_seconds(columns['low_s'][i])} to {format_seconds(columns['high_s'][i])}",
             format_bytes(columns["used_bytes"][i]),
             f"{columns['num_devices'][i]:,}",
+            format_seconds(columns["device_s_per_token"][i] * 1e6),
             " · ".join(_values(answer, i)),
         )
         for i in best
     ]
-    head = ("verdict", "step", "90 % interval", "memory", "GPUs", "values")
-    total = counted(len(columns["verdict"]), "combination")
-    title = f"{total}: {', '.join(f'{count:,} {verdict}' for verdict, count in answer['counts'].items())}"
-    return layout.section(title, layout.table([head, *rows], "lrlrrl"))
+    head = ("verdict", "step", "90 % interval", "memory", "GPUs", "GPU time a million tokens", "values")
+    title = f"{counted(len(columns['verdict']), 'combination')}: {', '.join(f'{count:,} {verdict}' for verdict, count in answer['counts'].items())}"
+    return layout.section(title, layout.table([head, *rows], "lrlrrrl"))

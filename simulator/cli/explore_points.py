@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -25,6 +26,7 @@ from simulator.studies.search import Journal
 from simulator.studies.search.journal import checked
 from simulator.studies.search.study import identity_of
 
+_SPAN: Final = re.compile(r"\d.*\.\.\d.*")  # LOW..HIGH
 NOUNS: Final = ("model", "cluster", "nodes", "calibration")
 MOST_POINTS: Final = 20_000
 DIGITS: Final = 6  # of a figure: more than any prediction can tell, and a page of thousands stays small
@@ -54,6 +56,9 @@ class Axis:
         place = f"--vary {text}"
         if not found:
             raise InputError.at(place, "has no values", "--vary plan.tp=1,2,4")
+        if spans := [one for one in found if _SPAN.fullmatch(one)]:
+            remedy = "name each value: --vary plan.tp=1,2,4; `shardwise sensitivity --vary` draws from ranges"
+            raise InputError.at(place, f"{spans[0]} is a range", remedy)
         if key not in NOUNS and key.partition(".")[0] not in (*ROOTS, "link"):
             known = [*NOUNS, *(f"plan.{name}" for name in Plan.flat_fields())]
             raise InputError.at(place, f"there is no {key!r}", nearest(key, known))

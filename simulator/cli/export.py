@@ -21,6 +21,7 @@ from simulator.spec.software.stack import Stack
 
 KIT, CHAKRA = "launch-kit", "chakra"
 MOST_TRACES = 4096  # files that --all-ranks may write
+MOST_NODES = 2_000_000  # of a trace: a minute or two, and a gigabyte
 _HELP = """Write a plan as Megatron-LM's arguments, DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML, or our study file.
 
 The plan is a study's, --plan's and the flags', as for predict. What is written is read back to the same plan; fields
@@ -75,7 +76,8 @@ def command(  # noqa: PLR0913  one an option
         raise click.UsageError("--hosts, --topology and --placement are the launch kit's: --to launch-kit")
     written = export_plan(job_of(loaded), form, head_of(loaded))
     for name, value in written.beside.items():
-        print_status(f"shardwise: not in the file, for the training script: {name} = {_as_text(value)}")
+        text = str(value).lower() if isinstance(value, bool) else value
+        print_status(f"shardwise: not in the file, for the training script: {name} = {text}")
     if loaded.cluster.seats:
         print_status("shardwise: not in the file: the GPU of each rank; --to launch-kit writes it")
     text = json.dumps(_report(written), indent=2, ensure_ascii=False) + "\n" if as_json else written.text
@@ -117,12 +119,20 @@ def _chakra_files(study: Study, *, all_ranks: bool) -> dict[str, bytes]:
     if all_ranks and mesh.num_ranks > MOST_TRACES:
         problem = f"would write {mesh.num_ranks:,} files"
         faults.append(Fault("--all-ranks", problem, f"at most {MOST_TRACES:,} ranks, or one a class"))
+    count, few = study.plan.num_micro_batches, min(study.plan.num_micro_batches, 2 * study.plan.pp)
+    nodes = sum(len(one.ops) for one in lowering.programs(few)) * count // few
+    if nodes > MOST_NODES:
+        faults.append(
+            Fault("--to chakra", f"{count:,} micro-batches are some {nodes:,} nodes", f"at most {MOST_NODES:,}")
+        )
     InputError.raise_for(faults)
-    programs = lowering.programs(study.plan.num_micro_batches)
+    if nodes > MOST_NODES / 20:
+        print_status(f"shardwise: writing some {nodes:,} nodes")
+    programs = lowering.programs(count)
     timeline = run(programs)
     stages = [mesh.rank({"pp": stage}) for stage in range(study.plan.pp)]
     ranks = range(mesh.num_ranks) if all_ranks else stages
-    inside = lowering.exchanges_inside(study.plan.num_micro_batches)
+    inside = lowering.exchanges_inside(count)
     spans = {one.name: timeline.of(one.name) for one in programs}
     return trace_files(lowering.fabric, programs, inside, spans, ranks, study.model.name)
 
@@ -136,7 +146,3 @@ def head_of(study: Study) -> dict[str, str | int]:
 
 def _report(written: Export) -> dict[str, Any]:
     return {"schema_version": 1, "format": written.format, "beside": dict(written.beside), "text": written.text}
-
-
-def _as_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

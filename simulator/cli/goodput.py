@@ -34,6 +34,7 @@ from simulator.cli.programs import checkpoint_of, place_inputs, place_of, progra
 from simulator.cli.watch import watch_option
 from simulator.formats.study import Study
 from simulator.formats.study.overrides import literal, parse_overrides
+from simulator.formats.study.tables import flags_above
 from simulator.formats.writers.goodput import SCHEMA_VERSION, report
 from simulator.predict import Prediction, predict
 from simulator.predict.energy import RunEnergy
@@ -190,7 +191,7 @@ def read_run(study: Path | None, flags: Mapping[str, str], settings: Sequence[st
     for path, value in given:
         table = nested(table, path, {"preset": value} if path == ("failures",) and isinstance(value, str) else value)
     name = "run" if study is None else f"{study}: run"
-    places = {one.path[0]: one.flag for one in overrides} | {field: _flag(field) for field in flags}
+    places = {".".join(one.path): one.flag for one in overrides} | {field: _flag(field) for field in flags}
     try:
         run = LongRun.parse(table, name, InputError, from_file=True)
     except InputError as exc:
@@ -200,8 +201,9 @@ def read_run(study: Path | None, flags: Mapping[str, str], settings: Sequence[st
 
 
 def _relabelled(fault: Fault, name: str, places: Mapping[str, str]) -> Fault:
-    field = fault.place.removeprefix(name).strip(": .").partition(".")[0]
-    return replace(fault, place=places.get(field, fault.place))
+    path = fault.place.removeprefix(name).strip(": .")
+    found = flags_above(path, places) or [flag for key, flag in places.items() if key.startswith(f"{path}.")]
+    return replace(fault, place=found[0] if found else fault.place)
 
 
 def _predicted(study: Study, captured: Capture | None) -> Prediction:

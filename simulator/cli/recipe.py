@@ -45,22 +45,16 @@ def with_recipe(flags: dict[str, Any], *, alone: bool) -> list[Fault]:
             return [*faults, *exc.faults]
         base = found.pop("model", "")
         if alone and base and flags["model"] is None:
-            faults += _with_base(flags, recipe, base)
+            flags["model"], problem = preset_of(base), f"{base[:60]} is not a preset"
+            if flags["model"] is None:
+                where, remedy = f"{recipe}: base_model_name_or_path", "--model NAME, or its config.json"
+                faults.append(Fault(place=where, problem=problem, remedy=remedy))
         return _filled(flags, found, faults)
     recipe = recipe.lower() if recipe.lower() in RECIPES else recipe
     if recipe not in RECIPES:
         remedy = _OTHERWISE.get(recipe.lower()) or nearest(recipe, RECIPES)
         return [*faults, Fault(place="--recipe", problem=f"no recipe is called {recipe!r}", remedy=remedy)]
     return _filled(flags, RECIPES[recipe], faults)
-
-
-def _with_base(flags: dict[str, Any], file: str, base: str) -> list[Fault]:
-    """The model that the adapters of a file stand on."""
-    flags["model"] = preset_of(base)
-    if flags["model"] is not None:
-        return []
-    problem = f"{base[:60]} is not a preset"
-    return [Fault(place=f"{file}: base_model_name_or_path", problem=problem, remedy="--model NAME, or its config.json")]
 
 
 def _filled(flags: dict[str, Any], recipe: Mapping[str, str], faults: list[Fault]) -> list[Fault]:

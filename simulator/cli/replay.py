@@ -84,7 +84,8 @@ def command(snapshot: Path | None, *, study: Path | None, **options: Any) -> int
 
 def _exact(snapshot: Path, device: int | None) -> int:
     report = replay(read_snapshot(snapshot, device))
-    print_answer("replay", lambda: _exact_data(report), lambda: _exact_text(report))
+    data = {"schema_version": _SCHEMA, "exact": report.is_exact, **asdict(report)}
+    print_answer("replay", lambda: data, lambda: _exact_text(report))
     return ExitCode.OK if report.is_exact else DIFFERS
 
 
@@ -150,11 +151,6 @@ def _policies_text(*answer: Any) -> RenderableType:  # noqa: ANN401  of `policie
     from simulator.formats.writers.replay_text import policies_text
 
     return policies_text(*answer)
-
-
-def _exact_data(report: ReplayReport) -> dict[str, Any]:
-    """What --json prints of an exact replay."""
-    return {"schema_version": _SCHEMA, "exact": report.is_exact, **asdict(report)}
 
 
 def _score_data(score: Score) -> dict[str, Any]:

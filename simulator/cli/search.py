@@ -24,10 +24,12 @@ from simulator.cli.options import (
     price_options,
     print_answer,
     print_status,
+    set_option,
 )
 from simulator.cli.progress import StatusLine
 from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.formats.study import calibration_named
+from simulator.formats.study.loading import cluster_with
 from simulator.formats.study.provenance import model_notes
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
@@ -74,6 +76,7 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @click.option("--model", required=True, metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
 @click.option("--like", metavar="FAMILY", help="Read --model's config.json as of that family (llama, mixtral, ...).")
 @cluster_option(required=True)
+@set_option("Any leaf of cluster or device. May be repeated.")
 @click.option("--nodes", metavar="N[,N...]", help="Numbers of nodes. [the file's; with --max-gpus: doubling up to it]")
 @click.option("--global-batch", type=click.IntRange(1, 2**31), required=True, help="Sequences a step.")
 @click.option("--seq-len", type=click.IntRange(1, 2**31), required=True, help="Tokens a sequence.")
@@ -177,7 +180,7 @@ def _study(options: dict[str, Any]) -> SearchStudy:
         for note in model_notes(model):
             print_status(f"shardwise: {note}")
     with Collected(faults):
-        cluster = Cluster.load(options["cluster"])
+        cluster = cluster_with(options["cluster"], options["settings"])
         calibration = calibration_named(options["calibration"], cluster)
     for text in options["fixes"]:
         name, values, wrong = fixed_by(text, partial(fix_faults, others="--global-batch and --seq-len"))

@@ -211,12 +211,8 @@ def _shape_differences(model: Model, other: Model) -> Iterator[tuple[str, object
     ignored = _NO_SHAPE - ({"max_positions"} if model.positions == "learned" else set())
     for name in Model.model_fields:
         one, two = getattr(model, name), getattr(other, name)
-        if name not in ignored and one != two and not _same_activation(name, one, two):
+        if name not in ignored and one != two and not (name == "mlp" and {one, two} == {"gelu", "gelu_tanh"}):
             yield name, one, two
-
-
-def _same_activation(name: str, one: object, two: object) -> bool:
-    return name == "mlp" and {one, two} == {"gelu", "gelu_tanh"}
 
 
 def effective_fields(plan: Plan, model: Model) -> dict[str, Any]:

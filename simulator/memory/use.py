@@ -206,6 +206,7 @@ def history_use(
         else:
             found, reserved_then = under_pressure(history, limit, settings)
         use, reserved = replace(use, pressure=found), reserved_then or reserved
+        use = replace(use, low_reserved_bytes=min(use.low_reserved_bytes, use.reserved_bytes))  # retries give back
     return use, reserved
 
 
@@ -298,9 +299,8 @@ def _fullest(
     live_of: Callable[[History], StepLiveBytes] = step_live_bytes,
 ) -> tuple[History, StepLiveBytes]:
     """The history of the rank whose live bytes reach highest, among the pipeline's stages."""
-    write = partial(
-        write_history, model, plan, stack, blocks, workspace_bytes(device), library=_library(device), lead=lead
-    )
+    library: Library = "gloo" if device.architecture == "cpu" else "nccl"
+    write = partial(write_history, model, plan, stack, blocks, workspace_bytes(device), library=library, lead=lead)
     found = (compressed(write(stage=stage), plan.memory) for stage in _candidates(model, plan, stages))
     return max(((one, live_of(one)) for one in found), key=lambda pair: pair[1].peak[0])
 
@@ -347,8 +347,3 @@ def _reserved(
 def device_history(model: Model, plan: Plan, stack: Stack, device: Device, lead: int = 0) -> History:
     """The history of the fullest rank on a device, the workspaces of its libraries included. lead: see `simulate_memory`."""
     return _fullest(model, plan, stack, build_blocks(model, stack, plan), device, lead=lead)[0]
-
-
-def _library(device: Device) -> Library:
-    """What the collectives of a device are."""
-    return "gloo" if device.architecture == "cpu" else "nccl"

@@ -16,7 +16,7 @@ from simulator.play.lower.host_lead import passes_ahead
 from simulator.predict.confidence import SHEET, WAITING, Z90, own_sigma, reaches, spread
 from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_per_s, memory_by_device, worst_fit
 from simulator.predict.origins import extrapolated, sources
-from simulator.predict.play import bounds, play
+from simulator.predict.play import bounds, play, step_seconds
 from simulator.predict.prediction import NetworkShare, Prediction, Remedy, Source
 from simulator.predict.tiers import with_lower_tiers, with_pages
 from simulator.predict.verdict import cause_of, pool_sources, suggest, with_paging, with_stalls
@@ -89,8 +89,11 @@ def prediction_of(
     alone = play(lowering, fold=fold)
     played = with_stalls(alone, memory, lowering.calibrations.get(step_memory.device, lowering.calibration))
     played = with_paging(played, memory, lowering)
-    looks = advise and memory.fit is not Fit.FITS and lowering.rank_classes is None
-    found = _remedies(lowering, played.step_s, memory) if looks else None
+    found = None
+    if advise and memory.fit is not Fit.FITS and lowering.rank_classes is None:
+        from simulator.predict.remedy_search import remedies
+
+        found = remedies(lowering, played.step_s, memory)
     parts = spread(lowering, played) | _replayed(lowering, float(played.step_s), float(alone.step_s), fold=fold)
     peak_flop_per_s = mean_peak_flop_per_s(lowering)
     floor_s = lowering.hardware_flop / (plan.num_devices * peak_flop_per_s)
@@ -127,20 +130,13 @@ def prediction_of(
     )
 
 
-def _remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Remedy, ...]:
-    """Changes that make the plan fit."""
-    from simulator.predict.remedy_search import remedies
-
-    return remedies(lowering, step_s, memory)
-
-
 def _replayed(lowering: Lowering, step_s: float, alone_s: float, *, fold: bool) -> dict[str, float]:
     """Parts of the interval that a step played again says. alone_s: of the step without what memory adds to it."""
     imbalance = _imbalance_sigma(lowering, step_s, fold=fold)
     found = {"imbalance": imbalance} if imbalance else {}
     learned = lowering.calibration.learned
     if learned is None and lowering.may_wait_s:
-        waiting_s = max(0.0, float(play(lowering.waiting(), fold=fold).step_s) - alone_s)
+        waiting_s = max(0.0, step_seconds(lowering.waiting(), fold=fold) - alone_s)
         found[WAITING] = math.log1p(waiting_s / step_s) / Z90
     if lowering.network_by_sheet and (
         learned is None or "network" not in learned.values
@@ -158,7 +154,7 @@ def _imbalance_sigma(lowering: Lowering, step_s: float, *, fold: bool) -> float:
     more = plan.experts.imbalance * (1 + plan.experts.imbalance_sigma)
     busier = plan.copy_with(expert_imbalance=more)
     inputs = (lowering.full_cluster, lowering.given_stack, lowering.calibration, lowering.curves)
-    return float(play(lower(lowering.model, busier, *inputs), fold=fold).step_s / step_s - 1)
+    return step_seconds(lower(lowering.model, busier, *inputs), fold=fold) / step_s - 1
 
 
 # How much of a step hangs on the network between nodes: the step played again on networks of other speeds
@@ -172,7 +168,7 @@ def network_share(lowering: Lowering, step_s: float, *, fold: bool = True) -> Ne
         return None
 
     def step_at(speed: float) -> float:
-        return float(play(lowering.on_network(speed), fold=fold).step_s)
+        return step_seconds(lowering.on_network(speed), fold=fold)
 
     hangs_s, more_s = step_s - step_at(_FREE), step_at(_TENTH_LESS) - step_s
     return NetworkShare(hangs_s=max(0.0, hangs_s), tenth_less_s=max(0.0, more_s))
@@ -186,4 +182,4 @@ def slow_s(lowering: Lowering, *, fold: bool = True) -> float:
     more = slow.beyond(cluster.num_devices // cluster.nvlink_domain_size)
     carrier = carrier_of(cluster.inter.kind)
     slower = lowering.on_network(1 / (slow.slow_bytes[carrier] * more), slow.slow_waits[carrier] * more)
-    return float(play(slower, fold=fold).step_s)
+    return step_seconds(slower, fold=fold)

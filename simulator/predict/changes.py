@@ -166,14 +166,8 @@ def _sequence(plan: Plan) -> Iterator[Change]:
     for factor in (2, 4):
         cp = plan.cp * factor
         if plan.micro_batch_size == 1 and plan.dp_shard % factor == 0 and plan.seq_len % (2 * cp) == 0:
-            yield Change(
-                kind="sequence",
-                plan={
-                    "cp": cp,
-                    "dp_shard": plan.dp_shard // factor,
-                    "num_micro_batches": plan.num_micro_batches * factor,
-                },
-            )
+            fields = {"cp": cp, "dp_shard": plan.dp_shard // factor}
+            yield Change(kind="sequence", plan={**fields, "num_micro_batches": plan.num_micro_batches * factor})
 
 
 def _tensors(plan: Plan, cluster: Cluster) -> Iterator[Change]:
@@ -196,7 +190,7 @@ def _offload(plan: Plan) -> Iterator[Change]:
     names = both if traits.offloads_units else both[:1] if traits.zero_engine else ()
     if names:
         yield Change(kind="offloaded states", plan={f"offload.{name}": "host" for name in names})
-    elif plan.peft.method == "full" and plan.num_devices == 1 and plan.traits.whole_modules:
+    elif plan.peft.method != "none" and plan.num_devices == 1 and plan.traits.whole_modules:
         engine = {"data_parallel": "deepspeed", "offload.optimizer": "host"}
         yield Change(kind="offloaded states", plan={**engine, "zero": 2})
         yield Change(kind="offloaded states", plan={**engine, "zero": 3, "offload.parameters": "host"})

@@ -124,7 +124,7 @@ def stall_of(loading: DataLoading, step_s: float, plan: Plan, cluster: Cluster) 
     steps = step_s + of_steps * (plan.num_micro_batches / each)
     return DataStall(
         alone_s=step_s,
-        stall_s=float(steps.mean()) - step_s,
+        stall_s=max(0.0, float(steps.mean()) - step_s),  # never less by a rounding
         ready_s=ready_s,
         steps_s={f"p{share}": float(np.percentile(steps, share)) for share in (50, 90, 95, 99)},
         loads=loads,
@@ -147,10 +147,8 @@ def _loads(loading: DataLoading, step_s: float, plan: Plan, cluster: Cluster) ->
     if tier is None:
         problem = "has no [host], whose memory and cores would load data"
         raise PlanError.at(f"data: {cluster.name}", problem, "add [host], or leave out [data]")
-    samples, here = (
-        plan.micro_batch_size,
-        min(plan.num_data_parallel, max(1, cluster.gpus_per_node // (plan.tp * plan.cp))),
-    )
+    samples = plan.micro_batch_size
+    here = min(plan.num_data_parallel, max(1, cluster.gpus_per_node // (plan.tp * plan.cp)))
     crowd = max(1.0, here * max(loading.workers, 1) / loading.cores) if loading.cores else 1.0
     storage = loading.storage_bytes_per_s or tier.nvme_read_bytes_per_s
     copied = samples * loading.device_bytes

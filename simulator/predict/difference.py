@@ -66,7 +66,14 @@ class Timed:
 
 def timed(step_s: float, spread: Mapping[str, float], stack_sigma: float, plan: Plan, device: str = "") -> Timed:
     """A plan's step. device: where others are on other devices, of which one."""
-    blocks = (device, plan.stack, plan.precision.compute, plan.micro_batch_size, plan.seq_len, plan.sequence_parallel)
+    blocks = (
+        device,
+        plan.software,
+        plan.precision.compute,
+        plan.micro_batch_size,
+        plan.seq_len,
+        plan.sequence_parallel,
+    )
     kernels = (*blocks, plan.tp, plan.cp, plan.ep, plan.experts.etp)
     sharding = (plan.implementation, plan.zero, plan.dp_replicate, plan.dp_shard, plan.pp, plan.rank_order)
     return Timed(step_s=step_s, spread=spread, stack_sigma=stack_sigma, kernels=kernels, traffic=(*kernels, *sharding))

@@ -60,12 +60,12 @@ def play(lowering: Lowering, *, fold: bool = True) -> SimulatedStep:
     )
 
 
-def step_seconds(lowering: Lowering) -> float:
+def step_seconds(lowering: Lowering, *, fold: bool = True) -> float:
     """`play(lowering).step_s` to the digit; where no micro-batch repeats, without finding out where the time goes."""
     plan = lowering.plan
-    if plan.agrees_every > 1 or repeats_of(plan)[0]:
-        return play(lowering).step_s
-    return float(run(lowering.programs(plan.num_micro_batches)).step_s)
+    if not fold or plan.agrees_every > 1 or repeats_of(plan)[0]:
+        return play(lowering, fold=fold).step_s
+    return float(run(lowering.programs(plan.num_micro_batches), briefly=True).step_s)
 
 
 def _step(lowering: Lowering, *, fold: bool) -> SimulatedStep:

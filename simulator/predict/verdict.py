@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Final
 
 from simulator.base.fit import Fit
@@ -11,6 +12,7 @@ from simulator.base.sums import summed
 from simulator.base.units import format_bytes, format_seconds
 from simulator.memory import MemoryUse
 from simulator.memory.driver_costs import DriverCosts
+from simulator.memory.use import RESERVED_HIGH
 from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
@@ -58,7 +60,9 @@ def cause_of(memory: MemoryUse) -> str:
         return f"{free} ({memory.peak_moment})"
     if not memory.live_tensors_fit:
         short = memory.peak_allocated_bytes + outside - there
-        return f"live tensors alone are {format_bytes(short)} too much at {memory.peak_moment}: {_owner(memory)}"
+        owner, size = max(memory.by_category.items(), key=lambda item: item[1])
+        most = f"largest owner {owner.replace('_', ' ')} with {format_bytes(size)}"
+        return f"live tensors alone are {format_bytes(short)} too much at {memory.peak_moment}: {most}"
     if memory.fit is Fit.DOES_NOT_FIT:
         return (
             f"fragmentation: {format_bytes(needed - there)} too much is reserved for "
@@ -74,11 +78,6 @@ def cause_of(memory: MemoryUse) -> str:
         f"the upper end of the interval does not fit: with {format_bytes(memory.high_reserved_bytes)} reserved {beside}, "
         f"expect retries at {memory.peak_moment}"
     )
-
-
-def _owner(memory: MemoryUse) -> str:
-    name, size = max(memory.by_category.items(), key=lambda item: item[1])
-    return f"largest owner {name.replace('_', ' ')} with {format_bytes(size)}"
 
 
 def with_stalls(played: SimulatedStep, memory: MemoryUse, calibration: Calibration) -> SimulatedStep:
@@ -205,7 +204,7 @@ def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse) -> str
     if share.get("exposed:all_to_all", 0) > exposed / 2 > 0.05 and plan.ep > 1:
         return _nearer_experts(lowering, share["exposed:all_to_all"])
     if exposed > 0.1:
-        return _less_waiting(lowering, exposed, share.get("exposed:cpu_adam", 0))
+        return _less_waiting(lowering, memory, exposed, share.get("exposed:cpu_adam", 0))
     if share.get("recompute", 0) > 0.05 and room > memory.peak_allocated_bytes // 2:
         return "memory is left over: recompute less (recompute = selective or every_k) to save its time"
     larger = f"memory is left over: micro_batch_size = {2 * plan.micro_batch_size} makes larger, faster kernels"
@@ -262,14 +261,26 @@ def _smaller_bubble(plan: Plan, bubble: float) -> str:
     return f"{100 * bubble:.0f} % of the step is the pipeline's bubble: {more}{chunks}, or fewer stages"
 
 
-def _less_waiting(lowering: Lowering, exposed: float, stepped: float) -> str:
+def _less_waiting(lowering: Lowering, memory: MemoryUse, exposed: float, stepped: float) -> str:
     """stepped: of what is exposed, the optimizer on the host."""
     plan = lowering.plan
     if stepped > exposed / 2:
         percent = f"{100 * stepped:.0f} % of the step waits for the optimizer on the host's cores"
         return f"{percent}: num_micro_batches = {4 * plan.num_micro_batches} spreads it over four times the tokens"
     percent = f"{100 * exposed:.0f} % of the step waits for communication"
+    if (whole := _whole_bytes(plan, memory)) <= memory.capacity_bytes:
+        held = f"each GPU holds them (some {format_bytes(whole)})"
+        return f"{percent}: zero = 0, data_parallel = ddp gathers no frozen weights, {held}"
     if plan.zero == 3 and plan.dp_replicate == 1:
         within = "shard inside the node only (dp_replicate = nodes), or " if lowering.cluster.num_nodes > 1 else ""
         return f"{percent}: {within}accumulate fewer, larger micro-batches"
     return f"{percent}: larger micro-batches give each collective more compute to hide behind"
+
+
+def _whole_bytes(plan: Plan, memory: MemoryUse) -> float:
+    """About what a rank needs that shards nothing, where weights beside adapters are sharded and nothing else is; else without end."""
+    if not plan.peft.adds or plan.zero < 3 or plan.dp_shard != plan.num_devices or plan.offload.any:
+        return inf
+    gathered = memory.by_category.get("unsharded_parameters", 0) + memory.by_category.get("all_gather", 0)
+    live = memory.peak_allocated_bytes - gathered + memory.resident_bytes * (plan.dp_shard - 1)
+    return live * RESERVED_HIGH + memory.outside_torch_bytes

@@ -199,3 +199,55 @@ def test_groups_of_an_optimizer_without_end_are_refused(capsys: pytest.CaptureFi
     words = [word for one in offloaded for word in ("--set", f"plan.{one}")]
     assert main(["predict", "--model", "gpt2", "--cluster", "hgx-h100-8", *words]) == 3
     assert "groups of a rank's parameters; at most 20,000 are played" in capsys.readouterr().err
+
+
+_GPT2 = "--model gpt2 --cluster hgx-h100-8"
+# A command line, its exit code, words of its errors
+REFUSED = {
+    f"goodput {_GPT2} --tokens 1B --straggler-slowdown {{distribution='lognormal',median=2}}": "--straggler-slowdown: sigma: is missing",
+    f"goodput {_GPT2} --tokens 1B --straggler-slowdown {{median=2}}": "'distribution' must be one of exponential, lognormal, uniform; it is missing",
+    f"goodput {_GPT2} --tokens 1B --straggler-slowdown {{distribution='gauss'}}": 'must be one of exponential, lognormal, uniform; it is "gauss"',
+    f"goodput {_GPT2} --tokens 1B --set run.straggler_slowdown.sigma=3": "--set run.straggler_slowdown.sigma: 'distribution' must be",
+    f"serve {_GPT2} --rate 1 --requests 3 --prompt {{distribution='lognormal',median=1,sigma=1}}": "--prompt: high: is missing",
+    f"predict {_GPT2} --offload {{prefetch=-1}}": "--offload: prefetch: must be at least 0",
+    f"predict {_GPT2} --stack foo": "are known, as ",
+    f"explore {_GPT2} --vary plan.tp=1..8": "1..8 is a range (name each value",
+    f"predict {_GPT2} --set device.hypervisor_bytes=1TB": "leaves none of its memory of 79.1 GiB",
+    f"predict {_GPT2} --set device.power_w=5e-324": "power_w: must be at least 1",
+    f"export {_GPT2} --seq-len 256 --num-micro-batches 100000 --pp 2 --to chakra -o traces": " nodes (at most 2,000,000)",
+    "replay docs/examples/study.toml": "it is no snapshot: neither a pickle nor JSON",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_what_is_refused_is_named_with_its_key_and_what_would_be_right(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.campaign.seeds import ROOT
+
+    monkeypatch.chdir(ROOT)
+    assert main(command.split()) == 3
+    assert REFUSED[command] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("filler", [b" ", b"\n", b","])
+def test_a_trace_of_nothing_but_filler_is_read_at_its_speed(filler: bytes, tmp_path: Path) -> None:
+    import time
+
+    from simulator.formats.readers.json_stream import Broken, JsonStream, open_text
+
+    file = tmp_path / "trace.json.gz"
+    file.write_bytes(gzip.compress(b"[" + filler * 2**25, 1))
+    before_s = time.process_time()
+    with open_text(file) as text, pytest.raises(Broken):
+        list(JsonStream(text, "traceEvents").items())
+    assert time.process_time() - before_s < 1  # a character at a time takes several
+
+
+@pytest.mark.parametrize("setting", ["data.workers=0", "data.prefetch=1023"])
+def test_a_step_that_does_not_wait_for_data_waits_no_negative_time(
+    setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    qlora = "--model llama3.2-1b --gpus 1xa100 --peft qlora --base-weights nf4_double --seq-len 512"
+    assert main(["predict", *qlora.split(), "--set", setting, "--json"]) == 0
+    assert min(json.loads(capsys.readouterr().out)["breakdown_s"].values()) >= 0

@@ -76,6 +76,8 @@ def test_every_fault_of_a_file_is_listed_with_its_place(tmp_path: Path) -> None:
     data = Calibration.ideal().model_dump(mode="json")
     data["gemms"]["bf16"]["e_sust"] = 1.5
     data["attention"][0]["e_max"] = {"wide": 0.5}
+    data["attention"][1]["e_max"] = {"64": 0}
+    data["gemms"]["bf16"]["layout"] = {"nt": -1}
     data["surprise"] = 1
     del data["uncertainty"]
     path = tmp_path / "bad.json"
@@ -83,8 +85,16 @@ def test_every_fault_of_a_file_is_listed_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError) as caught:
         Calibration.load(path)
     places = " ".join(fault.place for fault in caught.value.faults)
-    assert len(caught.value.faults) == 4
-    assert all(part in places for part in ("gemms.bf16.e_sust", "attention[0]", "surprise", "uncertainty"))
+    assert len(caught.value.faults) == 6
+    wrong = (
+        "gemms.bf16.e_sust",
+        "gemms.bf16.layout.nt",
+        "attention[0]",
+        "attention[1].e_max.64",
+        "surprise",
+        "uncertainty",
+    )
+    assert all(part in places for part in wrong)
 
 
 @pytest.mark.parametrize(

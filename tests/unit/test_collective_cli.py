@@ -167,3 +167,10 @@ def test_logs_that_do_not_fit_are_refused(
     log.write_text(LOG, encoding="utf-8")
     assert main(["collective", *arguments.replace("LOG", str(log)).split()]) == ExitCode.BAD_INPUT
     assert words in capsys.readouterr().err
+
+
+def test_leaves_of_the_cluster_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "all_gather --nodes 2 --size 1GiB"
+    whole = swept(line, capsys)["rows"][0]["time_s"]
+    half = swept(f"{line} --set cluster.inter.nic_bytes_per_s=x0.5", capsys)["rows"][0]["time_s"]
+    assert 1.9 < half / whole < 2.1

@@ -340,3 +340,20 @@ def test_a_rings_lines_pay_for_each_channel_that_the_size_adds() -> None:
     assert times[1] < 1.25 * times[0]
     assert times[2] > 1.5 * times[1]
     assert times[3] > 1.5 * times[2]
+
+
+def test_tcp_runs_at_the_pace_of_the_hosts_copies_up_to_the_wire() -> None:
+    a2 = Cluster.load("gcp-a2-ultra", 2)
+
+    def with_nics(bytes_per_s: float) -> Cluster:
+        assert a2.inter is not None
+        return a2.model_copy(update={"inter": a2.inter.model_copy(update={"nic_bytes_per_s": bytes_per_s})})
+
+    def call_s(bytes_per_s: float) -> float:
+        return float(choose("all_gather", GIB, shape(16, 2), with_nics(bytes_per_s)).time_s)
+
+    assert call_s(12.5e9) == pytest.approx(call_s(25e9)) == pytest.approx(call_s(100e9))
+    crossing_s = GIB * 15 / 16 / 1e8  # 100 MB/s: a wire slower than any host's copies
+    assert crossing_s < call_s(1e8) < 1.1 * crossing_s
+    measured, other = (sigma("all_gather", GIB, shape(16, 2), with_nics(rate)) for rate in (25e9, 12.5e9))
+    assert other > 2 * measured

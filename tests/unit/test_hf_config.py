@@ -291,11 +291,12 @@ def test_towers_that_are_left_out_are_named(tmp_path: Path) -> None:
         "intermediate_size": 128,
         "vocab_size": 512,
     }
-    for tower in ({}, {"vision_config": {"depth": 32, "hidden_size": 1280}}):
+    for tower in ({}, {"vision_config": {"depth": 32, "hidden_size": 1280}}, {"visual": {"width": 1664}}):
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"model_type": "qwen2_5_vl", "num_key_value_heads": 2, **shape, **tower}))
         said = Model.load(path).sources.get("not modelled", "")
-        assert ("vision_config (some 629 million parameters): towers" in said) == bool(tower)
+        assert ("".join(tower) + ": towers and their projectors" in said) == bool(tower)
         path.write_text(json.dumps({"model_type": "llava", "text_config": {"model_type": "llama", **shape}, **tower}))
         said = Model.load(path).sources.get("not modelled", "")  # beside a section of the language model too
-        assert ("vision_config (some 629 million parameters): towers" in said) == bool(tower)
+        assert ("".join(tower) + ": towers and their projectors" in said) == bool(tower)
+        assert ("`shardwise capture config.json --recipe" in said) == ("vision_config" in tower)

@@ -172,3 +172,17 @@ def test_a_file_that_is_missing_is_answered_with_the_one_beside_it(
     (tmp_path / "study.toml").write_text(GOOD)
     (line,) = told(capsys, "predict", str(tmp_path / "stduy.toml"))
     assert line.endswith(f"(did you mean {tmp_path / 'study.toml'}?)")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("compare --tp 8", "as --set plan.tp=VALUE"),
+        ("search --dp-shard 8", "as --fix dp_shard=VALUE"),
+    ],
+)
+def test_a_command_without_flags_of_a_plan_says_how_it_takes_one(
+    capsys: pytest.CaptureFixture[str], line: str, said: str
+) -> None:
+    assert main(line.split()) == 2
+    assert said in " ".join(capsys.readouterr().err.split())

@@ -90,3 +90,15 @@ def test_one_kind_of_price_alone(tmp_path: Path, cluster: Cluster) -> None:
     assert [price.kind for price in Prices.load(path, "on-demand").of(cluster)] == ["on-demand"]
     with pytest.raises(InputError, match="--price-kind spot"):
         Prices.load(path, "spot")
+
+
+def test_of_very_many_faults_the_first_are_told_and_the_others_counted(tmp_path: Path) -> None:
+    """A table of two million faults took 30 s of the processor to say them all, and nobody reads them."""
+    file = tmp_path / "prices.toml"
+    file.write_text("[[price]]\n" * 3000)
+    with pytest.raises(InputError) as caught:
+        Prices.load(file)
+    *told, last = caught.value.faults
+    every = 3 * 3000 + 1  # kind, date and source of each, and the currency
+    assert len(told) == 1000
+    assert f"{every - 1000:,} more faults" in last.problem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import cache
 
 import pytest
@@ -145,6 +146,9 @@ def test_one_gpu_s_full_fine_tune_may_keep_its_states_on_the_host_or_take_a_loss
     found = {one.words for one in changes(start, alone, Stack.load(start.stack))}
     assert "data_parallel = deepspeed, offload.optimizer = host, zero = 2" in found
     assert {"optimizer = paged_adam8bit", "stack.loss = fused_linear"} <= found
+    beside = start.copy_with(peft="qlora")  # frozen weights, too, may lie in host memory
+    whole = "data_parallel = deepspeed, offload.optimizer = host, zero = 3, offload.parameters = host"
+    assert whole in {one.words for one in changes(beside, alone, Stack.load(start.stack))}
     stacks = (Stack.load(start.stack).copy_with(loss="cut"), Stack.load("torch-2.11-compiled"))
     assert all("stack.loss = fused_linear" not in {one.words for one in changes(start, alone, each)} for each in stacks)
 
@@ -215,6 +219,13 @@ def test_retries_cost_what_the_driver_takes() -> None:
         <= tight.memory.capacity_bytes
         < tight.memory.peak_reserved_bytes + tight.memory.outside_torch_bytes
     )
+
+
+def test_an_interval_holds_what_retries_leave() -> None:
+    plan = Plan(dp_shard=8, seq_len=2048, precision="fp16")
+    tight = predict(Model.load("llama3-8b"), plan, Cluster.load("dgx1-v100-8")).memory
+    assert tight.retries
+    assert tight.low_reserved_bytes <= tight.reserved_bytes < 0.95 * tight.peak_reserved_bytes
 
 
 def use(**changes: object) -> MemoryUse:
@@ -288,6 +299,19 @@ def test_bytes_of_many_micro_batches_are_carried_on_in_a_line(monkeypatch: pytes
     monkeypatch.setattr(_Search, "_played_live", counting)
     assert search._live(one, 4) == whole
     assert counts == [4, 6]
+
+
+def test_frozen_weights_that_fit_on_each_gpu_need_no_gathers_over_slow_links() -> None:
+    """What is told holds: whole on each GPU it takes about as much as told, and less time."""
+    model, cluster = Model.load("llama3.2-3b"), Cluster.synthesise("rtx-4090", 4)
+    fields = {"peft": "lora", "stack": "transformers-2024", "recompute": "full", "seq_len": 1024}
+    sharded = predict(model, Plan(dp_shard=4, **fields), cluster, CALIBRATION)
+    told = re.search(r"zero = 0, data_parallel = ddp .* \(some ([0-9.]+) GiB\)", sharded.suggestion)
+    assert told is not None
+    whole = predict(model, Plan(dp_replicate=4, zero=0, data_parallel="ddp", **fields), cluster, CALIBRATION)
+    assert whole.step_s < 0.8 * sharded.step_s
+    assert whole.memory.used_bytes / 2**30 == pytest.approx(float(told[1]), rel=0.15)
+    assert "data_parallel" not in whole.suggestion
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

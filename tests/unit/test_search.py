@@ -403,6 +403,7 @@ def test_the_command_prints_the_table_and_exports_it(capsys: pytest.CaptureFixtu
         (["--fix", "stack=nobody"], "no preset is called 'nobody'"),
         (["--front", "--run-tokens", "0"], "--run-tokens: a run has at least one token"),
         (["--nodes", "two"], "numbers of nodes"),
+        (["--set", "cluster.inter.nics=4"], "--set cluster.inter.nics"),
         (["--nodes", "99999999999999999999"], "numbers of nodes up to 65536"),
         (["--export", "table.xls"], "no format"),
         (["--export", "/nowhere/table.csv"], "there is no folder /nowhere"),

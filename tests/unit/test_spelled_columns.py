@@ -8,7 +8,8 @@ import pytest
 
 from simulator.base.errors import ClusterError, TableError
 from simulator.formats.readers.measured_table import read_measured
-from simulator.formats.readers.spelled_columns import names, plain
+from simulator.formats.readers.runs_table import COLUMNS
+from simulator.formats.readers.spelled_columns import names, own_names, plain
 from simulator.spec.cluster.device import Device
 from simulator.studies.backtest.evaluate import evaluate_row
 from simulator.studies.backtest.measured import step_seconds
@@ -171,3 +172,8 @@ def test_what_nobody_measures_is_no_number(tmp_path: Path, cell: str) -> None:
     (bad,) = read(tmp_path, f"{HEADER},step_time_s,peak_allocated_gib", f"{CELLS},1,{cell}").rows
     assert isinstance(bad, BadRow)
     assert "is not from 1e-30 to 1e+30" in str(bad.faults[0])
+
+
+def test_a_plans_own_word_for_the_micro_batch_is_its_column() -> None:
+    assert own_names(["gpu", "micro_batch_size", "reduce_dtype"], COLUMNS) == ["gpu", "micro_batch", "reduce_dtype"]
+    assert own_names(["micro_batch", "micro_batch_size"], COLUMNS) == ["micro_batch", "micro_batch_size"]

@@ -189,7 +189,8 @@ def test_nothing_is_printed_with_more_digits_than_it_has(name: str, power: float
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("15T", 15 * 10**12), ("1.5 B", 1_500_000_000), ("15e12", 15 * 10**12), ("7", 7)]
+    ("text", "number"),
+    [("15T", 15 * 10**12), ("1.5 B", 1_500_000_000), ("15e12", 15 * 10**12), ("7", 7), ("1t", 10**12)],
 )
 def test_counts(text: str, number: int) -> None:
     assert parse_count(text) == number

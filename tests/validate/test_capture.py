@@ -392,6 +392,8 @@ assert sent.tolist() == [3, 5]  # rank 0 has what it sends
 copy = sent.clone()
 copy[:1].add_(1)
 assert copy.tolist() == [4, 5]
+assert torch.repeat_interleave(copy, copy - 3).tolist() == [4, 5, 5]  # of whole numbers that are known
+assert torch.unique_consecutive(copy // 4).tolist() == [1]
 
 chosen = torch.randn(64, 8, device="cuda").topk(2).indices  # whose values nobody knows: 128 in 8 equal parts
 counts = torch.histc(chosen.view(-1), bins=8, min=0, max=8)
@@ -460,6 +462,7 @@ def test_a_config_without_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFi
         ("{}", ["--recipe", "ddp"], "has no model_type"),
         ("{", ["--recipe", "fsdp2"], "no config.json"),
         ("{}", ["--recipe", "ddp", "--", "--lr", "1"], "a recipe takes no arguments"),
+        ("{}", ["--recipe", "ddp", "--adapter", str(config)], "its peft_type is not LORA"),
     ):
         config.write_text(text)
         assert main(["capture", str(config), "-o", str(out), *flags]) == ExitCode.BAD_INPUT

@@ -242,7 +242,9 @@ def test_a_run_that_nothing_can_be_compared_with_is_no_all_clear(
     for _ in range(2):
         assert main(["calibrate", "check", file, "--history", history, "--keep"]) == ExitCode.OK
         assert capsys.readouterr().out == "nothing to compare with yet\n"
-    assert len(list(Path(history).iterdir())) == 1
+    assert main(["calibrate", "check", file, "/dev/full", "--history", history, "--keep"]) == ExitCode.OK
+    assert "/dev/full: cannot be read: is a pipe or a device" in capsys.readouterr().err
+    assert len(list(Path(history).iterdir())) == 1  # what was left out is not kept, which would never end
 
 
 def test_diff_says_what_changed_beyond_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,20 +126,32 @@ def _recipe_faults(job: Job) -> list[Fault]:
     """What is wrong with a config.json or with how it is to be trained."""
     if not job.recipe:
         return [Fault(place=job.target, problem="says no recipe", remedy=f"--recipe {'|'.join(_NEEDS)}")]
+    adapter = json.loads(job.arguments[0])["adapter"]
     found = [
         Fault(
             place=f"--recipe {job.recipe}", problem=f"needs {one}, which is not installed", remedy=f"pip install {one}"
         )
-        for one in _NEEDS[job.recipe]
+        for one in (*_NEEDS[job.recipe], *(["peft"] if adapter else []))
         if find_spec(one) is None
     ]
     try:
         recipe = json.loads(ordinary(Path(job.target), _MOST_BYTES).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as exc:
         return [*found, Fault(place=job.target, problem=f"no config.json: {exc}", remedy="one of Hugging Face's")]
+    if adapter and (problem := _no_adapter(Path(adapter))):
+        found.append(Fault(place=f"--adapter {adapter}", problem=problem, remedy="peft's adapter_config.json of LoRA"))
     if not isinstance(recipe, dict) or not isinstance(recipe.get("model_type"), str):
         found.append(Fault(place=job.target, problem="has no model_type", remedy="a config.json of Hugging Face's"))
     return found
+
+
+def _no_adapter(file: Path) -> str:
+    """Why a file is no adapter_config.json of LoRA; "" where it is one."""
+    try:
+        written = json.loads(ordinary(file, _MOST_BYTES).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as exc:
+        return str(exc)
+    return "" if isinstance(written, dict) and written.get("peft_type") == "LORA" else "its peft_type is not LORA"
 
 
 def _head(job: Job) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""The program of `shardwise capture config.json --recipe`: CONFIG RECIPE SEQ_LEN MICRO_BATCH_SIZE, of Hugging Face transformers.
+"""The program of `shardwise capture config.json --recipe`: CONFIG RECIPE SETTINGS, of Hugging Face transformers.
 
 fsdp2 shards each block and the root, computes in bf16 and reduces in fp32; ddp keeps fp32 parameters under autocast; zero3
-is DeepSpeed's engine in bf16. AdamW, fused where the recipe lets one choose.
+is DeepSpeed's engine in bf16. AdamW, fused where the recipe lets one choose. Of a model with a tower for images, sequences
+begin with `images` of them. Parameters whose name matches a pattern of `freeze` are not trained; under an `adapter`, the path of
+a file of peft's, only its pairs are, and all weights are bf16, since a unit of FSDP2 has one dtype.
 """
 
 from __future__ import annotations
@@ -10,37 +12,42 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed, nn
 
+from validate.capture.images import Images, has_tower
 from validate.capture.ranks import RefusedError
 
+Settings = dict[str, Any]
 Step = Callable[[dict[str, torch.Tensor]], None]
 
 
-def main(config_file: str, recipe: str, seq_len: str, micro_batch_size: str) -> None:
+def main(config_file: str, recipe: str, written: str) -> None:
     """Train without end: the capture stops it."""
     _without_broken_torchvision()
     import transformers
 
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    settings = json.loads(Path(config_file).read_text(encoding="utf-8"))
     try:
-        config = transformers.AutoConfig.for_model(**settings)
+        config = transformers.AutoConfig.for_model(**json.loads(Path(config_file).read_text(encoding="utf-8")))
     except ValueError as exc:
         problem = str(exc).splitlines()[0]
         raise RefusedError(
             f"transformers {transformers.__version__} does not know the model of {config_file}: {problem}"
         ) from exc
     config.use_cache = False
-    step = _RECIPES[recipe](config)
+    settings = json.loads(written)
+    if not has_tower(config):
+        settings["images"] = 0
+    step, images = _RECIPES[recipe](config, settings)
     vocabulary = getattr(config, "vocab_size", None) or config.get_text_config().vocab_size
     while True:
-        tokens = torch.randint(0, vocabulary, (int(micro_batch_size), int(seq_len)), device="cuda")
-        step({"input_ids": tokens, "labels": tokens})
+        tokens = torch.randint(0, vocabulary, (settings["micro_batch_size"], settings["seq_len"]), device="cuda")
+        step(images.inputs(tokens) if images else {"input_ids": tokens, "labels": tokens})
 
 
 def _without_broken_torchvision() -> None:
@@ -53,19 +60,40 @@ def _without_broken_torchvision() -> None:
         vars(sys)["modules"]["torchvision"] = None  # what import finds of a module that is not there
 
 
-def _model(config: Any, device: str) -> nn.Module:
+def _model(config: Any, settings: Settings, device: str) -> tuple[nn.Module, Images | None]:
     import transformers
 
+    auto = transformers.AutoModelForImageTextToText if has_tower(config) else transformers.AutoModelForCausalLM
+    dtype = torch.bfloat16 if settings["adapter"] else torch.float32
     with torch.device(device):
-        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model.train()
+        model: nn.Module = auto.from_config(config, dtype=dtype)
+    images = Images(model, settings["images"], settings["image_size"]) if settings["images"] else None
+    if settings["adapter"]:
+        model = _adapted(model, settings["adapter"])
+    for name, parameter in model.named_parameters():
+        if any(fnmatchcase(name, pattern) for pattern in settings["freeze"]):
+            parameter.requires_grad = False
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RefusedError(f"--freeze {' '.join(settings['freeze'])} leaves nothing to train")
+    return model.train(), images
 
 
-def _fsdp2(config: Any) -> Step:
+def _adapted(model: nn.Module, file: str) -> nn.Module:
+    import peft
+
+    written = {key: value for key, value in peft.LoraConfig.from_json_file(file).items() if key != "peft_type"}
+    try:
+        adapted: nn.Module = peft.get_peft_model(model, peft.LoraConfig(**written), autocast_adapter_dtype=False)
+    except (TypeError, ValueError) as exc:
+        raise RefusedError(f"--adapter {file}: {exc}") from exc
+    return adapted
+
+
+def _fsdp2(config: Any, settings: Settings) -> tuple[Step, Images | None]:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     distributed.init_process_group("nccl")
-    model = _model(config, "meta")
+    model, images = _model(config, settings, "meta")
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     blocks = set(getattr(model, "_no_split_modules", None) or ())
     for module in model.modules():
@@ -73,22 +101,24 @@ def _fsdp2(config: Any) -> Step:
             fully_shard(module, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
     model.to_empty(device="cuda")
-    return _eager(model)
+    return _eager(model), images
 
 
-def _ddp(config: Any) -> Step:
+def _ddp(config: Any, settings: Settings) -> tuple[Step, Images | None]:
     distributed.init_process_group("nccl")
-    step = _eager(nn.parallel.DistributedDataParallel(_model(config, "cuda")))
+    model, images = _model(config, settings, "cuda")
+    # towers have layers behind the one that is read
+    step = _eager(nn.parallel.DistributedDataParallel(model, find_unused_parameters=images is not None))
 
     def run(batch: dict[str, torch.Tensor]) -> None:
         with torch.autocast("cuda", torch.bfloat16):
             step(batch)
 
-    return run
+    return run, images
 
 
 def _eager(model: nn.Module) -> Step:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-4, fused=True)
 
     def run(batch: dict[str, torch.Tensor]) -> None:
         loss = model(**batch).loss
@@ -100,29 +130,33 @@ def _eager(model: nn.Module) -> Step:
     return run
 
 
-def _zero3(config: Any) -> Step:
+def _zero3(config: Any, settings: Settings) -> tuple[Step, Images | None]:
     import deepspeed
 
-    settings = {
+    engine_settings = {
         "train_micro_batch_size_per_gpu": 1,
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": 3},
         "zero_force_ds_cpu_optimizer": False,
     }
     deepspeed.init_distributed("nccl")
-    with deepspeed.zero.Init(config_dict_or_path=settings):
-        model = _model(config, "cuda")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    with deepspeed.zero.Init(config_dict_or_path=engine_settings):
+        model, images = _model(config, settings, "cuda")
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-4, fused=True)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=engine_settings)
 
     def run(batch: dict[str, torch.Tensor]) -> None:
         engine.backward(engine(**batch).loss)
         engine.step()
 
-    return run
+    return run, images
 
 
-_RECIPES: dict[str, Callable[[Any], Step]] = {"fsdp2": _fsdp2, "ddp": _ddp, "zero3": _zero3}
+_RECIPES: dict[str, Callable[[Any, Settings], tuple[Step, Images | None]]] = {
+    "fsdp2": _fsdp2,
+    "ddp": _ddp,
+    "zero3": _zero3,
+}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from validate.capture import values
+from validate.capture import trees, values
 
 aten = torch.ops.aten
 _SHARE = "_shardwise_share"  # of a storage's elements that are true or 1, alike everywhere
@@ -91,9 +91,10 @@ class Routing:
         if func in _SHAPED:
             return _SHAPED[func](args, run)
         if func in _DIFFERENT:
-            return self._different(func, args, kwargs, run)
+            computed = self._computed(func, args, kwargs, run)
+            return computed if computed is not None else self._different(func, args, kwargs, run)
         if func not in _PICKS:
-            return None
+            return self._computed(func, args, kwargs, run)
         if func is aten.bincount.default:
             return self._bins(args, kwargs, run)
         mask = args[-1]
@@ -105,6 +106,22 @@ class Routing:
         if real is not None and func is aten.nonzero.default:
             values.give(found, real.nonzero())
         return found
+
+    def _computed(self, func: Any, args: Sequence[Any], kwargs: Any, run: Callable[..., Any]) -> Any:
+        """What it makes of whole numbers that are known, as `repeat_interleave` of counts that the host gave; None of others."""
+        read = trees.tensors((args, dict(kwargs)))
+        real = {id(one): values.known(one) if values.may_have(one) else None for one in read}
+        if not read or any(one is None for one in real.values()):
+            return None
+        positional, named = trees.mapped((args, dict(kwargs)), lambda one: real.get(id(one), one))
+
+        def given(result: Any) -> Any:
+            how = {"dtype": result.dtype, "device": read[0].device}
+            found = run(aten.empty.memory_format, (list(result.shape),), how)
+            values.give(found, result)
+            return found
+
+        return trees.mapped(func(*positional, **named), given)
 
     def _places(self, index: Any, run: Callable[..., Any]) -> list[Any]:
         """Indices in place of a mask."""

@@ -47,6 +47,7 @@ class Network:
 
     prior: efficiency, hop_s, fill_s (for each square root of a step), fill_half_s. A hop over InfiniBand is NCCL's own
     constant (2.7 us, src/graph/tuning.cc); those of plugins between their software's and what they report to NCCL.
+    nic_bytes_per_s: of the NICs under the sweeps, where it is not the wire that limits them.
     """
 
     kinds: tuple[str, ...]
@@ -54,6 +55,7 @@ class Network:
     when: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     copied_bytes: int = 0
+    nic_bytes_per_s: float = 0.0
 
     @property
     def structure(self) -> NetworkCurves:
@@ -67,6 +69,7 @@ class Network:
             kinds=self.kinds,
             waiting=self.waiting,
             copied_bytes=self.copied_bytes,
+            nic_bytes_per_s=self.nic_bytes_per_s,
         )
 
 
@@ -88,8 +91,10 @@ NETWORKS = {
         waiting=("simple",),
         copied_bytes=IMMEDIATE_BYTES,
     ),
-    "sockets": Network(("sockets",), (0.08, 20e-6, 2.2e-4, 1e-2)),
-    "sockets-2.18": Network(("sockets",), (0.2, 20e-6, 2.2e-4, 1e-2), ("NCCL<2.19", "NCCL_CROSS_NIC=2")),
+    "sockets": Network(("sockets",), (0.08, 20e-6, 2.2e-4, 1e-2), nic_bytes_per_s=25e9),
+    "sockets-2.18": Network(
+        ("sockets",), (0.2, 20e-6, 2.2e-4, 1e-2), ("NCCL<2.19", "NCCL_CROSS_NIC=2"), nic_bytes_per_s=25e9
+    ),
 }
 
 

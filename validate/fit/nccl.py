@@ -333,7 +333,12 @@ def network_entry(
     """A network as the file has it."""
     network = NETWORKS[name]
     nodes = max((s.call.place.num_domains for s in samples), default=0)
-    own = {"waiting": network.waiting, "copied_bytes": network.copied_bytes, "max_nodes": nodes}
+    own = {
+        "waiting": network.waiting,
+        "copied_bytes": network.copied_bytes,
+        "max_nodes": nodes,
+        "nic_bytes_per_s": network.nic_bytes_per_s,
+    }
     return entry(name, table, samples, error, left_out) | {"kinds": network.kinds, "when": network.when} | own
 
 

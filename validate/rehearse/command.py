@@ -39,6 +39,7 @@ def _load() -> None:
     """What parents and ranks load, once: they are forked from this process."""
     import torch
 
+    import simulator.work.script  # noqa: F401
     from validate.benches import worker  # noqa: F401
     from validate.players import fake, rank, real  # noqa: F401
 

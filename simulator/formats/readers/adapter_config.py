@@ -56,11 +56,7 @@ def _targets(data: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, 
 def _faults(data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     kind = data["peft_type"]
     if not isinstance(kind, str) or kind not in _METHODS:
-        yield (
-            "peft_type",
-            f"{str(kind)[:60]!r} is not modelled",
-            nearest(str(kind), _METHODS) or "LORA, IA3, PREFIX_TUNING",
-        )
+        yield "peft_type", f"{str(kind)[:60]!r} is not modelled", nearest(str(kind), _METHODS) or ", ".join(_METHODS)
     for key in _COUNTS:
         value = data.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):

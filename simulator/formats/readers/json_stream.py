@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from io import TextIOWrapper
@@ -18,7 +19,7 @@ from simulator.base.files import ordinary
 CHUNK = 2**20
 MAX_VALUE = 2**24  # characters of one value: an event has some hundred
 _NUMBER = 64  # characters within which a number has ended
-_SPACE = " \t\r\n"
+_NO_SPACE = re.compile(r"[^ \t\r\n]")
 
 
 class Broken(ValueError):  # noqa: N818  an end, reported to the reader
@@ -73,22 +74,20 @@ class JsonStream:
 
     def _array(self) -> Iterator[Any]:
         self._at += 1
-        while (next_one := self._peek()) != "]":
-            if next_one == ",":
-                self._at += 1
-                continue
+        while self._peek() != "]":
             yield self._value()
+            if self._peek() == ",":
+                self._at += 1
         self._at += 1
 
     def _peek(self) -> str:
         """The next character that is no space. Raises Broken at the end."""
-        while True:
-            while self._at < len(self._text):
-                if self._text[self._at] not in _SPACE:
-                    return self._text[self._at]
-                self._at += 1
+        while (found := _NO_SPACE.search(self._text, self._at)) is None:
+            self._at = len(self._text)
             if not self._more():
                 raise Broken("it ends early")
+        self._at = found.start()
+        return found.group()
 
     def _more(self) -> bool:
         """Read more text; text already used is dropped."""

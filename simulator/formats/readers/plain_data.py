@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+_PICKLED = (b"\x80", b"(", b"}", b"]")  # a table or a list, by any protocol
 MAX_FAULTS = 20
 BASE_BYTES = 2**30  # what reading may take beside the file itself ...
 BYTES_PER_BYTE = 40  # ... and for each of its bytes, as objects; snapshots take about 8
@@ -58,14 +59,19 @@ class Plain(pickle.Unpickler):
 def read(file: BinaryIO) -> Any:  # noqa: ANN401  whatever it holds
     """The file as plain data. Raises Refused."""
     stream: Any = file
+    begins = b""
     try:
         if peek(file)[:2] == b"\x1f\x8b":
             stream = unzipped(file)
-        is_json = peek(stream).lstrip()[:1] in (b"{", b"[")
+        begins = peek(stream).lstrip()[:1]
+        is_json = begins in (b"{", b"[")
         return json.load(stream) if is_json else Plain(stream).load()
     except Refused:
         raise
     except (EOFError, pickle.UnpicklingError) as exc:
+        if begins not in _PICKLED:
+            remedy = "torch.cuda.memory._dump_snapshot(file) writes one; replay --plan takes a study"
+            raise Refused(("", "it is no snapshot: neither a pickle nor JSON", remedy)) from None
         raise Refused(("", f"it ends early or is damaged: {exc}", "copy it again from where it was written")) from None
     except RecursionError:
         raise Refused(("", "it is nested too deeply", "a snapshot has 4 levels")) from None

@@ -19,13 +19,15 @@ from simulator.formats.readers.run_settings import setting_of
 
 _OOM: Final = re.compile(r"oom|out[ _-]of[ _-]memory", re.IGNORECASE)
 _stage: Final = one_of("0", "1", "2", "3", blank="")
+_COUNTS: Final = ("micro_batch_size",)  # keys of a plan, but rules for blank cells ask for their columns
 _STAGES: Final = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "zero3"}
 
 
 def own_names(header: Sequence[str], columns: Iterable[str]) -> list[str]:
     """Each column by our name, where it is one in another spelling and stands beside none of it; results keep their plain name."""
     known = {*columns, *parsers()}
-    found = [name if name in known or "." in name or setting_of(name) else _own(name, known) for name in header]
+    ours = {*known, *(name for name in header if "." in name or (setting_of(name) and name not in _COUNTS))}
+    found = [name if name in ours else _own(name, known) for name in header]
     return [name if own in header else own for name, own in zip(header, found, strict=True)]
 
 

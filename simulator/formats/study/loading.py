@@ -11,7 +11,7 @@ from pydantic import Field
 
 from simulator.base.errors import ClusterError, InputError, ModelError
 from simulator.base.schema import Strict
-from simulator.formats.study.overrides import Override, patched
+from simulator.formats.study.overrides import Override, parse_overrides, patched
 from simulator.formats.study.tables import of_root
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.learned import LEARNED_SUFFIX, Learned
@@ -82,6 +82,15 @@ def loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Clu
     cluster, stated = _with_first_gpus(cluster, of_root(overrides, "cluster"))
     own = [each for one in stated for each in _rewired(cluster, one)]
     return patched(patched(cluster, [*own, *below], ClusterError), _doubted(cluster, own), ClusterError)
+
+
+def cluster_with(name: str, settings: Sequence[str], nodes: int | None = None) -> Cluster:
+    """A preset's or a file's cluster with leaves of it and of its device as --set says. Raises InputError with every fault."""
+    overrides, faults = parse_overrides(settings, ("cluster", "device"))
+    InputError.raise_for(faults)
+    cluster = loaded_cluster({"cluster": name, "nodes": nodes}, overrides)
+    assert cluster is not None
+    return cluster
 
 
 def _doubted(cluster: Cluster, stated: list[Override]) -> list[Override]:

@@ -18,10 +18,11 @@ from simulator.base.value_errors import Expected
 from simulator.formats.study.loading import calibration_named, loaded_cluster, model_of
 from simulator.formats.study.overrides import Override, literal, parse_overrides, patched
 from simulator.formats.study.provenance import named_sources, of_model, set_by_hand
-from simulator.formats.study.tables import DEFAULT_NAME, Faults, at_its_key, located, of_root
+from simulator.formats.study.tables import DEFAULT_NAME, Faults, at_its_key, flags_above, located, of_root
 from simulator.predict import Source
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.hosts import counted
 from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.model import Model
 from simulator.spec.model.families import weights_of
@@ -155,6 +156,9 @@ def read_serving_study(
         requests = faults.attempt(lambda: _requests(workload))
     if faults or study is None or plan is None or model is None or cluster is None or stack is None or requests is None:
         raise InputError(dict.fromkeys(at_its_key(fault, origins, name, "inference") for fault in faults))
+    asked, _ = counted(str(raw.get("cluster"))) or (0, "")
+    detail = f"{plan.num_devices} of the {asked} GPUs serve: tp, pp and dp take no more (--tp, --dp)"
+    idle = [Source(what="plan", kind="assumed", detail=detail)] * (not searched and plan.num_devices < asked)
     return ServingStudy(
         model=model,
         plan=plan,
@@ -168,6 +172,7 @@ def read_serving_study(
         sources=(
             *_sources(name, raw, origins, study.workload),
             *named,
+            *idle,
             *of_model(model, raw.get("model")),
             *set_by_hand(overrides, TABLES),
         ),
@@ -233,7 +238,7 @@ def _checked(raw: Mapping[str, Any], origins: Mapping[str, str], name: str) -> S
 def _relabelled(fault: Fault, origins: Mapping[str, str], name: str) -> Fault:
     """The fault at the flag that gave the key; of keys of a table that contradict each other, at the flags that gave them."""
     path, words = fault.place.removeprefix(": "), set(re.findall(r"\w+", str(fault)))
-    flags = [flag for key, flag in origins.items() if path == key or path.startswith(f"{key}.")][:1] or [
+    flags = flags_above(path, origins)[:1] or [
         flag for key, flag in origins.items() if key.startswith(f"{path}.") and key.split(".")[1] in words
     ]
     return replace(fault, place=" and ".join(dict.fromkeys(flags)) or f"{name}: {path}")

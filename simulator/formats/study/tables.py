@@ -144,7 +144,7 @@ def merged(
 def relabelled(fault: Fault, origins: Mapping[str, str], name: str, written: Mapping[str, Any]) -> Fault:
     """A fault of the study's table at the flag that caused it, else at the key in its file, whose plan is `written`."""
     path = fault.place.removeprefix(": ")
-    flag = next((flag for key, flag in origins.items() if path == key or path.startswith((f"{key}.", f"{key}["))), None)
+    flag = next(iter(flags_above(path, origins)), None)
     if fault.problem == "unknown key" and path in Plan.written_fields():
         fault = replace(fault, remedy="it belongs under [plan]")
     if flag and fault.problem.startswith("must be a table"):
@@ -154,6 +154,12 @@ def relabelled(fault: Fault, origins: Mapping[str, str], name: str, written: Map
         head = re.split(r"[.\[]", key, maxsplit=1)[0]
         path = f"plan.{Plan.spelled(head, written)}{key.removeprefix(head)}"
     return replace(fault, place=flag or f"{name}: {path}")
+
+
+def flags_above(path: str, origins: Mapping[str, str]) -> list[str]:
+    """The flags of the key at `path` or of a table around it, behind which the key within that stands."""
+    around = [key for key in origins if path == key or path.startswith((f"{key}.", f"{key}["))]
+    return [f"{origins[key]}: {path.removeprefix(key).partition('.')[2]}".removesuffix(": ") for key in around]
 
 
 def at_its_key(fault: Fault, origins: Mapping[str, str], name: str, table: str = "plan") -> Fault:

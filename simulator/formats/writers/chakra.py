@@ -138,7 +138,7 @@ class _Stage:
             return self._collective(op.kind, *self._group(op, rank), groups)
         if op.kind in (*_LOADS, *_STORES):
             kind = MEM_LOAD if op.kind in _LOADS else MEM_STORE
-            return kind, [_flag("is_cpu_op", value=False), _unsigned("tensor_size", op.size_bytes)]
+            return kind, [_flag("is_cpu_op", value=False), block(1, "tensor_size") + member(13, op.size_bytes)]
         if pair := _PAIR.match(op.stream):
             return self._message(op, rank, (int(pair[1]), int(pair[2])))
         return COMP, [_flag("is_cpu_op", value=op.kind.startswith("cpu"))]
@@ -202,10 +202,6 @@ def _small(name: str, value: int) -> bytes:
 
 def _number(name: str, value: int) -> bytes:
     return block(1, name) + member(9, value)
-
-
-def _unsigned(name: str, value: int) -> bytes:
-    return block(1, name) + member(13, value)
 
 
 def _text(name: str, value: str) -> bytes:

@@ -104,7 +104,7 @@ def drawn(e: EnergyUse) -> Group:
             (
                 f"  {part.name}",
                 f"{part.watts:,.0f} W",
-                f"for {format_seconds(part.seconds)} of a step, {_share(e, part.joules)}",
+                f"for {format_seconds(part.seconds)} of a step, {part.joules * e.energy.pue / e.step_joules:.0%} of the energy",
             )
             for part in e.parts
         ),
@@ -127,10 +127,6 @@ def drawn(e: EnergyUse) -> Group:
         parts.append(layout.table(caps, "lrrr"))
     parts += [Text(f"{source.what}: {source.kind}, {source.detail}") for source in e.sources]
     return Group(*parts)
-
-
-def _share(e: EnergyUse, joules: float) -> str:
-    return f"{joules * e.energy.pue / e.step_joules:.0%} of the energy"
 
 
 def phases(p: Phases) -> Table:

@@ -164,7 +164,7 @@ class Rule(Generic[S]):
 
     def read_by(self, plan: Plan) -> frozenset[str]:
         """The fields of this plan on which the verdict rests."""
-        return frozenset(name for one in self.fields for name in _resolved(one, plan))
+        return frozenset(name for one in self.fields for name in (RESOLVED[one](plan) if one in RESOLVED else (one,)))
 
 
 class PlanRule(Rule[Plan]):
@@ -221,10 +221,6 @@ RESOLVED: Final[dict[str, Callable[[Plan], tuple[str, ...]]]] = {
         *("first_stage_layers", "last_stage_layers", "stage_layers", "embedding_as_layer", "head_as_layer"),
     ),
 }
-
-
-def _resolved(name: str, plan: Plan) -> tuple[str, ...]:
-    return RESOLVED[name](plan) if name in RESOLVED else (name,)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,19 +21,19 @@ class Folder:
 
     def __init__(self, fabric: MeshFabric, peers: Peers) -> None:
         self._fabric, self._peers = fabric, peers
-        self._pieces: dict[Hashable, tuple[Work, Counter[tuple[str, str, int]], float]] = {}
-        self._phases: dict[int, Phase] = {}
+        # the last of each: what has the id in its kind, which equal layers and micro-batches share; kept, so the id stays its own
+        self._pieces: dict[Hashable, tuple[Work, Counter[tuple[str, str, int]], float, object]] = {}
         self._exchanged: Counter[tuple[str, str, int]] = Counter()
         self._hosted_s = 0.0  # the host's time that is part of folded work
 
-    def once(self, kind: Hashable, make: Callable[[], Work]) -> Work:
+    def once(self, kind: Hashable, make: Callable[[], Work], of: object = None) -> Work:
         """The work of a kind of piece, made the first time that the program has one; its collectives count each time."""
         if found := self._pieces.get(kind):
             self._exchanged.update(found[1])
             self._hosted_s += found[2]
             return found[0]
         before, hosted_s, work = self._exchanged.copy(), self._hosted_s, make()
-        self._pieces[kind] = work, self._exchanged - before, self._hosted_s - hosted_s
+        self._pieces[kind] = work, self._exchanged - before, self._hosted_s - hosted_s, of
         return work
 
     def folded(self, *phases: Phase, synchronous: bool) -> Work:
@@ -49,10 +49,8 @@ class Folder:
         return self._folded_together(phases, synchronous=synchronous)
 
     def _folded_alone(self, phase: Phase, *, synchronous: bool) -> Work:
-        """One phase, made the first time: equal layers and micro-batches have the same object, kept so that its id stays its own."""
-        self._phases[id(phase)] = phase
         key = "phase", id(phase), synchronous
-        return self.once(key, lambda: self._folded_together((phase,), synchronous=synchronous))
+        return self.once(key, lambda: self._folded_together((phase,), synchronous=synchronous), phase)
 
     def _folded_together(self, phases: tuple[Phase, ...], *, synchronous: bool) -> Work:
         total, blocking = self.summed(*phases), self._fabric.stack.host.blocking
@@ -69,6 +67,9 @@ class Folder:
         return added(self._alone(segment) for phase in phases for segment in phase.segments)
 
     def _alone(self, segment: Segment) -> Work:
+        return self.once(("segment", id(segment)), lambda: self._made(segment), segment)
+
+    def _made(self, segment: Segment) -> Work:
         if segment.beside is NO_WORK and not segment.exchanges and self._fabric.rank_classes is None:
             return added((self._paced(segment.work),))
         work, beside = self._with_peers(segment.work), self._with_peers(segment.beside)

@@ -136,6 +136,7 @@ class NetworkCurves(LinkClass):
     max_nodes: the largest groups of its sweeps (0: unknown); beyond them a call is an extrapolation.
     copied_bytes: messages up to this size are copied out of GPU memory by the host, one after another (Slingshot's
     immediate data, fi_cxi(7): FI_CXI_DISABLE_NON_INJECT_MSG_IDC=1 forbids it).
+    nic_bytes_per_s: of the NICs that were measured, where the host copies what they send (TCP) and not the wire limits it; 0 elsewhere.
     """
 
     kinds: tuple[str, ...]
@@ -143,6 +144,13 @@ class NetworkCurves(LinkClass):
     waiting: tuple[str, ...] = ()
     copied_bytes: int = Field(ge=0, default=0)
     max_nodes: int = Field(ge=0, default=0)
+    nic_bytes_per_s: float = Field(ge=0, default=0.0)
+
+    def of_the_wire(self, mode: Mode, protocol: str, nic_bytes_per_s: float) -> float:
+        """Bytes/s that the mode's efficiency is a fraction of, over such a NIC's: the measured NIC's where hosts copy, up to the wire."""
+        if not self.nic_bytes_per_s:
+            return 1.0
+        return min(self.nic_bytes_per_s / nic_bytes_per_s, _OF_THE_WIRE * _PAYLOAD[protocol] / mode.efficiency)
 
     def holds(self, traits: frozenset[str], release: tuple[int, ...]) -> bool:
         """Every condition of `when` does."""
@@ -266,6 +274,8 @@ def doubling_sigma(kind: str) -> float:
 
 
 _RELEASE = "NCCL<"
+_OF_THE_WIRE = 1448 / 1538  # TCP with time stamps in Ethernet's frames of 1,500 bytes (RFC 894, RFC 7323)
+_PAYLOAD = {"ll": 8 / 16, "ll128": 120 / 128, "simple": 1.0}  # data a byte sent (NCCL, src/include/device.h)
 
 
 def applies(when: tuple[str, ...], traits: frozenset[str], release: tuple[int, ...]) -> bool:

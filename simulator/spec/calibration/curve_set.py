@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from simulator.base.errors import CalibrationError
 from simulator.base.kernels import Direction, Dtype
 from simulator.base.schema import Strict
+from simulator.base.units import Factor
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.calibration.curves import AttentionCurve, GemmCurve, Power, StreamCurve
 from simulator.spec.calibration.records import Interference, MemoryOverheads, Overheads, Provenance
@@ -39,10 +40,10 @@ class CurveSet(Strict, defer_build=True):  # its own validator is never needed: 
     overheads: Overheads
     interference: Interference
     memory: MemoryOverheads
-    uncertainty: dict[Literal["gemm", "attention", "elementwise", "communication"], float]
+    uncertainty: dict[Literal["gemm", "attention", "elementwise", "communication"], Annotated[float, Field(ge=0)]]
     provenance: Provenance
     links: LinkCurves | None = None
-    speed: dict[SpeedOf, float] = {}
+    speed: dict[SpeedOf, Factor] = {}
 
     @model_validator(mode="after")
     def _each_curve_once(self) -> Self:
@@ -51,7 +52,6 @@ class CurveSet(Strict, defer_build=True):  # its own validator is never needed: 
         problems += [f"attention: {text}" for text in _attention_faults(self.attention)]
         missing = {"gemm", "attention", "elementwise", "communication"} - set(self.uncertainty)
         problems += [f"uncertainty: {name} is missing" for name in sorted(missing)]
-        problems += [f"speed: {name} is not above 0" for name, factor in self.speed.items() if factor <= 0]
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -7,14 +7,14 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from simulator.base.errors import ClusterError
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import Strict, nearest, read_toml
-from simulator.base.units import Bytes, BytesPerS, FlopPerS
+from simulator.base.units import Bytes, BytesPerS, FlopPerS, format_bytes
 from simulator.spec.cluster.mig import profile_of, sliced
 
 Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna2", "cdna3", "cdna4", "cpu"]
@@ -67,11 +67,17 @@ class Device(Strict):
     memory_bytes_per_s: BytesPerS = Field(gt=0)
     peak_flop_per_s: PeakFlop
     num_sms: int = Field(gt=0)
-    power_w: float = Field(gt=0)
+    power_w: float = Field(ge=1, le=1e6)
     host_factor: float = Field(gt=0, le=100, default=1.0)
     calibration: str = ""  # the calibration whose kernels this device shares (empty: data sheet only)
     aliases: Annotated[tuple[str, ...], Field(strict=False)] = ()  # a list in TOML
     sources: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _has_memory(self) -> Self:
+        if self.hypervisor_bytes >= self.usable_bytes:
+            raise ValueError(f"hypervisor_bytes leaves none of its memory of {format_bytes(self.usable_bytes)}")
+        return self
 
     def peak(self, dtype: str) -> float:
         """Dense peak FLOP/s for `dtype`; 0 if the device lacks it."""

@@ -26,10 +26,8 @@ def unknown_model(name: str, alike: Sequence[str] = ()) -> Fault:
     if alike and not name.endswith(".py"):
         other = f"it has other layers than {alike[0]} (a tower for images or sound, another size, attention or task)"
         problem = f"no preset is called {name!r}: {other}"
-        remedy = (
-            f"the path of its config.json; {alike[0]} for a language model alone, with an image's tokens in the prompt"
-        )
-        return Fault("model", problem, remedy)
+        alone = f"{alike[0]} for a language model alone, with an image's tokens in the prompt"
+        return Fault("model", problem, f"the path of its config.json; {alone}")
     return unknown_name("model", name, preset_names(), "a config.json or .toml")
 
 

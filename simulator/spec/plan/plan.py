@@ -47,6 +47,7 @@ ShardingStrategy = Literal["NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SH
 # What one CUDA graph holds of a layer, in Megatron's words (--cuda-graph-modules); or of a step, forward and backward
 CudaGraph = Literal["attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess", "full_iteration"]
 
+FUSED_STACK = "fused-2025"  # of implementations whose layers are Megatron-Core's
 _STRATEGY_ZERO = {"NO_SHARD": 0, "SHARD_GRAD_OP": 2, "FULL_SHARD": 3, "HYBRID_SHARD": 3}
 
 
@@ -282,6 +283,11 @@ class Plan(Nested):
     def traits(self) -> Traits:
         """What its data parallelism does."""
         return traits_of(self.implementation)
+
+    @property
+    def software(self) -> str:
+        """The stack that runs: as named, else of the implementation's layers, which are torch's or fused by hand."""
+        return FUSED_STACK if self.traits.core_layers and "stack" not in self.model_fields_set else self.stack
 
     @property
     def adapters_apart(self) -> bool:

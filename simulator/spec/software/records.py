@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from simulator.base.schema import Strict
-from simulator.base.units import Bytes, Seconds
+from simulator.base.units import Bytes, Factor, Seconds, Share
 from simulator.spec.model.experts import ExpertShards
 from simulator.spec.software.traits import Blocks
-
-Factor = Annotated[float, Field(gt=0)]
 
 # Speed of the products of several experts over the same as one batch: median of 48 that Transformer Engine ran on A100
 # (1.02) and B200 (0.86), 512 rows an expert or more (experiments/grouped_products.py).
@@ -36,13 +34,13 @@ class AttentionBackend(Strict):
     random_state: bool = Field(
         default=True, description="the kernel returns the state of dropout's generator as tensors, whatever the dropout"
     )
-    forward_efficiency: dict[str, float] = Field(
+    forward_efficiency: dict[str, Share] = Field(
         default={},
         description="by architecture: fraction of the device's peak on causal FLOP, for a kernel that no kernel table has; "
         "empty: the calibration's curves",
     )
-    backward_efficiency: dict[str, float] = Field(default={}, description="the same of the backward")
-    speed_factor: dict[str, float] = Field(
+    backward_efficiency: dict[str, Share] = Field(default={}, description="the same of the backward")
+    speed_factor: dict[str, Factor] = Field(
         default={},
         description="by architecture: speed of this stack's attention kernel over the calibration's curve; empty: 1",
     )

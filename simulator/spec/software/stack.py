@@ -224,7 +224,9 @@ class Stack(Nested):
     @staticmethod
     def of(plan: _Planned) -> Stack:
         """The plan's stack; `assumed` where the plan does not name it. Raises StackError."""
-        return Stack.load(plan.stack) if "stack" in plan.model_fields_set else _assumed(plan.stack)
+        if "stack" in plan.model_fields_set:
+            return Stack.load(plan.stack)
+        return _assumed(getattr(plan, "software", plan.stack))  # a serving plan has one kind of software
 
     @staticmethod
     def names() -> tuple[str, ...]:

@@ -69,11 +69,7 @@ def preset_of(row: RunRow) -> Model | None:
     if row.model:
         return Model.load(row.model)
     models = (Model.load(preset) for preset in presets_of(row.model_name))
-    return next((model for model in models if _as_wide(model, row)), None)
-
-
-def _as_wide(model: Model, row: RunRow) -> bool:
-    return row.d_model in (None, model.d_model) and row.n_heads in (None, model.num_heads)
+    return next((m for m in models if row.d_model in (None, m.d_model) and row.n_heads in (None, m.num_heads)), None)
 
 
 def _structure(row: RunRow) -> dict[str, Any]:

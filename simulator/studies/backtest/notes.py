@@ -102,7 +102,10 @@ def trained(row: RunRow) -> tuple[Settings, ...]:
         return (_narrow(row, text),)
     if found["full"]:
         return ({"plan.peft": "full", **_narrow(row, text)},)
-    every = {**_method(text, quantised=bool(found["quantised"])), **_kept_narrow(row)}
+    kept = (
+        {"plan.master_dtype": row.precision} if row.precision in ("bf16", "fp16") else {}
+    )  # below adapters no fp32 copy
+    every = {**_method(text, quantised=bool(found["quantised"])), **kept}
     every |= {"plan.train_modules": ("embedding", "lm_head")} if states(_ENDS_TRAINED, text) else {}
     rank = {"plan.lora_rank": int(stated[1])} if (stated := _RANK.search(text)) else {}
     targets = _targets(text)
@@ -127,11 +130,6 @@ def _method(text: str, *, quantised: bool) -> Settings:
         return {"plan.peft": "lora"}
     weights = "gptq" if states(_GPTQ, text) else "nf4_double" if states(_DOUBLE, text) else "nf4"
     return {"plan.peft": "qlora", "plan.base_weights": weights}
-
-
-def _kept_narrow(row: RunRow) -> Settings:
-    """Frozen weights below adapters have no fp32 copy."""
-    return {"plan.master_dtype": row.precision} if row.precision in ("bf16", "fp16") else {}
 
 
 def _narrow(row: RunRow, text: str) -> Settings:

@@ -19,7 +19,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.place.cost import PlacementPricer
 from simulator.studies.place.local import Local, place_node
-from simulator.studies.place.traffic import Call, Where, step_calls
+from simulator.studies.place.traffic import Call, step_calls
 from simulator.studies.place.trial import Choice, OnProgress, Score, Trials, is_better
 from simulator.studies.place.uneven import MOST_TRIALS, suited
 from simulator.work.collectives.ports import port_of
@@ -233,7 +233,8 @@ def _group_paths(trials: Trials, choice: Choice, calls: tuple[Call, ...]) -> dic
     prices = pricer.evaluated(range(pricer.num_places)).prices_s
     found: dict[str, GroupPath] = {}
     for call, price in zip(calls, prices, strict=True):
-        name, path = _name(call.where), _group_path(trials.cluster, pricer.shapes[call.where], call.kind, price)
+        name = "messages between stages" if isinstance(call.where, tuple) else call.where
+        path = _group_path(trials.cluster, pricer.shapes[call.where], call.kind, price)
         known = found.get(name)
         if known is not None:
             slowest = min(known, path, key=lambda one: one.bytes_per_s)
@@ -246,10 +247,6 @@ def _group_paths(trials: Trials, choice: Choice, calls: tuple[Call, ...]) -> dic
             )
         found[name] = path
     return found
-
-
-def _name(where: Where) -> str:
-    return "messages between stages" if isinstance(where, tuple) else where
 
 
 def _group_path(cluster: Cluster, shape: GroupShape, kind: str, price_s: float) -> GroupPath:

@@ -37,17 +37,13 @@ def _are_interchangeable(cluster: Cluster, a: int, b: int) -> bool:
     cables = {name: rate for name, rate in wiring.rates.items() if name.startswith("gpu")}
     renamed = {_renamed(name, swapped): rate for name, rate in cables.items()}
     return cables == renamed and (
-        not _states_nic_places(cluster) or _places(cluster, wiring, {}) == _places(cluster, wiring, swapped)
+        not (cluster.inter and cluster.inter.cards) or _places(cluster, wiring, {}) == _places(cluster, wiring, swapped)
     )
 
 
 def _renamed(name: str, swapped: dict[int, int]) -> str:
     src, _, dst = name.partition(">")
     return ">".join(f"gpu{swapped.get(n, n)}" for n in (int(end.removeprefix("gpu")) for end in (src, dst)))
-
-
-def _states_nic_places(cluster: Cluster) -> bool:
-    return cluster.inter is not None and bool(cluster.inter.cards)
 
 
 def _places(cluster: Cluster, wiring: Wiring, swapped: dict[int, int]) -> Counter[tuple[tuple[int, ...], int]]:

@@ -38,7 +38,7 @@ def step_calls(lowering: Lowering) -> tuple[Call, ...]:
     return tuple(
         Call(kind=kind, where=where, size_bytes=size_bytes, count=count / plan.pp)
         for (kind, where, size_bytes), count in sorted(counts.items(), key=lambda item: str(item[0]))
-        if count > 0 and _ranks(lowering, where) > 1
+        if count > 0 and (isinstance(where, tuple) or len(lowering.mesh.group_of(where, 0)) > 1)
     )
 
 
@@ -53,7 +53,3 @@ def _counts(lowering: Lowering, num_micro_batches: int) -> Counter[tuple[str, Wh
             else:
                 found[kind, (stage, int(message[2])), size_bytes] += count
     return found
-
-
-def _ranks(lowering: Lowering, where: Where) -> int:
-    return 2 if isinstance(where, tuple) else len(lowering.mesh.group_of(where, 0))

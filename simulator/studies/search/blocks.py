@@ -155,29 +155,20 @@ def block_key(plan: Plan, context: SearchContext, shards: ModelShards) -> tuple[
     model = context.model
     layers = shards.of(plan).num_layers if model.sliding_window else 0
     whose = uses_autocast(context.stack, plan), plan.traits.own_model_code
-    parts = (
-        plan.tp,
-        plan.cp,
-        plan.ep,
-        plan.experts.etp,
-        plan.experts.overlap,
-        plan.sequence_parallel,
-        plan.micro_batch_size,
-    )
-    casts = (
-        (
-            plan.num_micro_batches,
-            plan.precision.fp8_recipe,
-            plan.precision.fp8_all_gather,
-            plan.precision.first_layers_bf16,
-            plan.precision.last_layers_bf16,
-        )
-        if plan.narrow
-        else ()
-    )  # of weights, once a step
+    ranks = plan.tp, plan.cp, plan.ep, plan.experts.etp
+    parts = (*ranks, plan.experts.overlap, plan.sequence_parallel, plan.micro_batch_size)
+    fp8 = plan.precision
+    casts = fp8.fp8_recipe, fp8.fp8_all_gather, fp8.first_layers_bf16, fp8.last_layers_bf16  # of weights, once a step
     usual = plan.rank_order == Plan.model_fields["rank_order"].default  # where only tp, cp and ep decide their groups
     apart = () if usual else (plan.pp, plan.dp_replicate, plan.dp_shard, plan.zero > 0)
-    return (*whose, *parts, casts, plan.pp > 1 and model.tied_embeddings, layers, *apart)
+    return (
+        *whose,
+        *parts,
+        (plan.num_micro_batches, *casts) if plan.narrow else (),
+        plan.pp > 1 and model.tied_embeddings,
+        layers,
+        *apart,
+    )
 
 
 def use_of(clock: Clock, kernels: Iterable[Kernel]) -> Use:

@@ -18,7 +18,9 @@ def evaluate(study: SearchStudy, key: str) -> PlanOutcome:
     except InputError as exc:
         return PlanOutcome(key=key, status="failed", reason="; ".join(map(str, exc.faults)))
     except Exception as exc:  # noqa: BLE001  one plan's defect must not cost the others
-        return PlanOutcome(key=key, status="failed", reason=f"{type(exc).__name__}: {_first_line(exc)}")
+        return PlanOutcome(
+            key=key, status="failed", reason=f"{type(exc).__name__}: {next(iter(str(exc).splitlines()), '')}"
+        )
 
 
 def _evaluated(study: SearchStudy, key: str) -> PlanOutcome:
@@ -41,10 +43,6 @@ def _evaluated(study: SearchStudy, key: str) -> PlanOutcome:
             capacity_bytes=memory.capacity_bytes,
         )
     return _timed(key, lowering, prediction_of(lowering, usage, quick=True))
-
-
-def _first_line(exc: Exception) -> str:
-    return next(iter(str(exc).splitlines()), "")
 
 
 def _timed(key: str, lowering: Lowering, prediction: Prediction) -> PlanOutcome:

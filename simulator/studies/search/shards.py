@@ -31,19 +31,9 @@ class ModelShards:
         tuned = (plan.peft, plan.recompute.mode != "none") if plan.peft.any else ()
         if plan.tp * plan.pp * plan.ep == 1 and not any(wide) and not tuned:
             return self.model
-        key = (
-            *wide,
-            *tuned,
-            plan.tp,
-            plan.pp,
-            plan.ep,
-            plan.experts.etp,
-            plan.pipeline.schedule,
-            plan.pipeline.virtual_stages,
-            plan.data_parallel,
-            plan.zero,
-            stage,
-        )
+        pipeline = plan.pipeline.schedule, plan.pipeline.virtual_stages
+        ranks = plan.tp, plan.pp, plan.ep, plan.experts.etp
+        key = (*wide, *tuned, *ranks, *pipeline, plan.data_parallel, plan.zero, stage)
         shard = self._found.get(key)
         if shard is None:
             shard = self._found[key] = shard_of(self.model, plan, stage)

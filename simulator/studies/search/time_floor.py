@@ -268,15 +268,8 @@ class _Floor:
     def _blocks(self, stage: int) -> _Work:
         """Of one micro-batch, the stage's blocks: the same however they are sharded, and how many micro-batches there are."""
         plan, shard = self.plan, self.base.shards.of(self.plan, stage)
-        key = (
-            id(self.shape),
-            self.step,
-            plan.recompute.mode,
-            plan.pipeline.schedule,
-            plan.pipeline.virtual_stages,
-            plan.pp,
-            stage,
-        )
+        pipeline = plan.pipeline.schedule, plan.pipeline.virtual_stages, plan.pp
+        key = (id(self.shape), self.step, plan.recompute.mode, *pipeline, stage)
         found = self.base.works.get(key)
         if found is None:
             found = self.base.works[key] = self._made(shard, self._places(stage))

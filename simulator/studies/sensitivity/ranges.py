@@ -73,7 +73,8 @@ class Range:
         """The same as it is written behind KEY=; sizes between the ends in whole bytes."""
         if self.unit in SIZE.scales and 0 < share < 1:
             return f"{round(self.value(share) * float(SIZE.scales[self.unit]))}B"
-        return f"{self.prefix}{_plain(self.value(share))}{self.unit}"
+        number = f"{self.value(share):.12f}".rstrip("0").rstrip(".")
+        return f"{self.prefix}{number}{self.unit}"
 
     @property
     def words(self) -> str:
@@ -115,8 +116,3 @@ def together(errors: Iterable[tuple[Error, float]], alternative: int) -> float:
 
 
 Input = Range | Error
-
-
-def _plain(number: float) -> str:
-    """Without an exponent."""
-    return f"{number:.12f}".rstrip("0").rstrip(".")

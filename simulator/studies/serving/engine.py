@@ -190,7 +190,7 @@ class Engine:
         return ServedRun(
             jobs=self.jobs,
             meter=self.meter,
-            end_s=self.jobs.end_s,
+            end_s=max(self.jobs.ends_s, default=0.0),
             preemptions=sum(queue.preemptions for queue in queues),
             prefilled=sum(queue.prefilled for queue in queues),
             decoded=sum(queue.decoded for queue in queues),

@@ -223,13 +223,13 @@ class Scheduler:
 
     def _own_blocks(self, job: RequestState, tokens: int) -> int:
         """Of so many tokens, without those that the job shares with others."""
-        return -(-tokens // self.limits.block_size) - self._shared_blocks(job) + self._fixed_blocks(job)
+        limits = self.limits
+        fixed = self._fixed_blocks(job) if limits.window_tokens else limits.state_blocks
+        return -(-tokens // limits.block_size) - (self._shared_blocks(job) if limits.reuses else 0) + fixed
 
     def _fixed_blocks(self, job: RequestState) -> int:
         """Of states, and of layers that cache a window: as many from the beginning as the sequence ends with."""
         limits = self.limits
-        if not limits.window_tokens:
-            return limits.state_blocks
         tokens = job.request.prompt_tokens + job.request.output_tokens - 1
         inside = min(limits.window_tokens, tokens)
         more = limits.window_share * inside + max(0.0, inside / limits.window_part - tokens)

@@ -56,9 +56,9 @@ class ServedRequests(Sequence[Served]):
             self._arrival_s[job.index] = job.request.arrival_s
 
     @property
-    def end_s(self) -> float:
-        """When the last one was answered; 0 before any is."""
-        return max((end_s for end_s in self._end_s if end_s >= 0), default=0.0)
+    def ends_s(self) -> list[float]:
+        """When each was answered; 0 before it is."""
+        return [end_s if end_s >= 0 else 0.0 for end_s in self._end_s]
 
     @override
     def __len__(self) -> int:

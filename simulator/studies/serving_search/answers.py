@@ -143,7 +143,7 @@ class ServingSearchReport:
             "surely_gpus": self.sure.num_devices if self.sure else None,
             "spread": self.spread,
             "currency": self.currency,
-            "price": None if self.price is None else _price(self.price),
+            "price": self.price and {key: getattr(self.price, key) for key in ("kind", "gpu_hour", "date", "source")},
             "plans": [_row(row) for row in self.rows],
             "nearest": None if self.nearest is None else _answer(self.nearest),
         }
@@ -173,10 +173,6 @@ def degrees_of(plan: InferencePlan) -> dict[str, Any]:
         for name, value in plan.model_dump(mode="json").items()
         if not any(value == one for one in usual[name])
     }
-
-
-def _price(price: Price) -> dict[str, Any]:
-    return {name: getattr(price, name) for name in ("kind", "gpu_hour", "date", "source")}
 
 
 def _answer(one: Answer) -> dict[str, Any]:

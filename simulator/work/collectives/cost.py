@@ -226,7 +226,10 @@ def _capacities(links: Links, curves: LinkCurves) -> dict[str, Number]:
     capacities: dict[str, Number] = {links.port_link: links.port_bytes_per_s * port.mode("ring", "simple").efficiency}
     if share:
         network = curves.network(network_of(links), frozenset(), NEWEST)
-        capacities["inter"] = float(share) * network.mode("ring", "simple").efficiency
+        ring = network.mode("ring", "simple")
+        capacities["inter"] = (
+            float(share) * ring.efficiency * network.of_the_wire(ring, "simple", links.nic_bytes_per_s)
+        )
     return capacities
 
 
@@ -331,7 +334,8 @@ def _model(call: Call, curves: LinkCurves) -> Parts:
     if network is not None:
         nic_bytes = form.nic * call.size_bytes * nic_part(call) * spine(algorithm, call)
         mode, share = network.mode(algorithm, protocol), float(nic_share(call.links))
-        far_s = float(nic_bytes) / share / mode.efficiency * nic_channel_weight(call, chosen, port, curves)
+        share *= network.of_the_wire(mode, protocol, call.links.nic_bytes_per_s)
+        far_s = float(nic_bytes) / share / mode.efficiency * nic_channel_weight(call, chosen, port, curves, share)
         far_s *= 1 + mode.crowding * crowd(call)
         far_s = max(
             far_s, float(form.nic) * call.size_bytes / call.place.ranks_per_domain / send_ceiling_bytes_per_s(call)

@@ -122,6 +122,7 @@ def _sigma(kind: str, size_bytes: int, shape: GroupShape, on: Same, by: Same, nc
         0.0 if calibrated(call.links, curves) else _SCALED_SIGMA if size_bytes >= _LARGE_BYTES else _SCALED_SMALL_SIGMA,
         _HOST_SIGMA if call.port.way != "direct" or call.links.port_link == PCIE else 0.0,
         _HOST_SIGMA if call.links.nics is not None and call.links.nics.in_memory and call.links.rdma else 0.0,
+        _HOST_SIGMA if network and network.nic_bytes_per_s not in (0, call.links.nic_bytes_per_s) else 0.0,
         _PRIOR_SIGMA if f"{algorithm}/{protocol}" in measured.priors else 0.0,
         _SET_SIGMA if was_set else 0.0,
         network.beyond_sigma(call.kind, call.place.num_domains) if network else 0.0,

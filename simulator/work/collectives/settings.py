@@ -45,15 +45,15 @@ def channel_weight(call: Call, chosen: Pick, port: PortCurves, curves: LinkCurve
     return max(1.0, needed / count)
 
 
-def nic_channel_weight(call: Call, chosen: Pick, port: PortCurves, curves: LinkCurves) -> float:
-    """The same for what crosses a node's nics: c channels carry c of the port's parts, the NICs may need fewer."""
+def nic_channel_weight(call: Call, chosen: Pick, port: PortCurves, curves: LinkCurves, share: float) -> float:
+    """The same for what crosses a node's nics, `share` a GPU: c channels carry c of the port's parts, the NICs may need fewer."""
     count = channels_of(call, chosen, curves)
     usual = usual_channels(port, chosen.algorithm)
     if count is None or count >= usual:
         return 1.0
     needed = usual if chosen.algorithm.startswith("nvls") else max(1, usual // 2)
     carried = count * call.port.bytes_per_s / needed
-    return max(1.0, float(nic_share(call.links)) * call.place.ranks_per_domain / carried)
+    return max(1.0, share * call.place.ranks_per_domain / carried)
 
 
 def buffer_weight(call: Call, protocol: str, mode: Mode, bytes_per_s: float, channels: int | None) -> float:

@@ -67,7 +67,7 @@ def _half(g: Graph, s: OpContext, x: Value, tables: list[Value]) -> Value:
     by_cos, negated = g.value(f"{x.name}.cos", n, x.dtype), g.value(f"{x.name}.negated", n - n // 2, x.dtype)
     swapped, by_sin = g.value(f"{x.name}.swapped", n, x.dtype), g.value(f"{x.name}.sin", n, x.dtype)
     slice_grad = Value(x.name, n, x.dtype)
-    g.op(by_cos.name, "elementwise", inputs=(x, *cos), outputs=(by_cos,), forward=(one,), backward=_half_backward(s, one),
+    g.op(by_cos.name, "elementwise", inputs=(x, *cos), outputs=(by_cos,), forward=(one,), backward=(one,) if s.model.fused_qkv else (one, one),
          saved=cos, grads=(slice_grad,))  # fmt: skip
     half = stream("strided", negated.num_bytes, negated.num_bytes, numel=negated.numel)
     joined = stream("join", size, size, numel=n)  # the two halves' gradients become one
@@ -104,11 +104,6 @@ def _scaled(g: Graph, x: Value, tables: list[Value]) -> Value:
     g.op(out.name, "elementwise", inputs=(by_cos, by_sin), outputs=(out,), forward=(summed, stream("copy", size, size)),
          aliases=(by_cos, by_sin), forward_temporary_bytes=size)  # fmt: skip
     return out
-
-
-def _half_backward(s: OpContext, one: Stream) -> tuple[Stream, ...]:
-    """The product, and the copy that puts the gradient in order; where Q, K, V are one product, its join does that."""
-    return (one,) if s.model.fused_qkv else (one, one)
 
 
 def _rejoin(g: Graph, x: Value, rotated: Value) -> Value:

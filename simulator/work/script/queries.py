@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -90,7 +90,10 @@ def resident_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
     if plan.offload.optimizer != "none":
         tensors = {**tensors, "gradients": [], "optimizer_state": []}
     if plan.offload.parameters != "none":  # without their scales, which are no parameters (bitsandbytes: quant_state)
-        tensors = {**tensors, "parameters": list(_scales(model, plan))}
+        tensors = {
+            **tensors,
+            "parameters": [size for piece in frozen_pieces(model, plan) for one in piece for size in one.beside],
+        }
     return {**tensors, "buffers": buffer_tensors(model, plan)}
 
 
@@ -107,11 +110,6 @@ def paged_bytes(model: Model, plan: Plan) -> int:
 def trained_tensors(model: Model, plan: Plan) -> list[int]:
     """Bytes of the parameters on the fullest GPU that are trained, as the implementation stores them."""
     return [] if plan.offload.parameters != "none" else _sizes_of(plan).resident(model, plan)["parameters"]
-
-
-def _scales(model: Model, plan: Plan) -> Iterator[int]:
-    """Bytes of what dequantises frozen weights, whole on each GPU."""
-    return (size for piece in frozen_pieces(model, plan) for one in piece for size in one.beside)
 
 
 def _frozen_tensors(model: Model, plan: Plan) -> list[int]:

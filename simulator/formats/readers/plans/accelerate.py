@@ -113,7 +113,7 @@ def _kind(r: Reading, data: Mapping[str, Any]) -> str:
         kind = "MULTI_GPU"
     tables = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED", "megatron_lm_config": "MEGATRON_LM"}
     for table, own in tables.items():
-        if table in _tables(data) and kind != own and kind in tables.values():
+        if isinstance(data.get(table), Mapping) and data[table] and kind != own and kind in tables.values():
             r.fault(
                 "distributed_type", f"{kind} beside a{'n' if table[0] == 'f' else ''} {table}", "keep one of the two"
             )
@@ -131,10 +131,6 @@ def _megatron(r: Reading, fields: dict[str, Any]) -> Degree:
     fields["sequence_parallel"] = bool(parallel) and fields.get("tp", 1) > 1
     fields["recompute"] = "selective" if r.flag(f"{_M}recompute_activations", plan_field="recompute") else "none"
     return "dp_shard" if distributed else "dp_replicate"
-
-
-def _tables(data: Mapping[str, Any]) -> set[str]:
-    return {key for key, value in data.items() if isinstance(value, Mapping) and value}
 
 
 _NONE: Final = Entry(name="", value=None, place="")

@@ -133,7 +133,7 @@ def _entries(stated: Stated, names: Mapping[str, str]) -> dict[str, Entry]:
     listed = words.replace(",", " ").split() if isinstance(words, str) else words if isinstance(words, list) else []
     for word in map(str, listed):
         key, value = ("sharding_strategy", _WORDS.get(word)) if word in _WORDS else _OTHER.get(word, ("", None))
-        of_one = key == "sharding_strategy" and _is_two(found.get(f"{_F}version"))
+        of_one = key == "sharding_strategy" and str(getattr(found.get(f"{_F}version"), "value", "")) == "2"
         if fsdp is not None and value is not None and not of_one:
             found.setdefault(f"{_F}{key}", replace(fsdp, value=value))
     if words:
@@ -143,10 +143,6 @@ def _entries(stated: Stated, names: Mapping[str, str]) -> dict[str, Entry]:
 
 
 _OTHER: Final = {"offload": ("offload_params", True), "auto_wrap": ("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")}
-
-
-def _is_two(version: Entry | None) -> bool:
-    return version is not None and str(version.value) == "2"
 
 
 def precision(job: Job, default: object = None) -> None:

@@ -90,21 +90,16 @@ def _sources(keys: Keys, known: Family, config: Mapping[str, Any], *, read_as: s
         unread = ", ".join(_unread(keys, config))
         sources["read as"] = f"{read_as}, as --like says{other}" + (f"; not read: {unread}" if unread else "")
     notes = [note["text"] for note in known.notes if keys.evaluate(note.get("when", "True"))]
-    towers = " and ".join(f"{key}{_size(_plain(config[key]))}" for key in _TOWERS if config.get(key))
-    notes += [f"{towers}: towers and their projectors, weights and time, are no part of the model"] if towers else []
+    towers = " and ".join(key for key in _TOWERS if config.get(key))
+    notes += [f"{towers}: {_LEFT_OUT}{_RUN if config.get('vision_config') else ''}"] if towers else []
     return {**sources, **({"not modelled": "; ".join(notes)} if notes else {})}
 
 
-_TOWERS = ("vision_config", "audio_config")
-_WIDTH, _LAYERS, _INNER = ("embed_dim", "d_model", "hidden_size"), ("depth", "num_hidden_layers", "encoder_layers"), ("intermediate_size", "encoder_ffn_dim")  # fmt: skip
-
-
-def _size(tower: Mapping[str, Any]) -> str:
-    """About its parameters: a layer's four products of attention, and two of an MLP; "" where it says no sizes."""
-    sizes = {key: value for key, value in tower.items() if type(value) is int and 0 < value < 2**20}
-    width, layers, inner = (next((sizes[key] for key in keys if key in sizes), 0) for keys in (_WIDTH, _LAYERS, _INNER))
-    numel = layers * width * (4 * width + 2 * (inner or 4 * width))
-    return f" (some {numel // 10**6:,} million parameters)" if numel else ""
+_TOWERS = ("vision_config", "audio_config", "visual", "img_processor", "mm_vision_tower")
+_LEFT_OUT, _RUN = (
+    "towers and their projectors are no part of the model",
+    "; `shardwise capture config.json --recipe fsdp2` runs both",
+)
 
 
 def _unread(keys: Keys, config: Mapping[str, Any]) -> list[str]:
