@@ -21,6 +21,7 @@ from simulator.spec.software.stack import Stack
 
 KIT, CHAKRA = "launch-kit", "chakra"
 MOST_TRACES = 4096  # files that --all-ranks may write
+MOST_NODES = 2_000_000  # of a trace: a minute or two, and a gigabyte
 _HELP = """Write a plan as Megatron-LM's arguments, DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML, or our study file.
 
 The plan is a study's, --plan's and the flags', as for predict. What is written is read back to the same plan; fields
@@ -118,12 +119,20 @@ def _chakra_files(study: Study, *, all_ranks: bool) -> dict[str, bytes]:
     if all_ranks and mesh.num_ranks > MOST_TRACES:
         problem = f"would write {mesh.num_ranks:,} files"
         faults.append(Fault("--all-ranks", problem, f"at most {MOST_TRACES:,} ranks, or one a class"))
+    count, few = study.plan.num_micro_batches, min(study.plan.num_micro_batches, 2 * study.plan.pp)
+    nodes = sum(len(one.ops) for one in lowering.programs(few)) * count // few
+    if nodes > MOST_NODES:
+        faults.append(
+            Fault("--to chakra", f"{count:,} micro-batches are some {nodes:,} nodes", f"at most {MOST_NODES:,}")
+        )
     InputError.raise_for(faults)
-    programs = lowering.programs(study.plan.num_micro_batches)
+    if nodes > MOST_NODES / 20:
+        print_status(f"shardwise: writing some {nodes:,} nodes")
+    programs = lowering.programs(count)
     timeline = run(programs)
     stages = [mesh.rank({"pp": stage}) for stage in range(study.plan.pp)]
     ranks = range(mesh.num_ranks) if all_ranks else stages
-    inside = lowering.exchanges_inside(study.plan.num_micro_batches)
+    inside = lowering.exchanges_inside(count)
     spans = {one.name: timeline.of(one.name) for one in programs}
     return trace_files(lowering.fabric, programs, inside, spans, ranks, study.model.name)
 

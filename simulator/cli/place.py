@@ -14,6 +14,7 @@ import click
 from simulator.base.exit_codes import ExitCode
 from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
+from simulator.base.units import format_seconds
 from simulator.cli import place_tensors
 from simulator.cli.export import head_of, job_of
 from simulator.cli.options import (
@@ -129,10 +130,17 @@ def _of_ranks(flags: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int], None]]:
     """What was done how often, and for how long, on stderr; gone at the end."""
+    from simulator.studies.place.uneven import MOST_TRIALS
+
     line, since = StatusLine(), time.monotonic()
 
     def show_progress(phase: str, count: int) -> None:
-        line.show(f"{count:,} placements {phase}, {time.monotonic() - since:,.0f} s")
+        took = time.monotonic() - since
+        if phase == "played" and count:
+            left = format_seconds(took / count * (MOST_TRIALS - count))
+            line.show(f"{count:,} of {MOST_TRIALS:,} placements at most played, {took:,.0f} s, at most {left} left")
+        else:
+            line.show(f"{count:,} placements {phase}, {took:,.0f} s")
 
     show_progress("played", 0)
     try:

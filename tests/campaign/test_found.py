@@ -214,6 +214,7 @@ REFUSED = {
     f"explore {_GPT2} --vary plan.tp=1..8": "1..8 is a range (name each value",
     f"predict {_GPT2} --set device.hypervisor_bytes=1TB": "leaves none of its memory of 79.1 GiB",
     f"predict {_GPT2} --set device.power_w=5e-324": "power_w: must be at least 1",
+    f"export {_GPT2} --seq-len 256 --num-micro-batches 100000 --pp 2 --to chakra -o traces": " nodes (at most 2,000,000)",
     "replay docs/examples/study.toml": "it is no snapshot: neither a pickle nor JSON",
 }  # fmt: skip
 

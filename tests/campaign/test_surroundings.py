@@ -164,6 +164,18 @@ def test_what_is_read_is_not_written(
     assert Path("study.toml").read_text() == text
 
 
+@pytest.mark.parametrize("there", ["", "x.gz"])
+def test_what_is_written_is_not_written_over(
+    there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two outputs of one name: the first would be lost, and both be called written."""
+    monkeypatch.chdir(tmp_path)
+    if there:
+        Path(there).touch()
+    assert main([*PREDICT.split(), "--trace", "x.gz", "--html", "./x.gz"]) == 3
+    assert "--trace x.gz: is also written (another name)" in capfd.readouterr().err
+
+
 def test_a_page_takes_no_other_files_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from simulator.cli import main
 from simulator.formats.answer_keys import beside, key_of, meaning_of
-from simulator.formats.html import MOST_BYTES, _within, page
+from simulator.formats.html import MOST_BYTES, _cut, _lists, _size, page
 from simulator.formats.html.figures import found
 from simulator.formats.html.timeline import MOST_SPANS, critical_path, timeline_of
 from simulator.work.trace import Span, Timeline
@@ -178,10 +178,15 @@ def test_a_slice_of_a_gpu_has_a_page_without_a_node(tmp_path: Path) -> None:
 
 def test_lists_of_a_list_of_one_are_cut_too() -> None:
     """Of a machine of 1,024 GPUs on one switch the pairs are 24 MB, in the only island of its list."""
-    answer, cut = _within(
-        {"islands": [{"pairs": ["x" * 40] * 50_000}], "roads": ["y" * 40] * 9_000, "gpus": [1, 2]}, 99_000
-    )
-    assert len(json.dumps(answer, separators=(",", ":"))) < 100_000
+    answer: dict[str, Any] = {
+        "islands": [{"pairs": ["x" * 40] * 50_000}],
+        "roads": ["y" * 40] * 9_000,
+        "gpus": [1, 2],
+    }
+    lists, total = sorted(_lists(answer), key=lambda one: -one[0]), _size(answer)
+    for most in (300_000, 99_000):  # measured once, and cut again where a page is still too large
+        cut = _cut(lists, total, most)
+        assert len(json.dumps(answer, separators=(",", ":"))) < 1.02 * most
     assert (len(answer["islands"][0]["pairs"]), answer["gpus"]) == (1, [1, 2])
     assert (
         cut

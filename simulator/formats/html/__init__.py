@@ -11,7 +11,7 @@ import base64
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +30,7 @@ MOST_BYTES: Final = 1_000_000  # of a page
 _HERE: Final = Path(__file__).parent
 # Of what scripts and pictures leave: an answer's rows stand in the page as JSON and, up to some hundred, as a table; where that
 # is too much still, fewer
+_List = tuple[int, str, list[Any], int]  # bytes, name, rows and how many they were
 _SHARES: Final = (0.42, 0.25, 0.12, 0.05)
 _SCRIPTS: Final = (
     *("format", "scale", "bars", "points", "dom", "tables", "numbers", "memory", "interval"),
@@ -55,9 +56,13 @@ def page(kind: str, answer: Mapping[str, Any], drawing: Mapping[str, Any] | None
     script = _script((*_SCRIPTS, *_FURTHER.get(kind, ()), "main"))
     parts = _Parts(kind, script, _static("page.css"), _embedded(drawing or {}), {**_UNDRAWN, **(drawing or {})})
     room = MOST_BYTES - sum(len(one.encode()) for one in (parts.script, parts.style, parts.drawn))
+    document: dict[str, Any] = json.loads(json.dumps(answer))
+    total, lists = _size(document), list[_List]()
+    if total > min(_SHARES) * room:
+        lists = sorted(_lists(document), key=lambda one: -one[0])
     text = ""
     for share in _SHARES:
-        document, cut = _within(answer, int(room * share))
+        cut = _cut(lists, total, int(room * share))
         text = parts.page(document, cut)
         if len(text.encode()) <= MOST_BYTES or not cut:  # nothing to cut: another share cuts nothing either
             break
@@ -114,25 +119,24 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _within(answer: Mapping[str, Any], most: int) -> tuple[dict[str, Any], str]:
-    """The answer as JSON, with its longest lists cut at a limit of bytes, and how much of them is shown."""
-    document: dict[str, Any] = json.loads(json.dumps(answer))
-    total, cuts = _size(document), list[str]()
-    for size, name, rows in sorted(_lists(document), key=lambda one: -one[0]):
+def _cut(lists: Iterable[_List], total: int, most: int) -> str:
+    """Cut the longest lists of a document of `total` bytes at a limit, which is no more than before; how much of them is shown."""
+    cuts = list[str]()
+    for size, name, rows, count in lists:
         if total <= most:
             break
-        count, total = len(rows), total - size
+        total -= size
         del rows[max(1, count * max(0, most - total) // size) :]
         total += size * len(rows) // count
         cuts.append(f"the first {len(rows):,} of {count:,} {words(name)}")
-    return document, f"This page holds {' and '.join(cuts)}; --json has all." if cuts else ""
+    return f"This page holds {' and '.join(cuts)}; --json has all." if cuts else ""
 
 
-def _lists(document: Mapping[str, Any]) -> Iterator[tuple[int, str, list[Any]]]:
-    """(bytes, name, rows) of the lists that may be cut; of a list of one, those in it."""
+def _lists(document: Mapping[str, Any]) -> Iterator[_List]:
+    """The lists that may be cut; of a list of one, those in it."""
     for name, value in document.items():
         if isinstance(value, list) and len(value) > 1:
-            yield _size(value), name, value
+            yield _size(value), name, value, len(value)
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             yield from _lists(value[0])
 

@@ -128,11 +128,12 @@ def in_proportion(trials: Trials, choice: Choice, kinds: GpuKinds) -> Choice:
 def _paces(trials: Trials, choice: Choice, kinds: GpuKinds) -> list[float]:
     """FLOP/s at the peak of each stage's slowest GPU."""
     lowering, plan = trials.lowering(choice), choice.plan
+    cluster, stride = lowering.full_cluster, lowering.mesh.stride("pp")
+    peaks = [kinds.devices[kind.device].peak(plan.product_dtype) * kind.speed for kind in kinds.kinds]
     found = [float("inf")] * plan.pp
     for rank in range(lowering.mesh.num_ranks):
-        kind = kinds.kinds[kinds.number(lowering.full_cluster.gpu_of(rank))]
-        stage = lowering.mesh.coordinates(rank)["pp"]
-        found[stage] = min(found[stage], kinds.devices[kind.device].peak(plan.product_dtype) * kind.speed)
+        stage = rank // stride % plan.pp
+        found[stage] = min(found[stage], peaks[kinds.number(cluster.gpu_of(rank))])
     return found
 
 
