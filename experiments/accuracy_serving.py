@@ -119,12 +119,19 @@ WHY = """
   as fast as predicted, but at other times. Steps of prompts and answers together (`--enable-mixed-chunk`, in aiconfigurator's launches)
   were tried, and miss by -93 to +184 %.
 - **Lengths behind a mean.** The online rows of TensorRT-LLM give mean lengths of data sets. With all 500 requests at once the longest
-  answer decides, which the mean does not know.
+  answer decides, which the mean does not know. Intervals span exponentially distributed lengths besides: with them throughput of
+  202 and 214 tokens would be 2 % too high at 16 requests a second (12 as it is), 0 at 32 (24), and 8 to 14 % too low at once (76 %
+  too high). Answers of 256 tokens fit as they are: such lengths would make them 34 to 40 % too low.
 - **Time per token of TensorRT-LLM 1.x** is too fast where answers are short. What users, their first tokens and times per token add up to
   says that a step with a prompt takes at least 24 ms for 32 layers and 42 for 64, on any number of GPUs: the host's time, of which 10 and
   24 are predicted. With 600 us a layer instead of 200, which its calibration rows ask too, Llama 8B's time per token would be 4.3 % off
   (5.5), but first tokens of the source's TensorRT-LLM rows 14.8 % (12.1): users then wait for more steps than the three that they do.
   Qwen3-32B's prompts in fp8 take 15 to 35 % longer besides, on one and two GPUs, for a reason that is not found.
+  aiconfigurator's launches of 1.0.0rc3 switch the overlap scheduler off, leave the cache 0.8 of what is free and give a step 1,500
+  tokens more (backend_templates/trtllm, extra_engine_args.1.0.0rc3.yaml.j2); whether these rows ran so nobody says. Played so, with
+  600 us a layer, 9 us a sequence, 300 us between steps and as many requests as its rows say, Llama 8B's times per token on 2, 4 and
+  8 GPUs are 2.6, 2.5 and 4.3 % off in the median, and first tokens of 4,096 that come 8 to 68 % too late come 3 to 36 % too late,
+  but Qwen3-32B's on 4 GPUs 26 % too early.
   Played with 600 us and as many requests as its rows say, rates of Llama 8B are 4.0 / 9.3 % off (5.8 / 22.5), of Qwen3-32B 8.2 / 14.7
   (8.8 / 14.4), and first tokens 23 / 60 %: how fast the server is, is known then, not which of its users wait.
 - **fp8 at maximum load** is some 4 % too slow; memory-starved plans (70 billion weights on one GPU) 6 to 11 %, as a few hundred MB

@@ -2,6 +2,7 @@
 
     python experiments/intervals.py [--rows 24]                     # some minutes; prints what the others' factors make of each source
     python experiments/intervals.py --records FILE [--part 1/2]     # keeps each run's record in FILE, and takes from it what is there
+    python experiments/intervals.py --undescribed                   # the factor of undescribed software alone, all others as they are
 
 Of each source at most so many published runs are predicted, drawn by the SHA-256 of their ids: with their stacks, and some as if
 nobody had described them. The factors of the parts are the most probable ones where log(measured / predicted) scatters as
@@ -217,12 +218,34 @@ def document(described: Sequence[Judged], others: Sequence[Judged]) -> dict[str,
     for source in sorted({one.source for one in described}):
         mine, rest = split(described, source)
         by_others = fitted(rest)
-        sample[source] = {"runs": len(mine)} | held(mine, by_others)
-        unnamed, theirs = split(others, source)
-        if unnamed:
-            by_others[SOFTWARE] = software(theirs, by_others)
-            document_of_all = {"runs": len(unnamed)} | held(unnamed, by_others)
-            sample[source] |= {f"undescribed_{name}": value for name, value in document_of_all.items()}
+        sample[source] = {"runs": len(mine)} | held(mine, by_others) | unnamed(others, source, by_others)
+    return written(factors, sample)
+
+
+def of_undescribed(others: Sequence[Judged]) -> dict[str, Any]:
+    """What the file holds where all factors but that of undescribed software stay."""
+    known = intervals()
+    factors = np.array([known.factor(part) for part in PARTS])
+    factors[SOFTWARE] = software(others, factors)
+    left = {
+        source: {name: one for name, one in sample.items() if not name.startswith("undescribed")}
+        for source, sample in known.sample.items()
+    }
+    return written(factors, {source: one | unnamed(others, source, factors) for source, one in left.items()})
+
+
+def unnamed(others: Sequence[Judged], source: str, factors: Array) -> dict[str, float]:
+    """What a source's undescribed runs would hold, by the factor that all other sources' say."""
+    mine, theirs = split(others, source)
+    if not mine:
+        return {}
+    by_others = factors.copy()
+    by_others[SOFTWARE] = software(theirs, factors)
+    return {f"undescribed_{name}": value for name, value in ({"runs": len(mine)} | held(mine, by_others)).items()}
+
+
+def written(factors: Array, sample: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """The file's content."""
     return {
         "source": f"python experiments/intervals.py --rows {ROWS}: published runs, each source once",
         "factors": {name: round(float(one), 3) for name, one in zip(PARTS, factors, strict=True)},
@@ -249,17 +272,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=ROWS, help="of a source")
     parser.add_argument("--records", type=Path, help="a file of records: read, and appended to")
     parser.add_argument("--part", default="1/1", help="of the runs, every so many; writes no factors unless 1/1")
+    parser.add_argument("--undescribed", action="store_true", help="fit the factor of undescribed software alone")
     arguments = parser.parse_args(argv)
-    described, others = predicted(arguments.rows, arguments.records, arguments.part)
+    most = 0 if arguments.undescribed else arguments.rows
+    described, others = predicted(most, arguments.records, arguments.part)
     if arguments.part != "1/1":
         return 0
-    found = document(described, others)
+    found = of_undescribed(others) if arguments.undescribed else document(described, others)
     plain = np.ones(len(PARTS))
     by_source = defaultdict(list)
     for one in described:
         by_source[one.source].append(one)
     for source, sample in found["sample"].items():
-        before = held(by_source[source], plain)
+        before = held(by_source[source], plain) if described else {"holds": math.nan, "half": math.nan}
         print(f"{source[:40]:40} {sample['runs']:4} holds {before['holds']:.2f} -> {sample['holds']:.2f}  half {before['half']:.2f} -> {sample['half']:.2f}"
               f"   undescribed {sample.get('undescribed_holds', math.nan):.2f} half {sample.get('undescribed_half', math.nan):.2f}")  # fmt: skip
     print(found["factors"])

@@ -227,8 +227,6 @@ def _bold(text: str, *, missed: bool) -> str:
 def _moved(one: Judged) -> str:
     """The coefficient that went farthest, in sigmas of what was known before."""
     learned = one.learned
-    if not learned.moved:
-        return "nothing"
     k = int(np.argmax(np.abs(learned.theta) / learned.prior))
     name, value = learned.names[k], float(learned.theta[k])
     return f"{name.replace('_', ' ')} " + (f"{value:+.3f}" if name in ADDED else f"× {math.exp(value):.2f}")

@@ -47,7 +47,6 @@ class PipelinedStep(TrainingStep):
         self.micro_batches_here = plan.num_micro_batches
         super().__init__(built, model, plan, stack, device)
         self._schedule: Any = None
-        self._stages: list[Any] = []
         self._announce: Announce = ignore_phase
         self._begun = False  # the step's first phase
 
@@ -75,7 +74,7 @@ class PipelinedStep(TrainingStep):
         # NCCL makes a group's communicator in its first call, which all of its ranks must enter: messages are between two
         dist.all_reduce(torch.zeros(1, device=self.device), group=group)
         count = plan.pipeline.virtual_stages
-        self._stages = stages = [
+        stages = [
             self._stage(chunk, position(plan.pipeline_schedule, plan.pp, rank, chunk), group) for chunk in range(count)
         ]
         single, several = _SCHEDULES[plan.pipeline_schedule]
@@ -140,8 +139,3 @@ class LonePipelinedStep(PipelinedStep):
         """The same, and what is sent is held as long as a real group would."""
         with held_messages():
             super().run(announce, num_micro_batches)
-
-    def replaced(self) -> None:
-        """What is called of each chunk is another: DDP around what has been run."""
-        for stage, network in zip(self._stages, self.built.networks, strict=True):
-            stage.submod = network

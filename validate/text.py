@@ -67,7 +67,9 @@ def comparison_text(found: Mapping[str, Any]) -> str:
     lines = [f"{found['what']} [{found['mode']}]"]
     for key, title in _TABLES.items():
         if found.get(key):
-            lines.append(f"  {title:<28}{'predicted':>12}{'measured':>12}{'E':>12}{'E/D':>10}{'u_val':>11}")
+            lines.append(
+                f"  {title:<28}{'predicted':>12}{'measured':>12}{'off by':>12}{'relative':>11}{'one sigma':>12}"
+            )
             lines += [_row(row) for row in found[key]]
     for topic in ("time", "memory"):
         why = found["explains"].get(topic)
@@ -82,10 +84,12 @@ def _row(row: Mapping[str, Any]) -> str:
     name = _name(row["name"])
     values = [show(row["predicted"]), show(row["measured"])]
     sign = "-" if row["error"] < 0 else "+"
-    relative = f"{100 * row['relative_error']:+.1f} %" if row["relative_error"] is not None else "-"
+    relative = f"{100 * row['relative_error']:+,.1f} %" if row["relative_error"] is not None else "-"
+    if len(relative) > 10:  # perhaps another run's
+        relative = f"× {row['predicted'] / row['measured']:,.0f}"
     noise = "  lost in the noise" if row["in_the_noise"] and row["u_val"] else ""
     error = f"{sign}{show(abs(row['error']))}" if row["error"] else "0"
-    return f"    {name:<26}{values[0]:>12}{values[1]:>12}{error:>12}{relative:>10}{show(row['u_val']):>11}{noise}"
+    return f"    {name:<26}{values[0]:>12}{values[1]:>12}{error:>12}{relative:>11}{show(row['u_val']):>12}{noise}"
 
 
 def _name(key: str) -> str:

@@ -99,7 +99,7 @@ def _finetune_py(row: RunRow) -> Tuned:
     row = replace(row, notes="", framework="HF Trainer", model_name=name, mem_value=memory)
     row = replace(row, global_batch=row.global_batch or 8 * (row.n_gpus or 1))
     if method == "Full-parameter":
-        return Tuned(replace(row, zero_or_fsdp="zero3"), {**settings, **_ZERO3})
+        return Tuned(replace(row, zero_or_fsdp="zero3"), {**settings, **_zero3(row.d_model or 0)})
     settings |= {
         "plan.peft": "qlora" if method == "Q-LoRA" else "lora",
         "plan.lora_rank": 64,
@@ -123,7 +123,15 @@ def _finetune_py(row: RunRow) -> Tuned:
     return Tuned(replace(row, zero_or_fsdp=row.zero_or_fsdp or "ddp"), settings)
 
 
-_ZERO3: Final[Settings] = {"plan.data_parallel": "deepspeed", "plan.zero": 3}
+def _zero3(width: int) -> Settings:
+    """Its file names AdamW, which DeepSpeed makes its fused one (runtime/engine.py), and leaves buckets to transformers: "auto".
+
+    transformers/integrations/deepspeed.py (trainer_config_finalize): by the model's width.
+    """
+    buckets = {"reduce_bucket_numel": width**2, "prefetch_bucket_numel": int(0.9 * width**2)}
+    engine = {f"plan.deepspeed.{name}": size for name, size in buckets.items()}
+    engine["plan.deepspeed.param_persistence_numel"] = 10 * width
+    return {"plan.data_parallel": "deepspeed", "plan.zero": 3, "plan.optimizer_impl": "fused", **engine}
 
 
 def _litgpt(row: RunRow) -> Tuned:

@@ -206,11 +206,11 @@ def _text(answer: Mapping[str, Any]) -> Any:  # noqa: ANN401  what rich shows
             f"{format_seconds(columns['low_s'][i])} to {format_seconds(columns['high_s'][i])}",
             format_bytes(columns["used_bytes"][i]),
             f"{columns['num_devices'][i]:,}",
+            format_seconds(columns["device_s_per_token"][i] * 1e6),
             " · ".join(_values(answer, i)),
         )
         for i in best
     ]
-    head = ("verdict", "step", "90 % interval", "memory", "GPUs", "values")
-    total = counted(len(columns["verdict"]), "combination")
-    title = f"{total}: {', '.join(f'{count:,} {verdict}' for verdict, count in answer['counts'].items())}"
-    return layout.section(title, layout.table([head, *rows], "lrlrrl"))
+    head = ("verdict", "step", "90 % interval", "memory", "GPUs", "GPU time a million tokens", "values")
+    title = f"{counted(len(columns['verdict']), 'combination')}: {', '.join(f'{count:,} {verdict}' for verdict, count in answer['counts'].items())}"
+    return layout.section(title, layout.table([head, *rows], "lrlrrrl"))

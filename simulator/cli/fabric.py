@@ -78,10 +78,8 @@ def _file(text: str) -> list[dict[str, Any]]:
     """A log of nccl-tests, or a table of collectives; the median where a size stands several times."""
     path = Path(text)
     if not path.is_file():
-        sheet = "; a data sheet's NICs are --set cluster.inter.num_nics=4 --set cluster.inter.nic_bytes_per_s=100Gb/s"
-        raise InputError.at(
-            f"--fabric {text}", "is no file and states no number", f"{_FORM}, or a log of nccl-tests{sheet}"
-        )
+        forms = f"{_FORM}, or a log of nccl-tests; NICs as sold: --set cluster.inter.nic_bytes_per_s=100Gb/s"
+        raise InputError.at(f"--fabric {text}", "is no file and states no number", forms)
     by_call: dict[tuple[str, int, int, int], list[float]] = {}
     for *call, time_s in _rows_of_table(path) if _is_table(path) else _rows_of_log(path):
         by_call.setdefault(tuple(call), []).append(time_s)

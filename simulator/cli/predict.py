@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
+from pydantic.fields import FieldInfo
 
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.schema import Strict, check_writable
@@ -65,6 +67,8 @@ devices of the cluster shard the model.
 
 Exit codes: 0 it fits, 2 usage, 3 bad input, 4 it does not fit in memory."""
 
+_SUBJECT = 16  # characters of what a field is about, as "FSDP2" or "without adapters"
+
 
 def _metavar(annotation: object) -> str:
     """A flag's metavar from the type of Plan's field: `none|full`, INTEGER."""
@@ -75,31 +79,34 @@ def _metavar(annotation: object) -> str:
     return "|".join(names[part] for part in names if part is annotation or part in get_args(annotation)) or "VALUE"
 
 
-def _default(name: str, value: object) -> str:
-    """The default of a flag, for --help."""
-    if name == "dp_shard":
-        return "default: the devices that the other degrees leave"
+def _help(name: str, info: FieldInfo) -> str:
+    """What a field means, up to the first aside, and its default."""
+    whole = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", info.description or "")
+    text = re.split(r"\s*;|\s\(|\. ", whole)[0]
+    if text != whole and len(subject := text.partition(": ")[0]) > _SUBJECT:  # not the first item alone of a list
+        text = subject
+    value = "what the other degrees leave" if name == "dp_shard" else info.default
     if isinstance(value, Strict):
-        return f"a table; see --set plan.{name}.KEY=VALUE"
-    if value is None:
-        return ""
-    if name.endswith("_bytes") and isinstance(value, int):
-        return f"default {format_bytes(value)}"
-    return f"default {str(value).lower() if isinstance(value, bool) else value}"
+        value = f"a table: --set plan.{name}.KEY=VALUE"
+    elif isinstance(value, tuple):
+        value = ",".join(value)
+    elif name.endswith("_bytes") and isinstance(value, int):
+        value = format_bytes(value)
+    default = "" if value in (None, "") else f" [{str(value).lower() if isinstance(value, bool) else value}]"
+    return f"{text[:1].upper()}{text[1:]}.{default}"
 
 
 def plan_options(function: Callable[..., int]) -> Callable[..., int]:
     """A flag for each field of Plan, in its order. Values are judged by Plan, so that all faults are reported together."""
     for name, info in reversed(Plan.flat_fields().items()):
         metavar = "SIZE" if name.endswith("_bytes") else _metavar(info.annotation)
-        option = click.option(
+        function = click.option(
             f"--{name.replace('_', '-')}",
             name,
             metavar=metavar,
-            help=_default(name, info.default),
+            help=_help(name, info),
             shell_complete=completed(words_of(info.annotation), "stacks" if name == "stack" else None),
-        )
-        function = option(function)
+        )(function)
     return function
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -28,13 +28,10 @@ from simulator.cli.progress import CountLine
 from simulator.cli.serve_search import OF_SEARCH, launch_of, option_faults, rate_of_users, run_search, search_options
 from simulator.cli.watch import watch_option
 from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
-from simulator.formats.writers.serving import report
+from simulator.formats.writers.serving import render, render_brief, report
 from simulator.predict import Source
 from simulator.studies.serving import InferencePlan, Serving, serve, token_costs
 from simulator.studies.serving import highest_rate as sought
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _HELP = """Serve a model under an inference plan to a stream of requests, on a simulated clock.
 
@@ -149,17 +146,11 @@ def command(
             note = "no request ended in the measured time, so none has a cost; --requests plays more of them"
             print_status(f"shardwise: {note}")
     serving = replace(serving, sources=(*loaded.sources, *serving.sources))
-    data, text = partial(report, serving, loaded.inputs()), partial(_text, serving, brief=brief)
+    data, text = partial(report, serving, loaded.inputs()), partial(render_brief if brief else render, serving)
     print_answer("serve", data, text, width=SCREEN_WIDTH if brief else None)
     if exported is not None and serving.fits:
         write_files(files, exported)
     return serving.memory.fit.exit_code
-
-
-def _text(serving: Serving, *, brief: bool) -> RenderableType:
-    from simulator.formats.writers.serving import render, render_brief
-
-    return render_brief(serving) if brief else render(serving)
 
 
 def _served(study: ServingStudy, *, interval: bool) -> Serving:

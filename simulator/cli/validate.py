@@ -103,9 +103,9 @@ def rehearse(*, quick: bool, only: str, patience: float, as_json: bool) -> int:
 
 _COMPARE = """Compare predictions with the runs in RUNS.jsonl, written by `validate run`.
 
-For each run: E = prediction - measurement, and u_val from the prediction's and the measurement's uncertainties
-(ASME V&V 20). |E| <= u_val is lost in the noise. The last line of a run says which part of the model explains most
-of the error."""
+For each run: off by = prediction - measurement, also relative to the measurement, and one sigma of that from the
+prediction's and the measurement's uncertainties (u_val of ASME V&V 20): less is lost in the noise. The last line of a
+run says which part of the model explains most of the error."""
 
 
 @command.command("compare", help=_COMPARE)

@@ -89,8 +89,11 @@ def prediction_of(
     alone = play(lowering, fold=fold)
     played = with_stalls(alone, memory, lowering.calibrations.get(step_memory.device, lowering.calibration))
     played = with_paging(played, memory, lowering)
-    looks = advise and memory.fit is not Fit.FITS and lowering.rank_classes is None
-    found = _remedies(lowering, played.step_s, memory) if looks else None
+    found = None
+    if advise and memory.fit is not Fit.FITS and lowering.rank_classes is None:
+        from simulator.predict.remedy_search import remedies
+
+        found = remedies(lowering, played.step_s, memory)
     parts = spread(lowering, played) | _replayed(lowering, float(played.step_s), float(alone.step_s), fold=fold)
     peak_flop_per_s = mean_peak_flop_per_s(lowering)
     floor_s = lowering.hardware_flop / (plan.num_devices * peak_flop_per_s)
@@ -125,13 +128,6 @@ def prediction_of(
         network=network_share(lowering, float(alone.step_s), fold=fold) if advise else None,
         num_played=played.num_played,
     )
-
-
-def _remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Remedy, ...]:
-    """Changes that make the plan fit."""
-    from simulator.predict.remedy_search import remedies
-
-    return remedies(lowering, step_s, memory)
 
 
 def _replayed(lowering: Lowering, step_s: float, alone_s: float, *, fold: bool) -> dict[str, float]:
@@ -171,11 +167,8 @@ def network_share(lowering: Lowering, step_s: float, *, fold: bool = True) -> Ne
     if not lowering.over_nodes:
         return None
 
-    def step_at(speed: float) -> float:
-        return step_seconds(lowering.on_network(speed), fold=fold)
-
-    hangs_s, more_s = step_s - step_at(_FREE), step_at(_TENTH_LESS) - step_s
-    return NetworkShare(hangs_s=max(0.0, hangs_s), tenth_less_s=max(0.0, more_s))
+    free_s, slower_s = (step_seconds(lowering.on_network(speed), fold=fold) for speed in (_FREE, _TENTH_LESS))
+    return NetworkShare(hangs_s=max(0.0, step_s - free_s), tenth_less_s=max(0.0, slower_s - step_s))
 
 
 def slow_s(lowering: Lowering, *, fold: bool = True) -> float:

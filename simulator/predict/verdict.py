@@ -60,7 +60,9 @@ def cause_of(memory: MemoryUse) -> str:
         return f"{free} ({memory.peak_moment})"
     if not memory.live_tensors_fit:
         short = memory.peak_allocated_bytes + outside - there
-        return f"live tensors alone are {format_bytes(short)} too much at {memory.peak_moment}: {_owner(memory)}"
+        owner, size = max(memory.by_category.items(), key=lambda item: item[1])
+        most = f"largest owner {owner.replace('_', ' ')} with {format_bytes(size)}"
+        return f"live tensors alone are {format_bytes(short)} too much at {memory.peak_moment}: {most}"
     if memory.fit is Fit.DOES_NOT_FIT:
         return (
             f"fragmentation: {format_bytes(needed - there)} too much is reserved for "
@@ -76,11 +78,6 @@ def cause_of(memory: MemoryUse) -> str:
         f"the upper end of the interval does not fit: with {format_bytes(memory.high_reserved_bytes)} reserved {beside}, "
         f"expect retries at {memory.peak_moment}"
     )
-
-
-def _owner(memory: MemoryUse) -> str:
-    name, size = max(memory.by_category.items(), key=lambda item: item[1])
-    return f"largest owner {name.replace('_', ' ')} with {format_bytes(size)}"
 
 
 def with_stalls(played: SimulatedStep, memory: MemoryUse, calibration: Calibration) -> SimulatedStep:
@@ -200,7 +197,7 @@ def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse) -> str
     share = {name: seconds / played.step_s for name, seconds in played.breakdown.items()}
     exposed = summed(value for name, value in share.items() if name.startswith("exposed"))
     room = memory.capacity_bytes - memory.used_bytes
-    if share.get("host", 0) > 0.1:
+    if share.get("host", 0) > max(exposed, 0.1):
         return "the host launches kernels slower than the GPU runs them: compile the blocks or use larger micro-batches"
     if share.get("bubble", 0) > max(exposed, 0.1):
         return _smaller_bubble(plan, share["bubble"])

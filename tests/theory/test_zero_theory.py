@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import prod
 
 import pytest
 
@@ -91,3 +92,13 @@ def test_ddp_holds_everything_and_its_buckets() -> None:
 def test_units_of_fsdp_hold_every_parameter_once(stage: int) -> None:
     sharded = Plan(zero=stage, dp_shard=RANKS)
     assert sum(unit.numel for unit in units(MODEL, sharded)) == PSI
+
+
+def test_a_layer_is_gathered_by_matrix_as_far_as_a_bucket_ahead_does_not_hold_several() -> None:
+    """Buckets that hold a layer, a third of one, and next to nothing."""
+    layer = sum(prod(shape) for _, shape in MODEL.parameter_shapes("layer"))
+    matrices = sum(len(shape) > 1 for _, shape in MODEL.parameter_shapes("layer"))
+    for bucket, calls in ((layer, 1), (-(-layer // 3), 3), (1, matrices)):
+        found = communication(MODEL, plan(3, prefetch_bucket_numel=bucket))[1]
+        assert found.num_gathers == calls
+    assert communication(MODEL, plan(2))[1].all_gather_forward_bytes == 0

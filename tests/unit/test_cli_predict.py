@@ -595,3 +595,15 @@ def test_brief_loses_nothing_that_was_asked_for(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("flags", [["--json"], ["--program", str(ROOT / "docs" / "examples" / "step.json.gz")]])
 def test_brief_is_refused_where_there_is_no_such_report(flags: list[str]) -> None:
     assert main(["predict", "--brief", *flags]) == 2
+
+
+def test_help_says_what_each_flag_of_a_plan_means(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for said in (
+        "--tp INTEGER Tensor-parallel degree. [1]",
+        "--zero INTEGER What is sharded over `dp_shard`. [3]",  # of what stands behind the colon not "nothing" alone
+        "Bytes of a bucket. [25.0 MiB]",
+        "`tp` splits the embedding and the LM head too, by vocabulary. [true]",
+    ):
+        assert said in text

@@ -35,6 +35,13 @@ def test_a_plan_beside_itself_differs_in_nothing() -> None:
     assert "B and A are not distinguishable at 90 %" in to_text(render(compare([one, one], ablate=False)))
 
 
+def test_another_number_of_devices_stands_beside_the_verdict() -> None:
+    """Half of the GPUs take longer a token, which says nothing of each of them."""
+    less = replace(_subject("half", dp_shard=8), cluster=CLUSTER.with_nodes(1))
+    text = to_text(render(compare([_subject("whole", dp_shard=16), less], ablate=False)))
+    assert "with 8 devices in B and 16 in A." in " ".join(text.split())
+
+
 def test_many_times_are_no_per_cent() -> None:
     """A hundred tokens a step beside sixteen thousand: a token takes many times as long."""
     few = Subject(name="few", model=MODEL, plan=Plan(dp_shard=16, seq_len=8), cluster=CLUSTER)

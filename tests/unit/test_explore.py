@@ -42,6 +42,7 @@ def test_the_text_shows_the_best_first(capsys: pytest.CaptureFixture[str]) -> No
     assert main([*BASE, *VARY, "--plain"]) == 0
     out = capsys.readouterr().out
     assert "4 combinations: 2 fits, 2 illegal" in out
+    assert "GPU time a million tokens" in out  # what they are ordered by
 
 
 def test_faults_of_axes_are_told_together(capsys: pytest.CaptureFixture[str]) -> None:

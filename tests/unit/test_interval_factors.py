@@ -120,6 +120,16 @@ def test_undescribed_software_is_as_wide_as_its_runs_need() -> None:
     )  # 90 % of ten sources and one more
 
 
+def test_the_factor_of_undescribed_software_alone_leaves_all_others() -> None:
+    squares = tuple(0.04 if part == "software" else 0.0 for part in PARTS)
+    found = fits.of_undescribed([judged(str(at), "", squares, 0.1 * at) for at in range(10)])
+    factors = intervals().factors
+    assert {part for part in PARTS if found["factors"][part] != factors[part]} == {"software"}
+    assert found["factors"]["software"] == pytest.approx(0.9 / (0.2 * Z90), abs=1e-3)
+    described = {source: one["holds"] for source, one in intervals().sample.items()}
+    assert {source: one["holds"] for source, one in found["sample"].items()} == described
+
+
 def test_the_shipped_factors_are_of_every_part_and_of_many_sources() -> None:
     assert set(intervals().factors) == set(PARTS)
     assert len(intervals().sample) > 15

@@ -378,7 +378,8 @@ def test_every_stack_has_a_layer_of_every_kind(name: str) -> None:
         ({"optimizer": "adafactor", "data_parallel": "fsdp1"}, 4 * (13 + 8)),
         ({"optimizer_dtype": "bf16"}, 20),
         ({"zero": 1, "data_parallel": "megatron", "reduce_dtype": "fp32"}, 28 + 6),  # and the bf16 copy
-        ({"zero": 3, "data_parallel": "deepspeed"}, 28 + 6 + 6),  # bf16 gradients widened first
+        # bf16 gradients widened first; before that in fp64, whose norm is read, and made flat; scaled behind it
+        ({"zero": 3, "data_parallel": "deepspeed"}, 28 + 6 + 6 + (2 + 8) + 8 + (2 + 2) + (4 + 4)),
     ],
 )
 def test_bytes_of_the_optimizer_a_parameter(fields: dict[str, object], per_parameter: int) -> None:

@@ -75,6 +75,14 @@ def test_what_does_not_fit_has_its_own_code(capsys: pytest.CaptureFixture[str]) 
     assert "DOES NOT FIT" in capsys.readouterr().out
 
 
+def test_gpus_that_serve_nothing_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "serve --model llama3-8b --gpus 4xh100 --rate 1 --requests 3 --prompt 16 --output 4"
+    assert main(line.split()) == 0
+    assert "1 of the 4 GPUs serve" in " ".join(capsys.readouterr().out.split())
+    assert main([*line.split(), "--tp", "4"]) == 0
+    assert "GPUs serve" not in capsys.readouterr().out
+
+
 def test_faults_name_their_flags(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         "--weights",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 import pytest
 
 from simulator.base.errors import InputError, PlanError
+from simulator.parallel.mesh import GroupShape
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
@@ -24,7 +26,9 @@ from simulator.studies.serving import InferencePlan, check, engine_of, with_defa
 from simulator.studies.serving.batch import Batch, Chunk
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.decoding import batch_of, parts_of
+from simulator.studies.serving.groups import own_all_reduce_s
 from simulator.studies.serving.memory import ServingMemory, serving_memory
+from simulator.work.ops import Exchange
 
 ROW = ServingRow(
     line=2,
@@ -281,3 +285,14 @@ def test_lmdeploy_computes_prompts_apart_before_0_1_and_with_decoding_since() ->
         costs = StepCosts(model, plan, cluster, stack, Calibration.for_device(cluster.device), curves)
         (whole_s,), *parts = map(costs.stages_s, (both, *alone))
         assert (whole_s == pytest.approx(sum(part_s for (part_s,) in parts))) == apart  # each reads the weights
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ranks", "joined"),
+    [("pcie-a40-8", 2, True), ("pcie-a40-8", 4, False), ("dgx1-v100-8", 4, True), ("dgx1-v100-8", 8, False), ("mi300x-8", 8, True)],
+)  # fmt: skip
+def test_an_engines_own_all_reduce_wants_a_link_between_each_two(cluster: str, ranks: int, *, joined: bool) -> None:
+    """A40s have a bridge for each pair, a DGX-1 cables for each four, MI300X one for each two (`edges`, `mesh`)."""
+    shape = GroupShape(num_ranks=ranks, num_nodes=1, ranks_per_node=ranks, num_groups_per_node=1, spans_domain=False)
+    call = Exchange(kind="all_reduce", axis="tp", num_bytes=512)
+    assert isfinite(own_all_reduce_s(call, shape, Cluster.load(cluster), Stack.load("vllm-2025"))) == joined

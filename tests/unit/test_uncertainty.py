@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from simulator.predict import Z90, Prediction, predict
-from simulator.predict.confidence import HOST_SIGMA, SHEET, WAITING
+from simulator.predict.confidence import HOST_SIGMA, ROWS, SHEET, WAITING, kind_of
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.intervals import intervals
 from simulator.spec.calibration.learned import Learned
@@ -55,6 +55,15 @@ def test_a_step_that_a_slower_host_would_lengthen_says_so() -> None:
     large = predicted("described", tp=2, dp_shard=1, dp_replicate=4, zero=0, seq_len=8192)
     assert small.uncertainty.get("host", 0.0) > 0.1
     assert large.uncertainty.get("host", 0.0) < 0.02
+
+
+def test_the_host_of_a_program_that_nobody_described_is_less_known_than_one_that_was_read() -> None:
+    """Where hosts set the pace the interval shows it, where they keep far ahead it does not."""
+    small = predicted("unknown", tp=8, dp_shard=1, zero=0, seq_len=256)
+    large = predicted("unknown", tp=2, dp_shard=1, dp_replicate=4, zero=0, seq_len=8192)
+    known, unknown = (small.spread[name] / intervals().factor(kind_of(name)) for name in ("host", "software: host"))
+    assert unknown > 1.5 * known
+    assert large.spread.get("software: host", 0.0) < 0.02
 
 
 def test_stages_that_wait_for_each_others_hosts_hang_on_hosts() -> None:
@@ -111,6 +120,25 @@ def test_products_with_a_scale_a_row_are_less_known_than_those_with_one() -> Non
         for recipe in ("rowwise", "tensorwise")
     )
     assert rows.uncertainty["gemm"] > 2 * one.uncertainty["gemm"]
+
+
+def test_rows_under_tensor_parallelism_may_gain_nothing_over_16_bits() -> None:
+    """At the upper end alone products take twice as long; scales of tensors, and rows on one rank, have no such end."""
+    cut: dict[str, Any] = {
+        "tp": 8,
+        "dp_shard": 1,
+        "sequence_parallel": True,
+        "stack": "torch-2.11-compiled",
+        "precision": "fp8",
+    }
+    rows, tensors = (predicted(**cut, fp8_recipe=recipe) for recipe in ("rowwise", "tensorwise"))
+    alone = predicted(**cut | {"dp_shard": 8, "tp": 1, "sequence_parallel": False}, fp8_recipe="rowwise")
+    assert ROWS not in tensors.uncertainty
+    assert ROWS not in alone.uncertainty
+    longer_s = rows.step_s * math.exp(Z90 * rows.uncertainty[ROWS]) - rows.step_s
+    assert longer_s == pytest.approx(rows.breakdown["gemm"])
+    up, down = math.log(rows.high_s / rows.step_s), math.log(rows.step_s / rows.low_s)
+    assert up**2 - down**2 >= (Z90 * rows.uncertainty[ROWS]) ** 2
 
 
 def test_mixtures_are_less_known_than_dense_models() -> None:

@@ -278,6 +278,31 @@ torch.eye(10).to_sparse_coo().cuda() @ torch.ones(10, 1, device="cuda")""",
 torch.nn.DataParallel(torch.nn.Linear(4, 4), device_ids=[0, 1])(torch.ones(2, 4, device="cuda"))""",
         "nn.DataParallel drives several GPUs from one process",
     ),
+    "calls": (
+        "import torch.distributed.rpc as rpc; rpc.init_rpc('worker0', rank=0, world_size=2)",
+        "torch.distributed.rpc calls other processes",
+    ),
+    "thread": (
+        """import queue, threading, torch
+batches = queue.Queue()
+threading.Timer(0.2, lambda: batches.put(torch.ones(2).cuda())).start()
+batches.get()  # waits by then""",
+        "a capture follows one thread",
+    ),
+    "others_memory": (
+        """import torch
+from torch import distributed
+distributed.init_process_group("nccl")
+torch.ops.symm_mem.one_shot_all_reduce(torch.ones(8, device="cuda"), "sum", distributed.group.WORLD.group_name)""",
+        "memory of other GPUs is not captured",
+    ),
+    "own_tensor": (
+        """import torch
+class Own(torch.Tensor):
+    pass
+torch.ones(2, device="cuda").as_subclass(Own)""",
+        "a class of tensors of your own holds plain ones",
+    ),
     "no_optimizer": (
         """import torch
 p = torch.nn.Linear(4, 4, device="cuda")

@@ -97,7 +97,7 @@ def test_tensor_and_pipeline_parallel_ranks_call_what_a_real_run_calls(
 
 
 def test_interleaved_stages_meet(tmp_path: Path, torch_server: warm.Server) -> None:
-    flags = ["--pp=2", "--schedule=Interleaved1F1B", "--chunks=2", "--micro-batches=4", *SIZES]
+    flags = ["--pp=2", "--schedule=InterleavedZeroBubble", "--chunks=2", "--micro-batches=4", *SIZES]
     one = captured(tmp_path, LLAMA, 2, *flags)
     real = for_real(torch_server, tmp_path, LLAMA, 2, *flags)
     for each in (one, *one.others):

@@ -289,6 +289,7 @@ def assert_every_stage_is_predicted(model: Model, played_plan: Plan) -> None:
         bound = (SCALARS * model.num_layers // played_plan.pp + index) * played_plan.num_micro_batches
         assert predicted.start_bytes == tracked.start.total_bytes
         assert predicted.after_backward_bytes == tracked.after_backward.total_bytes
+        assert tracked.peak_phase in tracked.peak_by_phase_bytes  # of the step, not of what came before it
         assert abs(predicted.after_forward_bytes - tracked.after_forward.total_bytes) <= bound
         assert abs(predicted.peak_bytes - tracked.peak.total_bytes) <= bound
 

@@ -85,6 +85,9 @@ def _cuda(machine: Machine, log: Log) -> None:
     numbers |= {"max_memory_reserved": 0, "memory_cached": 0, "utilization": 0}
     numbers["mem_get_info"] = (machine.memory_bytes, machine.memory_bytes)
     answers |= {name: _stated(log, name, value) for name, value in numbers.items()}
+    answers["empty_cache"] = lambda: (
+        log.detailed and log.answer("torch.cuda.empty_cache: nothing goes back to the driver")
+    )
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     torch.cuda.memory.__dict__.update({name: answers[name] for name in (*numbers, "memory_stats", "empty_cache")})
@@ -148,7 +151,6 @@ def _device(machine: Machine) -> dict[str, Any]:
         "_lazy_init": lambda: None,
         "set_device": lambda *_: None,
         "ipc_collect": lambda: None,
-        "empty_cache": lambda: None,
         "reset_peak_memory_stats": lambda *_: None,
         "reset_max_memory_allocated": lambda *_: None,
         "memory_stats": lambda *_: _Zeros(),
@@ -236,20 +238,21 @@ def _groups(machine: Machine, log: Log, collectives: Collectives) -> None:
     original = dist.init_process_group
 
     @wraps(original)
-    def init_process_group(*_: object, **kwargs: Any) -> None:
+    def init_process_group(backend: str | None = None, *_: object, **kwargs: Any) -> None:
         sizes = (("world_size", machine.world_size), ("rank", machine.rank))
         for name, own in sizes:
             if kwargs.get(name, -1) not in (-1, own):
                 log.answer(f"init_process_group({name}={kwargs[name]}): {own}")
         original("fake", store=FakeStore(), rank=machine.rank, world_size=machine.world_size)
+        _noted(dist.group.WORLD, backend, collectives)
 
     new_group = dist.new_group
 
     @wraps(new_group)
     def new_fake_group(*args: Any, **kwargs: Any) -> Any:
-        kwargs.pop("backend", None)
+        backend = args[2] if len(args) > 2 else kwargs.pop("backend", None)
         kwargs.pop("pg_options", None)
-        return new_group(*args[:2], backend="fake", **kwargs)
+        return _noted(new_group(*args[:2], backend="fake", **kwargs), backend, collectives)
 
     both = (dist, dist.distributed_c10d)
     for module in both:
@@ -263,6 +266,13 @@ def _groups(machine: Machine, log: Log, collectives: Collectives) -> None:
     dist.device_mesh.init_process_group = init_process_group  # a mesh starts the group where the program has not
     collectives.install()
     data_parallel.install(collectives)
+
+
+def _noted(group: Any, backend: str | None, collectives: Collectives) -> Any:
+    """A group, which sends objects by the CPU where gloo is a part of it."""
+    if backend is not None and "gloo" in backend and hasattr(group, "group_name"):
+        collectives.of_hosts.add(group.group_name)
+    return group
 
 
 class _NCCL:

@@ -6,6 +6,8 @@ from typing import Any, Self
 
 import torch
 
+from validate.capture.streams import Recorder
+
 CUDA = "12.8"  # a version that torch 2.13 is built with, where the build at hand has none
 _TYPES = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
 
@@ -15,11 +17,14 @@ def install(*, stream: type, event: type, device: type) -> None:
     torch.version.cuda = torch.version.cuda or CUDA
     torch.cuda.streams.Stream = torch.cuda.streams.ExternalStream = stream
     torch.cuda.streams.Event = event
+    torch.Stream, torch.Event = stream, event  # of whatever device
     torch.cuda.device_of = device
     nothing: dict[str, Any] = {"_sleep": None, "check_error": None, "can_device_access_peer": True}
     nothing |= {"get_allocator_backend": "native", "cudart": Nothing()}
     for name, value in nothing.items():
         setattr(torch.cuda, name, lambda *_, _value=value, **__: _value)
+    for module in (torch.cuda, torch.cuda.memory):
+        module.MemPool, module.use_mem_pool = Nothing, _in_pool
     for name in ("start", "stop", "init"):
         setattr(torch.cuda.profiler, name, lambda *_, **__: None)
     torch.profiler.profile = torch.profiler.profiler.profile = Nothing
@@ -33,7 +38,7 @@ def install(*, stream: type, event: type, device: type) -> None:
 
 
 class Nothing:
-    """A profiler, or CUDA's runtime: whatever it is asked, nothing is done and nothing was seen."""
+    """A profiler, a pool of memory, or CUDA's runtime: whatever it is asked, nothing is done and nothing was seen."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -55,6 +60,11 @@ class Nothing:
 
     def __str__(self) -> str:
         return ""
+
+
+def _in_pool(*_: object) -> Nothing:
+    Recorder.log.answer("torch.cuda.MemPool: its tensors lie in the one pool of the process")
+    return Nothing()
 
 
 class Legacy:

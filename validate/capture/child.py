@@ -10,8 +10,10 @@ import importlib
 import json
 import os
 import runpy
+import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -110,6 +112,7 @@ def _captured(
     Compilers(mode, log, storages, modules).install()
     _without_network()
     without_children()
+    _threads()
     torch.autograd.set_multithreading_enabled(False)  # two threads free what they share in an order of chance
     steps = Steps(log, storages, modules, Finished, job["warm_up"], tell)
     tell("begin")
@@ -123,6 +126,9 @@ def _captured(
                 raise RefusedError(f"the program ended with exit code {exc.code} after {steps.count} steps") from exc
     if not steps.done:
         raise RefusedError(_no_step(steps.count, job["warm_up"]))
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        if given := os.environ.get(name):
+            log.answer(f"{name}={given}: predict takes it as --alloc-conf")
     return {"torch": torch.__version__, "rank": rank, "steady": steps.begin, **log.as_json()}
 
 
@@ -166,6 +172,37 @@ def _without_network() -> None:
     os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"] = (
         "1"  # of values: whether there are as many image tokens as features
     )
+
+
+def _threads() -> None:
+    """A capture follows one thread: one that fails at tensors of the GPU ends it, as the program may wait for it for ever."""
+    start, failed = threading.Thread.start, list[RefusedError]()
+
+    def started(thread: threading.Thread) -> None:
+        run = thread.run
+
+        def watched() -> None:
+            try:
+                run()
+            except Exception as exc:
+                if "'CUDA' backend" in str(exc) or "FakeTensor" in f"{type(exc).__name__} {exc}":
+                    failed.append(RefusedError(_THREAD))
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                raise
+
+        setattr(thread, "run", watched)  # noqa: B010  mypy lets nobody assign it
+        start(thread)
+
+    def interrupted(*_: object) -> None:
+        raise failed[0] if failed else KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupted)
+    setattr(threading.Thread, "start", started)  # noqa: B010
+
+
+_THREAD = (
+    "a thread of the program's own uses the GPU, and a capture follows one thread: load and move batches in the loop"
+)
 
 
 def _users_part(error: BaseException) -> str:

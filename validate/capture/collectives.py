@@ -17,7 +17,7 @@ from simulator.work.captured.capture import Kind
 from validate.capture import trees, values
 from validate.capture.channel import Channel
 from validate.capture.log import Log
-from validate.capture.ranks import RefusedError
+from validate.capture.ranks import OTHERS_MEMORY, RefusedError
 from validate.capture.storages import Storages
 from validate.capture.streams import Pending, Recorder
 
@@ -53,14 +53,17 @@ _FUNCTIONAL = {
     "all_gather_into_tensor_coalesced": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
     "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "reduce_scatter_tensor_out": "reduce_scatter",
     "all_reduce": "all_reduce",
     "all_reduce_": "all_reduce",
     "all_reduce_coalesced": "all_reduce",
+    "all_reduce_coalesced_": "all_reduce",
     "all_to_all_single": "all_to_all",
     "broadcast": "broadcast",
     "broadcast_": "broadcast",
 }
 _FROM_CPP = {"broadcast_": "broadcast", "allreduce_": "all_reduce"}  # DDP's buffers; Python's calls never come so far
+_OF_OBJECTS = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
 _NAMED = ("all_gather", "reduce_scatter")  # whose buffers memory calls by them
 
 
@@ -72,6 +75,8 @@ class Collectives:
         self._count = 0
         self._batches = 0
         self._batch: _Batch | None = None  # that is being put together
+        self.of_hosts = set[str]()  # groups over gloo
+        self._objects = 0  # calls with objects, which NCCL's groups send through the GPU
         self._ranks: dict[str, tuple[int, ...]] = {}
         self._values: dict[int, int] = {}  # functional collectives that nobody waited for yet, by the result's storage
 
@@ -93,6 +98,10 @@ class Collectives:
         FakeProcessGroup.supports_coalescing = True  # type: ignore[method-assign, assignment]  # as NCCL
         group._start_coalescing = lambda *_: self._begin_batch()
         group._end_coalescing = lambda *_: self._end_batch()
+        for name in _OF_OBJECTS:
+            call = self._with_objects(getattr(dist, name))
+            for module in (dist, dist.distributed_c10d):
+                setattr(module, name, call)
         original = dist.Work.wait
 
         @wraps(original)
@@ -110,6 +119,19 @@ class Collectives:
                 Recorder.write(Kind.WAIT_WORK, Recorder.stack[-1].number, number)
             for arrive in work_record.arrive:
                 arrive()
+
+    def _with_objects(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Objects become tensors: their lengths, then their bytes, each of which the host waits for."""
+
+        @wraps(original)
+        def call(*args: object, **kwargs: object) -> Any:
+            self._objects += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._objects -= 1
+
+        return call
 
     def _message(self, original: Callable[..., Any], direction: int) -> Callable[..., Any]:
         """ProcessGroup.send or .recv, whose peer is a rank in the group."""
@@ -211,12 +233,16 @@ class Collectives:
         name = func._schema.name.split("::")[-1]
         if func.namespace == "c10d" and name in _FROM_CPP:
             self._from_cpp(_FROM_CPP[name], args)
+        if func.namespace == "symm_mem":
+            raise RefusedError(f"{func}: {OTHERS_MEMORY}")
         if func.namespace != "_c10d_functional":
             return
         if name == "wait_tensor":
             self._functional_wait(found)
         elif name in _FUNCTIONAL:
             self._functional(_FUNCTIONAL[name], args, found)
+        else:
+            raise RefusedError(f"{func} is not captured: torch.distributed's isend, irecv or batch_isend_irecv instead")
 
     def _from_cpp(self, kind: str, args: Sequence[Any]) -> None:
         """A collective (tensors, group, …) that C++ waits for."""
@@ -256,9 +282,12 @@ class Collectives:
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
             results = trees.tensors(args[out]) if out >= 0 else []
             inputs = trees.tensors(args[sent]) if sent >= 0 else []
-            if not any(one.device.type == "cuda" for one in (*results, *inputs)):
-                return original(group, *args, **kwargs)  # agreed upon by hosts
             full = inputs if kind in _FULL_OF_INPUT else results
+            if not any(one.device.type == "cuda" for one in (*results, *inputs)):
+                if self._objects and group.group_name not in self.of_hosts:
+                    self.write(kind, group, sum(one.numel() * one.element_size() for one in full))
+                    Recorder.write(Kind.SYNCHRONIZE, Recorder.stack[-1].number)
+                return original(group, *args, **kwargs)  # agreed upon by hosts
             sends = kind == "broadcast" and any(getattr(one, "rootRank", -1) == group.rank() for one in args)
             if not sends:  # who broadcasts keeps what it has
                 values.exchanged(kind, inputs, results, group.size(), group.rank())

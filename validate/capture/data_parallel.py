@@ -18,6 +18,7 @@ from torch.nn import parallel
 
 from simulator.work.captured.capture import Kind
 from validate.capture.collectives import Collectives
+from validate.capture.ranks import RefusedError
 from validate.capture.streams import Recorder, Stream
 
 _Hook = Callable[[Any, Any], Any]
@@ -55,6 +56,8 @@ def install(collectives: Collectives) -> None:
 
     @wraps(forward)
     def pre_forward(self: Any, *args: object, **kwargs: object) -> Any:
+        if any(hasattr(one, "_in_backward_optimizers") for one in self.module.parameters()):
+            raise RefusedError("an optimizer inside DDP's backward is not captured: optimizer.step() behind backward()")
         if not self._comm_hooks:
             register(self, self.process_group, _announced(_summed(collectives), collectives))
         self.logger = types.SimpleNamespace(set_runtime_stats_and_log=lambda: None)

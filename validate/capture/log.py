@@ -5,7 +5,9 @@ Events are lists of whole numbers; `simulator.work.captured.capture` says what e
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +15,8 @@ from simulator.work.captured.capture import HOST, Kind, Phase
 from simulator.work.captured.cost import COSTS, KernelCost
 
 Signature = tuple[Hashable, ...]
+_ALIKE = 8  # answers that differ in numbers alone, from which on they are told as one
+_WHOLE = re.compile(r"(?<![\w.])\d[\d,]*(?![\w.])")
 
 
 class Log:
@@ -55,9 +59,10 @@ class Log:
         """The number of a process group."""
         return self.groups.setdefault(ranks, len(self.groups))
 
-    def answer(self, question: str) -> None:
-        """Something that only a real run knows was answered: what, and how often."""
-        self.answers[question] = self.answers.get(question, 0) + 1
+    def answer(self, question: str) -> int:
+        """Something that only a real run knows was answered: what; how often by now."""
+        count = self.answers[question] = self.answers.get(question, 0) + 1
+        return count
 
     def as_json(self) -> dict[str, Any]:
         """What the file keeps of it."""
@@ -66,11 +71,28 @@ class Log:
             "names": list(self.names),
             "groups": [list(one) for one in self.groups],
             "categories": {str(storage): name for storage, name in sorted(self.categories.items())},
-            "answers": dict(sorted(self.answers.items())),
+            "answers": dict(sorted(_together(self.answers).items())),
             **({"costs": {str(number): asdict(one) for number, one in self.costs.items()}} if self.costs else {}),
             "host": {phase.name.lower(): counts for phase, counts in self.host.items() if any(counts)},
             "events": self.events,
         }
+
+
+def _together(answers: Mapping[str, int]) -> dict[str, int]:
+    """With one answer, from the least number to the most, in place of many that differ in numbers alone."""
+    alike = defaultdict[str, list[str]](list)
+    for text in answers:
+        alike[_WHOLE.sub("#", text)].append(text)
+    found: dict[str, int] = {}
+    for texts in alike.values():
+        if len(texts) < _ALIKE:
+            found |= {text: answers[text] for text in texts}
+            continue
+        numbers = zip(*([int(one.replace(",", "")) for one in _WHOLE.findall(text)] for text in texts), strict=True)
+        ends = [f"{min(each):,} to {max(each):,}" if min(each) < max(each) else f"{each[0]:,}" for each in numbers]
+        told = "".join(map("".join, zip(_WHOLE.split(texts[0]), [*ends, ""], strict=True)))
+        found[told] = sum(answers[text] for text in texts)
+    return found
 
 
 def cost_of(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> KernelCost | None:

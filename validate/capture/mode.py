@@ -180,9 +180,10 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         if _is_view(func):
             log.handled(VIEW, log.phase)
         self._recorded(func, args, kwargs, found, read, made)
+        left = truths.left(func, args)
         found = values.follow(func, *given, found, read, results)
         self._routing.follow(func, args, read, results)
-        truths.follow(func, args, made, log.answer)
+        truths.follow(func, args, made, log.answer, left=left)
         return found
 
     def _shaped(self, func: Any, types: Any, args: Any, kwargs: Any, given: tuple[Any, Any]) -> Any:
@@ -276,6 +277,8 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         if cost is not None:
             self._log.costs[number] = cost
         stream = Recorder.stack[-1].number if stream is None else stream
+        if self._log.phase == Phase.BACKWARD:
+            Recorder.backward()
         self._log.add(Kind.OPERATOR, number, stream, self._log.name(self._modules.path()), int(self._log.phase))
 
 

@@ -28,6 +28,9 @@ _ASLEEP_S = 0.5
 One = Callable[[int, Channel, Callable[[str], None]], dict[str, Any]]
 
 
+OTHERS_MEMORY = "memory of other GPUs is not captured: torch.distributed's collective, and the product beside it"
+
+
 class RefusedError(Exception):
     """The program cannot be captured; the message says why and what to do."""
 

@@ -9,7 +9,7 @@ from typing import Any, Never
 
 import torch
 
-from validate.capture.ranks import RefusedError
+from validate.capture.ranks import OTHERS_MEMORY, RefusedError
 from validate.capture.rows import MATRICES
 
 
@@ -29,6 +29,8 @@ _LONGEST = 300  # characters of somebody else's message: torch lists every backe
 _BY_MESSAGE = {
     "SparseTensorImpl": MATRICES,
     "tensors do not have strides": MATRICES,
+    "Creating a new Tensor subclass": "a class of tensors of your own holds plain ones: torch.Tensor._make_wrapper_subclass, as DTensor",
+    "SymmetricMemory": OTHERS_MEMORY,
     "data pointer": "a kernel of your own has no address to work on: make it a torch.library.custom_op with register_fake",
 }
 
@@ -64,6 +66,15 @@ def without_children() -> None:
     os.fork = os.forkpty = refused
     multiprocessing.process.BaseProcess.start = refused  # type: ignore[method-assign]
     torch.nn.DataParallel.forward = _data_parallel
+    if calls := sys.modules.get("torch.distributed.rpc"):
+        setattr(calls, "init_rpc", _without_calls)  # noqa: B010  mypy knows no such name of a module
+
+
+def _without_calls(*_: object, **__: object) -> Never:
+    """It would wait for workers that nobody starts."""
+    raise RefusedError(
+        "torch.distributed.rpc calls other processes, and a capture is of one rank: collectives, or send and recv"
+    )
 
 
 def _data_parallel(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -37,7 +37,7 @@ _DIFFERENT = {aten._unique2.default, aten.unique_consecutive.default}
 class Routing:
     """What is known of masks and counts. answer: tells the report. imbalance: tokens of the busiest expert over the mean."""
 
-    def __init__(self, answer: Callable[[str], None], imbalance: float = 1.0) -> None:
+    def __init__(self, answer: Callable[[str], int], imbalance: float = 1.0) -> None:
         self._answer, self._imbalance = answer, imbalance
         self._tokens: dict[
             int, int
@@ -57,6 +57,8 @@ class Routing:
             _keep(made[0], 1 / among)
         elif func is aten.histc.default:
             self._counts(made[0], read[0].numel())
+        elif func in _SUMS and made and read[0].dtype == torch.bool and _share(read[0]) is None:
+            self._summed(read[0], made[0])
         elif self._active and read and made:
             self._carried(func, read, made[0])
 
@@ -156,6 +158,12 @@ class Routing:
         count: int = round(mask.numel() * share)
         self._answer(f"a mask of {mask.numel():,} places that a router made: {count:,} are chosen, as with equal parts")
         return count
+
+    def _summed(self, mask: torch.Tensor, made: torch.Tensor) -> None:
+        """How many places of a mask are true: as many as are picked."""
+        if values.may_have(made) and made.numel() and values.known(made) is None and values.known(mask) is None:
+            each = self._true(mask, mask) // made.numel()
+            values.give(made, torch.full(made.shape, each, dtype=made.dtype), assumed=True)
 
     def _bins(self, args: Sequence[Any], kwargs: Any, run: Callable[..., Any]) -> Any:
         least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)

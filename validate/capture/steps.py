@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -9,7 +10,9 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
+from simulator.base.units import format_bytes
 from simulator.work.captured.capture import LAYOUT, NODE, WRAP, Kind, Phase
 from validate.capture.graphs import Graph
 from validate.capture.log import Log
@@ -40,9 +43,11 @@ class Steps:
         self._first: object = None
         self._made, self._stepped, self._aside = weakref.WeakSet[Any](), list[Any](), 0
         self.count, self.begin, self.done = 0, 0, False
-        self._last = self._before = 0  # the event that the last step ended at, and what the one before it allocated
+        self._last = 0  # the event that the last step ended at
+        self._before = 0, 0  # what the one before it allocated
         Graph.stepped = self._ended
         _count_nodes(log)
+        _unconverged(log, warm_up)
         optimizer = torch.optim.Optimizer
         original, patched = optimizer.profile_hook_step, optimizer._patch_step_function
 
@@ -101,7 +106,7 @@ class Steps:
         self.count += 1
         self._log.add(Kind.STEP, self.count)
         self._tell(f"step {self.count}")
-        made = sum(event[0] == Kind.ALLOCATE for event in self._log.events[self._last :])
+        made = _allocated(self._log.events[self._last :])
         if self.count == self._warm_up:
             self._storages.modules()
             self._log.detailed, self.begin = True, len(self._log.events)
@@ -109,8 +114,11 @@ class Steps:
         elif self.count == self._warm_up + 1:
             if idle := self._idle():
                 self._log.answer(f"a step ends with the first optimizer's: {idle} of others did not step within it")
-            if self._warm_up > 1 and abs(made - self._before) > _UNLIKE * max(made, self._before):
-                counts = f"the one before allocated {self._before:,} times, this one {made:,}"
+            if self._warm_up > 1 and any(
+                abs(a - b) > _UNLIKE * max(a, b) for a, b in zip(made, self._before, strict=True)
+            ):
+                (times, size), (times_before, before) = made, self._before
+                counts = f"the one before allocated {times_before:,} times, {format_bytes(before)}, this one {times:,}, {format_bytes(size)}"
                 self._log.answer(
                     f"steps differ ({counts}): this one stands for all, --warm-up {self.count} records the next"
                 )
@@ -119,8 +127,42 @@ class Steps:
         self._last, self._before = len(self._log.events), made
 
 
+def _allocated(events: Iterable[list[int]]) -> tuple[int, int]:
+    """How often a step allocates, and the bytes of what it also frees: what stays, as DDP's buckets, is made once."""
+    found, size, alive = 0, 0, dict[int, int]()
+    for kind, *values in events:
+        if kind == Kind.ALLOCATE:
+            found, alive[values[0]] = found + 1, values[1]
+        elif kind == Kind.FREE:
+            size += alive.pop(values[0], 0)
+    return found, size
+
+
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
     return (one for group in optimizer.param_groups for one in group["params"])
+
+
+def _unconverged(log: Log, warm_up: int) -> None:
+    """LBFGS tests values that nobody knows: no test ends it, and a line search takes its first step.
+
+    As it does near a minimum (Nocedal and Wright, Numerical Optimization, 2006, section 6.1).
+    """
+    module: Any = sys.modules[torch.optim.LBFGS.__module__]
+    made = module.LBFGS.__init__
+
+    @wraps(made)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        group = self.param_groups[0]
+        group["tolerance_change"] = 0
+        if (full := -(-group["history_size"] // group["max_iter"])) > warm_up:
+            log.answer(f"LBFGS with a part of its history: --warm-up {full} records a step with all of it")
+        log.answer("whether LBFGS has converged: not before its last iteration; each line search takes its first step")
+
+    def searched(evaluated: Callable[..., Any], x: Any, t: Any, d: Any, *_: object, **__: object) -> tuple[Any, ...]:
+        return *evaluated(x, t, d), t, 1
+
+    module.LBFGS.__init__, module._strong_wolfe = init, searched
 
 
 def _count_nodes(log: Log) -> None:
@@ -129,7 +171,8 @@ def _count_nodes(log: Log) -> None:
 
     def counted(results: Any, *args: Any, **kwargs: Any) -> Any:
         if log.detailed:
-            for name, count in _nodes([one.grad_fn for one in results if one.grad_fn is not None]).items():
+            nodes = [one.node if isinstance(one, GradientEdge) else one.grad_fn for one in results]
+            for name, count in _nodes([one for one in nodes if one is not None]).items():
                 log.handled(name, Phase.BACKWARD, count)
                 if name != NODE:
                     log.handled(name, Phase.FORWARD, count)  # where the node was made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -11,6 +12,9 @@ import torch
 from simulator.work.captured.capture import Kind
 from validate.capture.log import Log
 
+_BACKWARD = (
+    "where the backward of what ran beside the default stream runs: on the default one, not beside it as on a GPU"
+)
 _ELAPSED_MS = 1.0  # what an event answers that is asked for a time: none has passed, and programs divide by it
 
 
@@ -34,17 +38,28 @@ class Recorder:
     log: ClassVar[Log]
     stack: ClassVar[list[Stream]]
     works: ClassVar[dict[int, Pending]]
+    beside: ClassVar[
+        list[tuple[int, int]]
+    ]  # of autograd's numbers of nodes: from, to those made beside the default stream
 
     @classmethod
     def begin(cls, log: Log) -> None:
         """A new program. The default stream is number 0."""
         cls.log, Stream.made, Event.made, cls.works = log, 0, 0, {}
-        cls.stack = [Stream()]
+        cls.stack, cls.beside = [Stream()], []
 
     @classmethod
     def write(cls, kind: Kind, *values: int) -> None:
         if cls.log.detailed:
             cls.log.add(kind, *values)
+
+    @classmethod
+    def backward(cls) -> None:
+        """A kernel of the backward: a GPU runs it on the stream of its forward, which is not played."""
+        if cls.beside and (node := torch._C._current_autograd_node()) is not None:
+            number = node._sequence_nr()
+            if (at := bisect_right(cls.beside, (number + 1,))) and number < cls.beside[at - 1][1]:
+                cls.log.answer("backward of what ran beside the default stream: on that one, not beside it as on a GPU")
 
 
 class Stream:
@@ -82,10 +97,14 @@ class Stream:
 
     def __enter__(self) -> Self:
         Recorder.stack.append(self)
+        self._node = torch._C._autograd._get_sequence_nr()
         return self
 
     def __exit__(self, *_: object) -> None:
         Recorder.stack.pop()
+        after = torch._C._autograd._get_sequence_nr()
+        if self.number and Recorder.log.detailed and self._node < after:
+            Recorder.beside.append((self._node, after))
 
 
 class Event:

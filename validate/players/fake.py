@@ -71,8 +71,8 @@ def run(task: Task, report: RankReport) -> dict[str, Any]:
         found["memory_by_stage"] = []
         for stage in range(plan.pp):
             report.phase(f"memory of stage {stage}")
-            one = play(*inputs, stage * each).as_json()
-            del one["by_category"]
+            one = memory if stage * each == task.rank else play(*inputs, stage * each).as_json()
+            one.pop("by_category", None)
             found["memory_by_stage"].append(one)
     machine = describe(
         torch, "cpu", num_ranks=task.plan.num_devices, threads=task.threads, command=task.command.split()

@@ -54,10 +54,10 @@ def track_step(
 def track_stage(
     built: Built, step: LonePipelinedStep, plan: Plan, device: torch.device, hook: Callable[..., Any]
 ) -> TrackedMemory:
-    """Bytes of a pipeline stage over its second step: the first makes the buffers of its messages.
+    """Bytes of a pipeline stage over its first step, which makes the buffers of its messages before the first pass.
 
-    All micro-batches are played, since a schedule is one of so many. DDP comes between the two: it rebuilds its buckets
-    behind its first step, which fake tensors cannot.
+    All micro-batches are played, since a schedule is one of so many. DDP would rebuild its buckets behind that step, which
+    fake tensors cannot.
     """
     built.optimizer = make_optimizer(built, plan)
     step.make_optimizer_state()
@@ -65,9 +65,7 @@ def track_stage(
     tracker.prepare(device, lambda: 0)
     tracker.track_external(built.module, getattr(built.optimizer, "optim", built.optimizer), *step.inputs)
     with tracker:
-        step.run()
         replicate(built, plan, hook)
-        step.replaced()
         step.run(tracker.announce)
         return tracker.tracked()
 

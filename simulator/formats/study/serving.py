@@ -22,6 +22,7 @@ from simulator.formats.study.tables import DEFAULT_NAME, Faults, at_its_key, fla
 from simulator.predict import Source
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.hosts import counted
 from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.model import Model
 from simulator.spec.model.families import weights_of
@@ -155,6 +156,9 @@ def read_serving_study(
         requests = faults.attempt(lambda: _requests(workload))
     if faults or study is None or plan is None or model is None or cluster is None or stack is None or requests is None:
         raise InputError(dict.fromkeys(at_its_key(fault, origins, name, "inference") for fault in faults))
+    asked, _ = counted(str(raw.get("cluster"))) or (0, "")
+    detail = f"{plan.num_devices} of the {asked} GPUs serve: tp, pp and dp take no more (--tp, --dp)"
+    idle = [Source(what="plan", kind="assumed", detail=detail)] * (not searched and plan.num_devices < asked)
     return ServingStudy(
         model=model,
         plan=plan,
@@ -168,6 +172,7 @@ def read_serving_study(
         sources=(
             *_sources(name, raw, origins, study.workload),
             *named,
+            *idle,
             *of_model(model, raw.get("model")),
             *set_by_hand(overrides, TABLES),
         ),

@@ -151,13 +151,9 @@ def _gpu_table(host: Host) -> Table:
             gpu.pci or "–",
             gpu.model or "–",
             nics or "–",
-            _nic_path(one.word + via, one.gpudirect),
+            f"{one.word}{via}, through host memory" if one.gpudirect is False else one.word + via or "–",
         )
     return table
-
-
-def _nic_path(word: str, gpudirect: bool | None) -> str:  # noqa: FBT001  what a GPU's nearest NIC can do
-    return f"{word}, through host memory" if gpudirect is False else word or "–"
 
 
 def _cut_lines(host: Host) -> Iterator[str]:

@@ -17,7 +17,7 @@ def all_gather(
         far = build.collective(f"{label} between nodes", "all_gather", "shard_far", build.far_part(size), *after)
         return build.collective(label, "all_gather", "shard_near", size, *(after if far is None else (far,))) or far
     role = "reshard" if again and plan.reshard_ranks is not None else "shard"
-    return build.collective(label, "all_gather", role, size, *after)
+    return build.collective(label, "all_gather", role, size, *after, count=comm.num_gathers)
 
 
 def reduce_gradient(
@@ -27,9 +27,8 @@ def reduce_gradient(
     copied = build.compute(f"copy-in {unit.name} mb{index}", unit.gradient, after) if unit.gradient.parts else after
     if unit.hops:
         return hopping.begin(f"{unit.name} mb{index}", unit.hops, copied)
-    scatter = build.collective(
-        f"reduce-scatter {unit.name} mb{index}", "reduce_scatter", "shard", unit.comm.reduce_scatter_bytes, copied
-    )
+    label, size, count = f"{unit.name} mb{index}", unit.comm.reduce_scatter_bytes, unit.comm.num_buckets
+    scatter = build.collective(f"reduce-scatter {label}", "reduce_scatter", "shard", size, copied, count=count)
     if unit.comm.late_all_reduce and not final:
         return scatter
     reduced = _all_reduce(build, step, unit, index, scatter if scatter is not None else copied) or scatter
@@ -37,11 +36,9 @@ def reduce_gradient(
     if experts is None:
         return reduced
     label, ready = f"{unit.name} mb{index} experts", copied if reduced is None else reduced
-    scatter = build.collective(
-        f"reduce-scatter {label}", "reduce_scatter", "expert_shard", experts.reduce_scatter_bytes, ready
-    )
-    ready = ready if scatter is None else scatter
-    size = experts.all_reduce_bytes
+    size = experts.reduce_scatter_bytes
+    scatter = build.collective(f"reduce-scatter {label}", "reduce_scatter", "expert_shard", size, ready)
+    ready, size = (ready if scatter is None else scatter), experts.all_reduce_bytes
     return build.collective(f"all-reduce {label}", "all_reduce", "expert_replicate", size, ready) or scatter or reduced
 
 
@@ -64,8 +61,7 @@ def gather_updated(build: Builder, unit: ScheduledUnit, *after: int) -> None:
     if unit.comm.experts is not None:
         size = unit.comm.experts.parameter_gather_bytes
         ready = after if gather is None else (gather,)
-        gather = (
-            build.collective(f"all-gather {unit.name} experts", "all_gather", "expert_shard", size, *ready) or gather
-        )
+        label = f"all-gather {unit.name} experts"
+        gather = build.collective(label, "all_gather", "expert_shard", size, *ready) or gather
     if gather is not None:
         build.compute(f"copy-out {unit.name}", unit.gather_forward, gather)

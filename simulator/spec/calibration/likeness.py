@@ -64,7 +64,7 @@ class Likeness(Strict):
     """The runs that taught (points), one sigma of what neighbours share, and the solved system of their errors.
 
     inverse: of the covariance of their errors. errors: that times the errors. cross: prior of the coefficients × slopes × inverse, a
-    row for each coefficient. moved: a prediction follows; else it only says how far off the runs were.
+    row for each coefficient. moved: a prediction follows; else it only says how far off the runs were (files of before may say so).
     """
 
     points: _Rows
@@ -72,7 +72,7 @@ class Likeness(Strict):
     inverse: _Rows
     errors: _Row
     cross: _Rows
-    moved: bool
+    moved: bool = True
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -57,7 +57,7 @@ def predicted(server: Server) -> Found:
     runs, batch = runs_of(server)
     spread = math.exp(Z90 * sigma_of(deployed.costs, batch, deployed.calibration, deployed.curves))
     ends = [figure_of(run, server.metric) / server.metric.unit for run in runs]
-    if len(runs) > 1 and server.metric.figure == "ttft":
+    if server.load.users and len(runs) > 1 and server.metric.figure == "ttft":
         spread = math.exp(math.hypot(math.log(spread), Z90 * _WAIT_SIGMA))
     floors = _floors(deployed, server.load, server.metric)
     return Found(value=ends[0], low=min(ends) / spread, high=max(ends) * spread, floors=floors)
@@ -85,7 +85,8 @@ def _played(server: Server) -> tuple[tuple[ServedRun, ...], Batch]:
 
     A closed loop is played in several ways, the likeliest first, since a table leaves open what decides how long its users
     wait. Users whose answers are equally long stay in step for ever, and wait for each other's prompts; a few per cent of
-    difference part them. Launches give a step more tokens or fewer, and the cache more memory or less.
+    difference part them. Launches give a step more tokens or fewer, and the cache more memory or less. So is a load whose lengths
+    are means: all as long as that, or some much longer.
     """
     deployed, load = deployed_once(server), server.load
     memory = deployed.tightest.memory
@@ -99,15 +100,18 @@ def _played(server: Server) -> tuple[tuple[ServedRun, ...], Batch]:
             other = deployed_once(replace(server, plan=server.other))
             runs += [_run(other, load, apart) for apart in spacings]
         runs += _with_less_cache(server, deployed, runs[0])
+    if load.means:
+        runs.append(_run(deployed, load, varied=True))
     meter = runs[0].meter
     size = min(max(1, round(meter.output_tokens / max(1, meter.num_steps))), deployed.plan.max_sequences)
     return tuple(runs), batch_of(deployed.costs, size, load.prompt + load.output // 2)
 
 
-def _run(deployed: Deployment, load: Load, apart: float = 0.0) -> ServedRun:
-    users = Users(count=0 if load.alone else load.users)
+def _run(deployed: Deployment, load: Load, apart: float = 0.0, *, varied: bool = False) -> ServedRun:
+    users, plan, model = Users(count=0 if load.alone else load.users), deployed.plan, deployed.costs.model
     streamed = users.count > 0 or load.rate < math.inf
-    return deployed.play(_requests(load, apart), ALWAYS, users=users, streamed=streamed)
+    room = varied * (model.max_positions if plan.chunked_prefill else plan.batched_tokens(model))
+    return deployed.play(_requests(load, apart, room), ALWAYS, users=users, streamed=streamed)
 
 
 def _with_less_cache(server: Server, deployed: Deployment, run: ServedRun) -> list[ServedRun]:
@@ -122,10 +126,10 @@ def _with_less_cache(server: Server, deployed: Deployment, run: ServedRun) -> li
     return []
 
 
-def _requests(load: Load, apart: float = 0.0) -> list[Request]:
+def _requests(load: Load, apart: float = 0.0, room: int = 0) -> list[Request]:
     """A rate's arrivals are a Poisson process, stretched so that the mean is the rate's.
 
-    apart: answers of one length are so much shorter at most.
+    apart: answers of one length are so much shorter at most. room: lengths vary, and a request has so many tokens at most; 0: they do not.
     """
     count, times = load.requests, [0.0] * load.requests
     if not load.users and load.rate < math.inf:
@@ -134,6 +138,9 @@ def _requests(load: Load, apart: float = 0.0) -> list[Request]:
     drawn = np.random.default_rng(_SEED)
     if load.shortest < 1:
         prompts, answers = (_lengths(drawn, load.shortest, most, count) for most in (load.prompt, load.output))
+    elif room:
+        most = room / (load.prompt + load.output)
+        prompts, answers = (_around(drawn, mean, most * mean, count) for mean in (load.prompt, load.output))
     else:
         prompts = [load.prompt] * count
         answers = [max(1, round(load.output * (1 - float(part)))) for part in drawn.uniform(0, apart, size=count)]
@@ -146,6 +153,12 @@ def _requests(load: Load, apart: float = 0.0) -> list[Request]:
 def _lengths(drawn: np.random.Generator, shortest: float, longest: int, count: int) -> list[int]:
     """Whole numbers of tokens, equally likely."""
     return [int(n) for n in drawn.integers(max(1, int(shortest * longest)), longest, size=count, endpoint=True)]
+
+
+def _around(drawn: np.random.Generator, mean: int, most: float, count: int) -> list[int]:
+    """Tokens, exponentially distributed up to `most`: few are many, as in chats (arXiv 2309.06180, figure 11)."""
+    times = drawn.exponential(size=count)
+    return [max(1, int(min(most, one))) for one in (times * mean / times.mean()).round()]
 
 
 def figure_of(run: ServedRun, metric: RequestedMetric) -> float:

@@ -46,6 +46,7 @@ _AT_ONCE: Final = re.compile(
     r"inf\b|infinit|all at once|all requests|offline|unlimited|max(?:imum)?(?: load)?$", re.IGNORECASE
 )
 _COUNTED: Final = re.compile(r"(?<![\w/.,])([0-9][0-9,]{0,18}) requests?\b(?!\s*/)")
+_MEANS: Final = re.compile(r"\blengths are means\b", re.IGNORECASE)
 
 Figure = Literal["ttft", "tpot", "itl", "latency", "output_rate", "token_rate", "request_rate"]
 # The words of a metric, in order; `_` and other signs between them are one space.
@@ -75,7 +76,7 @@ class Load:
     """users: of a closed loop, each with one request at a time; 0: requests come at `rate` a second, inf: all at once.
 
     alone: a batch that nothing follows. requests: how many are played. shortest: tokens of the shortest over those stated;
-    lengths are any whole numbers from there on, equally likely.
+    lengths are any whole numbers from there on, equally likely. means: they are means of lengths that vary, nobody says how.
     """
 
     users: int
@@ -85,6 +86,7 @@ class Load:
     prompt: int
     output: int
     shortest: float = 1.0
+    means: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +182,7 @@ def load_of(row: ServingRow) -> Load:
         prompt=row.input_tokens,
         output=row.output_tokens,
         shortest=client.shortest if row.shortest is None else row.shortest,
+        means=_MEANS.search(row.notes) is not None,
     )
 
 

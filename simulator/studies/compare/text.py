@@ -33,7 +33,8 @@ def render(comparison: Comparison) -> RenderableType:
     if any(row.gains for row in rows):
         parts += [Text(), Text("What the step would gain without a limit", style="bold"), _gains(rows)]
         parts += [Text(_limit(letter, row)) for letter, row in zip(_letters(rows), rows, strict=True)]
-    parts += [Text(), *(Text(_verdict(letter, row)) for letter, row in zip(_letters(rows)[1:], rows[1:], strict=True))]
+    others = zip(_letters(rows)[1:], rows[1:], strict=True)
+    parts += [Text(), *(Text(_verdict(letter, row, rows[0])) for letter, row in others)]
     return Group(*parts)
 
 
@@ -95,7 +96,8 @@ def _breakdown(rows: tuple[Compared, ...]) -> Table:
     weight = {name: max(row.prediction.breakdown.get(name, 0.0) for row in rows) for name in names}
     for name in sorted(names, key=lambda name: (-weight[name], name)):
         if weight[name]:
-            table.add_row(name, *(_seconds(row.prediction.breakdown.get(name, 0.0), row) for row in rows))
+            parts = [(row.prediction.breakdown.get(name, 0.0), row.prediction.step_s) for row in rows]
+            table.add_row(name, *(f"{format_seconds(one)} {one / of:6.1%}" if one else "-" for one, of in parts))
     return table
 
 
@@ -105,10 +107,6 @@ def _busy(rows: tuple[Compared, ...]) -> Table:
         shares = (one.get(name) for one in counted)
         table.add_row(name, *(f"{one['mean']:.1%} {one['peak']:7.1%}" if one else "-" for one in shares))
     return table
-
-
-def _seconds(seconds: float, row: Compared) -> str:
-    return f"{format_seconds(seconds)} {seconds / row.prediction.step_s:6.1%}" if seconds else "-"
 
 
 def _costs(comparison: Comparison) -> Table:
@@ -143,13 +141,15 @@ def _gained(gain: Gain) -> str:
     return f"{gain.gain:.1%}" + (f", {format_bytes(gain.gain_bytes)}" if gain.gain_bytes else "")
 
 
-def _verdict(letter: str, row: Compared) -> str:
+def _verdict(letter: str, row: Compared, first: Compared) -> str:
     against = row.against_first
     assert against is not None
     if not against.distinguishable:
         return f"{letter} and A are not distinguishable at 90 %: the interval of their ratio includes 1."
     faster = against.ratio < 1
     change = 1 / against.ratio if faster else against.ratio
+    mine, others = row.prediction.num_devices, first.prediction.num_devices
+    on = "" if mine == others else f", with {mine:,} devices in {letter} and {others:,} in A"
     if change >= 2:
-        return f"A token takes {change:,.3g} times as long in {'A' if faster else letter} as in {letter if faster else 'A'}."
-    return f"{letter} is {change - 1:.1%} {'faster' if faster else 'slower'} a token than A."
+        return f"A token takes {change:,.3g} times as long in {'A' if faster else letter} as in {letter if faster else 'A'}{on}."
+    return f"{letter} is {change - 1:.1%} {'faster' if faster else 'slower'} a token than A{on}."

@@ -29,7 +29,6 @@ from simulator.spec.calibration.likeness import Likeness, Point, alike
 from simulator.studies.learning.observed import Array, Observed, Step
 
 FREEDOM: Final = 4.0  # of Student's t, and of the prior on the scatter: as sure as four runs would make it
-CLEARLY: Final = 2 / 3  # nearer by less than a third is what a few runs do by chance
 # Before: what neighbours share is twice what stacks say that steps scatter by, within a factor e (one sigma): with six runs each
 # of published sources neither much more nor much less. What each step has of its own: 0.7 of it, within 1.6
 _SHARED: Final = (math.log(2.0), 1.0)
@@ -73,7 +72,7 @@ class Posterior:
     """theta: values in the order of `names`. covariance: of them. steps: the runs under them, each as `Observed.step`.
 
     slopes: of each run (rows), for each name. prior: one sigma of each name before; each: of what each run's own adds to it.
-    residuals: measured over predicted by theta, in logs; solved: what all coefficients are to explain, times the inverse of its covariance. moved: predictions follow.
+    residuals: measured over predicted by theta, in logs; solved: what all coefficients are to explain, times the inverse of its covariance.
     """
 
     names: tuple[CoefficientName, ...]
@@ -88,7 +87,6 @@ class Posterior:
     residuals: Array
     inverse: Array
     solved: Array
-    moved: bool
     nodes: float
 
     @property
@@ -122,7 +120,7 @@ class Posterior:
     @property
     def shared(self) -> Array:
         """What each run errs by as those like it do, in logs."""
-        found: Array = self.moved * self.found.shared**2 * self.found.correlation @ self.solved
+        found: Array = self.found.shared**2 * self.found.correlation @ self.solved
         return found
 
     def as_file(self, name: str, runs: Sequence[str]) -> Learned:
@@ -146,7 +144,6 @@ class Posterior:
                 inverse=_rows(self.inverse, 12),
                 errors=_rows(self.solved[None], 6)[0],
                 cross=_rows(cross, 6),
-                moved=self.moved,
             ),
         )
 
@@ -216,11 +213,7 @@ class _Problem:
             before, (theta, steps) = steps, self._moved(theta, move, steps, target.found)
             if steps is before:
                 break
-        found, unmoved = self.at(theta, steps), self.at(np.zeros(len(self.names)), first)
-        if _predicts(found, unmoved):
-            return found
-        # around where nothing was moved
-        return replace(unmoved, covariance=found.covariance + np.outer(theta, theta), moved=False)
+        return self.at(theta, steps)
 
     def at(self, theta: Array, steps: tuple[Step, ...]) -> Posterior:
         """The linear problem around these coefficients."""
@@ -232,8 +225,7 @@ class _Problem:
         cross = (self.prior**2)[:, None] * j.T
         return Posterior(
             names=self.names, theta=theta, covariance=np.diag(self.prior**2) - cross @ inverse @ cross.T, prior=self.prior, each=self.each,
-            found=found, points=self.points, steps=steps, slopes=j, residuals=residuals, inverse=inverse, solved=inverse @ target, moved=True,
-            nodes=self.nodes,
+            found=found, points=self.points, steps=steps, slopes=j, residuals=residuals, inverse=inverse, solved=inverse @ target, nodes=self.nodes,
         )  # fmt: skip
 
     def _moved(
@@ -282,18 +274,6 @@ def _scattered(target: Array, known: Array, correlation: Array, before: float, e
         odd = (inverse @ target / np.diag(inverse)) ** 2 / variances  # squared, in sigmas of what the others say
         found = replace(found, weights=np.minimum(1.0, (FREEDOM + 1) / (FREEDOM + odd)))
     return found
-
-
-def _predicts(found: Posterior, unmoved: Posterior) -> bool:
-    """Whether the runs change any coefficient; always true for undescribed software.
-
-    Stacks hold coefficients that measurements taught: there, left out one by one, the runs must be clearly nearer to what the
-    others teach than to what was known before.
-    """
-    if len(found.steps) == 1 or not all(step.described for step in found.steps):
-        return True
-    left_out = [abs(without(found, i)[0]) for i in range(len(found.steps))]
-    return float(np.mean(left_out)) < CLEARLY * float(np.mean(np.abs(unmoved.residuals)))
 
 
 def without(found: Posterior, index: int) -> tuple[float, float, Array]:

@@ -20,7 +20,7 @@ from simulator.studies.learning.next_run import NextRun, next_run
 from simulator.studies.learning.observed import Observed, Refused
 from simulator.studies.learning.posterior import Posterior, posterior, without
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 _NAMED_SHARE: Final = 0.2  # of a coefficient's teaching: runs with less are not named
 _MOVED: Final = 0.98  # of its sigma before: a coefficient with more left is as unknown as before
 
@@ -72,7 +72,6 @@ class LearningReport:
     coefficients: tuple[CoefficientUpdate, ...]
     runs: tuple[RunResult, ...]
     refused: tuple[Refused, ...]
-    moved: bool
     next: NextRun | None
     memory: tuple[RunMemory, ...] = ()
     observed: tuple[Observed, ...] = ()
@@ -91,7 +90,6 @@ class LearningReport:
         return {
             "schema_version": SCHEMA_VERSION,
             "scatter": self.learned.scatter,
-            "moved": self.moved,
             "coefficients": [asdict(one) for one in self.coefficients],
             "runs": [asdict(one) for one in self.runs],
             "memory": [asdict(one) for one in self.memory],
@@ -109,7 +107,6 @@ def learning_report(observed: Sequence[Observed], refused: Sequence[Refused], na
         coefficients=tuple(_coefficient_updates(found, observed)),
         runs=tuple(_run_result(found, i, one, before[i]) for i, one in enumerate(observed)),
         refused=tuple(refused),
-        moved=found.moved,
         next=next_run(found, observed),
         memory=tuple(_memory_of_runs(observed)),
         observed=tuple(observed),
@@ -177,8 +174,6 @@ def lines(report: LearningReport) -> Iterator[str]:
     guessed = sorted({one.run.stack.name for one in report.observed if one.run.stack.known != "described"})
     if guessed:
         yield f"Their software is taken as {' and '.join(guessed)}: give the same to predict (--stack), or name it in the table (stack)."
-    if not report.moved:
-        yield "Left out one by one, the runs are not clearly nearer to what the others teach: no coefficient was moved."
     yield f"\n{'coefficient':12} {'before':>18} {'after':>18}  taught by"
     for one in report.coefficients:
         by = ", ".join(f"{run} ({part:.0%})" for run, part in one.by.items())

@@ -28,15 +28,12 @@ def grouped(shard: Model, plan: Plan) -> tuple[UnitGroup, ...]:
     """Embedding, layers and head; those that differ in nothing but their name are counted. Buckets of DDP may differ."""
     bucketed = plan.traits.whole_modules or shard.experts is not None or shard.mtp_layers > 0
     layers = shard.num_layers
-    short = shard if bucketed or layers <= 1 else shard.model_copy(update=_one_layer(shard))
+    one = {"num_layers": 1, **({"chunks": ((0,),)} if isinstance(shard, ModelShard) else {})}
+    short = shard if bucketed or layers <= 1 else shard.model_copy(update=one)
     first, *middle, last = (replace(comm, unit="") for comm in communication(short, plan))
     if not bucketed and layers > 1:
         return UnitGroup(1, first), UnitGroup(layers, middle[0]), UnitGroup(1, last)
     return UnitGroup(1, first), *(UnitGroup(n, comm) for comm, n in Counter(middle).items()), UnitGroup(1, last)
-
-
-def _one_layer(shard: Model) -> dict[str, object]:
-    return {"num_layers": 1, **({"chunks": ((0,),)} if isinstance(shard, ModelShard) else {})}
 
 
 def own_units(shard: Model, units: tuple[UnitGroup, ...]) -> tuple[UnitGroup, ...]:

@@ -47,7 +47,7 @@ from simulator.work.ops.graph import stream
 class StepCosts:
     """Prices batches. One object a (model, plan, cluster, stack, calibration); everything is kept that was priced.
 
-    pace: a factor on every time, for the ends of an interval (`at_pace`). streamed: tokens are sent one by one.
+    pace: a factor on every time, for the ends of an interval. streamed: tokens are sent one by one; else answers whole.
     """
 
     pace = 1.0
@@ -156,22 +156,10 @@ class StepCosts:
         each = self.plan.block_size * max(kv_bytes_per_token(shard, self.plan) for shard in self.shards)
         return self.pace * each / self.ranks * (batch.out / tier.d2h_bytes_per_s + batch.back / tier.h2d_bytes_per_s)
 
-    def at_pace(self, pace: float) -> StepCosts:
-        """The same prices, all of them `pace` times as long."""
-        other = copy(self)  # what was priced is shared: it knows no pace
-        other.pace = pace
-        return other
-
-    def of_one_rank(self) -> StepCosts:
-        """The same, of batches of one GPU of an engine whose GPUs have sequences of their own, and as many as it."""
+    def changed(self, **values: float | bool) -> StepCosts:
+        """The same with another `pace`, number of `ranks` (1: batches of one of them) or `streamed`. What was priced is shared: it knows none."""
         other = copy(self)
-        other.ranks = 1
-        return other
-
-    def collected(self) -> StepCosts:
-        """The same where answers are collected whole."""
-        other = copy(self)
-        other.streamed = False
+        vars(other).update(values)
         return other
 
     def graphed(self, batch: Batch) -> bool:

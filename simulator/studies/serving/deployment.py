@@ -94,7 +94,7 @@ class Deployment:
     @property
     def limits(self) -> Limits:
         plan, model = self.costs.plan, self.costs.model
-        ranks = plan.ranks  # whose sequences are scheduled as one
+        ranks = self.costs.ranks  # whose sequences are scheduled as one
         engine = self.costs.stack.engine or SpecEngine()
         return Limits(
             num_blocks=ranks * self.memory.num_blocks,
@@ -131,16 +131,15 @@ class Deployment:
 
         users: of a closed loop; without any, requests come when they say. streamed: tokens are sent one by one.
         """
+        costs = self.costs.changed(pace=pace, streamed=streamed)
         if self.prefill is None:
-            costs = self.at_pace(pace)
-            costs = costs if streamed else costs.collected()
             return Engine(costs, self.limits, requests, window, users=users).run(progress)
         assert self.place is not None
         assert self.transfers is not None
         seconds = self.transfers.seconds
         return Pools(
-            Pool(costs=self.prefill.at_pace(pace), limits=self.prefill.limits),
-            Pool(costs=self.at_pace(pace), limits=self.limits),
+            Pool(costs=self.prefill.costs.changed(pace=pace, streamed=streamed), limits=self.prefill.limits),
+            Pool(costs=costs, limits=self.limits),
             requests,
             window,
             cells=self.place.cells,
@@ -152,11 +151,8 @@ class Deployment:
         self, requests: Sequence[Request], window: Window, *, prefilled: bool = False, pace: float = 1.0
     ) -> ServedRun:
         """The same of one engine of this pool. prefilled: its prompts are computed elsewhere."""
-        return Engine(self.at_pace(pace), self.limits, requests, window, engines=1, prefilled=prefilled).run()
-
-    def at_pace(self, pace: float) -> StepCosts:
-        """Prices of its steps, all of them `pace` times as long."""
-        return self.costs if pace == 1.0 else self.costs.at_pace(pace)
+        costs = self.costs.changed(pace=pace)
+        return Engine(costs, self.limits, requests, window, engines=1, prefilled=prefilled).run()
 
     def probe(self) -> None:
         """Price a step of each kind, so that a missing number of the calibration is reported before the simulation."""
@@ -164,13 +160,12 @@ class Deployment:
         keys = tuple(0 for _ in self.costs.windows)
         self.costs.stages_s(Batch(decodes=0, keys=keys, chunks=(Chunk(new=1, cached=0),)))
 
-    def full_queue(self, requests: Sequence[Request], engines: int, *, of_a_rank: bool = False) -> list[Request]:
+    def full_queue(self, requests: Sequence[Request], engines: int) -> list[Request]:
         """Requests of the same lengths, all present from the beginning: several times as many as run at once."""
         memory, plan = self.memory, self.plan
         mean = Requests.of(requests).tokens / len(requests)
         room = max(1, int(memory.num_blocks * memory.block_size / mean))
-        ranks = 1 if of_a_rank else plan.ranks
-        at_once = ranks * min(plan.max_sequences, room) * memory.num_schedulers * engines
+        at_once = self.costs.ranks * min(plan.max_sequences, room) * memory.num_schedulers * engines
         count = min(max(_ROUNDS * at_once, 4), _MOST_SATURATING)
         found = [replace(request, arrival_s=0.0) for request in requests[:count]]
         return [found[i % len(found)] for i in range(count)]
@@ -184,17 +179,9 @@ class Deployment:
                 self._capacity.clear()
                 self._capacity[key] = capacity(queue, self.play(queue, ALWAYS))
             return self._capacity[key]
-        limits, ranks = self.limits, self.plan.ranks
-        one = replace(
-            limits,
-            num_blocks=limits.num_blocks // ranks,
-            max_sequences=limits.max_sequences // ranks,
-            max_tokens=limits.max_tokens // ranks,
-            host_blocks=limits.host_blocks // ranks,
-        )
-        queue = self.full_queue(requests, 1, of_a_rank=True)
-        played = Engine(self.costs.of_one_rank(), one, queue, ALWAYS, engines=1).run()
-        return self.plan.dp * ranks * capacity(queue, played)
+        one = replace(self, costs=self.costs.changed(ranks=1))
+        queue = one.full_queue(requests, 1)
+        return self.plan.dp * self.plan.ranks * capacity(queue, one.alone(queue, ALWAYS))
 
     def capacity_per_s(self, requests: Sequence[Request]) -> float:
         """Requests a second that pools serve when no queue empties: of the pool that has the least, or of the links."""

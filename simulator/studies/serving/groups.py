@@ -5,6 +5,7 @@ Engines stand one after another, in each the stages, in each pcp's tp groups.
 
 from __future__ import annotations
 
+from itertools import combinations
 from math import inf
 
 from simulator.parallel.mesh import GroupShape
@@ -62,9 +63,15 @@ def own_all_reduce_s(exchange: Exchange, shape: GroupShape, cluster: Cluster, st
     """
     own = stack.engine.all_reduce if stack.engine else None
     n, near = shape.num_ranks, shape.num_nodes == 1 and not shape.spans_domain
-    if own is None or exchange.kind != "all_reduce" or not near or "pcie" in cluster.intra.kind:
+    if own is None or exchange.kind != "all_reduce" or exchange.num_bytes > own.largest:
         return inf
-    if exchange.num_bytes > own.largest:
+    if not near or "pcie" in cluster.intra.kind or not _all_joined(cluster, n):
         return inf
     moved_s = 2 * (n - 1) / n * exchange.num_bytes / (own.link_share * cluster.intra.bytes_per_s)
     return own.latency_s + own.rank_s * n + moved_s
+
+
+def _all_joined(cluster: Cluster, ranks: int) -> bool:
+    """Each of so many neighbours reaches each other over a link of its own or a switch (vLLM's custom_all_reduce.py asks for it)."""
+    edges = {frozenset((edge.src, edge.dst)) for edge in cluster.intra.edges}
+    return not edges or all(frozenset(pair) in edges for pair in combinations(range(ranks), 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
 from simulator.base.fit import Fit
@@ -55,6 +55,21 @@ class Latencies:
     ttft: Spread
     tpot: Spread | None
     latency: Spread
+
+    @classmethod
+    def outermost(cls, pick: Callable[[Iterable[float]], float], plays: Sequence[Latencies]) -> Latencies:
+        """Figure by figure of several plays, the least (`min`) or the most: with longer steps some happen to wait less."""
+        tpot = [play.tpot for play in plays if play.tpot]
+        ttft, latency = [play.ttft for play in plays], [play.latency for play in plays]
+        return cls(
+            ttft=_outermost(pick, ttft),
+            tpot=_outermost(pick, tpot) if tpot else None,
+            latency=_outermost(pick, latency),
+        )
+
+
+def _outermost(pick: Callable[[Iterable[float]], float], spreads: Sequence[Spread]) -> Spread:
+    return Spread(**{key: pick(getattr(one, key) for one in spreads) for key in asdict(spreads[0])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +158,7 @@ class DecodeStep:
 class Serving:
     """How a plan serves a stream of requests. latencies, load: None where the plan does not fit.
 
-    low_latencies, high_latencies: with every time at the lower and the upper end of its 90 % interval, where that was asked.
+    low_latencies, high_latencies: of plays with every time at the lower and the upper end of its 90 % interval, where that was asked.
     sigma: one-sigma relative uncertainty of a mean step's time. num_requests: played; num_warmup of them are in no figure. slo_share: requests within every limit; None: none is set.
     costs: where prices were given. prefill_memory, handed_over: where prompts have engines of their own; memory is then of
     the engines that decode, or of those that do not fit.

@@ -137,8 +137,8 @@ def _played(setting: Deployment, run: _Run, origins: tuple[Source, ...]) -> Serv
         num_requests=len(requests),
         num_warmup=run.num_warmup,
         latencies=found,
-        low_latencies=ends[0] if ends else None,
-        high_latencies=ends[1] if ends else None,
+        low_latencies=Latencies.outermost(min, [found, *ends]) if ends else None,
+        high_latencies=Latencies.outermost(max, [found, *ends]) if ends else None,
         sigma=sigma,
         load=load,
         handed_over=_handed_over(setting, played),
@@ -345,18 +345,14 @@ _OF_BLOCKS: Final = (
     'a GPU has {} columns of an expert, no whole blocks of 128: a checkpoint scaled by blocks takes experts = "dealt"'
 )
 _OF_HALF: Final = "the GPU multiplies no bf16: what is not quantised is in fp16"
-
-
-_OF_POOLS: Final = (
-    "a prompt's cache is handed over when all of it is computed, at the speed of NCCL's send and receive",
-)
+_OF_POOLS: Final = "a prompt's cache is handed over when all of it is computed, at the speed of NCCL's send and receive"
 
 
 def assumptions(costs: StepCosts, *, handed_over: bool = False) -> tuple[str, ...]:
     """Those that an answer rests on."""
     model, plan = costs.model, costs.plan
     half = plan.compute_dtype == "fp16" and not costs.cluster.device.peak("bf16")
-    found = [*ASSUMPTIONS, *([_OF_HALF] if half else ()), *(_OF_POOLS if handed_over else ())]
+    found = [*ASSUMPTIONS, *([_OF_HALF] if half else ()), *([_OF_POOLS] if handed_over else ())]
     found += [_OF_EXPERTS] if model.experts is not None else []
     found += hybrid_notes(model)
     found += [_OF_LATENTS] if model.latent is not None else []

@@ -38,7 +38,7 @@ def priced(name: str, args: Args, results: Any, cost: KernelCost | None = None) 
         return Priced(category="CPU", kernels=(passed,), waits=True)
     with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):  # what no release has as arguments
         rule = _RULES.get(base) or _RULES.get(base.removesuffix("_"))  # in place or not
-        if rule is not None and space in ("aten", "fsdp"):
+        if rule is not None and space in ("aten", "fsdp", "torch_attn"):
             return rule(args[0], args[1], made)
         if base in SOLVERS:
             return solved(base, args[0], made)
@@ -278,10 +278,10 @@ _RULES: dict[str, Rule] = {
     "_ctc_loss": products.aligned, "_ctc_loss_backward": products.aligned,
     "_cslt_sparse_mm": products.half_sparse(1, 0), "_sparse_semi_structured_mm": products.half_sparse(2, 0),
     "_sparse_semi_structured_addmm": products.half_sparse(3, 0), "_sparse_semi_structured_linear": products.half_sparse(0, -1),
-    "_linalg_check_errors": _checked,
-    "_fft_r2c": _transform, "_fft_c2r": _transform, "_fft_c2c": _transform,
+    "_linalg_check_errors": _checked, "_fft_r2c": _transform, "_fft_c2r": _transform, "_fft_c2c": _transform,
     "_flash_attention_forward": by_rows(0, 3, 8, "forward"), "_flash_attention_backward": by_rows(1, 6, 11, "backward"),
     "_efficient_attention_forward": by_rows(0, 4, 9, "forward"), "_efficient_attention_backward": by_rows(1, 6, 13, "backward"),
+    "_varlen_attn": by_rows(0, 3, 7, "forward"), "_varlen_attn_backward": by_rows(1, 6, 10, "backward"),
     "_cudnn_rnn": products.recurrent("forward"), "_cudnn_rnn_backward": products.recurrent("backward"),
     "_scaled_dot_product_flash_attention": attention(0, 4, "forward"),
     "_scaled_dot_product_flash_attention_backward": attention(1, 11, "backward"),
@@ -308,8 +308,7 @@ _RULES: dict[str, Rule] = {
     "embedding": lambda _, __, made: _stream("embedding_forward", "embedding", made, made),
     "embedding_dense_backward": lambda p, _, made: _rows_added(p[0].num_bytes, made[0]), "_embedding_bag": _bags,
     "_embedding_bag_forward_only": _bags, "_embedding_bag_backward": _bags_backward,
-    "_embedding_bag_dense_backward": _bags_backward,
-    "nll_loss_forward": _picked, "nll_loss2d_forward": _picked,
+    "_embedding_bag_dense_backward": _bags_backward, "nll_loss_forward": _picked, "nll_loss2d_forward": _picked,
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), lambda _, __, made: _stream("memset", "loss", [], made[:1])),
     "chunk_cat": _packed, "split_with_sizes_copy": lambda p, _, __: _stream("copy", "copies", [part := next(tensors(p))], [part]),
     "all_gather_copy_in": _nothing,  # FSDP2's foreach copy is an operator of its own

@@ -12,6 +12,8 @@ from simulator.spec.plan.optimizers import MUON, NEWTON_SCHULZ_STEPS, ONE_BIT_LA
 from simulator.work.ops.graph import conversion, stream
 from simulator.work.parameters import is_matrix
 
+# DeepSpeed's step (runtime/zero/stage3.py): gradients to fp64, their norm, made flat; scaled, once fp32. Bytes read and written
+_ENGINE = (2, 8), (8, 0), (2, 2), (4, 4)
 _TENSORS_PER_LAUNCH = 32  # multi-tensor kernels take their pointers by value: some tens of tensors a launch
 Pieces = Sequence[tuple[str, Sequence[tuple[int, ...]]]]  # shapes of what a rank trains, by part of the model
 
@@ -41,6 +43,8 @@ def _elementwise(numel: int, num_tensors: int, plan: Plan) -> Iterator[Kernel]:
     launches = num_tensors if single else -(-num_tensors // _TENSORS_PER_LAUNCH)
     copies = plan.traits.master_copy and plan.compute_dtype != plan.precision.master
     if copies and plan.gradient_dtype != plan.precision.master:
+        for read, write in _ENGINE if plan.traits.zero_engine and plan.zero else ():
+            yield stream("optimizer", numel * read, numel * write, launches)
         yield conversion(numel, plan.gradient_dtype, plan.precision.master, launches)
     narrow = plan.optimizer.kind == "adafactor" and plan.precision.master != "fp32"
     for _ in range(2 if narrow else 0):  # gradient and parameter, in fp32
@@ -58,9 +62,8 @@ def _passes(passes: Iterable[Pass], numel: int, launches: int, plan: Plan) -> It
     if plan.optimizer.kind == "adafactor":
         size |= {"p": 4, "g": 4}
     for read, write in passes:
-        yield stream(
-            "optimizer", int(numel * sum(size[x] for x in read)), int(numel * sum(size[x] for x in write)), launches
-        )
+        reads, writes = (int(numel * sum(size[x] for x in one)) for one in (read, write))
+        yield stream("optimizer", reads, writes, launches)
 
 
 def _matrix_kernels(shapes: Counter[tuple[int, ...]], plan: Plan) -> Iterator[Kernel]:

@@ -254,15 +254,18 @@ class ZeroPlusPlusBuffers(Zero3Buffers):
 
 
 def _unit_comm(name: str, shapes: tuple[Shape, ...], plan: Plan, ranks: int) -> UnitComm:
-    """Gradients are copied into buckets and divided. MiCS sums among replicas with the last micro-batch alone."""
+    """Gradients are copied into buckets and divided; stage 3 gathers matrices, together what a bucket ahead holds (partitioned_param_coordinator.py).
+
+    MiCS sums among replicas with the last micro-batch alone.
+    """
     compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
     numel = padded(shapes, ranks)
     copy = Stream(op="copy", read_bytes=numel * compute, write_bytes=numel * compute)
     divide = Stream(op="elementwise", read_bytes=numel * reduced, write_bytes=numel * reduced)
-    comm = flat_communication(
-        name, shapes, plan, ranks, (copy, divide), -(-numel // plan.deepspeed.reduce_bucket_numel)
-    )
-    return replace(comm, late_all_reduce=plan.zero == 3)
+    matrices = max(1, sum(len(shape) > 1 for shape in shapes))
+    sums, ahead = (-(-numel // n) for n in (plan.deepspeed.reduce_bucket_numel, plan.deepspeed.prefetch_bucket_numel))
+    comm = flat_communication(name, shapes, plan, ranks, (copy, divide), min(sums, matrices))
+    return replace(comm, late_all_reduce=plan.zero == 3, num_gathers=min(max(ahead, 1), matrices))
 
 
 def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[UnitComm, ...]:

@@ -17,7 +17,7 @@ class UnitComm:
     all_gather_forward_bytes, all_gather_backward_bytes: parameters, in every micro-batch. FSDP's root unit is gathered
     before the embedding and reduced after it.
     reduce_scatter_bytes, all_reduce_bytes: gradients, in every micro-batch or the last one (Plan.syncs_every_micro_batch);
-    all_reduce_bytes under HSDP is the shard that travels between replicas. num_buckets: collectives they are split into.
+    all_reduce_bytes under HSDP is the shard that travels between replicas. num_buckets, num_gathers: collectives that gradients and parameters are split into.
     parameter_gather_bytes: updated parameters, once a step; broadcasts: (bytes, calls) of what carries them where each owner
     broadcasts its own (torch's ZeRO-1, a tensor at a time), matrices apart from vectors; none where they are gathered.
     backward_gather_ranks: ranks of the backward's all-gather (smaller than dp_shard if reshard_after_forward is a number).
@@ -32,6 +32,7 @@ class UnitComm:
     reduce_scatter_bytes: int = 0
     all_reduce_bytes: int = 0
     num_buckets: int = 1
+    num_gathers: int = 1
     parameter_gather_bytes: int = 0
     broadcasts: tuple[tuple[int, int], ...] = ()
     backward_gather_ranks: int = 1

@@ -119,15 +119,12 @@ def _one_by_one(kit: Kit, formats: Mapping[str, str]) -> Iterator[str]:
 
 def _train(kit: Kit, formats: Mapping[str, str], launch: str, prefix: str = "exec ") -> Iterator[str]:
     if "megatron" in formats and kit.job.plan.implementation == "megatron":
-        yield f'{prefix}env LAUNCH={_quoted(launch)} bash plan/megatron.sh "$@"'
+        plain = launch.replace('"', "")
+        yield f'{prefix}env LAUNCH="{plain}" bash plan/megatron.sh "$@"'
         return
     own = {"deepspeed": "deepspeed", "fsdp2": "torchtitan", "ddp": "torchtitan"}.get(kit.job.plan.implementation, "")
     train = _TRAIN[own] if own in formats and own in _TRAIN else _UNKNOWN
     yield f'{prefix}{launch} {train} "$@"'
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace('"', "") + '"'
 
 
 def job_slurm(kit: Kit) -> str:
