@@ -85,9 +85,8 @@ def _row(row: Mapping[str, Any]) -> str:
     values = [show(row["predicted"]), show(row["measured"])]
     sign = "-" if row["error"] < 0 else "+"
     relative = f"{100 * row['relative_error']:+,.1f} %" if row["relative_error"] is not None else "-"
-    relative = (
-        relative if len(relative) < 11 else f"× {row['predicted'] / row['measured']:,.0f}"
-    )  # another run's, perhaps
+    if len(relative) > 10:  # perhaps another run's
+        relative = f"× {row['predicted'] / row['measured']:,.0f}"
     noise = "  lost in the noise" if row["in_the_noise"] and row["u_val"] else ""
     error = f"{sign}{show(abs(row['error']))}" if row["error"] else "0"
     return f"    {name:<26}{values[0]:>12}{values[1]:>12}{error:>12}{relative:>11}{show(row['u_val']):>12}{noise}"

@@ -246,15 +246,13 @@ def _refuse_overwriting(words: Sequence[str]) -> None:
     """Raises InputError where a file that is written is named once more, as one that is read or written: it would be lost."""
     from simulator.base.errors import InputError
 
-    named: dict[object, list[tuple[str, str]]] = {}
+    named: dict[Path, list[tuple[str, str]]] = {}
     for before, word in pairwise(("", *words)):
         flag, value = word.split("=", 1) if word.startswith("--") and "=" in word else (before, word)
         with contextlib.suppress(OSError, ValueError):  # no file, or no path at all
             path = Path(value)
             if path.is_file() or (flag in WRITES and value and not path.exists()):
-                status = path.stat() if path.exists() else None
-                key = (status.st_dev, status.st_ino) if status else path.resolve()
-                named.setdefault(key, []).append((flag, value))
+                named.setdefault(path.resolve(), []).append((flag, value))
     for several in named.values():
         problem = "is also written" if all(flag in WRITES for flag, _ in several) else "is also read"
         for flag, value in several if len(several) > 1 else ():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -10,8 +9,9 @@ import click
 
 from simulator.base.exit_codes import ExitCode
 from simulator.cli.options import answer_options, print_answer
+from simulator.cli.progress import CountLine
 from simulator.formats.readers.measured_table import read_measured
-from simulator.studies.backtest import AnyReport, BacktestReport, render, run
+from simulator.studies.backtest import BacktestReport, render, run
 
 _WIDTH = 160  # a dozen columns
 _HELP = """Predict every row of FILE.csv, a table of measured training runs, memory, collectives or servers, and compare.
@@ -27,18 +27,7 @@ collectives-table.md and serving-table.md."""
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 def command(file: Path, *, jobs: int) -> int:
     """Predict and print; the exit code says whether all rows were predicted."""
-    report = _judged(file, jobs)
+    report = run(read_measured(file), progress=CountLine("rows"), jobs=jobs)
     kind = "backtest" if isinstance(report, BacktestReport) else "answer"
     print_answer(kind, report.as_json, lambda: render(report), width=_WIDTH)
     return ExitCode.INTERRUPTED if report.interrupted else ExitCode.OK
-
-
-def _judged(file: Path, jobs: int) -> AnyReport:
-    """The report, with a progress bar on stderr where that is a terminal."""
-    with click.progressbar(length=1, label="rows", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.length = total
-            bar.update(done - bar.pos)
-
-        return run(read_measured(file), progress=progress, jobs=jobs)

@@ -122,9 +122,8 @@ def _chakra_files(study: Study, *, all_ranks: bool) -> dict[str, bytes]:
     count, few = study.plan.num_micro_batches, min(study.plan.num_micro_batches, 2 * study.plan.pp)
     nodes = sum(len(one.ops) for one in lowering.programs(few)) * count // few
     if nodes > MOST_NODES:
-        faults.append(
-            Fault("--to chakra", f"{count:,} micro-batches are some {nodes:,} nodes", f"at most {MOST_NODES:,}")
-        )
+        problem = f"{count:,} micro-batches are some {nodes:,} nodes"
+        faults.append(Fault("--to chakra", problem, f"at most {MOST_NODES:,}"))
     InputError.raise_for(faults)
     if nodes > MOST_NODES / 20:
         print_status(f"shardwise: writing some {nodes:,} nodes")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,6 +30,7 @@ from simulator.cli.options import (
 )
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.programs import checkpoint_of, place_inputs, place_of, program_at, with_tokens
+from simulator.cli.progress import CountLine
 from simulator.cli.watch import watch_option
 from simulator.formats.study import Study
 from simulator.formats.study.overrides import literal, parse_overrides
@@ -224,12 +224,7 @@ def _checkpoint(study: Study, captured: Capture | None) -> tuple[Saving, float]:
 def _played(
     study: Study, captured: Capture | None, prediction: Prediction, run: LongRun, prices: Prices | None
 ) -> Goodput:
-    """The answer, with a progress bar on stderr where that is a terminal."""
+    """The answer, with its progress on stderr."""
     saved, load_s = _checkpoint(study, captured)
-    with click.progressbar(length=1, label="runs", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.length = total
-            bar.update(done - bar.pos)
-
-        return goodput(prediction, run, saved, load_s, cluster=study.cluster, prices=prices, progress=progress)
+    progress = CountLine("runs")
+    return goodput(prediction, run, saved, load_s, cluster=study.cluster, prices=prices, progress=progress)

@@ -84,13 +84,7 @@ def command(
         answer, data = render_host(host, wrong), host_json(host, wrong)
         if isinstance(found, Cluster):
             answer, data = Group(answer, render_network(found)), data | {"network": network_json(found)}
-    print_answer(
-        "topo",
-        lambda: data,
-        lambda: answer,
-        lambda: _drawing(saved or found),
-        width=_WIDTH,
-    )
+    print_answer("topo", lambda: data, lambda: answer, lambda: _drawing(saved or found), width=_WIDTH)
     if save is not None and saved is not None:
         write_whole(save, cluster_toml(saved), "--save")
         nodes = "" if saved.num_nodes > 1 else " (--nodes N)"

@@ -113,14 +113,9 @@ def _meaning(entry: str | Mapping[str, Any], key: str) -> Meaning:
     fields: dict[str, Any] = {"means": entry} if isinstance(entry, str) else dict(entry)
     kind, divided, means = fields.pop("means").partition(" | ")
     if not divided:
-        kind, means = _type(key), kind
+        kind, means = "int" if re.search(_INT, key) else "float" if re.search(_FLOAT, key) else "number", kind
     fields["inputs"], fields["origins"] = tuple(fields.get("inputs", ())), tuple(fields.pop("from", ()))
     return Meaning(kind=kind, means=means, **fields)
-
-
-def _type(key: str) -> str:
-    """The type of a number, by its key's name."""
-    return "int" if re.search(_INT, key) else "float" if re.search(_FLOAT, key) else "number"
 
 
 def _field(key: str) -> Meaning | None:

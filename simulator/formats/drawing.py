@@ -6,6 +6,7 @@ matplotlib takes a third of a second to import, so it is loaded when a picture i
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,7 +57,11 @@ def drawn(path: Path, flag: str, size: tuple[float, float], dpi: int = 110) -> I
         _make_legible(figure)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of letters that the font lacks, and of crowded axes
-            figure.savefig(sink, format=path.suffix.removeprefix("."), dpi=dpi, metadata=_UNDATED[path.suffix])
+            date = os.environ.pop("SOURCE_DATE_EPOCH", None)  # no file holds one, and matplotlib ends where it is none
+            try:
+                figure.savefig(sink, format=path.suffix.removeprefix("."), dpi=dpi, metadata=_UNDATED[path.suffix])
+            finally:
+                os.environ |= {} if date is None else {"SOURCE_DATE_EPOCH": date}
     write_whole(path, sink.getvalue(), flag)
 
 

@@ -167,11 +167,8 @@ def network_share(lowering: Lowering, step_s: float, *, fold: bool = True) -> Ne
     if not lowering.over_nodes:
         return None
 
-    def step_at(speed: float) -> float:
-        return step_seconds(lowering.on_network(speed), fold=fold)
-
-    hangs_s, more_s = step_s - step_at(_FREE), step_at(_TENTH_LESS) - step_s
-    return NetworkShare(hangs_s=max(0.0, hangs_s), tenth_less_s=max(0.0, more_s))
+    free_s, slower_s = (step_seconds(lowering.on_network(speed), fold=fold) for speed in (_FREE, _TENTH_LESS))
+    return NetworkShare(hangs_s=max(0.0, step_s - free_s), tenth_less_s=max(0.0, slower_s - step_s))
 
 
 def slow_s(lowering: Lowering, *, fold: bool = True) -> float:

@@ -63,7 +63,7 @@ OF_ALL_STEPS = math.sqrt(0.5)
 # One sigma of what stacks make of each part of a step, where nobody says which runs: attention kernels of one GPU lie 10 to 50 %
 # apart, eager and fused blocks a factor 2 in what streams over memory (../docs/background/kernels.md). Of software that nobody
 # described overlap is unknown too, the host, and what is left: experiments/unnamed_software.py predicts each source of runs as if its
-# stack did not exist. Some take less, by 0.12 (root mean square, of log time), more take longer, by 0.38: programs hide and join less.
+# stack did not exist. Half take longer, by 0.38 (root mean square, of log time), the others less, by 0.12: programs hide and join less.
 _UNNAMED = {
     "attention": 0.35,
     "gemm": 0.05,
@@ -75,10 +75,9 @@ _UNNAMED = {
 }
 _UNNAMED_STREAMS = 0.4
 _UNNAMED_EXPOSED = 0.5  # of the hidden communication: the end of the 90 %
-_UNKNOWN_SOFTWARE = 0.12
-_UNKNOWN_LONGER = 0.36  # besides, above: 0.38 with it
+_UNKNOWN_SOFTWARE = 0.2  # and as much again above
 # One sigma of the logarithm of what a layer costs the host in programs of one kind: 0.9, 3.4, 3.8, 3.8 and 8.9 ms each of Llama 3 8B's
-# on an H100's host in the five stacks of hand-written layers whose hosts are stated apart (topologies/stacks): 0.8
+# on an H100's host in five stacks of hand-written layers (topologies/stacks), which is 0.8, or 0.7 without the one whose launches block
 _UNKNOWN_HOST = 0.7
 # Of programs that nobody described, how rows come to their experts is not known: as slices in one padded tensor, one expert after
 # another or sorted lie a factor of 1.05 to 4.4 apart on six plans of one cluster (../docs/background/experts.md); 2 taken for the
@@ -235,9 +234,7 @@ def priors(lowering: Lowering, played: SimulatedStep) -> dict[CoefficientName, f
         "software": math.hypot(
             OF_ALL_STEPS * stack.fitted.sigma,
             experts if lowering.model.experts is not None else 0.0,
-            math.hypot(_UNKNOWN_SOFTWARE, math.sqrt(0.5) * _UNKNOWN_LONGER)
-            if unknown
-            else 0.0,  # the mean of both sides
+            math.sqrt(1.5) * _UNKNOWN_SOFTWARE if unknown else 0.0,  # the mean of both sides
         ),
     }
 
@@ -250,7 +247,7 @@ def _unnamed(played: SimulatedStep, *, unknown: bool, experts: bool) -> dict[str
         found[name] = found.get(name, 0.0) + weight * _UNNAMED.get(category, _UNNAMED_STREAMS)
     late = dict[str, float]()
     if unknown:
-        found["rest"], late["rest"] = _UNKNOWN_SOFTWARE, _UNKNOWN_LONGER
+        found["rest"] = late["rest"] = _UNKNOWN_SOFTWARE
         found[HOST], late[HOST] = _host_ends(played, _UNKNOWN_HOST)
         hidden_s = summed(hidden for _, hidden in played.communication.values())
         late["overlap"] = math.log1p(_UNNAMED_EXPOSED * hidden_s / played.step_s) / Z90

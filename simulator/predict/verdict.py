@@ -197,7 +197,7 @@ def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse) -> str
     share = {name: seconds / played.step_s for name, seconds in played.breakdown.items()}
     exposed = summed(value for name, value in share.items() if name.startswith("exposed"))
     room = memory.capacity_bytes - memory.used_bytes
-    if share.get("host", 0) > 0.1:
+    if share.get("host", 0) > max(exposed, 0.1):
         return "the host launches kernels slower than the GPU runs them: compile the blocks or use larger micro-batches"
     if share.get("bubble", 0) > max(exposed, 0.1):
         return _smaller_bubble(plan, share["bubble"])

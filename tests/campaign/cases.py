@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from tests.campaign.seeds import Seed
 
@@ -281,10 +281,19 @@ def _not_json(text: bytes) -> str:
         raise ValueError(name)
 
     try:
-        json.loads(text, parse_constant=refuse)
+        answer = json.loads(text, parse_constant=refuse)
     except ValueError as exc:
         return f"stdout is not JSON: {str(exc)[:80]}"
-    return ""
+    return _below_zero(answer) if isinstance(answer, dict) else ""
+
+
+def _below_zero(answer: dict[str, Any]) -> str:
+    """A time or a size of a prediction that is none."""
+    found = {key: answer.get(key) for key in ("step_s", "low_s", "high_s")}
+    for table in ("breakdown_s", "memory"):
+        found |= answer[table] if isinstance(answer.get(table), dict) else {}
+    below = [key for key, value in found.items() if isinstance(value, int | float) and value < 0]
+    return f"{below[0]} is negative" if below else ""
 
 
 def _damaged(case: Seed, folder: Path) -> str:

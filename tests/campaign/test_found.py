@@ -215,6 +215,8 @@ REFUSED = {
     f"predict {_GPT2} --set device.hypervisor_bytes=1TB": "leaves none of its memory of 79.1 GiB",
     f"predict {_GPT2} --set device.power_w=5e-324": "power_w: must be at least 1",
     f"export {_GPT2} --seq-len 256 --num-micro-batches 100000 --pp 2 --to chakra -o traces": " nodes (at most 2,000,000)",
+    f"predict {_GPT2} --set stack.kernels.loss_metrics=2147483647": "must be at most 100",
+    f"predict {_GPT2} --set model.num_layers=5000": "must be at most 4096",
     "replay docs/examples/study.toml": "it is no snapshot: neither a pickle nor JSON",
 }  # fmt: skip
 
@@ -251,3 +253,18 @@ def test_a_step_that_does_not_wait_for_data_waits_no_negative_time(
     qlora = "--model llama3.2-1b --gpus 1xa100 --peft qlora --base-weights nf4_double --seq-len 512"
     assert main(["predict", *qlora.split(), "--set", setting, "--json"]) == 0
     assert min(json.loads(capsys.readouterr().out)["breakdown_s"].values()) >= 0
+
+
+@pytest.mark.parametrize("date", ["abc", "-1", "9" * 30])
+def test_pictures_hold_no_date_whatever_the_environment_says(
+    date: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    from simulator.formats.drawing import drawn
+
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", date)
+    with drawn(tmp_path / "x.svg", "--memory", (2, 2)) as figure:
+        figure.text(0.5, 0.5, "x")
+    assert b"dc:date" not in (tmp_path / "x.svg").read_bytes()
+    assert os.environ["SOURCE_DATE_EPOCH"] == date

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, Final
 
 import click
 
+from simulator.formats.editor_schema import stack_schema, study_schema
+from simulator.spec.cluster.device import Device
 from simulator.spec.plan import Plan
 
 _OF_FIELDS: Final = ("0", "1", "2", "3", "8", "1000000", "1e15", "1e-9", "0.5", "true", "full", "none", "host", "bf16", "fp8", "a,b", "[1,2]", "{}")  # fmt: skip
@@ -65,12 +68,32 @@ _SERVERS: Final = (
 )  # fmt: skip
 
 
+# Ends of what fields take, and beyond: a leaf of a study with one of them is legal, or refused in a line
+_ENDS: Final = ("0", "-0.0", "5e-324", "1e-9", "0.5", "1", "2147483647", "1e15", "1e300", "0s", "1e-15s", "1e9s", "0B", "1B", "1e15B", "1e-300B/s", "1B/s", "1e18B/s", "[]", "{}")  # fmt: skip
+
+
+@cache
+def leaves() -> tuple[str, ...]:
+    """Every key of a study that --set may give, by the schemas that editors get."""
+    of_device = Device.model_json_schema(ref_template="#/definitions/{model}")
+    tables = {"": study_schema(), "stack.": stack_schema(), "device.": of_device | {"definitions": of_device["$defs"]}}
+    return tuple(key for root, schema in tables.items() for key in _below(root, schema, schema["definitions"]))
+
+
+def _below(place: str, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in schema.get("properties", {}).items():
+        inner = definitions.get(value.get("$ref", "").rpartition("/")[2], value)
+        yield from _below(f"{place}{key}.", inner, definitions) if "properties" in inner else [f"{place}{key}"]
+
+
 def plausible(option: click.Option, rng: random.Random) -> str:
     """A value of the kind that the option takes; it may still not go with the others."""
     if isinstance(option.type, click.Choice):
         return str(rng.choice(list(option.type.choices)))
     metavar, name = option.metavar or "", option.opts[-1].removeprefix("--")
     known = _OF_SERVERS.get(name, ()) if metavar == "VALUE" else ()
+    if metavar == "KEY=VALUE" and rng.random() < 0.4:
+        return f"{rng.choice(leaves())}={rng.choice(_ENDS)}"
     if metavar == "KEY=VALUE" and rng.random() < 0.5:
         return f"plan.{rng.choice(tuple(Plan.flat_fields()))}={rng.choice(_OF_FIELDS)}"
     if metavar.count("|") and metavar == metavar.lower():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from simulator.cli import main, progress
 from simulator.formats.readers.measured_table import read_measured
 from simulator.formats.readers.runs_table import RunRow, read_runs
 from simulator.spec.model import Model
@@ -118,6 +120,15 @@ def test_control_c_keeps_what_is_done(table: Path) -> None:
     assert report.interrupted
     assert len(report.outcomes) == 2
     assert report.as_json()["interrupted"] is True
+
+
+def test_a_log_says_how_long_the_other_rows_take(
+    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only a terminal heard of them: a table of long rows in a pipe stood for minutes without a word."""
+    monkeypatch.setattr(progress, "_FIRST_S", 0.0)
+    main(["backtest", str(table), "--plain"])
+    assert re.search(r"^\d of 6 rows, .* left$", capsys.readouterr().err, re.MULTILINE)
 
 
 def test_rows_that_calibrated_a_stack_are_not_scored(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:

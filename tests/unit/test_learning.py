@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from simulator.spec.calibration.likeness import alike
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.rows import RunRow
 from simulator.studies.learning import learn, lines
-from simulator.studies.learning.observed import Observed, observed
+from simulator.studies.learning.observed import Observed, Step, observed
 from simulator.studies.learning.posterior import Posterior, posterior, without
 from simulator.studies.learning.report import learning_report
 from simulator.studies.learning.traced import traced
@@ -125,6 +125,24 @@ def test_runs_of_described_software_that_all_take_longer_move_it() -> None:
     slow = [replace(run, measured_s=1.2 * run.step({}).seconds) for run in found]
     learned = posterior(slow[:3])
     assert run_step_s(slow[3], learned) > 1.08 * slow[3].step({}).seconds
+
+
+class _OfNobody(Observed):
+    """The same run as if its software were not described."""
+
+    def taken(self, lowering: Any, played: Any) -> Step:
+        return replace(super().taken(lowering, played), described=False)
+
+
+def test_described_software_moves_by_how_probable_that_is() -> None:
+    """By less than all that the runs say; by the greater part of it, the farther they all lie from what the stack says."""
+    found, _ = observed(_row(index, stack="torch-2.6-eager") for index in range(4))
+    parts = []
+    for slower in (1.02, 2.0):
+        measured = [replace(run, measured_s=slower * run.step({}).seconds) for run in found]
+        free = posterior([_OfNobody(**{one.name: getattr(run, one.name) for one in fields(run)}) for run in measured])
+        parts.append(float(np.linalg.norm(posterior(measured).theta) / np.linalg.norm(free.theta)))
+    assert 0 < parts[0] < parts[1] < 1
 
 
 def test_slopes_are_shares_of_the_step(runs: list[Observed]) -> None:

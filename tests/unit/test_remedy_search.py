@@ -314,6 +314,18 @@ def test_frozen_weights_that_fit_on_each_gpu_need_no_gathers_over_slow_links() -
     assert "data_parallel" not in whole.suggestion
 
 
+def test_a_host_that_is_late_is_named_where_nothing_else_is_waited_for_longer() -> None:
+    """Replicas over EFA: the step waits longer for them than for the host, and does not on one node."""
+    model, found = Model.load("gpt2"), []
+    for nodes in (4, 1):
+        cluster = Cluster.load("aws-p5", nodes)
+        one = predict(model, Plan(dp_replicate=nodes, dp_shard=8, seq_len=1024), cluster, CALIBRATION)
+        exposed = sum(value for name, value in one.breakdown.items() if name.startswith("exposed"))
+        assert one.breakdown["host"] > 0.1 * one.step_s
+        found.append((exposed > one.breakdown["host"], "host launches kernels slower" in one.suggestion))
+    assert found == [(True, False), (False, True)]
+
+
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_sharding_inside_the_node_is_advice_for_several(nodes: int) -> None:
     plan, stack = Plan(dp_shard=8 * nodes, seq_len=256), Stack.load("torch-2.11-compiled")  # whose host is ahead

@@ -124,7 +124,13 @@ def test_products_with_a_scale_a_row_are_less_known_than_those_with_one() -> Non
 
 def test_rows_under_tensor_parallelism_may_gain_nothing_over_16_bits() -> None:
     """At the upper end alone products take twice as long; scales of tensors, and rows on one rank, have no such end."""
-    cut = {"dp_shard": 1, "tp": 8, "sequence_parallel": True, "stack": "torch-2.11-compiled", "precision": "fp8"}
+    cut: dict[str, Any] = {
+        "tp": 8,
+        "dp_shard": 1,
+        "sequence_parallel": True,
+        "stack": "torch-2.11-compiled",
+        "precision": "fp8",
+    }
     rows, tensors = (predicted(**cut, fp8_recipe=recipe) for recipe in ("rowwise", "tensorwise"))
     alone = predicted(**cut | {"dp_shard": 8, "tp": 1, "sequence_parallel": False}, fp8_recipe="rowwise")
     assert ROWS not in tensors.uncertainty

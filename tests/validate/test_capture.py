@@ -285,8 +285,8 @@ torch.nn.DataParallel(torch.nn.Linear(4, 4), device_ids=[0, 1])(torch.ones(2, 4,
     "thread": (
         """import queue, threading, torch
 batches = queue.Queue()
-threading.Thread(target=lambda: batches.put(torch.ones(2).cuda()), daemon=True).start()
-batches.get()""",
+threading.Timer(0.2, lambda: batches.put(torch.ones(2).cuda())).start()
+batches.get()  # waits by then""",
         "a capture follows one thread",
     ),
     "others_memory": (

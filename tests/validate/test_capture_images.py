@@ -68,12 +68,17 @@ def test_a_frozen_tower_runs_and_has_no_gradients(tmp_path: Path) -> None:
     assert reduced_numel(tmp_path, QWEN, "--image-size", "32", "--freeze", "*visual*") == text
 
 
-def test_more_images_than_a_sequence_holds_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_images_than_a_sequence_holds_and_other_recipes_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text(json.dumps(QWEN))
     how = ["--recipe", "fsdp2", "--seq-len", "64", "--images", "2", "-o", str(tmp_path / "x.capture.gz")]
     assert main(["capture", str(tmp_path / "config.json"), *how]) == ExitCode.BAD_INPUT
     assert "2 images of 784 tokens each are more than --seq-len 64" in capsys.readouterr().err
+    pytest.importorskip("deepspeed")
+    assert main(["capture", str(tmp_path / "config.json"), *how, "--recipe", "zero3"]) == ExitCode.BAD_INPUT
+    assert "zero3 of qwen2_5_vl, which has a tower for images, is not captured" in capsys.readouterr().err
 
 
 def test_what_is_trained_is_said_of_a_config_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -419,3 +419,11 @@ def test_what_a_backward_wrote_into_buckets_is_theirs(seen: dict[str, int], tota
     assert with_buckets(memory, 100)["by_category"]["peak"] == named
     assert sum(named.values()) == total
     assert with_buckets(memory, 0)["by_category"]["peak"] == seen
+
+
+def test_a_row_far_from_the_measured_one_keeps_its_columns_apart() -> None:
+    row = {"name": "step_s", "predicted": 2.36, "measured": 0.00148, "error": 2.35852, "relative_error": 1593.6}
+    text = comparison_text({"what": "a", "mode": "b", "explains": {}, "notes": [], "time": [
+        row | {"u_val": 0.19, "in_the_noise": False}
+    ]})  # fmt: skip
+    assert "+2.36 s    × 1,595" in text

@@ -5,12 +5,12 @@ It is the user's own code with the user's rights, on fake tensors: nothing is co
 
 from __future__ import annotations
 
-import _thread
 import gc
 import importlib
 import json
 import os
 import runpy
+import signal
 import socket
 import sys
 import threading
@@ -112,7 +112,7 @@ def _captured(
     Compilers(mode, log, storages, modules).install()
     _without_network()
     without_children()
-    failed = _threads()
+    _threads()
     torch.autograd.set_multithreading_enabled(False)  # two threads free what they share in an order of chance
     steps = Steps(log, storages, modules, Finished, job["warm_up"], tell)
     tell("begin")
@@ -121,8 +121,6 @@ def _captured(
             _target(job["target"], arguments)()
         except Finished:
             pass
-        except KeyboardInterrupt:
-            raise failed[0] if failed else KeyboardInterrupt from None
         except SystemExit as exc:
             if exc.code not in (None, 0):
                 raise RefusedError(f"the program ended with exit code {exc.code} after {steps.count} steps") from exc
@@ -176,7 +174,7 @@ def _without_network() -> None:
     )
 
 
-def _threads() -> list[RefusedError]:
+def _threads() -> None:
     """A capture follows one thread: one that fails at tensors of the GPU ends it, as the program may wait for it for ever."""
     start, failed = threading.Thread.start, list[RefusedError]()
 
@@ -189,14 +187,17 @@ def _threads() -> list[RefusedError]:
             except Exception as exc:
                 if "'CUDA' backend" in str(exc) or "FakeTensor" in f"{type(exc).__name__} {exc}":
                     failed.append(RefusedError(_THREAD))
-                    _thread.interrupt_main()
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                 raise
 
         setattr(thread, "run", watched)  # noqa: B010  mypy lets nobody assign it
         start(thread)
 
+    def interrupted(*_: object) -> None:
+        raise failed[0] if failed else KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupted)
     setattr(threading.Thread, "start", started)  # noqa: B010
-    return failed
 
 
 _THREAD = (

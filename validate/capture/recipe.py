@@ -43,7 +43,10 @@ def main(config_file: str, recipe: str, written: str) -> None:
     settings = json.loads(written)
     if not has_tower(config):
         settings["images"] = 0
-    step, images = _RECIPES[recipe](config, settings)
+    elif recipe == "zero3":  # its zero.Init makes a tower's buffers by torch's own functions, beside the capture's
+        raise RefusedError(f"zero3 of {config.model_type}, which has a tower for images, is not captured: fsdp2 or ddp")
+    images = _images(config, settings)  # before the recipe, whose weights may lie in parts
+    step = _RECIPES[recipe](config, settings)
     vocabulary = getattr(config, "vocab_size", None) or config.get_text_config().vocab_size
     while True:
         tokens = torch.randint(0, vocabulary, (settings["micro_batch_size"], settings["seq_len"]), device="cuda")
@@ -60,14 +63,23 @@ def _without_broken_torchvision() -> None:
         vars(sys)["modules"]["torchvision"] = None  # what import finds of a module that is not there
 
 
-def _model(config: Any, settings: Settings, device: str) -> tuple[nn.Module, Images | None]:
+def _images(config: Any, settings: Settings) -> Images | None:
+    import transformers
+
+    if not settings["images"]:
+        return None
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    return Images(model, settings["images"], settings["image_size"])
+
+
+def _model(config: Any, settings: Settings, device: str) -> nn.Module:
     import transformers
 
     auto = transformers.AutoModelForImageTextToText if has_tower(config) else transformers.AutoModelForCausalLM
     dtype = torch.bfloat16 if settings["adapter"] else torch.float32
     with torch.device(device):
         model: nn.Module = auto.from_config(config, dtype=dtype)
-    images = Images(model, settings["images"], settings["image_size"]) if settings["images"] else None
     if settings["adapter"]:
         model = _adapted(model, settings["adapter"])
     for name, parameter in model.named_parameters():
@@ -75,7 +87,7 @@ def _model(config: Any, settings: Settings, device: str) -> tuple[nn.Module, Ima
             parameter.requires_grad = False
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RefusedError(f"--freeze {' '.join(settings['freeze'])} leaves nothing to train")
-    return model.train(), images
+    return model.train()
 
 
 def _adapted(model: nn.Module, file: str) -> nn.Module:
@@ -89,11 +101,11 @@ def _adapted(model: nn.Module, file: str) -> nn.Module:
     return adapted
 
 
-def _fsdp2(config: Any, settings: Settings) -> tuple[Step, Images | None]:
+def _fsdp2(config: Any, settings: Settings) -> Step:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     distributed.init_process_group("nccl")
-    model, images = _model(config, settings, "meta")
+    model = _model(config, settings, "meta")
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     blocks = set(getattr(model, "_no_split_modules", None) or ())
     for module in model.modules():
@@ -101,20 +113,20 @@ def _fsdp2(config: Any, settings: Settings) -> tuple[Step, Images | None]:
             fully_shard(module, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
     model.to_empty(device="cuda")
-    return _eager(model), images
+    return _eager(model)
 
 
-def _ddp(config: Any, settings: Settings) -> tuple[Step, Images | None]:
+def _ddp(config: Any, settings: Settings) -> Step:
     distributed.init_process_group("nccl")
-    model, images = _model(config, settings, "cuda")
+    model = _model(config, settings, "cuda")
     # towers have layers behind the one that is read
-    step = _eager(nn.parallel.DistributedDataParallel(model, find_unused_parameters=images is not None))
+    step = _eager(nn.parallel.DistributedDataParallel(model, find_unused_parameters=settings["images"] > 0))
 
     def run(batch: dict[str, torch.Tensor]) -> None:
         with torch.autocast("cuda", torch.bfloat16):
             step(batch)
 
-    return run, images
+    return run
 
 
 def _eager(model: nn.Module) -> Step:
@@ -130,7 +142,7 @@ def _eager(model: nn.Module) -> Step:
     return run
 
 
-def _zero3(config: Any, settings: Settings) -> tuple[Step, Images | None]:
+def _zero3(config: Any, settings: Settings) -> Step:
     import deepspeed
 
     engine_settings = {
@@ -141,7 +153,7 @@ def _zero3(config: Any, settings: Settings) -> tuple[Step, Images | None]:
     }
     deepspeed.init_distributed("nccl")
     with deepspeed.zero.Init(config_dict_or_path=engine_settings):
-        model, images = _model(config, settings, "cuda")
+        model = _model(config, settings, "cuda")
     optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-4, fused=True)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=engine_settings)
 
@@ -149,14 +161,10 @@ def _zero3(config: Any, settings: Settings) -> tuple[Step, Images | None]:
         engine.backward(engine(**batch).loss)
         engine.step()
 
-    return run, images
+    return run
 
 
-_RECIPES: dict[str, Callable[[Any, Settings], tuple[Step, Images | None]]] = {
-    "fsdp2": _fsdp2,
-    "ddp": _ddp,
-    "zero3": _zero3,
-}
+_RECIPES: dict[str, Callable[[Any, Settings], Step]] = {"fsdp2": _fsdp2, "ddp": _ddp, "zero3": _zero3}
 
 
 if __name__ == "__main__":

@@ -43,10 +43,8 @@ class Steps:
         self._first: object = None
         self._made, self._stepped, self._aside = weakref.WeakSet[Any](), list[Any](), 0
         self.count, self.begin, self.done = 0, 0, False
-        self._last, self._before = (
-            0,
-            (0, 0),
-        )  # the event that the last step ended at, and what the one before it allocated
+        self._last = 0  # the event that the last step ended at
+        self._before = 0, 0  # what the one before it allocated
         Graph.stepped = self._ended
         _count_nodes(log)
         _unconverged(log, warm_up)

@@ -3,8 +3,8 @@
 `all` is true, and values are finite: `isfinite`, `isnan` and `isinf` are comparisons of a tensor with itself and of its
 absolute with infinity (ATen, TensorCompare.cpp). So assertions and the arguments' checks of torch.distributions pass as in
 a run that works. A mask that was all false and to which others are added (`done = done | (token == end)`), or all true and
-from which they are taken, never gets through: no real loop over it takes longer. And not all whole numbers are one negative number: that is how labels
-say that they are ignored (`ignore_index`, -100), and no batch is all ignored.
+from which they are taken, never gets through: no real loop over it takes longer. And not all whole numbers are one negative
+number: that is how labels say that they are ignored (`ignore_index`, -100), and no batch is all ignored.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def follow(
     if found is None or not made or not values.may_have(made[0]) or values.known(made[0]) is not None:
         return
     values.give(made[0], torch.full(made[0].shape, found, dtype=made[0].dtype), assumed=True)
-    if getattr(args[0].untyped_storage(), _LEFT, None) is not None and func in _ALL | _ANY:
+    if func in _ALL | _ANY and getattr(args[0].untyped_storage(), _LEFT, None) is (func in _ANY):
         _turned(answer)
     elif func in _ALL:
         answer(f"whether all of {args[0].numel():,} values are true, which nobody knows: {found}")

@@ -71,11 +71,7 @@ TRACKED: Final = RowTable(
     required=_REQUIRED,
     never_blank=_REQUIRED,
     id_column="row",
-    own={
-        **dict.fromkeys(_BYTES, _bytes_cell),
-        "row": name_cell,
-        "ddp_bucket_view": _flag_cell,
-    },
+    own={**dict.fromkeys(_BYTES, _bytes_cell), "row": name_cell, "ddp_bucket_view": _flag_cell},
 )
 read_memory = TRACKED.read
 

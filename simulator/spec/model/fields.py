@@ -47,7 +47,7 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
 
     name: str = Field(min_length=1, max_length=200)
     family: str = Field(default="llama", max_length=100)
-    num_layers: int = Field(ge=1, le=10_000)
+    num_layers: int = Field(ge=1, le=4096)
     d_model: int = Field(ge=1, le=2**20)
     num_heads: int = Field(ge=1, le=2**16)
     num_kv_heads: int = Field(ge=1, le=2**16, default=0)
@@ -88,7 +88,7 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
     experts: Experts | None = None
     latent: Latent | None = None
     mamba: Mamba | None = None
-    pattern: str | None = Field(min_length=1, max_length=10_000, default=None)
+    pattern: str | None = Field(min_length=1, max_length=4096, default=None)
     mtp_layers: int = Field(ge=0, le=100, default=0)
     mtp_passes: int = Field(ge=1, le=100, default=1)
     sources: dict[str, str] = {}

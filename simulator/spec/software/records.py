@@ -157,6 +157,7 @@ class Kernels(Strict):
     )
     loss_metrics: NonNegativeInt = Field(
         default=0,
+        le=100,
         description="training metrics that compute an eager fp32 cross-entropy of the logits again, forward only",
     )
     dropout: bool = Field(

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from simulator.predict import Prediction, predict
+from simulator.play.lower import lowered
+from simulator.predict import Prediction, memory_of, predict, prediction_of
 from simulator.predict.difference import Difference, Timed, difference, sharing, timed
 from simulator.predict.parameter_server import Servers, served
 from simulator.predict.program import predict_program, usual_stack
@@ -46,13 +47,17 @@ class Subject:
         mine, theirs = (self.model, self.plan, self.stack), (other.model, other.plan, other.stack)
         return mine == theirs and self.program == other.program
 
-    def predicted(self) -> Prediction:
-        """Raises as `predict` and `predict_program` do."""
+    def predicted(self, *, quick: bool = False) -> Prediction:
+        """quick: a plan's figures, without words about them. Raises as `predict` and `predict_program` do."""
         if self.program is not None:
             return predict_program(self.program, self.cluster, self.calibration, self.stack)
         assert self.model is not None
         assert self.plan is not None
-        return predict(self.model, self.plan, self.cluster, self.calibration, self.stack)
+        inputs = (self.model, self.plan, self.cluster, self.calibration, self.stack)
+        if not quick:
+            return predict(*inputs)
+        lowering = lowered(*inputs)
+        return prediction_of(lowering, memory_of(lowering, quick=True), quick=True)
 
     def served(self, prediction: Prediction) -> float | None:
         """Tokens a second with parameter servers; None: not asked for. Raises PlanError."""

@@ -47,13 +47,14 @@ class Refused:
 class Step:
     """A run under some coefficients. slopes, prior: in the order of NAMES; prior: one sigma each before anything was measured.
 
-    scatter: one sigma of what such steps differ by beside the coefficients, before anything was measured.
+    scatter: one sigma of what such steps differ by beside the coefficients, before anything was measured. described: its software is.
     """
 
     seconds: float
     slopes: Array
     prior: Array
     scatter: float
+    described: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ def step_of(lowering: Lowering, played: SimulatedStep, factor: float) -> Step:
         slopes=np.array([j.get(name, 0.0) for name in NAMES]),
         prior=np.array([before[name] for name in NAMES]),
         scatter=math.hypot(own, UNKNOWN_SCATTER) if lowering.stack.known == "unknown" else own,
+        described=lowering.stack.known == "described",
     )
 
 

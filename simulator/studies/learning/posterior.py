@@ -16,10 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from scipy.optimize import minimize
+from scipy.special import expit
 from scipy.stats import t as student
 
 from simulator.predict.confidence import OF_ALL_STEPS
@@ -213,7 +214,22 @@ class _Problem:
             before, (theta, steps) = steps, self._moved(theta, move, steps, target.found)
             if steps is before:
                 break
-        return self.at(theta, steps)
+        found = self.at(theta, steps)
+        return self._averaged(found, first) if all(step.described for step in first) else found
+
+    def _averaged(self, found: Posterior, first: tuple[Step, ...]) -> Posterior:
+        """Of described software: its stack's coefficients hold, or they move; before the runs as probable as each other.
+
+        The mean over both, by how probable either makes the runs (Hoeting et al. 1999, doi 10.1214/ss/1009212519).
+        """
+        kept = self.measured - np.log([s.seconds for s in first])
+        target = found.residuals + found.slopes @ found.theta
+        known = found.slopes @ np.diag(self.prior**2) @ found.slopes.T
+        moves, holds = (_least(*one, found.found, self.scatter).fun for one in ((target, known), (kept, 0 * known)))
+        share = float(expit((holds - moves) / 2))
+        theta = share * found.theta
+        mean = self.at(theta, self.steps_at(theta))
+        return replace(mean, covariance=mean.covariance + share * (1 - share) * np.outer(found.theta, found.theta))
 
     def at(self, theta: Array, steps: tuple[Step, ...]) -> Posterior:
         """The linear problem around these coefficients."""
@@ -252,20 +268,25 @@ def _inverse(covariance: Array) -> Array:
     return np.asarray((found + found.T) / 2, dtype=np.float64)
 
 
-def _scattered(target: Array, known: Array, correlation: Array, before: float, each: Array) -> Scatter:
-    """The most probable scatter under the runs' weights, and their weights under it, in turn (Student's t by iterated weighing)."""
+def _least(target: Array, known: Array, found: Scatter, before: float) -> Any:  # noqa: ANN401  scipy's result
+    """The most probable scatter (logs of own and shared) under the weights of `found`, and -2 log of its probability."""
 
-    def cost(logs: Array, weights: Array) -> float:
+    def cost(logs: Array) -> float:
         own, shared = logs
-        covariance = known + Scatter(math.exp(own), math.exp(shared), correlation, weights, each).covariance
+        covariance = known + replace(found, own=math.exp(own), shared=math.exp(shared)).covariance
         fits = float(target @ _inverse(covariance) @ target) + float(np.linalg.slogdet(covariance)[1])
         off = ((own - math.log(before) - _OWN[0]) / _OWN[1], (shared - math.log(before) - _SHARED[0]) / _SHARED[1])
         return float(fits + off[0] ** 2 + off[1] ** 2)
 
+    start = [math.log(found.own), math.log(found.shared)]
+    return minimize(cost, start, method="Nelder-Mead", options={"maxiter": 200})
+
+
+def _scattered(target: Array, known: Array, correlation: Array, before: float, each: Array) -> Scatter:
+    """The most probable scatter under the runs' weights, and their weights under it, in turn (Student's t by iterated weighing)."""
     found = Scatter(math.exp(_OWN[0]) * before, math.exp(_SHARED[0]) * before, correlation, np.ones(len(target)), each)
     for _ in range(_WEIGHINGS):
-        start = [math.log(found.own), math.log(found.shared)]
-        own, shared = minimize(cost, start, args=(found.weights,), method="Nelder-Mead", options={"maxiter": 200}).x
+        own, shared = _least(target, known, found, before).x
         found = replace(found, own=math.exp(own), shared=math.exp(shared))
         if len(target) == 1:  # nothing else says anything of it
             break

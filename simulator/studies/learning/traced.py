@@ -47,7 +47,7 @@ class Traced(Observed):
         names = ("software", self.category)
         slopes = np.array([float(name in names) for name in NAMES])
         seconds = predicted(played.breakdown)[self.category] * self.run.time_factor
-        return Step(seconds, slopes, full_step.prior, math.hypot(_SCATTER, full_step.scatter))
+        return Step(seconds, slopes, full_step.prior, math.hypot(_SCATTER, full_step.scatter), full_step.described)
 
 
 def traced(runs: list[Observed], traces: Mapping[str, Recording]) -> Iterator[Traced]:

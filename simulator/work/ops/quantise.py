@@ -25,6 +25,9 @@ BEHIND_NORMS: Final = (
     "kv_up",
 )  # products in one module with the norm they read
 BY_TENSOR: Final = ("delayed", "tensorwise")  # one scale, so that a copy can be turned instead of cast again
+# Without a compiler, bytes an element read and written, and kernels: |x|, its maximum, x in fp32, times the scale, clamped, cast, and
+# four of the scale alone (torchao, float8/float8_utils.py, float8_tensor.py)
+_OPERATORS: Final = (2 + 2 + 2 + 4 + 4 + 4, 2 + 4 + 4 + 4 + 1, 10)
 _BY_BLOCKS: Final = ("mxfp8", "blockwise", "nvfp4")  # copies along rows and columns differ in their scales
 
 
@@ -88,6 +91,7 @@ class Quantiser:
         self._g, self._name, self._launches = g, name, launches
         self._in_module = s.stack.traits.casts_in_modules
         self._micro_batches, self._recipe = s.plan.num_micro_batches, s.recipe
+        self._by_operators = s.stack.traits.runs_operators and s.recipe in ("tensorwise", "rowwise")
         self._gathered = s.plan.precision.fp8_all_gather  # weights come in fp8 already
         self._turns_often = s.stack.kernels.fp8_transposes == "each_use"
         self._by_tensor = s.recipe in BY_TENSOR
@@ -185,8 +189,8 @@ class Quantiser:
         """The framework's own: one copy."""
         if self._recipe in _BY_BLOCKS:
             return stream("quantise", 2 * numel, copy_bytes(self._recipe, numel))
-        reads = 1 if self._recipe == "delayed" else 2
-        return stream("cast", 2 * reads * numel, numel, reads)
+        passes = (2, 1, 1) if self._recipe == "delayed" else _OPERATORS if self._by_operators else (4, 1, 2)
+        return stream("cast", passes[0] * numel, passes[1] * numel, passes[2])
 
 
 def casts_in_norms(s: OpContext) -> bool:

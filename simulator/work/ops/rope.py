@@ -66,7 +66,7 @@ def _half(g: Graph, s: OpContext, x: Value, tables: list[Value]) -> Value:
     out = g.value(f"{x.name}.rotated", n, x.dtype)
     by_cos, negated = g.value(f"{x.name}.cos", n, x.dtype), g.value(f"{x.name}.negated", n - n // 2, x.dtype)
     swapped, by_sin = g.value(f"{x.name}.swapped", n, x.dtype), g.value(f"{x.name}.sin", n, x.dtype)
-    slice_grad = Value(x.name, n, x.dtype)
+    slice_grad = Value(x.name, n, x.dtype)  # a copy puts it in order; behind a joint Q, K, V the join does
     g.op(by_cos.name, "elementwise", inputs=(x, *cos), outputs=(by_cos,), forward=(one,), backward=(one,) if s.model.fused_qkv else (one, one),
          saved=cos, grads=(slice_grad,))  # fmt: skip
     half = stream("strided", negated.num_bytes, negated.num_bytes, numel=negated.numel)
