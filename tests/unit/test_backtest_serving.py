@@ -340,8 +340,11 @@ def test_a_launch_for_so_many_users_has_its_own_tokens_a_step() -> None:
     assert server.other.max_batched_tokens == 8192
     at_a_rate = resolve(replace(ROW, concurrency_or_rate="4 requests/s"))
     assert (at_a_rate.plan.max_batched_tokens, at_a_rate.other) == (8192, None)
-    whole = resolve(replace(ROW, engine="trtllm", engine_version="1.0", output_tokens=3000)).plan
+    launched = resolve(replace(ROW, engine="trtllm", engine_version="1.0", output_tokens=3000))
+    whole, default = launched.plan, launched.other
     assert (whole.chunked_prefill, whole.max_batched_tokens) == (False, 512 + 3000)  # a whole sequence fits a step
+    assert default is not None
+    assert (whole.gpu_memory_utilization, default.gpu_memory_utilization) == (0.8, 0.9)  # as its launches' files say
 
 
 def test_software_that_nobody_described_has_a_wider_interval() -> None:
