@@ -30,6 +30,7 @@ from simulator.work.ops import build_blocks
 from simulator.work.parameters import frozen, frozen_bytes, model_flop, stored, trained, trained_numel
 from simulator.work.script import communication, gradient_tensors, paged_bytes, resident_tensors, units
 from simulator.work.script.fsdp1 import FSDP1
+from simulator.work.script.fsdp2 import FSDP2
 from simulator.work.script.order import Chunk
 
 LLAMA = Model.load("llama3-8b")
@@ -746,3 +747,15 @@ def test_fsdp1_counts_adapters_among_the_units_that_are_gathered() -> None:
     plain = Plan(data_parallel="fsdp1", zero=3, dp_shard=2)
     assert order.forward_gathers(plain, chunk, 3) == ((3, 1),)
     assert order.backward_gathers(plain, chunk, 3) == ((2, 4),)
+
+
+@pytest.mark.parametrize("far", [1, 2, 64])
+@pytest.mark.parametrize("way", ["fsdp1", "fsdp2"])
+def test_a_gather_ahead_waits_for_a_unit_that_has_run(way: str, far: int) -> None:
+    """With pairs on the MLP, a gather one unit ahead waited for the unit that it was ahead of: a KeyError."""
+    chunk = Chunk(num_layers=8)
+    plan = lora(data_parallel=way, zero=3, dp_shard=2, forward_prefetch=far)
+    for unit in range(chunk.num_units):
+        for one, gate in {"fsdp1": FSDP1, "fsdp2": FSDP2}[way].order(plan).forward_gathers(plan, chunk, unit):
+            assert one >= unit
+            assert gate is None or gate < unit

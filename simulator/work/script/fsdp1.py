@@ -32,7 +32,8 @@ class Fsdp1Order(Sharded):
     def forward_window(self, plan: Plan) -> int | None:
         if not plan.fsdp.limit_all_gathers:
             return None
-        return 1 if _adapts(plan, "mlp", ("gate", "up", "down", "gate_up")) else super().forward_window(plan)
+        far = plan.fsdp.forward_prefetch
+        return 1 + far if _adapts(plan, "mlp", ("gate", "up", "down", "gate_up")) else super().forward_window(plan)
 
     @override
     def backward_gathers(self, plan: Plan, chunk: Chunk, unit: int) -> Gathers:
