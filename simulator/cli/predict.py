@@ -42,6 +42,7 @@ from simulator.cli.watch import watch_option
 from simulator.formats.drawing import check_picture
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
+from simulator.formats.study.overrides import set_twice
 from simulator.formats.writers.json_report import report
 from simulator.predict import Prediction, Source, predict
 from simulator.predict.lengths import padding_of, read_lengths
@@ -136,7 +137,12 @@ def study_of(study: Path | None, flags: dict[str, Any], settings: tuple[str, ...
     given = {name: text for name, text in flags.items() if text is not None}
     plan_flags = {name: text for name, text in given.items() if name in Plan.flat_fields()}
     inputs = {name: text for name, text in given.items() if name not in plan_flags}
-    loaded = print_notes(read_study(study, inputs, plan_flags, settings, imported))
+    twice = set_twice(plan_flags, settings)
+    try:
+        loaded = print_notes(read_study(study, inputs, plan_flags, settings, imported))
+    except InputError as exc:
+        raise InputError([*exc.faults, *twice], exc.ready) from None
+    InputError.raise_for(twice)
     if loaded.draft is not None:
         from simulator.formats.study.imported import warnings
 

@@ -142,6 +142,13 @@ def test_another_model_leaves_the_default_plan_out(asked: Asked) -> None:
     assert asked.plan.seq_len == Plan().seq_len
 
 
+def test_a_field_with_a_flag_and_a_set_is_set_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    """One of the two was taken without a word; here beside a fault of its own."""
+    found = faults(capsys, "--recompute", "full", "--set", "plan.recompute.mode=none", "--set", "plan.nonsense=1")
+    assert len(found) == 2
+    assert any("--set plan.recompute.mode: is set twice, by --recompute too" in one for one in found)
+
+
 def test_set_reaches_every_noun(asked: Asked) -> None:
     settings = {
         "model.num_layers": "40",

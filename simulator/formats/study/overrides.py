@@ -104,6 +104,18 @@ def parse_overrides(settings: Iterable[str], roots: Sequence[str]) -> tuple[list
     return found, faults
 
 
+def set_twice(plan_flags: Mapping[str, str], settings: Iterable[str]) -> list[Fault]:
+    """Fields of the plan that have a flag of their own and a `--set`; a multiple follows the flag."""
+    found: list[Fault] = []
+    for setting in settings:
+        key, _, text = (part.strip() for part in setting.partition("="))
+        root, *path = key.split(".")
+        name = str(Plan.flat_path(path)[0]) if path and root == "plan" else ""
+        if name in plan_flags and not _FACTOR.fullmatch(text):
+            found.append(Fault(f"--set {key}", f"is set twice, by --{name.replace('_', '-')} too", "keep one"))
+    return found
+
+
 def _table_of(key: str, roots: Sequence[str]) -> str:
     """The keys that may have been meant by one without its table, or by a table that is none."""
     from simulator.studies.serving import InferencePlan, Workload  # which take long to load
