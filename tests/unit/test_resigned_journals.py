@@ -16,7 +16,7 @@ from simulator.base.fit import Fit
 from simulator.cli.explore_points import FIGURES, PointJournal
 from simulator.studies.search.journal import Journal
 from simulator.studies.search.outcome import PlanOutcome
-from simulator.studies.serving_search.workers import Notes
+from simulator.studies.serving_search.notes import Notes
 
 ROW: dict[str, Any] = json.loads(
     PlanOutcome(key="a", status=Fit.FITS, num_devices=8, step_s=0.3, low_s=0.2, high_s=0.4, tokens_per_step=64, used_bytes=7).to_json()

@@ -8,8 +8,9 @@ comes of it, and of half and twice the interval.
 """
 
 from simulator.studies.goodput.answer import Goodput, expected_run_s, goodput
+from simulator.studies.goodput.checkpoint_interval import daly_s, expected_s, young_s
 from simulator.studies.goodput.failures import Cause, Failures
-from simulator.studies.goodput.run import LongRun, daly_s, expected_s, young_s
+from simulator.studies.goodput.run import LongRun
 from simulator.studies.goodput.timeline import Conditions, play
 
 __all__ = [

@@ -18,8 +18,9 @@ from simulator.predict import Prediction, Source
 from simulator.predict.energy import RunEnergy
 from simulator.spec.cluster import Cluster
 from simulator.spec.prices import Price, Prices
+from simulator.studies.goodput.checkpoint_interval import daly_s, expected_s
 from simulator.studies.goodput.failures import DAY_S, JobSize
-from simulator.studies.goodput.run import ASSUMED, LongRun, daly_s, expected_s
+from simulator.studies.goodput.run import ASSUMED, LongRun
 from simulator.studies.goodput.spreads import slowest
 from simulator.studies.goodput.timeline import PARTS, Conditions, SimulatedRun, expected_interruptions, play
 from simulator.work.checkpoint import Saving

@@ -4,7 +4,8 @@ Inputs vary at once over stated ranges (Saltelli's sample of a Sobol sequence); 
 variance each explains alone, and with its interactions; counted is how often another alternative would win.
 """
 
-from simulator.studies.sensitivity.answer import Design, Ends, Evaluated, Sensitivity, analysed
+from simulator.studies.sensitivity.answer import Ends, Evaluated, Sensitivity, analysed
+from simulator.studies.sensitivity.design import Design
 from simulator.studies.sensitivity.ranges import Error, Input, Range, together
 from simulator.studies.sensitivity.text import render
 

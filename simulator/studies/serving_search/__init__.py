@@ -5,6 +5,7 @@
 
 from simulator.studies.serving_search.answers import Answer, Row, ServingSearchReport
 from simulator.studies.serving_search.driver import SearchInterrupted, search_serving
+from simulator.studies.serving_search.notes import Notes
 from simulator.studies.serving_search.study import (
     DEGREES,
     DISAGGREGATED,
@@ -13,7 +14,6 @@ from simulator.studies.serving_search.study import (
     degrees_given,
     fix_faults,
 )
-from simulator.studies.serving_search.workers import Notes
 
 __all__ = [
     "DEGREES", "DISAGGREGATED", "Answer", "Disaggregated", "Notes", "Row", "SearchInterrupted", "ServingSearch",

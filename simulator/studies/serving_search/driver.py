@@ -19,12 +19,13 @@ from simulator.studies.serving.serving import check_requests
 from simulator.studies.serving_search.answers import Answer, Counts, ServingSearchReport, rows_of
 from simulator.studies.serving_search.assurance import surely, wholly
 from simulator.studies.serving_search.floors import Floors, floors_of
+from simulator.studies.serving_search.notes import Notes
 from simulator.studies.serving_search.plays import Values
 from simulator.studies.serving_search.pools import Side, best_ratio, pair_answer, single_answer
 from simulator.studies.serving_search.space import Role, key_of, layouts, of_key
 from simulator.studies.serving_search.study import ServingSearch
 from simulator.studies.serving_search.tasks import Fewest, Survey, Task, counts_of, excess, fewest_of, slo_of, survey_of
-from simulator.studies.serving_search.workers import Notes, Workers
+from simulator.studies.serving_search.workers import Workers
 
 Tell = Callable[[Progress], None]
 
