@@ -1,24 +1,22 @@
-"""place(): the rank mapping of a plan, and its gain over the default order, by one simulated step on each; the orders of axes that it tries."""
+"""place(): the rank mapping of a plan, and its gain over the default order, by one simulated step on each."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
 
-from simulator.parallel.mesh import GroupShape, Mesh
+from simulator.parallel.mesh import GroupShape
 from simulator.predict import Prediction
 from simulator.predict.difference import Difference, difference, sharing, timed
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
-from simulator.spec.cluster.nics import places_of
-from simulator.spec.cluster.rank_mapping import RankMapping, shortest
+from simulator.spec.cluster.rank_mapping import shortest
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.place.cost import PlacementPricer
 from simulator.studies.place.local import Local, place_node
+from simulator.studies.place.orders import blocks_of, composed
+from simulator.studies.place.rails import on_their_rails
 from simulator.studies.place.traffic import Call, step_calls
 from simulator.studies.place.trial import Choice, OnProgress, Score, Trials, is_better
 from simulator.studies.place.uneven import MOST_TRIALS, suited
@@ -259,66 +257,3 @@ def _group_path(cluster: Cluster, shape: GroupShape, kind: str, price_s: float) 
     if shape.ranks_per_node > 1 and inside.bytes_per_s < share:
         return inside
     return GroupPath(price_s=price_s, link=cluster.inter.kind, bytes_per_s=share, num_nodes=shape.num_nodes)
-
-
-def blocks_of(plan: Plan, cluster: Cluster, *, across_nodes: bool) -> Iterator[tuple[str, RankMapping]]:
-    """(rank order, seats): the plan's own first; across_nodes: every other order of its axes that differs."""
-    yield plan.rank_order, ()
-    if not across_nodes or cluster.num_nodes == 1:
-        return
-    mesh = Mesh(plan, cluster)
-    axes = [axis for axis in reversed(plan.axis_order) if mesh.axes[axis] > 1]
-    seen = {tuple(range(mesh.num_ranks))}
-    for order in permutations(axes):
-        name = "-".join(order)
-        other = Mesh(plan.copy_with(rank_order=name), cluster)
-        rank_mapping = tuple(other.rank(mesh.coordinates(rank)) for rank in range(mesh.num_ranks))
-        if rank_mapping not in seen:
-            seen.add(rank_mapping)
-            yield name, rank_mapping
-
-
-def composed(blocks: RankMapping, order: RankMapping, num_devices: int) -> RankMapping:
-    """Places of all ranks: rank -> place by the blocks, place -> GPU by every node's order."""
-    size = len(order)
-    places = blocks or range(num_devices)
-    return tuple(place // size * size + order[place % size] for place in places)
-
-
-# Nodes whose NICs are connected to other rails: their ranks change GPUs, so that a group stays on its rail
-
-
-def on_their_rails(trials: Trials, best: Choice) -> Choice:
-    """The seats with such nodes' GPUs exchanged by rail, all of them or one node after the other, where a step is shorter."""
-    cluster = trials.cluster
-    orders = {node: gpus for node, rails in cluster.rails.items() if (gpus := _by_rail(cluster, rails)) is not None}
-    for nodes in (tuple(orders), *((node,) for node in orders)):
-        choice = Choice(
-            best.plan, _exchanged(cluster.with_rank_mapping(best.rank_mapping), {node: orders[node] for node in nodes})
-        )
-        if is_better(trials.score(choice), trials.score(best)):
-            best = choice
-    return best
-
-
-def _by_rail(cluster: Cluster, rails: Sequence[int]) -> tuple[int, ...] | None:
-    """Of each GPU the one on this node that is on its rail; None where rails do not serve equally many GPUs."""
-    beside = [place.gpus for place in places_of(cluster)]
-    found: dict[int, int] = {}
-    here = {rail: beside[nic] for nic, rail in enumerate(rails)}
-    for rail, gpus in enumerate(beside):
-        if len(gpus) != len(here[rail]):
-            return None
-        found |= dict(zip(gpus, here[rail], strict=True))
-    taken = set(found.values())
-    rest = [gpu for gpu in range(cluster.gpus_per_node) if gpu not in found]
-    free = [gpu for gpu in range(cluster.gpus_per_node) if gpu not in taken]
-    found |= dict(zip(rest, free, strict=True))
-    return tuple(found[gpu] for gpu in range(cluster.gpus_per_node))
-
-
-def _exchanged(cluster: Cluster, orders: dict[int, tuple[int, ...]]) -> tuple[int, ...]:
-    """The cluster's seats, with the GPUs of some nodes exchanged."""
-    moved = defaultdict[int, tuple[int, ...]](lambda: tuple(range(cluster.gpus_per_node)), orders)
-    rank_mapping = (divmod(cluster.gpu_of(rank), cluster.gpus_per_node) for rank in range(cluster.num_devices))
-    return tuple(node * cluster.gpus_per_node + moved[node][gpu] for node, gpu in rank_mapping)
