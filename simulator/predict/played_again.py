@@ -1,0 +1,61 @@
+"""What a step says that is played again: parts of its interval, and how much of it hangs on the network between nodes."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from simulator.play.lower import Lowering, lower
+from simulator.predict.confidence import SHEET, WAITING, Z90
+from simulator.predict.play import step_seconds
+from simulator.predict.prediction import NetworkShare
+from simulator.spec.calibration.networks import carrier_of, slow_network
+
+_FREE: Final = 1e6  # times as fast: what is left of a collective is its latency
+_TENTH_LESS: Final = 0.9
+
+
+def replayed(lowering: Lowering, step_s: float, alone_s: float, *, fold: bool) -> dict[str, float]:
+    """Parts of the interval that a step played again says. alone_s: of the step without what memory adds to it."""
+    imbalance = _imbalance_sigma(lowering, step_s, fold=fold)
+    found = {"imbalance": imbalance} if imbalance else {}
+    learned = lowering.calibration.learned
+    if learned is None and lowering.may_wait_s:
+        waiting_s = max(0.0, step_seconds(lowering.waiting(), fold=fold) - alone_s)
+        found[WAITING] = math.log1p(waiting_s / step_s) / Z90
+    if lowering.network_by_sheet and (
+        learned is None or "network" not in learned.values
+    ):  # else the runs have shown it
+        slower = max(0.0, slow_s(lowering, fold=fold) - alone_s)
+        found[SHEET] = math.log1p(slower / step_s) / Z90
+    return found
+
+
+def _imbalance_sigma(lowering: Lowering, step_s: float, *, fold: bool) -> float:
+    """The relative effect on the step of one sigma more rows on the busiest rank of experts."""
+    plan = lowering.plan
+    if plan.experts.imbalance_sigma == 0 or lowering.model.experts is None:
+        return 0.0
+    more = plan.experts.imbalance * (1 + plan.experts.imbalance_sigma)
+    busier = plan.copy_with(expert_imbalance=more)
+    inputs = (lowering.full_cluster, lowering.given_stack, lowering.calibration, lowering.curves)
+    return step_seconds(lower(lowering.model, busier, *inputs), fold=fold) / step_s - 1
+
+
+def network_share(lowering: Lowering, step_s: float, *, fold: bool = True) -> NetworkShare | None:
+    """What `step_s`, the step as played, would lose and gain; None where no network joins the plan's devices."""
+    if not lowering.over_nodes:
+        return None
+    free_s, slower_s = (step_seconds(lowering.on_network(speed), fold=fold) for speed in (_FREE, _TENTH_LESS))
+    return NetworkShare(hangs_s=max(0.0, step_s - free_s), tenth_less_s=max(0.0, slower_s - step_s))
+
+
+def slow_s(lowering: Lowering, *, fold: bool = True) -> float:
+    """The step on a network at the slow end of published ones (`spec.calibration.networks`): what is hidden may show there."""
+    slow = slow_network()
+    cluster = lowering.cluster
+    assert cluster.inter is not None
+    more = slow.beyond(cluster.num_devices // cluster.nvlink_domain_size)
+    carrier = carrier_of(cluster.inter.kind)
+    slower = lowering.on_network(1 / (slow.slow_bytes[carrier] * more), slow.slow_waits[carrier] * more)
+    return step_seconds(slower, fold=fold)
