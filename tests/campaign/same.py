@@ -31,7 +31,9 @@ RUNS: Final = (
     {"PYTHONHASHSEED": "4242", "jobs": "8", "LC_ALL": "POSIX", "TZ": "America/St_Johns"},
 )  # fmt: skip
 # They measure this machine, run what is on it, or wait for somebody
-_NOT_ASKED: Final = frozenset({"captured", "rehearsed", "played", "program played", "measured", "asked", "doctor"})
+_NOT_ASKED: Final = frozenset(
+    {"burnt", "captured", "rehearsed", "played", "program played", "measured", "asked", "doctor"}
+)
 _HGX: Final = "--cluster hgx-h100-8"
 _MORE: Final = {
     "search of a mixture": f"search --model olmoe-1b-7b {_HGX} --nodes 1 --global-batch 8 --seq-len 512 --fix pp=1 --fix cp=1 --fix recompute=none --json",
