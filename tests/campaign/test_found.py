@@ -134,7 +134,7 @@ def test_a_command_that_works_spells_out_what_a_terminal_obeys(
 
 
 def test_a_journal_has_at_least_one_engine() -> None:
-    from simulator.studies.serving_search.workers import ANSWER
+    from simulator.studies.serving_search.notes import ANSWER
 
     fewest = {"role": "both", "layout": "{}", "engines": 1, "plays": []}
     assert ANSWER.validate_python(fewest).engines == 1
@@ -268,3 +268,22 @@ def test_pictures_hold_no_date_whatever_the_environment_says(
         figure.text(0.5, 0.5, "x")
     assert b"dc:date" not in (tmp_path / "x.svg").read_bytes()
     assert os.environ["SOURCE_DATE_EPOCH"] == date
+
+
+@pytest.mark.parametrize("way", ["megatron", "deepspeed"])
+def test_gpipe_over_several_chunks_is_torchs(way: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Stages that wait for their messages waited for each other for ever."""
+    chunks = ["--set", "plan.pipeline.virtual_stages=2", "--num-micro-batches", "4", "--zero", "1", "--seq-len", "256"]
+    command = ["predict", "--model", "gpt2", "--cluster", "hgx-h100-8", "--pp", "2", "--schedule", "gpipe", *chunks]
+    assert main([*command, "--data-parallel", way]) == 3
+    assert "only torch's pipelines" in capsys.readouterr().err
+
+
+def test_a_page_of_servers_that_answer_with_one_token(tmp_path: Path) -> None:
+    """They have no time between tokens."""
+    load = ["--requests", "20", "--rate", "100", "--prompt", "8", "--output", "1"]
+    page = tmp_path / "page.html"
+    assert main(["serve", "--model", "gpt2", "--cluster", "hgx-h100-8", *load, "--html", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "first token p50" in text
+    assert "between tokens p50" not in text

@@ -82,6 +82,14 @@ _UNEVEN: Final = (
 PLAN: Final = (
     *_UNEVEN,
     PlanRule(
+        where="virtual_stages",
+        fields=("implementation", "pp", "virtual_stages", "pipeline_schedule"),
+        applies=lambda plan: plan.pp > 1 and plan.pipeline_schedule == "gpipe" and plan.traits.own_model_code,
+        holds=lambda plan: plan.pipeline.virtual_stages == 1,
+        equation="only torch's pipelines (ScheduleLoopedBFS) run gpipe over several chunks a stage",
+        remedy='virtual_stages = 1, or schedule = "interleaved"',
+    ),
+    PlanRule(
         where="zero",
         fields=("implementation", "zero"),
         holds=lambda plan: plan.zero in plan.traits.zero_stages,
