@@ -154,8 +154,7 @@ Bytes = Annotated[int, _validator(parse_bytes, SIZE, "B"), _written(SIZE)]
 BytesPerS = Annotated[float, _validator(parse_bytes_per_s, RATE, "B/s"), _written(RATE)]
 Seconds = Annotated[float, _validator(parse_seconds, TIME, "s"), _written(TIME)]
 FlopPerS = Annotated[float, _validator(parse_flop_per_s, SPEED, "FLOP/s"), _written(SPEED)]
-Factor = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(gt=0, le=1)]  # of something, and some of it
 
 
 def format_bytes(num_bytes: float) -> str:

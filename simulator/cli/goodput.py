@@ -226,5 +226,4 @@ def _played(
 ) -> Goodput:
     """The answer, with its progress on stderr."""
     saved, load_s = _checkpoint(study, captured)
-    progress = CountLine("runs")
-    return goodput(prediction, run, saved, load_s, cluster=study.cluster, prices=prices, progress=progress)
+    return goodput(prediction, run, saved, load_s, cluster=study.cluster, prices=prices, progress=CountLine("runs"))

@@ -138,7 +138,7 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
         took = time.monotonic() - since
         if phase == "played" and count:
             left = format_seconds(took / count * (MOST_TRIALS - count))
-            line.show(f"{count:,} of {MOST_TRIALS:,} placements at most played, {took:,.0f} s, at most {left} left")
+            line.show(f"{count:,} of {MOST_TRIALS:,} placements played, {took:,.0f} s, at most {left} left")
         else:
             line.show(f"{count:,} placements {phase}, {took:,.0f} s")
 

@@ -99,9 +99,10 @@ def _patterns(cluster: Cluster, gpus: NDArray[np.int64]) -> set[Pattern]:
     looks = np.full((len(first), 2, cluster.gpus_per_node), -1)  # of each node its GPUs, and which begin a group
     looks[row, 0, np.arange(len(row)) - first[row]] = local
     looks[row, 1, np.arange(len(row)) - first[row]] = is_next | (np.diff(groups, prepend=-1) != 0)
-    row_of_bytes = looks.reshape(len(first), -1).view(f"V{looks[0].nbytes}").ravel()  # a set is faster than sorted rows
-    each = (np.frombuffer(look, looks.dtype).reshape(2, -1).tolist() for look in set(row_of_bytes.tolist()))
-    return {_cut(*look) for look in each}
+    as_bytes = (
+        looks.reshape(len(first), -1).view(f"V{looks[0].nbytes}").ravel()
+    )  # a set of them is faster than sorted rows
+    return {_cut(*np.frombuffer(look, looks.dtype).reshape(2, -1).tolist()) for look in set(as_bytes.tolist())}
 
 
 def _cut(gpus: Sequence[int], begins: Sequence[int]) -> Pattern:

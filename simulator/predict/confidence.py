@@ -283,6 +283,7 @@ def host_parts(played: SimulatedStep) -> dict[str, float]:
 
 
 def _host_ends(played: SimulatedStep, sigma: float) -> tuple[float, float]:
+    """What a host whose times are known to one `sigma` of their logarithm makes of a step: (both ends, the upper one besides)."""
     step_s, slow = played.step_s, math.exp(Z90 * sigma)
     host_s = _host_share(played) * step_s
     return _ends(host_s * (1 - 1 / slow), max(step_s + host_s * (slow - 1), slow * played.issuing_s), step_s)

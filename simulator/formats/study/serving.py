@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -136,8 +136,8 @@ def read_serving_study(
     overrides, wrong = parse_overrides(settings, ROOTS)
     faults += wrong
     name = str(file or DEFAULT_NAME)
-    raw, origins = _merged(base, flags, table_flags, overrides)
-    raw = _with_stack(raw)
+    merged, origins = _merged(base, flags, table_flags, overrides)
+    raw = _with_stack(merged)
     study = faults.attempt(lambda: _checked(raw, origins, name))
     model = faults.attempt(lambda: model_of(raw, of_root(overrides, "model")))
     cluster = faults.attempt(lambda: loaded_cluster(raw, overrides))
@@ -156,9 +156,6 @@ def read_serving_study(
         requests = faults.attempt(lambda: _requests(workload))
     if faults or study is None or plan is None or model is None or cluster is None or stack is None or requests is None:
         raise InputError(dict.fromkeys(at_its_key(fault, origins, name, "inference") for fault in faults))
-    asked, _ = counted(str(raw.get("cluster"))) or (0, "")
-    detail = f"{plan.num_devices} of the {asked} GPUs serve: tp, pp and dp take no more (--tp, --dp)"
-    idle = [Source(what="plan", kind="assumed", detail=detail)] * (not searched and plan.num_devices < asked)
     return ServingStudy(
         model=model,
         plan=plan,
@@ -172,11 +169,19 @@ def read_serving_study(
         sources=(
             *_sources(name, raw, origins, study.workload),
             *named,
-            *idle,
+            *(() if searched else _idle(raw, plan)),
             *of_model(model, raw.get("model")),
             *set_by_hand(overrides, TABLES),
         ),
     )
+
+
+def _idle(raw: Mapping[str, Any], plan: InferencePlan) -> Iterator[Source]:
+    """GPUs that were asked for by number and do not serve."""
+    asked, _ = counted(str(raw.get("cluster"))) or (0, "")
+    if plan.num_devices < asked:
+        detail = f"{plan.num_devices} of the {asked} GPUs serve: tp, pp and dp take no more (--tp, --dp)"
+        yield Source(what="plan", kind="assumed", detail=detail)
 
 
 def _with_stack(raw: dict[str, Any]) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from simulator.base.errors import CalibrationError
 from simulator.base.kernels import Direction, Dtype
 from simulator.base.schema import Strict
-from simulator.base.units import Factor
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.calibration.curves import AttentionCurve, GemmCurve, Power, StreamCurve
 from simulator.spec.calibration.records import Interference, MemoryOverheads, Overheads, Provenance
@@ -40,10 +39,10 @@ class CurveSet(Strict, defer_build=True):  # its own validator is never needed: 
     overheads: Overheads
     interference: Interference
     memory: MemoryOverheads
-    uncertainty: dict[Literal["gemm", "attention", "elementwise", "communication"], Annotated[float, Field(ge=0)]]
+    uncertainty: dict[Literal["gemm", "attention", "elementwise", "communication"], NonNegativeFloat]
     provenance: Provenance
     links: LinkCurves | None = None
-    speed: dict[SpeedOf, Factor] = {}
+    speed: dict[SpeedOf, PositiveFloat] = {}
 
     @model_validator(mode="after")
     def _each_curve_once(self) -> Self:

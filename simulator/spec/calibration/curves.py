@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import ceil
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from simulator.base.kernels import DTYPE_BYTES, Attention, Direction, Dtype, Gemm, Layout, Stream, StreamOp
 from simulator.base.schema import Strict
-from simulator.base.units import Factor, Share
+from simulator.base.units import Share
 from simulator.spec.cluster.device import Device
 
 Basis = Literal["measured", "borrowed", "prior", "definition"]
@@ -40,7 +40,7 @@ class Quality(Strict):
     held_out: int = Field(ge=0, default=0)
     p50: float | None = Field(ge=0, default=None)
     p95: float | None = Field(ge=0, default=None)
-    standard_errors: dict[str, Annotated[float, Field(ge=0)]] = {}
+    standard_errors: dict[str, NonNegativeFloat] = {}
     measured_range: dict[str, tuple[float, float]] = {}
     notes: tuple[str, ...] = ()
 
@@ -124,9 +124,9 @@ class GemmCurve(Strict):
     alpha: float = Field(ge=0, le=1)
     tile_pen: float = Field(ge=0)
     tiles: tuple[tuple[int, int], ...]
-    layout: dict[Layout, Factor] = {}
+    layout: dict[Layout, PositiveFloat] = {}
     accumulate_fp32: float = Field(gt=0, default=1.0)
-    misaligned: dict[Literal["1", "2", "4"], Factor] = {}
+    misaligned: dict[Literal["1", "2", "4"], PositiveFloat] = {}
     few_rows: FewRows | None = None
     quality: Quality
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from simulator.base.schema import Strict
-from simulator.base.units import Bytes, Factor, Seconds, Share
+from simulator.base.units import Bytes, Seconds, Share
 from simulator.spec.model.experts import ExpertShards
 from simulator.spec.software.traits import Blocks
 
@@ -40,7 +40,7 @@ class AttentionBackend(Strict):
         "empty: the calibration's curves",
     )
     backward_efficiency: dict[str, Share] = Field(default={}, description="the same of the backward")
-    speed_factor: dict[str, Factor] = Field(
+    speed_factor: dict[str, PositiveFloat] = Field(
         default={},
         description="by architecture: speed of this stack's attention kernel over the calibration's curve; empty: 1",
     )
@@ -342,12 +342,12 @@ class Overlap(Strict):
 class Fitted(Strict):
     """`[fitted]`: numbers that measured runs decided, and what they leave unexplained."""
 
-    gemm_factor: dict[str, Factor] = Field(
+    gemm_factor: dict[str, PositiveFloat] = Field(
         default={},
         description="by architecture (`hopper`), or for one dtype on it (`hopper_fp8`): speed of products inside real steps "
         "over their sustained speed alone; 0.99 where none is given",
     )
-    elementwise_factor: Factor | dict[str, Factor] = Field(
+    elementwise_factor: PositiveFloat | dict[str, PositiveFloat] = Field(
         default=1.0,
         description="time of kernels that stream over memory over the calibration's; by architecture where the stack was fitted "
         "on several, for streams are measured on one and borrowed for another",

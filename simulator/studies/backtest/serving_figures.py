@@ -110,8 +110,8 @@ def _played(server: Server) -> tuple[tuple[ServedRun, ...], Batch]:
 def _run(deployed: Deployment, load: Load, apart: float = 0.0, *, varied: bool = False) -> ServedRun:
     users, plan, model = Users(count=0 if load.alone else load.users), deployed.plan, deployed.costs.model
     streamed = users.count > 0 or load.rate < math.inf
-    room = varied * (model.max_positions if plan.chunked_prefill else plan.batched_tokens(model))
-    return deployed.play(_requests(load, apart, room), ALWAYS, users=users, streamed=streamed)
+    most = model.max_positions if plan.chunked_prefill else plan.batched_tokens(model)
+    return deployed.play(_requests(load, apart, most if varied else 0), ALWAYS, users=users, streamed=streamed)
 
 
 def _with_less_cache(server: Server, deployed: Deployment, run: ServedRun) -> list[ServedRun]:
@@ -156,7 +156,7 @@ def _lengths(drawn: np.random.Generator, shortest: float, longest: int, count: i
 
 
 def _around(drawn: np.random.Generator, mean: int, most: float, count: int) -> list[int]:
-    """Tokens, exponentially distributed up to `most`: few are many, as in chats (arXiv 2309.06180, figure 11)."""
+    """Tokens, exponentially distributed up to `most`: some requests are much longer than most, as in chats (arXiv 2309.06180, figure 11)."""
     times = drawn.exponential(size=count)
     return [max(1, int(min(most, one))) for one in (times * mean / times.mean()).round()]
 

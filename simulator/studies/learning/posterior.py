@@ -225,7 +225,9 @@ class _Problem:
         kept = self.measured - np.log([s.seconds for s in first])
         target = found.residuals + found.slopes @ found.theta
         known = found.slopes @ np.diag(self.prior**2) @ found.slopes.T
-        moves, holds = (_least(*one, found.found, self.scatter).fun for one in ((target, known), (kept, 0 * known)))
+        moves, holds = (
+            _most_probable(*one, found.found, self.scatter).fun for one in ((target, known), (kept, 0 * known))
+        )
         share = float(expit((holds - moves) / 2))
         theta = share * found.theta
         mean = self.at(theta, self.steps_at(theta))
@@ -268,7 +270,7 @@ def _inverse(covariance: Array) -> Array:
     return np.asarray((found + found.T) / 2, dtype=np.float64)
 
 
-def _least(target: Array, known: Array, found: Scatter, before: float) -> Any:  # noqa: ANN401  scipy's result
+def _most_probable(target: Array, known: Array, found: Scatter, before: float) -> Any:  # noqa: ANN401  scipy's result
     """The most probable scatter (logs of own and shared) under the weights of `found`, and -2 log of its probability."""
 
     def cost(logs: Array) -> float:
@@ -286,7 +288,7 @@ def _scattered(target: Array, known: Array, correlation: Array, before: float, e
     """The most probable scatter under the runs' weights, and their weights under it, in turn (Student's t by iterated weighing)."""
     found = Scatter(math.exp(_OWN[0]) * before, math.exp(_SHARED[0]) * before, correlation, np.ones(len(target)), each)
     for _ in range(_WEIGHINGS):
-        own, shared = _least(target, known, found, before).x
+        own, shared = _most_probable(target, known, found, before).x
         found = replace(found, own=math.exp(own), shared=math.exp(shared))
         if len(target) == 1:  # nothing else says anything of it
             break

@@ -96,10 +96,8 @@ def _sources(keys: Keys, known: Family, config: Mapping[str, Any], *, read_as: s
 
 
 _TOWERS = ("vision_config", "audio_config", "visual", "img_processor", "mm_vision_tower")
-_LEFT_OUT, _RUN = (
-    "towers and their projectors are no part of the model",
-    "; `shardwise capture config.json --recipe fsdp2` runs both",
-)
+_LEFT_OUT = "towers and their projectors are no part of the model"
+_RUN = "; `shardwise capture config.json --recipe fsdp2` runs both"
 
 
 def _unread(keys: Keys, config: Mapping[str, Any]) -> list[str]:
