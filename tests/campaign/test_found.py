@@ -287,3 +287,14 @@ def test_a_page_of_servers_that_answer_with_one_token(tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "first token p50" in text
     assert "between tokens p50" not in text
+
+
+def test_megabytes_that_could_be_python_are_no_script(tmp_path: Path) -> None:
+    """Its tree took 2.6 GB of a file of 6 MB."""
+    from simulator.formats.readers.capture import kind_of
+
+    script, long = tmp_path / "step", tmp_path / "long"
+    script.write_text("import torch\n" + "x = 1\n" * 100)
+    long.write_text("import torch\n" + "x = 1\n" * 2**18)
+    assert (kind_of(script), kind_of(long)) == ("script", "other")
+    assert kind_of(long.rename(tmp_path / "long.py")) == "script"  # nobody need read it to know
