@@ -88,27 +88,28 @@ def _loads(lowering: Lowering) -> Counter[str]:
     at = [mesh.coordinates(rank)["pp"] for rank in ranks]
     for stage in sorted(set(at)):
         members = tuple(gpu for gpu, its in enumerate(at) if its == stage)
-        for (kind, role, size_bytes, count), times in _calls(lowering, stage).items():
+        for (kind, role, size_bytes), times in _calls(lowering, stage).items():
             if role == "host":
                 for gpu in members:
                     tally.found[f"{'down' if kind == 'h2d' else 'up'}{gpu}"] += times * size_bytes
             elif role.startswith("pp "):
                 tally.message(role, stage, times * size_bytes, members)
             elif role != "pp":
-                tally.add(kind, count * size_bytes, lowering.fabric.shape(role), members, times)
+                tally.add(kind, size_bytes, lowering.fabric.shape(role), members, times)
             elif stage == at[0]:  # among stages: told once
                 tally.add(kind, size_bytes, mesh.group_shape("pp"), tuple(range(len(at))), times)
     return tally.found
 
 
-def _calls(lowering: Lowering, stage: int) -> Counter[tuple[str, str, int, int]]:
+def _calls(lowering: Lowering, stage: int) -> Counter[tuple[str, str, int]]:
     """How often a stage makes each call and each copy to or from the host; micro-batches that repeat are counted once."""
 
-    def of(num_micro_batches: int) -> Counter[tuple[str, str, int, int]]:
-        program = lowering.program(num_micro_batches, stage=stage)
-        found = Counter(calls_of(program, stage))
+    def of(num_micro_batches: int) -> Counter[tuple[str, str, int]]:
+        program, found = lowering.program(num_micro_batches, stage=stage), Counter[tuple[str, str, int]]()
+        for *call, times in calls_of(program, stage):
+            found[tuple(call)] += times  # type: ignore[index]  # kind, role, bytes
         copies = (op for op in program.ops if isinstance(op, Collective) and op.kind in ("h2d", "d2h"))
-        found.update((op.kind, "host", op.size_bytes, 1) for op in copies)
+        found.update((op.kind, "host", op.size_bytes) for op in copies)
         return found
 
     more, last, period = repeats_of(lowering.plan)
