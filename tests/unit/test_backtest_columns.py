@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from simulator.base.errors import ClusterError, ModelError, PlanError, StackError, TableError
+from simulator.base.presets import TOPOLOGIES
 from simulator.formats.readers.measured_table import read_measured
 from simulator.formats.readers.run_settings import column_of
 from simulator.formats.readers.runs_table import BadRow, RunRow
@@ -362,6 +364,20 @@ def test_every_default_is_a_column_or_a_key_and_every_generic_stack_stands_once(
         }
         assert read_measured(table(tmp_path, **columns)).unread == (), name
         assert run_of(tmp_path, stack=name, zero_or_fsdp="", act_ckpt="").stack.name == name
+
+
+def test_defaults_that_are_no_column_and_no_key_are_named(tmp_path: Path) -> None:
+    text, file = (TOPOLOGIES / "stacks" / "fms-fsdp-2024.toml").read_text(), tmp_path / "own.toml"
+    wrong = '"offload.x" = 3, micro_batchs = 2, "stack.attention.kernal" = "math", "plan.offload.y" = 1'
+    file.write_text(text.replace("micro_batch = 2", wrong))
+    with pytest.raises(StackError) as caught:
+        Stack.load(str(file))
+    assert re.findall(r"defaults: (\S+) is no column", str(caught.value)) == [
+        "offload.x", "micro_batchs", "stack.attention.kernal", "plan.offload.y",
+    ]  # fmt: skip
+    right = '"plan.offload.optimizer" = "cpu", "stack.attention.kernel" = "math", "model.norm" = "layernorm", tp = 2'
+    file.write_text(text.replace("micro_batch = 2", right))
+    assert Stack.load(str(file)).describes[0].defaults["tp"] == 2
 
 
 def test_a_field_has_one_spelling_and_one_column(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ ROOTS: Final = (
 
 
 class StudyFile(Strict):
-    """A study as it is written. `run` is judged by the verb that plays it."""
+    """A study as it is written. The values of `run` are judged by the verb that plays it."""
 
     model: Annotated[str, Expected("a preset's name as llama3-8b, a model's TOML file, or a config.json")] = Field(
         description="a preset's name or a public one (Qwen/Qwen3-32B), a model's TOML file, or a Hugging Face config.json"

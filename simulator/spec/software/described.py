@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -34,6 +34,11 @@ _NEWEST = re.compile(r"\b(?:dev|main|master|nightly|latest|head)\b", re.IGNORECA
 _Version = tuple[int, ...]
 Nature = Literal["eager", "compiled", "fused"]  # who makes the kernels of a block
 Default = str | int | bool | list[str]
+COLUMNS: Final = (
+    "act_ckpt", "compile", "flash_attn", "flop_convention", "global_batch", "mem_metric_detail", "micro_batch", "num_micro_batches",
+    "precision", "seq_parallel", "vpp", "zero_or_fsdp",
+)  # fmt: skip  # of a table of runs: those that documents of software have defaults for
+FABRIC: Final = ("fabric.size_bytes", "fabric.gather_copies", "fabric.call_rank_s")
 
 
 class Implementations(Strict):
