@@ -77,10 +77,15 @@ class Streams:
         """
         if cls.library is None:
             return False
-        number, nothing = ctypes.c_int64, None
-        kinds = ((nothing, number), (number, number), (nothing, number, number), (nothing, ctypes.c_uint64, number))
-        given = (current, record, block, used)
-        kept = [ctypes.CFUNCTYPE(*kind)(one) for kind, one in zip(kinds, given, strict=True)]
+        number, storage = ctypes.c_int64, ctypes.c_uint64
+        kinds = [
+            ctypes.CFUNCTYPE(None, number),
+            ctypes.CFUNCTYPE(number, number),
+            ctypes.CFUNCTYPE(None, number, number),
+            ctypes.CFUNCTYPE(None, storage, number),
+        ]
+        given: tuple[Callable[..., Any], ...] = (current, record, block, used)
+        kept = [kind(one) for kind, one in zip(kinds, given, strict=True)]
         cls._kept += kept
         cls.library.hear_streams(*kept)
         return True
