@@ -13,8 +13,6 @@ from pydantic import BaseModel
 from simulator.base.errors import Fault
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
-from simulator.spec.model.experts import Experts
-from simulator.spec.model.hybrid import Mamba
 from simulator.spec.plan import Plan
 from simulator.spec.plan.schedules import EQUAL, Schedule, Split
 from simulator.spec.software.stack import Stack
@@ -24,27 +22,6 @@ S = TypeVar("S")
 # What a rule is asked about: the plan alone; the plan with the cluster, with the model, with its pipeline; with all that
 # meets in a run; with the framework that should run it; with how torch is to play it
 Reads = Literal["plan", "cluster", "model", "pipeline", "run", "software", "played"]
-
-
-class Heads(Protocol):
-    """What of a model decides whether a plan can split it."""
-
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def d_model(self) -> int: ...
-    @property
-    def d_ff(self) -> int: ...
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def experts(self) -> Experts | None: ...
-    @property
-    def mamba(self) -> Mamba | None: ...
-    @property
-    def layer_kinds(self) -> tuple[str, ...]: ...
 
 
 class TensorGroup(Protocol):
@@ -69,7 +46,7 @@ class OfModel:
     """A plan for a model."""
 
     plan: Plan
-    model: Heads
+    model: Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +71,7 @@ class Pipeline:
         return min(self.num_layers, self.num_stages, self.num_chunks) >= 1
 
     @classmethod
-    def of(cls, plan: Plan, model: Heads) -> Pipeline:
+    def of(cls, plan: Plan, model: Model) -> Pipeline:
         """A plan's own."""
         counts = plan.pp, plan.num_micro_batches, plan.pipeline.virtual_stages
         return cls(plan.pipeline_schedule, *counts, model.num_layers, plan.split)
@@ -105,7 +82,7 @@ class Run:
     """A plan with everything it meets. tensor_group: how its groups of tp lie on the cluster, which it fills."""
 
     plan: Plan
-    model: Heads
+    model: Model
     cluster: Cluster
     stack: Stack
     tensor_group: Callable[[], TensorGroup]
@@ -224,7 +201,7 @@ class Case:
     """A plan and what is known of the rest; rules about what is not known are not asked."""
 
     plan: Plan
-    model: Heads | None = None
+    model: Model | None = None
     cluster: Cluster | None = None
     stack: Stack | None = None
     tensor_group: Callable[[], TensorGroup] | None = None

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from simulator.parallel.legality.rule import ModelRule, OfModel, PlanRule
-from simulator.spec.model import Model, ModelPart
+from simulator.spec.model import ModelPart
 from simulator.spec.plan.peft import KEYS
 
 
 def _matches(of: OfModel) -> bool:
-    """Some module of the model has adapters, or some parameter is trained. Models without parameters to ask pass."""
-    if not isinstance(of.model, Model):
-        return True
+    """Some module of the model has adapters, or some parameter is trained."""
     peft, model = of.plan.peft, of.model
     layers = zip(model.layer_numbers, model.layer_kinds, strict=True)
     ends: tuple[ModelPart, ...] = ("embedding", "head", *model.body[model.num_layers :])
@@ -25,8 +23,6 @@ def _matches(of: OfModel) -> bool:
 
 def _has_keys(of: OfModel) -> bool:
     """Some layer has keys and values of its own, which a prefix stands ahead of."""
-    if not isinstance(of.model, Model):
-        return True
     names = {name for part in of.model.body for name, _ in of.model.parameter_shapes(part)}
     return not names.isdisjoint(KEYS)
 
