@@ -19,7 +19,7 @@ from validate.torch_rules import PLAYED
 
 def _rule(where: str, holds: Callable[[Played], bool], equation: str, remedy: str) -> PlayRule:
     """A field of the plan, or what it stands at, that an engine does not play."""
-    return PlayRule(where=where, fields=(), holds=holds, equation=equation, remedy=remedy)
+    return PlayRule(where=where, holds=holds, equation=equation, remedy=remedy)
 
 
 def _alone(axis: str, engine: str) -> PlayRule:

@@ -22,7 +22,6 @@ def _model_rule(where: str, feature: str, there: Callable[[Played], bool]) -> Pl
     return PlayRule(
         where=where,
         at=lambda played: f"model {played.model.name}",
-        fields=("seq_len",) if where == "global_every" else (),
         holds=lambda played: not there(played),
         equation=f"{feature} is not played",
         remedy="not needed for an answer: `shardwise predict` takes this model",
@@ -73,28 +72,24 @@ _PLAYED_BY: Final = ("whole_modules", "shards_rows", "zero_engine", "core_layers
 _PLAN: Final = (
     PlayRule(
         where="data_parallel",
-        fields=("implementation",),
         holds=lambda played: any(getattr(played.plan.traits, name) for name in _PLAYED_BY),
         equation=lambda played: f"{played.plan.implementation} is not played",
         remedy='data_parallel = "ddp", "zero_redundancy", "fsdp2", "deepspeed" or "megatron"',
     ),
     PlayRule(
         where="rank_order",
-        fields=("rank_order", *AXES),
         holds=lambda played: _in_mesh_order(played.plan),
         equation=lambda played: f"{played.plan.rank_order} is not the order of torch's device mesh",
         remedy='rank_order = "tp-cp-ep-dp-pp"; `shardwise predict` takes any',
     ),
     PlayRule(
         where="optimizer",
-        fields=("optimizer",),
         holds=lambda played: _of_torch(played.plan),
         equation=lambda played: f"torch has no {played.plan.optimizer.kind} for all parameters",
         remedy='optimizer = "adamw"',
     ),
     PlayRule(
         where="optimizer_impl",
-        fields=("optimizer", "optimizer_impl", "implementation"),
         applies=lambda played: played.plan.traits.shards_rows and played.plan.optimizer.kind.startswith("sgd"),
         holds=lambda played: played.plan.optimizer.impl != "fused",
         equation="torch has no fused SGD for sharded parameters",
@@ -102,7 +97,6 @@ _PLAN: Final = (
     ),
     PlayRule(
         where="optimizer_dtype",
-        fields=("optimizer", "optimizer_dtype", "master_dtype"),
         applies=lambda played: played.plan.optimizer.kind in ("adam", "adamw", "sgd_momentum"),
         holds=lambda played: played.plan.optimizer.dtype == played.plan.precision.master,
         equation=lambda played: (
@@ -117,7 +111,6 @@ _PLAN: Final = (
     ),
     PlayRule(
         where="reduce_dtype",
-        fields=("implementation", "master_dtype", "reduce_dtype", "comm_hook", "precision"),
         applies=lambda played: not played.plan.traits.shards_rows,
         holds=lambda played: played.plan.precision.master in ("fp32", played.plan.gradient_dtype),
         equation=lambda played: f"DDP's hooks only narrow fp32 gradients, and these are {played.plan.precision.master}",
@@ -142,33 +135,28 @@ _MULTIPLE: Final = 16  # elements that cuBLAS's fp8 products come in
 _narrow_rule = partial(PlayRule, where="precision", applies=lambda played: played.plan.narrow)
 _NARROW: Final = (
     _narrow_rule(
-        fields=("precision",),
         holds=lambda played: played.plan.precision.compute != "nvfp4",
         equation="nvfp4 products need more than torch",
         remedy='precision = "fp8" or "bf16"',
     ),
     _narrow_rule(
         where="fp8_recipe",
-        fields=("precision", "fp8_recipe"),
         holds=lambda played: played.plan.precision.fp8_recipe in (None, "tensorwise", "rowwise"),
         equation=lambda played: f"torch scales by tensor or by row, not {played.plan.precision.fp8_recipe}",
         remedy='fp8_recipe = "tensorwise" or "rowwise"',
     ),
     _narrow_rule(
         where="fp8_all_gather",
-        fields=("precision", "fp8_all_gather"),
         holds=lambda played: not played.plan.precision.fp8_all_gather,
         equation="weights are gathered in 16 bits and cast behind it",
         remedy="fp8_all_gather = false",
     ),
     _narrow_rule(
-        fields=("precision", "tp"),
         holds=lambda played: played.plan.tp == 1 and played.model.experts is None,
         equation="fp8 products that tp splits, and experts' own, are not played",
         remedy='tp = 1 and a dense model, or precision = "bf16"',
     ),
     _narrow_rule(
-        fields=("precision", "seq_len", "micro_batch_size", "cp"),
         holds=lambda played: not _odd(played),
         equation=lambda played: (
             " and ".join(f"{name} = {width}" for name, width in _odd(played).items())
@@ -178,14 +166,12 @@ _NARROW: Final = (
     ),
     _narrow_rule(
         where="recompute",
-        fields=("precision", "recompute"),
         holds=lambda played: played.plan.recompute.mode != "selective",
         equation="selective checkpointing does not keep the results of fp8 products",
         remedy='recompute = "full" or "none"',
     ),
     _narrow_rule(
         where="schedule",
-        fields=("precision", "pipeline_schedule", "pp"),
         holds=lambda played: played.plan.pp == 1 or not splits_backward(played.plan.pipeline_schedule),
         equation="an fp8 product's backward makes both gradients at once",
         remedy='schedule = "1f1b"',
@@ -200,14 +186,12 @@ def _states_leave(played: Played) -> bool:
 _OFFLOAD: Final = (  # CPUOffloadPolicy is all there is: states of FSDP2 to the host, each unit's copied ahead of its gather
     PlayRule(
         where="offload.activations",
-        fields=("offload",),
         holds=lambda played: played.plan.offload.activations == "none",
         equation="torch's save_on_cpu takes gathered weights along, and waits for every copy",
         remedy='offload.activations = "none"; `shardwise predict` takes any',
     ),
     PlayRule(
         where="offload.migration",
-        fields=("offload",),
         applies=_states_leave,
         holds=lambda played: played.plan.offload.migration == "copy",
         equation=lambda played: (
@@ -217,7 +201,6 @@ _OFFLOAD: Final = (  # CPUOffloadPolicy is all there is: states of FSDP2 to the 
     ),
     PlayRule(
         where="offload.prefetch",
-        fields=("offload",),
         applies=_states_leave,
         holds=lambda played: played.plan.offload.prefetch == NOTHING_OFFLOADED.prefetch,
         equation="FSDP2 copies a unit back when it gathers it: forward_prefetch and backward_prefetch say how far ahead",
@@ -231,7 +214,6 @@ def _stack_rule(equation: str, remedy: str, broken: Callable[[Played], bool]) ->
     return PlayRule(
         where="",
         at=lambda played: f"stack {played.stack.name}",
-        fields=("stack",),
         holds=lambda played: not broken(played),
         equation=equation,
         remedy=remedy,
@@ -281,7 +263,6 @@ def _divides(name: str) -> PlayRule:
     """Tp divides what the model has of one thing."""
     return PlayRule(
         where="tp",
-        fields=("tp",),
         applies=_split,
         holds=lambda played: getattr(played.model, name) % played.plan.tp == 0,
         equation=lambda played: f"{played.plan.tp} does not divide {name} = {getattr(played.model, name)}",
@@ -292,13 +273,11 @@ def _divides(name: str) -> PlayRule:
 _tp_rule = partial(PlayRule, where="tp", applies=_split)
 _SPLIT: Final = (
     _tp_rule(
-        fields=("tp", "implementation", "dp_replicate", "dp_shard"),
         holds=lambda played: not played.plan.traits.whole_modules or played.plan.num_data_parallel <= 1,
         equation="torch's DDP of split parameters is experimental: it rebuilds them in every forward",
         remedy="tp = 1, or zero = 3",
     ),
     _tp_rule(
-        fields=("tp",),
         holds=lambda played: not played.model.fused_qkv,
         equation="a joined QKV projection is not split by torch's styles",
         remedy="tp = 1",
@@ -318,7 +297,6 @@ def _fake_replicas(played: Played) -> bool:
 _MODE: Final = (
     PlayRule(
         where="sync_every_micro_batch",
-        fields=("sync_every_micro_batch", "implementation", "zero", "dp_replicate", "dp_shard", "num_micro_batches"),
         applies=_fake_replicas,
         holds=lambda played: not played.plan.syncs_every_micro_batch,
         equation="DDP rebuilds its buckets after the first reduction, which fake tensors cannot do",
@@ -327,7 +305,6 @@ _MODE: Final = (
     PlayRule(
         where="",
         at=lambda _: "plan",
-        fields=AXES,
         applies=lambda played: played.mode == "cpu",
         holds=lambda played: played.plan.num_devices <= MAX_CPU_RANKS,
         equation=lambda played: f"{played.plan.num_devices} ranks are too many processes for one CPU machine",
@@ -343,21 +320,18 @@ def _powersgd(played: Played) -> bool:
 _HOOKS: Final = (
     PlayRule(
         where="memory_policy",
-        fields=tuple(flat for flat, place in Plan.flat_names.items() if place.startswith("memory.")),
         holds=lambda played: played.plan.memory == USUAL_MEMORY,
         equation="torch plays on the pool that its process has, by PYTORCH_CUDA_ALLOC_CONF in its environment",
         remedy="no [plan.memory]; `shardwise predict` takes any",
     ),
     PlayRule(
         where="sync_every_steps",
-        fields=("sync_every_steps",),
         holds=lambda played: played.plan.sync_every_steps <= 1,
         equation="`validate run` does not take steps without the replicas",
         remedy="sync_every_steps = 1; `shardwise predict` takes any",
     ),
     PlayRule(
         where="comm_hook",
-        fields=("comm_hook",),
         applies=_powersgd,
         holds=lambda played: played.mode not in ("fake", "solo"),
         equation="PowerSGD reduces with real ranks only",
@@ -365,7 +339,6 @@ _HOOKS: Final = (
     ),
     PlayRule(
         where="comm_hook",
-        fields=("comm_hook", "tp"),
         applies=_powersgd,
         holds=lambda played: played.plan.tp <= 1,
         equation="PowerSGD is played among all ranks",
@@ -373,7 +346,6 @@ _HOOKS: Final = (
     ),
     PlayRule(
         where="comm_hook.error_feedback",
-        fields=("comm_hook",),
         applies=_powersgd,
         holds=lambda played: not played.plan.ddp.comm_hook.error_feedback or played.mode != "cpu",
         equation="gloo ends the hook on threads of its own, where no tracker sees the error's memory",
@@ -381,7 +353,6 @@ _HOOKS: Final = (
     ),
     PlayRule(
         where="comm_hook",
-        fields=("comm_hook",),
         applies=lambda played: played.plan.ddp.comm_hook.kind == "bf16_compress",
         holds=lambda played: played.mode != "cpu",
         equation="torch's bf16 hook needs NCCL",

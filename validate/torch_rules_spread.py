@@ -44,7 +44,6 @@ _pipeline_rule = partial(PlayRule, where="pp", applies=_pipelined)
 SPREAD: Final = (
     PlayRule(
         where="cp",
-        fields=("cp", "cp_exchange", "seq_len"),
         applies=_rings,
         holds=lambda played: not _masked(played) and played.stack.attention.kernel != "math",
         equation="torch's ring attention is causal: it takes no mask, no window and no two products",
@@ -52,7 +51,6 @@ SPREAD: Final = (
     ),
     PlayRule(
         where="schedule",
-        fields=("pipeline_schedule", "pp"),
         applies=_pipelined,
         holds=lambda played: played.plan.pipeline_schedule != "dualpipe",
         equation="torch has no dualpipe, whose ranks hold two stages' parameters each",
@@ -60,7 +58,6 @@ SPREAD: Final = (
     ),
     PlayRule(
         where="schedule",
-        fields=("pipeline_schedule", "pp", "dp_replicate", "dp_shard"),
         applies=lambda played: _pipelined(played) and splits_backward(played.plan.pipeline_schedule),
         holds=lambda played: played.plan.traits.shards_rows or played.plan.dp_replicate * played.plan.dp_shard == 1,
         equation=lambda played: (
@@ -70,7 +67,6 @@ SPREAD: Final = (
     ),
     PlayRule(
         where="recompute",
-        fields=("recompute", "pipeline_schedule", "pp"),
         applies=lambda played: _pipelined(played) and splits_backward(played.plan.pipeline_schedule),
         holds=lambda played: played.plan.recompute.mode != "selective",
         equation="torch goes back only once through what selective checkpointing kept, and halves of backwards go twice",
@@ -78,7 +74,6 @@ SPREAD: Final = (
     ),
     PlayRule(
         where="num_micro_batches",
-        fields=("num_micro_batches", "pp", "pipeline_schedule"),
         applies=lambda played: _pipelined(played) and played.plan.pipeline_schedule in ("interleaved", "zb_h1"),
         holds=lambda played: played.plan.num_micro_batches % _rounds(played.plan) == 0,
         equation=lambda played: (
@@ -89,14 +84,12 @@ SPREAD: Final = (
     ),
     PlayRule(
         where="num_micro_batches",
-        fields=("num_micro_batches", "pp", "pipeline_schedule"),
         applies=lambda played: _pipelined(played) and played.plan.pipeline_schedule == "dualpipe_v",
         holds=lambda played: played.plan.num_micro_batches >= 2 * played.plan.pp,
         equation=lambda played: f"torch's dualpipe_v wants as many micro-batches as stages, {2 * played.plan.pp}",
         remedy=lambda played: f"num_micro_batches = {2 * played.plan.pp}",
     ),
     _pipeline_rule(
-        fields=("pp",),
         holds=lambda played: not played.model.tied_embeddings,
         equation=lambda played: (
             f"{played.model.name} ties its tables, and torch's pipelines do not sum their gradients"
@@ -105,7 +98,6 @@ SPREAD: Final = (
     ),
     PlayRule(
         where="sync_every_micro_batch",
-        fields=("pp", "sync_every_micro_batch", "implementation", "zero", "reshard_after_forward"),
         applies=lambda played: _pipelined(played) and played.plan.traits.shards_rows,
         holds=lambda played: (
             not played.plan.syncs_every_micro_batch
@@ -115,20 +107,17 @@ SPREAD: Final = (
         remedy="sync_every_micro_batch = false and reshard_after_forward = false",
     ),
     _pipeline_rule(
-        fields=("pp", "offload"),
         holds=lambda played: played.plan.offload == NOTHING_OFFLOADED,
         equation="offloaded states are not played in a pipeline",
         remedy="leave offload out, or pp = 1",
     ),
     _pipeline_rule(
-        fields=("pp", "comm_hook"),
         holds=lambda played: played.plan.ddp.comm_hook.kind == "none",
         equation="hooks of DDP are not played in a pipeline",
         remedy='comm_hook.kind = "none", or pp = 1',
     ),
     PlayRule(
         where="dispatcher",
-        fields=("dispatcher", "ep"),
         applies=_mixture,
         holds=lambda played: played.plan.ep == 1 or played.plan.experts.dispatcher == "all_to_all",
         equation=lambda played: f"the dispatcher {played.plan.experts.dispatcher} is not torch's own",
@@ -136,7 +125,6 @@ SPREAD: Final = (
     ),
     PlayRule(
         where="expert_imbalance",
-        fields=("expert_imbalance", "expert_capacity_factor", "expert_overlap"),
         applies=_mixture,
         holds=lambda played: (
             played.plan.experts.imbalance == 1
@@ -148,7 +136,6 @@ SPREAD: Final = (
     ),
     PlayRule(
         where="etp",
-        fields=("etp", "tp"),
         applies=_mixture,
         holds=lambda played: played.plan.tp == 1,
         equation="a mixture is not played with tp",
@@ -156,7 +143,6 @@ SPREAD: Final = (
     ),
     PlayRule(
         where="micro_batch_size",
-        fields=("micro_batch_size", "seq_len", "cp"),
         applies=_mixture,
         holds=lambda played: played.model.experts is None or _rows(played) % played.model.experts.num_experts == 0,
         equation=lambda played: f"{_rows(played)} rows do not come out even over the model's experts",

@@ -1,5 +1,4 @@
 from collections import Counter
-from dataclasses import dataclass
 from itertools import pairwise, permutations
 from math import prod
 
@@ -11,8 +10,8 @@ from simulator.base.errors import InputError, PlanError
 from simulator.parallel.legality import check, check_split
 from simulator.parallel.mesh import GroupShape, Mesh
 from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
 from simulator.spec.model.experts import Experts
-from simulator.spec.model.hybrid import Mamba
 from simulator.spec.plan import AXES, Plan
 from simulator.work.collectives.ports import local_groups
 from tests.examples import examples
@@ -20,15 +19,7 @@ from tests.examples import examples
 HGX = Cluster.load("hgx-h100-8")
 
 
-@dataclass(frozen=True)
-class Model:
-    num_heads: int = 32
-    num_kv_heads: int = 8
-    d_ff: int = 14336
-    num_layers: int = 32
-    experts: Experts | None = None
-    mamba: Mamba | None = None
-    layer_kinds: tuple[str, ...] = ("layer",) * 32
+LLAMA = Model.load("llama3-8b")
 
 
 def mesh_of(cluster: Cluster, rank_order: str = "tp-cp-dp-pp", **degrees: int) -> Mesh:
@@ -224,7 +215,7 @@ def test_degrees_that_do_not_fill_the_cluster() -> None:
 def test_every_misfit_at_once() -> None:
     plan = Plan(dp_shard=3, tp=3, pp=2, ep=2)
     with pytest.raises(PlanError) as caught:
-        check_split(plan, Model(num_layers=1), HGX)
+        check_split(plan, LLAMA.model_copy(update={"num_layers": 1}), HGX)
     problems = {fault.place: fault for fault in caught.value.faults}
     assert [fault.place for fault in caught.value.faults] == [
         "plan: degrees",
@@ -242,17 +233,17 @@ def test_every_misfit_at_once() -> None:
 def test_heads_are_dealt_out_evenly_by_an_all_to_all() -> None:
     plan = Plan(cp=8, seq_len=2048, cp_exchange="all_to_all", zero=0)
     with pytest.raises(PlanError, match="cp_exchange"):
-        check_split(plan, Model(num_kv_heads=4), HGX)
-    check_split(plan, Model(), HGX)
+        check_split(plan, LLAMA.model_copy(update={"num_kv_heads": 4}), HGX)
+    check_split(plan, LLAMA, HGX)
 
 
 def test_a_fitting_plan_passes() -> None:
-    check_split(Plan(dp_shard=4, tp=2), Model(), HGX)
-    check_split(Plan(dp_shard=8, ep=4), Model(experts=Experts(num_experts=8, top_k=2)), HGX)
+    check_split(Plan(dp_shard=4, tp=2), LLAMA, HGX)
+    check_split(Plan(dp_shard=8, ep=4), LLAMA.model_copy(update={"experts": Experts(num_experts=8, top_k=2)}), HGX)
 
 
 def test_experts_that_do_not_fit_are_refused_with_every_reason() -> None:
-    model = Model(experts=Experts(num_experts=8, top_k=2, d_ff=100))
+    model = LLAMA.model_copy(update={"experts": Experts(num_experts=8, top_k=2, d_ff=100)})
     plan = Plan(dp_shard=4, tp=2, ep=3, seq_len=2048, zero=1, data_parallel="megatron")
     with pytest.raises(PlanError) as caught:
         check_split(plan, model, HGX)

@@ -1,6 +1,6 @@
 """Faults of a plan with unknown fields: those that remain whatever values the fields get.
 
-No fault is judged by its words: a rule says which fields it reads, and its fault stands where all of them are known.
+No fault is judged by its words: it stands where all fields that its rule reads are known.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def plan_faults(plan: Plan, model: Model | None, cluster: Cluster | None, *, oth
 def certain_faults(plan: Plan, model: Model | None, cluster: Cluster | None, unknown: Collection[str]) -> list[Fault]:
     """The faults of a plan (also with model and cluster) that remain whatever values the `unknown` fields get."""
     case = Case(plan=plan, model=model, cluster=cluster)
-    return [rule.fault(subject) for rule, subject in broken(case) if rule.read_by(plan).isdisjoint(unknown)]
+    return [rule.fault(subject) for rule, subject in broken(case) if case.read_by(rule).isdisjoint(unknown)]
 
 
 def unknown_fields(details: Iterable[ErrorDetails]) -> frozenset[str] | None:

@@ -15,10 +15,11 @@ from typing import Any, Final
 from simulator.base.errors import Fault, PlanError
 from simulator.parallel.legality import blocks, degrees, experts, heads, memory, offload, precision, traffic, tuning
 from simulator.parallel.legality.pipeline import PIPELINE, broken_by
-from simulator.parallel.legality.rule import Case, Heads, Reads, Rule
+from simulator.parallel.legality.rule import Case, Reads, Rule
 from simulator.parallel.legality.software import SOFTWARE, Software, software_of
 from simulator.parallel.legality.unused import unused
 from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 
 RULES: Final[tuple[Rule[Any], ...]] = (
@@ -110,7 +111,7 @@ def check(plan: Plan, place: str = "plan") -> None:
         raise PlanError(found)
 
 
-def check_split(plan: Plan, model: Heads, cluster: Cluster) -> None:
+def check_split(plan: Plan, model: Model, cluster: Cluster) -> None:
     """Raise PlanError with every way in which plan, model and cluster do not fit together.
 
     Ring attention splits the sequence (which the plan alone decides), never the heads; an all-to-all splits both.

@@ -10,21 +10,18 @@ from simulator.parallel.schedule_traits import splits_backward
 PLAN: Final = (
     PlanRule(
         where="cuda_graphs",
-        fields=("cuda_graphs",),
         holds=lambda plan: "full_iteration" not in plan.cuda_graphs or len(set(plan.cuda_graphs)) == 1,
         equation="full_iteration already includes all others",
         remedy='cuda_graphs = ["full_iteration"]',
     ),
     PlanRule(
         where="cuda_graphs",
-        fields=("cuda_graphs",),
         holds=lambda plan: "moe_preprocess" not in plan.cuda_graphs or "moe_router" in plan.cuda_graphs,
         equation="moe_preprocess is captured only together with moe_router",
         remedy='add "moe_router" to cuda_graphs',
     ),
     PlanRule(
         where="cuda_graphs",
-        fields=("cuda_graphs",),
         holds=lambda plan: "moe" not in plan.cuda_graphs or "moe_router" not in plan.cuda_graphs,
         equation="moe already includes moe_router",
         remedy='leave "moe" or "moe_router" out of cuda_graphs',
@@ -34,7 +31,6 @@ PLAN: Final = (
 MODULES: Final = (
     RunRule(
         where="recompute_modules",
-        fields=("recompute", "recompute_modules"),
         applies=lambda run: run.plan.recompute.mode == "selective" and run.plan.recompute.modules != ("core_attn",),
         holds=lambda run: run.stack.traits.recomputes_modules,
         equation=lambda run: f"{run.stack.name} recomputes by operator, not by module",
@@ -42,7 +38,6 @@ MODULES: Final = (
     ),
     RunRule(
         where="cuda_graphs",
-        fields=("cuda_graphs",),
         applies=lambda run: bool(run.plan.cuda_graphs),
         holds=lambda run: run.stack.traits.graphs_modules,
         equation=lambda run: f"CUDA graphs of modules are Megatron's, and {run.stack.name} has none",
@@ -52,7 +47,6 @@ MODULES: Final = (
 
 WHOLE_BACKWARDS: Final = RunRule(
     where="schedule",
-    fields=("implementation", "zero", "pipeline_schedule"),
     applies=lambda run: run.plan.gathers,
     holds=lambda run: not splits_backward(run.plan.pipeline_schedule),
     equation=lambda run: (
@@ -71,7 +65,6 @@ def _reads_peers(run: Run) -> bool:
 
 NEAR_PEERS: Final = RunRule(
     where="tp",
-    fields=("tp", "sequence_parallel", "rank_order"),
     applies=_reads_peers,
     holds=lambda run: not run.tensor_group().spans_domain,
     equation=lambda run: (

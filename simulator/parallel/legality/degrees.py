@@ -37,9 +37,6 @@ def _reshards(plan: Plan) -> bool:
     return ranks is None or isinstance(ranks, bool) or (ranks >= 1 and plan.dp_shard % ranks == 0)
 
 
-_ORDER: Final = ("rank_order", *AXES, "ep")
-
-
 def _uneven(plan: Plan) -> bool:
     return plan.fsdp.shard_sizes != "equal"
 
@@ -53,7 +50,6 @@ def _plain_shards(plan: Plan) -> bool:
 _UNEVEN: Final = (
     PlanRule(
         where="shard_sizes",
-        fields=("shard_sizes", "implementation", "zero"),
         applies=_uneven,
         holds=lambda plan: plan.traits.hooks_modules and plan.zero >= 2,
         equation=lambda plan: (
@@ -63,7 +59,6 @@ _UNEVEN: Final = (
     ),
     PlanRule(
         where="shard_sizes",
-        fields=("shard_sizes", "dp_replicate", "cp", "tp", "pp", "ep", "offload", "peft", "fp8_all_gather"),
         applies=_uneven,
         holds=_plain_shards,
         equation="uneven shards beside replicas, other parallelism, offload, adapters or fp8 gathers are not modelled",
@@ -71,7 +66,6 @@ _UNEVEN: Final = (
     ),
     PlanRule(
         where="shard_share",
-        fields=("shard_share", "shard_sizes"),
         applies=lambda plan: plan.fsdp.shard_share != 1,
         holds=_uneven,
         equation="a rank's part is an equal one",
@@ -83,7 +77,6 @@ PLAN: Final = (
     *_UNEVEN,
     PlanRule(
         where="virtual_stages",
-        fields=("implementation", "pp", "virtual_stages", "pipeline_schedule"),
         applies=lambda plan: plan.pp > 1 and plan.pipeline_schedule == "gpipe" and plan.traits.own_model_code,
         holds=lambda plan: plan.pipeline.virtual_stages == 1,
         equation="only torch's pipelines (ScheduleLoopedBFS) run gpipe over several chunks a stage",
@@ -91,21 +84,18 @@ PLAN: Final = (
     ),
     PlanRule(
         where="zero",
-        fields=("implementation", "zero"),
         holds=lambda plan: plan.zero in plan.traits.zero_stages,
         equation=lambda plan: f"{plan.implementation} has no ZeRO stage {plan.zero}",
         remedy=lambda plan: f"zero = {' or '.join(map(str, plan.traits.zero_stages))}, or another data_parallel",
     ),
     PlanRule(
         where="rank_order",
-        fields=_ORDER,
         holds=lambda plan: not _left_out(plan),
         equation=_left_out_equation,
         remedy='name each of them, as rank_order = "tp-cp-ep-dp-pp" does; any order will do',
     ),
     PlanRule(
         where="rank_order",
-        fields=_ORDER,
         applies=lambda plan: plan.ep > 1 and not _left_out(plan),
         holds=lambda plan: not _misplaced_experts(plan),
         equation=lambda plan: f"{plan.rank_order} puts experts {_misplaced_experts(plan)}, which is not modelled",
@@ -113,7 +103,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="dp_shard",
-        fields=("zero", "dp_shard", "dp_replicate"),
         holds=lambda plan: plan.zero == 0 or plan.dp_shard > 1 or plan.dp_replicate <= 1,
         equation=lambda plan: (
             f"zero = {plan.zero} shards over dp_shard, which is 1, while dp_replicate = {plan.dp_replicate}"
@@ -122,21 +111,18 @@ PLAN: Final = (
     ),
     PlanRule(
         where="dp_shard",
-        fields=("zero", "dp_shard"),
         holds=lambda plan: plan.zero > 0 or plan.dp_shard <= 1,
         equation=lambda plan: f"zero = 0 shards nothing, but dp_shard = {plan.dp_shard}",
         remedy=lambda plan: f"dp_replicate = {plan.dp_shard * plan.dp_replicate}, dp_shard = 1",
     ),
     PlanRule(
         where="seq_len",
-        fields=("seq_len", "cp"),
         holds=lambda plan: plan.cp == 1 or plan.seq_len % (2 * plan.cp) == 0,
         equation=lambda plan: f"seq_len {plan.seq_len} is not a multiple of 2 × cp = {2 * plan.cp} (causal balance)",
         remedy=lambda plan: f"seq_len = {-(-plan.seq_len // (2 * plan.cp)) * 2 * plan.cp}",
     ),
     PlanRule(
         where="sequence_parallel",
-        fields=("sequence_parallel", "seq_len", "cp", "tp"),
         holds=lambda plan: not plan.sequence_parallel or plan.seq_len // plan.cp % plan.tp == 0,
         equation=lambda plan: f"the {plan.seq_len // plan.cp} tokens of a rank are not divisible by tp = {plan.tp}",
         remedy=lambda plan: (
@@ -146,7 +132,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="reshard_after_forward",
-        fields=("reshard_after_forward", "dp_shard"),
         holds=_reshards,
         equation=lambda plan: f"{plan.fsdp.reshard_after_forward} does not divide dp_shard = {plan.dp_shard}",
         remedy="reshard_after_forward = true, false, or a number that divides dp_shard",
@@ -179,7 +164,6 @@ def _nearest_degrees(on: OnCluster) -> str:
 
 FILLS: Final = ClusterRule(
     where="degrees",
-    fields=AXES,
     holds=lambda on: on.plan.num_devices == on.cluster.num_devices,
     equation=_product,
     remedy=_nearest_degrees,

@@ -34,28 +34,24 @@ _OFF: Final = "or expert_overlap = false"
 _DEGREES: Final = (
     PlanRule(
         where="ep",
-        fields=("ep", "etp", "dp_replicate", "dp_shard", "cp", "tp", "zero"),
         holds=lambda plan: plan.num_expert_ranks % (plan.ep * plan.experts.etp) == 0,
         equation=_undivided,
         remedy=_dividing,
     ),
     PlanRule(
         where="etp",
-        fields=("etp", "tp"),
         holds=lambda plan: plan.experts.etp in (1, plan.tp),
         equation=lambda plan: f"etp = {plan.experts.etp} is neither 1 nor tp = {plan.tp}",
         remedy=lambda plan: " or ".join(f"etp = {n}" for n in sorted({1, plan.tp})),
     ),
     PlanRule(
         where="ep",
-        fields=("ep", "etp", "implementation"),
         holds=lambda plan: plan.ep * plan.experts.etp == 1 or plan.traits.expert_groups,
         equation=lambda plan: f"{plan.implementation} has no expert parallelism here",
         remedy='data_parallel = "megatron", "fsdp2" or "deepspeed"',
     ),
     PlanRule(
         where="dispatcher",
-        fields=("dispatcher", "ep", "implementation"),
         applies=lambda plan: plan.ep > 1 and plan.traits.masks_rows,
         holds=lambda plan: plan.experts.dispatcher == "all_to_all",
         equation=lambda plan: f"{plan.implementation}'s layer exchanges rows by all-to-alls",
@@ -66,25 +62,21 @@ _DEGREES: Final = (
 _overlap_rule = partial(PlanRule, where="expert_overlap", applies=lambda plan: plan.experts.overlap)
 _OVERLAP: Final = (  # Megatron-LM, arguments.py: overlap_moe_expert_parallel_comm
     _overlap_rule(
-        fields=("expert_overlap", "ep"),
         holds=lambda plan: plan.ep > 1,
         equation="with ep = 1 there is nothing to exchange",
         remedy=f"ep = 2 or more, {_OFF}",
     ),
     _overlap_rule(
-        fields=("expert_overlap", "dispatcher"),
         holds=lambda plan: plan.experts.dispatcher != "all_gather",
         equation="it hides all-to-alls, and this dispatcher uses all-gathers",
         remedy=f'dispatcher = "all_to_all" or "deep_ep", {_OFF}',
     ),
     _overlap_rule(
-        fields=("expert_overlap", "recompute", "recompute_modules"),
         holds=lambda plan: not _runs_again(plan),
         equation="recomputation would run the exchanges again",
         remedy=f'recompute = "none", or leave "moe" out of recompute_modules, {_OFF}',
     ),
     _overlap_rule(
-        fields=("expert_overlap", "pp", "pipeline_schedule"),
         holds=lambda plan: plan.pp == 1 or plan.pipeline_schedule in ("interleaved", "dualpipe", "dualpipe_v"),
         equation=lambda plan: (
             f"{plan.pipeline_schedule} has no forward and backward of different micro-batches at once"
@@ -92,7 +84,6 @@ _OVERLAP: Final = (  # Megatron-LM, arguments.py: overlap_moe_expert_parallel_co
         remedy=f'virtual_stages = 2 or more, schedule = "dualpipe_v", {_OFF}',
     ),
     _overlap_rule(
-        fields=("expert_overlap", "implementation", "zero"),
         holds=lambda plan: not plan.gathers,
         equation="it is not modelled with sharded parameters",
         remedy=f"zero = 0 or 1, {_OFF}",
@@ -104,7 +95,6 @@ PLAN: Final = (
     *_OVERLAP,
     PlanRule(
         where="expert_imbalance",
-        fields=("expert_capacity_factor", "expert_imbalance", "expert_imbalance_sigma"),
         holds=lambda plan: (
             plan.experts.capacity_factor is None or (plan.experts.imbalance, plan.experts.imbalance_sigma) == (1.0, 0.0)
         ),
@@ -128,7 +118,6 @@ def _has_experts(of: OfModel) -> bool:
 MODEL: Final = (
     ModelRule(
         where="ep",
-        fields=("ep",),
         applies=lambda of: of.model.experts is None,
         holds=lambda of: of.plan.ep <= 1,
         equation="the model has no experts",
@@ -136,7 +125,6 @@ MODEL: Final = (
     ),
     ModelRule(
         where="ep",
-        fields=("ep",),
         applies=_has_experts,
         holds=lambda of: _experts(of).num_experts % of.plan.ep == 0,
         equation=lambda of: f"ep = {of.plan.ep} does not divide the model's {_experts(of).num_experts} experts",
@@ -144,7 +132,6 @@ MODEL: Final = (
     ),
     ModelRule(
         where="ep",
-        fields=("ep", "etp", "tp", "implementation"),
         applies=_has_experts,
         holds=lambda of: not of.plan.experts_apart or of.plan.traits.expert_groups,
         equation=lambda of: f"{of.plan.implementation} has no separate groups for experts",
@@ -152,7 +139,6 @@ MODEL: Final = (
     ),
     ModelRule(  # DeepSpeed, runtime/engine.py: "MoE not supported with Stage 3"; pipe/engine.py knows no groups of experts
         where="ep",
-        fields=("ep", "zero", "tp", "pp", "implementation"),
         applies=lambda of: _has_experts(of) and of.plan.experts_apart and of.plan.traits.masks_rows,
         holds=lambda of: of.plan.zero < 3 and of.plan.tp == of.plan.pp == 1,
         equation=lambda of: (
@@ -162,7 +148,6 @@ MODEL: Final = (
     ),
     ModelRule(
         where="etp",
-        fields=("etp",),
         applies=_has_experts,
         holds=lambda of: _experts(of).d_ff % of.plan.experts.etp == 0,
         equation=lambda of: f"etp = {of.plan.experts.etp} does not divide the {_experts(of).d_ff} columns of an expert",
@@ -170,7 +155,6 @@ MODEL: Final = (
     ),
     ModelRule(
         where="etp",
-        fields=("tp", "etp", "sequence_parallel"),
         applies=_has_experts,
         holds=lambda of: of.plan.tp <= of.plan.experts.etp or of.plan.sequence_parallel,
         equation=lambda of: f"etp = 1 keeps experts whole, and all tp = {of.plan.tp} ranks hold the same tokens",
@@ -202,7 +186,6 @@ def _rows(run: Run) -> tuple[int, int]:
 RUN: Final = (
     RunRule(  # torch 2.13, fsdp/_fully_shard/_fsdp_param.py: no uneven sharding but on dim 0
         where="dp_shard",
-        fields=("dp_shard", "cp", "dp_replicate", "zero", "tp", "ep", "etp", "implementation"),
         applies=_cuts_stacked_rows,
         holds=lambda run: not any(rows % _shards(run.plan) for rows in _rows(run)),
         equation=lambda run: (

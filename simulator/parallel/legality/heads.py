@@ -73,8 +73,7 @@ def _split_rule(name: str) -> ModelRule:
         multiple = ", nor is it a multiple of them" if shared and shares_kv_heads(of.plan) else ""
         return f"tp = {of.plan.tp} does not divide the model's {count_of(of)} {name}{multiple}"
 
-    fields = ("tp", "implementation") if shared else ("tp",)
-    return ModelRule(where="tp", fields=fields, holds=holds, equation=equation, remedy=_nearest_tp)
+    return ModelRule(where="tp", holds=holds, equation=equation, remedy=_nearest_tp)
 
 
 def _swap_rule(name: str, count_of: Callable[[OfModel], int]) -> ModelRule:
@@ -87,7 +86,6 @@ def _swap_rule(name: str, count_of: Callable[[OfModel], int]) -> ModelRule:
 
     return ModelRule(
         where="cp_exchange",
-        fields=("cp_exchange", "cp", "tp"),
         applies=lambda of: of.plan.cp > 1 and of.plan.cp_exchange == "all_to_all",
         holds=lambda of: count_of(of) % (of.plan.cp * of.plan.tp) == 0,
         equation=equation,
@@ -117,7 +115,6 @@ _BY_MEGATRON: Final = ', or data_parallel = "megatron"'
 _MIXERS: Final = (  # they swap heads for tokens under context parallelism (Megatron-LM, core/ssm/mamba_context_parallel.py)
     ModelRule(
         where="tp",
-        fields=("implementation", "tp", "cp"),
         applies=lambda of: of.model.mamba is not None,
         holds=lambda of: of.plan.tp * of.plan.cp == 1 or (of.plan.traits.core_layers and _mamba(of).kind == "mamba2"),
         equation=lambda of: (
@@ -127,7 +124,6 @@ _MIXERS: Final = (  # they swap heads for tokens under context parallelism (Mega
     ),
     ModelRule(
         where="precision",
-        fields=("precision",),
         applies=lambda of: of.model.mamba is not None,
         holds=lambda of: not of.plan.narrow or _mamba(of).projected % _NARROW_MULTIPLE == 0,
         equation=lambda of: (
@@ -137,7 +133,6 @@ _MIXERS: Final = (  # they swap heads for tokens under context parallelism (Mega
     ),
     ModelRule(
         where="cp",
-        fields=("cp", "tp"),
         applies=_swaps_mixers,
         holds=lambda of: _mamba(of).num_heads % (of.plan.cp * of.plan.tp) == 0,
         equation=lambda of: (
@@ -147,7 +142,6 @@ _MIXERS: Final = (  # they swap heads for tokens under context parallelism (Mega
     ),
     ModelRule(
         where="cp",
-        fields=("cp", "tp"),
         applies=_swaps_mixers,
         holds=lambda of: _groups(of) % of.plan.cp == 0 or of.plan.cp % _groups(of) == 0,
         equation=lambda of: (

@@ -13,7 +13,6 @@ from simulator.parallel.schedule_traits import num_positions
 def _one_or_more(where: str, count: Callable[[Pipeline], int]) -> PipelineRule:
     return PipelineRule(
         where=where,
-        fields=() if where == "layers" else (where,),
         holds=lambda line: count(line) >= 1,
         equation=lambda line: f"{where} = {count(line)}",
         remedy=f"{where} = 1 or more",
@@ -24,10 +23,6 @@ NUM_STAGES: Final = _one_or_more("pp", lambda line: line.num_stages)
 MICRO_BATCHES: Final = _one_or_more("num_micro_batches", lambda line: line.num_micro_batches)
 NUM_CHUNKS: Final = _one_or_more("virtual_stages", lambda line: line.num_chunks)
 _NUM_LAYERS: Final = _one_or_more("layers", lambda line: line.num_layers)
-
-
-def _counted(line: Pipeline) -> bool:
-    return line.num_layers >= 1 and line.num_stages >= 1 and line.num_chunks >= 1
 
 
 def _positions(line: Pipeline) -> int:
@@ -43,7 +38,7 @@ def _chunks_of(line: Pipeline) -> int:
 
 
 def _explicit(line: Pipeline) -> bool:
-    return line.split.explicit is not None and _counted(line)
+    return line.split.explicit is not None and line.has_layers
 
 
 def _given(line: Pipeline) -> tuple[int, ...]:
@@ -59,25 +54,21 @@ def _sum(line: Pipeline) -> str:
 _stage_layers_rule = partial(PipelineRule, where="stage_layers", applies=_explicit)
 _OF_EACH: Final = (
     _stage_layers_rule(
-        fields=("split",),
         holds=lambda line: line.split.first is None and line.split.last is None and not line.split.ends_as_layers,
         equation="the layers of each stage are given; settings of the first stage, the last stage, embedding or head contradict them",
         remedy="leave stage_layers out, or those settings",
     ),
     _stage_layers_rule(
-        fields=("split", "pp", "virtual_stages", "pipeline_schedule"),
         holds=lambda line: len(_given(line)) == _positions(line),
         equation=lambda line: f"{len(_given(line))} numbers for {_positions(line)} virtual stages",
         remedy=lambda line: f"give {_positions(line)} numbers: pp × virtual_stages",
     ),
     _stage_layers_rule(
-        fields=("split",),
         holds=lambda line: all(count >= 0 for count in _given(line)),
         equation=lambda line: f"{min(_given(line))} layers in a stage",
         remedy="give each stage 0 layers or more",
     ),
     _stage_layers_rule(
-        fields=("split",),
         holds=lambda line: sum(_given(line)) == line.num_layers,
         equation=_sum,
         remedy=lambda line: f"give numbers whose sum is {line.num_layers}",
@@ -90,7 +81,7 @@ _OF_EACH: Final = (
 
 def _ends(line: Pipeline) -> bool:
     split = line.split
-    return split.explicit is None and (split.first is not None or split.last is not None) and _counted(line)
+    return split.explicit is None and (split.first is not None or split.last is not None) and line.has_layers
 
 
 def _sizes(line: Pipeline) -> list[int]:
@@ -119,7 +110,6 @@ def _end_rules(where: str, count: Callable[[Pipeline], int | None]) -> tuple[Pip
     return (
         PipelineRule(
             where=where,
-            fields=(where, "stage_layers"),
             applies=lambda line: _ends(line) and count(line) is not None,
             holds=lambda line: layers(line) >= 1,
             equation=lambda line: f"{layers(line)} layers",
@@ -127,7 +117,6 @@ def _end_rules(where: str, count: Callable[[Pipeline], int | None]) -> tuple[Pip
         ),
         PipelineRule(
             where=where,
-            fields=(where, "stage_layers", "virtual_stages", "pipeline_schedule"),
             applies=lambda line: _ends(line) and layers(line) >= 1,
             holds=lambda line: layers(line) % _chunks_of(line) == 0,
             equation=lambda line: f"{layers(line)} layers are not a multiple of virtual_stages = {_chunks_of(line)}",
@@ -139,7 +128,6 @@ def _end_rules(where: str, count: Callable[[Pipeline], int | None]) -> tuple[Pip
 _OF_ENDS: Final = (
     PipelineRule(
         where="first_stage_layers",
-        fields=("split",),
         applies=_ends,
         holds=lambda line: not line.split.ends_as_layers,
         equation="the layers of the first or last stage are given, so embedding and head cannot count as layers too",
@@ -149,7 +137,6 @@ _OF_ENDS: Final = (
     *_end_rules("last_stage_layers", lambda line: line.split.last),
     PipelineRule(
         where="pp",
-        fields=("split", "pp"),
         applies=_ends,
         holds=lambda line: _middle(line) >= 0,
         equation=lambda line: f"first and last of pp = {line.num_stages} stages",
@@ -157,7 +144,6 @@ _OF_ENDS: Final = (
     ),
     PipelineRule(
         where="pp",
-        fields=("split", "pp"),
         applies=lambda line: _ends(line) and _middle(line) == 0,
         holds=lambda line: _left(line) == 0,
         equation=lambda line: f"{_left_text(line)} left over, and no stage takes them",
@@ -165,7 +151,6 @@ _OF_ENDS: Final = (
     ),
     PipelineRule(
         where="pp",
-        fields=("split", "pp", "virtual_stages", "pipeline_schedule"),
         applies=lambda line: _ends(line) and _middle(line) > 0,
         holds=lambda line: (
             _left(line) >= _middle(line) * _chunks_of(line) and _left(line) % (_middle(line) * _chunks_of(line)) == 0
@@ -183,7 +168,7 @@ _OF_ENDS: Final = (
 
 def _evenly(line: Pipeline) -> bool:
     split = line.split
-    return split.explicit is None and split.first is None and split.last is None and _counted(line)
+    return split.explicit is None and split.first is None and split.last is None and line.has_layers
 
 
 def _total(line: Pipeline) -> int:
@@ -209,7 +194,6 @@ def _uneven(line: Pipeline) -> str:
 _OF_ALL: Final = (
     PipelineRule(
         where="pp",
-        fields=("split", "pp", "virtual_stages", "pipeline_schedule"),
         applies=_evenly,
         holds=lambda line: _total(line) >= _positions(line),
         equation=lambda line: f"{_chunks_text(line)} for {_layers_text(line)}",
@@ -217,7 +201,6 @@ _OF_ALL: Final = (
     ),
     PipelineRule(
         where="pp",
-        fields=("split", "pp", "virtual_stages", "pipeline_schedule"),
         applies=lambda line: _evenly(line) and line.split.even and _total(line) >= _positions(line),
         holds=lambda line: _total(line) % _positions(line) == 0,
         equation=_uneven,

@@ -18,7 +18,6 @@ def _tiered(run: Run) -> bool:
 PLAN: Final = (
     PlanRule(
         where="memory_policy",
-        fields=("memory_policy", "offload"),
         applies=lambda plan: plan.memory.tiered,
         holds=lambda plan: not plan.offload.any,
         equation=lambda plan: f"the policy {plan.memory.policy} chooses what leaves HBM, and so does offload",
@@ -26,7 +25,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="alloc_conf",
-        fields=("alloc_conf", "memory_policy"),
         applies=lambda plan: bool(plan.memory.alloc_conf),
         holds=lambda plan: plan.memory.policy in _OF_TORCH,
         equation=lambda plan: (
@@ -36,7 +34,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="alloc_conf",
-        fields=("alloc_conf", "memory_fraction"),
         applies=lambda plan: plan.memory_fraction < 1.0,
         holds=lambda plan: plan.memory.conf.memory_fraction in (None, plan.memory_fraction),
         equation=lambda plan: (
@@ -47,7 +44,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="alloc_conf",
-        fields=("alloc_conf", "memory_policy"),
         applies=lambda plan: plan.memory.policy in ("expandable", "first_fit"),
         holds=lambda plan: plan.memory.conf.expandable_segments in (None, plan.memory.policy == "expandable"),
         equation=lambda plan: f"alloc_conf says of expandable_segments what the policy {plan.memory.policy} is not",
@@ -55,7 +51,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="num_micro_batches",
-        fields=("implementation", "pp", "virtual_stages", "num_micro_batches"),
         applies=lambda plan: plan.pp > 1 and plan.traits.uses_torch_pipelines,
         holds=lambda plan: plan.num_micro_batches * plan.pipeline.virtual_stages <= MOST_BUFFERED,
         equation=lambda plan: (
@@ -69,7 +64,6 @@ PLAN: Final = (
 MODELLED: Final = (
     RunRule(
         where="memory_policy",
-        fields=("memory_policy", "pp"),
         applies=_tiered,
         holds=lambda run: run.plan.pp == 1,
         equation="tiers below HBM with pipeline parallelism are not modelled",
@@ -77,7 +71,6 @@ MODELLED: Final = (
     ),
     RunRule(
         where="memory_policy",
-        fields=("memory_policy",),
         applies=_tiered,
         holds=lambda run: run.cluster.host_tier is not None,
         equation=lambda run: f"{run.cluster.name} has no host memory that its GPUs reach",
@@ -86,7 +79,6 @@ MODELLED: Final = (
     RunRule(
         where="exceptions",
         at="cluster",
-        fields=("memory_policy",),
         applies=_tiered,
         holds=lambda run: not run.cluster.exceptions,
         equation="tiers below HBM on nodes that differ are not modelled",

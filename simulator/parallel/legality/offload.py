@@ -8,8 +8,6 @@ from typing import Final
 from simulator.parallel.legality.rule import PlanRule, Run, RunRule
 from simulator.spec.plan import Plan
 
-_FIELDS: Final = ("offload", "implementation", "zero")
-
 
 def _offloads(plan: Plan) -> bool:
     """States leave the device, or their update is delayed."""
@@ -24,7 +22,6 @@ def _by_deepspeed(plan: Plan) -> bool:
 PLAN: Final = (
     PlanRule(
         where="offload",
-        fields=_FIELDS,
         applies=lambda plan: _offloads(plan) and plan.traits.offloads_units,
         holds=lambda plan: plan.offload.optimizer == "host" and plan.offload.parameters == "host",
         equation="FSDP2 offloads parameters, gradients and optimizer together, to the host",
@@ -32,7 +29,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="offload",
-        fields=_FIELDS,
         applies=_by_deepspeed,
         holds=lambda plan: plan.zero > 0,
         equation="ZeRO stage 0 cannot offload anything",
@@ -40,7 +36,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="offload",
-        fields=_FIELDS,
         applies=lambda plan: _by_deepspeed(plan) and plan.zero in (1, 2),
         holds=lambda plan: plan.offload.parameters == "none" and plan.offload.optimizer != "nvme",
         equation=lambda plan: f"ZeRO stage {plan.zero} can offload only the optimizer, and only to the host",
@@ -48,7 +43,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="offload",
-        fields=_FIELDS,
         applies=_offloads,
         holds=lambda plan: plan.traits.offloads_units or plan.traits.zero_engine,
         equation=lambda plan: f"{plan.implementation} cannot offload states",
@@ -56,7 +50,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="offload: delayed",
-        fields=_FIELDS,
         applies=lambda plan: plan.offload.delayed,
         holds=lambda plan: plan.offload.optimizer == "host" and plan.traits.zero_engine,
         equation="only DeepSpeed's optimizer in host memory can update late",
@@ -64,7 +57,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="optimizer",
-        fields=("offload", "optimizer"),
         applies=lambda plan: plan.offload.optimizer != "none",
         holds=lambda plan: plan.optimizer.kind in ("adam", "adamw"),
         equation=lambda plan: f"a CPU {plan.optimizer.kind} has no measured speed",
@@ -87,13 +79,11 @@ def _no_peers(run: Run) -> str:
 _offload_rule = partial(RunRule, where="offload", applies=_offloading)
 MODELLED: Final = (
     _offload_rule(
-        fields=("offload", "ep"),
         holds=lambda run: run.model.experts is None or run.plan.ep == 1,
         equation="offload with expert parallelism is not modelled",
         remedy="ep = 1, or leave offload out",
     ),
     _offload_rule(
-        fields=("offload", "pp"),
         holds=lambda run: run.plan.pp == 1,
         equation="offload with pipeline parallelism is not modelled",
         remedy="pp = 1, or leave offload out",
@@ -102,14 +92,12 @@ MODELLED: Final = (
 
 HOSTS: Final = (
     _offload_rule(
-        fields=("offload",),
         holds=lambda run: run.cluster.host_tier is not None,
         equation=lambda run: f"{run.cluster.name} has no host memory that its GPUs reach",
         remedy="add a [host] link to the cluster file",
     ),
     RunRule(
         where="offload.activations",
-        fields=("offload",),
         applies=lambda run: run.plan.offload.activations == "peer",
         holds=lambda run: run.cluster.lent_bytes > 0,
         equation=_no_peers,
@@ -120,7 +108,6 @@ HOSTS: Final = (
 EVEN_NODES: Final = RunRule(
     where="exceptions",
     at="cluster",
-    fields=("offload",),
     applies=_offloading,
     holds=lambda run: not run.cluster.exceptions,
     equation="offload on nodes that differ is not modelled",

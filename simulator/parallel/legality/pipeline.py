@@ -12,21 +12,16 @@ from simulator.parallel.legality.rule import Pipeline, PipelineRule
 from simulator.parallel.schedule_traits import filling, played_of
 
 
-def _counted(line: Pipeline) -> bool:
-    """There is at least one of everything."""
-    return line.num_stages >= 1 and line.num_micro_batches >= 1 and line.num_chunks >= 1
-
-
 def _interleaved(line: Pipeline) -> bool:
-    return _counted(line) and line.schedule == "interleaved"
+    return line.has_passes and line.schedule == "interleaved"
 
 
 def _dual(line: Pipeline) -> bool:
-    return _counted(line) and line.schedule in ("dualpipe", "dualpipe_v")
+    return line.has_passes and line.schedule in ("dualpipe", "dualpipe_v")
 
 
 def _mirrored(line: Pipeline) -> bool:
-    return _counted(line) and line.schedule == "dualpipe"
+    return line.has_passes and line.schedule == "dualpipe"
 
 
 def _nearest_multiple(line: Pipeline) -> str:
@@ -42,15 +37,13 @@ def _nearest_even(line: Pipeline) -> str:
 _CHUNKS: Final = (
     PipelineRule(
         where="virtual_stages",
-        fields=("pipeline_schedule", "virtual_stages"),
-        applies=lambda line: _counted(line) and line.schedule in ("1f1b", "zb_h1"),
+        applies=lambda line: line.has_passes and line.schedule in ("1f1b", "zb_h1"),
         holds=lambda line: line.num_chunks == 1,
         equation=lambda line: f"{line.schedule} has one chunk a stage, virtual_stages = {line.num_chunks}",
         remedy='virtual_stages = 1, or schedule = "interleaved"',
     ),
     PipelineRule(
         where="virtual_stages",
-        fields=("pipeline_schedule", "virtual_stages"),
         applies=_interleaved,
         holds=lambda line: line.num_chunks >= 2,
         equation="interleaving needs several chunks per stage, and virtual_stages = 1",
@@ -58,7 +51,6 @@ _CHUNKS: Final = (
     ),
     PipelineRule(
         where="virtual_stages",
-        fields=("pipeline_schedule", "virtual_stages"),
         applies=_dual,
         holds=lambda line: line.num_chunks == 2,
         equation=lambda line: f"{line.schedule} has two chunks a stage, virtual_stages = {line.num_chunks}",
@@ -69,7 +61,6 @@ _CHUNKS: Final = (
 _INTERLEAVED: Final = (  # Megatron-LM: schedules.py, forward_backward_pipelining_with_interleaving; arguments.py
     PipelineRule(
         where="pp",
-        fields=("pipeline_schedule", "pp"),
         applies=_interleaved,
         holds=lambda line: line.num_stages >= 2,
         equation="interleaving needs pipeline stages, and pp = 1",
@@ -77,7 +68,6 @@ _INTERLEAVED: Final = (  # Megatron-LM: schedules.py, forward_backward_pipelinin
     ),
     PipelineRule(
         where="num_micro_batches",
-        fields=("pipeline_schedule", "pp", "num_micro_batches"),
         applies=_interleaved,
         holds=lambda line: line.num_micro_batches % line.num_stages == 0,
         equation=lambda line: (
@@ -91,7 +81,6 @@ _INTERLEAVED: Final = (  # Megatron-LM: schedules.py, forward_backward_pipelinin
 _DUALPIPE: Final = (  # what dualpipe.py and dualpipev.py of deepseek-ai/DualPipe assert
     PipelineRule(
         where="pp",
-        fields=("pipeline_schedule", "pp"),
         applies=_mirrored,
         holds=lambda line: line.num_stages % 2 == 0,
         equation=lambda line: f"DualPipe mirrors stages in pairs, pp = {line.num_stages} is odd",
@@ -99,7 +88,6 @@ _DUALPIPE: Final = (  # what dualpipe.py and dualpipev.py of deepseek-ai/DualPip
     ),
     PipelineRule(
         where="num_micro_batches",
-        fields=("pipeline_schedule", "pp", "num_micro_batches"),
         applies=_mirrored,
         holds=lambda line: line.num_micro_batches % 2 == 0,
         equation=lambda line: (
@@ -109,7 +97,6 @@ _DUALPIPE: Final = (  # what dualpipe.py and dualpipev.py of deepseek-ai/DualPip
     ),
     PipelineRule(
         where="num_micro_batches",
-        fields=("pipeline_schedule", "pp", "num_micro_batches"),
         applies=_dual,
         holds=lambda line: line.num_micro_batches >= 2 * line.num_stages,
         equation=lambda line: (
@@ -143,8 +130,7 @@ def _fewer_stages(line: Pipeline) -> str:
 MOST_PLAYED: Final = 100_000
 _PLAYED: Final = PipelineRule(
     where="pp",
-    fields=("pipeline_schedule", "pp", "num_micro_batches"),
-    applies=_counted,
+    applies=lambda line: line.has_passes,
     holds=lambda line: _num_played(line) <= MOST_PLAYED,
     equation=lambda line: (
         f"{line.num_stages:,} stages take {_num_played(line):,} passes of micro-batches to play, even where those that repeat are "
@@ -163,8 +149,7 @@ def _num_held(line: Pipeline) -> int:
 MOST_HELD: Final = 4_000
 _HELD: Final = PipelineRule(
     where="num_micro_batches",
-    fields=("pipeline_schedule", "pp", "num_micro_batches"),
-    applies=lambda line: _counted(line) and line.schedule == "gpipe",
+    applies=lambda line: line.has_passes and line.schedule == "gpipe",
     holds=lambda line: _num_held(line) <= MOST_HELD,
     equation=lambda line: (
         f"gpipe holds all micro-batches at once, in {_num_held(line):,} layers of a stage; at most {MOST_HELD:,} are modelled"

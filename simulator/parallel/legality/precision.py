@@ -7,8 +7,6 @@ from typing import Final
 from simulator.parallel.legality.rule import ClusterRule, ModelRule, OnCluster, PlanRule, Run, RunRule
 from simulator.spec.plan import Plan
 
-_GATHER: Final = ("precision", "fp8_all_gather")
-
 
 def _gathers_fp8(plan: Plan) -> bool:
     return plan.precision.compute == "fp8" and plan.precision.fp8_all_gather
@@ -18,7 +16,6 @@ def _of_fp8(where: str) -> PlanRule:
     """A field that says something of fp8 products only."""
     return PlanRule(
         where=where,
-        fields=(where, "precision"),
         holds=lambda plan: plan.precision.compute == "fp8" or plan.value(where) in (None, False),
         equation=lambda plan: f"it only applies to fp8 products, and the precision is {plan.precision.compute}",
         remedy=f'precision = "fp8", or leave {where} out',
@@ -28,7 +25,6 @@ def _of_fp8(where: str) -> PlanRule:
 PLAN: Final = (
     PlanRule(
         where="first_layers_bf16",
-        fields=("first_layers_bf16", "last_layers_bf16", "precision"),
         holds=lambda plan: plan.narrow or plan.precision.first_layers_bf16 + plan.precision.last_layers_bf16 == 0,
         equation=lambda plan: (
             f"layers stay in bf16 where the others' products are narrower, and the precision is {plan.precision.compute}"
@@ -39,7 +35,6 @@ PLAN: Final = (
     _of_fp8("fp8_all_gather"),
     PlanRule(
         where="fp8_recipe",
-        fields=("precision", "fp8_recipe", "implementation"),
         applies=lambda plan: plan.precision.compute == "fp8",
         holds=lambda plan: plan.precision.fp8_recipe != "rowwise" or not plan.traits.core_layers,
         equation="Transformer Engine has no scaling by rows",
@@ -47,7 +42,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="fp8_all_gather",
-        fields=(*_GATHER, "first_layers_bf16", "last_layers_bf16"),
         applies=_gathers_fp8,
         holds=lambda plan: plan.precision.first_layers_bf16 + plan.precision.last_layers_bf16 == 0,
         equation="layers of another precision among those gathered in fp8 are not modelled",
@@ -55,7 +49,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="fp8_all_gather",
-        fields=(*_GATHER, "implementation", "zero"),
         applies=_gathers_fp8,
         holds=lambda plan: plan.zero in plan.traits.gathers_fp8,
         equation=lambda plan: f"{plan.implementation} with zero = {plan.zero} cannot gather fp8",
@@ -63,7 +56,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="fp8_all_gather",
-        fields=(*_GATHER, "implementation", "fp8_recipe"),
         applies=lambda plan: _gathers_fp8(plan) and plan.traits.shards_rows,
         holds=lambda plan: plan.precision.fp8_recipe in (None, "tensorwise"),
         equation=lambda plan: f"FSDP2 gathers fp8 that is scaled by tensor, not {plan.precision.fp8_recipe}",
@@ -71,7 +63,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="fp8_all_gather",
-        fields=(*_GATHER, "implementation", "fp8_recipe"),
         applies=lambda plan: _gathers_fp8(plan) and not plan.traits.shards_rows,
         holds=lambda plan: plan.precision.fp8_recipe not in ("mxfp8", "blockwise"),
         equation=lambda plan: (
@@ -85,7 +76,6 @@ PLAN: Final = (
 MODEL: Final = (
     ModelRule(
         where="first_layers_bf16",
-        fields=("first_layers_bf16", "last_layers_bf16"),
         holds=lambda of: (
             of.plan.precision.first_layers_bf16 + of.plan.precision.last_layers_bf16 <= of.model.num_layers
         ),
@@ -126,7 +116,6 @@ def _other_precisions(on: OnCluster) -> str:
 CLUSTER: Final = (
     ClusterRule(
         where="precision",
-        fields=("precision",),
         holds=lambda on: not _without_units(on),
         equation=lambda on: f"{on.cluster.device.name} has no {' or '.join(_without_units(on))} matrix units",
         remedy=_other_precisions,
@@ -136,7 +125,6 @@ CLUSTER: Final = (
 RUN: Final = (  # products of block-scaled operands need tensor cores that read the scales, and kernels that write them
     RunRule(
         where="precision",
-        fields=("precision",),
         applies=lambda run: run.plan.precision.compute == "nvfp4",
         holds=lambda run: run.stack.traits.narrow_by_blocks,
         equation=lambda run: f"nvfp4 products are Transformer Engine's, and {run.stack.name} has torch's own",
@@ -144,7 +132,6 @@ RUN: Final = (  # products of block-scaled operands need tensor cores that read 
     ),
     RunRule(
         where="fp8_recipe",
-        fields=("precision", "fp8_recipe"),
         applies=lambda run: run.plan.precision.fp8_recipe == "blockwise" and _trains_fp4(run),
         holds=_multiplies_blocks,
         equation=lambda run: f"Transformer Engine has no products of fp8 by blocks of 128 on {run.cluster.device.name}",
@@ -152,7 +139,6 @@ RUN: Final = (  # products of block-scaled operands need tensor cores that read 
     ),
     RunRule(
         where="fp8_recipe",
-        fields=("precision", "fp8_recipe"),
         applies=lambda run: (
             run.plan.precision.fp8_recipe == "blockwise" and _trains_fp4(run) and _multiplies_blocks(run)
         ),
@@ -162,7 +148,6 @@ RUN: Final = (  # products of block-scaled operands need tensor cores that read 
     ),
     RunRule(
         where="fp8_recipe",
-        fields=("precision", "fp8_recipe"),
         applies=lambda run: run.plan.precision.fp8_recipe == "mxfp8" and _trains_fp4(run),
         holds=lambda run: run.cluster.device.architecture == "blackwell",
         equation=lambda run: f"{run.cluster.device.name} has no tensor cores for block-scaled fp8",

@@ -1,17 +1,18 @@
-"""A rule of legality as data: which fields it reads, what must hold, the equation where it does not, and what would be right."""
+"""A rule of legality as data: what must hold, the equation where it does not, and what would be right."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Final, Generic, Literal, Protocol, TypeVar
+from operator import attrgetter
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar
+
+from pydantic import BaseModel
 
 from simulator.base.errors import Fault
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
-from simulator.spec.model.experts import Experts
-from simulator.spec.model.hybrid import Mamba
 from simulator.spec.plan import Plan
 from simulator.spec.plan.schedules import EQUAL, Schedule, Split
 from simulator.spec.software.stack import Stack
@@ -21,27 +22,6 @@ S = TypeVar("S")
 # What a rule is asked about: the plan alone; the plan with the cluster, with the model, with its pipeline; with all that
 # meets in a run; with the framework that should run it; with how torch is to play it
 Reads = Literal["plan", "cluster", "model", "pipeline", "run", "software", "played"]
-
-
-class Heads(Protocol):
-    """What of a model decides whether a plan can split it."""
-
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def d_model(self) -> int: ...
-    @property
-    def d_ff(self) -> int: ...
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def experts(self) -> Experts | None: ...
-    @property
-    def mamba(self) -> Mamba | None: ...
-    @property
-    def layer_kinds(self) -> tuple[str, ...]: ...
 
 
 class TensorGroup(Protocol):
@@ -66,7 +46,7 @@ class OfModel:
     """A plan for a model."""
 
     plan: Plan
-    model: Heads
+    model: Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +60,18 @@ class Pipeline:
     num_layers: int = 1
     split: Split = EQUAL
 
+    @property
+    def has_passes(self) -> bool:
+        """At least one stage, micro-batch and chunk, as every plan has."""
+        return min(self.num_stages, self.num_micro_batches, self.num_chunks) >= 1
+
+    @property
+    def has_layers(self) -> bool:
+        """At least one layer, stage and chunk, as every plan has."""
+        return min(self.num_layers, self.num_stages, self.num_chunks) >= 1
+
     @classmethod
-    def of(cls, plan: Plan, model: Heads) -> Pipeline:
+    def of(cls, plan: Plan, model: Model) -> Pipeline:
         """A plan's own."""
         counts = plan.pp, plan.num_micro_batches, plan.pipeline.virtual_stages
         return cls(plan.pipeline_schedule, *counts, model.num_layers, plan.split)
@@ -92,7 +82,7 @@ class Run:
     """A plan with everything it meets. tensor_group: how its groups of tp lie on the cluster, which it fills."""
 
     plan: Plan
-    model: Heads
+    model: Model
     cluster: Cluster
     stack: Stack
     tensor_group: Callable[[], TensorGroup]
@@ -129,13 +119,12 @@ class Played:
 class Rule(Generic[S]):
     """One rule.
 
-    where: the field at which a fault is reported. at: whose field, if not the plan's. fields: what of the plan the verdict and its equation read, by the names
-    of Plan's fields and of its properties in `RESOLVED`. applies: whether the rule says anything; None: always.
+    where: the field at which a fault is reported. at: whose field, if not the plan's. applies: whether the rule says
+    anything; None: always.
     equation: what is wrong, with the plan's numbers. remedy: the nearest values that are right.
     """
 
     where: str
-    fields: tuple[str, ...]
     holds: Callable[[S], bool]
     equation: str | Callable[[S], str]
     remedy: str | Callable[[S], str]
@@ -161,10 +150,6 @@ class Rule(Generic[S]):
     def name(self) -> str:
         """The plan's field at which it reports, without what is inside it; empty where that is another noun's."""
         return "" if self.at else self.where.partition(".")[0]
-
-    def read_by(self, plan: Plan) -> frozenset[str]:
-        """The fields of this plan on which the verdict rests."""
-        return frozenset(name for one in self.fields for name in (RESOLVED[one](plan) if one in RESOLVED else (one,)))
 
 
 class PlanRule(Rule[Plan]):
@@ -211,24 +196,12 @@ class PlayRule(Rule[Played]):
     reads = "played"
 
 
-# Properties of a plan that stand for several fields; a field that is stated makes the others silent
-RESOLVED: Final[dict[str, Callable[[Plan], tuple[str, ...]]]] = {
-    "implementation": lambda plan: ("data_parallel",) if plan.data_parallel is not None else ("data_parallel", "zero"),
-    "pipeline_schedule": lambda plan: (
-        ("schedule",) if plan.pipeline.schedule is not None else ("schedule", "virtual_stages")
-    ),
-    "split": lambda _: (
-        *("first_stage_layers", "last_stage_layers", "stage_layers", "embedding_as_layer", "head_as_layer"),
-    ),
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A plan and what is known of the rest; rules about what is not known are not asked."""
 
     plan: Plan
-    model: Heads | None = None
+    model: Model | None = None
     cluster: Cluster | None = None
     stack: Stack | None = None
     tensor_group: Callable[[], TensorGroup] | None = None
@@ -249,3 +222,64 @@ class Case:
         if self.software is not None:
             found["software"] = Hosted(plan, self.software)
         return found
+
+    def read_by(self, rule: Rule[Any]) -> frozenset[str]:
+        """The fields of the plan, by flat name, on which a rule's verdict and its equation rest."""
+        seen: set[str] = set()
+        noted: Any = _Noted(self.plan, (), seen)
+        subject: Any = self.subjects[rule.reads]
+        if rule.reads == "pipeline":
+            noted = _NotedPipeline(noted, subject)
+        elif rule.reads != "plan":
+            noted = replace(subject, plan=noted)
+        if rule.broken(noted) and not isinstance(rule.equation, str):
+            rule.equation(noted)
+        return frozenset(seen)
+
+
+_FLAT: Final = {place: flat for flat, place in Plan.flat_names.items()}
+
+
+class _Noted:
+    """A plan, or a record in it, that notes which fields are read, also by its own properties."""
+
+    def __init__(self, real: BaseModel, place: tuple[str, ...], seen: set[str]) -> None:
+        self._real, self._place, self._seen = real, place, seen
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  of any field
+        kind, place = type(self._real), (*self._place, name)
+        found = getattr(kind, name, None)
+        if isinstance(found, property):
+            return found.__get__(self)
+        value = getattr(self._real, name)
+        if isinstance(value, BaseModel) and name in kind.model_fields:
+            return _Noted(value, place, self._seen)
+        if name in kind.model_fields:
+            self._seen.add(_FLAT.get(".".join(place[:2])) or _FLAT[place[0]])
+        else:  # a method may read them all
+            self._seen |= {
+                flat for path, flat in _FLAT.items() if path.split(".")[: len(self._place)] == [*self._place]
+            }
+        return value
+
+
+_OF_PIPELINE: Final = {
+    "schedule": "pipeline_schedule",
+    "num_stages": "pp",
+    "num_micro_batches": "num_micro_batches",
+    "num_chunks": "pipeline.virtual_stages",
+    "split": "split",
+}
+
+
+class _NotedPipeline:
+    """A plan's pipeline that notes what is read of the plan."""
+
+    has_passes = has_layers = True
+
+    def __init__(self, plan: Any, real: Any) -> None:  # noqa: ANN401  what stands for them
+        self._plan, self._real = plan, real
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  of any field
+        field = _OF_PIPELINE.get(name)
+        return getattr(self._real, name) if field is None else attrgetter(field)(self._plan)

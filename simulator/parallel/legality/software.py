@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Final
 
 from simulator.parallel.legality.rule import Hosted, SoftwareRule
@@ -105,7 +106,6 @@ def _keeps(
     where: str,
     *,
     by: tuple[Software, ...],
-    fields: tuple[str, ...],
     holds: Callable[[Plan], bool],
     runs: Callable[[Plan], object],
     stated: Callable[[Plan], object] | None = None,
@@ -119,11 +119,34 @@ def _keeps(
     return SoftwareRule(
         where=where,
         by=names,
-        fields=fields,
         applies=lambda hosted: hosted.software.name in names,
         holds=lambda hosted: holds(hosted.plan),
         equation=lambda hosted: words(hosted)[0],
         remedy=lambda hosted: words(hosted)[1],
+    )
+
+
+def _only(where: str, *, keeps: object, by: tuple[Software, ...], beside: str = "") -> SoftwareRule:
+    """Frameworks that have one value of a field alone. beside: a degree; where it is 1, the field says nothing."""
+    value, degree = attrgetter(where), attrgetter(beside or where)
+    return _keeps(
+        where,
+        by=by,
+        holds=lambda plan: bool(value(plan) == keeps or (beside and degree(plan) == 1)),
+        runs=lambda _: keeps,
+    )
+
+
+def _schedules(
+    by: Software, has: Callable[[Plan], bool], runs: Callable[[Plan], object] = lambda _: "1f1b"
+) -> SoftwareRule:
+    """A framework that does not have all schedules of a pipeline."""
+    return _keeps(
+        "schedule",
+        by=(by,),
+        holds=lambda plan: plan.pp == 1 or has(plan),
+        runs=runs,
+        stated=lambda plan: plan.pipeline_schedule,
     )
 
 
@@ -132,111 +155,46 @@ def _own_order(plan: Plan) -> str:
     return "interleaved" if plan.pipeline.virtual_stages > 1 else "1f1b"
 
 
-_SCHEDULE: Final = ("pp", "schedule", "virtual_stages")
 _TITAN_SCHEDULES: Final = ("gpipe", "1f1b", "interleaved", "dualpipe_v")
+_EITHER_DEEPSPEED: Final = (DEEPSPEED, MEGATRON_DEEPSPEED)
 
 SOFTWARE: Final = (
-    _keeps(
-        "pp",  # DeepSpeed's pipelines are modules of a program, no part of its configuration
-        by=(DEEPSPEED,),
-        fields=("pp",),
-        holds=lambda plan: plan.pp == 1,
-        runs=lambda _: 1,
-    ),
-    _keeps(
-        "ep",  # nor are its layers of experts
-        by=(DEEPSPEED,),
-        fields=("ep",),
-        holds=lambda plan: plan.ep == 1,
-        runs=lambda _: 1,
-    ),
+    _only(
+        "pp", keeps=1, by=(DEEPSPEED,)
+    ),  # DeepSpeed's pipelines are modules of a program, no part of its configuration
+    _only("ep", keeps=1, by=(DEEPSPEED,)),  # nor are its layers of experts
     _keeps(
         "zero",
         by=(MEGATRON_DEEPSPEED,),
-        fields=("pp", "zero"),
         holds=lambda plan: plan.pp == 1 or plan.zero < 2,
         runs=lambda _: 1,
     ),
-    _keeps(
-        "schedule",
-        by=(MEGATRON_DEEPSPEED,),
-        fields=_SCHEDULE,
-        holds=lambda plan: plan.pp == 1 or plan.pipeline_schedule == "1f1b",
-        runs=lambda _: "1f1b",
-        stated=lambda plan: plan.pipeline_schedule,
-    ),
-    _keeps(
-        "schedule",
-        by=(MEGATRON,),
-        fields=_SCHEDULE,
-        holds=lambda plan: plan.pp == 1 or plan.pipeline_schedule == _own_order(plan),
-        runs=_own_order,
-        stated=lambda plan: plan.pipeline_schedule,
-    ),
-    _keeps(
-        "schedule",
-        by=(TORCHTITAN,),
-        fields=_SCHEDULE,
-        holds=lambda plan: plan.pp == 1 or plan.pipeline_schedule in _TITAN_SCHEDULES,
-        runs=lambda _: "1f1b",
-        stated=lambda plan: plan.pipeline_schedule,
-    ),
-    _keeps(
-        "sequence_parallel",
-        by=(DEEPSPEED, MEGATRON_DEEPSPEED),
-        fields=("tp", "sequence_parallel"),
-        holds=lambda plan: plan.tp == 1 or not plan.sequence_parallel,
-        runs=lambda _: False,
-    ),
-    _keeps(
-        "sequence_parallel",
-        by=(TORCHTITAN,),
-        fields=("tp", "sequence_parallel"),
-        holds=lambda plan: plan.tp == 1 or plan.sequence_parallel,
-        runs=lambda _: True,
-    ),
-    _keeps(
-        "vocab_parallel",
-        by=(DEEPSPEED,),
-        fields=("tp", "vocab_parallel"),
-        holds=lambda plan: plan.tp == 1 or not plan.vocab_parallel,
-        runs=lambda _: False,
-    ),
-    _keeps(
-        "cp_exchange",
-        by=(DEEPSPEED,),
-        fields=("cp", "cp_exchange"),
-        holds=lambda plan: plan.cp == 1 or plan.cp_exchange == "all_to_all",
-        runs=lambda _: "all_to_all",
-    ),
-    _keeps("cp", by=(MEGATRON_DEEPSPEED,), fields=("cp",), holds=lambda plan: plan.cp == 1, runs=lambda _: 1),
+    _schedules(MEGATRON_DEEPSPEED, lambda plan: plan.pipeline_schedule == "1f1b"),
+    _schedules(MEGATRON, lambda plan: plan.pipeline_schedule == _own_order(plan), _own_order),
+    _schedules(TORCHTITAN, lambda plan: plan.pipeline_schedule in _TITAN_SCHEDULES),
+    _only("sequence_parallel", keeps=False, by=_EITHER_DEEPSPEED, beside="tp"),
+    _only("sequence_parallel", keeps=True, by=(TORCHTITAN,), beside="tp"),
+    _only("vocab_parallel", keeps=False, by=(DEEPSPEED,), beside="tp"),
+    _only("cp_exchange", keeps="all_to_all", by=(DEEPSPEED,), beside="cp"),
+    _only("cp", keeps=1, by=(MEGATRON_DEEPSPEED,)),
     _keeps(
         "dp_replicate",  # groups that shard by themselves are MiCS, of stage 3
-        by=(DEEPSPEED, MEGATRON_DEEPSPEED),
-        fields=("zero", "dp_replicate"),
+        by=_EITHER_DEEPSPEED,
         holds=lambda plan: plan.zero in (0, 3) or plan.dp_replicate == 1,
         runs=lambda _: 1,
     ),
     _keeps(
         "data_parallel",  # without ranks to shard over there is no FSDP
         by=(TORCHTITAN,),
-        fields=("implementation", "dp_shard", "cp"),
         holds=lambda plan: not plan.traits.shards_rows or plan.dp_shard * plan.cp > 1,
         runs=lambda _: "ddp",
         stated=lambda plan: plan.implementation,
     ),
     _keeps(
         "peft",  # no plan of theirs has words for adapters or frozen modules
-        by=(DEEPSPEED, MEGATRON_DEEPSPEED, MEGATRON, TORCHTITAN),
-        fields=("peft", "freeze_modules"),
+        by=(*_EITHER_DEEPSPEED, MEGATRON, TORCHTITAN),
         holds=lambda plan: not plan.peft.any,
         runs=lambda _: "none",
     ),
-    _keeps(
-        "offload.activations",
-        by=(DEEPSPEED, MEGATRON_DEEPSPEED, MEGATRON, TORCHTITAN),
-        fields=("offload",),
-        holds=lambda plan: plan.offload.activations == "none",
-        runs=lambda _: "none",
-    ),
+    _only("offload.activations", keeps="none", by=(*_EITHER_DEEPSPEED, MEGATRON, TORCHTITAN)),
 )

@@ -9,8 +9,6 @@ from simulator.parallel.legality.rule import PlanRule
 from simulator.spec.plan import Plan
 from simulator.spec.plan.optimizers import OPTIMIZERS
 
-_STAGE_3: Final = ("implementation", "zero")
-
 
 def _at_stage_3(plan: Plan) -> bool:
     return plan.traits.zero_engine and plan.zero == 3
@@ -28,7 +26,6 @@ def _nearest_secondary(plan: Plan) -> str:
 _zeropp_rule = partial(PlanRule, where="zeropp", applies=_zeropp)
 _ZEROPP: Final = (
     _zeropp_rule(
-        fields=("zeropp", *_STAGE_3),
         holds=_at_stage_3,
         equation=lambda plan: (
             f"ZeRO++ exists in DeepSpeed's stage 3, not in {plan.implementation} with zero = {plan.zero}"
@@ -36,7 +33,6 @@ _ZEROPP: Final = (
         remedy='data_parallel = "deepspeed", zero = 3',
     ),
     _zeropp_rule(
-        fields=("zeropp", "dp_replicate"),
         holds=lambda plan: plan.dp_replicate <= 1,
         equation=lambda plan: f"ZeRO++ shards over all replicas, and dp_replicate = {plan.dp_replicate}",
         remedy=lambda plan: (
@@ -45,7 +41,6 @@ _ZEROPP: Final = (
     ),
     PlanRule(
         where="zeropp.secondary_ranks",
-        fields=("zeropp", "dp_shard", "cp"),
         applies=_zeropp,
         holds=lambda plan: plan.dp_shard * plan.cp % plan.deepspeed.zeropp.secondary_ranks == 0,
         equation=lambda plan: (
@@ -55,7 +50,6 @@ _ZEROPP: Final = (
     ),
     PlanRule(
         where="zeropp.quantized_gradients",
-        fields=("zeropp", "cp", "tp", "pp"),
         applies=lambda plan: plan.deepspeed.zeropp.quantized_gradients,
         holds=lambda plan: plan.cp * plan.tp * plan.pp <= 1,
         equation="quantised gradients need all ranks for data parallelism",
@@ -63,14 +57,12 @@ _ZEROPP: Final = (
     ),
     PlanRule(
         where="zeropp",
-        fields=("zeropp", "precision"),
         applies=lambda plan: plan.deepspeed.zeropp.quantized_weights or plan.deepspeed.zeropp.quantized_gradients,
         holds=lambda plan: plan.compute_dtype != "fp32",
         equation=lambda plan: f"its kernels quantise 16-bit values, and the precision is {plan.precision.compute}",
         remedy='precision = "bf16" or "fp16"',
     ),
     _zeropp_rule(
-        fields=("zeropp", "offload"),
         holds=lambda plan: not plan.offload.any,
         equation="ZeRO++ with offload is not modelled",
         remedy="leave offload out, or zeropp",
@@ -90,7 +82,6 @@ def _without(plan: Plan) -> bool:
 _one_bit_rule = partial(PlanRule, where="one_bit", applies=_one_bit)
 _ONE_BIT: Final = (
     _one_bit_rule(
-        fields=("one_bit", *_STAGE_3),
         holds=lambda plan: plan.traits.zero_engine and plan.zero == 0,
         equation=lambda plan: (
             f"one-bit optimizers need whole states in DeepSpeed, not {plan.implementation} with zero = {plan.zero}"
@@ -98,20 +89,17 @@ _ONE_BIT: Final = (
         remedy='data_parallel = "deepspeed", zero = 0',
     ),
     _one_bit_rule(
-        fields=("one_bit", "optimizer"),
         holds=lambda plan: plan.optimizer.kind in ("adam", "adamw") and plan.optimizer.dtype == "fp32",
         equation=lambda plan: f"it is an Adam with fp32 moments itself, beside optimizer = {plan.optimizer.kind}",
         remedy='optimizer = "adam", optimizer_dtype = "fp32"',
     ),
     _one_bit_rule(
-        fields=("one_bit", "cp", "tp", "pp", "ep", "sync_every_steps", "offload", "peft"),
         holds=_without,
         equation="one-bit optimizers beside other parallelism, local SGD, offload or adapters are not modelled",
         remedy="cp = tp = pp = ep = 1, sync_every_steps = 1, without offload and peft",
     ),
     PlanRule(
         where="one_bit.interval",
-        fields=("one_bit",),
         applies=_one_bit,
         holds=lambda plan: plan.deepspeed.one_bit.kind == "zero_one" or plan.deepspeed.one_bit.interval == 1,
         equation=lambda plan: f"{plan.deepspeed.one_bit.kind} sums in every step; local steps are 0/1 Adam's",
@@ -121,7 +109,6 @@ _ONE_BIT: Final = (
 
 _MICS: Final = PlanRule(  # MiCS is DeepSpeed's stage 3 inside groups: dp_shard ranks a group, dp_replicate groups
     where="hierarchical_gather",
-    fields=("hierarchical_gather", *_STAGE_3, "dp_replicate"),
     applies=lambda plan: plan.deepspeed.hierarchical_gather,
     holds=lambda plan: _at_stage_3(plan) and plan.dp_replicate > 1,
     equation="only MiCS (DeepSpeed's stage 3 inside groups) gathers in two stages",
@@ -145,7 +132,6 @@ def _sent(plan: Plan) -> str:
 _HOOKS: Final = (
     PlanRule(
         where="comm_hook",
-        fields=("comm_hook", "implementation"),
         applies=_hooked,
         holds=lambda plan: plan.traits.whole_modules,
         equation=lambda plan: f"communication hooks are DDP's, not {plan.implementation}'s",
@@ -153,7 +139,6 @@ _HOOKS: Final = (
     ),
     PlanRule(
         where="reduce_dtype",
-        fields=("comm_hook", "reduce_dtype", "master_dtype"),
         applies=_hooked,
         holds=lambda plan: plan.precision.reduce in (None, _sent(plan)),
         equation=lambda plan: (
@@ -163,7 +148,6 @@ _HOOKS: Final = (
     ),
     PlanRule(
         where="comm_hook.start_step",
-        fields=("comm_hook",),
         applies=_powersgd,
         holds=lambda plan: (
             plan.ddp.comm_hook.start_step >= 2
@@ -176,7 +160,6 @@ _HOOKS: Final = (
     ),
     PlanRule(
         where="comm_hook",
-        fields=("comm_hook", "pp"),
         applies=_powersgd,
         holds=lambda plan: plan.pp <= 1,
         equation="PowerSGD with pipeline parallelism is not modelled",
@@ -189,7 +172,6 @@ _local_steps_rule = partial(PlanRule, where="sync_every_steps", applies=lambda p
 _LOCAL: Final = (
     PlanRule(
         where="outer_optimizer",
-        fields=("outer_optimizer", "sync_every_steps"),
         applies=lambda plan: plan.sync_every_steps == 1,
         holds=lambda plan: plan.outer_optimizer == "average",
         equation=lambda plan: (
@@ -198,7 +180,6 @@ _LOCAL: Final = (
         remedy="sync_every_steps = 2 or more",
     ),
     _local_steps_rule(
-        fields=("sync_every_steps", "dp_replicate"),
         holds=lambda plan: plan.dp_replicate > 1,
         equation=lambda plan: (
             f"{plan.sync_every_steps} steps alone, and dp_replicate = 1: there are no replicas to agree with"
@@ -206,37 +187,31 @@ _LOCAL: Final = (
         remedy="dp_replicate = 2 or more, or sync_every_steps = 1",
     ),
     _local_steps_rule(
-        fields=("sync_every_steps", "implementation"),
         holds=lambda plan: plan.traits.takes_local_steps,
         equation=lambda plan: f"{plan.implementation} reduces gradients in every step",
         remedy='data_parallel = "ddp" or "fsdp2"',
     ),
     _local_steps_rule(
-        fields=("sync_every_steps", "zero", "cp"),
         holds=lambda plan: plan.zero > 0 or plan.cp <= 1,
         equation="ranks of cp hold parts of one sequence and must reduce in every step",
         remedy='zero = 3 (data_parallel = "fsdp2"), or cp = 1',
     ),
     _local_steps_rule(
-        fields=("sync_every_steps", "pp"),
         holds=lambda plan: plan.pp == 1,
         equation=lambda plan: f"local steps with pp = {plan.pp} are not modelled",
         remedy="pp = 1, or sync_every_steps = 1",
     ),
     _local_steps_rule(
-        fields=("sync_every_steps", "ep"),
         holds=lambda plan: plan.ep == 1,
         equation=lambda plan: f"local steps with ep = {plan.ep} are not modelled",
         remedy="ep = 1, or sync_every_steps = 1",
     ),
     _local_steps_rule(
-        fields=("sync_every_steps", "comm_hook"),
         holds=lambda plan: plan.ddp.comm_hook.kind == "none",
         equation=lambda plan: f"local steps with comm_hook = {plan.ddp.comm_hook.kind} are not modelled",
         remedy="leave comm_hook out, or sync_every_steps = 1",
     ),
     _local_steps_rule(
-        fields=("sync_every_steps", "offload"),
         holds=lambda plan: not plan.offload.any,
         equation="local steps with offload = on are not modelled",
         remedy="leave offload out, or sync_every_steps = 1",
@@ -246,7 +221,6 @@ _LOCAL: Final = (
 PLAN: Final = (
     PlanRule(
         where="optimizer_in_backward",
-        fields=("optimizer_in_backward", "data_parallel", "zero", "dp_replicate", "num_micro_batches"),
         applies=lambda plan: plan.optimizer.in_backward,
         holds=lambda plan: plan.traits.whole_modules and plan.num_devices == 1 and plan.num_micro_batches == 1,
         equation="gradients that go as they appear are neither reduced nor added up",
@@ -254,7 +228,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="document_len",
-        fields=("document_len", "seq_len"),
         applies=lambda plan: plan.document_len is not None,
         holds=lambda plan: plan.attended_len == plan.document_len,
         equation=lambda plan: f"a document of {plan.document_len} tokens is longer than the sequence of {plan.seq_len}",
@@ -262,7 +235,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="optimizer",
-        fields=("optimizer", "data_parallel", "zero", "tp", "peft"),
         applies=lambda plan: OPTIMIZERS[plan.optimizer.kind].matrices,
         holds=lambda plan: plan.traits.whole_modules and plan.zero == 0 and plan.tp == 1 and not plan.peft.adds,
         equation=lambda plan: f"{plan.optimizer.kind} steps whole matrices of the model, which each GPU must hold",
@@ -270,7 +242,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="optimizer",
-        fields=("optimizer", "data_parallel", "zero"),
         applies=lambda plan: plan.optimizer.kind == "adafactor",
         holds=lambda plan: not plan.traits.shards_rows and not (plan.traits.whole_modules and plan.zero),
         equation="adafactor needs means over rows and columns, which are on other GPUs",
@@ -278,7 +249,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="optimizer",
-        fields=("optimizer", "zero", "tp"),
         applies=lambda plan: plan.optimizer.kind == "lamb",
         holds=lambda plan: plan.zero == 0 and plan.tp == 1,
         equation="lamb needs norms of whole layers, and parts of them are on other GPUs",

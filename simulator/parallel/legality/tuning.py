@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from simulator.parallel.legality.rule import ModelRule, OfModel, PlanRule
-from simulator.spec.model import Model, ModelPart
+from simulator.spec.model import ModelPart
 from simulator.spec.plan.peft import KEYS
 
 
 def _matches(of: OfModel) -> bool:
-    """Some module of the model has adapters, or some parameter is trained. Models without parameters to ask pass."""
-    if not isinstance(of.model, Model):
-        return True
+    """Some module of the model has adapters, or some parameter is trained."""
     peft, model = of.plan.peft, of.model
     layers = zip(model.layer_numbers, model.layer_kinds, strict=True)
     ends: tuple[ModelPart, ...] = ("embedding", "head", *model.body[model.num_layers :])
@@ -25,8 +23,6 @@ def _matches(of: OfModel) -> bool:
 
 def _has_keys(of: OfModel) -> bool:
     """Some layer has keys and values of its own, which a prefix stands ahead of."""
-    if not isinstance(of.model, Model):
-        return True
     names = {name for part in of.model.body for name, _ in of.model.parameter_shapes(part)}
     return not names.isdisjoint(KEYS)
 
@@ -34,7 +30,6 @@ def _has_keys(of: OfModel) -> bool:
 PLAN: Final = (
     PlanRule(
         where="adapter_master_dtype",
-        fields=("adapter_master_dtype", "data_parallel", "zero", "tp", "pp"),
         applies=lambda plan: plan.peft.master is not None and plan.precision.master != plan.peft.master,
         holds=lambda plan: plan.traits.whole_modules and plan.zero == 0 and plan.tp * plan.pp == 1,
         equation="pairs that are stored wider than what else is trained are modelled where each GPU holds whole modules",
@@ -42,7 +37,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="base_weights",
-        fields=("base_weights", "peft"),
         holds=lambda plan: plan.peft.base in (None, "compute") or plan.peft.adds,
         equation=lambda plan: (
             f"weights that are trained are not stored as {plan.peft.base}, and peft is {plan.peft.method}"
@@ -51,28 +45,24 @@ PLAN: Final = (
     ),
     PlanRule(
         where="base_weights",
-        fields=("base_weights", "peft"),
         holds=lambda plan: plan.peft.method != "qlora" or plan.peft.base not in ("compute", "fp32"),
         equation="qlora is LoRA beside quantised weights",
         remedy='peft = "lora", or base_weights = "nf4_double", "nf4", "gptq", "int8" or "fp8"',
     ),
     PlanRule(
         where="train_modules",
-        fields=("train_modules", "peft"),
         holds=lambda plan: not plan.peft.trained or plan.peft.adds,
         equation=lambda plan: f"all modules are trained where peft is {plan.peft.method}",
         remedy='peft = "lora", or no train_modules',
     ),
     PlanRule(
         where="freeze_modules",
-        fields=("freeze_modules", "peft"),
         holds=lambda plan: not plan.peft.frozen or not plan.peft.adds,
         equation=lambda plan: f"all modules are frozen where peft is {plan.peft.method}",
         remedy='no freeze_modules, or peft = "none"',
     ),
     PlanRule(
         where="base_weights",
-        fields=("base_weights", "peft", "precision"),
         applies=lambda plan: plan.narrow,
         holds=lambda plan: not plan.peft.quantised,
         equation=lambda plan: f"{plan.peft.stored} weights in {plan.precision.compute} products are not modelled",
@@ -80,7 +70,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="mixed_units",
-        fields=("mixed_units", "base_weights", "peft"),
         applies=lambda plan: plan.mixes_units,
         holds=lambda plan: not plan.peft.quantised,
         equation=lambda plan: (
@@ -90,7 +79,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="zeropp",
-        fields=("zeropp", "peft", "freeze_modules"),
         applies=lambda plan: plan.peft.any,
         holds=lambda plan: not plan.deepspeed.zeropp.any,
         equation="ZeRO++ with frozen weights is not modelled",
@@ -98,7 +86,6 @@ PLAN: Final = (
     ),
     PlanRule(
         where="peft",
-        fields=("peft", "cp"),
         applies=lambda plan: plan.peft.method == "prefix",
         holds=lambda plan: plan.cp == 1,
         equation="keys and values ahead of a sequence that ranks split are not modelled",
@@ -109,14 +96,12 @@ PLAN: Final = (
 MODEL: Final = (
     ModelRule(
         where="peft",
-        fields=("lora_targets", "train_modules", "freeze_modules"),
         holds=lambda of: of.plan.peft.last_layer < of.model.num_layers,
         equation=lambda of: f"layer {of.plan.peft.last_layer} of a model of {of.model.num_layers}, numbered from 0",
         remedy=lambda of: f"layers.0-{of.model.num_layers - 1} at most",
     ),
     ModelRule(
         where="peft",
-        fields=("peft", "lora_targets", "train_modules", "freeze_modules"),
         applies=lambda of: of.plan.peft.any,
         holds=_matches,
         equation=lambda of: (
@@ -126,7 +111,6 @@ MODEL: Final = (
     ),
     ModelRule(  # peft/tuners/prefix_tuning/model.py: a prefix's keys and values are equally wide, latent attention's are not
         where="peft",
-        fields=("peft",),
         applies=lambda of: of.plan.peft.method == "prefix",
         holds=_has_keys,
         equation="no layer of the model projects keys and values that a prefix could stand ahead of",

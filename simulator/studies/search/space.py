@@ -48,13 +48,10 @@ _DEGREE_PLACES: Final = (
 )
 _FLOW_PLACES: Final = ("pp", "num_micro_batches", "virtual_stages", "schedule", "layers", "first_stage_layers")
 _LEAF_PLACES: Final = ("data_parallel", "dp_shard", "dp_replicate", "recompute", "offload")
-_BY_DEGREES: Final = frozenset({"data_parallel", "zero", "tp", "cp", "pp", "ep", "sequence_parallel"})
 _Rules = tuple[Rule[Any], ...]
 _SELECTIVE: Final = frozenset(name for rule in SOFTWARE for name in rule.by)  # frameworks that do not run everything
 _OF_DEGREES: Final = tuple(
-    rule
-    for rule in RULES
-    if rule.name in _DEGREE_PLACES or (rule.reads == "software" and _BY_DEGREES.issuperset(rule.fields))
+    rule for rule in RULES if rule.name in _DEGREE_PLACES or (rule.reads == "software" and rule.name in _DEGREES)
 )
 _OF_FLOWS: Final = tuple(rule for rule in RULES if rule.name in _FLOW_PLACES)
 _OF_LEAVES: Final = tuple(rule for rule in RULES if rule.name in _LEAF_PLACES)
