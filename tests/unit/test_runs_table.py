@@ -62,7 +62,7 @@ def test_a_good_row_is_typed(tmp_path: Path) -> None:
 
 
 def test_every_fault_of_a_row_is_named_with_its_line_and_the_rest_goes_on(tmp_path: Path) -> None:
-    bad, good = read(tmp_path, line(id="x", n_layers="two", vocab="-3", precision="bf61", value="nan"), line(id="y"))
+    bad, good = read(tmp_path, line(id="x", n_layers="two", vocab="-3", precision="bf61", value="fast"), line(id="y"))
     assert isinstance(good, RunRow)
     faults = problems(bad)
     assert len(faults) == 4
@@ -76,10 +76,34 @@ def test_what_is_no_positive_finite_number_is_bad(tmp_path: Path, value: str) ->
     assert "value" in problems(row)[0]
 
 
-@pytest.mark.parametrize("value", ["1.5", "8.0", "0", "-1", "9" * 16, "1e3", "²"])
+@pytest.mark.parametrize("value", ["1.5", "8.01", "0", "0.0", "-1", "9" * 16, "1e3", "²", '"1,0"', '"1,0000"', "8k"])
 def test_what_is_no_count_is_bad(tmp_path: Path, value: str) -> None:
     (row,) = read(tmp_path, line(n_gpus=value))
     assert "n_gpus" in problems(row)[0]
+
+
+@pytest.mark.parametrize(("cell", "count"), [("4096.0", 4096), ('"4,096"', 4096), ('"1,048,576"', 2**20)])
+def test_counts_as_programs_and_people_write_them(tmp_path: Path, cell: str, count: int) -> None:
+    """pandas reads a column with blanks as floats, and writes it so."""
+    (row,) = read(tmp_path, line(d_model=cell, n_gpus=cell, seq_len=cell))
+    assert isinstance(row, RunRow)
+    assert (row.d_model, row.n_gpus, row.seq_len) == (count, count, count)
+
+
+def test_a_sequence_may_be_so_many_k(tmp_path: Path) -> None:
+    (row,) = read(tmp_path, line(seq_len="128K"))
+    assert isinstance(row, RunRow)
+    assert row.seq_len == 131_072
+
+
+@pytest.mark.parametrize("cell", ["-", "—", "n/a", "NaN", "unknown"])
+def test_signs_of_what_is_unknown_are_blank_where_no_free_text_is_due(tmp_path: Path, cell: str) -> None:
+    unknown = ("tp", "act_ckpt", "zero_or_fsdp", "micro_batch", "precision", "notes")
+    cells = GOOD | dict.fromkeys(unknown, cell)
+    (row,) = read_runs(table(tmp_path, ",".join(cells.values()), header=",".join(cells)))
+    assert isinstance(row, RunRow)
+    assert (row.tp, row.act_ckpt, row.zero_or_fsdp, row.micro_batch, row.precision) == (None, "", "", None, "")
+    assert row.notes == cell
 
 
 def test_ragged_rows_are_bad(tmp_path: Path) -> None:

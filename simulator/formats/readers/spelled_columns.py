@@ -108,8 +108,6 @@ def _result(cell: str, *, percent: bool) -> object:
     """A number; `oom` where the run ended for lack of memory. percent: a sign of per cent may stand behind it."""
     if _OOM.fullmatch(cell.strip()):
         return "oom"
-    if cell.strip() in ("-", "–", "—", "n/a", "N/A", "na", "NA"):
-        return None
     try:
         return number_cell(cell.removesuffix("%").strip() if percent else cell)
     except CellError as exc:
