@@ -267,6 +267,11 @@ def test_the_published_table_has_no_bad_row() -> None:
         ("precision", "FP8-CS", "fp8"),
         ("precision", "float8 (rowwise)", "fp8_rowwise"),
         ("precision", "FP8 blockwise", "fp8_blockwise"),
+        ("precision", "BF16 + FP8", "fp8"),
+        ("precision", "mixed", ""),  # in which 16 bits the GPU says
+        ("zero_or_fsdp", "FSDP-TP", "fsdp_full"),
+        ("zero_or_fsdp", "FSDP / tensor parallel", "fsdp_full"),
+        ("mlp_kind", "squared ReLU", "squared_relu"),
     ],
 )
 def test_other_spellings_of_a_word(tmp_path: Path, column: str, cell: str, word: str) -> None:
@@ -278,6 +283,42 @@ def test_a_sharding_that_is_two_is_no_word(tmp_path: Path) -> None:
     (row,) = read(tmp_path, line(zero_or_fsdp="DDP + ZeRO-3"))
     assert isinstance(row, BadRow)
     assert "unknown word" in row.faults[0].problem
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "word"),
+    [
+        ("flash_attn", "FlashAttention-2", "y"),
+        ("flash_attn", "eager", "n"),
+        ("compile", "torch.compile", "y"),
+        ("compile", "max-autotune", "y"),
+        ("act_ckpt", "✓", "full"),
+        ("act_ckpt", "per-layer", "full"),
+        ("act_ckpt", "core_attn", "selective"),
+        ("act_ckpt", "w/o", "none"),
+        ("act_ckpt", "partial", ""),
+    ],
+)
+def test_other_spellings_of_yes(tmp_path: Path, column: str, cell: str, word: str) -> None:
+    (row,) = read_runs(table(tmp_path, f"{line()},{cell}", header=f"{HEADER},{column}"))
+    assert isinstance(row, RunRow), row
+    assert getattr(row, column) == word
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "counts"),
+    [
+        ("8xH100", "", (8, None)),
+        ("4 × A100", "4", (4, None)),
+        ("8xH100", "64", (64, 8)),  # of a node
+    ],
+)
+def test_a_gpus_name_may_begin_with_their_count(
+    tmp_path: Path, gpu: str, gpus: str, counts: tuple[int, int | None]
+) -> None:
+    (row,) = read(tmp_path, line(gpu=gpu, n_gpus=gpus))
+    assert isinstance(row, RunRow)
+    assert (row.gpu, row.n_gpus, row.gpus_per_node) == (gpu[-4:], *counts)
 
 
 def test_a_table_in_another_encoding_is_told_so(tmp_path: Path) -> None:

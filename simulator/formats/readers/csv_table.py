@@ -27,7 +27,9 @@ from simulator.studies.backtest.rows import BadRow
 Parser = Callable[[str], object]
 RowT = TypeVar("RowT")
 
-_INTEGER = re.compile(r"([0-9]{1,15}|[0-9]{1,3}(?:,[0-9]{3}){1,4})(?:\.0{1,15})?")  # 4096, 4,096; 4096.0 by who read blanks as NaN
+_INTEGER = re.compile(
+    r"([0-9]{1,15}|[0-9]{1,3}(?:,[0-9]{3}){1,4})(?:\.0{1,15})?"
+)  # 4096, 4,096; 4096.0 by who read blanks as NaN
 _NUMBER = re.compile(r"[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 _MOST_FAULTS, _SHOWN = 1000, 20
 _LEAST, _MOST = 1e-30, 1e30  # of a measured number

@@ -40,7 +40,9 @@ _PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", *FP8_RECIPES, "nvfp4")
 _MLP_KINDS = ("gelu", "swiglu", "squared_relu", "relu")
 _SHARDING = re.compile(r"ddp|zero[123]|zero1_intragroup[1-9][0-9]{0,5}|fsdp_full|fsdp_grad_op|hsdp")
 _UNKNOWN = frozenset(("-", "–", "—", "?", "n/a", "na", "nan", "null", "unknown", "tbd"))  # where no free text is due
-_AXIS = re.compile(r"(?:[dtpces]p|vpp|hybrid|[2-5n]d)(?:parallel(?:ism)?)?")  # of a mesh, which has columns of its own
+_AXIS = re.compile(
+    r"(?:[dtpces]p|vpp|hybrid|tensor|pipeline|context|expert|sequence|[2-5n]d)(?:parallel(?:ism)?)?"
+)  # of a mesh, which has columns of its own
 _SHARDING_WORDS = ("ddp", "zero1", "zero2", "zero3", "zero1_intragroup8", "fsdp_full", "fsdp_grad_op", "hsdp")
 
 
@@ -93,7 +95,9 @@ def read_runs(path: str | Path) -> Iterator[RunRow | BadRow]:
         settings = {column: key for column in header if column not in _PARSERS and (key := setting_of(column))}
         _refuse_two_spellings(path, settings)
         cells = {**_PARSERS, **parsers(), **{column: setting_parser(key) for column, key in settings.items()}}
-        cells = {column: parse if parse in (text_cell, name_cell) else _or_blank(parse) for column, parse in cells.items()}
+        cells = {
+            column: parse if parse in (text_cell, name_cell) else _or_blank(parse) for column, parse in cells.items()
+        }
         for record in records:
             row = _row(parse_record(record, header, cells, "id"), record.line, settings)
             if isinstance(row, RunRow) and row.id in seen:
@@ -184,7 +188,7 @@ def _sharding_word(text: str) -> str:
 
 
 def _bare(cell: str) -> str:
-    return re.sub(r"[\s_\-()]+", "", cell.casefold())
+    return re.sub(r"[\s_\-()+/]+", "", cell.casefold())
 
 
 def _or_blank(parse: Callable[[str], object]) -> Callable[[str], object]:
