@@ -309,7 +309,8 @@ def integer_cell(cell: str) -> int | None:
     if not cell:
         return None
     found = _INTEGER.fullmatch(cell)
-    if not found or (number := int(found[1].replace(",", ""))) < 1:
+    number = int(found[1].replace(",", "")) if found else 0
+    if number < 1:
         raise CellError(f"{shown(cell)} is not a whole number of at least 1", "digits only, or blank if unknown")
     return number
 
