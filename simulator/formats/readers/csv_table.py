@@ -27,7 +27,9 @@ from simulator.studies.backtest.rows import BadRow
 Parser = Callable[[str], object]
 RowT = TypeVar("RowT")
 
-_INTEGER = re.compile(r"[0-9]{1,15}")
+_INTEGER = re.compile(
+    r"([0-9]{1,15}|[0-9]{1,3}(?:,[0-9]{3}){1,4})(?:\.0{1,15})?"
+)  # 4096, 4,096; 4096.0 by who read blanks as NaN
 _NUMBER = re.compile(r"[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 _MOST_FAULTS, _SHOWN = 1000, 20
 _LEAST, _MOST = 1e-30, 1e30  # of a measured number
@@ -309,9 +311,11 @@ def integer_cell(cell: str) -> int | None:
     """A whole number of at least 1; None where blank."""
     if not cell:
         return None
-    if not _INTEGER.fullmatch(cell) or int(cell) < 1:
+    found = _INTEGER.fullmatch(cell)
+    number = int(found[1].replace(",", "")) if found else 0
+    if number < 1:
         raise CellError(f"{shown(cell)} is not a whole number of at least 1", "digits only, or blank if unknown")
-    return int(cell)
+    return number
 
 
 def number_cell(cell: str) -> float | None:
