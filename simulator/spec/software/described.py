@@ -23,11 +23,11 @@ from simulator.base.schema import Strict
 from simulator.spec.plan import DataParallel
 
 _VERSION = re.compile(
-    r"[\s(,@=v-]*(?:core[\s_-]*)?[rv]?(\d+(?:[.-]\d+)*)"
-)  # right behind a name; Megatron-Core's, too: core_r0.5
+    r"[\s(,@=v-]*(?:core[\s_-]*)?(?:[01][\s(,]+(?=v?\d+\.\d))?[rv]?(\d+(?:[.-]\d+)*)"
+)  # right behind a name; Megatron-Core's, too: core_r0.5; behind that of its engine: vLLM V1 0.8.4
 _LATER = (
     re.compile(r"(?<![\w.])(20\d\d(?:-\d+)*)"),
-    re.compile(r"(?<![\w.])(\d+(?:\.\d+)+)"),
+    re.compile(r"(?<![\w.])v?(\d+(?:\.\d+)+)"),
 )  # a date further on, or a release
 _TORCH = re.compile(r"(?<![a-z])(?:py)?torch[\s(=v-]*(\d+(?:\.\d+)+)", re.IGNORECASE)
 _NEWEST = re.compile(r"\b(?:dev|main|master|nightly|latest|head)\b", re.IGNORECASE)
@@ -99,7 +99,7 @@ def named_in(text: str, entries: Iterable[Described], likely: Sequence[Described
     named = [entry for span, entry in found if span == first]
     if first is None:
         return []
-    version = _version_at(text, first[1])
+    version = _version_at(text, first)
     if not version and not _NEWEST.search(text):
         named = [entry for entry in named if any(entry is one for one in likely)] or named
     newest = max(_numbers(entry.versions[0]) for entry in named)
@@ -120,8 +120,12 @@ def _name(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![a-z0-9]){words}(?![a-z0-9])", re.IGNORECASE)
 
 
-def _version_at(text: str, end: int) -> _Version:
-    found = _VERSION.match(text, end) or next(filter(None, (later.search(text, end) for later in _LATER)), None)
+def _version_at(text: str, name: tuple[int, int]) -> _Version:
+    """Of the name that stands there, or where it stands again (of an image, `rocm6.4_vllm_0.10.1`), or further on."""
+    begin, end = name
+    again = re.compile(rf"{re.escape(text[begin:end])}[_:]v?(\d+(?:\.\d+)+)", re.IGNORECASE)
+    found = _VERSION.match(text, end) or again.search(text, begin)
+    found = found or next(filter(None, (later.search(text, end) for later in _LATER)), None)
     return _numbers(found[1]) if found else ()
 
 

@@ -81,7 +81,7 @@ class OpContext:
     @property
     def core_layers(self) -> bool:
         """Layers are Megatron-Core's."""
-        return self.stack.traits.own_layers and self.plan.traits.core_layers
+        return self.stack.traits.own_layers and self.plan.traits.core_layers and self.stack.engine is None
 
     @property
     def vocab_parallel(self) -> bool:
