@@ -20,6 +20,8 @@ from torch import nn
 
 lazy = nn.Sequential(nn.LazyConv1d(5, 3), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(32), nn.LazyLinear(32, device="cuda"))
 lazy.cuda()
+torch.cuda.memory.set_per_process_memory_fraction(0.9)
+assert not torch.cuda.memory.memory_summary()
 scripted = torch.jit.script(nn.Linear(32, 32)).cuda()
 encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 1).cuda().eval()
 window = torch.hann_window(16, device="cuda")
@@ -97,7 +99,8 @@ def test_loops_until_values_say_so_take_all_their_turns(tmp_path: Path) -> None:
     step = capture.events[capture.steady :]
     back = [at for at, one in enumerate(step) if one[0] == Kind.OPERATOR and one[2]]
     side, names = {step[at][2] for at in back}, [capture.signatures[step[at][1]][0] for at in back]
-    assert len(side) == 1 and names == ["aten.addmm.default", "aten.mm.default", "aten.sum.dim_IntList"]
+    assert len(side) == 1
+    assert names == ["aten.addmm.default", "aten.mm.default", "aten.sum.dim_IntList"]
     # autograd's engine lets it wait for the gradient, and the default stream for what it leaves (torch 2.13, engine.cpp)
     waits = [one[1] for one in step[back[0] : back[-1] + 8] if one[0] == Kind.WAIT_EVENT]
     assert waits == [*side, 0]
