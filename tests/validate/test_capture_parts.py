@@ -20,6 +20,8 @@ from torch import nn
 
 lazy = nn.Sequential(nn.LazyConv1d(5, 3), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(32), nn.LazyLinear(32, device="cuda"))
 lazy.cuda()
+torch.cuda.memory.set_per_process_memory_fraction(0.9)
+assert not torch.cuda.memory.memory_summary()
 scripted = torch.jit.script(nn.Linear(32, 32)).cuda()
 encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 1).cuda().eval()
 window = torch.hann_window(16, device="cuda")

@@ -90,7 +90,7 @@ def _cuda(machine: Machine, log: Log) -> None:
     )
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
-    torch.cuda.memory.__dict__.update({name: answers[name] for name in (*numbers, "memory_stats", "empty_cache")})
+    torch.cuda.memory.__dict__.update({name: one for name, one in answers.items() if hasattr(torch.cuda.memory, name)})
     torch.cuda.memory.__dict__.update({name: lambda *_, **__: None for name in _OF_SNAPSHOTS})
     torch.cuda.random.__dict__.update(_random())
     torch.Generator = _OfProgram
