@@ -256,6 +256,9 @@ def _text(report: backtest.BacktestReport) -> str:
         ("DeepSpeed ZeRO-3", None, "deepspeed-0.14"),
         ("verl (FSDP)", None, "transformers-2024"),
         ("OpenRLHF", None, "transformers-2024"),
+        ("verl (Megatron backend)", None, "megatron-core-2025"),
+        ("ms-swift (Megatron)", None, "megatron-core-2025-exposed"),
+        ("Megatron-FSDP 0.1", None, "megatron-core-2025"),
         ("PyTorch Lightning 2.1", None, "torch-2.6-eager"),
         ("OLMo-core", None, "olmo-core-2025"),  # its recipes compile
         ("nanoGPT", None, "nanogpt-2023"),
@@ -428,3 +431,44 @@ def test_pipelines_cut_a_ranks_batch_as_their_software_does(
     """Eight GPUs read 32 sequences a step: 16 for each of the two replicas of four stages."""
     plan = run_of(tmp_path, framework=framework, **cells).plan
     assert (plan.micro_batch_size, plan.num_micro_batches) == (micro_batch, count)
+
+
+@pytest.mark.parametrize(
+    ("framework", "words"),
+    [
+        ("Lightning (FSDP strategy)", {"fsdp_full"}),
+        ("DeepSpeed ZeRO-2 on our models", {"zero2"}),
+        ("ZeRO++", {"zero3"}),
+        ("a loop with torch's DDP", {"ddp"}),
+        ("a loop, DDP or ZeRO-2", {"ddp", "fsdp_full"}),  # which of the two is not said
+        ("a loop", {"ddp", "fsdp_full"}),
+    ],
+)
+def test_a_framework_names_its_data_parallelism(tmp_path: Path, framework: str, words: set[str]) -> None:
+    silent = read(tmp_path, framework=f'"{framework}"', zero_or_fsdp="")
+    assert {way.zero_or_fsdp for way in filled_rows(silent)} == words
+    stated = read(tmp_path, framework=f'"{framework}"', zero_or_fsdp="hsdp")
+    assert {way.zero_or_fsdp for way in filled_rows(stated)} == {"hsdp"}
+
+
+def test_ranks_that_split_tokens_share_shards_too(tmp_path: Path) -> None:
+    """All eight GPUs hold parts of the same sequences: there is one rank of data parallelism, and yet something to shard over."""
+    row = read(tmp_path, cp="8", global_batch="4", zero_or_fsdp="", framework="PyTorch loop")
+    assert [way.zero_or_fsdp for way in filled_rows(row)] == ["zero1", "fsdp_full"]
+    assert len(filled_rows(replace(row, cp=1, n_gpus=1))) == 1
+
+
+def test_experts_on_other_ranks_under_programs_whose_own_data_parallelism_has_none(tmp_path: Path) -> None:
+    experts = {"n_experts": "8", "top_k": "2", "ep": "8", "zero_or_fsdp": "ddp"}
+    run = run_of(tmp_path, framework="fairseq with Tutel", **experts)
+    assert (run.plan.data_parallel, run.plan.zero, run.plan.ep) == ("deepspeed", 0, 8)
+    assert run_of(tmp_path, framework="Megatron-LM", **experts).plan.data_parallel == "megatron"
+    assert run_of(tmp_path, framework="fairseq", zero_or_fsdp="ddp").plan.data_parallel == "ddp"
+
+
+@pytest.mark.parametrize(
+    ("word", "recipe"), [("fp8_mx", "mxfp8"), ("FP8 blockwise", "blockwise"), ("float8 (rowwise)", "rowwise")]
+)
+def test_how_fp8_is_scaled_may_stand_in_the_precision(tmp_path: Path, word: str, recipe: str) -> None:
+    plan = run_of(tmp_path, gpu="B200", precision=word, framework="torchtitan", compile="y").plan
+    assert (plan.precision.compute, plan.precision.fp8_recipe) == ("fp8", recipe)

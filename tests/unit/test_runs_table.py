@@ -232,15 +232,28 @@ def test_the_published_table_has_no_bad_row() -> None:
         ("zero_or_fsdp", "SHARD_GRAD_OP", "fsdp_grad_op"),
         ("zero_or_fsdp", "HYBRID_SHARD", "hsdp"),
         ("zero_or_fsdp", "distributed optimizer", "zero1"),
+        ("zero_or_fsdp", "DeepSpeed ZeRO Stage 2", "zero2"),
+        ("zero_or_fsdp", "FSDP2 + TP + PP", "fsdp_full"),
+        ("zero_or_fsdp", "TP / ZeRO-1", "zero1"),
+        ("zero_or_fsdp", "3D parallelism", ""),
+        ("zero_or_fsdp", "DP", "ddp"),
         ("mlp_kind", "geglu", "swiglu"),
         ("precision", "bfloat16", "bf16"),
         ("precision", "MXFP8", "fp8_mx"),
         ("precision", "FP8-CS", "fp8"),
+        ("precision", "float8 (rowwise)", "fp8_rowwise"),
+        ("precision", "FP8 blockwise", "fp8_blockwise"),
     ],
 )
 def test_other_spellings_of_a_word(tmp_path: Path, column: str, cell: str, word: str) -> None:
     (row,) = read(tmp_path, line(**{column: cell}))
     assert getattr(row, column) == word
+
+
+def test_a_sharding_that_is_two_is_no_word(tmp_path: Path) -> None:
+    (row,) = read(tmp_path, line(zero_or_fsdp="DDP + ZeRO-3"))
+    assert isinstance(row, BadRow)
+    assert "unknown word" in row.faults[0].problem
 
 
 def test_a_table_in_another_encoding_is_told_so(tmp_path: Path) -> None:

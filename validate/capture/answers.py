@@ -118,7 +118,7 @@ def _streams() -> dict[str, Any]:
         "ExternalStream": Stream,
         "stream": entered,
         "StreamContext": entered,
-        "set_stream": lambda stream: Recorder.stack.__setitem__(-1, stream),
+        "set_stream": Recorder.set,
         "current_stream": lambda *_: Recorder.stack[-1],
         "default_stream": lambda *_: Recorder.stack[0],
         "synchronize": lambda *_: Recorder.write(Kind.SYNCHRONIZE, -1),

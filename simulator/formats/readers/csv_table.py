@@ -70,7 +70,7 @@ def open_table(
         if first is None:
             raise TableError.at(str(file), "is empty", "a header line, and lines with its columns")
         header = _header(file, first.cells, columns, required, spelled or Spelling(list), others=others)
-        yield header, (record for record in records if record.cells != [])
+        yield header, records
 
 
 def header_names(file: Path) -> list[str]:
@@ -179,7 +179,7 @@ def _open(file: Path) -> Iterator[TextIO]:
 
 
 def _records(stream: TextIO) -> Iterator[Record]:
-    """Each record: its cells, or its problem.
+    """Each record: its cells, or its problem. Blank lines between them are left out, but for a first one.
 
     A quoted cell may span lines. A quote that is never closed must not swallow the file: a record that does not parse
     costs only its first line, and reading goes on at the next.
@@ -188,6 +188,9 @@ def _records(stream: TextIO) -> Iterator[Record]:
     ahead: list[_Line] = []  # lines read but not yet part of a record
     while ahead or (ahead := list(itertools.islice(lines, 1))):
         text, used = ahead[0].text, 1
+        if text.isspace() and ahead[0].number > 1:  # of which a file may hold millions
+            del ahead[0]
+            continue
         while text.count('"') % 2 and used < _MAX_RECORD_LINES:
             if used == len(ahead):
                 ahead += itertools.islice(lines, 1)

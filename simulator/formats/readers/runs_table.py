@@ -32,13 +32,14 @@ from simulator.formats.readers.csv_table import (
 from simulator.formats.readers.run_settings import setting_of, setting_parser
 from simulator.formats.readers.spelled_columns import advice, folded, gives, has_result, names, own_names, parsers
 from simulator.spec.model.files import preset_names
-from simulator.studies.backtest.rows import BadRow, FlopConvention, MemoryMetric, Metric, RunRow
+from simulator.studies.backtest.rows import FP8_RECIPES, BadRow, FlopConvention, MemoryMetric, Metric, RunRow
 
 __all__ = ["COLUMNS", "REQUIRED", "BadRow", "RunRow", "read_runs"]
 
-_PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp8_mx", "nvfp4")
+_PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", *FP8_RECIPES, "nvfp4")
 _MLP_KINDS = ("gelu", "swiglu", "squared_relu", "relu")
 _SHARDING = re.compile(r"ddp|zero[123]|zero1_intragroup[1-9][0-9]{0,5}|fsdp_full|fsdp_grad_op|hsdp")
+_AXIS = re.compile(r"(?:[dtpces]p|vpp|hybrid|[2-5n]d)(?:parallel(?:ism)?)?")  # of a mesh, which has columns of its own
 _SHARDING_WORDS = ("ddp", "zero1", "zero2", "zero3", "zero1_intragroup8", "fsdp_full", "fsdp_grad_op", "hsdp")
 
 
@@ -168,10 +169,16 @@ def _contradictions(values: Mapping[str, Any], unread: str) -> Iterator[tuple[st
 
 
 def _sharding(cell: str) -> str:
-    word = cell if _SHARDING.fullmatch(cell) else names()["words"]["sharding"].get(_bare(cell), _bare(cell))
+    """The word of a cell, or of its parts that are no axes of a mesh: `FSDP2 + TP + PP`. Blank where all are: `3D`."""
+    word, parts = _sharding_word(cell), [part for part in re.split(r"[+,/&]", cell) if not _AXIS.fullmatch(_bare(part))]
+    word = word if _SHARDING.fullmatch(word) else _sharding_word("".join(parts))
     if word and not _SHARDING.fullmatch(word):
         raise CellError(f"unknown word {shown(cell)}", nearest(cell[:60], _SHARDING_WORDS))
     return word
+
+
+def _sharding_word(text: str) -> str:
+    return text if _SHARDING.fullmatch(text) else names()["words"]["sharding"].get(_bare(text), _bare(text))
 
 
 def _bare(cell: str) -> str:

@@ -116,7 +116,7 @@ def _mentions(text: str, names: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
 
 @cache
 def _name(name: str) -> re.Pattern[str]:
-    words = r"[\s_-]+".join(re.escape(word) for word in re.split(r"[\s_-]+", name))
+    words = r"[^a-z0-9]+".join(re.escape(word) for word in re.split(r"[\s_-]+", name))  # ms-swift (Megatron)
     return re.compile(rf"(?<![a-z0-9]){words}(?![a-z0-9])", re.IGNORECASE)
 
 

@@ -10,7 +10,7 @@ import functools
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from simulator.base.errors import Fault, InputError, StackError
 from simulator.base.presets import TOPOLOGIES, facts
@@ -291,7 +291,7 @@ def _folder() -> Path:
 
 def _default_problems(stack: Stack) -> list[str]:
     """The faults of what blank columns and keys of a plan, a model or a stack mean."""
-    nouns = {"plan": Plan, "model": Model, "stack": Stack}
+    nouns: dict[str, type[BaseModel]] = {"plan": Plan, "model": Model, "stack": Stack}
     found = []
     for name in (name for entry in stack.describes for name in entry.defaults):
         noun, *path = name.split(".") if "." in name else ("plan", name)
