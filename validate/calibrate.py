@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -144,7 +145,7 @@ def fit(
     """Fit `inputs` and write the files. Raises InputError with every reason where nothing can be fitted."""
     from validate.fit import published
 
-    if not out.resolve().parent.is_dir():
+    if not Path(os.path.realpath(out)).parent.is_dir():
         raise InputError(Fault(place=str(out), problem="its folder does not exist", remedy="make it first"))
     if cluster is not None:
         Cluster.load(cluster)  # a name that nothing has is an error also where no sample needs it

@@ -108,7 +108,7 @@ def _checked(job: Job) -> tuple[InputError | None, tuple[str, ...], str]:
     faults = running_jobs(job.num_ranks) if job.device == "cuda" else []
     if job.out.exists() and job.out.stat().st_size and not job.resume:
         faults.append(Fault(place=str(job.out), problem="holds samples already", remedy="--resume, or another --out"))
-    if not job.out.resolve().parent.is_dir():
+    if not Path(os.path.realpath(job.out)).parent.is_dir():
         faults.append(Fault(place=str(job.out), problem="its folder does not exist", remedy="make it first"))
     if not phases_of(job.device, job.num_ranks, job.only):
         there = ", ".join(phases_of(job.device, job.num_ranks))

@@ -249,6 +249,7 @@ WRITES: Final = frozenset(
 def _refuse_overwriting(words: Sequence[str]) -> None:
     """Raises InputError where a file that is written is named once more, as one that is read or written: it would be lost."""
     from simulator.base.errors import InputError
+    from simulator.base.files import resolved
 
     named: dict[Path, list[tuple[str, str]]] = {}
     for before, word in pairwise(("", *words)):
@@ -256,7 +257,7 @@ def _refuse_overwriting(words: Sequence[str]) -> None:
         with contextlib.suppress(OSError, ValueError):  # no file, or no path at all
             path = Path(value)
             if path.is_file() or (flag in WRITES and value and not path.exists()):
-                named.setdefault(path.resolve(), []).append((flag, value))
+                named.setdefault(resolved(path), []).append((flag, value))
     for several in named.values():
         problem = "is also written" if all(flag in WRITES for flag, _ in several) else "is also read"
         for flag, value in several if len(several) > 1 else ():

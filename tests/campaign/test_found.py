@@ -312,3 +312,17 @@ def test_blank_lines_of_a_table_cost_little_and_hide_nothing(tmp_path: Path) -> 
     assert found[:2] == [(4, ["a", "1"]), (5, ["b\n\nb", "2"])]
     assert [line for line, _ in found] == [4, 5, 9, 12]
     assert found[3] == (12, ["d", "4"])
+
+
+def test_links_that_lead_round_in_a_circle_are_files_that_cannot_be_read_or_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here").symlink_to("there")
+    Path("there").symlink_to("here")
+    asked = ["predict", "--model", "gpt2", "--cluster", "hgx-h100-8"]
+    for words in (["predict", "here", "--trace", "here"], [*asked, "--trace", "here"], [*asked, "--html=there"]):
+        assert main(words) == 3
+        assert "Too many levels of symbolic links" in capsys.readouterr().err
+    assert main(["calibrate", "fit", "no-such.jsonl", "-o", "here"]) == 3
+    assert Path("here").is_symlink()

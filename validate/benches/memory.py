@@ -138,7 +138,7 @@ def storage(s: Session, size: int, speed: list[float]) -> None:
     """
     if s.setting.rank != 0:
         return  # one file at a time: the ranks of a node share the disk
-    folder = Path(s.setting.out).resolve().parent
+    folder = Path(os.path.realpath(s.setting.out)).parent
     free = os.statvfs(folder)
     too_long = bool(speed) and size / speed[-1] > max(LEAST_S, s.left_s())
     if too_long or size > STORAGE_SHARE * free.f_bavail * free.f_frsize:
