@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -38,15 +39,17 @@ def ordinary(path: Path, most_bytes: int | None = None) -> Path:
     return path
 
 
-def write_whole(path: Path, data: str | bytes, flag: str = "") -> None:
-    """Write the file atomically, text as UTF-8. On failure the old file stays and InputError is raised, placed at `flag`.
+def write_whole(path: Path, data: str | bytes | Iterable[bytes], flag: str = "") -> None:
+    """Write the file, or its pieces, atomically, text as UTF-8. On failure the old file stays and InputError is raised, placed at `flag`.
 
     So it stays where the command has read it, because another file names it.
     """
-    content = data.encode() if isinstance(data, str) else data
+    whole = data.encode() if isinstance(data, str) else data
+    content = [whole] if isinstance(whole, bytes) else whole
     try:
         if path.exists() and not path.is_file():  # a pipe or a terminal has nothing to lose
-            path.write_bytes(content)
+            with path.open("wb") as file:
+                file.writelines(content)
             return
         target = path.resolve()
         if flag and flag not in _KEPT and target.exists() and (target.stat().st_dev, target.stat().st_ino) in _read:
@@ -55,7 +58,7 @@ def write_whole(path: Path, data: str | bytes, flag: str = "") -> None:
         try:
             _remove_abandoned(target)
             with os.fdopen(owned_file(beside), "wb") as file:
-                file.write(content)
+                file.writelines(content)
                 file.flush()
                 os.fsync(file.fileno())  # or a machine that stops may keep the new name and not what it names
                 beside.replace(target)  # while the file is owned

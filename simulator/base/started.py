@@ -3,6 +3,8 @@
 import sys
 from types import TracebackType
 
+from simulator.base.room import load_arrays_within
+
 
 def _said(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
     """The parent's semaphores and pipes are gone; one that lives hears of the death."""
@@ -11,3 +13,4 @@ def _said(kind: type[BaseException], exc: BaseException, trace: TracebackType | 
 
 
 sys.excepthook = _said
+load_arrays_within()

@@ -174,6 +174,11 @@ def format_duration(seconds: float) -> str:
     return _format(seconds, [(86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s")])
 
 
+def format_days(days: float) -> str:
+    """Three digits of days; below one in the unit that suits: "54.1 days", "2.78 h"."""
+    return f"{format_number(days)} days" if days >= 1 else format_duration(86_400 * days)
+
+
 def format_rate(bytes_per_s: float) -> str:
     """Decimal bytes a second: "50.0 GB/s"."""
     return _format(bytes_per_s, [(1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")])

@@ -22,6 +22,7 @@ import click
 from typing_extensions import override
 
 from simulator.base.exit_codes import ExitCode
+from simulator.base.room import LEAST_BYTES, limit_bytes, load_arrays_within
 
 VERBS = {
     "init": "Five questions, and a study file with comments.",
@@ -179,6 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain("stdout is closed, and the answer would go there")
         return ExitCode.RUN_FAILED
     _encode_all()
+    if not load_arrays_within():
+        _complain(_little_memory(f"is too low: {LEAST_BYTES >> 20} MiB or more"))
+        return ExitCode.RUN_FAILED
     gc.set_threshold(*COLLECT)
     atexit.register(gc.freeze)  # a process that ends need not look for cycles first
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to look for some, it reads every installed package
@@ -262,6 +266,8 @@ def _refuse_overwriting(words: Sequence[str]) -> None:
 
 def _refused(exc: Exception) -> int:
     """Print an error that a command raised and return its exit code. Re-raises errors that are defects of this program."""
+    from concurrent.futures import BrokenExecutor
+
     from simulator.base.errors import InputError, printable
 
     match exc:
@@ -277,4 +283,17 @@ def _refused(exc: Exception) -> int:
         case OSError():  # of a file that is gone since it was looked at, whose name no system takes; of a full disk behind stdout
             _complain(printable(f"{exc.filename or 'stdout'}: {exc.strerror or exc}"))
             return ExitCode.RUN_FAILED if exc.filename is None else ExitCode.BAD_INPUT
+        case MemoryError():
+            _complain(_little_memory("is used up"))
+            return ExitCode.RUN_FAILED
+        case BrokenExecutor():
+            _complain("worker processes were ended from outside, as where memory ends; try fewer --jobs")
+            return ExitCode.RUN_FAILED
     raise exc
+
+
+def _little_memory(what: str) -> str:
+    limit = limit_bytes()
+    return (
+        f"the limit of {limit >> 20:,} MiB a process (ulimit -v) {what}" if limit else f"this machine's memory {what}"
+    )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
+from typing_extensions import override
 
-from simulator.base.errors import InputError
 from simulator.base.schema import check_writable
 from simulator.cli.finite import FiniteRange
 from simulator.cli.options import FILE, all_of, cluster_option, needs_torch, print_status, print_text, tokens_option
@@ -28,6 +29,7 @@ A config.json of Hugging Face's is trained by --recipe: transformers' own model,
 Exit codes: 0 written, 2 usage, 3 bad input or a program that fails, 130 interrupted."""
 
 _OF_RECIPES: Final = ("seq_len", "micro_batch_size", "images", "image_size", "freeze", "adapter")
+_NEAR: Final = 0.85  # --warmup, but not --batch-size
 _how = all_of(
     click.option("--ranks", type=click.IntRange(1), metavar="INTEGER", help="Of the job. [all GPUs of the cluster]"),
     cluster_option(default="hgx-h100-8", show_default=True),
@@ -41,14 +43,27 @@ _how = all_of(
     click.option("--recipe", type=click.Choice(["fsdp2", "ddp", "zero3"]), help="How a config.json is trained."),
     click.option("--seq-len", type=click.IntRange(1), default=4096, show_default=True, help="With --recipe."),
     click.option("--micro-batch-size", type=click.IntRange(1), default=1, show_default=True, help="With --recipe."),
-    click.option("--images", type=click.IntRange(0), default=1, show_default=True, help="With --recipe, of a sequence, where the config.json has a tower for them."),
+    click.option("--images", type=click.IntRange(0), metavar="INTEGER", help="With --recipe, of a sequence, where the config.json has a tower for them. [1]"),
     click.option("--image-size", type=click.IntRange(0), default=0, metavar="PIXELS", help="With --recipe, a side of one, of towers that take any size. [448]"),
     click.option("--freeze", multiple=True, metavar="PATTERN", help="With --recipe, parameters that are not trained: '*visual*'."),
     click.option("--adapter", default="", metavar="adapter_config.json", help="With --recipe, peft's LoRA: its pairs alone are trained."),
 )  # fmt: skip
 
 
-@click.command("capture", help=_HELP, context_settings={"ignore_unknown_options": True})
+class _Own(click.Command):
+    """A word before -- that is nearly one of the command's own flags is no argument of the program."""
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        known = [name for one in self.params if one.name not in _OF_RECIPES for name in one.opts]
+        for word in args[: args.index("--")] if "--" in args else args:
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in known and get_close_matches(name, known, cutoff=_NEAR):
+                raise click.NoSuchOption(name, f"No such option {name}; the program's own stand behind --.", ctx=ctx)
+        return super().parse_args(ctx, args)
+
+
+@click.command("capture", cls=_Own, help=_HELP, context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="SCRIPT.py|MODULE:FUNCTION|CONFIG.json")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS]")
 @_how
@@ -59,18 +74,15 @@ def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: An
     from simulator.spec.cluster import Cluster
     from validate.capture.written import write_capture
 
+    source = click.get_current_context().get_parameter_source
+    given = [name for name in (*_OF_RECIPES, "nodes") if source(name) is not ParameterSource.DEFAULT]
     where = Cluster.load(options.pop("cluster"), options.pop("nodes"))
     tokens = options.pop("tokens_per_step")
-    settings = {name: options.pop(name) for name in _OF_RECIPES}
-    if options["recipe"]:
-        if arguments:
-            raise InputError.at(f"-- {' '.join(arguments)}", "a recipe takes no arguments", "--seq-len, or a script")
-        arguments = (json.dumps(settings),)
-    elif settings["freeze"] or settings["adapter"]:
-        raise InputError.at(
-            "--freeze, --adapter", "a program says itself what it trains", "a config.json with --recipe"
-        )
-    data = {**captured(target, arguments, where, **options), **({"tokens_per_step": tokens} if tokens else {})}
+    options["settings"] = {name: options.pop(name) for name in _OF_RECIPES}
+    data = {
+        **captured(target, arguments, where, given=given, **options),
+        **({"tokens_per_step": tokens} if tokens else {}),
+    }
     write_capture(out, data)
     _print_summary(out, data)
     return 0
@@ -104,6 +116,7 @@ def captured(
         target=target,
         arguments=arguments,
         world_size=ranks or where.num_devices,
+        num_gpus=where.num_devices,
         gpus_per_node=where.gpus_per_node,
         device=where.device,
         recipe=recipe or "",

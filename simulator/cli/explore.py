@@ -97,7 +97,7 @@ def _exploration(
     with Collected(faults):
         prices = loaded_prices(options)
     InputError.raise_for(faults)
-    flags = texts_of(options, "model", "like", "cluster", "nodes", "calibration")
+    flags = texts_of(options, "model", "like", "images", "image_size", "cluster", "nodes", "calibration")
     return Exploration(file=study, flags=flags, settings=settings, axes=tuple(axes), prices=prices)
 
 

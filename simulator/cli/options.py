@@ -117,6 +117,10 @@ input_options = all_of(  # as text: a study's reader judges them with everything
     click.option(
         "--like", metavar="FAMILY", help="Read --model's config.json as of that family (llama, mixtral, ...)."
     ),
+    click.option(
+        "--images", metavar="INTEGER", help="Of a sequence, where the model has a tower for them; 0: without it. [1]"
+    ),
+    click.option("--image-size", metavar="PIXELS", help="A side of one, of towers that take any size. [448]"),
     cluster_option(),
     click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes."),
 )

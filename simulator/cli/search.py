@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -249,16 +249,35 @@ def _clusters(cluster: Cluster, nodes: str | None, most: int | None) -> tuple[Cl
     return tuple(cluster.with_nodes(count) for count in counts)
 
 
+_FIRST: Final = ("listing", "scouting")  # what a search begins with, before it is known how much there is
+
+
 class _ProgressLine:
-    """Progress and elapsed time; no rate, as candidates differ a hundredfold in cost."""
+    """Progress, elapsed time and what is left of the survey and of the budget; no rate, as candidates differ a hundredfold in cost."""
 
     def __init__(self) -> None:
         self._line, self._since = StatusLine(), time.monotonic()
+        self._last_s, self._phase = self._since, ""
+        self._took_s = dict[str, float]()  # by phase, of this search of several
+        self._done = dict[str, float]()  # of each of them, where that is known
 
     def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.phase in _FIRST and self._phase not in _FIRST:
+            self._took_s, self._done = {}, {}
+        self._took_s[progress.phase] = self._took_s.get(progress.phase, 0.0) + now - self._last_s
+        self._last_s, self._phase = now, progress.phase
+        done = progress.done / progress.total if progress.total else progress.spent
+        if done and progress.phase not in _FIRST:
+            self._done[progress.phase] = done
         stack = f"{progress.stack}: " if progress.stack else ""
         of_all = f" of {progress.total:,}" if progress.total is not None else ""
         parts = f"{of_all} {'plans' if progress.phase == 'simulation' else 'branches'}"
         best = f", best {progress.best:.6g}" if progress.best is not None else ""
-        seconds = format_seconds(time.monotonic() - self._since)
-        self._line.show(f"{stack}{progress.phase} of {progress.done:,}{parts}{best}, {seconds}")
+        took = format_seconds(now - self._since)
+        self._line.show(f"{stack}{progress.phase} of {progress.done:,}{parts}{best}, {took}{self._left()}")
+
+    def _left(self) -> str:
+        """What the survey and the budget take yet, if they go on as they did; a search may end before them."""
+        left_s = sum(self._took_s[phase] * (1 / done - 1) for phase, done in self._done.items())
+        return f", some {left_s:,.0f} s left" if self._done else ""

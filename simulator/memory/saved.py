@@ -39,16 +39,17 @@ def saved_of(blocks: ModelBlocks, plan: Plan, stack: Stack, known: dict[object, 
     """What the blocks of a plan save for their backwards. known: as `record_tapes`, and raises what that does."""
     tapes = record_tapes(blocks, plan, stack, keep_gradients=False, known=known)
     given = blocks.layer.input_bytes
+    inputs = {block.name: block.input_bytes for block in blocks.body}
     return Saved(
         embedding=_added(tapes.embedding, 0),
-        plain={kind: _added(tape, given) for kind, tape in tapes.plain.items()},
-        checkpointed={kind: _added(tape, given) for kind, tape in tapes.checkpointed.items()},
+        plain={kind: _added(tape, inputs[kind]) for kind, tape in tapes.plain.items()},
+        checkpointed={kind: _added(tape, inputs[kind]) for kind, tape in tapes.checkpointed.items()},
         head_peak=_most(tapes.head.forward.events, {INPUT: blocks.head.input_bytes}),
         head_rise=_most([*tapes.head.forward.events, *tapes.head.backward.events], {INPUT: blocks.head.input_bytes}),
         head_gradients=sum(op.parameter_numel for op in blocks.head.ops) * DTYPE_BYTES[gradient_dtype(plan, stack)],
         message=given,
-        plain_rise={kind: _rise(tape, given) for kind, tape in tapes.plain.items()},
-        checkpointed_rise={kind: _rise(tape, given) for kind, tape in tapes.checkpointed.items()},
+        plain_rise={kind: _rise(tape, inputs[kind]) for kind, tape in tapes.plain.items()},
+        checkpointed_rise={kind: _rise(tape, inputs[kind]) for kind, tape in tapes.checkpointed.items()},
     )
 
 

@@ -60,6 +60,7 @@ class StepWriter:
         self.model, self.plan, self._stack, self.stage = model, plan, stack, stage
         self._parts = parts_of(model)
         self._names, self._kinds = body_names(model), model.body
+        self._looks_up = self._names.index("joint") if "joint" in self._names else ROOT
         self._messages = Messages(self.writer, plan, blocks.layer.input_bytes, stage)
         self._resident, self._copies = resident_tensors(model, plan), int(plan.traits.master_copy)
         self.buffers = buffers(self.writer, model, plan)
@@ -71,6 +72,7 @@ class StepWriter:
         self._tapes = tapes(keep_gradients=self.buffers.keeps_gradients)
         self._adding = tapes(keep_gradients=False) if plan.num_micro_batches > 1 else self._tapes
         self._sums_tied = not (uses_autocast(stack, plan) or stack.traits.gradient_buffer)
+        self._pixels = blocks.embedding.input_bytes
         self._inputs, self._workspaces, self._made = 0, list[int](), set[tuple[int, int]]()
         self._dummies = dummy_gradients(blocks, plan) if stack.kernels.weight_gradients == "accumulated" else {}
         self._in_flight: dict[tuple[int, int], InFlight] = {}
@@ -89,6 +91,8 @@ class StepWriter:
         tokens *= self._messages.micro_batches_here
         self._inputs = self.writer.alloc(tokens * 8, "inputs")
         self.writer.alloc(tokens * 8, "inputs")
+        if self._looks_up != ROOT:
+            self.writer.alloc(self._messages.micro_batches_here * self._pixels, "inputs")
         self._messages.make([part.chunk for part in self._parts])
         self._workspaces = list(workspaces)
         if self.model.experts is not None:
@@ -253,7 +257,9 @@ class StepWriter:
             state.units = {}
             state.tapes, state.adds = self._adding, self.model.tied_embeddings and state.part.chunk.embedding
             if state.adds:  # to a tied matrix's gradient when both ends have theirs
-                state.tapes = replace(self._adding, head=self._tapes.head, embedding=self._tapes.embedding)
+                kept = {kind: tape for kind, tape in self._tapes.plain.items() if kind.startswith("joint")}
+                state.tapes = replace(self._adding, head=self._tapes.head, embedding=self._tapes.embedding,
+                                      plain=self._adding.plain | kept)  # fmt: skip
         self._graded.add(one.chunk)
 
     @staticmethod
@@ -362,18 +368,20 @@ class StepWriter:
             return
         writer.play(tape.backward, base, given, state.value)
         state.value = outside(tape.gradient, base, given, state.value)
-        if unit == ROOT and self.model.tied_embeddings:
+        if unit == self._looks_up and self.model.tied_embeddings:
             table = self.model.vocab_size * self.model.d_model
             state.add_to_head(self.writer, table, self.plan.tp, self._parameter_bytes, sums=self._sums_tied)
 
     def _gradient(self, state: InFlight, one: Pass, unit: int, name: str) -> None:
-        """The root's gradients are reduced together, with the embedding's where that is here."""
+        """The root's gradients are reduced together, with the embedding's where that is here, and with the joint's."""
         if name == "head":
             state.head = state.own
             if not state.part.chunk.embedding:
                 self.buffers.after_backward(unit, state.head, sync=one.syncs)
             return
         self.writer.at("backward", state.index, name, "reduce")
+        if name == "joint":
+            state.head, state.own = state.head + state.own, []
         own = state.head + state.own if unit == ROOT else state.own
         if unit == ROOT and state.adds:
             self.writer.free(*[slot for slot, _ in own])

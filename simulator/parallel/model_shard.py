@@ -10,6 +10,8 @@ matrix is held by both (arXiv 2104.04473 follows Megatron-LM, which sums its two
 
 from __future__ import annotations
 
+from itertools import count
+
 from typing_extensions import override
 
 from simulator.parallel.pipeline import num_positions, position, stage_layers
@@ -17,7 +19,8 @@ from simulator.parallel.pipeline.balance import dealt
 from simulator.spec.model import FORWARD_SUFFIX, LOWEST_SUFFIX, BodyKind, LayerKind, Model, ModelPart, Parameter, marked
 from simulator.spec.model.experts import Experts, StoredExperts
 from simulator.spec.model.hybrid import Mamba
-from simulator.spec.model.layer_kinds import BF16_SUFFIX
+from simulator.spec.model.layer_kinds import BF16_SUFFIX, plain
+from simulator.spec.model.tower import TOWER_WEIGHT, VISION
 from simulator.spec.plan import PeftPlan, Plan
 
 VOCAB_MULTIPLE = 128  # Megatron's make_vocab_size_divisible_by: each rank's part of the table is a multiple of it
@@ -70,6 +73,8 @@ class ModelShard(Model):
         """Kinds of what each chunk holds between the model's ends."""
         kinds = iter(zip(self.layer_numbers, self.layer_kinds, strict=True))
         layers: list[list[BodyKind]] = [[self._marked(*next(kinds)) for _ in chunk] for chunk in self.chunks]
+        if self.embedding_chunk is not None:
+            layers[self.embedding_chunk][:0] = _tower_body(self, self.marks)
         if self.head_chunk is None:
             return tuple(map(tuple, layers))
         modules: list[list[BodyKind]] = [
@@ -132,9 +137,30 @@ def bf16_layers(model: Model, plan: Plan) -> frozenset[int]:
 
 
 def layer_marks(model: Model, plan: Plan) -> dict[int, str]:
-    """What makes layers unlike others of their kind, by number: what is trained of them, products in bf16."""
-    marks = _tuned(model, plan) if plan.peft.any else {}
+    """What makes layers unlike others of their kind, by number: what is trained of them, products in bf16. Of a tower: TOWER, JOINT."""
+    marks = {**_tuned(model, plan), **_tuned_tower(model, plan)} if plan.peft.any else {}
     return marks | {number: marks.get(number, "") + BF16_SUFFIX for number in bf16_layers(model, plan)}
+
+
+TOWER, JOINT = -1, -2  # in place of a layer's number
+
+
+def _tuned_tower(model: Model, plan: Plan) -> dict[int, str]:
+    """Marks of a frozen tower, and of what joins it, which may have something to train.
+
+    A frozen tower keeps nothing: images have no gradients.
+    """
+    if model.sees is None or plan.peft.trains(TOWER_WEIGHT):
+        return {}
+    own = [name for name, _ in model.parameter_shapes("embedding") if not name.startswith(VISION)]
+    joint = LOWEST_SUFFIX if plan.peft.at(None).tunes(own) else FORWARD_SUFFIX
+    return {TOWER: f"@0{FORWARD_SUFFIX}", JOINT: f"@0{joint}"}
+
+
+def _tower_body(model: Model, marks: dict[int, str]) -> list[BodyKind]:
+    """The units of its tower under marks."""
+    kinds = ((kind, marks.get(JOINT if kind == "joint" else TOWER, "")) for kind in model.tower_kinds)
+    return [marked(kind, mark) for kind, mark in kinds]
 
 
 def _tuned(model: Model, plan: Plan) -> dict[int, str]:
@@ -167,13 +193,25 @@ def whole_body(model: Model, plan: Plan) -> tuple[BodyKind, ...]:
         return model.body
     numbered = zip(model.layer_numbers, model.layer_kinds, strict=True)
     kinds = (marked(kind, marks.get(number, "")) for number, kind in numbered)
-    return (*kinds, *model.body[len(model.layer_kinds) :])
+    return (*_tower_body(model, marks), *kinds, *["mtp" for _ in range(model.mtp_layers)])  # type: ignore[arg-type]
 
 
 def body_names(shard: Model) -> tuple[str, ...]:
     """Names of a rank's layers in the order of its chunks, numbered as in the model."""
-    numbers, modules = iter(shard.layer_numbers), iter(range(shard.mtp_layers))
-    return tuple(f"mtp{next(modules)}" if kind == "mtp" else f"layer{next(numbers)}" for kind in shard.body)
+    numbers, modules, towers = iter(shard.layer_numbers), iter(range(shard.mtp_layers)), count()
+
+    def name(kind: BodyKind) -> str:
+        match plain(kind):
+            case "mtp":
+                return f"mtp{next(modules)}"
+            case "joint":
+                return "joint"
+            case "tower" | "tower_window":
+                return f"tower{next(towers)}"
+            case _:
+                return f"layer{next(numbers)}"
+
+    return tuple(map(name, shard.body))
 
 
 def _experts(experts: Experts, plan: Plan) -> LocalExperts:

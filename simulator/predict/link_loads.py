@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from simulator.parallel.mesh import GroupShape
 from simulator.play.lower import Lowering, lowered
 from simulator.play.lower.messages import calls_of
-from simulator.predict.play import play
+from simulator.predict.play import play, repeats_of
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.nics import places_of, socket_of
@@ -88,19 +88,36 @@ def _loads(lowering: Lowering) -> Counter[str]:
     at = [mesh.coordinates(rank)["pp"] for rank in ranks]
     for stage in sorted(set(at)):
         members = tuple(gpu for gpu, its in enumerate(at) if its == stage)
-        program = lowering.program(lowering.plan.num_micro_batches, stage=stage)
-        for (kind, role, size_bytes, count), times in Counter(calls_of(program, stage)).items():
-            if role.startswith("pp "):
+        for (kind, role, size_bytes), times in _calls(lowering, stage).items():
+            if role == "host":
+                for gpu in members:
+                    tally.found[f"{'down' if kind == 'h2d' else 'up'}{gpu}"] += times * size_bytes
+            elif role.startswith("pp "):
                 tally.message(role, stage, times * size_bytes, members)
             elif role != "pp":
-                tally.add(kind, count * size_bytes, lowering.fabric.shape(role), members, times)
+                tally.add(kind, size_bytes, lowering.fabric.shape(role), members, times)
             elif stage == at[0]:  # among stages: told once
                 tally.add(kind, size_bytes, mesh.group_shape("pp"), tuple(range(len(at))), times)
-        for op in program.ops:
-            if isinstance(op, Collective) and op.kind in ("h2d", "d2h"):
-                for gpu in members:
-                    tally.found[f"{'down' if op.kind == 'h2d' else 'up'}{gpu}"] += op.size_bytes
     return tally.found
+
+
+def _calls(lowering: Lowering, stage: int) -> Counter[tuple[str, str, int]]:
+    """How often a stage makes each call and each copy to or from the host; micro-batches that repeat are counted once."""
+
+    def of(num_micro_batches: int) -> Counter[tuple[str, str, int]]:
+        program, found = lowering.program(num_micro_batches, stage=stage), Counter[tuple[str, str, int]]()
+        for *call, times in calls_of(program, stage):
+            found[tuple(call)] += times  # type: ignore[index]  # kind, role, bytes
+        copies = (op for op in program.ops if isinstance(op, Collective) and op.kind in ("h2d", "d2h"))
+        found.update((op.kind, "host", op.size_bytes) for op in copies)
+        return found
+
+    more, last, period = repeats_of(lowering.plan)
+    found = of(last)
+    if more:
+        fewer = of(last - period)
+        found.update({call: more * (times - fewer[call]) for call, times in found.items()})
+    return found
 
 
 class _Tally:

@@ -16,6 +16,8 @@ from simulator.base.kernels import DTYPE_BYTES
 from simulator.parallel.model_shard import whole_body
 from simulator.spec.model import FORWARD_SUFFIX, Model, Parameter, number_of
 from simulator.spec.model import ModelPart as Part
+from simulator.spec.model.layer_kinds import TOWER_KINDS, plain
+from simulator.spec.model.tower import TOWER_WEIGHT
 from simulator.spec.plan import PeftPlan, Plan
 from simulator.spec.plan.peft import KEYS, BaseWeights
 
@@ -123,20 +125,23 @@ def trained_numel(model: Model, plan: Plan, *, stored: bool = False) -> int:
 def model_flop(model: Model, plan: Plan) -> int:
     """FLOP of a step, forward and backward: 6 a trained matrix's element and token, 4 a frozen one's (no weight gradient).
 
-    Layers below all that is trained have their forward alone: 2, and a third of attention's.
+    Layers below all that is trained have their forward alone: 2, and a third of attention's; so has a frozen tower.
     """
     saved, idle = 0, 0
-    for kind, count in Counter(whole_body(model, plan)).items() if plan.peft.any else ():
+    layers = Counter(kind for kind in whole_body(model, plan) if plain(kind) not in TOWER_KINDS)
+    for kind, count in layers.items() if plan.peft.any else ():
         peft, still = plan.peft.at(number_of(kind)), FORWARD_SUFFIX in kind
         frozen_numel = sum(_per_token(model, *one) for one in model.parameter_shapes(kind) if not peft.trains(one[0]))
         saved += count * frozen_numel * (2 if still else 1)
         idle += count * still
     if plan.peft.any and not plan.peft.at(None).trains("lm_head.weight"):
         saved += model.vocab_size * model.d_model
-    of_one = model.model_flop_per_sequence(plan.attended_len) * plan.seq_len // plan.attended_len
+    seen = model.tower_flop
+    of_one = (model.model_flop_per_sequence(plan.attended_len) - 3 * seen) * plan.seq_len // plan.attended_len
     attention = of_one - 6 * model.num_matmul_parameters * plan.seq_len
     spared = 2 * attention * idle // (3 * model.num_layers)
-    return (of_one - 2 * saved * plan.seq_len - spared) * plan.global_batch_size
+    seen *= 3 if plan.peft.trains(TOWER_WEIGHT) else 1
+    return (of_one - 2 * saved * plan.seq_len - spared + seen) * plan.global_batch_size
 
 
 def _per_token(model: Model, name: str, shape: tuple[int, ...]) -> int:

@@ -287,3 +287,28 @@ def test_a_page_of_servers_that_answer_with_one_token(tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "first token p50" in text
     assert "between tokens p50" not in text
+
+
+def test_megabytes_that_could_be_python_are_no_script(tmp_path: Path) -> None:
+    """Its tree took 2.6 GB of a file of 6 MB."""
+    from simulator.formats.readers.capture import kind_of
+
+    script, long = tmp_path / "step", tmp_path / "long"
+    script.write_text("import torch\n" + "x = 1\n" * 100)
+    long.write_text("import torch\n" + "x = 1\n" * 2**18)
+    assert (kind_of(script), kind_of(long)) == ("script", "other")
+    assert kind_of(long.rename(tmp_path / "long.py")) == "script"  # nobody need read it to know
+
+
+def test_blank_lines_of_a_table_cost_little_and_hide_nothing(tmp_path: Path) -> None:
+    """Six million took 13 s. A quote that is not closed looks ahead over them, and what stands behind is a row of its own."""
+    from simulator.formats.readers.csv_table import open_table
+
+    file = tmp_path / "table.csv"
+    file.write_text('id,x\n\n \na,1\n"b\n\nb",2\n\nc,"3\n\n\nd,4\n' + "\n" * 2**12)
+    with open_table(file, ["id", "x"], ["id"]) as (header, records):
+        assert header == ["id", "x"]
+        found = [(record.line, record.cells) for record in records]
+    assert found[:2] == [(4, ["a", "1"]), (5, ["b\n\nb", "2"])]
+    assert [line for line, _ in found] == [4, 5, 9, 12]
+    assert found[3] == (12, ["d", "4"])

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -255,3 +257,24 @@ def test_what_ends_a_job_or_a_terminal_is_ctrl_c(number: signal.Signals, monkeyp
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)
+
+
+@pytest.mark.parametrize("mebibytes", [200, 350])
+def test_a_limit_that_leaves_no_room_is_told_at_once(mebibytes: int, tmp_path: Path) -> None:
+    """OpenBLAS, which numpy and scipy bring, asks for ever for memory that it cannot have."""
+    command = f"ulimit -v {mebibytes * 1024}; exec {sys.executable} -m simulator.cli sensitivity --jobs 2"
+    done = subprocess.run(
+        ["/bin/bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, timeout=100, check=False
+    )
+    assert done.returncode == ExitCode.RUN_FAILED
+    assert done.stderr == f"shardwise: the limit of {mebibytes} MiB a process (ulimit -v) is too low: 400 MiB or more\n"
+
+
+def test_memory_and_processes_that_end_are_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, words in ((MemoryError(), "this machine's memory is used up"), (BrokenProcessPool("x"), "fewer --jobs")):
+        monkeypatch.setattr("simulator.cli.predict.read_study", Mock(side_effect=error))
+        assert main(["predict"]) == ExitCode.RUN_FAILED
+        (line,) = capsys.readouterr().err.splitlines()
+        assert words in line

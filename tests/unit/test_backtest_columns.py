@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from simulator.base.errors import ClusterError, ModelError, PlanError, StackError, TableError
+from simulator.base.presets import TOPOLOGIES
 from simulator.formats.readers.measured_table import read_measured
 from simulator.formats.readers.run_settings import column_of
 from simulator.formats.readers.runs_table import BadRow, RunRow
@@ -254,6 +256,9 @@ def _text(report: backtest.BacktestReport) -> str:
         ("DeepSpeed ZeRO-3", None, "deepspeed-0.14"),
         ("verl (FSDP)", None, "transformers-2024"),
         ("OpenRLHF", None, "transformers-2024"),
+        ("verl (Megatron backend)", None, "megatron-core-2025"),
+        ("ms-swift (Megatron)", None, "megatron-core-2025-exposed"),
+        ("Megatron-FSDP 0.1", None, "megatron-core-2025"),
         ("PyTorch Lightning 2.1", None, "torch-2.6-eager"),
         ("OLMo-core", None, "olmo-core-2025"),  # its recipes compile
         ("nanoGPT", None, "nanogpt-2023"),
@@ -361,6 +366,20 @@ def test_every_default_is_a_column_or_a_key_and_every_generic_stack_stands_once(
         assert run_of(tmp_path, stack=name, zero_or_fsdp="", act_ckpt="").stack.name == name
 
 
+def test_defaults_that_are_no_column_and_no_key_are_named(tmp_path: Path) -> None:
+    text, file = (TOPOLOGIES / "stacks" / "fms-fsdp-2024.toml").read_text(), tmp_path / "own.toml"
+    wrong = '"offload.x" = 3, micro_batchs = 2, "stack.attention.kernal" = "math", "plan.offload.y" = 1'
+    file.write_text(text.replace("micro_batch = 2", wrong))
+    with pytest.raises(StackError) as caught:
+        Stack.load(str(file))
+    assert re.findall(r"defaults: (\S+) is no column", str(caught.value)) == [
+        "offload.x", "micro_batchs", "stack.attention.kernal", "plan.offload.y",
+    ]  # fmt: skip
+    right = '"plan.offload.optimizer" = "cpu", "stack.attention.kernel" = "math", "model.norm" = "layernorm", tp = 2'
+    file.write_text(text.replace("micro_batch = 2", right))
+    assert Stack.load(str(file)).describes[0].defaults["tp"] == 2
+
+
 def test_a_field_has_one_spelling_and_one_column(tmp_path: Path) -> None:
     nested, flat = (read(tmp_path, **{name: "1f1b"}).of("plan") for name in ("pipeline.schedule", "schedule"))
     assert nested == flat == {"schedule": "1f1b"}
@@ -412,3 +431,44 @@ def test_pipelines_cut_a_ranks_batch_as_their_software_does(
     """Eight GPUs read 32 sequences a step: 16 for each of the two replicas of four stages."""
     plan = run_of(tmp_path, framework=framework, **cells).plan
     assert (plan.micro_batch_size, plan.num_micro_batches) == (micro_batch, count)
+
+
+@pytest.mark.parametrize(
+    ("framework", "words"),
+    [
+        ("Lightning (FSDP strategy)", {"fsdp_full"}),
+        ("DeepSpeed ZeRO-2 on our models", {"zero2"}),
+        ("ZeRO++", {"zero3"}),
+        ("a loop with torch's DDP", {"ddp"}),
+        ("a loop, DDP or ZeRO-2", {"ddp", "fsdp_full"}),  # which of the two is not said
+        ("a loop", {"ddp", "fsdp_full"}),
+    ],
+)
+def test_a_framework_names_its_data_parallelism(tmp_path: Path, framework: str, words: set[str]) -> None:
+    silent = read(tmp_path, framework=f'"{framework}"', zero_or_fsdp="")
+    assert {way.zero_or_fsdp for way in filled_rows(silent)} == words
+    stated = read(tmp_path, framework=f'"{framework}"', zero_or_fsdp="hsdp")
+    assert {way.zero_or_fsdp for way in filled_rows(stated)} == {"hsdp"}
+
+
+def test_ranks_that_split_tokens_share_shards_too(tmp_path: Path) -> None:
+    """All eight GPUs hold parts of the same sequences: there is one rank of data parallelism, and yet something to shard over."""
+    row = read(tmp_path, cp="8", global_batch="4", zero_or_fsdp="", framework="PyTorch loop")
+    assert [way.zero_or_fsdp for way in filled_rows(row)] == ["zero1", "fsdp_full"]
+    assert len(filled_rows(replace(row, cp=1, n_gpus=1))) == 1
+
+
+def test_experts_on_other_ranks_under_programs_whose_own_data_parallelism_has_none(tmp_path: Path) -> None:
+    experts = {"n_experts": "8", "top_k": "2", "ep": "8", "zero_or_fsdp": "ddp"}
+    run = run_of(tmp_path, framework="fairseq with Tutel", **experts)
+    assert (run.plan.data_parallel, run.plan.zero, run.plan.ep) == ("deepspeed", 0, 8)
+    assert run_of(tmp_path, framework="Megatron-LM", **experts).plan.data_parallel == "megatron"
+    assert run_of(tmp_path, framework="fairseq", zero_or_fsdp="ddp").plan.data_parallel == "ddp"
+
+
+@pytest.mark.parametrize(
+    ("word", "recipe"), [("fp8_mx", "mxfp8"), ("FP8 blockwise", "blockwise"), ("float8 (rowwise)", "rowwise")]
+)
+def test_how_fp8_is_scaled_may_stand_in_the_precision(tmp_path: Path, word: str, recipe: str) -> None:
+    plan = run_of(tmp_path, gpu="B200", precision=word, framework="torchtitan", compile="y").plan
+    assert (plan.precision.compute, plan.precision.fp8_recipe) == ("fp8", recipe)

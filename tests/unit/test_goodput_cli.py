@@ -256,3 +256,22 @@ def test_of_runs_that_are_interrupted_often_few_are_played(monkeypatch: pytest.M
     assert answer._in_seconds(conditions, LongRun(steps=5, replicas=400)).replicas == 400
     monkeypatch.setattr(answer, "expected_interruptions", lambda _: 500.0)
     assert answer._in_seconds(conditions, LongRun(steps=5)).replicas == 400
+
+
+@pytest.mark.parametrize("command", ["predict", "goodput"])
+def test_unknown_keys_of_run_are_named_by_every_verb_once(
+    command: str, study: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(study)
+    file.write_text(f"{STUDY}tokns = 3\n[run.failures]\nmtbf = 4\n")
+    assert main([command, study]) == ExitCode.BAD_INPUT
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        f"  {file}: run: failures.mtbf: unknown key (known: causes, preset)",
+        f"  {file}: run: tokns: unknown key (did you mean tokens?)",
+    ]
+
+
+def test_values_of_run_are_left_to_goodput(study: str) -> None:
+    Path(study).write_text(STUDY.replace('tokens = "100B"', 'tokens = "-1"'))
+    assert main(["predict", study, "--brief"]) == ExitCode.OK
+    assert main(["goodput", study]) == ExitCode.BAD_INPUT

@@ -323,7 +323,7 @@ def test_sizes_of_a_forward_are_straight_lines_over_its_tokens(name: str, stack:
             built = [(op.category, tuple(filter(other, op.forward)), op.forward_exchanges) for op in block.ops]
             at = [
                 (category, tuple(filter(other, kernels)), between)
-                for category, kernels, between in lines[kind].at(tokens)
+                for _, category, kernels, between in lines[kind].at(tokens)
             ]
             assert [op for op in at if op[1] or op[2]] == [op for op in built if op[1] or op[2]]
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from simulator import Model
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
+from simulator.formats.html.traffic import _sent, traffic_of
 from simulator.formats.writers.link_plot import _first, write_link_plot
+from simulator.play.lower import Lowering, lowered
 from simulator.predict.link_loads import Loads, idle_links, link_loads
 from simulator.spec.cluster import Cluster, NicPlace, Pcie
 from simulator.spec.plan import Offload, Plan
+from simulator.studies.place.traffic import step_calls
 from simulator.work.collectives import host_traffic
 
 MODEL = Model.load("llama3.2-1b")
@@ -169,3 +173,48 @@ def test_a_picture_is_no_wider_than_the_gpus_that_are_drawn(tmp_path: Path) -> N
     write_link_plot(tmp_path / "x.svg", idle_links(node), "--draw")
     width = float((tmp_path / "x.svg").read_text().partition('width="')[2].partition("pt")[0])
     assert width == pytest.approx(32 * 1.4 * 72)  # points
+
+
+SPLIT = {"tp": 2, "pp": 2, "num_micro_batches": 4, "zero": 1}
+
+
+def traffic(num_nodes: int, **plan: object) -> tuple[dict[str, Any], Lowering]:
+    cluster = Cluster.load("dgx-a100-80-8", num_nodes=num_nodes)
+    lowering = lowered(MODEL, Plan.model_validate({"seq_len": 512, **plan}), cluster, None, None)
+    return traffic_of(lowering, 1.0), lowering
+
+
+@pytest.mark.parametrize("plan", [{"dp_shard": 24, "zero": 3}, {**SPLIT, "dp_shard": 6}])
+def test_the_matrix_of_gpus_is_what_each_rank_sends_to_each_of_its_peers(plan: dict[str, int]) -> None:
+    """Rank by rank and call by call; of one GPU's row the sum is what it sends within its node."""
+    found, lowering = traffic(3, **plan)
+    gpus, nodes = ([[0.0] * size for _ in range(size)] for size in (8, 3))
+    for call in step_calls(lowering):
+        for rank in range(lowering.mesh.num_ranks):
+            if isinstance(call.where, tuple):
+                here = lowering.mesh.coordinates(rank)
+                at, to = call.where
+                peers = [lowering.mesh.rank({**here, "pp": to})] if here["pp"] == at else []
+            else:
+                peers = [other for other in lowering.mesh.group_of(call.where, rank) if other != rank]
+            for peer in peers:
+                sent = call.count * _sent(call, lowering) / len(peers)
+                if max(rank, peer) < 8:
+                    gpus[rank][peer] += sent
+                if rank // 8 != peer // 8:
+                    nodes[rank // 8][peer // 8] += sent
+    assert sum(map(sum, gpus)) > 0 < sum(map(sum, nodes))
+    for rows, expected in ((found["gpus"], gpus), (found["nodes"], nodes)):
+        for row, wanted in zip(rows, expected, strict=True):
+            assert row == pytest.approx(wanted, abs=1)
+
+
+def test_the_matrix_costs_what_the_ranks_do_and_not_what_their_pairs_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(num_nodes: int) -> int:
+        ranks = list[int]()
+        with monkeypatch.context() as patch:
+            patch.setattr(Cluster, "gpu_of", lambda _, rank: ranks.append(rank) or rank)
+            traffic(num_nodes, dp_shard=8 * num_nodes, zero=3)
+        return len(ranks)
+
+    assert 0 < asked(16) < 6 * asked(4)

@@ -10,10 +10,12 @@ import pytest
 from simulator.cli import progress
 from simulator.cli.place import _progress
 from simulator.cli.progress import StatusLine
+from simulator.cli.search import _ProgressLine
 from simulator.predict import predict
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.studies.search import Progress
 
 
 @pytest.fixture
@@ -31,6 +33,30 @@ def test_a_log_gets_a_line_after_ten_seconds_and_every_half_minute(
         clock[0] += 1.0
         line.show(f"{done} of 100", last=done == 100)
     assert capsys.readouterr().err == "10 of 100\n40 of 100\n70 of 100\n100 of 100\n"
+
+
+def test_a_search_says_how_long_survey_and_budget_take(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    line = _ProgressLine()
+    told = [
+        (0, Progress("listing", 256, None)),
+        (2, Progress("scouting", 3, 3)),
+        (8, Progress("survey", 10, 40)),  # 8 s for a quarter: 24 s
+        (6, Progress("simulation", 1, None, spent=0.0)),
+        (24, Progress("survey", 40, 40)),
+        (6, Progress("simulation", 5, None, best=1.5, spent=0.1)),  # 12 s for a tenth: 108 s
+        (40, Progress("scouting", 1, 3, stack="fast (2 of 4)")),  # the next search: of it nothing is known yet
+    ]
+    for seconds, one in told:
+        clock[0] += seconds
+        line(one)
+    assert capsys.readouterr().err.splitlines() == [
+        "survey of 10 of 40 branches, 10.0 s, some 24 s left",
+        "survey of 40 of 40 branches, 40.0 s, some 0 s left",
+        "fast (2 of 4): scouting of 1 of 3 branches, 86.0 s",
+    ]
+    clock[0] += 40
+    line(Progress("simulation", 5, None, best=1.5, spent=0.1))
+    assert capsys.readouterr().err == "simulation of 5 plans, best 1.5, 126 s, some 360 s left\n"
 
 
 def test_quick_work_leaves_no_line_in_a_log(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:

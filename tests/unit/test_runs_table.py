@@ -62,7 +62,7 @@ def test_a_good_row_is_typed(tmp_path: Path) -> None:
 
 
 def test_every_fault_of_a_row_is_named_with_its_line_and_the_rest_goes_on(tmp_path: Path) -> None:
-    bad, good = read(tmp_path, line(id="x", n_layers="two", vocab="-3", precision="bf61", value="nan"), line(id="y"))
+    bad, good = read(tmp_path, line(id="x", n_layers="two", vocab="-3", precision="bf61", value="fast"), line(id="y"))
     assert isinstance(good, RunRow)
     faults = problems(bad)
     assert len(faults) == 4
@@ -76,10 +76,34 @@ def test_what_is_no_positive_finite_number_is_bad(tmp_path: Path, value: str) ->
     assert "value" in problems(row)[0]
 
 
-@pytest.mark.parametrize("value", ["1.5", "8.0", "0", "-1", "9" * 16, "1e3", "²"])
+@pytest.mark.parametrize("value", ["1.5", "8.01", "0", "0.0", "-1", "9" * 16, "1e3", "²", '"1,0"', '"1,0000"', "8k"])
 def test_what_is_no_count_is_bad(tmp_path: Path, value: str) -> None:
     (row,) = read(tmp_path, line(n_gpus=value))
     assert "n_gpus" in problems(row)[0]
+
+
+@pytest.mark.parametrize(("cell", "count"), [("4096.0", 4096), ('"4,096"', 4096), ('"1,048,576"', 2**20)])
+def test_counts_as_programs_and_people_write_them(tmp_path: Path, cell: str, count: int) -> None:
+    """pandas reads a column with blanks as floats, and writes it so."""
+    (row,) = read(tmp_path, line(d_model=cell, n_gpus=cell, seq_len=cell))
+    assert isinstance(row, RunRow)
+    assert (row.d_model, row.n_gpus, row.seq_len) == (count, count, count)
+
+
+def test_a_sequence_may_be_so_many_k(tmp_path: Path) -> None:
+    (row,) = read(tmp_path, line(seq_len="128K"))
+    assert isinstance(row, RunRow)
+    assert row.seq_len == 131_072
+
+
+@pytest.mark.parametrize("cell", ["-", "—", "n/a", "NaN", "unknown"])
+def test_signs_of_what_is_unknown_are_blank_where_no_free_text_is_due(tmp_path: Path, cell: str) -> None:
+    unknown = ("tp", "act_ckpt", "zero_or_fsdp", "micro_batch", "precision", "notes")
+    cells = GOOD | dict.fromkeys(unknown, cell)
+    (row,) = read_runs(table(tmp_path, ",".join(cells.values()), header=",".join(cells)))
+    assert isinstance(row, RunRow)
+    assert (row.tp, row.act_ckpt, row.zero_or_fsdp, row.micro_batch, row.precision) == (None, "", "", None, "")
+    assert row.notes == cell
 
 
 def test_ragged_rows_are_bad(tmp_path: Path) -> None:
@@ -232,15 +256,69 @@ def test_the_published_table_has_no_bad_row() -> None:
         ("zero_or_fsdp", "SHARD_GRAD_OP", "fsdp_grad_op"),
         ("zero_or_fsdp", "HYBRID_SHARD", "hsdp"),
         ("zero_or_fsdp", "distributed optimizer", "zero1"),
+        ("zero_or_fsdp", "DeepSpeed ZeRO Stage 2", "zero2"),
+        ("zero_or_fsdp", "FSDP2 + TP + PP", "fsdp_full"),
+        ("zero_or_fsdp", "TP / ZeRO-1", "zero1"),
+        ("zero_or_fsdp", "3D parallelism", ""),
+        ("zero_or_fsdp", "DP", "ddp"),
         ("mlp_kind", "geglu", "swiglu"),
         ("precision", "bfloat16", "bf16"),
         ("precision", "MXFP8", "fp8_mx"),
         ("precision", "FP8-CS", "fp8"),
+        ("precision", "float8 (rowwise)", "fp8_rowwise"),
+        ("precision", "FP8 blockwise", "fp8_blockwise"),
+        ("precision", "BF16 + FP8", "fp8"),
+        ("precision", "mixed", ""),  # in which 16 bits the GPU says
+        ("zero_or_fsdp", "FSDP-TP", "fsdp_full"),
+        ("zero_or_fsdp", "FSDP / tensor parallel", "fsdp_full"),
+        ("mlp_kind", "squared ReLU", "squared_relu"),
     ],
 )
 def test_other_spellings_of_a_word(tmp_path: Path, column: str, cell: str, word: str) -> None:
     (row,) = read(tmp_path, line(**{column: cell}))
     assert getattr(row, column) == word
+
+
+def test_a_sharding_that_is_two_is_no_word(tmp_path: Path) -> None:
+    (row,) = read(tmp_path, line(zero_or_fsdp="DDP + ZeRO-3"))
+    assert isinstance(row, BadRow)
+    assert "unknown word" in row.faults[0].problem
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "word"),
+    [
+        ("flash_attn", "FlashAttention-2", "y"),
+        ("flash_attn", "eager", "n"),
+        ("compile", "torch.compile", "y"),
+        ("compile", "max-autotune", "y"),
+        ("act_ckpt", "✓", "full"),
+        ("act_ckpt", "per-layer", "full"),
+        ("act_ckpt", "core_attn", "selective"),
+        ("act_ckpt", "w/o", "none"),
+        ("act_ckpt", "partial", ""),
+    ],
+)
+def test_other_spellings_of_yes(tmp_path: Path, column: str, cell: str, word: str) -> None:
+    (row,) = read_runs(table(tmp_path, f"{line()},{cell}", header=f"{HEADER},{column}"))
+    assert isinstance(row, RunRow), row
+    assert getattr(row, column) == word
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "counts"),
+    [
+        ("8xH100", "", (8, None)),
+        ("4 × A100", "4", (4, None)),
+        ("8xH100", "64", (64, 8)),  # of a node
+    ],
+)
+def test_a_gpus_name_may_begin_with_their_count(
+    tmp_path: Path, gpu: str, gpus: str, counts: tuple[int, int | None]
+) -> None:
+    (row,) = read(tmp_path, line(gpu=gpu, n_gpus=gpus))
+    assert isinstance(row, RunRow)
+    assert (row.gpu, row.n_gpus, row.gpus_per_node) == (gpu[-4:], *counts)
 
 
 def test_a_table_in_another_encoding_is_told_so(tmp_path: Path) -> None:

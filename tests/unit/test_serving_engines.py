@@ -296,3 +296,21 @@ def test_an_engines_own_all_reduce_wants_a_link_between_each_two(cluster: str, r
     shape = GroupShape(num_ranks=ranks, num_nodes=1, ranks_per_node=ranks, num_groups_per_node=1, spans_domain=False)
     call = Exchange(kind="all_reduce", axis="tp", num_bytes=512)
     assert isfinite(own_all_reduce_s(call, shape, Cluster.load(cluster), Stack.load("vllm-2025"))) == joined
+
+
+@pytest.mark.parametrize(
+    ("text", "stack"),
+    [
+        ("vLLM V1 0.8.4", "vllm-2025"),  # V1 is the engine, not the release
+        ("vLLM V0 0.6.6", "vllm-2024-12"),
+        ("vllm vllm/vllm-openai:v0.10.2", "vllm-2025"),
+        ("vllm rocm/vllm-dev:rocm6.4.1_vllm_0.10.1_20250909", "vllm-2025"),  # not ROCm's release
+        ("vllm vllm/vllm-openai:latest", "vllm-2026"),
+        ("trt nvcr.io#nvidia/tensorrt-llm/release:1.2.0rc2", "tensorrt-llm-2025"),
+        ("TensorRT-LLM 0.20", "tensorrt-llm-2024"),
+        ("sglang lmsysorg/sglang:v0.5.5-cu129", "sglang-2025"),
+    ],
+)
+def test_an_engine_s_version_is_found_in_the_name_of_its_image(text: str, stack: str) -> None:
+    assert engine_of(text).name == stack
+    assert engine_of(text).known == "described"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 
 from simulator.base.errors import InputError
 from simulator.formats.readers.snapshot import read_snapshot
-from simulator.formats.writers.snapshot import snapshot, write_snapshot
+from simulator.formats.writers import snapshot as writer
+from simulator.formats.writers.snapshot import write_snapshot
 from simulator.memory import History, device_history, simulate_memory
 from simulator.memory.allocator import AllocatorSettings
 from simulator.spec.cluster import Cluster
@@ -100,8 +102,8 @@ def test_segments_are_whole(tmp_path: Path, plan: Plan, settings: AllocatorSetti
         assert segment["active_size"] == active
 
 
-def test_every_event_names_its_owner_and_moment(plan: Plan) -> None:
-    (trace,) = snapshot(history_of(plan))["device_traces"]
+def test_every_event_names_its_owner_and_moment(tmp_path: Path, plan: Plan) -> None:
+    (trace,) = Plain(io.BytesIO(written(tmp_path, plan).read_bytes())).load()["device_traces"]
     counts = Counter(entry["action"] for entry in trace)
     assert counts["free_requested"] == counts["free_completed"]
     assert [entry["time_us"] for entry in trace] == list(range(len(trace)))
@@ -115,6 +117,30 @@ def test_every_event_names_its_owner_and_moment(plan: Plan) -> None:
 
 def test_equal_histories_make_equal_bytes(tmp_path: Path, plan: Plan) -> None:
     assert written(tmp_path, plan).read_bytes() == written(tmp_path, plan).read_bytes()
+
+
+@pytest.mark.parametrize("batch", [1, 7, 1500])
+def test_it_is_written_in_pieces_that_make_the_same_snapshot(
+    batch: int, tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Plain(io.BytesIO(written(tmp_path, plan).read_bytes())).load()
+    monkeypatch.setattr(writer, "_BATCH", batch)
+    assert Plain(io.BytesIO(written(tmp_path, plan).read_bytes())).load() == whole
+
+
+def test_memory_does_not_grow_with_what_is_written(tmp_path: Path) -> None:
+    def most(layers: int) -> tuple[int, int]:
+        model = MODEL.model_copy(update={"num_layers": layers})
+        history = device_history(model, PLANS["fsdp2"], STACK, DEVICE)
+        tracemalloc.start()
+        write_snapshot(tmp_path / "a.pickle", history)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak, (tmp_path / "a.pickle").stat().st_size
+
+    (few, small), (many, large) = most(40), most(160)
+    # what lives on is held; with its entries held whole a snapshot takes ten times its file
+    assert many - few < 3 * (large - small)
 
 
 def test_a_folder_that_is_not_there_is_a_fault(tmp_path: Path, plan: Plan) -> None:

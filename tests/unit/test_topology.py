@@ -6,6 +6,7 @@ import pytest
 
 from simulator.base.errors import ClusterError, Fault
 from simulator.base.presets import TOPOLOGIES
+from simulator.formats.readers.topology_source import host_of
 from simulator.spec.cluster import Cluster, Host, Inter, cluster_names
 from simulator.spec.cluster.device import Device, device_names
 from tests.machines import fat_tree, from_edges, island, rail
@@ -99,10 +100,14 @@ def test_pcie_boxes_have_no_nvlink() -> None:
     assert hops(box, 0, 5) == ["node0.host", "node0.gpu5"]
 
 
-def test_mi300x_is_a_full_mesh() -> None:
-    """Seven links of 64 GB/s, one to each peer."""
-    route = Cluster.load("mi300x-8").route(2, 6)
-    assert [(link.dst, link.bytes_per_s) for link in route] == [("node0.gpu6", 48e9)]
+@pytest.mark.parametrize(("gpu", "one_way"), [("mi250x", 50e9), ("mi300x", 64e9), ("mi325x", 64e9), ("mi355x", 76.5e9)])
+def test_each_generation_of_xgmi_is_a_mesh_of_its_own_links(gpu: str, one_way: float) -> None:
+    """Seven links, one to each peer, by the data sheets; of each some three quarters carry data."""
+    cluster = Cluster.load(f"8x{gpu}")
+    route = cluster.route(2, 6)
+    assert [link.dst for link in route] == ["node0.gpu6"]
+    assert 0.7 <= route[0].bytes_per_s / one_way <= 0.75
+    assert {path.count for path in host_of(cluster).paths.values() if path.kind == "XGMI"} == {1}
 
 
 def test_rails_and_spine() -> None:

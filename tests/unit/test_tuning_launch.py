@@ -327,6 +327,11 @@ def test_megatron_bridge_s_yaml_stands_over_a_recipe_or_states_a_run(tmp_path: P
     )
     assert (plan.precision.fp8_recipe, plan.zero) == ("tensorwise", 1)
     assert not unknown(draft)
+    file.write_text("train:\n  global_batchsize: 64\n  manual_gc: true\n  train_iters: 9\n  frobnicate: 1\n")
+    assert unknown(read_plan(file, define={"recipe": "llama31_8b_sft_config"})) == [
+        "train.global_batchsize",
+        "train.frobnicate",
+    ]
     file.write_text(
         "model:\n  _target_: megatron.bridge.models.gpt_provider.GPTModelProvider\n  num_layers: 4\n  hidden_size: 512\n  num_attention_heads: 8\n"
         "  ffn_hidden_size: 1024\n  vocab_size: 32000\n  gated_linear_unit: true\n  tensor_model_parallel_size: 2\n  seq_length: 1024\n"

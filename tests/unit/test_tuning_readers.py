@@ -630,7 +630,31 @@ def test_trl_s_loss_of_plain_text_is_its_chunks_of_the_head(
 def test_llama_factory_s_later_files_are_refused_and_not_read_as_earlier_ones(tmp_path: Path) -> None:
     later = {"model": "Qwen/Qwen3-4B", "peft_config": {"name": "lora", "r": 16}, "dist_config": {"name": "fsdp2"},
              "train_dataset": "data.yaml", "micro_batch_size": 1, "cutoff_len": 2048}  # fmt: skip
-    assert "LLaMA-Factory 1's files" in told(read(tmp_path, "v1.json", **later))
+    assert "a setting of LLaMA-Factory 1" in told(read(tmp_path, "v1.json", **later))
+    common = {"model_name_or_path": "Qwen/Qwen3-4B", "finetuning_type": "full", "template": "qwen3", "cutoff_len": 512}
+    of_megatron = told(read(tmp_path, "mca.json", **common, pipeline_model_parallel_size=4))
+    assert "its Megatron trainer" in of_megatron, "a plan without the stages that the file states"
+
+
+@pytest.mark.parametrize(
+    ("halves", "faulty"),
+    [
+        ({"fp16": {"enabled": False}, "bf16": {"enabled": "auto"}}, False),
+        ({"fp16": {"enabled": False}}, False),
+        ({"bf16": {"enabled": True}}, False),
+        ({"bf16": {"enabled": False}}, True),
+        ({"fp16": {"enabled": True}}, True),
+    ],
+)
+def test_a_deepspeed_file_contradicts_only_what_it_states(
+    halves: dict[str, dict[str, object]], tmp_path: Path, *, faulty: bool
+) -> None:
+    """What it leaves out or to "auto" is filled in from the arguments (accelerate, DeepSpeedPlugin.set_mixed_precision)."""
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}, **halves}))
+    common = {"model_name_or_path": "Qwen/Qwen3-4B", "finetuning_type": "full", "template": "qwen3", "cutoff_len": 512}
+    draft = read(tmp_path, "a.json", **common, bf16=True, deepspeed="ds.json")
+    assert bool(draft.faults) is faulty
+    assert draft.fields["precision"] == "bf16"
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "orpo", "simpo"])

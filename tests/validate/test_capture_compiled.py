@@ -53,6 +53,14 @@ while True:
     optimizer.step()
     optimizer.zero_grad()
 """
+CHECKPOINTED = BLOCK.replace(
+    "model = torch.compile(model)",
+    """
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+model = checkpoint_wrapper(model, preserve_rng_state=False)
+model.compile()
+""",
+)
 FLEX = """
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -172,6 +180,23 @@ def test_a_block_becomes_the_kernels_that_inductor_would_launch(folder: Path) ->
     kernels = [one for one in forward(capture) if one[0] in ("fused", "mm")]
     assert kernels == [("fused", norm), ("mm", 0), ("mm", 0), ("fused", 3 * hidden), ("mm", 0), ("fused", 3 * x)]
     assert any("Inductor's kernels" in what for what in capture.answers)
+
+
+def test_a_checkpoint_inside_a_region_is_the_partitioner_s(folder: Path) -> None:
+    """Between forward and backward nothing wide is kept; back, two products again, not the last, and two of each gradient."""
+    (folder / "checkpointed.py").write_text(CHECKPOINTED)
+    capture = captured(folder / "checkpointed.py", folder / "checkpointed.capture.gz", "--ranks=1")
+    alive, products, hidden = capture.resident(), list[str](), 8 * 256 * 1408 * 2
+    for event in capture.events[capture.steady :]:
+        if event[0] == Kind.OPERATOR and event[4] == Phase.BACKWARD:
+            products.append(capture.signatures[event[1]][0])
+        elif event[0] == Kind.ALLOCATE and not products:
+            alive[event[1]] = event[2]
+        elif event[0] == Kind.FREE and not products:
+            del alive[event[1]]
+    assert hidden not in alive.values()
+    assert products.count("aten.mm.default") == 2 + 2 * 3
+    assert not any("not compiled" in one for one in capture.answers)
 
 
 def test_a_region_that_cannot_be_traced_runs_as_it_is_written(folder: Path) -> None:

@@ -81,8 +81,33 @@ def test_more_images_than_a_sequence_holds_and_other_recipes_are_refused(
     assert "zero3 of qwen2_5_vl, which has a tower for images, is not captured" in capsys.readouterr().err
 
 
-def test_what_is_trained_is_said_of_a_config_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_would_change_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text("")
-    for flags in (["--freeze", "*"], ["--adapter", "adapter_config.json"]):
-        assert main(["capture", str(tmp_path / "train.py"), *flags, "-o", str(tmp_path / "x.gz")]) == ExitCode.BAD_INPUT
-        assert "a program says itself what it trains" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{}")
+    own, config, last = "a program says itself what it trains", ["--recipe", "fsdp2"], "rank 0 is the last one"
+    for target, flags, problem in (
+        ("train.py", ["--freeze", "*"], own),
+        ("train.py", ["--adapter", "adapter_config.json"], own),
+        ("train.py", ["--seq-len", "4096"], own),  # as it is without the flag, too
+        ("train.py", ["--images", "0", "--image-size", "8", "--micro-batch-size", "2"], own),
+        ("config.json", [*config, "--images", "0", "--image-size", "8"], "there are no images"),
+        ("train.py", ["--check", "--ranks", "1"], last),
+        ("train.py", ["--ranks", "8", "--nodes", "4"], "--nodes gives the job 32 GPUs"),
+    ):
+        out = ["-o", str(tmp_path / "x.gz")]
+        assert main(["capture", str(tmp_path / target), *flags, *out]) == ExitCode.BAD_INPUT
+        assert problem in capsys.readouterr().err
+    assert main(["capture", str(tmp_path / "train.py"), "--warmup", "3", *out]) == ExitCode.USAGE
+    assert "the program's own stand behind --. Did you mean --warm-up?" in capsys.readouterr().err
+
+
+def test_flags_of_what_a_model_lacks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **TEXT}))
+    how = ["--recipe", "fsdp2", "--seq-len", "64", "-o", str(tmp_path / "x.capture.gz")]
+    for flags, problem in (
+        (["--images", "2"], "llama has no tower for images"),
+        (["--freeze", "*visual*"], "--freeze *visual* names no parameter that is trained, as model.embed_tokens"),
+    ):
+        assert main(["capture", str(tmp_path / "config.json"), *how, *flags]) == ExitCode.BAD_INPUT
+        assert problem in capsys.readouterr().err

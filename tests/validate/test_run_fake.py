@@ -32,6 +32,7 @@ from validate.models import Decoder
 from validate.parallel import style_of
 from validate.playable import played_otherwise
 from validate.players import fake, guard
+from validate.report import RankReport
 from validate.run_plan import play
 from validate.torch_releases import release, release_faults, release_notes
 from validate.tracker import Moment, TrackedMemory
@@ -498,3 +499,22 @@ def test_llama3_70b_on_512_ranks_at_all() -> None:
     tracked = fake.play(Model.load("llama3-70b"), asked, Stack.load("torch-2.6-eager"))
     held = resident_bytes(Model.load("llama3-70b"), asked)
     assert tracked.start.total_bytes == sum(held.values()) + 2 * 8 * 8192
+
+
+def test_a_long_play_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once an eighth of the first forward is through; its phase then takes as long as was said before it is overdue."""
+    told = list[tuple[str, float | None]]()
+
+    class Report(RankReport):
+        def phase(self, name: str, seconds: float | None = None) -> None:
+            told.append((name, seconds))
+
+    asked = plan(dp_shard=4, num_micro_batches=2)
+    quiet = fake.play(TINY, asked, CPU, report=Report())
+    assert told == []
+    monkeypatch.setattr(fake, "_LONG_S", 0.0)
+    assert fake.play(TINY, asked, CPU, report=Report()) == quiet
+    ((name, seconds),) = told
+    assert name.startswith("memory of 2 layers, some ")
+    assert seconds is not None
+    assert seconds > 0

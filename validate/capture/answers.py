@@ -90,7 +90,7 @@ def _cuda(machine: Machine, log: Log) -> None:
     )
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
-    torch.cuda.memory.__dict__.update({name: answers[name] for name in (*numbers, "memory_stats", "empty_cache")})
+    torch.cuda.memory.__dict__.update({name: one for name, one in answers.items() if hasattr(torch.cuda.memory, name)})
     torch.cuda.memory.__dict__.update({name: lambda *_, **__: None for name in _OF_SNAPSHOTS})
     torch.cuda.random.__dict__.update(_random())
     torch.Generator = _OfProgram
@@ -118,7 +118,7 @@ def _streams() -> dict[str, Any]:
         "ExternalStream": Stream,
         "stream": entered,
         "StreamContext": entered,
-        "set_stream": lambda stream: Recorder.stack.__setitem__(-1, stream),
+        "set_stream": Recorder.set,
         "current_stream": lambda *_: Recorder.stack[-1],
         "default_stream": lambda *_: Recorder.stack[0],
         "synchronize": lambda *_: Recorder.write(Kind.SYNCHRONIZE, -1),

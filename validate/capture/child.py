@@ -102,8 +102,8 @@ def _captured(
     from validate.capture.triton_absent import Kernel
 
     log = Log()
-    Recorder.begin(log)
     storages, modules = Storages(log), Modules()
+    Recorder.begin(log, storages.used)
     collectives = Collectives(log, storages, channel)
     mode = CaptureMode(log, storages, modules, collectives, job["expert_imbalance"])
     Kernel.launched = mode.launched
@@ -126,6 +126,8 @@ def _captured(
                 raise RefusedError(f"the program ended with exit code {exc.code} after {steps.count} steps") from exc
     if not steps.done:
         raise RefusedError(_no_step(steps.count, job["warm_up"]))
+    if job["expert_imbalance"] > 1 and not mode.routing.is_uneven:
+        log.answer("--expert-imbalance: nothing; the program makes no counts of a router's choices")
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         if given := os.environ.get(name):
             log.answer(f"{name}={given}: predict takes it as --alloc-conf")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -46,7 +46,10 @@ class Job:
     warm_up: int = WARM_UP
     minutes: float = MINUTES
     expert_imbalance: float = 1.0  # a router's choices of the busiest expert over the mean
-    recipe: str = ""  # what to do with a config.json: `validate.capture.recipe`, whose arguments are in `arguments`
+    recipe: str = ""  # what to do with a config.json: `validate.capture.recipe`
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the recipe, by flag
+    given: Collection[str] = ()  # flags that somebody gave
+    num_gpus: int = 0  # of the nodes asked for
 
 
 class CaptureError(InputError):
@@ -76,7 +79,7 @@ def captured_json(job: Job, progress: Callable[[int, str], None] | None = None) 
                     "-m",
                     "validate.capture.child",
                     str(scratch / "job.json"),
-                    *((job.target, job.recipe) if job.recipe else ()),
+                    *((job.target, job.recipe, json.dumps(job.settings)) if job.recipe else ()),
                     *job.arguments,
                 ]
             ],
@@ -100,7 +103,7 @@ def captured_json(job: Job, progress: Callable[[int, str], None] | None = None) 
 
 
 def _check(job: Job) -> None:
-    faults: list[Fault] = []
+    faults = [*_unused(job)]
     if job.recipe or job.target.endswith(".json"):
         faults += _recipe_faults(job)
     elif job.target.endswith(".py"):
@@ -118,6 +121,27 @@ def _check(job: Job) -> None:
     InputError.raise_for(faults)
 
 
+def _unused(job: Job) -> Iterator[Fault]:
+    """Flags that would change nothing."""
+    flags = ", ".join(f"--{name.replace('_', '-')}" for name in job.given if name in job.settings)
+    if flags and not job.recipe:
+        problem = "a program says itself what it trains, and on what"
+        yield Fault(place=flags, problem=problem, remedy="its own arguments behind --; a config.json with --recipe")
+    if job.recipe and job.arguments:
+        remedy = "--seq-len, or a script"
+        yield Fault(place=f"-- {' '.join(job.arguments)}", problem="a recipe takes no arguments", remedy=remedy)
+    if job.check and job.rank == job.world_size - 1:
+        yield Fault(
+            place="--check", problem=f"rank {job.rank} is the last one, and is captured", remedy="another --rank"
+        )
+    if "nodes" in job.given and job.num_gpus != job.world_size:
+        problem = f"--nodes gives the job {job.num_gpus} GPUs"
+        yield Fault(place=f"--ranks {job.world_size}", problem=problem, remedy="one of the two")
+    side, images = job.settings.get("image_size"), job.settings.get("images")
+    if side and images == 0:
+        yield Fault(place=f"--image-size {side}", problem="there are no images", remedy="--images 1")
+
+
 _MOST_BYTES: Final = 2**22  # of a config.json
 _NEEDS: Final = {"fsdp2": ("transformers",), "ddp": ("transformers",), "zero3": ("transformers", "deepspeed")}
 
@@ -126,7 +150,7 @@ def _recipe_faults(job: Job) -> list[Fault]:
     """What is wrong with a config.json or with how it is to be trained."""
     if not job.recipe:
         return [Fault(place=job.target, problem="says no recipe", remedy=f"--recipe {'|'.join(_NEEDS)}")]
-    adapter = json.loads(job.arguments[0])["adapter"]
+    adapter = job.settings.get("adapter", "")
     found = [
         Fault(
             place=f"--recipe {job.recipe}", problem=f"needs {one}, which is not installed", remedy=f"pip install {one}"

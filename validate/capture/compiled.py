@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from simulator.work.captured.capture import Kind
 from simulator.work.captured.cost import KernelCost
-from validate.capture import trees
+from validate.capture import checkpoints, trees
 from validate.capture.log import Log
 from validate.capture.mode import CaptureMode, described
 from validate.capture.modules import Modules, reached
@@ -89,12 +89,13 @@ class Compilers:
         properties.__dict__.update(_PROPERTIES)
         torch.cuda._get_device_properties = lambda *_: properties  # which Inductor's view of devices has kept
         torch.compile = compiled
+        checkpoints.install(lambda: self.silent)
         nn.Module.compile = lambda module, *_, **__: self._module(module)
 
     def _module(self, module: nn.Module) -> None:
-        """Its forward is a region; hooks around it (FSDP's) run as they are, and so does a checkpoint around it."""
-        inner = module._checkpoint_wrapped_module if isinstance(module, CheckpointWrapper) else module
-        inner.forward = self._region(inner.forward, inner)
+        """Its forward is a region, with the checkpoints inside; hooks around it (FSDP's) run as they are."""
+        inner = module._checkpoint_wrapped_module if isinstance(module, CheckpointWrapper) else module  # by its names
+        module.forward = self._region(module.forward, inner)
 
     def _region(self, function: Callable[..., Any], module: nn.Module | None) -> Callable[..., Any]:
         known: dict[Any, Callable[..., Any] | None] = {}

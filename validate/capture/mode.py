@@ -58,7 +58,7 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.fake = Fakes(allow_non_fake_inputs=True)
         self._log, self._storages, self._modules, self.collectives = log, storages, modules, collectives
-        self._routing = Routing(log.answer, imbalance)
+        self.routing = Routing(log.answer, imbalance)
         self.paused = 0
 
     @classmethod
@@ -182,7 +182,7 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         self._recorded(func, args, kwargs, found, read, made)
         left = truths.left(func, args)
         found = values.follow(func, *given, found, read, results)
-        self._routing.follow(func, args, read, results)
+        self.routing.follow(func, args, read, results)
         truths.follow(func, args, made, log.answer, left=left)
         return found
 
@@ -190,7 +190,7 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         """Results without values. given: the arguments as the program gave them."""
         try:
             if func in ALIGNMENTS:
-                return self._routing.picked(func, *given, self._run)
+                return self.routing.picked(func, *given, self._run)
             return self.fake.dispatch(func, types, args, kwargs)
         except NotImplementedError as exc:
             if "'CUDA' backend" not in str(exc):
@@ -198,7 +198,7 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
             return self._as_on_cpu(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as exc:
             args_of = given if func is aten._pack_padded_sequence.default else (args, kwargs)  # whose lengths are real
-            found = self._routing.picked(func, *args_of, self._run)
+            found = self.routing.picked(func, *args_of, self._run)
             if found is None:
                 raise UnknownShapeError(str(func)) from exc
             Recorder.write(Kind.SYNCHRONIZE, Recorder.stack[-1].number)  # the host waits for how many there are
@@ -277,8 +277,6 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         if cost is not None:
             self._log.costs[number] = cost
         stream = Recorder.stack[-1].number if stream is None else stream
-        if self._log.phase == Phase.BACKWARD:
-            Recorder.backward()
         self._log.add(Kind.OPERATOR, number, stream, self._log.name(self._modules.path()), int(self._log.phase))
 
 

@@ -42,9 +42,12 @@ def main(config_file: str, recipe: str, written: str) -> None:
     config.use_cache = False
     settings = json.loads(written)
     if not has_tower(config):
+        if settings["images"] or settings["image_size"]:
+            raise RefusedError(f"--images, --image-size: {config.model_type} has no tower for images")
         settings["images"] = 0
     elif recipe == "zero3":  # its zero.Init makes a tower's buffers by torch's own functions, beside the capture's
         raise RefusedError(f"zero3 of {config.model_type}, which has a tower for images, is not captured: fsdp2 or ddp")
+    settings["images"] = 1 if settings["images"] is None else settings["images"]
     images = _images(config, settings)  # before the recipe, whose weights may lie in parts
     step = _RECIPES[recipe](config, settings)
     vocabulary = getattr(config, "vocab_size", None) or config.get_text_config().vocab_size
@@ -82,9 +85,12 @@ def _model(config: Any, settings: Settings, device: str) -> nn.Module:
         model: nn.Module = auto.from_config(config, dtype=dtype)
     if settings["adapter"]:
         model = _adapted(model, settings["adapter"])
-    for name, parameter in model.named_parameters():
-        if any(fnmatchcase(name, pattern) for pattern in settings["freeze"]):
-            parameter.requires_grad = False
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    for pattern in settings["freeze"]:
+        if not (names := [name for name in trained if fnmatchcase(name, pattern)]):
+            raise RefusedError(f"--freeze {pattern} names no parameter that is trained, as {next(iter(trained))} is")
+        for name in names:
+            trained[name].requires_grad = False
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RefusedError(f"--freeze {' '.join(settings['freeze'])} leaves nothing to train")
     return model.train()

@@ -109,7 +109,8 @@ class Properties:
 def without_sensors() -> None:
     """What only a GPU's own sensors could say."""
     for name in ("temperature", "power_draw", "clock_rate", "device_memory_used", "list_gpu_processes"):
-        setattr(torch.cuda, name, _refused(name))
+        for module in (torch.cuda, torch.cuda.memory):
+            setattr(module, name, _refused(name))
 
 
 def _refused(name: str) -> Any:

@@ -43,6 +43,7 @@ class Routing:
             int, int
         ] = {}  # choices of a router -> among how many tokens, each of which chooses an expert once
         self._active = False  # some mask is known
+        self.is_uneven = False  # some counts were made so
 
     def follow(self, func: Any, args: Sequence[Any], read: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """What an operator that was run says of its results."""
@@ -206,6 +207,7 @@ class Routing:
         bins = counts.numel()
         most = min(round(self._imbalance * total / bins), self._tokens.get(total, total), total)
         uneven = int(self._imbalance > 1 and bins > 1)
+        self.is_uneven = self.is_uneven or uneven > 0
         equal, more = divmod(total - most * uneven, bins - uneven)
         parts = torch.full((bins,), equal, dtype=counts.dtype)
         parts[uneven : uneven + more] += 1

@@ -68,7 +68,15 @@ class Storages:
 
     def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
         """The allocator waits for a stream before it gives the storage's room to others."""
-        if self._sizes.get(number := self.see(tensor)):
+        self._used(self.see(tensor), stream)
+
+    def used(self, key: int, stream: int) -> None:
+        """The same of a storage by torch's own identity, as autograd's engine does."""
+        if key in self._alive:
+            self._used(self._alive[key], stream)
+
+    def _used(self, number: int, stream: int) -> None:
+        if self._sizes.get(number):
             self._log.add(Kind.RECORD_STREAM, number, stream)
 
     def name(self, number: int, category: str) -> None:

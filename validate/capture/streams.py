@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -11,10 +10,8 @@ import torch
 
 from simulator.work.captured.capture import Kind
 from validate.capture.log import Log
+from validate.players.guard import Streams
 
-_BACKWARD = (
-    "where the backward of what ran beside the default stream runs: on the default one, not beside it as on a GPU"
-)
 _ELAPSED_MS = 1.0  # what an event answers that is asked for a time: none has passed, and programs divide by it
 
 
@@ -38,15 +35,14 @@ class Recorder:
     log: ClassVar[Log]
     stack: ClassVar[list[Stream]]
     works: ClassVar[dict[int, Pending]]
-    beside: ClassVar[
-        list[tuple[int, int]]
-    ]  # of autograd's numbers of nodes: from, to those made beside the default stream
+    heard: ClassVar[bool]  # autograd's engine says on which stream it runs a node; not where CUDA's own guard is in use
 
     @classmethod
-    def begin(cls, log: Log) -> None:
-        """A new program. The default stream is number 0."""
-        cls.log, Stream.made, Event.made, cls.works = log, 0, 0, {}
-        cls.stack, cls.beside = [Stream()], []
+    def begin(cls, log: Log, used: Callable[[int, int], None]) -> None:
+        """A new program. The default stream is number 0. used: a storage, as `_cdata` has it, is used on a stream."""
+        cls.log, Stream.every, Event.made, cls.works = log, [], 0, {}
+        cls.stack = [Stream()]
+        cls.heard = Streams.hear(cls._becomes, cls._recorded, cls._blocked, used)
 
     @classmethod
     def write(cls, kind: Kind, *values: int) -> None:
@@ -54,22 +50,33 @@ class Recorder:
             cls.log.add(kind, *values)
 
     @classmethod
-    def backward(cls) -> None:
-        """A kernel of the backward: a GPU runs it on the stream of its forward, which is not played."""
-        if cls.beside and (node := torch._C._current_autograd_node()) is not None:
-            number = node._sequence_nr()
-            if (at := bisect_right(cls.beside, (number + 1,))) and number < cls.beside[at - 1][1]:
-                cls.log.answer("backward of what ran beside the default stream: on that one, not beside it as on a GPU")
+    def set(cls, stream: Stream) -> None:
+        """The current stream becomes another one."""
+        cls.stack[-1] = stream
+        Streams.set_current(stream.number)
+
+    @classmethod
+    def _becomes(cls, number: int) -> None:
+        """Autograd's engine runs a node on the stream of its forward, and goes back."""
+        cls.stack[-1] = Stream.every[number]
+
+    @classmethod
+    def _recorded(cls, stream: int) -> int:
+        return Event().record(Stream.every[stream]).number + 1
+
+    @classmethod
+    def _blocked(cls, stream: int, event: int) -> None:
+        cls.write(Kind.WAIT_EVENT, stream, event - 1)
 
 
 class Stream:
     """torch.cuda.Stream, numbered in the order in which programs make them."""
 
-    made: ClassVar[int] = 0
+    every: ClassVar[list[Stream]] = []  # by number
 
     def __init__(self, *_: object, **__: object) -> None:
-        self.number = Stream.made
-        Stream.made += 1
+        self.number = len(Stream.every)
+        Stream.every.append(self)
         self.device = torch.device("cuda", 0)
         self.device_index = self.priority = 0
         self.stream_id = self.cuda_stream = self.number
@@ -97,14 +104,18 @@ class Stream:
 
     def __enter__(self) -> Self:
         Recorder.stack.append(self)
+        Recorder.set(self)
         self._node = torch._C._autograd._get_sequence_nr()
         return self
 
     def __exit__(self, *_: object) -> None:
+        made = self._node < torch._C._autograd._get_sequence_nr()
+        if self.number and made and Recorder.log.detailed and not Recorder.heard:
+            Recorder.log.answer(
+                "backward of what ran beside the default stream: on that one, not beside it as on a GPU"
+            )
         Recorder.stack.pop()
-        after = torch._C._autograd._get_sequence_nr()
-        if self.number and Recorder.log.detailed and self._node < after:
-            Recorder.beside.append((self._node, after))
+        Recorder.set(Recorder.stack[-1])
 
 
 class Event:

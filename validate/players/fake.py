@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import distributed as dist
@@ -16,9 +17,9 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from validate.machine import describe
-from validate.parallel import build, materialise
+from validate.parallel import Built, build, materialise
 from validate.players.hooks import reduced_in_place
-from validate.players.memory import track_stage, track_step
+from validate.players.memory import MICRO_BATCHES, track_stage, track_step
 from validate.report import RankReport
 from validate.steps import TrainingStep
 from validate.task import Task
@@ -32,9 +33,21 @@ from validate.torch_private import (
 )
 from validate.tracker import TrackedMemory
 
+_LONG_S: Final = 5.0  # a play of which nobody need hear
 
-def play(model: Model, plan: Plan, stack: Stack, device_type: str = "cpu", rank: int = 0) -> TrackedMemory:
-    """Memory of one of `plan.num_devices` ranks. Uses the process's default group: one call a process at a time."""
+
+def play(
+    model: Model,
+    plan: Plan,
+    stack: Stack,
+    device_type: str = "cpu",
+    rank: int = 0,
+    report: RankReport | None = None,
+) -> TrackedMemory:
+    """Memory of one of `plan.num_devices` ranks. Uses the process's default group: one call a process at a time.
+
+    report: is told how long the play takes, where that is long.
+    """
     device = torch.device(device_type)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.num_devices)
     try:
@@ -47,6 +60,8 @@ def play(model: Model, plan: Plan, stack: Stack, device_type: str = "cpu", rank:
             fake.allow_non_fake_inputs = True  # the modules come without storage, and as plain tensors
             materialise(built, device)
             fake.allow_non_fake_inputs = False
+            if report is not None:
+                _tell_how_long(built, plan, report)
             with _quiet_ddp():
                 if plan.pp > 1:
                     from validate.pipelined import LonePipelinedStep
@@ -59,11 +74,29 @@ def play(model: Model, plan: Plan, stack: Stack, device_type: str = "cpu", rank:
         dist.destroy_process_group()
 
 
+def _tell_how_long(built: Built, plan: Plan, report: RankReport) -> None:
+    """Once an eighth of the first forward is through, say how long the play takes, and take that long without a fault."""
+    layers = [layer for chunk in built.chunks for layer in chunk.layers]
+    micro_batches = plan.num_micro_batches if plan.pp > 1 else min(plan.num_micro_batches, MICRO_BATCHES)
+    passes = len(layers) * micro_batches * (3 if plan.recompute.mode == "none" else 4)  # backward is two of forward
+    begun: list[float] = []
+
+    def layer_begins(*_: object) -> None:
+        begun.append(time.monotonic())
+        if len(begun) == 2 + len(layers) // 8:
+            seconds = (begun[-1] - begun[0]) / (len(begun) - 1) * passes
+            if seconds > _LONG_S:
+                report.phase(f"memory of {len(layers):,} layers, some {seconds:,.0f} s left", seconds)
+
+    for layer in layers:
+        layer.register_forward_pre_hook(layer_begins)
+
+
 def run(task: Task, report: RankReport) -> dict[str, Any]:
     """The task's memory as a rank reports it, and that of the first rank of each pipeline stage."""
     report.phase("memory")
     inputs, plan = (task.model, task.plan, task.stack, task.device), task.plan
-    memory = play(*inputs, task.rank).as_json()
+    memory = play(*inputs, task.rank, report).as_json()
     found: dict[str, Any] = {}
     if plan.pp > 1:
         del memory["by_category"]  # whose the bytes are, nobody has followed
@@ -71,7 +104,7 @@ def run(task: Task, report: RankReport) -> dict[str, Any]:
         found["memory_by_stage"] = []
         for stage in range(plan.pp):
             report.phase(f"memory of stage {stage}")
-            one = memory if stage * each == task.rank else play(*inputs, stage * each).as_json()
+            one = memory if stage * each == task.rank else play(*inputs, stage * each, report).as_json()
             one.pop("by_category", None)
             found["memory_by_stage"].append(one)
     machine = describe(

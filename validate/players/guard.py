@@ -15,9 +15,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from validate.gpus import built_with_cuda
 
@@ -48,11 +49,52 @@ def stand_in(folder: Path) -> None:
     """Compile, load, patch. Raises OSError or CalledProcessError in words of the compiler's."""
     if "torch" in sys.modules:
         raise RuntimeError("the device guard comes too late: torch is loaded already")
-    library = ctypes.CDLL(str(_compiled(folder)), mode=ctypes.RTLD_GLOBAL)
+    Streams.library = library = ctypes.CDLL(str(_compiled(folder)), mode=ctypes.RTLD_GLOBAL)
     import torch  # noqa: F401  a build with CUDA puts its own guard in the place of ours
 
     library.claim_cuda()
     _patch()
+
+
+class Streams:
+    """The guard's current stream, by number, and what autograd's engine does with streams."""
+
+    library: ClassVar[ctypes.CDLL | None] = None
+    _kept: ClassVar[list[object]] = []  # functions that C++ calls
+
+    @classmethod
+    def hear(
+        cls,
+        current: Callable[[int], None],
+        record: Callable[[int], int],
+        block: Callable[[int, int], None],
+        used: Callable[[int, int], None],
+    ) -> bool:
+        """Whether there is a guard, which from now on calls these.
+
+        current: the stream that becomes it. record: on a stream, gives the event's number, from 1 on. block: a stream waits
+        for an event. used: a storage, as `_cdata` has it, by a stream.
+        """
+        if cls.library is None:
+            return False
+        number, storage = ctypes.c_int64, ctypes.c_uint64
+        kinds = [
+            ctypes.CFUNCTYPE(None, number),
+            ctypes.CFUNCTYPE(number, number),
+            ctypes.CFUNCTYPE(None, number, number),
+            ctypes.CFUNCTYPE(None, storage, number),
+        ]
+        given: tuple[Callable[..., Any], ...] = (current, record, block, used)
+        kept = [kind(one) for kind, one in zip(kinds, given, strict=True)]
+        cls._kept += kept
+        cls.library.hear_streams(*kept)
+        return True
+
+    @classmethod
+    def set_current(cls, stream: int) -> None:
+        """Of this thread, without a call of `current`."""
+        if cls.library is not None:
+            cls.library.set_current_stream(ctypes.c_int64(stream))
 
 
 def _torch() -> Path:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from simulator.base.errors import InputError
-from simulator.parallel.mesh import Mesh
 from simulator.play.lower import Lowering
 from simulator.predict.link_loads import Loads, idle_links, loads_of_lowering
 from simulator.spec.cluster import Cluster
@@ -93,18 +93,36 @@ def _matrix(lowering: Lowering, calls: Iterable[Call], rows: int, per_row: int) 
     ranks = [rank for gpu in range(rows * per_row) if (rank := cluster.rank_on(gpu)) < mesh.num_ranks]
     for call in calls:
         sent = call.count * _sent(call, lowering)
-        for rank in ranks:
-            peers = _peers(mesh, call, rank)
-            for peer in peers:
-                row, column = cluster.gpu_of(rank) // per_row, cluster.gpu_of(peer) // per_row
+        for pairs, peers in _pairs(lowering, call, ranks, per_row):
+            for (row, column), number in pairs.items():
                 if column < rows and (row != column or per_row == 1):
-                    found[row][column] += sent / len(peers)
+                    found[row][column] += number * sent / peers
     return [[round(one) for one in row] for row in found]
 
 
-def _peers(mesh: Mesh, call: Call, rank: int) -> list[int]:
-    if not isinstance(call.where, tuple):
-        return [one for one in mesh.group_of(call.where, rank) if one != rank]
-    here = mesh.coordinates(rank)
-    source, target = call.where
-    return [mesh.rank({**here, "pp": target})] if here["pp"] == source else []
+def _pairs(
+    lowering: Lowering, call: Call, ranks: Iterable[int], per_row: int
+) -> Iterator[tuple[dict[tuple[int, int], int], int]]:
+    """How many ranks of a row send to how many of a column, and to how many each sends, for each group of these ranks."""
+    mesh = lowering.mesh
+
+    def row_of(rank: int) -> int:
+        return lowering.cluster.gpu_of(rank) // per_row
+
+    if isinstance(call.where, tuple):
+        source, target = call.where
+        for here in (coordinates for rank in ranks if (coordinates := mesh.coordinates(rank))["pp"] == source):
+            yield {(row_of(mesh.rank(here)), row_of(mesh.rank({**here, "pp": target}))): 1}, 1
+        return
+    waiting = dict.fromkeys(ranks)
+    while waiting:
+        group = mesh.group_of(call.where, next(iter(waiting)))
+        senders = Counter(row_of(rank) for rank in group if rank in waiting)
+        members = Counter(row_of(rank) for rank in group)
+        pairs = {(one, other): senders[one] * members[other] for one in senders for other in members}
+        for row, number in senders.items():
+            pairs[row, row] -= number  # nobody sends to itself
+        for rank in group:
+            waiting.pop(rank, None)
+        if len(group) > 1:
+            yield pairs, len(group) - 1

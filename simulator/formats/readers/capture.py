@@ -33,6 +33,7 @@ _DIGITS: Final = 20  # of a storage's number
 _GZIP: Final = b"\x1f\x8b"
 _WHOLE: Final = {int}
 _MOST_BYTES: Final = 2**29  # unpacked
+_LONGEST_SCRIPT: Final = 2**20  # that is not called .py
 _ALLOCATE: Final = int(Kind.ALLOCATE)
 _FREE: Final = int(Kind.FREE)
 _AGAIN: Final = "capture the program again"
@@ -60,6 +61,8 @@ def kind_of(path: Path) -> Literal["packed", "script", "other"]:
 
 
 def _is_python(text: str) -> bool:
+    if len(text) > _LONGEST_SCRIPT:  # Python's tree of a text takes some 400 times its bytes
+        return False
     try:
         found = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

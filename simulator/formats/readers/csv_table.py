@@ -27,7 +27,9 @@ from simulator.studies.backtest.rows import BadRow
 Parser = Callable[[str], object]
 RowT = TypeVar("RowT")
 
-_INTEGER = re.compile(r"[0-9]{1,15}")
+_INTEGER = re.compile(
+    r"([0-9]{1,15}|[0-9]{1,3}(?:,[0-9]{3}){1,4})(?:\.0{1,15})?"
+)  # 4096, 4,096; 4096.0 by who read blanks as NaN
 _NUMBER = re.compile(r"[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 _MOST_FAULTS, _SHOWN = 1000, 20
 _LEAST, _MOST = 1e-30, 1e30  # of a measured number
@@ -70,7 +72,7 @@ def open_table(
         if first is None:
             raise TableError.at(str(file), "is empty", "a header line, and lines with its columns")
         header = _header(file, first.cells, columns, required, spelled or Spelling(list), others=others)
-        yield header, (record for record in records if record.cells != [])
+        yield header, records
 
 
 def header_names(file: Path) -> list[str]:
@@ -179,7 +181,7 @@ def _open(file: Path) -> Iterator[TextIO]:
 
 
 def _records(stream: TextIO) -> Iterator[Record]:
-    """Each record: its cells, or its problem.
+    """Each record: its cells, or its problem. Blank lines between them are left out, but for a first one.
 
     A quoted cell may span lines. A quote that is never closed must not swallow the file: a record that does not parse
     costs only its first line, and reading goes on at the next.
@@ -188,6 +190,9 @@ def _records(stream: TextIO) -> Iterator[Record]:
     ahead: list[_Line] = []  # lines read but not yet part of a record
     while ahead or (ahead := list(itertools.islice(lines, 1))):
         text, used = ahead[0].text, 1
+        if text.isspace() and ahead[0].number > 1:  # of which a file may hold millions
+            del ahead[0]
+            continue
         while text.count('"') % 2 and used < _MAX_RECORD_LINES:
             if used == len(ahead):
                 ahead += itertools.islice(lines, 1)
@@ -306,9 +311,11 @@ def integer_cell(cell: str) -> int | None:
     """A whole number of at least 1; None where blank."""
     if not cell:
         return None
-    if not _INTEGER.fullmatch(cell) or int(cell) < 1:
+    found = _INTEGER.fullmatch(cell)
+    number = int(found[1].replace(",", "")) if found else 0
+    if number < 1:
         raise CellError(f"{shown(cell)} is not a whole number of at least 1", "digits only, or blank if unknown")
-    return int(cell)
+    return number
 
 
 def number_cell(cell: str) -> float | None:

@@ -27,8 +27,13 @@ from simulator.spec.cluster.host import (
 )
 from simulator.spec.cluster.hosts import pcie_bytes_per_s, pcie_kind, usual_host
 
-# One link, one way: data sheets (github:stas00/ml-engineering network/README.md; 14 GB/s on GA102 boards)
-ONE_LINK: Final = {"nvlink2": 25e9, "nvlink3": 25e9, "nvlink4": 25e9, "nvlink5": 50e9, "xgmi": 48e9}
+# One link, one way: data sheets (github:stas00/ml-engineering network/README.md; 14 GB/s on GA102 boards); of xGMI, by the
+# GPU's generation, what carries data (topologies/mi*.toml)
+ONE_LINK: Final = {"nvlink2": 25e9, "nvlink3": 25e9, "nvlink4": 25e9, "nvlink5": 50e9} | {
+    "cdna2": 36e9,
+    "cdna3": 48e9,
+    "cdna4": 57.375e9,
+}
 GA102_LINK: Final = 14.0625e9
 _KIND: Final = {
     "volta": "nvlink2",
@@ -87,7 +92,7 @@ def _intra(host: Host, device: Device, usual: Cluster, sources: dict[str, str]) 
         problem = f"shows direct links between its GPUs; {device.name} has none"
         raise ClusterError.at(host.source, problem, "--device with the board that is in it")
     bridged = usual.intra.kind == kind == "nvlink3" and usual.intra.bytes_per_s % ONE_LINK[kind]
-    one = GA102_LINK if bridged else ONE_LINK[kind]
+    one = GA102_LINK if bridged else ONE_LINK.get(kind) or ONE_LINK[device.architecture]
     intra = {"kind": kind, "latency_s": latency, **_shape(host, found, one)}
     sources["intra"] = f"links as the source counts them, {one / 1e9:g} GB/s each one way (data sheet)"
     if intra["shape"] == "switch" and usual.nvlink_domain_size > gpus == usual.gpus_per_node:

@@ -32,13 +32,17 @@ from simulator.formats.readers.csv_table import (
 from simulator.formats.readers.run_settings import setting_of, setting_parser
 from simulator.formats.readers.spelled_columns import advice, folded, gives, has_result, names, own_names, parsers
 from simulator.spec.model.files import preset_names
-from simulator.studies.backtest.rows import BadRow, FlopConvention, MemoryMetric, Metric, RunRow
+from simulator.studies.backtest.rows import FP8_RECIPES, BadRow, FlopConvention, MemoryMetric, Metric, RunRow
 
 __all__ = ["COLUMNS", "REQUIRED", "BadRow", "RunRow", "read_runs"]
 
-_PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp8_mx", "nvfp4")
+_PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", *FP8_RECIPES, "nvfp4")
 _MLP_KINDS = ("gelu", "swiglu", "squared_relu", "relu")
 _SHARDING = re.compile(r"ddp|zero[123]|zero1_intragroup[1-9][0-9]{0,5}|fsdp_full|fsdp_grad_op|hsdp")
+_UNKNOWN = frozenset(("-", "–", "—", "?", "n/a", "na", "nan", "null", "unknown", "tbd"))  # where no free text is due
+_AXIS = re.compile(
+    r"(?:[dtpces]p|vpp|hybrid|tensor|pipeline|context|expert|sequence|[2-5n]d)(?:parallel(?:ism)?)?"
+)  # of a mesh, which has columns of its own
 _SHARDING_WORDS = ("ddp", "zero1", "zero2", "zero3", "zero1_intragroup8", "fsdp_full", "fsdp_grad_op", "hsdp")
 
 
@@ -91,6 +95,9 @@ def read_runs(path: str | Path) -> Iterator[RunRow | BadRow]:
         settings = {column: key for column in header if column not in _PARSERS and (key := setting_of(column))}
         _refuse_two_spellings(path, settings)
         cells = {**_PARSERS, **parsers(), **{column: setting_parser(key) for column, key in settings.items()}}
+        cells = {
+            column: parse if parse in (text_cell, name_cell) else _or_blank(parse) for column, parse in cells.items()
+        }
         for record in records:
             row = _row(parse_record(record, header, cells, "id"), record.line, settings)
             if isinstance(row, RunRow) and row.id in seen:
@@ -168,14 +175,30 @@ def _contradictions(values: Mapping[str, Any], unread: str) -> Iterator[tuple[st
 
 
 def _sharding(cell: str) -> str:
-    word = cell if _SHARDING.fullmatch(cell) else names()["words"]["sharding"].get(_bare(cell), _bare(cell))
+    """The word of a cell, or of its parts that are no axes of a mesh: `FSDP2 + TP + PP`. Blank where all are: `3D`."""
+    word, parts = _sharding_word(cell), [part for part in re.split(r"[+,/&]", cell) if not _AXIS.fullmatch(_bare(part))]
+    word = word if _SHARDING.fullmatch(word) else _sharding_word("".join(parts))
     if word and not _SHARDING.fullmatch(word):
         raise CellError(f"unknown word {shown(cell)}", nearest(cell[:60], _SHARDING_WORDS))
     return word
 
 
+def _sharding_word(text: str) -> str:
+    return text if _SHARDING.fullmatch(text) else names()["words"]["sharding"].get(_bare(text), _bare(text))
+
+
 def _bare(cell: str) -> str:
-    return re.sub(r"[\s_\-()]+", "", cell.casefold())
+    return re.sub(r"[\s_\-()+/]+", "", cell.casefold())
+
+
+def _or_blank(parse: Callable[[str], object]) -> Callable[[str], object]:
+    return lambda cell: parse("" if cell.casefold() in _UNKNOWN else cell)
+
+
+def _length(cell: str) -> int | None:
+    """Tokens: 8192, or 8k."""
+    found = re.fullmatch(r"([0-9]{1,6})k", cell, re.IGNORECASE)
+    return integer_cell(str(int(found[1]) * 1024) if found else cell)
 
 
 def _spelled(parse: Callable[[str], object], kind: str) -> Callable[[str], object]:
@@ -205,6 +228,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("inter_link_gbps_per_node", "value", "mem_value"), number_cell),
     **dict.fromkeys(("flash_attn", "seq_parallel", "compile"), _spelled(one_of("y", "n", blank=None), "yes_no")),
     "id": name_cell,
+    "seq_len": _length,
     "mlp_kind": _spelled(one_of(*_MLP_KINDS), "mlp"),
     "precision": _spelled(one_of(*_PRECISIONS), "precision"),
     "act_ckpt": _spelled(one_of("none", "full", "selective"), "recompute"),

@@ -18,6 +18,7 @@ from simulator.formats.readers.csv_table import CellError, integer_cell, number_
 from simulator.formats.readers.run_settings import setting_of
 
 _OOM: Final = re.compile(r"oom|out[ _-]of[ _-]memory", re.IGNORECASE)
+_MANY: Final = re.compile(r"([1-9][0-9]{0,5}) ?[xX×*] ?(.+)")  # 8xH100, 4 × A100
 _stage: Final = one_of("0", "1", "2", "3", blank="")
 _COUNTS: Final = ("micro_batch_size",)  # keys of a plan, but rules for blank cells ask for their columns
 _STAGES: Final = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "zero3"}
@@ -85,7 +86,11 @@ def folded(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _counted(values: dict[str, Any], nodes: int | None, accumulation: int | None) -> dict[str, Any]:
-    """GPUs by nodes of so many; the global batch by micro-batches that are accumulated."""
+    """GPUs by nodes of so many, or as many as stand before the GPU's name; the global batch by micro-batches that are accumulated."""
+    if many := _MANY.fullmatch(values.get("gpu") or ""):
+        values["gpu"], stated = many[2], values.get("n_gpus")
+        count = "gpus_per_node" if nodes or (stated and stated != int(many[1])) else "n_gpus"
+        values[count] = values.get(count) or int(many[1])
     per_node, gpus = values.get("gpus_per_node"), values.get("n_gpus")
     if nodes and per_node and not gpus:
         values["n_gpus"] = gpus = nodes * per_node
@@ -108,8 +113,6 @@ def _result(cell: str, *, percent: bool) -> object:
     """A number; `oom` where the run ended for lack of memory. percent: a sign of per cent may stand behind it."""
     if _OOM.fullmatch(cell.strip()):
         return "oom"
-    if cell.strip() in ("-", "–", "—", "n/a", "N/A", "na", "NA"):
-        return None
     try:
         return number_cell(cell.removesuffix("%").strip() if percent else cell)
     except CellError as exc:

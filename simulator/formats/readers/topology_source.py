@@ -82,7 +82,7 @@ def host_of(cluster: Cluster) -> Host:
     for src, dst, data in graph.edges(data=True):
         a, b = _name(src), _name(dst)
         if a.startswith("GPU") and b.startswith("GPU"):
-            paths[a, b] = _direct(cluster.intra.kind, data["bytes_per_s"])
+            paths[a, b] = _direct(cluster, data["bytes_per_s"])
     paths |= dict(_joined(cluster, gpus, set(paths)))
     inter = cluster.inter
     rate = cluster.node_bytes_per_s / len(places) if places else None
@@ -141,8 +141,9 @@ def _name(node: str) -> str:
     return name.upper() if name.startswith("gpu") else name
 
 
-def _direct(kind: str, bytes_per_s: float) -> Path:
-    rates = [ONE_LINK[kind], GA102_LINK] if kind in ONE_LINK else []
+def _direct(cluster: Cluster, bytes_per_s: float) -> Path:
+    kind = cluster.intra.kind
+    rates = [*(ONE_LINK[name] for name in (kind, cluster.device.architecture) if name in ONE_LINK), GA102_LINK]
     dividing = (rate for rate in rates if bytes_per_s % rate == 0)
     count = int(bytes_per_s // next(dividing, bytes_per_s))
     return Path("XGMI" if kind == "xgmi" else "NV", count)
@@ -153,7 +154,7 @@ def _joined(
 ) -> Iterator[tuple[tuple[str, str], Path]]:
     """Pairs without a direct link: through the switch, or the host."""
     through, wiring = cluster.intra.shape == "switch", Wiring.of(cluster)
-    switched = _direct(cluster.intra.kind, cluster.intra.bytes_per_s)
+    switched = _direct(cluster, cluster.intra.bytes_per_s)
     for i, j in combinations(range(len(gpus)), 2):
         a, b = gpus[i].name, gpus[j].name
         if not {(a, b), (b, a)} & known:

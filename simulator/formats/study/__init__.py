@@ -233,6 +233,7 @@ def _completed(study_data: _Raw, model: Model | None, cluster: Cluster | None, f
     data = _optional_table(DataLoading, "data", study, overrides, faults)
     energy = _optional_table(Energy, "energy", study, overrides, faults)
     servers = _optional_table(Servers, "servers", study, overrides, faults)
+    faults += _run_faults(raw, f"{study_data.name}: run")
     if faults or study is None or model is None or cluster is None or plan is None:
         raise InputError(dict.fromkeys(at_its_key(fault, study_data.origins, study_data.name) for fault in faults))
     sources = (
@@ -265,6 +266,19 @@ def _optional_table(
     """A table of the file under its `--set`s, which ask for it too; None where neither does."""
     given, table = of_root(overrides, name), getattr(study, name, None)
     return faults.attempt(lambda: patched(table or noun(), given, InputError)) if table or given else None
+
+
+def _run_faults(raw: Mapping[str, Any], place: str) -> list[Fault]:
+    """Unknown keys of `[run]`; its values are judged by the verb that plays it, whose flags may replace them."""
+    if not isinstance(raw.get("run"), dict):
+        return []
+    from simulator.studies.goodput.run import LongRun
+
+    try:
+        LongRun.parse(raw["run"], place, InputError, from_file=True)
+    except InputError as exc:
+        return [fault for fault in exc.faults if fault.problem == "unknown key"]
+    return []
 
 
 def _checked(study_data: _Raw, faults: list[Fault]) -> tuple[StudyFile | None, frozenset[str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import Strict, nested
@@ -45,13 +45,22 @@ ROOTS: Final = (
 
 
 class StudyFile(Strict):
-    """A study as it is written. `run` is judged by the verb that plays it."""
+    """A study as it is written. The values of `run` are judged by the verb that plays it."""
 
     model: Annotated[str, Expected("a preset's name as llama3-8b, a model's TOML file, or a config.json")] = Field(
         description="a preset's name or a public one (Qwen/Qwen3-32B), a model's TOML file, or a Hugging Face config.json"
     )
     like: Annotated[str | None, Expected("a family of config.json files as llama")] = Field(
         default=None, description="the family as which the model's config.json is read, whatever it says"
+    )
+    images: NonNegativeInt | None = Field(
+        default=None,
+        description="of a sequence, where the model has a tower for them ([guide](../guides/fine-tuning.md#images)); 0 leaves the "
+        "tower out; not set: one",
+    )
+    image_size: PositiveInt | None = Field(
+        default=None,
+        description="pixels of an image's side, of towers that take images of any size; not set: 448",
     )
     cluster: Annotated[str, Expected("a preset's name as hgx-h100-8, or a cluster's TOML file")] = Field(
         description="a preset's name, or a cluster's TOML file"
@@ -127,9 +136,10 @@ def merged(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The study as plain data, its plan by flat names, and for each key that the command line gave, by which flag."""
     raw = {**base, **flags}
-    if isinstance(raw.get("nodes"), str):
-        raw["nodes"] = literal(raw["nodes"])
-    origins = {key: f"--{key}" for key in flags}
+    for key in ("nodes", "images", "image_size"):
+        if isinstance(raw.get(key), str):
+            raw[key] = literal(raw[key])
+    origins = {key: f"--{key.replace('_', '-')}" for key in flags}
     plan = raw.get("plan", {}) if keep_plan else {}
     if isinstance(plan, dict):
         plan = Plan.flattened(plan)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simulator.base.sums import summed
-from simulator.base.units import counted, format_bytes, format_duration, format_number, format_seconds
+from simulator.base.units import counted, format_bytes, format_days, format_duration, format_number, format_seconds
 from simulator.formats.writers import layout
 from simulator.studies.goodput import Goodput
 from simulator.studies.goodput.elastic import Elastic
@@ -33,43 +33,52 @@ def render(g: Goodput, elastic: Elastic | None = None) -> Group:
 
 def _head(g: Goodput) -> Table:
     d, share = g.days, g.goodput
+    quickest = format_number(d.p5) if d.p5 >= 1 else format_days(d.p5)
     rows = [
         (
-            f"{format_number(d.p50)} days",
+            format_days(d.p50),
             f"{g.model} on {g.cluster}, {counted(g.num_devices, 'device')}: {counted(g.tokens, 'token')}",
         ),
         (
             "",
-            f"90 % of {g.replicas:,} runs take {format_number(d.p5)} to {format_number(d.p95)} days, the step's own interval in them",
+            f"90 % of {g.replicas:,} runs take {quickest} to {format_days(d.p95)}, the step's own interval in them",
         ),
         ("", f"goodput {share.p50:.1%} ({share.p5:.1%} to {share.p95:.1%}): training that counts, of all the time"),
         ("", f"{counted(g.steps, 'step')} of {format_seconds(g.step_s)}"),
     ]
     if g.energy is not None:
-        carbon = "" if g.energy.co2_kg is None else f", {g.energy.co2_kg:,.0f} kg of CO2"
-        rows.append(("", f"{g.energy.kwh:,.0f} kWh{carbon}; {g.energy.training_kwh:,.0f} kWh in steps that count"))
+        carbon = "" if g.energy.co2_kg is None else f", {format_number(g.energy.co2_kg)} kg of CO2"
+        rows.append(
+            (
+                "",
+                f"{format_number(g.energy.kwh)} kWh{carbon}; {format_number(g.energy.training_kwh)} kWh in steps that count",
+            )
+        )
     if g.dollars is not None:
         m = g.dollars
-        rows.insert(2, ("", f"${m.p50:,.0f} (${m.p5:,.0f} to ${m.p95:,.0f})"))
+        rows.insert(2, ("", f"${format_number(m.p50)} (${format_number(m.p5)} to ${format_number(m.p95)})"))
     for one in reversed(g.costs):
         m, price = one.cost, f"{one.kind}, {one.gpu_hour:.2f} {one.currency} a GPU and hour, {one.date}: {one.source}"
-        rows.insert(2, ("", f"{m.p50:,.0f} {one.currency} ({m.p5:,.0f} to {m.p95:,.0f}) at {price}"))
+        rows.insert(
+            2,
+            ("", f"{format_number(m.p50)} {one.currency} ({format_number(m.p5)} to {format_number(m.p95)}) at {price}"),
+        )
     table = layout.table(rows, "ll")
     table.columns[0].style = "bold"
     return table
 
 
 def _elastic(e: Elastic) -> Table:
-    ended = f"{format_number(e.days)} days" if e.days is not None else "not finished"
+    ended = format_days(e.days) if e.days is not None else "not finished"
     rows = [
         (
             ended,
-            f"${e.dollars:,.0f}",
+            f"${format_number(e.dollars)}",
             f"{format_number(e.dollars_per_billion_tokens)} dollars a billion tokens; {e.tokens:,.0f} trained",
         ),
         *((name, format_duration(seconds), "") for name, seconds in e.seconds.items() if seconds),
         ("changes of size", f"{e.changes:,}", f"{e.lost_tokens:,.0f} tokens trained again"),
-        *((f"with {nodes} nodes", f"{format_number(days)} days", "") for nodes, days in sorted(e.by_nodes.items())),
+        *((f"with {nodes} nodes", format_days(days), "") for nodes, days in sorted(e.by_nodes.items())),
     ]
     return layout.table(rows, "lrl")
 
@@ -106,7 +115,7 @@ def _checkpoints(g: Goodput) -> Table:
     ]
     if g.expected_days is not None:
         source = "Daly 2006; nothing announced, nothing beside training"
-        rows.append(("days by the closed form", format_number(g.expected_days), source))
+        rows.append(("all by the closed form", format_days(g.expected_days), source))
     return layout.table(rows, "lrl")
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import pickle
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from simulator.base.files import write_whole
 from simulator.memory import History, label
@@ -19,26 +20,29 @@ from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocato
 from simulator.memory.pressure import drive
 from simulator.memory.tape import CATEGORIES, Event
 
-PROTOCOL = 4  # what torch itself writes, and its viewer reads
 Entry = dict[str, Any]
+_BATCH: Final = 5_000  # entries that are held at a time: a step of thousands of layers has millions
+_OPENED: Final = len(b"]q\x00")  # how a list or a dictionary begins
 
 
 def write_snapshot(path: Path, history: History, settings: AllocatorSettings | None = None) -> None:
     """Write the snapshot of a first and a steady step. Raises InputError where the file cannot be written."""
-    data = pickle.dumps(snapshot(history, settings), protocol=PROTOCOL)
-    write_whole(path, data, "--snapshot")
+    write_whole(path, _pickled(history, settings or AllocatorSettings()), "--snapshot")
 
 
-def snapshot(history: History, settings: AllocatorSettings | None = None) -> dict[str, Any]:
-    """The snapshot as plain data."""
-    settings = settings or AllocatorSettings()
+def _pickled(history: History, settings: AllocatorSettings) -> Iterator[bytes]:
+    """The snapshot as a pickle in pieces, each with a memory of its own: one object would take ten times the file's size."""
+    yield b"\x80\x04}(" + _opcodes("device_traces") + b"]]"  # a dictionary, its first key, a list, and in it another
     tracer = _Tracer(history)
     allocator = CachingAllocator(settings, on_driver=tracer.call)
     for index, event, block in drive(history.events, allocator):
         tracer.record(index, event, block)
-    return {
+        if len(tracer.entries) >= _BATCH:
+            yield _opcodes(tracer.entries)[_OPENED:]
+            tracer.entries.clear()
+    yield _opcodes(tracer.entries)[_OPENED:]
+    rest = {
         "segments": list(_segments(allocator, tracer.frames)),
-        "device_traces": [tracer.entries],
         "allocator_settings": {
             "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True" if settings.expandable_segments else "",
             "expandable_segments": settings.expandable_segments,
@@ -47,6 +51,12 @@ def snapshot(history: History, settings: AllocatorSettings | None = None) -> dic
         },
         "external_annotations": [],
     }
+    yield b"a" + _opcodes(rest)[_OPENED + 1 :] + b"."
+
+
+def _opcodes(value: object) -> bytes:
+    """What makes the value, without the pickle's first and last opcode. Protocol 3 numbers what it remembers, so pieces may follow."""
+    return pickle.dumps(value, protocol=3)[2:-1]
 
 
 class _Tracer:
@@ -54,6 +64,7 @@ class _Tracer:
 
     def __init__(self, history: History) -> None:
         self.entries: list[Entry] = []
+        self._events = count()
         self.frames: dict[int, list[Entry]] = {}  # address -> who allocated the block there
         self._marks = history.marks
         self._starts = [mark[0] for mark in history.marks]
@@ -97,7 +108,7 @@ class _Tracer:
     def _write(
         self, action: str, address: int, size: int, stream: int, frames: list[Entry], category: str | None = None
     ) -> None:
-        entry = {"action": action, "addr": address, "size": size, "stream": stream, "time_us": len(self.entries)}
+        entry = {"action": action, "addr": address, "size": size, "stream": stream, "time_us": next(self._events)}
         entry["frames"] = frames
         if category is not None:
             entry["category"] = category

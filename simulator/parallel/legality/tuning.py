@@ -13,7 +13,7 @@ def _matches(of: OfModel) -> bool:
     """Some module of the model has adapters, or some parameter is trained."""
     peft, model = of.plan.peft, of.model
     layers = zip(model.layer_numbers, model.layer_kinds, strict=True)
-    ends: tuple[ModelPart, ...] = ("embedding", "head", *model.body[model.num_layers :])
+    ends: tuple[ModelPart, ...] = ("embedding", "head", *model.body[len(model.tower_kinds) + model.num_layers :])
     parts = dict.fromkeys([(peft.at(number), kind) for number, kind in layers] + [(peft.at(None), end) for end in ends])
     each = [(own, name) for own, part in parts for name, _ in model.parameter_shapes(part)]
     if peft.pairs or peft.method == "ia3":

@@ -20,7 +20,7 @@ from simulator.memory.driver_costs import DriverCosts
 from simulator.memory.history import History
 from simulator.memory.tape import TAG
 from simulator.memory.use import history_memory
-from simulator.parallel.model_shard import shard_of
+from simulator.parallel.model_shard import body_names, shard_of
 from simulator.play.lower.host_lead import Lowered, passes_ahead
 from simulator.play.lower.pool_moves import Change, Key, Mover, Use
 from simulator.spec.calibration import Calibration
@@ -309,7 +309,7 @@ def weight_of(model: Model, unit: str) -> int:
     """Parameters of a unit, by which the states of a rank are dealt to its units."""
     if unit in ("embedding", "head"):
         return model.num_parameters_of(unit)  # type: ignore[arg-type]
-    return model.num_parameters_of(model.body[int(unit[5:])])
+    return model.num_parameters_of(model.body[body_names(model).index(unit)])
 
 
 def saved_by_unit(history: History) -> dict[str, Counter[str]]:

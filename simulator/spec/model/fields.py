@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from simulator.base.schema import Strict
 from simulator.spec.model.experts import Experts, Latent
 from simulator.spec.model.hybrid import KINDS, Mamba
+from simulator.spec.model.tower import Tower
 
 Mlp = Literal["gelu", "gelu_tanh", "relu", "squared_relu", "swiglu", "geglu"]
 _NEEDS: Final = (("shared_input_norm", "parallel_residual"), ("qk_norm_wide", "qk_norm"), ("norm_bias", "norm_weight"))
@@ -40,6 +41,8 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
     head_dim is that of queries and keys. mtp_layers: modules that predict further tokens (arXiv 2412.19437, section
     2.2): two norms and a product that join the stream with the next embedding, a layer, a norm; embedding and head are
     the model's own. mtp_passes: how often one such module is passed, a token further each time, with the same parameters.
+
+    tower: an encoder of images, whose features take the places of tokens.
 
     pattern: of a hybrid, a letter for each layer, which then is one branch: M a mixer (mamba says of what kind and shape),
     * attention, H both side by side, - an MLP, E experts. A module that predicts further tokens is attention and experts (an MLP, without any).
@@ -89,6 +92,7 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
     latent: Latent | None = None
     mamba: Mamba | None = None
     pattern: str | None = Field(min_length=1, max_length=4096, default=None)
+    tower: Tower | None = None
     mtp_layers: int = Field(ge=0, le=100, default=0)
     mtp_passes: int = Field(ge=1, le=100, default=1)
     sources: dict[str, str] = {}

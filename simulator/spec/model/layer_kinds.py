@@ -12,7 +12,9 @@ LayerKind = Literal["layer", "dense_layer"] | HybridKind
 Bf16Kind = Literal[
     "layer_bf16", "dense_layer_bf16", "mamba_bf16", "attention_bf16", "both_bf16", "mlp_bf16", "moe_bf16"
 ]  # fmt: skip
-BodyKind = LayerKind | Bf16Kind | Literal["mtp"]  # what stands between embedding and head
+# Of a tower: a layer, one with windows, and what joins its features to the text's embeddings
+TowerKind = Literal["tower", "tower_window", "joint"]
+BodyKind = LayerKind | Bf16Kind | TowerKind | Literal["mtp"]  # what stands between embedding and head
 ModelPart = BodyKind | Literal["embedding", "head"]
 Shape = tuple[int, ...]
 Parameter = tuple[str, Shape]
@@ -22,7 +24,10 @@ FORWARD_SUFFIX: Final = "-forward"  # of layers below all that is trained
 LOWEST_SUFFIX: Final = "-lowest"  # of the first layer above them, whose input needs no gradient
 
 
-def marked(kind: LayerKind, mark: str) -> BodyKind:
+TOWER_KINDS: Final[tuple[TowerKind, ...]] = ("tower", "tower_window", "joint")
+
+
+def marked(kind: BodyKind, mark: str) -> BodyKind:
     """A layer that differs from others of its kind: `@3` is trained as layer 3 is, `@3-forward` has no backward."""
     return cast("BodyKind", f"{kind}{mark}")
 
@@ -33,6 +38,6 @@ def number_of(unit: ModelPart) -> int | None:
     return int(rest.removesuffix(BF16_SUFFIX).partition("-")[0]) if sign else None
 
 
-def plain(unit: ModelPart) -> LayerKind | Literal["embedding", "mtp", "head"]:
+def plain(unit: ModelPart) -> LayerKind | TowerKind | Literal["embedding", "mtp", "head"]:
     """The kind of a unit by its contents, whatever the precision of its products and what of it is trained."""
     return cast("LayerKind", unit.removesuffix(BF16_SUFFIX).partition("@")[0])

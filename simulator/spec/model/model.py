@@ -43,14 +43,14 @@ class Model(ModelParameters, defer_build=False):
         6 FLOP a parameter and token: a multiply and an add, once forward and twice backward; the embedding lookup is
         free. Attention: two products forward (4 FLOP a pair and channel), twice that backward; where values have
         channels of their own number, 2 FLOP for each of theirs and 2 for each of the queries'. A Mamba-2 mixer's recurrence:
-        4 I N a token, twice that backward.
+        4 I N a token, twice that backward. A tower: three times its forward.
         """
         matmul = 6 * self.num_matmul_parameters * seq_len
         if self.mamba is not None:
             matmul += 3 * self.mamba.scan_flop_per_token * self.num_mixers * seq_len
         pairs = self.attention_pairs(seq_len, causal=causal)
         more = self.mtp_layers * self.mtp_passes * (seq_len * seq_len // 2 if causal else seq_len * seq_len)
-        return matmul + 6 * (self.q_width + self.o_width) * (pairs + more)
+        return matmul + 6 * (self.q_width + self.o_width) * (pairs + more) + 3 * self.tower_flop
 
     def model_flop_per_token(self, seq_len: int, *, causal: bool = True) -> int:
         """FLOP a token: 6 N_matmul + 12 L s H C, attention halved if causal (PaLM's appendix B counts it in full)."""

@@ -13,7 +13,8 @@ from simulator.spec.model.experts import Experts, Latent
 from simulator.spec.model.fields import ModelFields
 from simulator.spec.model.hybrid import KINDS, HybridKind
 from simulator.spec.model.hybrid import parameter_shapes as mamba_shapes
-from simulator.spec.model.layer_kinds import BodyKind, LayerKind, ModelPart, Parameter, plain
+from simulator.spec.model.layer_kinds import TOWER_KINDS, BodyKind, LayerKind, ModelPart, Parameter, plain
+from simulator.spec.model.tower import VISION, Tower
 
 # Where a family registers its norms among a layer's parameters: buckets are filled in registration order.
 _NORMS_BETWEEN = ("gpt2", "gpt3", "mpt")  # ln_1, attention, ln_2, mlp
@@ -41,6 +42,10 @@ class ModelParameters(ModelFields, defer_build=True):
                 return self._mtp()
             case "layer" | "dense_layer" as layer:
                 return self._layer(dense=layer == "dense_layer")
+            case "tower" | "tower_window":
+                return () if self.tower is None else _tower_layer(self.tower)
+            case "joint":  # runs what the root holds
+                return ()
             case "mamba" | "attention" | "both" | "mlp" | "moe" as branch:
                 return (*self._norm_of("norm", self.d_model), *self._branch(branch))
 
@@ -61,9 +66,19 @@ class ModelParameters(ModelFields, defer_build=True):
 
     @property
     def body(self) -> tuple[BodyKind, ...]:
-        """The units between embedding and head, in order: layers, then multi-token-prediction modules."""
+        """The units between embedding and head, in order: a tower, layers, then multi-token-prediction modules."""
         module: BodyKind = "mtp"
-        return (*self.layer_kinds, *[module for _ in range(self.mtp_layers)])
+        return (*self.tower_kinds, *self.layer_kinds, *[module for _ in range(self.mtp_layers)])
+
+    @property
+    def sees(self) -> Tower | None:
+        """The tower, where a sequence has images for it."""
+        return self.tower if self.tower is not None and self.tower.images else None
+
+    @property
+    def tower_kinds(self) -> tuple[BodyKind, ...]:
+        """The units of its tower."""
+        return self.sees.body if self.sees else ()
 
     @property
     def num_expert_layers(self) -> int:
@@ -116,7 +131,17 @@ class ModelParameters(ModelFields, defer_build=True):
         heads = (1 + self.mtp_layers * self.mtp_passes) * self.vocab_size * self.d_model
         passes = {"mtp": self.mtp_passes}
         return heads + sum(
-            count * passes.get(kind, 1) * self._matmul_parameters_of(kind) for kind, count in Counter(self.body).items()
+            count * passes.get(kind, 1) * self._matmul_parameters_of(kind)
+            for kind, count in Counter(self.body).items()
+            if kind not in TOWER_KINDS  # no token of the text passes them
+        )
+
+    @property
+    def tower_flop(self) -> int:
+        """FLOP of the forward of a sequence's images."""
+        tower = self.sees
+        return (
+            0 if tower is None else tower.images * tower.forward_flop(self.d_model, self._matmul_parameters_of("tower"))
         )
 
     def _matmul_parameters_of(self, unit: ModelPart) -> int:
@@ -132,7 +157,8 @@ class ModelParameters(ModelFields, defer_build=True):
         tokens: Parameter = ("embedding.weight", (self.vocab_size, self.d_model))
         positions: Parameter = ("positions.weight", (self.max_positions, self.d_model))
         norm = self._norm_of("embedding_norm", self.d_model) if self.embedding_norm else ()
-        return (tokens, *([positions] if self.positions == "learned" else []), *norm)
+        ends = self.sees.end_parameters(self.d_model) if self.sees else ()
+        return (*ends, tokens, *([positions] if self.positions == "learned" else []), *norm)
 
     def _head(self) -> tuple[Parameter, ...]:
         parameters = [*self._norm_of("norm", self.d_model)]
@@ -246,6 +272,13 @@ class ModelParameters(ModelFields, defer_build=True):
         if not self.norm_weight:
             return ()
         return (weight, (f"{name}.bias", (width,))) if self.norm_bias else (weight,)
+
+
+@lru_cache(maxsize=64)
+def _tower_layer(tower: Tower) -> tuple[Parameter, ...]:
+    layer = ModelParameters.model_construct(**tower.layer_fields).parameter_shapes("layer")
+    scales: tuple[Parameter, ...] = (("scale_1", (tower.d_model,)), ("scale_2", (tower.d_model,)))
+    return tuple((f"{VISION}.{name}", shape) for name, shape in (*layer, *(scales if tower.layer_scale else ())))
 
 
 def _linear(name: str, width_out: int, width_in: int, *, bias: bool) -> list[Parameter]:

@@ -33,13 +33,17 @@ _ALSO: Final[dict[str, str]] = {
     **dict.fromkeys(("head", "output"), "lm_head"),
     **dict.fromkeys(("all-linear", "all_linear", "linear"), "all"),
     **dict.fromkeys(("norms", "norm"), "norms"),
+    **dict.fromkeys(("visual", "vision_tower", "vision_model"), "vision"),
+    **dict.fromkeys(("multi_modal_projector", "merger"), "projector"),
 }
+_TOWERS: Final = ("vision", "projector")  # parts that these words alone name
 # Words that name several modules
 _WIDER: Final = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 _KNOWN: Final = (
     *("all", "attention", "mlp", "experts", "shared", "mamba", "embedding", "positions", "lm_head", "norms", "router"),
     *("q", "k", "v", "qkv", "out", "gate", "up", "gate_up", "down", "q_down", "q_up", "kv_down", "kv_up"),
     *("in_proj", "x_proj", "dt_proj"),
+    *("vision", "projector"),
 )
 _NOT_LINEAR: Final = ("embedding", "positions", "lm_head", "router", "shared_gate", "mamba.conv")
 # `layers.0-11.mlp:8`: in layers 0 to 11, with pairs of rank 8; `layers.8-`: from layer 8 on
@@ -220,7 +224,9 @@ class PeftPlan(Strict):
         return not _among(name, self.frozen)
 
     def adapts(self, module: str) -> bool:
-        """A linear module (`attention.q`) has an adapter."""
+        """A linear module (`attention.q`) has an adapter. Towers have none."""
+        if module.startswith(_TOWERS):
+            return False
         return (self.pairs or self.method == "ia3") and _among(f"{module}.weight", self.words)
 
 
@@ -248,6 +254,8 @@ def _among(name: str, words: tuple[str, ...]) -> bool:
 def _is(name: str, word: str) -> bool:
     """`attention.q.weight` is `attention.q`, `attention`, `q`, `qkv`, part of `all`, and matches `attention.*`."""
     module = name.removesuffix(".weight").removesuffix(".bias")
+    if name.startswith(_TOWERS) or word in _TOWERS:
+        return name.partition(".")[0] == word
     if word == "all":
         return not module.startswith(_NOT_LINEAR) and "norm" not in module and "sinks" not in module
     if word == "norms":

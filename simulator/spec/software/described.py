@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -23,17 +23,22 @@ from simulator.base.schema import Strict
 from simulator.spec.plan import DataParallel
 
 _VERSION = re.compile(
-    r"[\s(,@=v-]*(?:core[\s_-]*)?[rv]?(\d+(?:[.-]\d+)*)"
-)  # right behind a name; Megatron-Core's, too: core_r0.5
+    r"[\s(,@=v-]*(?:core[\s_-]*)?(?:[01][\s(,]+(?=v?\d+\.\d))?[rv]?(\d+(?:[.-]\d+)*)"
+)  # right behind a name; Megatron-Core's, too: core_r0.5; behind that of its engine: vLLM V1 0.8.4
 _LATER = (
     re.compile(r"(?<![\w.])(20\d\d(?:-\d+)*)"),
-    re.compile(r"(?<![\w.])(\d+(?:\.\d+)+)"),
+    re.compile(r"(?<![\w.])v?(\d+(?:\.\d+)+)"),
 )  # a date further on, or a release
 _TORCH = re.compile(r"(?<![a-z])(?:py)?torch[\s(=v-]*(\d+(?:\.\d+)+)", re.IGNORECASE)
 _NEWEST = re.compile(r"\b(?:dev|main|master|nightly|latest|head)\b", re.IGNORECASE)
 _Version = tuple[int, ...]
 Nature = Literal["eager", "compiled", "fused"]  # who makes the kernels of a block
 Default = str | int | bool | list[str]
+COLUMNS: Final = (
+    "act_ckpt", "compile", "flash_attn", "flop_convention", "global_batch", "mem_metric_detail", "micro_batch", "num_micro_batches",
+    "precision", "seq_parallel", "vpp", "zero_or_fsdp",
+)  # fmt: skip  # of a table of runs: those that documents of software have defaults for
+FABRIC: Final = ("fabric.size_bytes", "fabric.gather_copies", "fabric.call_rank_s")
 
 
 class Implementations(Strict):
@@ -94,7 +99,7 @@ def named_in(text: str, entries: Iterable[Described], likely: Sequence[Described
     named = [entry for span, entry in found if span == first]
     if first is None:
         return []
-    version = _version_at(text, first[1])
+    version = _version_at(text, first)
     if not version and not _NEWEST.search(text):
         named = [entry for entry in named if any(entry is one for one in likely)] or named
     newest = max(_numbers(entry.versions[0]) for entry in named)
@@ -111,12 +116,16 @@ def _mentions(text: str, names: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
 
 @cache
 def _name(name: str) -> re.Pattern[str]:
-    words = r"[\s_-]+".join(re.escape(word) for word in re.split(r"[\s_-]+", name))
+    words = r"[^a-z0-9]+".join(re.escape(word) for word in re.split(r"[\s_-]+", name))  # ms-swift (Megatron)
     return re.compile(rf"(?<![a-z0-9]){words}(?![a-z0-9])", re.IGNORECASE)
 
 
-def _version_at(text: str, end: int) -> _Version:
-    found = _VERSION.match(text, end) or next(filter(None, (later.search(text, end) for later in _LATER)), None)
+def _version_at(text: str, name: tuple[int, int]) -> _Version:
+    """Of the name that stands there, or where it stands again (of an image, `rocm6.4_vllm_0.10.1`), or further on."""
+    begin, end = name
+    again = re.compile(rf"{re.escape(text[begin:end])}[_:]v?(\d+(?:\.\d+)+)", re.IGNORECASE)
+    found = _VERSION.match(text, end) or again.search(text, begin)
+    found = found or next(filter(None, (later.search(text, end) for later in _LATER)), None)
     return _numbers(found[1]) if found else ()
 
 

@@ -120,6 +120,10 @@ class Engine(Strict):
         default="separate",
         description="activations become fp8 in kernels of their own (scales of tokens or blocks), or in the kernels before them",
     )
+    expert_rows: Literal["indexed", "expanded"] = Field(
+        default="indexed",
+        description="rows of a mixture's experts: read by their product where tokens lie, or written by expert before",
+    )
     samples_in_place: bool = Field(
         default=False, description="sampling works on the logits as the product made them, without copies of them"
     )

@@ -10,16 +10,17 @@ import functools
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from simulator.base.errors import Fault, InputError, StackError
 from simulator.base.presets import TOPOLOGIES, facts
 from simulator.base.records import Nested
-from simulator.base.schema import read_toml, unknown_name
+from simulator.base.schema import Strict, model_at, nearest, read_toml, unknown_name
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.model.experts import StoredExperts
-from simulator.spec.software.described import Described, Nature, named_in, torch_in
+from simulator.spec.plan import Plan
+from simulator.spec.software.described import COLUMNS, FABRIC, Described, Nature, named_in, torch_in
 from simulator.spec.software.engine import Engine
 from simulator.spec.software.nccl import Nccl
 from simulator.spec.software.nccl.environment import TUNER_FILE
@@ -126,7 +127,7 @@ class Stack(Nested):
         runs = self.fitted.calibration_runs
         if len(runs) > _MAX_CALIBRATION_RUNS or len(set(runs)) < len(runs):
             problems.append(f"calibration_runs are at most {_MAX_CALIBRATION_RUNS} different ids, not {len(runs)}")
-        problems += _nccl_problems(self)
+        problems += [*_nccl_problems(self), *_default_problems(self)]
         blocks = {"userbuffers": "fused", "symmetric_memory": "compiled"}.get(self.overlap.tp, self.kernels.blocks)
         if blocks != self.kernels.blocks:
             problems.append(
@@ -286,3 +287,19 @@ def _entries() -> list[tuple[str, Described]]:
 
 def _folder() -> Path:
     return TOPOLOGIES / "stacks"
+
+
+def _default_problems(stack: Stack) -> list[str]:
+    """The faults of what blank columns and keys of a plan, a model or a stack mean."""
+    nouns: dict[str, type[BaseModel]] = {"plan": Plan, "model": Model, "stack": Stack}
+    found = []
+    for name in (name for entry in stack.describes for name in entry.defaults):
+        noun, *path = name.split(".") if "." in name else ("plan", name)
+        owner = model_at(nouns.get(noun), path[:-1])
+        keys = owner.written_fields() if owner is not None and issubclass(owner, Strict) else ()
+        if name not in (*COLUMNS, *FABRIC) and path[-1] not in keys:
+            near = nearest(name, (*COLUMNS, *Plan.written_fields()))
+            found.append(
+                f"describes: defaults: {name[:60]} is no column and no key of a plan" + f" ({near})" * bool(near)
+            )
+    return found

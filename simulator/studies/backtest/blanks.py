@@ -153,7 +153,7 @@ def _micro_batches(row: RunRow) -> Iterator[int | None]:
 
 def _shardings(row: RunRow, defaults: Mapping[str, Any]) -> Sequence[str]:
     found = _answers("zero_or_fsdp", row, defaults)
-    return found[:1] if _ranks(row) == 1 else found
+    return found[:1] if _ranks(row) * (row.cp or 1) == 1 else found  # ranks of cp share shards, too
 
 
 def _recomputations(row: RunRow, defaults: Mapping[str, Any]) -> Sequence[str]:

@@ -7,7 +7,7 @@ from typing import Final, Literal
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.studies.backtest.outcome import RefusedError
-from simulator.studies.backtest.rows import FlopConvention, RunRow
+from simulator.studies.backtest.rows import FP8_RECIPES, FlopConvention, RunRow
 
 MemoryFigure = Literal["allocated", "reserved", "used"]
 
@@ -21,7 +21,7 @@ MEMORY_FIGURES: dict[str, tuple[MemoryFigure, int]] = {
     "gpu_memory_gb": ("used", 10**9),
 }
 
-_UNITS: Final = {"fp8_mx": "fp8", "nvfp4": "fp4"}  # whose peak an MFU is of
+_UNITS: Final = {**dict.fromkeys(FP8_RECIPES, "fp8"), "nvfp4": "fp4"}  # whose peak an MFU is of
 
 
 class NoStepTimeError(RefusedError):

@@ -43,6 +43,10 @@ _ADAPTED: Final = (_EVERYWHERE, {"plan.lora_rank": 8, "plan.lora_targets": ("q",
 # Compilers, tiled attention and Transformer Engine's layers by their usual names
 _COMPILED: Final = re.compile(r"(?:\btorch[._ ])?\bcompiled?\b(?![- ](?:time|caches?)\b)|\binductor\b", re.IGNORECASE)
 _FLASH: Final = re.compile(r"\bflash[-_ ]?att(?:ention|n)|\bFA-?[23]\b", re.IGNORECASE)
+# Data parallelism that stands in a framework's name: "Lightning, FSDP strategy", "DeepSpeed ZeRO-3", "ZeRO++" (which is of stage 3)
+_SHARDED: Final = re.compile(
+    r"(?<![a-z0-9])(?:(hsdp|ddp|fsdp)[12]?|zero(?:[- ]?stage)?[- ]?(?:([123])|\+\+))(?![a-z0-9])", re.IGNORECASE
+)
 _FUSED: Final = re.compile(r"\btransformer[-_ ]?engine\b|\bTE ?v?\d", re.IGNORECASE)
 # (what is written, what it means): FSDP's CPUOffload keeps parameters, gradients and moments in host memory; torch's asynchronous
 # tensor parallelism sends through symmetric memory; dropping tokens caps experts at their mean; configurations of models say whether
@@ -63,13 +67,20 @@ _TECHNIQUES: Final[tuple[tuple[re.Pattern[str], Settings], ...]] = (
 
 
 def worded(row: RunRow) -> RunRow:
-    """The row with `compile` and `flash_attn` as its framework's name and notes say them, where the columns are blank.
+    """The row with `compile` and `flash_attn` as its framework's name and notes say them, and with the sharding that the name says.
 
     PyTorch has a tiled attention kernel of its own since 2.0.
     """
     text, release = f"{row.framework}; {note_text(row)}", torch_in(row.framework)
     flash = _state_of(_FLASH, text) or ("n" if release and release < (2,) else None)
-    return replace(row, compile=row.compile or _state_of(_COMPILED, text), flash_attn=row.flash_attn or flash)
+    word, compiled = row.zero_or_fsdp or _sharded(row.framework), row.compile or _state_of(_COMPILED, text)
+    return replace(row, compile=compiled, flash_attn=row.flash_attn or flash, zero_or_fsdp=word)
+
+
+def _sharded(framework: str) -> str:
+    """The one kind of data parallelism that the text names, as a table's word; else nothing."""
+    named = {found[1].casefold() if found[1] else f"zero{found[2] or 3}" for found in _SHARDED.finditer(framework)}
+    return {"fsdp": "fsdp_full"}.get(word := "".join(named), word) if len(named) == 1 else ""
 
 
 def shows_fused(row: RunRow) -> bool:

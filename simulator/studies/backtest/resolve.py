@@ -20,13 +20,14 @@ from simulator.spec.cluster.measured import Bandwidth
 from simulator.spec.model import Model
 from simulator.spec.model.files import unknown_model
 from simulator.spec.plan import Plan
+from simulator.spec.plan.traits import traits_of
 from simulator.spec.software.described import Described, named_in
 from simulator.spec.software.stack import AttentionBackend, Stack
 from simulator.studies.backtest.blanks import described, filled_rows
 from simulator.studies.backtest.models import model_of, preset_of
 from simulator.studies.backtest.notes import note_text, states
 from simulator.studies.backtest.outcome import RefusedError
-from simulator.studies.backtest.rows import FlopConvention, RunRow
+from simulator.studies.backtest.rows import FP8_RECIPES, FlopConvention, RunRow
 
 _GROUPS: Final = re.compile(r"zero1_intragroup([0-9]{1,18})")
 _PCIE: Final = re.compile(r"\bpcie ?-?(?:gen)? ?([3-6])?", re.IGNORECASE)
@@ -196,7 +197,7 @@ def _plan(row: RunRow, stack: str, software: Described, per_node: int) -> tuple[
     cp, tp, pp = row.cp or 1, row.tp or 1, row.pp or 1
     ranks = (row.n_gpus or 1) // (cp * tp * pp)
     micro_batch, micro_batches = _batch(row, ranks)
-    sequence_parallel = tp > 1 and row.seq_parallel == "y"
+    sequence_parallel, recipe = tp > 1 and row.seq_parallel == "y", FP8_RECIPES.get(row.precision)
     fields: dict[str, Any] = {
         "cp": cp,
         "tp": tp,
@@ -207,7 +208,7 @@ def _plan(row: RunRow, stack: str, software: Described, per_node: int) -> tuple[
         "num_micro_batches": ceil(micro_batches),
         "seq_len": row.seq_len,
         "stack": stack,
-        **({"precision": "fp8", "fp8_recipe": "mxfp8"} if row.precision == "fp8_mx" else {"precision": row.precision}),
+        **({"precision": "fp8", "fp8_recipe": recipe} if recipe else {"precision": row.precision}),
         # ranks that all hold the same tokens would compute the same experts
         **({"ep": row.ep or 1, "etp": 1 if sequence_parallel else tp} if (row.n_experts or 1) > 1 else {}),
         **_sharding(row, software, ranks, per_node),
@@ -233,8 +234,9 @@ def _batch(row: RunRow, ranks: int) -> tuple[int, float]:
 def _sharding(row: RunRow, software: Described, ranks: int, per_node: int) -> dict[str, Any]:
     """zero_or_fsdp in the plan's words: stage, whose implementation, ranks that share a shard, replicas."""
     word, whose = row.zero_or_fsdp, software.data_parallel
-    if word == "ddp" or row.n_gpus == 1:
-        return {"zero": 0, "data_parallel": whose.ddp, "dp_replicate": ranks, "dp_shard": 1}
+    if word == "ddp" or row.n_gpus == 1:  # who deals experts to ranks sums the other gradients as DeepSpeed does
+        replicas = whose.ddp if (row.ep or 1) == 1 or traits_of(whose.ddp).expert_groups else "deepspeed"
+        return {"zero": 0, "data_parallel": replicas, "dp_replicate": ranks, "dp_shard": 1}
     groups = _GROUPS.fullmatch(word)
     shard = int(groups[1]) if groups else per_node // ((row.cp or 1) * (row.tp or 1)) if word == "hsdp" else ranks
     if not shard or ranks % shard:

@@ -7,7 +7,7 @@ otherwise; None (or "") where the table is silent. Units are the table's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from simulator.base.errors import Fault
 
@@ -23,6 +23,8 @@ MemoryMetric = Literal[
 ]
 YesNo = Literal["y", "n"]
 FlopConvention = Literal["full_attention", "half_attention_all_weights", "hardware_2021"]
+# Words of `precision` that say how fp8 is scaled, and the plan's `fp8_recipe`
+FP8_RECIPES: Final = {"fp8_mx": "mxfp8", "fp8_rowwise": "rowwise", "fp8_blockwise": "blockwise"}
 Strategy = Literal["single", "ddp", "fsdp2_full", "fsdp2_noreshard", "hsdp", "tp"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 Setting = tuple[

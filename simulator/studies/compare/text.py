@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simulator.base.units import format_bytes, format_interval, format_seconds
+from simulator.base.units import format_bytes, format_days, format_interval, format_number, format_seconds
 from simulator.studies.compare.ablations import Gain
 from simulator.studies.compare.comparison import Compared, Comparison, busy
 
@@ -122,7 +122,8 @@ def _costs(comparison: Comparison) -> Table:
         table.add_row("  a billion tokens", *(f"{c.billion_tokens:,.0f}" if c else "-" for c in costs))
         if any(c and c.run for c in costs):
             table.add_row(
-                "  the run", *(f"{c.run or 0:,.0f}, {c.run_days or 0:,.1f} days" if c else "-" for c in costs)
+                "  the run",
+                *(f"{format_number(c.run or 0)}, {format_days(c.run_days or 0)}" if c else "-" for c in costs),
             )
     table.add_row("nobody is both quicker and cheaper", *("*" if best else "" for best in comparison.on_front))
     return table

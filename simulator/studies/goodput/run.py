@@ -19,7 +19,7 @@ def _interval(value: object) -> Any:  # noqa: ANN401  text of a time goes on to 
 
 
 class LongRun(Strict):
-    """`[run]`: what `shardwise goodput` plays; the other verbs leave it alone."""
+    """`[run]`: what `shardwise goodput` plays; the other verbs refuse unknown keys and leave the rest alone."""
 
     tokens: Count | None = Field(
         gt=0, le=10**18, default=None, description='tokens to train, also as `"15T"`; this or `steps`'

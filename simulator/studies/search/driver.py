@@ -53,7 +53,7 @@ _LISTED: Final = 256  # branches from one sign of progress to the next
 class Progress:
     """Where a search stands. phase: listing, scouting or survey (of branches) or simulation; total: None where it is not known.
 
-    stack: whose plans are searched, where there are several.
+    stack: whose plans are searched, where there are several. spent: of the budget of simulations, where there is one.
     """
 
     phase: str
@@ -61,6 +61,7 @@ class Progress:
     total: int | None
     best: float | None = None
     stack: str = ""
+    spent: float | None = None
 
 
 OnProgress = Callable[[Progress], None]
@@ -234,7 +235,8 @@ class _Run:
             found = outcome
         self.simulated[prospect.key] = found
         self.table.add(prospect, found)
-        self.on_progress(Progress("simulation", len(self.simulated), None, self.table.best))
+        spent = min(1.0, self.table.work / self.study.budget) if self.study.layouts else None
+        self.on_progress(Progress("simulation", len(self.simulated), None, self.table.best, spent=spent))
 
 
 def _order(prospect: Prospect) -> tuple[float, str]:

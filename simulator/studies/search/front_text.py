@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simulator.base.units import counted, format_interval, format_seconds
+from simulator.base.units import counted, format_interval, format_number, format_seconds
 from simulator.studies.search.front import Front, FrontRow
 from simulator.studies.search.text import words
 
@@ -71,6 +71,6 @@ def _cells(row: FrontRow, *, with_run: bool) -> list[str]:
     assert o.high_s is not None
     times = [format_seconds(o.step_s), format_interval(o.low_s, o.high_s, between=" - ")]
     money = f"{row.billion_tokens or 0:,.4g}" + (" ≈" if row.within_noise else "")
-    run = [f"{row.run_days or 0:,.1f}", f"{row.run or 0:,.0f}"] if with_run else []
+    run = [format_number(row.run_days or 0), format_number(row.run or 0)] if with_run else []
     cells = [f"{row.nodes:,}", f"{o.num_devices:,}", *times, f"{best.tokens_per_s:,.0f}", money]
     return ["*" if row.on_front else "", *cells, *run, words(best)]

@@ -21,6 +21,7 @@ from simulator.memory.tape import Tape
 from simulator.parallel.model_shard import ModelShard, whole_body
 from simulator.parallel.pipeline import peak_in_flight
 from simulator.parallel.schedule_traits import filling
+from simulator.spec.model.layer_kinds import TOWER_KINDS, plain
 from simulator.spec.plan import Plan
 from simulator.spec.plan.order import MAX_SIZE
 from simulator.studies.search.blocks import BlockShapes, Shape
@@ -103,6 +104,7 @@ class MemoryFloor:
     def _only_inputs(self, plan: Plan) -> Saved:
         context, size = self.context, self._input_bytes(plan)
         each, none = (dict[str, int](dict.fromkeys(whole_body(context.model, plan), value)) for value in (size, 0))
+        each = {kind: 0 if plain(kind) in TOWER_KINDS else value for kind, value in each.items()}  # type: ignore[arg-type]
         return Saved(
             embedding=0,
             plain=each,

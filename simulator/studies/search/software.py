@@ -43,14 +43,14 @@ def search_stacks(
         return search(study, engine, journal, on_progress)
     found: list[SearchReport] = []
     without: dict[str, InputError] = {}
-    for stack in stacks:
+    for number, stack in enumerate(stacks):
 
-        def of_stack(progress: Progress, stack: str = stack) -> None:
+        def of_stack(progress: Progress, stack: str = f"{stack} ({number + 1} of {len(stacks)})") -> None:
             on_progress(replace(progress, stack=stack))
 
         try:
             left = study.budget * _MORE - sum(report.work for report in found)
-            budget = int(left / (len(stacks) - stacks.index(stack)))  # what others leave is for the next
+            budget = int(left / (len(stacks) - number))  # what others leave is for the next
             found.append(search(_under(study, stack, budget), engine, journal, of_stack))
         except SearchBrokenError:
             raise

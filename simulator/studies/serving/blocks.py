@@ -13,7 +13,9 @@ from typing import Any, Self
 from simulator.base.kernels import Attention, Gemm, Kernel, Stream
 from simulator.spec.model.experts import Experts
 from simulator.spec.plan import ExpertsPlan, Plan, PrecisionPlan
+from simulator.spec.software.engine import Engine
 from simulator.spec.software.stack import Stack
+from simulator.studies.serving.kernels import WEIGHT_BITS
 from simulator.studies.serving.plan import InferencePlan, Part
 from simulator.studies.serving.shards import StageShard, experts_reached
 from simulator.work.ops import Block, Category, Op, build_blocks
@@ -28,7 +30,44 @@ from simulator.work.ops.tensor_parallel import Split
 def forward_blocks(shard: StageShard, plan: InferencePlan, stack: Stack, tokens: int) -> dict[str, Block]:
     """The embedding and a layer of each kind, for `tokens` new tokens of any sequences."""
     blocks = build_blocks(shard.embedding, stack, _training(plan, tokens, "embedding"))
-    return {"embedding": blocks.embedding, **{block.name: _as_served(block) for block in blocks.body}}
+    body = [_experts_as_served(block, shard, plan, stack.engine) if stack.engine else block for block in blocks.body]
+    return {"embedding": blocks.embedding, **{block.name: _as_served(block) for block in body}}
+
+
+def _experts_as_served(block: Block, shard: StageShard, plan: InferencePlan, engine: Engine) -> Block:
+    """A mixture as inference engines run it: rows are not copied but as the engine does, and shared experts' part is reduced with the rest.
+
+    Routers multiply what they get as it is. Tokens that travelled to their experts' GPUs become rows there.
+    """
+    names, experts = {op.name for op in block.ops}, shard.part.experts
+    if experts is None or "router" not in names:
+        return block
+    passed = (
+        () if plan.attention_dp else ("sorted", "unsorted", *(("permute",) if engine.expert_rows == "indexed" else ()))
+    )
+    found: list[Op] = []
+    same: dict[str, str] = {}  # of tensors that are not made, what stands for them
+    for op in block.ops:
+        if op.name in passed:
+            same[op.outputs[0].name] = same.get(op.inputs[0], op.inputs[0])
+            continue
+        served = replace(op, inputs=tuple(same.get(name, name) for name in op.inputs))
+        if op.name == "permute" and not plan.attention_dp:
+            served = replace(served, forward=(_expanded(op, experts.top_k, plan),))
+        elif op.name == "router":
+            product = replace(op.forward[-1], dtype=plan.compute_dtype)
+            served = replace(served, forward=(product,), forward_temporary_bytes=0)
+        elif op.name == "shared.leave" and "experts.leave" in names:
+            served = replace(served, forward_exchanges=())
+        found.append(served)
+    return replace(block, ops=tuple(found))
+
+
+def _expanded(op: Op, top_k: int, plan: InferencePlan) -> Kernel:
+    """One kernel that writes each token's rows, in the numbers that their product reads."""
+    size = op.outputs[0].num_bytes
+    bits = WEIGHT_BITS[plan.weights] if plan.weights in ("fp8", "nvfp4") else 16.0
+    return stream("copy", size // top_k, int(size * bits / 16))
 
 
 def _as_served(block: Block) -> Block:
@@ -109,7 +148,7 @@ class ForwardOps:
     some ten times faster than building each.
     """
 
-    ops: tuple[tuple[Category, tuple[_Line | _Routed, ...], tuple[_Line, ...]], ...]
+    ops: tuple[tuple[str, Category, tuple[_Line | _Routed, ...], tuple[_Line, ...]], ...]
 
     @classmethod
     def of(
@@ -135,14 +174,14 @@ class ForwardOps:
             between = zip(one.forward_exchanges, two.forward_exchanges, strict=True)
             exchanges = tuple(_Line.through(a, b) for a, b in between)
             if kernels or exchanges:
-                found.append((one.category, kernels, exchanges))
+                found.append((one.name, one.category, kernels, exchanges))
         return cls(tuple(found))
 
-    def at(self, tokens: int) -> tuple[tuple[Category, tuple[Kernel, ...], tuple[Exchange, ...]], ...]:
-        """(category, kernels, collectives) of each op, in order."""
+    def at(self, tokens: int) -> tuple[tuple[str, Category, tuple[Kernel, ...], tuple[Exchange, ...]], ...]:
+        """(name, category, kernels, collectives) of each op, in order."""
         return tuple(
-            (category, tuple(line.at(tokens) for line in kernels), tuple(line.at(tokens) for line in exchanges))
-            for category, kernels, exchanges in self.ops
+            (name, category, tuple(line.at(tokens) for line in kernels), tuple(line.at(tokens) for line in exchanges))
+            for name, category, kernels, exchanges in self.ops
         )
 
 

@@ -36,7 +36,14 @@ from simulator.studies.serving.kernels import multiplied, stored_as
 from simulator.studies.serving.lora import lora_kernels
 from simulator.studies.serving.mixers import MixerCosts
 from simulator.studies.serving.plan import InferencePlan
-from simulator.studies.serving.shards import NO_ATTENTION, cached_channels, kv_bytes_per_token, stage_shards, windows
+from simulator.studies.serving.shards import (
+    NO_ATTENTION,
+    WIDE,
+    cached_channels,
+    kv_bytes_per_token,
+    stage_shards,
+    windows,
+)
 from simulator.studies.serving.speculation import draft_plan, tokens_a_step
 from simulator.studies.serving.workload import Request
 from simulator.work.collectives import collective_s
@@ -325,10 +332,13 @@ class StepCosts:
     def _ops(self, block: ForwardOps, tokens: int, clock: Clock, *, narrow: bool = False) -> Cost:
         """A block's forward. narrow: its weights are stored as the plan says."""
         total = Cost()
-        for category, kernels, exchanges in block.at(tokens):
+        weights, known = self.plan.weights, self._multiplied
+        for name, category, kernels, exchanges in block.at(tokens):
             factor = 1.0 if category == "gemm" else self._elementwise
-            stored = stored_as(kernels, self.plan.weights, self._multiplied, cast=self._casts) if narrow else kernels
-            total += self._kernels(stored, clock, factor)
+            if narrow and name not in WIDE:
+                rows = tokens if name == "experts.up" else None  # quantised before they become rows of experts
+                kernels = stored_as(kernels, weights, known, cast=self._casts, rows=rows)  # noqa: PLW2901
+            total += self._kernels(kernels, clock, factor)
             for exchange in exchanges:
                 waits_s = 0.0 if self._ideal else self.stack.fitted.collective_wait_s
                 total += Cost(
@@ -381,7 +391,7 @@ class StepCosts:
         """The clock that the power cap leaves a step of such layers (simulator.play.lower.power), in hundredths of use."""
         if not self._clock.depends_on_use:
             return self._clock
-        kernels = [kernel for _, kernels, _ in layer.at(tokens) for kernel in kernels]
+        kernels = [kernel for _, _, kernels, _ in layer.at(tokens) for kernel in kernels]
         clock = self._clock
         for _ in range(2):
             use = round(100 * mean_use(clock, kernels))

@@ -92,11 +92,17 @@ def multiplied(device: Device) -> dict[str, tuple[Dtype, float]]:
 
 
 def stored_as(
-    kernels: tuple[Kernel, ...], weights: str, dtypes: Mapping[str, tuple[Dtype, float]], *, cast: bool = True
+    kernels: tuple[Kernel, ...],
+    weights: str,
+    dtypes: Mapping[str, tuple[Dtype, float]],
+    *,
+    cast: bool = True,
+    rows: int | None = None,
 ) -> tuple[Kernel, ...]:
     """The kernels of a layer with its weights stored so: narrower reads, or narrow products behind quantised activations.
 
-    dtypes: of `multiplied`. cast: activations are quantised by kernels of their own. mxfp4 is of experts alone.
+    dtypes: of `multiplied`. cast: activations are quantised by kernels of their own. rows: of those; None: of the products. mxfp4 is of
+    experts alone.
     """
     found: list[Kernel] = []
     for kernel in kernels:
@@ -104,7 +110,7 @@ def stored_as(
             found.append(kernel)
         elif weights in dtypes:
             dtype, each = dtypes[weights]
-            numbers = kernel.batch * kernel.m * kernel.k
+            numbers = (kernel.batch * kernel.m if rows is None else rows) * kernel.k
             if cast:
                 read = numbers * DTYPE_BYTES[kernel.dtype]
                 found.append(Stream(op="quantise", read_bytes=read, write_bytes=int(numbers * each)))

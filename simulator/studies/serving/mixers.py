@@ -66,7 +66,7 @@ class MixerCosts:
             return Cost()
         cost = self._price(self._update(mamba, batch.decodes)) if batch.decodes else Cost()
         pieces = sum(-(-chunk.new // mamba.chunk_size) for chunk in batch.chunks)
-        for _, kernels, _ in self._scan.at(pieces) if pieces else ():
+        for _, _, kernels, _ in self._scan.at(pieces) if pieces else ():
             cost += self._price(kernels)
         return cost.times(count)
 

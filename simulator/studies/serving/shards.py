@@ -15,7 +15,7 @@ from simulator.spec.model.hybrid import Mamba
 from simulator.studies.serving.kernels import WEIGHT_BITS
 from simulator.studies.serving.plan import InferencePlan, Part
 
-_WIDE = ("router", "shared_gate")
+WIDE = ("router", "shared_gate")
 NO_ATTENTION = ("mamba", "mlp", "moe")  # layers of hybrids
 VOCAB_MULTIPLE = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE (model_executor/layers/vocab_parallel_embedding.py)
 
@@ -124,7 +124,7 @@ def _layer_bytes(part: ModelShard, kind: LayerKind, plan: InferencePlan) -> int:
     narrow = wide = 0
     of = ("experts.",) if plan.weights == "mxfp4" else ("",)
     for name, shape in part.parameter_shapes(kind):
-        if len(shape) >= 2 and name.startswith(of) and not name.startswith(_WIDE):
+        if len(shape) >= 2 and name.startswith(of) and not name.startswith(WIDE):
             narrow += prod(shape)
         else:
             wide += prod(shape)

@@ -10,12 +10,14 @@ from simulator.base.kernels import DTYPE_BYTES, Gemm
 from simulator.parallel.model_shard import shard_of, whole_body
 from simulator.spec.model import FORWARD_SUFFIX, LOWEST_SUFFIX, BodyKind, LayerKind, Model, number_of
 from simulator.spec.model.hybrid import HybridKind
-from simulator.spec.model.layer_kinds import BF16_SUFFIX, plain
+from simulator.spec.model.layer_kinds import BF16_SUFFIX, TOWER_KINDS, TowerKind, plain
+from simulator.spec.model.tower import TOWER_WEIGHT
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops.attention import attention
 from simulator.work.ops.core import Block, ModelBlocks, Op
 from simulator.work.ops.cuda_graphs import with_graphs
+from simulator.work.ops.embedding import embedding
 from simulator.work.ops.graph import Graph, Value, fuse_residuals, stream
 from simulator.work.ops.head_loss import WITH_HEAD, loss_with_head
 from simulator.work.ops.linear import linear
@@ -24,7 +26,8 @@ from simulator.work.ops.mlp import mlp
 from simulator.work.ops.norm import norm
 from simulator.work.ops.op_context import OpContext, uses_autocast
 from simulator.work.ops.quantise import casts_in_norms
-from simulator.work.ops.tensor_parallel import Split, enter, gather, leave, part, whole_columns
+from simulator.work.ops.tensor_parallel import Split, enter, gather, whole_columns
+from simulator.work.ops.tower import joint, patches, scaled, tower_context
 
 Feed = Callable[[Graph, OpContext, Value], Value]
 
@@ -38,13 +41,13 @@ def build_blocks(model: Model, stack: Stack, plan: Plan) -> ModelBlocks:
     found = tuple(dict.fromkeys(whole_body(model, plan)))
     ends = replace(setting, plan=plan.model_copy(update={"peft": plan.peft.at(None)})) if plan.peft.any else setting
     return ModelBlocks(
-        embedding=_embedding(ends),
+        embedding=embedding(ends) if setting.model.sees is None else _patches(ends),
         body=tuple(block for kind in _ORDER for block in _variants(setting, kind, found)),
         head=_head(ends),
     )
 
 
-_ORDER: Final[tuple[LayerKind | Literal["mtp"], ...]] = (
+_ORDER: Final[tuple[LayerKind | TowerKind | Literal["mtp"], ...]] = (
     "layer",
     "dense_layer",
     "mamba",
@@ -53,10 +56,13 @@ _ORDER: Final[tuple[LayerKind | Literal["mtp"], ...]] = (
     "mlp",
     "moe",
     "mtp",
+    *TOWER_KINDS,
 )
 
 
-def _variants(s: OpContext, kind: LayerKind | Literal["mtp"], found: tuple[BodyKind, ...]) -> Iterator[Block]:
+def _variants(
+    s: OpContext, kind: LayerKind | TowerKind | Literal["mtp"], found: tuple[BodyKind, ...]
+) -> Iterator[Block]:
     """The blocks of a kind: as the plan has it, with products in bf16, as some layers are trained."""
     for name in sorted(
         (one for one in found if plain(one) == kind), key=lambda one: (one != kind, LOWEST_SUFFIX in one)
@@ -99,78 +105,25 @@ def _towards(op: Op, needs: set[str]) -> Op:
     return replace(op, backward=backward, grad_inputs=made, grad_aliases=aliases, grad_overwrites=over)
 
 
-def _body(s: OpContext, kind: LayerKind | Literal["mtp"]) -> Block:
+def _patches(s: OpContext) -> Block:
+    """Where a model sees, its first block makes patches of images, which have no gradients."""
+    block, trained = patches(s), s.plan.peft.trains(TOWER_WEIGHT)
+    return replace(block, ops=tuple(_ended(block, lowest=trained)))
+
+
+def _body(s: OpContext, kind: LayerKind | TowerKind | Literal["mtp"]) -> Block:
     """A block of a kind."""
     match kind:
+        case "tower" | "tower_window":
+            return _layer(tower_context(s, TOWER_WEIGHT, windowed=kind == "tower_window"), dense=False)
+        case "joint":
+            return joint(s)
         case "mtp":
             return _mtp(s)
         case "layer" | "dense_layer":
             return _layer(s, dense=kind == "dense_layer")
         case _:
             return _one_branch(s, kind)
-
-
-def _embedding(s: OpContext) -> Block:
-    """Token lookup, learned positions, scale. Backward: a zeroed gradient, sorted indices, one scatter."""
-    m = s.model
-    ids = Value("tokens", s.tokens, "int64")
-    g = Graph("embedding", ids)
-    x = g.value("embedded", s.tokens * m.d_model, s.stream_dtype)
-    # DTensor makes the gradient of the whole table on every rank (torch 2.13, distributed/tensor/_ops/_embedding_ops.py)
-    parts = s.plan.tp if s.vocab_parallel and s.stack.traits.dtensor else 1
-    table = parts * m.vocab_size * m.d_model * DTYPE_BYTES[s.parameter_dtype]
-    tied = (stream("elementwise", 2 * table, table),) if m.tied_embeddings else ()  # added to the head's gradient
-    trains = s.trains("embedding.weight")
-    scatter = (
-        stream("memset", 0, table),
-        stream("embedding_backward", x.num_bytes + 6 * ids.num_bytes, x.num_bytes, 6),
-        *tied,
-    )
-    g.op(
-        "embedding",
-        "embedding",
-        inputs=(ids,),
-        grads=(),
-        outputs=(x,),
-        forward=(stream("embedding_forward", ids.num_bytes + x.num_bytes, x.num_bytes),),
-        backward=scatter if trains else (),
-        saved=(ids,) if trains else (),
-        parameter_numel=parts * m.vocab_size * m.d_model if trains else 0,
-    )
-    x = leave(g, s, "embedding.leave", x) if s.vocab_parallel else part(g, s, "embedding.part", x)
-    if m.positions == "learned":
-        x = _learned_positions(g, s, x)
-    if m.embedding_scale:
-        x = g.pointwise("scaled", [x], g.value("scaled", x.numel, x.dtype))
-    if m.embedding_norm:
-        x = norm(g, s, "embedding_norm", x, m.d_model)
-    return g.block(x, m.num_parameters_of("embedding"))
-
-
-def _learned_positions(g: Graph, s: OpContext, x: Value) -> Value:
-    """Rows of the position table looked up and added; backward sums over the batch, then scatters."""
-    m = s.model
-    rows = x.num_bytes // s.batch
-    table = m.max_positions * m.d_model * DTYPE_BYTES[s.parameter_dtype]
-    out = g.value("positioned", x.numel, x.dtype)
-    g.op(
-        "positions",
-        "embedding",
-        inputs=(x,),
-        outputs=(out,),
-        forward=(stream("embedding_forward", rows, rows), stream("elementwise", x.num_bytes + rows, x.num_bytes)),
-        backward=(
-            stream("reduce", x.num_bytes, rows),
-            stream("memset", 0, table),
-            stream("embedding_backward", rows, rows, 6),
-        )
-        if s.trains("positions.weight")
-        else (),
-        aliases=(x,),
-        forward_temporary_bytes=rows,
-        parameter_numel=m.max_positions * m.d_model if s.trains("positions.weight") else 0,
-    )
-    return out
 
 
 def _keep_every_second_product(block: Block) -> Block:
@@ -307,6 +260,8 @@ def _parallel(g: Graph, s: OpContext, x: Value, feed: Feed) -> Value:
 
 def _add(g: Graph, s: OpContext, name: str, x: Value, branch: Value) -> Value:
     """The sum, in the dtype of x. Gradients pass through; a narrower branch gets its own by a cast."""
+    if s.tower is not None and s.tower.layer_scale:
+        branch = scaled(g, s, f"{name}.scaled", branch)
     if s.stack.kernels.dropout:
         return _dropped(g, name, x, branch)
     out = g.value(name, x.numel, x.dtype)

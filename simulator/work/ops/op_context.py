@@ -7,6 +7,7 @@ from typing import Literal
 
 from simulator.base.kernels import DTYPE_BYTES, Dtype
 from simulator.spec.model import Model
+from simulator.spec.model.tower import Tower
 from simulator.spec.plan import Fp8Recipe, Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.parameters import mixed_with
@@ -27,6 +28,7 @@ class OpContext:
 
     tokens: sequences × seq_len / cp. seq_q queries against seq_kv keys: under cp each rank holds s/cp queries, half
     from either end of the sequence, so that all ranks do 1/cp of the causal work.
+    tower: whose layers these are, if the language model's are not.
     dtype: of activations; stream_dtype: of the residual stream (fp32 under autocast); gemm_dtype: of layers' products.
     """
 
@@ -34,6 +36,7 @@ class OpContext:
     stack: Stack
     plan: Plan
     autocast: bool
+    tower: Tower | None = None
 
     @property
     def batch(self) -> int:
@@ -81,7 +84,7 @@ class OpContext:
     @property
     def core_layers(self) -> bool:
         """Layers are Megatron-Core's."""
-        return self.stack.traits.own_layers and self.plan.traits.core_layers
+        return self.stack.traits.own_layers and self.plan.traits.core_layers and self.stack.engine is None
 
     @property
     def vocab_parallel(self) -> bool:
@@ -121,6 +124,8 @@ class OpContext:
         of d tokens are one with kv = d.
         """
         model, s = self.model, self.plan.attended_len
+        if self.tower is not None:
+            return s
         if self.plan.peft.method == "prefix":  # every query sees all of it: twice its part of a triangle
             return s + 2 * self.plan.peft.prefix_tokens
         if model.sliding_window is None or model.sliding_window >= s:

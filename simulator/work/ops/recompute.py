@@ -16,7 +16,7 @@ def recompute_ops(block: Block, plan: Plan, stack: Stack) -> tuple[Op, ...]:
     recompute the plan's modules, by default the core of attention only, which is nothing where the kernel is tiled;
     others keep the outputs of products and of attention, and run the rest.
     """
-    if plan.recompute.mode == "none" or FORWARD_SUFFIX in block.name:
+    if plan.recompute.mode == "none" or FORWARD_SUFFIX in block.name or block.name.startswith("joint"):
         return ()
     if plan.recompute.mode == "selective" and stack.traits.recomputes_modules:
         modules = frozenset(plan.recompute.modules)

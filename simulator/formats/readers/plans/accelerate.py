@@ -202,11 +202,14 @@ def deepspeed_file(
     found, leftover, by_model = deepspeed.settings(inner)
     total = inner.integer("train_batch_size") if entries.get("train_batch_size", _NONE).value != AUTO else None
     inner.sort_rest(options_of("deepspeed"))
-    stated = found.get("precision")
-    dtypes = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16", "no": "fp32"}
-    explicit = any(inner.entries.get(f"{d}.enabled", _NONE).value not in (None, AUTO) for d in ("bf16", "fp16"))
-    if mixed and explicit and stated != dtypes[mixed]:
-        r.fault("mixed_precision", f"{mixed} contradicts {path}, which computes in {stated}", f'"auto" in {path}')
+    wanted = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16", "no": "fp32"}.get(mixed or "")
+    for dtype in (
+        ("bf16", "fp16") if mixed else ()
+    ):  # a missing or auto one is filled in (DeepSpeedPlugin.set_mixed_precision)
+        stated = str(inner.entries.get(f"{dtype}.enabled", _NONE).value).lower()
+        if stated == str(dtype != wanted).lower():
+            problem = f"{mixed} contradicts {path}, whose {dtype}.enabled is {stated}"
+            r.fault("mixed_precision", problem, f'"auto" in {path}')
     fields |= {**found, **({"precision": fields["precision"]} if mixed else {})}
     if total is not None:
         fields["global_batch_size"] = total

@@ -15,8 +15,16 @@ from simulator.formats.readers.plans.stated import Stated
 from simulator.formats.readers.plans.trainer import UNSLOTH, Job
 from simulator.spec.model import Model
 
-# src/llamafactory/v1/config
-_OF_VERSION_1: Final = ("dist_config", "kernel_config", "model_class", "peft_config", "quant_config")
+# What other trainers of LLaMA-Factory read, and a way around (src/llamafactory/v1/config; train/mca, its Megatron-Core)
+_V1 = ("LLaMA-Factory 1", "a file of 0.9 (finetuning_type, lora_rank), or flags")
+_MEGATRON = (
+    "its Megatron trainer",
+    "Megatron's own arguments, or flags (--tp, --pp, --ep, --stack megatron-core-2025)",
+)
+_OF_OTHERS: Final = {
+    **dict.fromkeys(("dist_config", "kernel_config", "model_class", "peft_config", "quant_config"), _V1),
+    **dict.fromkeys([f"{axis}_model_parallel_size" for axis in ("tensor", "pipeline", "expert")], _MEGATRON),
+}
 _STAGES: Final = ("pt", "sft", "rm", "ppo", "dpo", "kto")
 # Optimizers by switches of their own; {}: which word of TrainingArguments that is
 _SWITCHES: Final = {"use_galore": "galore_adamw", "use_apollo": "apollo_adamw", "use_badam": "badam", "use_adam_mini": "adam_mini", "use_muon": "muon"}  # fmt: skip
@@ -26,10 +34,10 @@ def read_llama_factory(stated: Stated) -> Draft:
     """The plan of a configuration that was read as plain data."""
     job = trainer.begin(stated, "llama-factory")
     r = job.r
-    later = next((name for name in r.entries if name.partition(".")[0] in _OF_VERSION_1), None)
-    if later is not None:
-        remedy = "a file of 0.9 (finetuning_type, lora_rank), or flags"
-        r.fault(later, "is of LLaMA-Factory 1's files, which are not read", remedy)
+    other = next((name for name in r.entries if name.partition(".")[0] in _OF_OTHERS), None)
+    if other is not None:
+        whose, remedy = _OF_OTHERS[other.partition(".")[0]]
+        r.fault(other, f"is a setting of {whose}, whose files are not read", remedy)
     trainer.precision(job)
     pure = bool(r.flag("pure_bf16"))
     if pure:

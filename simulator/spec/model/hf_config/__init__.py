@@ -17,8 +17,8 @@ from simulator.base.errors import Fault, InputError, ModelError
 from simulator.base.schema import read_json, unreadable
 from simulator.spec.model.files import MAX_FILE_BYTES, PRESETS, model_fields, preset_names
 from simulator.spec.model.hf_config.families import Family, families_by_file, family, family_names, key_facts
-from simulator.spec.model.hf_config.functions import WrongValueError
 from simulator.spec.model.hf_config.keys import Keys
+from simulator.spec.model.hf_config.towers import tower_fields, tower_note
 
 Fields = dict[str, Any]
 
@@ -34,7 +34,15 @@ def file_fields(path: str | Path, like: str | None = None) -> tuple[Fields, str]
     if not isinstance(name, str) or not name:
         name = file.parent.name if file.name == "config.json" and file.parent.name else file.stem
     config, place = _language_model(data, str(file))
-    return config_fields(config, place, name[:200], like=like, nested=place != str(file)), place
+    tower = tower_fields(data, str(file))
+    if tower is not None:
+        config = {key: value for key, value in config.items() if key != "vision_config"}
+    fields = config_fields(config, place, name[:200], like=like, nested=place != str(file))
+    if tower is None:
+        why = tower_note(data)
+        sources = {key: text + why * (key == "not modelled") for key, text in fields["sources"].items()}
+        return {**fields, "sources": sources}, place
+    return {**fields, "tower": tower}, place
 
 
 def config_fields(
@@ -47,7 +55,7 @@ def config_fields(
     own = config.get("model_type")
     known = _family(config, place, like)
     keys = Keys(config, place, known, sizes_default=nested)
-    fields = {"name": name, "family": known.name.removesuffix("_text"), **_evaluated(keys, known)}
+    fields = {"name": name, "family": known.name.removesuffix("_text"), **keys.fields()}
     if "experts" not in known.tables:
         for key in key_facts()["experts"]:
             if isinstance(config.get(key), int) and config[key] > 1:
@@ -56,27 +64,6 @@ def config_fields(
     if keys.faults:
         raise ModelError(dict.fromkeys(keys.faults))
     return {**fields, "sources": _sources(keys, known, config, read_as=like if like != own else None)}
-
-
-def _evaluated(keys: Keys, known: Family) -> Fields:
-    """The fields and tables of a family's expressions, without those that come to None."""
-    fields: Fields = {}
-    for table, written in (("", known.fields), *known.tables.items()):
-        found = {}
-        for field, expression in written.items():
-            try:
-                found[field] = keys.evaluate(expression)
-            except WrongValueError:  # reported already
-                continue
-            if field == "when" and not found["when"]:
-                break
-        if found.pop("when", True):
-            found = {field: value for field, value in found.items() if value is not None}
-            fields |= {table: found} if table else found
-    for rule in known.refuse:
-        if not keys.faults and keys.evaluate(rule["when"]):
-            keys.fault(rule["key"], rule["problem"], rule["remedy"])
-    return fields
 
 
 def _sources(keys: Keys, known: Family, config: Mapping[str, Any], *, read_as: str | None) -> dict[str, str]:
@@ -164,7 +151,7 @@ def _score(config: Mapping[str, Any], name: str) -> int:
     """Keys of a file that a family looks at; 0 where it cannot read the file."""
     known = family(name)
     keys = Keys(config, "", known, sizes_default=False)
-    _evaluated(keys, known)
+    keys.fields()
     experts = any(isinstance(config.get(key), int) and config[key] > 1 for key in key_facts()["experts"])
     return 0 if keys.faults or experts != ("experts" in known.tables) else len(keys.read)
 

@@ -181,4 +181,5 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "int": int,
     "bool": bool,
     "round": round,
+    "root": math.isqrt,
 }

@@ -40,6 +40,26 @@ class Keys:
         """What an expression of the family's table comes to; a value that is none is itself."""
         return self._of(parsed(expression)) if isinstance(expression, str) else expression
 
+    def fields(self) -> dict[str, Any]:
+        """The fields and tables of the family's expressions, without those that come to None."""
+        known, fields = self._family, dict[str, Any]()
+        for table, written in (("", known.fields), *known.tables.items()):
+            found = {}
+            for field, expression in written.items():
+                try:
+                    found[field] = self.evaluate(expression)
+                except WrongValueError:  # reported already
+                    continue
+                if field == "when" and not found["when"]:
+                    break
+            if found.pop("when", True):
+                found = {field: value for field, value in found.items() if value is not None}
+                fields |= {table: found} if table else found
+        for rule in known.refuse:
+            if not self.faults and self.evaluate(rule["when"]):
+                self.fault(rule["key"], rule["problem"], rule["remedy"])
+        return fields
+
     def value(self, key: str) -> Any:  # noqa: ANN401  JSON is any of six types
         """The file's value, else the default of the family's class; None if there is neither."""
         name, found = self._stated(key)
