@@ -6,23 +6,16 @@ from collections.abc import Callable
 from typing import Final
 
 from simulator.parallel.legality.rule import ModelRule, OfModel
-from simulator.spec.model import Model
-from simulator.spec.model.tower import Tower
 from simulator.spec.plan import Plan
 
 _WITHOUT: Final = "--images 0 trains the language model alone"
 
 
-def _tower(of: OfModel) -> Tower | None:
-    return of.model.sees if isinstance(of.model, Model) else None
-
-
-def _alone(where: str, fields: tuple[str, ...], holds: Callable[[Plan], bool], what: str, remedy: str) -> ModelRule:
+def _alone(where: str, holds: Callable[[Plan], bool], what: str, remedy: str) -> ModelRule:
     """What is not modelled beside a tower."""
     return ModelRule(
         where=where,
-        fields=fields,
-        applies=lambda of: _tower(of) is not None,
+        applies=lambda of: of.model.sees is not None,
         holds=lambda of: holds(of.plan),
         equation=f"a tower for images with {what} is not modelled",
         remedy=f"{remedy}, or {_WITHOUT}",
@@ -30,44 +23,39 @@ def _alone(where: str, fields: tuple[str, ...], holds: Callable[[Plan], bool], w
 
 
 def _taken(of: OfModel) -> int:
-    tower = _tower(of)
+    tower = of.model.sees
     return 0 if tower is None else tower.images * tower.image_tokens
 
 
 MODEL: Final = (
     ModelRule(
         where="seq_len",
-        fields=("seq_len",),
         holds=lambda of: _taken(of) <= of.plan.seq_len,
         equation=lambda of: f"the images of a sequence take {_taken(of)} tokens, and seq_len is {of.plan.seq_len}",
         remedy=lambda of: f"seq_len = {_taken(of)} at least, fewer --images, a smaller --image-size",
     ),
-    _alone("tp", ("tp",), lambda plan: plan.tp == 1, "tensor parallelism", "tp = 1"),
-    _alone("cp", ("cp",), lambda plan: plan.cp == 1, "context parallelism", "cp = 1"),
+    _alone("tp", lambda plan: plan.tp == 1, "tensor parallelism", "tp = 1"),
+    _alone("cp", lambda plan: plan.cp == 1, "context parallelism", "cp = 1"),
     _alone(
         "recompute",
-        ("recompute",),
         lambda plan: plan.recompute.mode != "every_k",
         "each k-th layer recomputed",
         'recompute = "full"',
     ),
     _alone(
         "offload_activations",
-        ("offload_activations",),
         lambda plan: plan.offload.activations == "none",
         "activations off the GPU",
         'offload_activations = "none"',
     ),
     _alone(
         "mixed_units",
-        ("data_parallel", "mixed_units", "peft"),
         lambda plan: not plan.mixes_units,
         "adapters in FSDP1's flat vectors",
         "no mixed_units",
     ),
     _alone(
         "data_parallel",
-        ("data_parallel",),
         lambda plan: not plan.traits.own_model_code or plan.traits.core_layers or plan.traits.zero_engine,
         "this implementation",
         "data_parallel = fsdp2, ddp or megatron",
