@@ -75,6 +75,13 @@ def texts_of(options: Mapping[str, Any], *names: str) -> dict[str, str]:
     return {name: str(options[name]) for name in names if options.get(name) is not None}
 
 
+def strays(options: Mapping[str, Any], names: Iterable[str], owner: str) -> list[Fault]:
+    """Those of the named options that are given where only `owner` takes them."""
+    flags = {option.name: option.opts[0] for option in click.get_current_context().command.params}
+    given = (flags[name] for name in names if options[name] not in (None, False, ()))
+    return [Fault(flag, f"belongs to {owner}", f"{owner}, or leave it out") for flag in given]
+
+
 _COUNT_OF_GPU = re.compile(r"0*[1-9]\d*\s*[x×*]\s*\S")
 
 

@@ -9,30 +9,17 @@ from typing import Any
 from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import counted, parse_count
-from simulator.cli.options import loaded_prices, print_answer, print_status, quantity
+from simulator.cli.options import loaded_prices, print_answer, print_status, quantity, strays
 from simulator.formats.drawing import check_picture
 from simulator.formats.writers.front_plot import Point, write_front_plot
 from simulator.spec.prices import Prices
 from simulator.studies.search import Engine, Front, Interrupted, Progress, SearchStudy, front, render_front
 from simulator.studies.search.front_text import WIDTH
 
-_OF_FRONT = {
-    "prices": "--prices",
-    "price_kind": "--price-kind",
-    "run_tokens": "--run-tokens",
-    "days": "--days",
-    "plot": "--plot",
-}
-
 
 def refuse_without_front(options: dict[str, Any]) -> None:
     """Raise InputError for options that need --front."""
-    faults = [
-        Fault(place=flag, problem="belongs to --front", remedy="--front, or leave it out")
-        for name, flag in _OF_FRONT.items()
-        if options[name] is not None
-    ]
-    InputError.raise_for(faults)
+    InputError.raise_for(strays(options, ("prices", "price_kind", "run_tokens", "days", "plot"), "--front"))
 
 
 def run_front(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,7 +14,7 @@ from simulator.base.errors import Collected, Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.processes import cores
 from simulator.base.units import format_seconds, parse_seconds
-from simulator.cli.options import FILE, all_of, fixed_by, loaded_prices, print_answer, quantity, write_files
+from simulator.cli.options import FILE, all_of, fixed_by, loaded_prices, print_answer, quantity, strays, write_files
 from simulator.cli.progress import StatusLine
 
 if TYPE_CHECKING:
@@ -23,18 +23,8 @@ if TYPE_CHECKING:
     from simulator.studies.serving import InferencePlan
     from simulator.studies.serving_search import ServingSearch
 
-OF_SEARCH: Mapping[str, str] = {  # of --search alone
-    "gpus_needed": "--gpus-needed",
-    "max_gpus": "--max-gpus",
-    "fixes": "--fix",
-    "disaggregated": "--disaggregated",
-    "top": "--top",
-    "every": "--all",
-    "journal": "--journal",
-    "jobs": "--jobs",
-}
-
-
+# of --search alone
+OF_SEARCH: Final = ("gpus_needed", "max_gpus", "fixes", "disaggregated", "top", "every", "journal", "jobs")
 _ONE_ENGINE = dict.fromkeys(("tp", "pp", "dp", "prefill_tp", "prefill_pp", "pcp", "prefill_pcp"), 1) | {"prefill_dp": 0}
 
 
@@ -96,11 +86,7 @@ def option_faults(options: Mapping[str, Any], of_a_plan: Mapping[str, bool]) -> 
 
             of_one += [fault for text in options["fixes"] for fault in fixed_by(text, fix_faults)[2]]
         return of_one
-    return [
-        Fault(flag, "belongs to --search", "--search, or leave it out")
-        for name, flag in OF_SEARCH.items()
-        if options[name] not in (None, False, ())
-    ]
+    return strays(options, OF_SEARCH, "--search")
 
 
 def launch_of(study: ServingStudy, folder: Path, plan: InferencePlan | None = None) -> dict[str, str]:

@@ -6,22 +6,16 @@ from collections.abc import Callable
 from typing import Final
 
 from simulator.parallel.legality.rule import ModelRule, OfModel
-from simulator.spec.model import Model
-from simulator.spec.model.tower import Tower
 from simulator.spec.plan import Plan
 
 _WITHOUT: Final = "--images 0 trains the language model alone"
-
-
-def _tower(of: OfModel) -> Tower | None:
-    return of.model.sees if isinstance(of.model, Model) else None
 
 
 def _alone(where: str, holds: Callable[[Plan], bool], what: str, remedy: str) -> ModelRule:
     """What is not modelled beside a tower."""
     return ModelRule(
         where=where,
-        applies=lambda of: _tower(of) is not None,
+        applies=lambda of: of.model.sees is not None,
         holds=lambda of: holds(of.plan),
         equation=f"a tower for images with {what} is not modelled",
         remedy=f"{remedy}, or {_WITHOUT}",
@@ -29,7 +23,7 @@ def _alone(where: str, holds: Callable[[Plan], bool], what: str, remedy: str) ->
 
 
 def _taken(of: OfModel) -> int:
-    tower = _tower(of)
+    tower = of.model.sees
     return 0 if tower is None else tower.images * tower.image_tokens
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from simulator.base.kernels import PARENT, Direction, StreamOp
+from simulator.base.presets import facts
 from simulator.spec.calibration.curves import AttentionCurve, FewRows, GemmCurve, Power, Quality, StreamCurve
 from simulator.spec.calibration.records import Interference, MemoryOverheads, Overheads, Provenance
 from simulator.spec.cluster.device import Device
@@ -37,33 +38,14 @@ class Typical:
     launch_s: float
     channels: int
     misaligned: float
-    sm_hz: float | None  # highest clock of an SM with 128 lanes; None: memory alone limits
+    sm_hz: float | None = None  # highest clock of an SM with 128 lanes; None: memory alone limits
     held_w: float | None = (
         None  # power of the board that products and attention were measured on, which their speed hangs on
     )
     fp8: float = 1.0  # fraction of peak of fp8 products over that of 16-bit ones
 
 
-# GEMM, attention and bandwidth: medians over large shapes of the sweeps in experiments/measured/kernels; volta and cpu have
-# no sweep there and take round figures of the same kind. AMD's:
-# cdna2: MI210 in that sweep, 120 of 181 TFLOP/s at 300 W; a GCD of an MI250X has 0.88 of its power a compute unit.
-# cdna3 at 750 W: AMD's best shape 708 of 1,307 TFLOP/s (github:ROCm/rocm-blogs, measuring-max-achievable-flops-part2), of which
-# squares of 4,096 to 16,384 reach 0.89 by hipBLASLt (github:HazyResearch/HipKittens@f09e968, analysis/bf16_gemm/mi325x); fp8
-# 1,273 of 2,614. Attention: AITER's assembly on MI300X, causal, 8,192 tokens, sums of dQ in fp32: 540 and 433 TFLOP/s
-# (github:ROCm/aiter@0403bcd, op_tests/cpp/mha/README.md), over s/(s + 500).
-# cdna4 at 1,400 W: hipBLASLt 1,521 to 1,560 of 2,516 TFLOP/s and fp8 3,233 to 3,293 of 5,033 (HipKittens, analysis/bf16_gemm/mi350x,
-# fp8_gemm/mi350x); AITER on MI355X 1,318 and 772 TFLOP/s. Bandwidth and launches of all three are round figures.
-TYPICAL: dict[str, Typical] = {
-    "volta": Typical(0.80, 0.70, 160, 0.33, 5e-6, 0.35, 0.28, 0.85, 0.65, 2.6e-6, 12, 4.0, 0.765e9),
-    "ampere": Typical(0.85, 0.79, 167, 0.33, 4.4e-6, 0.60, 0.48, 0.85, 0.65, 2.6e-6, 24, 2.9, 1.41e9),
-    "ada": Typical(0.77, 0.55, 160, 0.33, 4e-6, 0.50, 0.38, 0.90, 0.70, 1.6e-6, 4, 2.9, 2.5e9),
-    "hopper": Typical(0.82, 0.68, 130, 0.20, 3.5e-6, 0.45, 0.36, 0.87, 0.65, 2.4e-6, 16, 6.0, 1.98e9),
-    "blackwell": Typical(0.71, 0.55, 70, 0.0, 2.6e-6, 0.50, 0.42, 0.80, 0.60, 2.4e-6, 16, 6.0, 1.965e9),
-    "cdna2": Typical(0.66, 0.61, 130, 0.33, 6e-6, 0.30, 0.20, 0.75, 0.55, 5e-6, 32, 4.0, 0.85e9),
-    "cdna3": Typical(0.55, 0.48, 130, 0.33, 6e-6, 0.46, 0.37, 0.75, 0.55, 5e-6, 32, 4.0, 1.05e9, 750, 0.90),
-    "cdna4": Typical(0.62, 0.61, 130, 0.33, 6e-6, 0.59, 0.34, 0.75, 0.55, 5e-6, 32, 4.0, 1.2e9, 1400, 1.05),
-    "cpu": Typical(0.60, 0.50, 64, 0.0, 2e-6, 0.20, 0.15, 0.60, 0.45, 2e-6, 0, 1.0, None),
-}
+TYPICAL: dict[str, Typical] = {name: Typical(**row) for name, row in facts(__file__, "typical").items()}
 # Elements an SM handles in a clock where torch works on one at a time: kernels inside steps of one H200
 # (docs/background/kernels.md). SMs of 64 lanes count half.
 ELEMENTS_PER_CLOCK: dict[StreamOp, float] = {"strided": 1.2, "join": 0.9, "widen": 1.3}

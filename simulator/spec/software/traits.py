@@ -7,9 +7,11 @@ is one thing that follows from it, with a name. Where a second field of the stac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal, get_args
+
+from simulator.base.presets import facts
 
 Blocks = Literal["eager", "compiled", "fused", "own_eager"]
 
@@ -113,59 +115,10 @@ class StackTraits:
     graphs_modules: bool = False
 
 
-# Operators of torch, each as it is called
-_EAGER: Final = StackTraits(
-    runs_operators=True, generic_copies=True, dtensor=True, holds_locals=True, holds_dispatched=True
-)
-# Blocks as a compiler writes them anew
-_COMPILED: Final = StackTraits(
-    compiles_blocks=True, fuses_elementwise=True, dtensor=True, symmetric_memory=True, plans_saved=True
-)
-# The framework's own layers, of torch's operators: Megatron's tensor parallelism in Python (nanotron)
-_OWN_EAGER: Final = StackTraits(
-    own_layers=True,
-    runs_operators=True,
-    generic_copies=True,
-    joins_projections=True,
-    copies_heads=True,
-    linears_communicate=True,
-    own_tokens_first=True,
-    gathers_in_buffers=True,
-    tokens_first=True,
-    holds_locals=True,
-    holds_dispatched=True,
-)
-# Megatron's layers of hand-written kernels (apex, its own jit, Transformer Engine), and those of its forks
-_FUSED: Final = StackTraits(
-    own_layers=True,
-    joins_projections=True,
-    rotates_by_hand=True,
-    softmax_in_fours=True,
-    one_qkv_layout=True,
-    gates_in_scan=True,
-    jit_loss=True,
-    bias_gradient_in_product=True,
-    gradient_buffer=True,
-    casts_in_modules=True,
-    casts_in_norms=True,
-    fp8_recipe="delayed",
-    narrow_by_blocks=True,
-    fused_grouped_mlp=True,
-    linears_communicate=True,
-    tokens_first=True,
-    userbuffers=True,
-    attention_communicates=True,
-    counts_rows=True,
-    sends_row_weights=True,
-    weights_in_activation=True,
-    grouped_streams=True,
-    recomputes_modules=True,
-    holds_dispatched=True,
-    graphs_modules=True,
-)
+def _of(has: Sequence[str], **others: Any) -> StackTraits:  # noqa: ANN401  of any trait
+    return StackTraits(**dict.fromkeys(has, True), **others)
+
+
 TRAITS: Final[Mapping[Blocks, StackTraits]] = {
-    "eager": _EAGER,
-    "compiled": _COMPILED,
-    "fused": _FUSED,
-    "own_eager": _OWN_EAGER,
+    name: _of(**facts(__file__, "traits")[name]) for name in get_args(Blocks)
 }
