@@ -19,6 +19,7 @@ from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies import backtest
 from simulator.studies.backtest.blanks import filled_rows
+from simulator.studies.backtest.evaluate import evaluate_row
 from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.resolve import Run, resolve
 
@@ -472,3 +473,27 @@ def test_experts_on_other_ranks_under_programs_whose_own_data_parallelism_has_no
 def test_how_fp8_is_scaled_may_stand_in_the_precision(tmp_path: Path, word: str, recipe: str) -> None:
     plan = run_of(tmp_path, gpu="B200", precision=word, framework="torchtitan", compile="y").plan
     assert (plan.precision.compute, plan.precision.fp8_recipe) == ("fp8", recipe)
+
+
+def test_where_nothing_fits_the_way_that_needs_least_is_predicted(tmp_path: Path) -> None:
+    """Of 7B's 107 GB of states on one GPU of 80 GB: not four sequences at once; and recomputed or not, as nobody says."""
+    big = {
+        "n_layers": "32",
+        "d_model": "4096",
+        "n_heads": "32",
+        "d_ff": "11008",
+        "n_gpus": "1",
+        "micro_batch": "",
+        "value": "999",
+    }
+    outcome = evaluate_row(read(tmp_path, framework="Megatron-LM", act_ckpt="", **big))
+    assert outcome.fits is False
+    assert "micro_batch 1, which the row does not state" in outcome.open
+    small = {
+        **big,
+        "n_layers": "12",
+        "seq_len": "32768",
+    }  # 45 GB of states; keeping all of one sequence takes more than the rest
+    outcome = evaluate_row(read(tmp_path, framework="Megatron-LM", act_ckpt="", **small))
+    assert outcome.fits is None
+    assert outcome.open.endswith("too much with none, fits with full")

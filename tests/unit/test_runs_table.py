@@ -306,6 +306,24 @@ def test_other_spellings_of_yes(tmp_path: Path, column: str, cell: str, word: st
 
 
 @pytest.mark.parametrize(
+    ("columns", "metric", "value"),
+    [
+        ({"Throughput (tokens/s/GPU)": "3000"}, "tokens_per_s_per_gpu", 3000.0),
+        ({"Avg step time (s)": "2", "Median step time (s)": "3"}, "step_time_s", 2.0),  # the first
+        ({"Avg step time (s)": "2", "Step time (s)": "3"}, "step_time_s", 3.0),  # what says nothing else
+        ({"Time per iteration (ms)": "2500"}, "step_time_s", 2.5),
+    ],
+)
+def test_results_whose_names_say_how_they_were_measured(
+    tmp_path: Path, columns: dict[str, str], metric: str, value: float
+) -> None:
+    cells = {name: cell for name, cell in GOOD.items() if name not in ("metric", "value")} | columns
+    (row,) = read_runs(table(tmp_path, ",".join(cells.values()), header=",".join(cells)))
+    assert isinstance(row, RunRow), row
+    assert (row.metric, row.value) == (metric, value)
+
+
+@pytest.mark.parametrize(
     ("gpu", "gpus", "counts"),
     [
         ("8xH100", "", (8, None)),

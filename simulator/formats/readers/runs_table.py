@@ -48,39 +48,19 @@ _SHARDING_WORDS = ("ddp", "zero1", "zero2", "zero3", "zero1_intragroup8", "fsdp_
 
 _NO_COLUMNS: Final = ("line", "mem_metric_detail", "settings", "unread")
 COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(RunRow) if f.name not in _NO_COLUMNS)
-REQUIRED: tuple[str, ...] = (
-    "id",
-    "framework",
-    "n_layers",
-    "d_model",
-    "n_heads",
-    "d_ff",
-    "mlp_kind",
-    "vocab",
-    "seq_len",
-    "gpu",
-    "n_gpus",
-    "zero_or_fsdp",
-    "micro_batch",
-    "global_batch",
-    "precision",
-    "metric",
-    "value",
-)
-
-
 # Blank where a table has no such column: who runs what, and what rules or documents fill
 _ALWAYS_BLANK: Final = (
     "id",
     "framework",
+    "mlp_kind",
+    "vocab",
     "zero_or_fsdp",
     "micro_batch",
     "global_batch",
     "precision",
-    "mlp_kind",
-    "vocab",
 )
 _OF_A_MODEL: Final = ("n_layers", "d_model", "n_heads", "d_ff")
+REQUIRED: tuple[str, ...] = (*_ALWAYS_BLANK, *_OF_A_MODEL, "seq_len", "gpu", "n_gpus", "metric", "value")
 
 
 def read_runs(path: str | Path) -> Iterator[RunRow | BadRow]:

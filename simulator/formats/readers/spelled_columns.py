@@ -19,16 +19,23 @@ from simulator.formats.readers.run_settings import setting_of
 
 _OOM: Final = re.compile(r"oom|out[ _-]of[ _-]memory", re.IGNORECASE)
 _MANY: Final = re.compile(r"([1-9][0-9]{0,5}) ?[xX×*] ?(.+)")  # 8xH100, 4 × A100
+_MEASURED: Final = re.compile(r"^(?:throughput|average|avg|mean|median|measured|achieved|tgs)_(?=.)")
 _stage: Final = one_of("0", "1", "2", "3", blank="")
 _COUNTS: Final = ("micro_batch_size",)  # keys of a plan, but rules for blank cells ask for their columns
 _STAGES: Final = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "zero3"}
 
 
 def own_names(header: Sequence[str], columns: Iterable[str]) -> list[str]:
-    """Each column by our name, where it is one in another spelling and stands beside none of it; results keep their plain name."""
+    """Each column by our name, where it is one in another spelling and stands beside none of it; results keep their plain name.
+
+    Behind a word that says how it was measured, too (`Avg step time (s)`), where no other column gives it.
+    """
     known = {*columns, *parsers()}
     ours = {*known, *(name for name in header if "." in name or (setting_of(name) and name not in _COUNTS))}
     found = [name if name in ours else _own(name, known) for name in header]
+    for at, name in enumerate(header):
+        own = _own(_MEASURED.sub("", plain(name)), known)
+        found[at] = own if found[at] == name not in ours and own in known and own not in found else found[at]
     return [name if own in header else own for name, own in zip(header, found, strict=True)]
 
 

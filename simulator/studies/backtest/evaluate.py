@@ -94,7 +94,7 @@ class Answer:
 
 
 def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
-    """The prediction of the first variant that fits, or of the last; the interval spans all that may have run."""
+    """The prediction of the first variant that fits, or of the one that needs least; the interval spans all that may have run."""
     found = answer(row)
     run, prediction = found.variant.run, found.variant.prediction
     low_s, high_s = _interval(found.variant, found.spanned)
@@ -117,14 +117,15 @@ def answer(row: RunRow) -> Answer:
     """The prediction of a row. Raises InputError or RefusedError."""
     variants = _variants(row)
     fitting = [variant for variant in variants if variant.prediction.fits]
-    variant = (fitting or variants[-1:])[0]
-    if len(variants) == 1:
-        fits, hangs_on, spanned = _verdict(variant, stated=states_recompute(row))
-    else:
-        (fits, hangs_on), spanned = (
+    least = min(variants, key=lambda one: one.prediction.memory.used_bytes)
+    variant = (*fitting, least)[0]
+    fits, hangs_on, spanned = _verdict(variant, stated=states_recompute(row))
+    if len(variants) > 1:
+        (verdict, taken), spanned = (
             _open_verdict(variant, variants, fitting),
-            [*_may_have_run(variants, variant)] or [variant],
+            [*_may_have_run(variants, variant), *spanned],
         )
+        fits, hangs_on = (verdict, taken) if fitting else (fits, "; ".join(filter(None, (taken, hangs_on))))
     besides = [each for each in _played(also(variant.run.row, variant.run.stack)) if _worth_it(each, variant)]
     return Answer(variant, (*spanned, *besides), fits, hangs_on)
 

@@ -235,8 +235,8 @@ def _sharding(row: RunRow, software: Described, ranks: int, per_node: int) -> di
     """zero_or_fsdp in the plan's words: stage, whose implementation, ranks that share a shard, replicas."""
     word, whose = row.zero_or_fsdp, software.data_parallel
     if word == "ddp" or row.n_gpus == 1:  # who deals experts to ranks sums the other gradients as DeepSpeed does
-        replicas = whose.ddp if (row.ep or 1) == 1 or traits_of(whose.ddp).expert_groups else "deepspeed"
-        return {"zero": 0, "data_parallel": replicas, "dp_replicate": ranks, "dp_shard": 1}
+        own = (row.ep or 1) == 1 or traits_of(whose.ddp).expert_groups
+        return {"zero": 0, "data_parallel": whose.ddp if own else "deepspeed", "dp_replicate": ranks, "dp_shard": 1}
     groups = _GROUPS.fullmatch(word)
     shard = int(groups[1]) if groups else per_node // ((row.cp or 1) * (row.tp or 1)) if word == "hsdp" else ranks
     if not shard or ranks % shard:
