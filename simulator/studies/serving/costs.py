@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from math import inf
 from typing import cast
 
-from simulator.base.kernels import DTYPE_BYTES, Gemm, Kernel, launches
+from simulator.base.kernels import DTYPE_BYTES, Attention, Gemm, Kernel, launches
 from simulator.base.sums import summed
 from simulator.parallel.mesh import GroupShape
 from simulator.play.lower.fabric import bytes_sent_once
@@ -28,7 +28,7 @@ from simulator.spec.model import LayerKind, Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving.attention import KEYS_APART, AttentionCosts, refuse_unknown_speed
 from simulator.studies.serving.batch import MOST_CAPTURED, Batch, busiest_rank, padded
-from simulator.studies.serving.blocks import ForwardOps, forward_ops, head_ops
+from simulator.studies.serving.blocks import ForwardOps, encoder_blocks, forward_ops, head_ops
 from simulator.studies.serving.context import ContextCosts
 from simulator.studies.serving.cost import Cost, mean_use
 from simulator.studies.serving.groups import context_shape, own_all_reduce_s, pipeline_shape, tensor_shape
@@ -84,6 +84,7 @@ class StepCosts:
         self._nccl = stack.software()
         self._linear: dict[int, tuple[dict[str, Cost], Clock]] = {}
         self._heads: dict[int, Cost] = {}
+        self._images: dict[int, Cost] = {}
         self.attention = AttentionCosts(
             self.shards[0].part,
             plan,
@@ -281,7 +282,24 @@ class StepCosts:
 
     def _beside(self, stage: int, batch: Batch) -> Cost:
         """What depends on whose tokens they are, but for attention itself."""
-        return self._mixers.of(stage, batch) + self._context.of(stage, batch)
+        begun = sum(chunk.first for chunk in batch.chunks) if stage == 0 and self.model.sees else 0
+        return self._mixers.of(stage, batch) + self._context.of(stage, batch) + self._encoded(begun)
+
+    def _encoded(self, requests: int) -> Cost:
+        """The images of so many requests, each kind of the tower's blocks one by one."""
+        if requests and requests not in self._images:
+            found = Cost()
+            for block, times in encoder_blocks(self.model, self.plan, self.stack, requests):
+                one = Cost(host_s=self.stack.host.layer_s)
+                for op in block.ops:
+                    own_s = summed((self._clock.seconds(k) for k in op.forward if isinstance(k, Attention)), 0.0)
+                    one += self._booked(own_s) if own_s else Cost()
+                    one += self._kernels([k for k in op.forward if not isinstance(k, Attention)], self._clock)
+                    for exchange in op.forward_exchanges:
+                        one += Cost(exchange_s=self._exchange_s(exchange), host_s=self.stack.host.collective_s)
+                found += one.times(times)
+            self._images[requests] = found
+        return self._images[requests] if requests else Cost()
 
     def _linear_of(self, tokens: int) -> tuple[dict[str, Cost], Clock]:
         """The embedding and a layer of each kind without its attention kernel, for so many new tokens; and their clock."""
