@@ -191,11 +191,11 @@ def test_a_tower_adds_its_memory_and_time_wherever_it_runs(how: dict[str, Any]) 
     ({"tp": 2}, "plan: tp: a tower for images with tensor parallelism is not modelled"),
     ({"cp": 2}, "plan: cp: a tower for images with context parallelism"),
     ({"recompute": "every_k", "recompute_every": 2}, "each k-th layer recomputed"),
-    ({"offload_activations": "host"}, "activations off the GPU"),
+    ({"offload": {"activations": "host"}}, "activations off the GPU"),
     ({"seq_len": 128}, "the images of a sequence take 256 tokens, and seq_len is 128"),
 ])  # fmt: skip
 def test_what_a_tower_does_not_go_with_is_said(how: dict[str, Any], words: str) -> None:
-    plan = PLAN.copy_with(**{"dp_shard": 4, **how})
+    plan = PLAN.copy_with(**{"dp_shard": 4 if {"tp", "cp"} & set(how) else 8, **how})
     with pytest.raises(PlanError, match="--images") as caught:
         predict(small(), plan, Cluster.load("hgx-h100-8", 1))
     assert words in str(caught.value)
