@@ -146,13 +146,19 @@ def test_adapters_leave_the_tower_frozen_and_it_keeps_nothing() -> None:
         assert not any(op.saved for op in block.ops)
     text = trained_numel(small_without(model), plan)
     assert trained_numel(model, plan) == text  # adapters of the language model alone
-    assert model_flop(model, plan) - model_flop(small_without(model), plan) == 2 * model.tower_flop  # two ranks, forward
+    assert (
+        model_flop(model, plan) - model_flop(small_without(model), plan) == 2 * model.tower_flop
+    )  # two ranks, forward
 
 
 def test_a_projector_is_trained_without_its_tower() -> None:
     model, plan = small(), PLAN.copy_with(freeze_modules=("vision",))
-    blocks = {block.name.partition("@")[0]: block for block in build_blocks(model, Stack.load("torch-2.11-eager"), plan).body}
-    assert blocks["joint"].backward_flop == blocks["joint"].forward_flop + 2 * 256 * 128 * 128  # of the second product's input
+    blocks = {
+        block.name.partition("@")[0]: block for block in build_blocks(model, Stack.load("torch-2.11-eager"), plan).body
+    }
+    assert (
+        blocks["joint"].backward_flop == blocks["joint"].forward_flop + 2 * 256 * 128 * 128
+    )  # of the second product's input
     assert not blocks["tower"].backward_flop
     shapes = {name: shape for name, shape in model.parameter_shapes("embedding") if name.startswith("vision")}
     tower = sum(a * b for a, b in ((64, 588), (256, 64))) + 64
@@ -184,7 +190,9 @@ def test_a_tower_adds_its_memory_and_time_wherever_it_runs(how: dict[str, Any]) 
     stored = [sum(resident_tensors(shard_of(one, plan), plan)["parameters"]) for one in (seeing, small_without(seeing))]
     tower = seeing.num_parameters - small_without(seeing).num_parameters
     assert stored[0] - stored[1] >= 2 * tower // 8  # 16 bits at least, over eight GPUs at most
-    assert predict(seeing.model_copy(update={"tower": seeing.tower.model_copy(update={"images": 0})}), plan, cluster) == replace(text)  # type: ignore[union-attr]
+    assert predict(
+        seeing.model_copy(update={"tower": seeing.tower.model_copy(update={"images": 0})}), plan, cluster
+    ) == replace(text)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("how", "words"), [
@@ -220,13 +228,18 @@ def test_flags_say_how_many_images_and_of_what_size(tmp_path: Path, capsys: pyte
 
     model = Model.load("qwen2.5-vl-7b")
     with_two = model.model_copy(update={"tower": model.tower.model_copy(update={"images": 2, "side": 672})})  # type: ignore[union-attr]
-    seen, text = flop("--model", model.name, "--images", "2", "--image-size", "672"), flop("--model", model.name, "--images", "0")
+    seen, text = (
+        flop("--model", model.name, "--images", "2", "--image-size", "672"),
+        flop("--model", model.name, "--images", "0"),
+    )
     assert seen - text == 3 * 8 * with_two.tower_flop
     assert main(["predict", "--model", "llama3-8b", "--images", "2"]) == ExitCode.BAD_INPUT
     assert "--images: llama3-8b has no tower for images that is read" in capsys.readouterr().err
     (tmp_path / "config.json").write_text(json.dumps({**CASES[3]["config"], "vision_config": {"model_type": "dinov2"}}))
     assert main(["predict", "--model", str(tmp_path / "config.json")]) == ExitCode.BAD_INPUT
-    assert "vision_config.model_type: a tower of 'dinov2' is not read (one of clip_vision_model" in capsys.readouterr().err
+    assert (
+        "vision_config.model_type: a tower of 'dinov2' is not read (one of clip_vision_model" in capsys.readouterr().err
+    )
 
 
 def test_a_server_encodes_a_request_s_images_before_its_prompt() -> None:

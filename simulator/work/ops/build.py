@@ -107,7 +107,8 @@ def _towards(op: Op, needs: set[str]) -> Op:
 def _patches(s: OpContext) -> Block:
     """Where a model sees, its first block makes patches of images, which have no gradients."""
     block, trained = patches(s), s.plan.peft.trains(TOWER_WEIGHT)
-    return replace(block, ops=tuple(_ended(block, lowest=trained)))
+    ended = (replace(op, grad_aliases=(*({*op.grad_aliases} - {block.input}),)) for op in _ended(block, lowest=trained))
+    return replace(block, ops=tuple(ended))
 
 
 def _body(s: OpContext, kind: LayerKind | TowerKind | Literal["mtp"]) -> Block:

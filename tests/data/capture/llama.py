@@ -159,7 +159,7 @@ def main() -> None:
         fully_shard(model, mp_policy=policy)
         model.to_empty(device="cuda")
     if "frozen" in sys.argv:
-        model.tower.requires_grad_(False)
+        model.tower.requires_grad_(requires_grad=False)
     optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-4, fused=True)
     for step in range(1000):
         tokens = torch.randint(0, VOCAB, (1, SEQ + 1)).to("cuda", non_blocking=True)
