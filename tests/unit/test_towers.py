@@ -18,6 +18,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.model.families import preset_of
 from simulator.spec.plan import Plan
+from simulator.spec.plan.offload import Offload
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import InferencePlan
 from simulator.studies.serving.batch import Batch, Chunk
@@ -199,7 +200,7 @@ def test_a_tower_adds_its_memory_and_time_wherever_it_runs(how: dict[str, Any]) 
     ({"tp": 2}, "plan: tp: a tower for images with tensor parallelism is not modelled"),
     ({"cp": 2}, "plan: cp: a tower for images with context parallelism"),
     ({"recompute": "every_k", "recompute_every": 2}, "each k-th layer recomputed"),
-    ({"offload": {"activations": "host"}}, "activations off the GPU"),
+    ({"offload": Offload(activations="host")}, "activations off the GPU"),
     ({"seq_len": 128}, "the images of a sequence take 256 tokens, and seq_len is 128"),
 ])  # fmt: skip
 def test_what_a_tower_does_not_go_with_is_said(how: dict[str, Any], words: str) -> None:
@@ -222,7 +223,7 @@ def test_a_tower_that_contradicts_itself_is_refused(wrong: dict[str, Any], words
 
 def test_flags_say_how_many_images_and_of_what_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def flop(*flags: str) -> int:
-        assert main(["predict", "--seq-len", "8192", "--json", *flags]) == ExitCode.OK
+        assert main(["predict", "--seq-len", "4096", "--json", *flags]) == ExitCode.OK
         found: int = json.loads(capsys.readouterr().out)["model_flop_per_step"]
         return found
 
@@ -272,6 +273,6 @@ def test_a_server_has_the_tower_and_images_in_its_prompts(capsys: pytest.Capture
     model = Model.load("qwen2.5-vl-7b")
     held = seen["memory"]["weight_bytes"] - text["memory"]["weight_bytes"]
     assert held == 2 * (model.num_parameters - small_without(model).num_parameters)
-    assert seen["load"]["ttft_s"]["p50"] > text["load"]["ttft_s"]["p50"]
+    assert seen["latencies"]["ttft"]["p50"] > text["latencies"]["ttft"]["p50"]
     per_s = seen["load"]["prompt_tokens_per_s"] / text["load"]["prompt_tokens_per_s"]
     assert per_s == pytest.approx((512 + 2 * 256) / 512, rel=0.2)

@@ -49,7 +49,7 @@ def file_fields(path: str | Path, like: str | None = None) -> tuple[Fields, str]
 def _tower_fields(data: Mapping[str, Any], place: str) -> dict[str, Any] | None:
     """A tower's fields of a whole file; None where it has none that is read. Raises ModelError with every fault of its section."""
     vision, joint = data.get("vision_config"), _facts()["joints"].get(data.get("model_type"))
-    if not isinstance(vision, dict) or joint is None:
+    if not isinstance(vision, dict) or not vision or joint is None:
         return None
     place, kinds, kind = f"{place}: vision_config", joint.get("encoders"), joint["encoder"]
     if kinds and (kind := vision.get("model_type", kind)) not in kinds:
