@@ -84,7 +84,7 @@ class StepCosts:
         self._nccl = stack.software()
         self._linear: dict[int, tuple[dict[str, Cost], Clock]] = {}
         self._heads: dict[int, Cost] = {}
-        self._images: dict[int, Cost] = {}
+        self._images = {0: Cost()}
         self.attention = AttentionCosts(
             self.shards[0].part,
             plan,
@@ -286,20 +286,16 @@ class StepCosts:
         return self._mixers.of(stage, batch) + self._context.of(stage, batch) + self._encoded(begun)
 
     def _encoded(self, requests: int) -> Cost:
-        """The images of so many requests, each kind of the tower's blocks one by one."""
-        if requests and requests not in self._images:
+        """The images of so many requests, each of the tower's blocks one by one."""
+        found = self._images.get(requests)
+        if found is None:
             found = Cost()
             for block, times in encoder_blocks(self.model, self.plan, self.stack, requests):
-                one = Cost(host_s=self.stack.host.layer_s)
-                for op in block.ops:
-                    own_s = summed((self._clock.seconds(k) for k in op.forward if isinstance(k, Attention)), 0.0)
-                    one += self._booked(own_s) if own_s else Cost()
-                    one += self._kernels([k for k in op.forward if not isinstance(k, Attention)], self._clock)
-                    for exchange in op.forward_exchanges:
-                        one += Cost(exchange_s=self._exchange_s(exchange), host_s=self.stack.host.collective_s)
-                found += one.times(times)
+                seen = [kernel for op in block.ops for kernel in op.forward if isinstance(kernel, Attention)]
+                one = self._ops(ForwardOps.of(block, block), 1, self._clock) + Cost(host_s=self.stack.host.layer_s)
+                found += (one + self._booked(summed(map(self._clock.seconds, seen), 0.0))).times(times)
             self._images[requests] = found
-        return self._images[requests] if requests else Cost()
+        return found
 
     def _linear_of(self, tokens: int) -> tuple[dict[str, Cost], Clock]:
         """The embedding and a layer of each kind without its attention kernel, for so many new tokens; and their clock."""
@@ -369,14 +365,8 @@ class StepCosts:
         shape = shape or self._tensor
         key = (exchange.kind, exchange.num_bytes, shape)
         if key not in self._exchanges:
-            seconds = collective_s(
-                exchange.kind,
-                bytes_sent_once(exchange, shape),
-                shape,
-                self.cluster,
-                curves=self._curves,
-                nccl=self._nccl,
-            )
+            sent = bytes_sent_once(exchange, shape)
+            seconds = collective_s(exchange.kind, sent, shape, self.cluster, curves=self._curves, nccl=self._nccl)
             engine = None if self._ideal else self.stack.engine
             own_s = inf if self._ideal else own_all_reduce_s(exchange, shape, self.cluster, self.stack)
             self._exchanges[key] = min(float(seconds) * (engine.nccl_factor if engine else 1.0), own_s)
